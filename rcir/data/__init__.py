@@ -1,0 +1,17 @@
+"""Data sets, all as one record type; splits; preprocessing."""
+
+from rcir.data.datasets import DATASETS, DataConfig, load_splits
+from rcir.data.images import ImageLike, read_image
+from rcir.data.preprocessing import Preprocessing
+from rcir.data.records import ImageSet, Splits
+
+__all__ = [
+    "DATASETS",
+    "DataConfig",
+    "ImageLike",
+    "ImageSet",
+    "Preprocessing",
+    "Splits",
+    "load_splits",
+    "read_image",
+]

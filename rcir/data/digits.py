@@ -1,0 +1,138 @@
+"""Two-digit numbers made of scikit-learn's handwritten digits.
+
+The construction of N-digit MNIST (Oh et al., "Modeling uncertainty with hedged instance
+embedding", ICLR 2019, appendix A; class list of its released code) with the 1,797 real 8x8 digits
+that scikit-learn carries: an image is two digits side by side, its label the number they show, and
+a black square of random size hides part of some digits, so that some images are truly ambiguous.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
+
+from rcir.data.records import ImageSet, Splits
+
+CLASSES = 100
+CLASS_LIST_SEED = 714
+SIDE = 8
+
+
+def class_lists(open_set: bool) -> tuple[list[int], list[int], list[int]]:
+    """Classes of training, validation and evaluation.
+
+    Open set: the released 70 training classes (the last 10 of them for validation), and the 30
+    others for evaluation. Otherwise all 100 everywhere.
+    """
+    if not open_set:
+        every = list(range(CLASSES))
+        return every, every, every
+    chosen = np.random.RandomState(CLASS_LIST_SEED).choice(CLASSES, 70, replace=False)
+    unseen = sorted(set(range(CLASSES)) - set(chosen.tolist()))
+    return sorted(chosen[:60].tolist()), sorted(chosen[60:].tolist()), unseen
+
+
+def occlude(
+    images: NDArray[np.uint8], probability: float, rng: np.random.Generator
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """Hide part of some digits behind black squares.
+
+    Each square tile of an image (a digit) is hit with the given probability, on its own, by a
+    square of side L in {0, ..., tile} at a uniform place inside the tile.
+
+    Args:
+        images: (n, s, m * s) uint8, m tiles side by side.
+        probability: of a tile to be hit, in [0, 1].
+        rng: source of all randomness.
+
+    Returns:
+        The images (a copy), and for each whether a square of side 1 or more was drawn.
+    """
+    n, side, width = images.shape
+    tiles = width // side
+    hit = rng.random((n, tiles)) < probability
+    length = np.where(hit, rng.integers(0, side + 1, (n, tiles)), 0)
+    corner = np.floor(rng.random((2, n, tiles)) * (side - length + 1))
+    inside = [
+        (np.arange(side) >= start[..., None]) & (np.arange(side) < (start + length)[..., None])
+        for start in corner
+    ]
+    hidden = inside[0][..., :, None] & inside[1][..., None, :]
+    mask = hidden.transpose(0, 2, 1, 3).reshape(n, side, tiles * side)
+    return np.where(mask, 0, images).astype(np.uint8), np.any(length > 0, axis=1)
+
+
+def _compose(
+    digits: NDArray[np.uint8],
+    targets: NDArray[np.int64],
+    pool: NDArray[np.int64],
+    classes: list[int],
+    total: int,
+    occlusion: float,
+    rng: np.random.Generator,
+    name: str,
+) -> ImageSet:
+    """`total` numbers, classes as even as possible, each digit drawn from `pool`."""
+    labels = rng.permutation(np.resize(np.asarray(classes), total))
+    halves = np.empty((total, 2), np.int64)
+    for position, wanted in enumerate((labels // 10, labels % 10)):
+        for digit in range(10):
+            rows = np.flatnonzero(wanted == digit)
+            halves[rows, position] = rng.choice(pool[targets[pool] == digit], len(rows))
+    clean = digits[halves].transpose(0, 2, 1, 3).reshape(total, SIDE, 2 * SIDE)
+    images, occluded = occlude(clean, occlusion, rng)
+    ids = [f"{name}-{i:05d}-{label:02d}" for i, label in enumerate(labels)]
+    return ImageSet(images, labels.astype(np.int64), ids, {"occluded": occluded})
+
+
+def load(
+    *,
+    seed: int = 0,
+    open_set: bool = True,
+    occlusion: float = 0.5,
+    train_occlusion: float = 0.3,
+    train: int = 10000,
+    validation: int = 1000,
+    gallery: int = 1500,
+    adapter: int = 3000,
+    calibration: int = 3000,
+    test: int = 3000,
+) -> Splits:
+    """The splits of two-digit numbers.
+
+    Digit instances are divided four ways before anything is composed (half for training, a tenth
+    for validation, 15% for the gallery, a quarter for queries), so that no handwritten digit is
+    shared. Adapter, calibration and test queries are independent draws from one population: the
+    numbers that the query instances can form. The gallery is clean. Training images are part noisy
+    already as they are stored: mining must be able to see, and avoid, a noisy positive, or the
+    variance learns the wrong thing.
+
+    Args:
+        seed: decides instances, compositions and occlusions.
+        open_set: evaluation on classes that training never saw.
+        occlusion: probability in [0, 1] of a digit to be hit, in queries and validation images.
+        train_occlusion: the same, in training images.
+        train, validation, gallery, adapter, calibration, test: numbers of images.
+    """
+    bunch = load_digits()
+    digits = np.round(bunch.images * (255 / 16)).astype(np.uint8)
+    targets = bunch.target.astype(np.int64)
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(digits))
+    pools = np.split(order, np.round(np.array([0.5, 0.6, 0.75]) * len(order)).astype(int))
+    train_classes, validation_classes, evaluation_classes = class_lists(open_set)
+
+    def compose(
+        name: str, pool: NDArray[np.int64], classes: list[int], n: int, p: float
+    ) -> ImageSet:
+        return _compose(digits, targets, pool, classes, n, p, rng, name)
+
+    return Splits(
+        train=compose("train", pools[0], train_classes, train, train_occlusion),
+        validation=compose("validation", pools[1], validation_classes, validation, occlusion),
+        gallery=compose("gallery", pools[2], evaluation_classes, gallery, 0.0),
+        adapter=compose("adapter", pools[3], evaluation_classes, adapter, occlusion),
+        calibration=compose("calibration", pools[3], evaluation_classes, calibration, occlusion),
+        test=compose("test", pools[3], evaluation_classes, test, occlusion),
+    )

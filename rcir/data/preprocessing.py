@@ -1,0 +1,73 @@
+"""From images to the tensor an encoder takes; the same for training, gallery and queries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torchvision.transforms.v2 import functional as F
+
+from rcir.data.images import ImageLike, read_image
+from rcir.errors import InvalidConfig
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Decode, resize, scale to [0, 1], normalise.
+
+    Args:
+        size: (height, width) of the encoder's input; images of another size are resized to it
+            (bilinear, antialiased).
+        channels: 1 for grey, 3 for RGB.
+        mean, std: per channel, subtracted from and divided into values in [0, 1].
+
+    Example:
+        >>> import numpy as np
+        >>> preprocessing = Preprocessing(size=(8, 16), channels=1)
+        >>> preprocessing([np.full((16, 32, 3), 255, np.uint8)]).shape
+        torch.Size([1, 1, 8, 16])
+    """
+
+    size: tuple[int, int] = (8, 16)
+    channels: int = 1
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        if self.channels not in (1, 3):
+            raise InvalidConfig(f"preprocessing.channels is {self.channels}; it must be 1 or 3")
+        if len(self.size) != 2 or min(self.size) < 1:
+            raise InvalidConfig(f"preprocessing.size is {self.size}; it must be height and width")
+        if len(self.mean) != self.channels or len(self.std) != self.channels or min(self.std) <= 0:
+            raise InvalidConfig(
+                f"preprocessing.mean {self.mean} and std {self.std} must each have "
+                f"{self.channels} values, those of std above 0"
+            )
+
+    def __call__(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> Tensor:
+        """Images as float32 (n, channels, *size); raises `InvalidImage` for one that is none."""
+        return self.normalise(self.resized(images))
+
+    def resized(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> Tensor:
+        """Images as uint8 (n, channels, *size): what augmentations work on."""
+        arrays = [read_image(image, self.channels) for image in images]
+        if len({array.shape for array in arrays}) <= 1:
+            return self._resize(np.stack(arrays))
+        return torch.cat([self._resize(array[None]) for array in arrays])
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """uint8 (n, channels, *size) as normalised float32."""
+        mean = torch.tensor(self.mean, device=images.device).view(-1, 1, 1)
+        std = torch.tensor(self.std, device=images.device).view(-1, 1, 1)
+        return images.float().div_(255).sub_(mean).div_(std)
+
+    def _resize(self, batch: NDArray[np.uint8]) -> Tensor:
+        images = torch.from_numpy(np.ascontiguousarray(batch))
+        images = images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)
+        if tuple(images.shape[-2:]) == tuple(self.size):
+            return images.contiguous()
+        return F.resize(images, list(self.size), antialias=True)

@@ -1,0 +1,46 @@
+"""Encoders that know their own uncertainty: `build_encoder` makes one from its configuration."""
+
+from rcir.encoders.base import Encoder, EncoderConfig
+from rcir.encoders.btl import BayesianTriplet
+from rcir.encoders.deep_ensemble import DeepEnsemble
+from rcir.encoders.deterministic import Deterministic
+from rcir.encoders.mc_dropout import MCDropout
+from rcir.errors import InvalidConfig
+
+METHODS = {
+    "deterministic": Deterministic,
+    "mc-dropout": MCDropout,
+    "deep-ensemble": DeepEnsemble,
+    "btl": BayesianTriplet,
+}
+
+
+def build_encoder(config: EncoderConfig, channels: int, size: tuple[int, int]) -> Encoder:
+    """An untrained encoder for images (channels, *size).
+
+    Raises:
+        InvalidConfig: the configuration names what does not exist or does not fit together.
+        DataUnavailable: pretrained weights are asked for and cannot be had.
+
+    Example:
+        >>> import torch
+        >>> encoder = build_encoder(EncoderConfig("btl", dim=16), channels=1, size=(8, 16))
+        >>> encoder.embed(torch.zeros(2, 1, 8, 16)).mean.shape
+        torch.Size([2, 16])
+    """
+    if config.method not in METHODS:
+        raise InvalidConfig(
+            f"encoder.method {config.method!r} is unknown; choose one of {', '.join(METHODS)}"
+        )
+    return METHODS[config.method](config, channels, size)
+
+
+__all__ = [
+    "BayesianTriplet",
+    "DeepEnsemble",
+    "Deterministic",
+    "Encoder",
+    "EncoderConfig",
+    "MCDropout",
+    "build_encoder",
+]

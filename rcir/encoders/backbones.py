@@ -1,0 +1,79 @@
+"""Networks that turn an image into a feature map."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torchvision import models
+
+from rcir.errors import DataUnavailable, InvalidConfig
+
+BACKBONES = ("mnist-cnn", "cifar-cnn", "resnet50", "densenet161")
+
+
+def build_backbone(name: str, channels: int, pretrained: bool) -> nn.Module:
+    """A network from images (n, channels, H, W) to non-negative feature maps (n, C, h, w).
+
+    Args:
+        name: "mnist-cnn" (two convolutions, from 8 x 8 pixels), "cifar-cnn" (three, from 16 x 16;
+            both from Warburg et al., 2023, arXiv 2302.01332), "resnet50" or "densenet161".
+        channels: of the images, 1 or 3; the torchvision networks take 3.
+        pretrained: start from torchvision's ImageNet weights; the torchvision networks only.
+
+    Raises:
+        InvalidConfig: unknown name, or a combination that does not exist.
+        DataUnavailable: the weights are neither cached nor can they be downloaded.
+    """
+    if name not in BACKBONES:
+        raise InvalidConfig(f"backbone {name!r} is unknown; choose one of {', '.join(BACKBONES)}")
+    if name.endswith("-cnn"):
+        if pretrained:
+            raise InvalidConfig(f"{name} has no pretrained weights: set encoder.pretrained=false")
+        return _mnist_cnn(channels) if name == "mnist-cnn" else _cifar_cnn(channels)
+    if channels != 3:
+        raise InvalidConfig(f"{name} takes 3 channels, not {channels}: set preprocessing.channels")
+    network: Any = _torchvision(name, pretrained)
+    if name == "resnet50":
+        return nn.Sequential(*list(network.children())[:-2])
+    return nn.Sequential(network.features, nn.ReLU(inplace=True))
+
+
+def output_shape(backbone: nn.Module, channels: int, size: tuple[int, int]) -> torch.Size:
+    """Shape (C, h, w) of the feature map of one image of `size` (height, width)."""
+    training = backbone.training
+    try:
+        with torch.no_grad():
+            return backbone.eval()(torch.zeros(1, channels, *size)).shape[1:]
+    except RuntimeError as error:
+        raise InvalidConfig(
+            f"images of {size[0]} x {size[1]} pixels are too small for this backbone: "
+            "raise preprocessing.size or choose a smaller one"
+        ) from error
+    finally:
+        backbone.train(training)
+
+
+def _mnist_cnn(channels: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)
+    )
+
+
+def _cifar_cnn(channels: int) -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(64, 64, 3), nn.ReLU()),
+    )
+
+
+def _torchvision(name: str, pretrained: bool) -> nn.Module:
+    try:
+        return models.get_model(name, weights="DEFAULT" if pretrained else None)
+    except OSError as error:  # URLError and a broken download are both OSErrors
+        raise DataUnavailable(
+            f"the ImageNet weights of {name} are not in torch's cache and could not be downloaded "
+            f"({error}); connect once, or train from scratch with encoder.pretrained=false"
+        ) from error

@@ -1,0 +1,89 @@
+"""The encoder every method extends, and the configuration that names one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from rcir.embedding import Embedding
+from rcir.errors import InvalidConfig
+
+Method = Literal["deterministic", "mc-dropout", "deep-ensemble", "btl"]
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """Which encoder, and its shape.
+
+    Args:
+        method: how the encoder knows its uncertainty.
+        backbone: "mnist-cnn", "cifar-cnn", "resnet50" or "densenet161".
+        pooling: "gem", or "flatten" where the place of a feature matters.
+        dim: length of the embedding.
+        pretrained: start from ImageNet weights (resnet50 and densenet161 only).
+        dropout: mc-dropout: probability of a feature to be dropped after every convolution.
+        passes: mc-dropout: number of sampled networks.
+        members: deep-ensemble: number of networks.
+        ensemble: deep-ensemble: how members are combined.
+        variance_hidden: btl: width of the variance head's hidden layer.
+        mean_norm: btl: unit vectors, or vectors scaled by one trained factor.
+    """
+
+    method: Method = "btl"
+    backbone: str = "mnist-cnn"
+    pooling: Literal["gem", "flatten"] = "flatten"
+    dim: int = 16
+    pretrained: bool = False
+    dropout: float = 0.1
+    passes: int = 20
+    members: int = 5
+    ensemble: Literal["distance", "aligned", "reference"] = "distance"
+    variance_hidden: int = 128
+    mean_norm: Literal["unit", "scaled_unit", "scaled_raw"] = "unit"
+
+    def __post_init__(self) -> None:
+        for name, least in (("dim", 2), ("passes", 2), ("members", 2), ("variance_hidden", 1)):
+            if getattr(self, name) < least:
+                raise InvalidConfig(f"encoder.{name} is {getattr(self, name)}; at least {least}")
+        if not 0 < self.dropout < 1:
+            raise InvalidConfig(f"encoder.dropout is {self.dropout}; it must lie in (0, 1)")
+
+
+class Encoder(nn.Module):
+    """Images to `Embedding`.
+
+    ``encoder(images)`` is one differentiable pass for training; ``encoder.embed(images)`` is what
+    a gallery and its queries are embedded with. The same image gives the same embedding in every
+    batch, up to the rounding of the arithmetic below.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def embed(self, images: Tensor) -> Embedding:
+        """Embed images (n, C, H, W) in evaluation mode without gradients."""
+        training = self.training
+        self.eval()
+        try:
+            with torch.inference_mode():
+                return self._embed(images)
+        finally:
+            self.train(training)
+
+    def _embed(self, images: Tensor) -> Embedding:
+        embedding: Embedding = self(images)
+        return embedding
+
+    def fingerprint(self) -> str:
+        """A digest of the configuration and of every weight."""
+        digest = hashlib.sha256(json.dumps(asdict(self.config), sort_keys=True).encode())
+        for name, values in sorted(self.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(values.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()

@@ -1,0 +1,28 @@
+"""The baseline: one vector per image and no uncertainty."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rcir.embedding import Embedding
+from rcir.encoders.backbones import build_backbone, output_shape
+from rcir.encoders.base import Encoder, EncoderConfig
+from rcir.encoders.heads import MeanHead
+
+
+class Deterministic(Encoder):
+    """Backbone, pooling, linear layer, unit length.
+
+    Its `Embedding` has neither variance nor uncertainty; a retriever then takes one minus the
+    cosine of the query to its nearest item as the uncertainty of the query.
+    """
+
+    def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
+        super().__init__(config)
+        self.backbone: nn.Module = build_backbone(config.backbone, channels, config.pretrained)
+        shape = output_shape(self.backbone, channels, size)
+        self.mean_head = MeanHead(config.pooling, shape, config.dim)
+
+    def forward(self, images: Tensor) -> Embedding:
+        return Embedding(F.normalize(self.mean_head(self.backbone(images))))

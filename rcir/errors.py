@@ -1,0 +1,58 @@
+"""Everything rcir raises on purpose: one base class, one class per thing a caller can act on."""
+
+from __future__ import annotations
+
+
+class RcirError(Exception):
+    """Base class of every error that rcir raises on purpose."""
+
+
+class InvalidImage(RcirError):
+    """An image cannot be used: unreadable, truncated, too large, or of the wrong type or shape."""
+
+
+class InvalidRiskLevel(RcirError, ValueError):
+    """``alpha`` or ``delta`` lies outside the open interval (0, 1)."""
+
+
+class NoRetriever(RcirError):
+    """No retriever was named, or there is none at the place that was named."""
+
+
+class CorruptRetriever(RcirError):
+    """A retriever folder is incomplete, was changed, or has a format this version cannot read."""
+
+
+class StaleCalibration(RcirError):
+    """Encoder, preprocessing, gallery or index are not those the controller was calibrated on."""
+
+
+class DataUnavailable(RcirError):
+    """A data set, or the pretrained weights of a backbone, is neither on disk nor obtainable."""
+
+
+class InvalidData(RcirError, ValueError):
+    """A data set is on disk but is not what it has to be."""
+
+
+class InvalidConfig(RcirError, ValueError):
+    """A configuration asks for something that does not exist or does not fit together."""
+
+
+class RiskUnattainable(RcirError):
+    """No set size certifies the asked ``alpha`` at the asked ``delta``.
+
+    Attributes:
+        minimum_alpha: the smallest alpha that this calibration certifies at the asked delta, or
+            None if there is none below 1.
+        required_calibration: the number of calibration queries from which the asked alpha can be
+            certified if the share of queries without a match within the search depth stays as it
+            is, or None if no number of queries would do (search deeper, or ask for less).
+    """
+
+    def __init__(
+        self, message: str, *, minimum_alpha: float | None, required_calibration: int | None
+    ) -> None:
+        super().__init__(message)
+        self.minimum_alpha = minimum_alpha
+        self.required_calibration = required_calibration

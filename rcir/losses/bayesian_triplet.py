@@ -1,0 +1,106 @@
+"""Bayesian triplet loss: the likelihood that a triplet of Gaussians keeps its order.
+
+Warburg, Jorgensen, Civera and Hauberg, "Bayesian Triplet Loss", ICCV 2021, with its supplement.
+``a``, ``p`` and ``n`` are independent Gaussians with means (..., d) and variances (..., 1) for an
+isotropic or (..., d) for a diagonal covariance; ``tau = |a-p|^2 - |a-n|^2``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.special import log_ndtr
+
+
+def _sum(values: Tensor, dim: int) -> Tensor:
+    """Sum over d dimensions of values that are given once (isotropic) or per dimension."""
+    return values.sum(-1) * (dim if values.shape[-1] == 1 else 1)
+
+
+def triplet_moments(
+    means: tuple[Tensor, Tensor, Tensor], variances: tuple[Tensor, Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance of tau.
+
+    Equal to the supplement's equations 17 to 26, rearranged so that every term of the variance is
+    non-negative: the printed form subtracts and loses all digits in float32 below a variance of
+    1e-7. (The main text's eq. 12 has a sign wrong.)
+
+    Args:
+        means: of anchor, positive, negative; (..., d), broadcast against each other.
+        variances: likewise (..., 1) or (..., d), all three of one kind.
+
+    Returns:
+        E tau and Var tau, each (...).
+    """
+    (a, p, n), (va, vp, vn) = means, variances
+    dim = a.shape[-1]
+    ap, an, pn = (a - p).square(), (a - n).square(), (p - n).square()
+    mean = (ap - an).sum(-1) + _sum(vp - vn, dim)
+    variance = _sum(2 * (vp.square() + vn.square()) + 4 * va * (vp + vn), dim)
+    variance = variance + 4 * (vp * ap + vn * an + va * pn).sum(-1)
+    return mean, variance
+
+
+def triplet_nll(
+    means: tuple[Tensor, Tensor, Tensor],
+    variances: tuple[Tensor, Tensor, Tensor],
+    margin: float = 0.0,
+) -> Tensor:
+    """``-log P(tau < -margin)`` of each triplet under the normal approximation (eq. 8).
+
+    Written with log_ndtr: the published ``-log(Phi + 1e-8)`` has no gradient where a triplet is
+    wrong by six standard deviations or more, which is where it is needed.
+
+    Args:
+        means, variances: as in `triplet_moments`.
+        margin: larger than or equal to 0, in units of squared distance.
+
+    Returns:
+        (...) losses.
+
+    Example:
+        >>> import torch
+        >>> means = tuple(torch.tensor([[1., 0.], [.8, .6], [0., 1.]], dtype=torch.float64))
+        >>> variances = tuple(torch.tensor([[.1], [.2], [.3]], dtype=torch.float64))
+        >>> round(triplet_nll(means, variances, margin=0.1).item(), 6)
+        0.218746
+    """
+    mean, variance = triplet_moments(means, variances)
+    tiny = torch.finfo(variance.dtype).tiny
+    return -log_ndtr((-margin - mean) / (variance + tiny).sqrt())
+
+
+def kl_to_prior(mean: Tensor, variance: Tensor, prior_variance: float | None = None) -> Tensor:
+    """KL divergence of N(mean, variance) from N(0, prior_variance I), in nats.
+
+    Args:
+        mean: (..., d).
+        variance: (..., 1) or (..., d), above 0.
+        prior_variance: 1 / d unless given, the prior that concentrates near unit length.
+
+    Returns:
+        (...) divergences.
+    """
+    dim = mean.shape[-1]
+    prior = 1 / dim if prior_variance is None else prior_variance
+    spread = _sum(variance / prior - 1 - (variance / prior).log(), dim)
+    return 0.5 * (spread + mean.square().sum(-1) / prior)
+
+
+def expected_squared_distance(
+    mean: Tensor, variance: Tensor, other_mean: Tensor, other_variance: Tensor
+) -> Tensor:
+    """``E |x - y|^2`` of two independent Gaussians: squared distance plus both traces.
+
+    Args:
+        mean, other_mean: (..., d).
+        variance, other_variance: (..., 1) or (..., d).
+
+    Returns:
+        (...) squared distances. With isotropic variances the traces count d times, which the
+        reference code of Cai et al. (AAAI 2025) leaves out.
+    """
+    dim = mean.shape[-1]
+    squared = (mean - other_mean).square().sum(-1)
+    return squared + _sum(variance, dim) + _sum(other_variance, dim)

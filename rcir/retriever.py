@@ -1,0 +1,238 @@
+"""The retriever: encoder, index and risk controller answering together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.data.images import ImageLike
+from rcir.data.preprocessing import Preprocessing
+from rcir.data.records import ImageSet
+from rcir.embedding import Embedding
+from rcir.encoders.base import Encoder
+from rcir.errors import InvalidData, InvalidImage, StaleCalibration
+from rcir.index.base import Index
+from rcir.index.flat import FlatIndex
+from rcir.retrieval import Guarantee, Retrieval
+from rcir.risk.controller import RiskController
+
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What a search found for n queries, before any size is decided.
+
+    Attributes:
+        distances: (n, depth) ascending L2 distances; infinite where the gallery ran out.
+        positions: (n, depth) positions in the gallery; -1 where it ran out.
+        uncertainty: (n,) of the queries: the encoder's own or, for an encoder without one, one
+            minus the cosine to the nearest item.
+    """
+
+    distances: NDArray[np.float32]
+    positions: NDArray[np.int64]
+    uncertainty: NDArray[np.float64]
+
+
+class Retriever:
+    """Answers queries with sets of gallery images.
+
+    Attributes:
+        encoder, preprocessing, index: how an image is searched.
+        ids: names of the gallery images.
+        labels: (n,) labels of the gallery images, or None.
+        depth: number of candidates searched for each query; no set is larger.
+        controller: decides the sizes; None until calibrated.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        preprocessing: Preprocessing,
+        index: Index,
+        ids: Sequence[str],
+        labels: NDArray[np.int64] | None = None,
+        depth: int = 200,
+    ) -> None:
+        self.encoder = encoder
+        self.preprocessing = preprocessing
+        self.index = index
+        self.ids = np.array(ids, dtype=object)
+        self.labels = labels
+        self.depth = min(depth, len(index))
+        self.controller: RiskController | None = None
+        self.calibrated_on: dict[str, str] = {}
+        self._fingerprints: dict[str, str] = {}
+        if not len(index) == len(self.ids) == len(self.ids if labels is None else labels):
+            raise InvalidData("index, ids and labels of the gallery differ in length")
+
+    @classmethod
+    def build(
+        cls, encoder: Encoder, preprocessing: Preprocessing, gallery: ImageSet, depth: int = 200
+    ) -> Retriever:
+        """Embed and index a gallery; the result still has to be calibrated."""
+        if len(gallery) == 0:
+            raise InvalidData("the gallery is empty: give at least one image")
+        vectors = embed(encoder, preprocessing, gallery.images).mean.cpu().numpy()
+        index = FlatIndex(vectors.shape[1])
+        index.add(vectors)
+        return cls(encoder, preprocessing, index, gallery.ids, gallery.labels, depth)
+
+    def search(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> Candidates:
+        """The nearest gallery images of each query, without any guarantee."""
+        embedding = embed(self.encoder, self.preprocessing, images)
+        distances, positions = self.index.search(embedding.mean.cpu().numpy(), self.depth)
+        if embedding.uncertainty is None:
+            # Unit vectors: 1 - cos = |x - y|^2 / 2.
+            uncertainty = distances[:, 0].astype(np.float64) ** 2 / 2
+        else:
+            uncertainty = embedding.uncertainty.cpu().numpy().astype(np.float64)
+        return Candidates(distances, positions, uncertainty)
+
+    def calibrate(self, controller: RiskController) -> None:
+        """Take a controller that was calibrated on searches of this very retriever."""
+        if controller.depth != self.depth:
+            raise StaleCalibration(
+                f"the controller was calibrated on {controller.depth} candidates per query, this "
+                f"retriever searches {self.depth}: calibrate again"
+            )
+        self.controller = controller
+        self.calibrated_on = dict(self.fingerprints())
+
+    def fingerprints(self) -> dict[str, str]:
+        """Digests of everything that calibration depends on; computed once per change."""
+        if not self._fingerprints:
+            preprocessing = json.dumps(asdict(self.preprocessing), sort_keys=True)
+            gallery = json.dumps(
+                [self.ids.tolist(), None if self.labels is None else self.labels.tolist()]
+            )
+            self._fingerprints = {
+                "encoder": self.encoder.fingerprint(),
+                "preprocessing": hashlib.sha256(preprocessing.encode()).hexdigest(),
+                "gallery": hashlib.sha256(gallery.encode()).hexdigest(),
+                "index": self.index.fingerprint(),
+            }
+        return self._fingerprints
+
+    def add(
+        self,
+        images: Sequence[ImageLike] | NDArray[np.uint8],
+        ids: Sequence[str],
+        labels: Sequence[int] | None = None,
+    ) -> None:
+        """Add images to the gallery. The calibration is stale from then on: calibrate again."""
+        if len(ids) != len(images) or (labels is None) != (self.labels is None):
+            raise InvalidData(
+                f"{len(images)} images, {len(ids)} ids: give one id per image, and labels if and "
+                "only if the gallery has labels"
+            )
+        if labels is not None and len(labels) != len(images):
+            raise InvalidData(f"{len(images)} images, {len(labels)} labels: give one each")
+        vectors = embed(self.encoder, self.preprocessing, images).mean.cpu().numpy()
+        self._fingerprints = {}
+        self.index.add(vectors)
+        self.ids = np.concatenate([self.ids, np.array(ids, dtype=object)])
+        if self.labels is not None and labels is not None:
+            self.labels = np.concatenate([self.labels, np.asarray(labels, np.int64)])
+
+    @overload
+    def retrieve(self, query: ImageLike, alpha: float, delta: float) -> Retrieval: ...
+    @overload
+    def retrieve(
+        self, query: list[Any] | tuple[Any, ...], alpha: float, delta: float
+    ) -> list[Retrieval]: ...
+
+    def retrieve(
+        self, query: ImageLike | list[Any] | tuple[Any, ...], alpha: float, delta: float
+    ) -> Retrieval | list[Retrieval]:
+        """Retrieve a set that holds a true match with the asked guarantee.
+
+        With probability at least 1 - delta over the calibration queries, at most a fraction alpha
+        of the queries exchangeable with them get a set without a true match. Any (alpha, delta) is
+        answered without calibrating again; the statement is for a pair fixed beforehand.
+
+        Args:
+            query: a path, a PIL image, a uint8 array (H, W), (H, W, 1) or (H, W, 3), or a list of
+                such, which gives a list.
+            alpha, delta: each in (0, 1).
+
+        Raises:
+            InvalidRiskLevel, InvalidImage: of the arguments.
+            StaleCalibration: not calibrated, or changed since.
+            RiskUnattainable: no set size certifies (alpha, delta).
+        """
+        guarantee = self.guarantee(alpha, delta)
+        if isinstance(query, list | tuple):
+            return self._retrieve(query, guarantee) if query else self._no_images()
+        return self._retrieve([query], guarantee)[0]
+
+    def guarantee(self, alpha: float, delta: float) -> Guarantee:
+        """What `retrieve` guarantees at (alpha, delta); raises as it does."""
+        controller = self._valid_controller()
+        return Guarantee(
+            alpha=float(alpha),
+            delta=float(delta),
+            kappa=controller.kappa(alpha, delta),
+            bound=controller.bound,
+            adapter=controller.adapter.name,
+            n_calibration=controller.n_calibration,
+            risk_bound=controller.risk_bound(alpha, delta),
+        )
+
+    def _retrieve(self, images: Sequence[ImageLike], guarantee: Guarantee) -> list[Retrieval]:
+        found = self.search(images)
+        sizes = self._valid_controller().sizes(found.uncertainty, guarantee.kappa)
+        answers = []
+        for row, (size, uncertainty) in enumerate(
+            zip(sizes.tolist(), found.uncertainty.tolist(), strict=True)
+        ):
+            positions = found.positions[row, :size]
+            answers.append(
+                Retrieval(
+                    tuple(self.ids[positions]),
+                    found.distances[row, :size],
+                    uncertainty,
+                    guarantee,
+                    None if self.labels is None else tuple(self.labels[positions].tolist()),
+                )
+            )
+        return answers
+
+    def _no_images(self) -> list[Retrieval]:
+        raise InvalidImage("the list of queries is empty: give at least one image")
+
+    def _valid_controller(self) -> RiskController:
+        if self.controller is None:
+            raise StaleCalibration(
+                "this retriever is not calibrated: run `python -m calibration`, or use `search` "
+                "for neighbours without a guarantee"
+            )
+        current = self.fingerprints()
+        changed = [part for part in current if current[part] != self.calibrated_on.get(part)]
+        if changed:
+            raise StaleCalibration(
+                f"changed since calibration: {', '.join(changed)}. The guarantee does not cover "
+                "that: run `python -m calibration` again, or use `search` for neighbours without a "
+                "guarantee"
+            )
+        return self.controller
+
+
+def embed(
+    encoder: Encoder, preprocessing: Preprocessing, images: Sequence[ImageLike] | NDArray[np.uint8]
+) -> Embedding:
+    """Embed any number of images in batches, on the device of the encoder."""
+    device = next(encoder.parameters()).device
+    return Embedding.concatenate(
+        [
+            encoder.embed(preprocessing(images[start : start + BATCH]).to(device))
+            for start in range(0, len(images), BATCH)
+        ]
+    )

@@ -1,0 +1,225 @@
+"""A retriever as a folder of plain files, and back.
+
+    manifest.json           format version, and the SHA-256 of every other file
+    retriever.json          encoder, preprocessing, depth, controller, and what it was calibrated on
+    encoder.safetensors     weights
+    controller.safetensors  calibration scores and the adapter's numbers
+    index.faiss             the index
+    gallery.json            ids
+    labels.npy              labels, if the gallery has any
+
+Nothing in it is, or is read as, a pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save_file as save_arrays
+from safetensors.torch import load_file, save_file
+
+from rcir.data.preprocessing import Preprocessing
+from rcir.encoders import EncoderConfig, build_encoder
+from rcir.encoders.base import Encoder
+from rcir.errors import CorruptRetriever, NoRetriever, RcirError
+from rcir.index import FlatIndex
+from rcir.retriever import Retriever
+from rcir.risk import RiskController, adapter_class
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+
+def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Write a folder aside, then rename it into place: it is never there by half.
+
+    An existing folder is replaced; what it held is kept until the new one is complete.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        fill(aside)
+        old = aside.with_name(aside.name + "-old")
+        if folder.exists():
+            folder.rename(old)
+        aside.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def save(retriever: Retriever, folder: str | os.PathLike[str]) -> Path:
+    """Write a retriever to a folder, replacing a retriever that is there.
+
+    Raises:
+        CorruptRetriever: the folder exists and is no retriever; nothing is written.
+    """
+    target = Path(folder)
+    if target.exists() and any(target.iterdir()) and not (target / MANIFEST).exists():
+        raise CorruptRetriever(
+            f"{target} exists and is not a retriever: it is left alone; choose another folder"
+        )
+    write_folder(target, lambda aside: _fill(retriever, aside))
+    return target
+
+
+def load(folder: str | os.PathLike[str]) -> Retriever:
+    """Read a retriever, checking every file against its checksum first.
+
+    Raises:
+        NoRetriever: there is no such folder, or it holds no manifest.
+        CorruptRetriever: a file is missing or changed, or the format is not this version's.
+    """
+    source = Path(folder)
+    if not (source / MANIFEST).is_file():
+        raise NoRetriever(
+            f"{source} holds no retriever (no {MANIFEST}): make one with `rcir demo` or "
+            "`python -m calibration`"
+        )
+    files = _verify(source)
+    try:
+        return _read(source, has_labels="labels.npy" in files)
+    except (KeyError, TypeError, ValueError, RuntimeError, OSError, SafetensorError) as error:
+        if isinstance(error, RcirError):
+            raise
+        raise CorruptRetriever(
+            f"{source} cannot be read although its checksums are right ({error!r}): it was "
+            "written by something else; calibrate again"
+        ) from error
+
+
+def _fill(retriever: Retriever, folder: Path) -> None:
+    description: dict[str, Any] = {
+        "encoder": asdict(retriever.encoder.config),
+        "preprocessing": asdict(retriever.preprocessing),
+        "depth": retriever.depth,
+        "calibrated_on": retriever.calibrated_on,
+        "controller": None,
+    }
+    save_encoder(retriever.encoder, folder / "encoder.safetensors")
+    controller = retriever.controller
+    if controller is not None:
+        description["controller"] = {
+            "adapter": controller.adapter.name,
+            "bound": controller.bound,
+            "depth": controller.depth,
+        }
+        arrays = {f"adapter.{name}": array for name, array in controller.adapter.state().items()}
+        save_arrays(arrays | {"scores": controller.scores}, folder / "controller.safetensors")
+    retriever.index.save(folder / "index.faiss")
+    (folder / "gallery.json").write_text(json.dumps(retriever.ids.tolist()))
+    if retriever.labels is not None:
+        np.save(folder / "labels.npy", retriever.labels, allow_pickle=False)
+    (folder / "retriever.json").write_text(json.dumps(description, indent=1))
+    checksums = {path.name: _checksum(path) for path in sorted(folder.iterdir())}
+    (folder / MANIFEST).write_text(_manifest(checksums))
+
+
+def _verify(folder: Path) -> dict[str, str]:
+    """The files of a folder with their checksums, all of them checked."""
+    try:
+        text = (folder / MANIFEST).read_text()
+        manifest = json.loads(text)
+        version, files = manifest["format"], dict(manifest["files"])
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise CorruptRetriever(
+            f"{folder / MANIFEST} is damaged ({error}): copy the folder again, or calibrate again"
+        ) from error
+    if version != FORMAT:
+        raise CorruptRetriever(
+            f"{folder} has format {version}, this version of rcir reads format {FORMAT}: use the "
+            "version that wrote it, or calibrate again"
+        )
+    for name, checksum in files.items():
+        path = folder / name
+        if path.parent != folder or not path.is_file():
+            raise CorruptRetriever(f"{path} is missing: copy the folder again, or calibrate again")
+        if _checksum(path) != checksum:
+            raise CorruptRetriever(
+                f"{path} was changed since it was written (its checksum differs): copy the folder "
+                "again, or calibrate again"
+            )
+    if text != _manifest(files):
+        raise CorruptRetriever(
+            f"{folder / MANIFEST} was changed since it was written: copy the folder again, or "
+            "calibrate again"
+        )
+    return files
+
+
+def _manifest(files: dict[str, str]) -> str:
+    return json.dumps({"format": FORMAT, "files": files}, indent=1)
+
+
+def _read(folder: Path, has_labels: bool) -> Retriever:
+    description = json.loads((folder / "retriever.json").read_text())
+    stored = description["preprocessing"]
+    preprocessing = Preprocessing(
+        size=tuple(stored["size"]),
+        channels=stored["channels"],
+        mean=tuple(stored["mean"]),
+        std=tuple(stored["std"]),
+    )
+    config = EncoderConfig(**description["encoder"])
+    labels: NDArray[np.int64] | None = (
+        np.load(folder / "labels.npy", allow_pickle=False) if has_labels else None
+    )
+    retriever = Retriever(
+        load_encoder(config, preprocessing, folder / "encoder.safetensors"),
+        preprocessing,
+        FlatIndex.load(folder / "index.faiss"),
+        json.loads((folder / "gallery.json").read_text()),
+        labels,
+        description["depth"],
+    )
+    if description["controller"] is not None:
+        arrays = load_arrays(folder / "controller.safetensors")
+        state = {
+            name.removeprefix("adapter."): array
+            for name, array in arrays.items()
+            if name.startswith("adapter.")
+        }
+        kind = description["controller"]
+        adapter = adapter_class(kind["adapter"]).from_state(state)
+        retriever.controller = RiskController(
+            adapter, arrays["scores"], kind["depth"], kind["bound"]
+        )
+        retriever.calibrated_on = description["calibrated_on"]
+    return retriever
+
+
+def save_encoder(encoder: Encoder, path: Path) -> None:
+    """Write the weights of an encoder as safetensors."""
+    save_file(
+        {name: values.contiguous() for name, values in encoder.state_dict().items()}, str(path)
+    )
+
+
+def load_encoder(config: EncoderConfig, preprocessing: Preprocessing, path: Path) -> Encoder:
+    """An encoder with the weights of a file, in evaluation mode."""
+    # Its weights are in the file: nothing is downloaded.
+    untrained = build_encoder(
+        EncoderConfig(**(asdict(config) | {"pretrained": False})),
+        preprocessing.channels,
+        preprocessing.size,
+    )
+    untrained.load_state_dict(load_file(path))
+    untrained.config = config
+    return untrained.eval()
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
