@@ -1,0 +1,86 @@
+"""Image retrieval with a guarantee.
+
+    import rcir
+    retriever = rcir.load("runs/demo/retriever")
+    answer = retriever.retrieve("query.png", alpha=0.1, delta=0.1)
+    print(answer)
+
+Public names are resolved on first use, so that `import rcir.risk` loads neither torch nor faiss.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rcir.api import load, retrieve, use
+    from rcir.errors import (
+        CorruptRetriever,
+        DataUnavailable,
+        InvalidConfig,
+        InvalidData,
+        InvalidImage,
+        InvalidRiskLevel,
+        NoRetriever,
+        RcirError,
+        RiskUnattainable,
+        StaleCalibration,
+        TrainingDiverged,
+    )
+    from rcir.retrieval import Guarantee, Retrieval
+    from rcir.retriever import Retriever
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "rcir.api": ("load", "retrieve", "use"),
+    "rcir.errors": (
+        "CorruptRetriever",
+        "DataUnavailable",
+        "InvalidConfig",
+        "InvalidData",
+        "InvalidImage",
+        "InvalidRiskLevel",
+        "NoRetriever",
+        "RcirError",
+        "RiskUnattainable",
+        "StaleCalibration",
+        "TrainingDiverged",
+    ),
+    "rcir.retrieval": ("Guarantee", "Retrieval"),
+    "rcir.retriever": ("Retriever",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "CorruptRetriever",
+    "DataUnavailable",
+    "Guarantee",
+    "InvalidConfig",
+    "InvalidData",
+    "InvalidImage",
+    "InvalidRiskLevel",
+    "NoRetriever",
+    "RcirError",
+    "Retrieval",
+    "Retriever",
+    "RiskUnattainable",
+    "StaleCalibration",
+    "TrainingDiverged",
+    "load",
+    "retrieve",
+    "use",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'rcir' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

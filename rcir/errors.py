@@ -39,6 +39,10 @@ class InvalidConfig(RcirError, ValueError):
     """A configuration asks for something that does not exist or does not fit together."""
 
 
+class TrainingDiverged(RcirError):
+    """The loss of a training became NaN or infinite."""
+
+
 class RiskUnattainable(RcirError):
     """No set size certifies the asked ``alpha`` at the asked ``delta``.
 

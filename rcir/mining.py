@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from rcir.errors import InvalidConfig
+
+Positive = Literal["nearest", "random", "farthest"]
+Negatives = Literal["hardest", "violating", "semi-hard", "top-random"]
 
 BLOCK_ELEMENTS = 1 << 24  # distances held at a time: 64 MiB of float32
 
@@ -29,13 +32,19 @@ class MiningConfig:
         margin: "violating" and "semi-hard": in units of the (unsquared) distance.
     """
 
-    positive: Literal["nearest", "random", "farthest"] = "nearest"
-    negatives: Literal["hardest", "violating", "semi-hard", "top-random"] = "top-random"
-    count: int = 5
+    positive: Positive = "nearest"
+    negatives: Negatives = "hardest"
+    count: int = 2
     pool: int = 10
     margin: float = 0.1
 
     def __post_init__(self) -> None:
+        for name, choices in (("positive", Positive), ("negatives", Negatives)):
+            if getattr(self, name) not in get_args(choices):
+                raise InvalidConfig(
+                    f"mining.{name} {getattr(self, name)!r} is unknown; choose one of "
+                    f"{', '.join(get_args(choices))}"
+                )
         if self.count < 1:
             raise InvalidConfig(f"mining.count is {self.count}; at least 1 negative is needed")
         if self.pool < self.count:
@@ -95,8 +104,6 @@ def mine(
         _mine_block(cache, labels, rows, config, generator)
         for rows in anchors.to(cache.device).split(block)
     ]
-    if not parts:
-        parts = [_mine_block(cache, labels, anchors.to(cache.device), config, generator)]
     return Tuples(
         *(
             torch.cat([getattr(part, name) for part in parts])

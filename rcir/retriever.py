@@ -16,7 +16,7 @@ from rcir.data.preprocessing import Preprocessing
 from rcir.data.records import ImageSet
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder
-from rcir.errors import InvalidData, InvalidImage, StaleCalibration
+from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.index.base import Index
 from rcir.index.flat import FlatIndex
 from rcir.retrieval import Guarantee, Retrieval
@@ -61,6 +61,8 @@ class Retriever:
         labels: NDArray[np.int64] | None = None,
         depth: int = 200,
     ) -> None:
+        if depth < 1:
+            raise InvalidConfig(f"depth is {depth}; at least 1 candidate must be searched")
         self.encoder = encoder
         self.preprocessing = preprocessing
         self.index = index
@@ -136,11 +138,13 @@ class Retriever:
         if labels is not None and len(labels) != len(images):
             raise InvalidData(f"{len(images)} images, {len(labels)} labels: give one each")
         vectors = embed(self.encoder, self.preprocessing, images).mean.cpu().numpy()
+        longer = self.labels
+        if longer is not None:
+            longer = np.concatenate([longer, np.asarray(labels, np.int64)])
         self._fingerprints = {}
         self.index.add(vectors)
         self.ids = np.concatenate([self.ids, np.array(ids, dtype=object)])
-        if self.labels is not None and labels is not None:
-            self.labels = np.concatenate([self.labels, np.asarray(labels, np.int64)])
+        self.labels = longer
 
     @overload
     def retrieve(self, query: ImageLike, alpha: float, delta: float) -> Retrieval: ...
@@ -170,7 +174,7 @@ class Retriever:
         """
         guarantee = self.guarantee(alpha, delta)
         if isinstance(query, list | tuple):
-            return self._retrieve(query, guarantee) if query else self._no_images()
+            return self._retrieve(query, guarantee)
         return self._retrieve([query], guarantee)[0]
 
     def guarantee(self, alpha: float, delta: float) -> Guarantee:
@@ -205,9 +209,6 @@ class Retriever:
             )
         return answers
 
-    def _no_images(self) -> list[Retrieval]:
-        raise InvalidImage("the list of queries is empty: give at least one image")
-
     def _valid_controller(self) -> RiskController:
         if self.controller is None:
             raise StaleCalibration(
@@ -233,6 +234,6 @@ def embed(
     return Embedding.concatenate(
         [
             encoder.embed(preprocessing(images[start : start + BATCH]).to(device))
-            for start in range(0, len(images), BATCH)
+            for start in range(0, max(1, len(images)), BATCH)  # of none: `preprocessing` refuses
         ]
     )

@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -48,7 +48,8 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     An existing folder is replaced; what it held is kept until the new one is complete.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    aside = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
+    aside.mkdir()
     try:
         fill(aside)
         old = aside.with_name(aside.name + "-old")
@@ -64,10 +65,10 @@ def save(retriever: Retriever, folder: str | os.PathLike[str]) -> Path:
     """Write a retriever to a folder, replacing a retriever that is there.
 
     Raises:
-        CorruptRetriever: the folder exists and is no retriever; nothing is written.
+        CorruptRetriever: what is there is neither a retriever nor an empty folder; it is kept.
     """
     target = Path(folder)
-    if target.exists() and any(target.iterdir()) and not (target / MANIFEST).exists():
+    if target.exists() and not _is_ours(target):
         raise CorruptRetriever(
             f"{target} exists and is not a retriever: it is left alone; choose another folder"
         )
@@ -98,6 +99,18 @@ def load(folder: str | os.PathLike[str]) -> Retriever:
             f"{source} cannot be read although its checksums are right ({error!r}): it was "
             "written by something else; calibrate again"
         ) from error
+
+
+def _is_ours(target: Path) -> bool:
+    """Whether a path is a retriever's folder, or an empty one."""
+    if not target.is_dir():
+        return False
+    if not any(target.iterdir()):
+        return True
+    try:
+        return set(json.loads((target / MANIFEST).read_text())) == {"format", "files"}
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def _fill(retriever: Retriever, folder: Path) -> None:
@@ -165,13 +178,7 @@ def _manifest(files: dict[str, str]) -> str:
 
 def _read(folder: Path, has_labels: bool) -> Retriever:
     description = json.loads((folder / "retriever.json").read_text())
-    stored = description["preprocessing"]
-    preprocessing = Preprocessing(
-        size=tuple(stored["size"]),
-        channels=stored["channels"],
-        mean=tuple(stored["mean"]),
-        std=tuple(stored["std"]),
-    )
+    preprocessing = Preprocessing.from_dict(description["preprocessing"])
     config = EncoderConfig(**description["encoder"])
     labels: NDArray[np.int64] | None = (
         np.load(folder / "labels.npy", allow_pickle=False) if has_labels else None

@@ -1,5 +1,6 @@
 """Data sets, all as one record type; splits; preprocessing."""
 
+from rcir.data.augmentation import Augmentation
 from rcir.data.datasets import DATASETS, DataConfig, load_splits
 from rcir.data.images import ImageLike, read_image
 from rcir.data.preprocessing import Preprocessing
@@ -7,6 +8,7 @@ from rcir.data.records import ImageSet, Splits
 
 __all__ = [
     "DATASETS",
+    "Augmentation",
     "DataConfig",
     "ImageLike",
     "ImageSet",

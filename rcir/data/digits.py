@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
+from rcir.data.augmentation import occlude
 from rcir.data.records import ImageSet, Splits
 
 CLASSES = 100
@@ -31,36 +32,6 @@ def class_lists(open_set: bool) -> tuple[list[int], list[int], list[int]]:
     chosen = np.random.RandomState(CLASS_LIST_SEED).choice(CLASSES, 70, replace=False)
     unseen = sorted(set(range(CLASSES)) - set(chosen.tolist()))
     return sorted(chosen[:60].tolist()), sorted(chosen[60:].tolist()), unseen
-
-
-def occlude(
-    images: NDArray[np.uint8], probability: float, rng: np.random.Generator
-) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Hide part of some digits behind black squares.
-
-    Each square tile of an image (a digit) is hit with the given probability, on its own, by a
-    square of side L in {0, ..., tile} at a uniform place inside the tile.
-
-    Args:
-        images: (n, s, m * s) uint8, m tiles side by side.
-        probability: of a tile to be hit, in [0, 1].
-        rng: source of all randomness.
-
-    Returns:
-        The images (a copy), and for each whether a square of side 1 or more was drawn.
-    """
-    n, side, width = images.shape
-    tiles = width // side
-    hit = rng.random((n, tiles)) < probability
-    length = np.where(hit, rng.integers(0, side + 1, (n, tiles)), 0)
-    corner = np.floor(rng.random((2, n, tiles)) * (side - length + 1))
-    inside = [
-        (np.arange(side) >= start[..., None]) & (np.arange(side) < (start + length)[..., None])
-        for start in corner
-    ]
-    hidden = inside[0][..., :, None] & inside[1][..., None, :]
-    mask = hidden.transpose(0, 2, 1, 3).reshape(n, side, tiles * side)
-    return np.where(mask, 0, images).astype(np.uint8), np.any(length > 0, axis=1)
 
 
 def _compose(

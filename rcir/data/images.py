@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,29 +37,40 @@ def read_image(source: ImageLike, channels: int) -> NDArray[np.uint8]:
     if isinstance(source, np.ndarray):
         return _from_array(source, channels)
     if isinstance(source, Image.Image):
-        return _from_pil(source, "the PIL image", channels)
+        with _pillow("the PIL image"):
+            return _from_pil(source, "the PIL image", channels)
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         if not path.is_file():
             raise InvalidImage(f"there is no file {path}: give the path of an image file")
-        try:
-            with warnings.catch_warnings():
-                # Pillow warns of large images before we can look at the size; `_from_pil` decides.
-                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-                with Image.open(path) as image:
-                    return _from_pil(image, str(path), channels)
-        except UnidentifiedImageError as error:
-            raise InvalidImage(
-                f"{path} is not an image, whatever its name says: give a JPEG, PNG or other file "
-                "that Pillow reads"
-            ) from error
-        except Image.DecompressionBombError as error:
-            raise InvalidImage(f"{path} is too large: {error}; give a smaller picture") from error
-        except OSError as error:
-            raise InvalidImage(f"{path} cannot be opened: {error}") from error
+        with _pillow(str(path)), Image.open(path) as image:
+            return _from_pil(image, str(path), channels)
     raise InvalidImage(
         f"an image is given as {type(source).__name__}; give a path, a PIL image or a uint8 array"
     )
+
+
+@contextmanager
+def _pillow(name: str) -> Iterator[None]:
+    """Run Pillow on an image: whatever it raises becomes `InvalidImage`."""
+    try:
+        with warnings.catch_warnings():
+            # Of large images, which `_from_pil` judges, and of metadata that is not used.
+            warnings.simplefilter("ignore")
+            yield
+    except InvalidImage:
+        raise
+    except UnidentifiedImageError as error:
+        raise InvalidImage(
+            f"{name} is not an image, whatever its name says: give a JPEG, PNG or other file that "
+            "Pillow reads"
+        ) from error
+    except Image.DecompressionBombError as error:
+        raise InvalidImage(f"{name} is too large: {error}; give a smaller picture") from error
+    except Exception as error:  # a decoder of damaged bytes raises almost anything
+        raise InvalidImage(
+            f"{name} is truncated, damaged or not readable ({error}): replace it"
+        ) from error
 
 
 def _from_pil(image: Image.Image, name: str, channels: int) -> NDArray[np.uint8]:
@@ -74,11 +87,8 @@ def _from_pil(image: Image.Image, name: str, channels: int) -> NDArray[np.uint8]
             f"{name} has pixels of mode {image.mode}, deeper than 8 bits: map the range that "
             "matters to 0..255 first, in the way the encoder's training images were"
         )
-    try:
-        upright = ImageOps.exif_transpose(image)
-        return np.asarray(upright.convert("L" if channels == 1 else "RGB"))
-    except (OSError, SyntaxError, ValueError) as error:  # what Pillow's decoders raise
-        raise InvalidImage(f"{name} is truncated or damaged ({error}): replace it") from error
+    upright = ImageOps.exif_transpose(image)
+    return np.asarray(upright.convert("L" if channels == 1 else "RGB"))
 
 
 def _from_array(array: NDArray[Any], channels: int) -> NDArray[np.uint8]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
 from rcir.data.images import ImageLike, read_image
-from rcir.errors import InvalidConfig
+from rcir.errors import InvalidConfig, InvalidImage
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,24 @@ class Preprocessing:
                 f"{self.channels} values, those of std above 0"
             )
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
+        """Of plain values, as `dataclasses.asdict` and JSON give them."""
+        height, width = values["size"]
+        return cls((height, width), values["channels"], tuple(values["mean"]), tuple(values["std"]))
+
     def __call__(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> Tensor:
         """Images as float32 (n, channels, *size); raises `InvalidImage` for one that is none."""
         return self.normalise(self.resized(images))
 
     def resized(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> Tensor:
         """Images as uint8 (n, channels, *size): what augmentations work on."""
+        if self._is_batch(images):
+            return self._resize(np.asarray(images))
+        if len(images) == 0:
+            raise InvalidImage("there are no images: give at least one")
         arrays = [read_image(image, self.channels) for image in images]
-        if len({array.shape for array in arrays}) <= 1:
+        if len({array.shape for array in arrays}) == 1:
             return self._resize(np.stack(arrays))
         return torch.cat([self._resize(array[None]) for array in arrays])
 
@@ -65,8 +76,14 @@ class Preprocessing:
         std = torch.tensor(self.std, device=images.device).view(-1, 1, 1)
         return images.float().div_(255).sub_(mean).div_(std)
 
+    def _is_batch(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> bool:
+        """Whether this is one array of images that need no conversion one by one."""
+        if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.size == 0:
+            return False
+        return images.ndim == 3 if self.channels == 1 else images.ndim == 4 and images.shape[3] == 3
+
     def _resize(self, batch: NDArray[np.uint8]) -> Tensor:
-        images = torch.from_numpy(np.ascontiguousarray(batch))
+        images = torch.from_numpy(np.require(batch, requirements=["C", "W"]))
         images = images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)
         if tuple(images.shape[-2:]) == tuple(self.size):
             return images.contiguous()

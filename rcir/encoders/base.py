@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig
 
 Method = Literal["deterministic", "mc-dropout", "deep-ensemble", "btl"]
+Pooling = Literal["gem", "flatten"]
+Combination = Literal["distance", "aligned", "reference"]
+MeanNorm = Literal["unit", "scaled_unit", "scaled_raw"]
 
 
 @dataclass(frozen=True)
@@ -36,17 +39,27 @@ class EncoderConfig:
 
     method: Method = "btl"
     backbone: str = "mnist-cnn"
-    pooling: Literal["gem", "flatten"] = "flatten"
+    pooling: Pooling = "flatten"
     dim: int = 16
     pretrained: bool = False
     dropout: float = 0.1
     passes: int = 20
     members: int = 5
-    ensemble: Literal["distance", "aligned", "reference"] = "distance"
+    ensemble: Combination = "distance"
     variance_hidden: int = 128
-    mean_norm: Literal["unit", "scaled_unit", "scaled_raw"] = "unit"
+    mean_norm: MeanNorm = "unit"
 
     def __post_init__(self) -> None:
+        for name, choices in (
+            ("pooling", Pooling),
+            ("ensemble", Combination),
+            ("mean_norm", MeanNorm),
+        ):
+            if getattr(self, name) not in get_args(choices):
+                raise InvalidConfig(
+                    f"encoder.{name} {getattr(self, name)!r} is unknown; choose one of "
+                    f"{', '.join(get_args(choices))}"
+                )
         for name, least in (("dim", 2), ("passes", 2), ("members", 2), ("variance_hidden", 1)):
             if getattr(self, name) < least:
                 raise InvalidConfig(f"encoder.{name} is {getattr(self, name)}; at least {least}")

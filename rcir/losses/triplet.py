@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 from torch.nn import functional as F
+
+from rcir.errors import InvalidConfig
 
 TripletForm = Literal["squared", "unsquared", "soft"]
 
@@ -36,6 +38,10 @@ def triplet_loss(
         >>> triplet_loss(a, p, n, margin=0.5), triplet_loss(a, p, n, 0.5, "unsquared")
         (tensor(24.5000), tensor(4.5000))
     """
+    if form not in get_args(TripletForm):
+        raise InvalidConfig(
+            f"triplet form {form!r} is unknown; choose one of {', '.join(get_args(TripletForm))}"
+        )
     near = (anchor - positive).square().sum(-1)
     far = (anchor - negative).square().sum(-1)
     if form == "squared":

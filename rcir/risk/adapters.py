@@ -58,11 +58,16 @@ class SizeAdapter(ABC):
         return (np.asarray(ranks, np.float64) - 1) / self.scale(uncertainty)
 
     def sizes(self, kappa: float, uncertainty: Floats) -> NDArray[np.int64]:
-        """(n,) set sizes, at least 1: the largest K that `kappa` pays for."""
-        scale = self.scale(uncertainty)
+        """(n,) set sizes, at least 1: the largest K that `kappa` pays for.
+
+        Raises:
+            InvalidData: some uncertainties are NaN or infinite.
+        """
+        scale = self.scale(_finite(uncertainty))
         sizes = 1 + np.floor(kappa * scale)
-        # A kappa that is some query's own score must serve it: rounding must not take that back.
-        sizes += (sizes / scale <= kappa).astype(np.float64)
+        # `scores` must agree to the last bit: kappa pays for K if it is at least (K - 1) / scale.
+        sizes += sizes / scale <= kappa
+        sizes -= (sizes - 1) / scale > kappa
         return sizes.astype(np.int64)
 
 
@@ -156,14 +161,19 @@ def adapter_class(name: str) -> type[SizeAdapter]:
 
 
 def _checked(uncertainty: Floats) -> NDArray[np.float64]:
-    values = np.asarray(uncertainty, np.float64)
+    values = _finite(uncertainty)
     if values.ndim != 1 or len(values) < 2:
         raise InvalidData(
             f"the adapter split has uncertainties of shape {values.shape}; it must be (n,), n >= 2"
         )
+    return values
+
+
+def _finite(uncertainty: Floats) -> NDArray[np.float64]:
+    values = np.asarray(uncertainty, np.float64)
     if not np.isfinite(values).all():
         raise InvalidData(
-            f"{int((~np.isfinite(values)).sum())} of {len(values)} uncertainties are NaN or "
+            f"{int((~np.isfinite(values)).sum())} of {values.size} uncertainties are NaN or "
             "infinite; an encoder that diverged in training does this"
         )
     return values

@@ -6,11 +6,11 @@ A miss is a 0/1 loss: the returned set holds no true match. Counts are integers 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
-from scipy.special import bdtr, betaincinv
+from scipy.special import bdtr, betainccinv
 
-from rcir.errors import InvalidRiskLevel
+from rcir.errors import InvalidConfig, InvalidRiskLevel
 
 Bound = Literal["binomial", "hoeffding"]
 
@@ -49,6 +49,7 @@ def allowed_misses(n: int, alpha: float, delta: float, bound: Bound = "binomial"
     """
     check_level("alpha", alpha)
     check_level("delta", delta)
+    _check_bound(bound)
     low, high = -1, n  # `low` misses certify alpha, `high` do not
     while high - low > 1:
         middle = (low + high) // 2
@@ -69,13 +70,14 @@ def miss_rate_bound(misses: int, n: int, delta: float, bound: Bound = "binomial"
         True
     """
     check_level("delta", delta)
+    _check_bound(bound)
     if not 0 <= misses <= n or n < 1:
         raise ValueError(f"misses is {misses} of n = {n}; needed: 0 <= misses <= n and n >= 1")
     if misses == n:
         return 1.0
     if bound == "hoeffding":
         return min(1.0, _hoeffding(misses, n, delta))
-    return float(betaincinv(misses + 1, n - misses, 1 - delta))
+    return float(betainccinv(misses + 1, n - misses, delta))
 
 
 def required_calibration(
@@ -111,6 +113,13 @@ def required_calibration(
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
+
+
+def _check_bound(bound: str) -> None:
+    if bound not in get_args(Bound):
+        raise InvalidConfig(
+            f"bound {bound!r} is unknown; choose one of {', '.join(get_args(Bound))}"
+        )
 
 
 def _certifies(misses: int, n: int, alpha: float, delta: float, bound: Bound) -> bool:

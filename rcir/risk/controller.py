@@ -136,12 +136,13 @@ class RiskController:
     def minimum_alpha(self, delta: float) -> float | None:
         """The smallest alpha that can be certified at delta; None if none below 1 can."""
         smallest = bounds.miss_rate_bound(self.unmatched, self.n_calibration, delta, self.bound)
+        step = math.ulp(smallest)
         while smallest < 1:
             if bounds.allowed_misses(self.n_calibration, smallest, delta, self.bound) >= (
                 self.unmatched
             ):
                 return smallest
-            smallest = math.nextafter(smallest, 1.0)  # the inverse was rounded down
+            smallest, step = smallest + step, 2 * step  # the inverse was rounded down
         return None
 
     def required_calibration(self, alpha: float, delta: float) -> int | None:
@@ -153,8 +154,9 @@ class RiskController:
         minimum = self.minimum_alpha(delta)
         required = self.required_calibration(alpha, delta)
         advice = []
-        if minimum is not None:
-            advice.append(f"ask for alpha >= {math.ceil(minimum * 1e4) / 1e4:.4f}")
+        rounded = math.ceil((minimum or 1) * 1e4) / 1e4
+        if rounded < 1:
+            advice.append(f"ask for alpha >= {rounded:.4f}")
         if required is not None and required > self.n_calibration:
             advice.append(f"calibrate on about {required} queries")
         if self.unmatched:
@@ -164,7 +166,8 @@ class RiskController:
             )
         return RiskUnattainable(
             f"alpha = {alpha:g} at delta = {delta:g} cannot be certified with "
-            f"{self.n_calibration} calibration queries: {', or '.join(advice)}",
+            f"{self.n_calibration} calibration queries: "
+            f"{', or '.join(advice) or 'ask for a larger alpha and calibrate on more queries'}",
             minimum_alpha=minimum,
             required_calibration=required,
         )

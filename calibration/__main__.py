@@ -1,0 +1,27 @@
+"""`python -m calibration --run RUN`: give a trained encoder a guarantee."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from calibration.config import CalibrationConfig
+from calibration.pipeline import calibrate
+from calibration.table import print_table
+from rcir.config import parse, reporting_errors
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse, calibrate, show what was measured."""
+    config = parse(
+        CalibrationConfig, argv, "python -m calibration", "Give a trained encoder a guarantee."
+    )
+    with reporting_errors():
+        outcome = calibrate(config)
+        print_table(outcome.evaluation)
+        print(f"retriever: {outcome.folder}\nreport: {outcome.report}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""What a calibration is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rcir.errors import InvalidConfig
+from rcir.risk import Bound, check_level
+
+
+@dataclass(frozen=True)
+class CalibrationConfig:
+    """A calibration.
+
+    Args:
+        run: folder of a training run, or the id of its MLflow run.
+        output: folder for the retriever; `retriever` in the run's folder unless given.
+        adapter: how set size depends on uncertainty.
+        bound: confidence bound; "binomial" is exact, "hoeffding" that of Cai et al. (AAAI 2025).
+        depth: candidates searched per query; no set is larger.
+        alphas: levels to report. The retriever answers any.
+        delta: probability of misleading calibration queries to report. The retriever answers any.
+    """
+
+    run: str
+    output: str | None = None
+    adapter: Literal["constant", "minmax", "quantile"] = "minmax"
+    bound: Bound = "binomial"
+    depth: int = 200
+    alphas: tuple[float, ...] = (0.05, 0.1, 0.2)
+    delta: float = 0.1
+
+    def __post_init__(self) -> None:
+        for alpha in self.alphas:
+            check_level("alpha", alpha)
+        check_level("delta", self.delta)
+        if self.depth < 1 or not self.alphas:
+            raise InvalidConfig(
+                f"depth is {self.depth} and alphas {self.alphas}; give at least one"
+            )

@@ -1,0 +1,74 @@
+"""The calls most users need: load a retriever, name a default one, ask it."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, overload
+
+from rcir import storage
+from rcir.data.images import ImageLike
+from rcir.errors import NoRetriever
+from rcir.retrieval import Retrieval
+from rcir.retriever import Retriever
+
+VARIABLE = "RCIR_RETRIEVER"
+_default: Retriever | None = None
+
+
+def load(source: str | os.PathLike[str]) -> Retriever:
+    """Load a retriever, every file of it checked against its checksum.
+
+    Args:
+        source: a retriever folder, or an MLflow URI such as "runs:/RUN_ID/retriever".
+
+    Raises:
+        NoRetriever: there is none.
+        CorruptRetriever: it is incomplete or was changed.
+
+    Example:
+        >>> retriever = load("runs/digits-btl/retriever")  # doctest: +SKIP
+    """
+    # Two letters at least before the colon: one is a Windows drive.
+    if re.match(r"[a-z][a-z0-9+.-]+:/", str(source)):
+        from rcir import tracking
+
+        return tracking.with_downloaded(str(source), storage.load)
+    return storage.load(source)
+
+
+def use(source: str | os.PathLike[str] | Retriever) -> Retriever:
+    """Name the retriever that `rcir.retrieve` asks: loaded already, or as for `load`."""
+    global _default
+    _default = source if isinstance(source, Retriever) else load(source)
+    return _default
+
+
+@overload
+def retrieve(query: ImageLike, alpha: float, delta: float) -> Retrieval: ...
+@overload
+def retrieve(query: list[Any] | tuple[Any, ...], alpha: float, delta: float) -> list[Retrieval]: ...
+
+
+def retrieve(
+    query: ImageLike | list[Any] | tuple[Any, ...], alpha: float, delta: float
+) -> Retrieval | list[Retrieval]:
+    """`Retriever.retrieve` of the retriever named by `use` or, before that, by RCIR_RETRIEVER.
+
+    Raises:
+        NoRetriever: none is named.
+        RcirError: as `Retriever.retrieve` does.
+
+    Example:
+        >>> answer = retrieve("query.png", alpha=0.1, delta=0.1)  # doctest: +SKIP
+    """
+    if _default is None:
+        source = os.environ.get(VARIABLE)
+        if not source:
+            raise NoRetriever(
+                f'no retriever is named: call rcir.use("FOLDER") or set {VARIABLE}; '
+                "`rcir demo` makes one"
+            )
+        use(source)
+    assert _default is not None
+    return _default.retrieve(query, alpha, delta)

@@ -1,0 +1,118 @@
+"""The `rcir` command. The jobs are imported when they are asked for, and only here."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jsonargparse import auto_cli
+from PIL import Image
+
+from rcir.api import load
+from rcir.config import reporting_errors
+from rcir.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from calibration import Calibrated
+
+DEMO_ALPHA = DEMO_DELTA = 0.1
+DEMO_PARTS = ("training", "queries", "retriever", "report.html", "results.json")
+
+
+def retrieve(
+    image: Path, retriever: str, alpha: float = 0.1, delta: float = 0.1, json: bool = False
+) -> None:
+    """Retrieve a set for an image, with its guarantee.
+
+    Args:
+        image: image file.
+        retriever: retriever folder, or MLflow URI.
+        alpha: share of queries, in (0, 1), whose set may hold no true match.
+        delta: probability, in (0, 1), of calibration queries that mislead.
+        json: print JSON instead of text.
+    """
+    answer = load(retriever).retrieve(image, alpha, delta)
+    print(dumps(answer.to_dict(), indent=1) if json else answer)
+
+
+def demo(output: Path = Path("runs/demo")) -> None:
+    """Train, calibrate, measure and retrieve on handwritten two-digit numbers.
+
+    Args:
+        output: folder to write to; what an earlier demo left there is replaced.
+    """
+    from calibration import CalibrationConfig, calibrate, print_table, write_results
+    from rcir.data import Augmentation
+    from rcir.losses import LossConfig
+    from training import TrainingConfig, train
+
+    started = time.monotonic()
+    _clear(output)
+    config = TrainingConfig(
+        name="training",
+        storage=str(output),
+        augmentation=Augmentation(occlusion=0.15),
+        loss=LossConfig(kl_scale=1e-5),
+    )
+    print("Training: Bayesian Triplet Loss on two-digit numbers, occluded at random")
+    run = train(config)
+    print("\nCalibration: on unseen classes, half of the digits occluded")
+    outcome = calibrate(CalibrationConfig(str(run.path), output=str(output / "retriever")))
+    print_table(outcome.evaluation)
+    example = _show_queries(outcome, output / "queries")
+    write_results(output / "results.json", outcome.evaluation, time.monotonic() - started)
+    print(f"\nreport:    {outcome.report}\nretriever: {outcome.folder}\ntry:")
+    print(
+        f"  rcir retrieve {example} --retriever {outcome.folder} "
+        f"--alpha {DEMO_ALPHA} --delta {DEMO_DELTA}"
+    )
+
+
+def _clear(output: Path) -> None:
+    """Remove what an earlier demo wrote; refuse a folder that holds anything else."""
+    if output.exists():
+        names = {path.name for path in output.iterdir()} if output.is_dir() else {output.name}
+        ours = names <= set(DEMO_PARTS) and (output / "training" / "run.json").is_file()
+        if names and not ours:
+            raise InvalidConfig(
+                f"{output} exists and is not the output of a demo: it is left alone; name another "
+                "folder with --output"
+            )
+        shutil.rmtree(output)
+    output.mkdir(parents=True)
+
+
+def _show_queries(outcome: Calibrated, folder: Path) -> Path:
+    """Retrieve for three test queries, easy to hard; save them as PNG; return the hardest."""
+    test = outcome.splits.test
+    order = np.argsort(outcome.test.found.uncertainty, kind="stable")
+    folder.mkdir()
+    for name, quantile in (("easy", 0.05), ("medium", 0.6), ("hard", 0.9)):
+        row = int(order[int(quantile * len(order))])
+        path = folder / f"{name}.png"
+        Image.fromarray(test.images[row]).save(path)
+        answer = outcome.retriever.retrieve(path, alpha=DEMO_ALPHA, delta=DEMO_DELTA)
+        shown = " ".join(f"{label:02d}" for label in (answer.labels or ())[:12])
+        more = f" + {answer.size - 12} more" if answer.size > 12 else ""
+        print(
+            f"{name:>6}: a {test.labels[row]:02d}, uncertainty {answer.uncertainty:.2g} -> "
+            f"{answer.size} image{'s' * (answer.size > 1)}: {shown}{more}"
+        )
+    print(answer.guarantee)
+    return path
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of the `rcir` command."""
+    with reporting_errors():
+        auto_cli({"retrieve": retrieve, "demo": demo}, args=argv, prog="rcir")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Command lines and YAML files as typed configurations."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from jsonargparse import ArgumentParser
+
+from rcir.errors import RcirError
+
+Config = TypeVar("Config")
+
+
+def parse(kind: type[Config], argv: Sequence[str] | None, prog: str, description: str) -> Config:
+    """A configuration from a command line: `--config FILE` and dotted overrides.
+
+    `--help` and `--print_config` print and exit; what cannot be parsed is reported with the
+    argument's name, and ends the process with status 2.
+
+    Args:
+        kind: the dataclass to fill.
+        argv: arguments without the program's name; None for those of this process.
+        prog: shown in the help.
+        description: shown in the help.
+    """
+    parser = ArgumentParser(prog=prog, description=description, exit_on_error=True)
+    parser.add_argument("--config", action="config", help="YAML file with any of these options")
+    parser.add_class_arguments(kind, as_group=False)
+    filled = parser.instantiate_classes(parser.parse_args(argv))
+    values = {name: value for name, value in vars(filled).items() if name != "config"}
+    return kind(**values)
+
+
+@contextmanager
+def reporting_errors() -> Iterator[None]:
+    """End the process with status 1 and one line for what rcir raises on purpose."""
+    try:
+        yield
+    except RcirError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration of nested plain values as one level of dotted names."""
+    flat: dict[str, Any] = {}
+
+    def walk(prefix: str, value: Any) -> None:
+        if isinstance(value, Mapping) and value:
+            for name, inner in value.items():
+                walk(f"{prefix}.{name}" if prefix else name, inner)
+        else:
+            flat[prefix] = value
+
+    walk("", config)
+    return flat

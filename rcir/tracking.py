@@ -1,0 +1,131 @@
+"""The one place that knows MLflow.
+
+Where runs go is MLflow's own setting: `MLFLOW_TRACKING_URI`, or else `mlflow.db` in the working
+directory, which `mlflow ui` shows without being told.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import mlflow
+from matplotlib.figure import Figure
+from mlflow import MlflowClient
+from mlflow.entities import Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.tracking.context.registry import resolve_tags
+
+from rcir.errors import NoRetriever
+
+EXPERIMENT = "rcir"
+PARENT_TAG = "mlflow.parentRunId"
+Loaded = TypeVar("Loaded")
+
+
+class TrackedRun:
+    """One MLflow run, written to by its id: from this process, or from a worker that was told it.
+
+    Attributes:
+        id: the run's id.
+        uri: the tracking store the run is in.
+    """
+
+    def __init__(self, run_id: str, uri: str) -> None:
+        self.id = run_id
+        self.uri = uri
+        self._client = MlflowClient(tracking_uri=uri)
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Log parameters once; those logged before keep their first value."""
+        known = self._client.get_run(self.id).data.params
+        new = [Param(name, str(value)) for name, value in params.items() if name not in known]
+        if new:
+            self._client.log_batch(self.id, params=new)
+
+    def log_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags."""
+        self._client.log_batch(self.id, tags=[RunTag(*item) for item in tags.items()])
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
+        """Log metrics of one step."""
+        for name, value in metrics.items():
+            self._client.log_metric(self.id, name, float(value), step=step)
+
+    def log_figure(self, figure: Figure, name: str) -> None:
+        """Log a figure as `figures/NAME.png`."""
+        self._client.log_figure(self.id, figure, f"figures/{name}.png")
+
+    def log_folder(self, folder: Path, name: str) -> None:
+        """Log the files of a folder as the artifact folder `name`."""
+        self._client.log_artifacts(self.id, str(folder), name)
+
+    def log_file(self, path: Path) -> None:
+        """Log a file as an artifact."""
+        self._client.log_artifact(self.id, str(path))
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Mark the run as running inside the block, finished or failed behind it."""
+        self._client.update_run(self.id, status="RUNNING")
+        try:
+            yield
+        except BaseException as error:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            self._client.set_terminated(self.id, "KILLED" if interrupted else "FAILED")
+            raise
+        self._client.set_terminated(self.id, "FINISHED")
+
+
+def start_run(name: str, tags: Mapping[str, str], parent: TrackedRun | None = None) -> TrackedRun:
+    """Open a new run in the experiment "rcir".
+
+    Args:
+        name: shown in the interface.
+        tags: added to what MLflow finds out by itself (user, source, git revision).
+        parent: the run this one is part of.
+    """
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    uri = parent.uri if parent else mlflow.get_tracking_uri()
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    experiment_id = experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT)
+    family = {PARENT_TAG: parent.id} if parent else {}
+    run = client.create_run(experiment_id, run_name=name, tags=resolve_tags() | dict(tags) | family)
+    return TrackedRun(run.info.run_id, uri)
+
+
+def find_run(run_id: str) -> TrackedRun | None:
+    """The run of an id in the configured tracking store, or None."""
+    uri = mlflow.get_tracking_uri()
+    try:
+        MlflowClient(tracking_uri=uri).get_run(run_id)
+    except MlflowException:
+        return None
+    return TrackedRun(run_id, uri)
+
+
+def run_tag(run: TrackedRun, name: str) -> str | None:
+    """A tag of a run, or None."""
+    return MlflowClient(tracking_uri=run.uri).get_run(run.id).data.tags.get(name)
+
+
+def with_downloaded(uri: str, load: Callable[[Path], Loaded]) -> Loaded:
+    """What `load` makes of an artifact folder, which is fetched to a temporary place for it.
+
+    Raises:
+        NoRetriever: MLflow has nothing at that URI.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            local = mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=folder)
+        except (MlflowException, OSError) as error:
+            raise NoRetriever(
+                f"MLflow has nothing at {uri} ({error}): check the run's id and MLFLOW_TRACKING_URI"
+            ) from error
+        return load(Path(local))

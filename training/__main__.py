@@ -1,0 +1,25 @@
+"""`python -m training --config FILE`: train an encoder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rcir.config import parse, reporting_errors
+from training.config import TrainingConfig
+from training.progress import console
+from training.run import train
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse, train, say what comes next."""
+    config = parse(TrainingConfig, argv, "python -m training", "Train an encoder.")
+    with reporting_errors():
+        run = train(config)
+        console.print(f"trained: {run.path}  (MLflow run {run.mlflow_run})", soft_wrap=True)
+        console.print(f"next: python -m calibration --run {run.path}", soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""Checkpoints: a folder per epoch, written aside and renamed, without a pickle.
+
+    model.safetensors      weights
+    optimizer.safetensors  tensors of the optimizer's state
+    state.json             epoch, metrics, numbers of optimizer and scheduler, seed
+
+Every random draw of an epoch comes from generators seeded by (seed, epoch), so these two are the
+random state: training that continues from a checkpoint draws what it would have drawn anyway.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from rcir.storage import write_folder
+
+PATTERN = re.compile(r"epoch-(\d+)")
+
+
+@dataclass
+class Progress:
+    """What training continues from.
+
+    Attributes:
+        epoch: number of epochs done.
+        best_epoch: the one with the highest validation recall so far; 0 before the first.
+        best_recall: that recall at 1.
+        seed: of the run.
+    """
+
+    epoch: int = 0
+    best_epoch: int = 0
+    best_recall: float = -1.0
+    seed: int = 0
+
+
+def checkpoint_folder(run: Path, epoch: int) -> Path:
+    """Where the checkpoint of an epoch lies."""
+    return run / "checkpoints" / f"epoch-{epoch:04d}"
+
+
+def save(
+    run: Path,
+    progress: Progress,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler,
+) -> None:
+    """Write the checkpoint of `progress.epoch`, then drop all but it and the best."""
+    state = optimizer.state_dict()
+    tensors = {
+        f"{index}.{name}": value
+        for index, values in state["state"].items()
+        for name, value in values.items()
+    }
+    numbers = {
+        "progress": vars(progress),
+        "param_groups": state["param_groups"],
+        "scheduler": scheduler.state_dict(),
+    }
+
+    def fill(folder: Path) -> None:
+        weights = {name: values.contiguous() for name, values in model.state_dict().items()}
+        save_file(weights, str(folder / "model.safetensors"))
+        save_file(tensors, str(folder / "optimizer.safetensors"))
+        (folder / "state.json").write_text(json.dumps(numbers, indent=1))
+
+    write_folder(checkpoint_folder(run, progress.epoch), fill)
+    for epoch in _epochs(run):
+        if epoch not in (progress.epoch, progress.best_epoch):
+            shutil.rmtree(checkpoint_folder(run, epoch))
+
+
+def restore(
+    run: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler,
+) -> Progress | None:
+    """Load the last checkpoint of a run into its parts; None if there is none."""
+    epochs = _epochs(run)
+    if not epochs:
+        return None
+    folder = checkpoint_folder(run, max(epochs))
+    numbers = json.loads((folder / "state.json").read_text())
+    restore_weights(run, max(epochs), model)
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in load_file(folder / "optimizer.safetensors").items():
+        index, name = key.split(".", 1)
+        state.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": numbers["param_groups"]})
+    scheduler.load_state_dict(numbers["scheduler"])
+    return Progress(**numbers["progress"])
+
+
+def best_epoch(run: Path) -> int:
+    """The epoch whose weights were best on the validation images."""
+    folder = checkpoint_folder(run, max(_epochs(run)))
+    return int(json.loads((folder / "state.json").read_text())["progress"]["best_epoch"])
+
+
+def restore_weights(run: Path, epoch: int, model: nn.Module) -> None:
+    """Load the weights of one epoch."""
+    model.load_state_dict(load_file(checkpoint_folder(run, epoch) / "model.safetensors"))
+
+
+def _epochs(run: Path) -> list[int]:
+    folder = run / "checkpoints"
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted(int(match[1]) for name in names if (match := PATTERN.fullmatch(name)))

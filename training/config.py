@@ -1,0 +1,80 @@
+"""What a training run is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rcir.data import Augmentation, DataConfig, Preprocessing
+from rcir.encoders import EncoderConfig
+from rcir.errors import InvalidConfig
+from rcir.losses import LossConfig
+from rcir.mining import MiningConfig
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Adam and its schedule.
+
+    Args:
+        lr: learning rate at the start.
+        weight_decay: L2 penalty.
+        schedule: "cosine" to 0 over all epochs, "exponential" by `gamma` per epoch, or "constant".
+        gamma: factor per epoch of the exponential schedule.
+    """
+
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    schedule: Literal["cosine", "exponential", "constant"] = "cosine"
+    gamma: float = 0.99
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """A training run.
+
+    Args:
+        name: of the run and of its folder.
+        storage: folder of all runs; on a cluster, one that every node sees.
+        seed: decides initial weights, order, mining and augmentation.
+        epochs: passes over the training images, each of them once an anchor.
+        batch: tuples per step, over all workers.
+        num_workers: Ray workers; 0 trains in this process.
+        use_gpu: one GPU per worker; with 0 workers, the GPU of this process.
+        data: the data set.
+        preprocessing: from images to the encoder's input.
+        augmentation: random changes of training images.
+        encoder: what is trained.
+        loss: margins and weights of the loss.
+        mining: how tuples are chosen.
+        optimizer: Adam and its schedule.
+    """
+
+    name: str
+    storage: str = "runs"
+    seed: int = 0
+    epochs: int = 8
+    batch: int = 64
+    num_workers: int = 0
+    use_gpu: bool = False
+    data: DataConfig = field(default_factory=DataConfig)
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    mining: MiningConfig = field(default_factory=MiningConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch < 1 or self.num_workers < 0:
+            raise InvalidConfig(
+                f"epochs is {self.epochs}, batch {self.batch}, num_workers {self.num_workers}; "
+                "needed: at least 1, 1 and 0"
+            )
+        if self.batch < self.num_workers:
+            raise InvalidConfig(
+                f"a batch of {self.batch} tuples does not fill {self.num_workers} workers: raise "
+                "batch"
+            )
+        if not self.name or "/" in self.name or self.name.startswith("."):
+            raise InvalidConfig(f"name is {self.name!r}; it must be usable as the name of a folder")

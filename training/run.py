@@ -1,0 +1,181 @@
+"""One training run: its folder, its MLflow run, its workers, its chosen weights."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import ray.train
+import torch
+from ray.train.torch import TorchTrainer
+
+from rcir import figures, tracking
+from rcir.config import flatten
+from rcir.data import Splits, load_splits
+from rcir.encoders import Encoder, build_encoder
+from rcir.encoders.deep_ensemble import DeepEnsemble
+from rcir.errors import InvalidConfig
+from rcir.metrics import confidence, reliability
+from rcir.retriever import BATCH
+from rcir.runs import FOLDER_TAG, RunFolder, read_run
+from training import checkpoint
+from training.config import TrainingConfig
+from training.loop import Job, training_loop
+from training.progress import console
+from training.validation import validate
+
+# What may differ between a run and its continuation.
+RESOURCES = ("num_workers", "use_gpu", "storage")
+
+
+def train(config: TrainingConfig, parent: tracking.TrackedRun | None = None) -> RunFolder:
+    """Train an encoder, or continue the run that its folder holds.
+
+    The folder is `config.storage / config.name`. A run that was interrupted continues from its
+    last checkpoint, in the same MLflow run; a finished one is returned as it is.
+
+    Args:
+        config: the run.
+        parent: the MLflow run this one is part of.
+
+    Raises:
+        InvalidConfig: the folder holds a run of another configuration.
+        DataUnavailable, InvalidData: of the data set.
+
+    Example:
+        >>> from rcir.data import DataConfig
+        >>> tiny = DataConfig("digits", options={"train": 200, "validation": 200})
+        >>> run = train(TrainingConfig(name="tiny", epochs=1, data=tiny))
+        epoch 1/1  ...
+        >>> run.finished, run.encoder().config.method
+        (True, 'btl')
+    """
+    run = _open(config, parent)
+    if run.finished:
+        console.print(f"{run.path} is trained already; choose another name to train anew")
+        return run
+    splits = load_splits(config.data)
+    with run.tracked.active():
+        if config.encoder.method == "deep-ensemble":
+            encoder = _train_members(config, run, splits)
+        else:
+            encoder = _train_one(config, run)
+        run.save_encoder(encoder)
+        _log(run, encoder, splits)
+        run = replace(run, finished=True)
+        run.write()
+    return run
+
+
+def _open(config: TrainingConfig, parent: tracking.TrackedRun | None) -> RunFolder:
+    """The run's folder: the one on disk if it is of the same configuration, or a new one."""
+    folder = Path(config.storage).absolute() / config.name
+    plain = asdict(config)
+    found = read_run(folder)
+    if found is not None:
+        old, new = flatten(found.config), flatten(plain)
+        changed = sorted(
+            name
+            for name in old.keys() | new.keys()
+            if name not in RESOURCES and _json(old.get(name)) != _json(new.get(name))
+        )
+        if changed:
+            raise InvalidConfig(
+                f"{folder} holds a run with another {', '.join(changed)}: choose another name, or "
+                "remove that folder"
+            )
+        return found
+    folder.mkdir(parents=True, exist_ok=True)
+    tracked = tracking.start_run(config.name, {FOLDER_TAG: str(folder)}, parent)
+    tracked.log_params(flatten(plain))
+    run = RunFolder(folder, plain, tracked.id, tracked.uri)
+    run.write()
+    return run
+
+
+def _train_one(config: TrainingConfig, run: RunFolder) -> Encoder:
+    """Train on Ray; the weights of the epoch that was best on the validation images."""
+    job = Job(config, str(run.path), (run.mlflow_run, run.tracking_uri))
+    with _quiet_ray():
+        TorchTrainer(
+            training_loop,
+            train_loop_config={"job": job},
+            scaling_config=ray.train.ScalingConfig(
+                num_workers=config.num_workers, use_gpu=config.use_gpu
+            ),
+            run_config=ray.train.RunConfig(name="ray", storage_path=str(run.path)),
+        ).fit()
+    with torch.random.fork_rng():
+        encoder = build_encoder(
+            replace(config.encoder, pretrained=False),
+            config.preprocessing.channels,
+            config.preprocessing.size,
+        )
+    encoder.config = config.encoder
+    best = checkpoint.best_epoch(run.path)
+    checkpoint.restore_weights(run.path, best, encoder)
+    run.tracked.log_folder(checkpoint.checkpoint_folder(run.path, best), "checkpoint")
+    return encoder.eval()
+
+
+def _train_members(config: TrainingConfig, run: RunFolder, splits: Splits) -> Encoder:
+    """Train the members of an ensemble one after the other, and rotate them onto the first."""
+    members = []
+    for number in range(config.encoder.members):
+        console.print(f"member {number + 1}/{config.encoder.members}")
+        member = replace(
+            config,
+            name=f"member-{number}",
+            storage=str(run.path / "members"),
+            seed=config.seed + number,
+            encoder=replace(config.encoder, method="deterministic"),
+        )
+        members.append(train(member, parent=run.tracked).encoder())
+    ensemble = DeepEnsemble(
+        replace(config.encoder, pretrained=False),
+        config.preprocessing.channels,
+        config.preprocessing.size,
+    )
+    ensemble.config = config.encoder
+    for slot, trained in zip(ensemble.members, members, strict=True):
+        slot.load_state_dict(trained.state_dict())
+    ensemble.eval()
+    images = splits.train.images
+    with torch.inference_mode():
+        vectors = [
+            ensemble.member_vectors(config.preprocessing(images[start : start + BATCH]))
+            for start in range(0, len(images), BATCH)
+        ]
+    ensemble.align(torch.cat(vectors, dim=1))
+    return ensemble
+
+
+def _log(run: RunFolder, encoder: Encoder, splits: Splits) -> None:
+    """Final metrics and the reliability diagram of the chosen weights."""
+    found = validate(encoder, run.preprocessing, splits.validation)
+    run.tracked.log_metrics(
+        {name.replace("validation", "chosen"): value for name, value in found.metrics().items()}
+    )
+    low, high = found.uncertainty.min(), found.uncertainty.max()
+    diagram = reliability(confidence(found.uncertainty, low, high), found.correct)
+    run.tracked.log_figure(figures.reliability_diagram(diagram), "validation_reliability")
+
+
+def _json(value: object) -> object:
+    """A value as it is after a round trip through JSON."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+@contextlib.contextmanager
+def _quiet_ray() -> Iterator[None]:
+    """Ray's notes on itself are for its log, not for the screen."""
+    logger = logging.getLogger("ray.train")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
