@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from rcir.data import ImageSet
-from rcir.errors import RiskUnattainable
+from rcir.errors import InvalidData, RiskUnattainable
 from rcir.metrics import Reliability, confidence, first_match_ranks, recall_at_k, reliability
 from rcir.retriever import Candidates, Retriever
 from rcir.risk import RiskController
@@ -34,10 +34,13 @@ class Queries:
     ranks: NDArray[np.float64]
 
 
-def search(retriever: Retriever, images: ImageSet, gallery: ImageSet) -> Queries:
-    """Search labelled queries in the retriever's gallery."""
+def search(retriever: Retriever, images: ImageSet) -> Queries:
+    """Search labelled queries in the retriever's gallery, which has labels."""
+    if retriever.labels is None:
+        raise InvalidData("the gallery has no labels: what is a true match cannot be told")
     found = retriever.search(images.images)
-    relevant = gallery.labels[found.positions] == images.labels[:, None]
+    same = retriever.labels[found.positions] == images.labels[:, None]
+    relevant = same & (found.positions >= 0)
     return Queries(images, found, relevant, first_match_ranks(relevant))
 
 

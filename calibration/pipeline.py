@@ -53,8 +53,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     splits = load_splits(run.data)
     retriever = Retriever.build(run.encoder(), run.preprocessing, splits.gallery, config.depth)
     adapter_split, calibration, test = (
-        search(retriever, queries, splits.gallery)
-        for queries in (splits.adapter, splits.calibration, splits.test)
+        search(retriever, queries) for queries in (splits.adapter, splits.calibration, splits.test)
     )
     adapter = adapter_class(config.adapter).fit(adapter_split.found.uncertainty)
     controller, constant = (

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from calibration.evaluation import Evaluation, Queries, measure
 from rcir import figures
-from rcir.data import ImageSet
+from rcir.data import ImageSet, read_image
 from rcir.risk import RiskController
 
 CURVE = np.round(np.arange(0.02, 0.401, 0.02), 2)
@@ -53,12 +53,14 @@ def draw(
 
 def query_set(test: Queries, gallery: ImageSet, query: int, size: int) -> figures.QuerySet:
     """A test query with the set it gets, for drawing."""
-    positions = test.found.positions[query, :size]
     uncertainty = test.found.uncertainty[query]
     return figures.QuerySet(
-        test.images.images[query],
+        read_image(test.images.images[query], channels=3),
         f"query: {test.images.labels[query]}\nu = {uncertainty:.2g}, size {size}",
-        list(gallery.pick(positions)),
+        [
+            read_image(gallery.images[position], channels=3)
+            for position in test.found.positions[query, : min(size, COLUMNS)]
+        ],
         test.relevant[query, :size].tolist(),
     )
 

@@ -25,8 +25,8 @@ class QuerySet:
     Attributes:
         query: (H, W) or (H, W, 3) uint8.
         title: said above the query.
-        images: of the set, nearest first.
-        matches: whether each is a true match.
+        images: the first images of the set, nearest first.
+        matches: whether each image of the whole set is a true match.
     """
 
     query: NDArray[np.uint8]
@@ -112,7 +112,7 @@ def query_sets(rows: Sequence[QuerySet], columns: int = 8) -> Figure:
         shown = list(zip(line[1:], row.images, row.matches, strict=False))
         for axes, image, match in shown:
             _picture(axes, image, GREEN if match else RED)
-        more = len(row.images) - len(shown)
+        more = len(row.matches) - len(shown)
         if more > 0:
             shown[-1][0].set_title(f"+ {more} more", fontsize=7, loc="left")
     return figure

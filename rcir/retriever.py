@@ -22,7 +22,7 @@ from rcir.index.flat import FlatIndex
 from rcir.retrieval import Guarantee, Retrieval
 from rcir.risk.controller import RiskController
 
-BATCH = 256
+BATCH = 128
 
 
 @dataclass(frozen=True)
@@ -193,18 +193,21 @@ class Retriever:
     def _retrieve(self, images: Sequence[ImageLike], guarantee: Guarantee) -> list[Retrieval]:
         found = self.search(images)
         sizes = self._valid_controller().sizes(found.uncertainty, guarantee.kappa)
-        answers = []
-        for row, (size, uncertainty) in enumerate(
-            zip(sizes.tolist(), found.uncertainty.tolist(), strict=True)
-        ):
-            positions = found.positions[row, :size]
+        # One look-up for the whole batch; each answer is a slice of it.
+        chosen = np.arange(self.depth) < sizes[:, None]
+        positions, distances = found.positions[chosen], found.distances[chosen]
+        ids = self.ids[positions].tolist()
+        labels = None if self.labels is None else self.labels[positions].tolist()
+        answers, start = [], 0
+        for size, uncertainty in zip(sizes.tolist(), found.uncertainty.tolist(), strict=True):
+            part = slice(start, start := start + size)
             answers.append(
                 Retrieval(
-                    tuple(self.ids[positions]),
-                    found.distances[row, :size],
+                    tuple(ids[part]),
+                    distances[part],
                     uncertainty,
                     guarantee,
-                    None if self.labels is None else tuple(self.labels[positions].tolist()),
+                    None if labels is None else tuple(labels[part]),
                 )
             )
         return answers

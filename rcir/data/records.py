@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rcir.data.images import ImageLike
 from rcir.errors import InvalidData
 
 
@@ -17,14 +18,14 @@ class ImageSet:
     """Images with what retrieval needs to know of each.
 
     Attributes:
-        images: an array (n, H, W) or (n, H, W, 3) of uint8, or any sequence whose items are such
-            arrays without the first axis (decoded on access, sizes may differ).
+        images: an array (n, H, W) or (n, H, W, 3) of uint8, or any sequence of what `read_image`
+            takes, for instance paths (then decoded when needed, sizes may differ).
         labels: (n,) int64; two images match if their labels are equal.
         ids: n names, unique within the set; what a retrieval returns.
         attributes: further facts per image, each an array of length n; for instance "occluded".
     """
 
-    images: Sequence[NDArray[np.uint8]] | NDArray[np.uint8]
+    images: Sequence[ImageLike] | NDArray[np.uint8]
     labels: NDArray[np.int64]
     ids: Sequence[str]
     attributes: Mapping[str, NDArray[Any]] = field(default_factory=dict)
@@ -39,7 +40,7 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.images)
 
-    def pick(self, rows: NDArray[np.integer]) -> Sequence[NDArray[np.uint8]] | NDArray[np.uint8]:
+    def pick(self, rows: NDArray[np.integer]) -> Sequence[ImageLike] | NDArray[np.uint8]:
         """The images of some rows, in that order; one array where the set is one array."""
         if isinstance(self.images, np.ndarray):
             return self.images[rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -72,8 +73,10 @@ def _cifar_cnn(channels: int) -> nn.Module:
 def _torchvision(name: str, pretrained: bool) -> nn.Module:
     try:
         return models.get_model(name, weights="DEFAULT" if pretrained else None)
-    except OSError as error:  # URLError and a broken download are both OSErrors
+    # No network, a download that fails its hash, a file in the cache that is cut short.
+    except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
         raise DataUnavailable(
-            f"the ImageNet weights of {name} are not in torch's cache and could not be downloaded "
-            f"({error}); connect once, or train from scratch with encoder.pretrained=false"
+            f"the ImageNet weights of {name} are not in torch's cache, or damaged there, and could "
+            f"not be downloaded ({error}); empty the cache and connect once, or train from scratch "
+            "with encoder.pretrained=false"
         ) from error

@@ -82,12 +82,14 @@ class Encoder(nn.Module):
     def embed(self, images: Tensor) -> Embedding:
         """Embed images (n, C, H, W) in evaluation mode without gradients."""
         training = self.training
-        self.eval()
+        if training:
+            self.eval()
         try:
             with torch.inference_mode():
                 return self._embed(images)
         finally:
-            self.train(training)
+            if training:
+                self.train()
 
     def _embed(self, images: Tensor) -> Embedding:
         embedding: Embedding = self(images)

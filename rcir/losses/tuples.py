@@ -17,22 +17,21 @@ class LossConfig:
     """The triplet loss of point embeddings, or the Bayesian one of Gaussian embeddings.
 
     Args:
-        margin: at least 0. Triplet loss: in units of the form's distance. Bayesian triplet loss:
-            in units of squared distance; Cai et al. (AAAI 2025) train with 0.
+        margin: at least 0. Triplet loss: in units of the form's distance, 0.1 unless given.
+            Bayesian triplet loss: in units of squared distance, 0 unless given, as Cai et al.
+            (AAAI 2025) train it.
         form: of the triplet loss, "squared", "unsquared" or "soft".
         kl_scale: weight of the KL divergence from the prior in the Bayesian triplet loss.
     """
 
-    margin: float = 0.0
+    margin: float | None = None
     form: TripletForm = "squared"
     kl_scale: float = 1e-6
 
     def __post_init__(self) -> None:
-        if self.margin < 0 or self.kl_scale < 0:
-            raise InvalidConfig(
-                f"loss.margin is {self.margin} and loss.kl_scale {self.kl_scale}; neither may be "
-                "negative"
-            )
+        for name, value in (("margin", self.margin), ("kl_scale", self.kl_scale)):
+            if value is not None and value < 0:
+                raise InvalidConfig(f"loss.{name} is {value}; it must not be negative")
 
 
 def tuple_losses(embedding: Embedding, valid: Tensor, config: LossConfig) -> Tensor:
@@ -52,9 +51,10 @@ def tuple_losses(embedding: Embedding, valid: Tensor, config: LossConfig) -> Ten
     weight = valid / valid.sum(1, keepdim=True)
     mean = _split(embedding.mean, b, j)
     if embedding.variance is None:
-        return (triplet_loss(*mean, config.margin, config.form) * weight).sum(1)
+        margin = 0.1 if config.margin is None else config.margin
+        return (triplet_loss(*mean, margin, config.form) * weight).sum(1)
     variance = _split(embedding.variance, b, j)
-    nll = triplet_nll(mean, variance, config.margin)
+    nll = triplet_nll(mean, variance, config.margin or 0.0)
     anchor, positive, negative = (kl_to_prior(m, v) for m, v in zip(mean, variance, strict=True))
     divergence = (anchor + positive).squeeze(1) + (negative * weight).sum(1)
     return (nll * weight).sum(1) + config.kl_scale * divergence

@@ -1,0 +1,79 @@
+"""What `retrieve` costs beyond the encoder's forward pass and the raw FAISS search.
+
+The demo's encoder and gallery, which is the hard case: a forward pass of the small network takes
+tens of microseconds per image, so that every per-query step in Python would show.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import faiss
+import numpy as np
+import torch
+from common import parser, report
+
+from calibration import CalibrationConfig, calibrate
+from rcir.retriever import BATCH
+from training import TrainingConfig, train
+
+QUERIES, REPEATS, SINGLES = 1000, 30, 300
+ALPHA = DELTA = 0.1
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Duration of one call."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    """Measure in alternation, so that a slow moment of the machine hits all parts alike."""
+    options = parser(__doc__).parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run = train(TrainingConfig(name="retrieve", storage=folder, epochs=2))
+        outcome = calibrate(CalibrationConfig(str(run.path)))
+        raw = faiss.read_index(str(Path(outcome.folder) / "index.faiss"))
+    retriever = outcome.retriever
+    queries = list(outcome.splits.test.images[:QUERIES])
+    tensor = retriever.preprocessing(queries)
+
+    def forward(images: torch.Tensor) -> np.ndarray:
+        parts = [retriever.encoder.embed(batch).mean for batch in images.split(BATCH)]
+        return torch.cat(parts).numpy()
+
+    vectors = forward(tensor)
+    parts: dict[str, list[float]] = {"retrieve": [], "forward pass": [], "FAISS search": []}
+    for _ in range(REPEATS):
+        parts["retrieve"].append(seconds(lambda: retriever.retrieve(queries, ALPHA, DELTA)))
+        parts["forward pass"].append(seconds(lambda: forward(tensor)))
+        parts["FAISS search"].append(seconds(lambda: raw.search(vectors, retriever.depth)))
+    ratios = [whole / (a + b) for whole, a, b in zip(*(parts[name] for name in parts), strict=True)]
+    overheads = []
+    for number in range(SINGLES):
+        row = number % QUERIES
+        one, image, vector = queries[row], tensor[row : row + 1], vectors[row : row + 1]
+        whole = seconds(lambda: retriever.retrieve(one, ALPHA, DELTA))  # noqa: B023
+        bare = seconds(lambda: forward(image))  # noqa: B023
+        bare += seconds(lambda: raw.search(vector, retriever.depth))  # noqa: B023
+        overheads.append(1e3 * (whole - bare))
+
+    rows = [
+        (f"{name}, {QUERIES} queries", f"{1e3 * statistics.median(values):.2f}")
+        for name, values in parts.items()
+    ]
+    rows.append(("overhead, one query", f"{statistics.median(overheads):.3f}"))
+    figures = {
+        "batch_overhead_ratio": statistics.median(ratios),
+        "single_overhead_ms": statistics.median(overheads),
+    }
+    report("retrieve against its parts", ["part", "median ms"], rows, figures, options.json)
+
+
+if __name__ == "__main__":
+    main()

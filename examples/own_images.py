@@ -1,0 +1,66 @@
+"""A retriever with a guarantee for pictures of your own.
+
+    python examples/own_images.py --run runs/digits-btl --images PICTURES --output my-retriever
+
+PICTURES holds one folder per label (class, place, product) with image files in it. Half of the
+pictures become the gallery; the others are queries: a third fits the size adapter, the rest
+calibrates. Nothing is left to test on, so the guarantee is taken at its word.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+import rcir
+from rcir import runs, storage
+from rcir.data import ImageSet
+from rcir.metrics import first_match_ranks
+from rcir.risk import Quantile, RiskController
+
+
+def read_folders(folder: Path) -> ImageSet:
+    """Every picture below `folder`, labelled by the folder it lies in."""
+    paths = sorted(path for path in folder.glob("*/*") if path.is_file())
+    names = sorted({path.parent.name for path in paths})
+    labels = np.array([names.index(path.parent.name) for path in paths], dtype=np.int64)
+    return ImageSet(paths, labels, [str(path.relative_to(folder)) for path in paths])
+
+
+def build(run: runs.RunFolder, pictures: ImageSet, seed: int = 0) -> rcir.Retriever:
+    """Index half of the pictures and calibrate on the others."""
+    order = np.random.default_rng(seed).permutation(len(pictures))
+    half, sixth = len(order) // 2, len(order) // 6
+    gallery, adapter_split, calibration = (
+        pictures.subset(rows) for rows in np.split(order, [half, half + sixth])
+    )
+    retriever = rcir.Retriever.build(run.encoder(), run.preprocessing, gallery)
+
+    # The size rule is fitted on queries that calibrate nothing.
+    adapter = Quantile.fit(retriever.search(adapter_split.images).uncertainty)
+
+    found = retriever.search(calibration.images)
+    ranks = first_match_ranks(gallery.labels[found.positions] == calibration.labels[:, None])
+    retriever.calibrate(
+        RiskController.calibrate(adapter, found.uncertainty, ranks, retriever.depth)
+    )
+    return retriever
+
+
+def main() -> None:
+    """Build, save, and show what can be had."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", required=True, help="folder of a training run")
+    parser.add_argument("--images", required=True, type=Path, help="folder of label folders")
+    parser.add_argument("--output", required=True, type=Path, help="folder for the retriever")
+    options = parser.parse_args()
+    retriever = build(runs.find_run(options.run), read_folders(options.images))
+    storage.save(retriever, options.output)
+    smallest = retriever.controller.minimum_alpha(delta=0.1) if retriever.controller else None
+    print(f"{options.output}: {len(retriever.ids)} images; smallest alpha at delta 0.1: {smallest}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Fixtures that several test packages share."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rcir.data import DataConfig, Preprocessing, load_splits
+from rcir.encoders import EncoderConfig, build_encoder
+from rcir.retriever import Retriever
+from rcir.risk import Quantile, RiskController
+from rcir.storage import save
+
+
+@pytest.fixture(scope="session")
+def data_root():
+    """The folder of the real data sets."""
+    root = os.environ.get("RCIR_DATA")
+    if not root or not Path(root).is_dir():
+        pytest.skip("RCIR_DATA does not name the folder of the data sets")
+    return Path(root)
+
+
+@pytest.fixture(scope="session")
+def splits():
+    """A small draw of two-digit numbers."""
+    parts = {"train": 400, "validation": 100, "gallery": 300, "adapter": 200, "test": 100}
+    return load_splits(DataConfig("digits", options={**parts, "calibration": 400}))
+
+
+@pytest.fixture(scope="session")
+def retriever(splits):
+    """An untrained but calibrated retriever; tests that change one load `folder` instead."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        encoder = build_encoder(EncoderConfig("mc-dropout", passes=3), 1, (8, 16))
+    built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=150)
+    found = built.search(splits.calibration.images)
+    relevant = splits.gallery.labels[found.positions] == splits.calibration.labels[:, None]
+    ranks = np.where(relevant.any(1), relevant.argmax(1) + 1.0, np.inf)
+    adapter = Quantile.fit(built.search(splits.adapter.images).uncertainty)
+    built.calibrate(RiskController.calibrate(adapter, found.uncertainty, ranks, built.depth))
+    return built
+
+
+@pytest.fixture
+def folder(retriever, tmp_path):
+    """The retriever, saved."""
+    return save(retriever, tmp_path / "retriever")

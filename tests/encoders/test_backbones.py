@@ -1,0 +1,72 @@
+from urllib.error import URLError
+
+import pytest
+import torch
+
+from rcir.encoders import EncoderConfig, build_encoder
+from rcir.encoders.backbones import build_backbone, output_shape
+from rcir.errors import DataUnavailable, InvalidConfig
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "size", "expected"),
+    [
+        ("mnist-cnn", 1, (28, 28), (64, 12, 12)),  # 9,216 features, as published
+        ("mnist-cnn", 1, (8, 16), (64, 2, 6)),
+        ("cifar-cnn", 3, (32, 32), (64, 4, 4)),  # 1,024 features, as published
+        ("resnet50", 3, (64, 64), (2048, 2, 2)),
+        ("densenet161", 3, (32, 32), (2208, 1, 1)),
+    ],
+)
+def test_feature_maps_have_the_published_shapes_and_are_never_negative(
+    name, channels, size, expected
+):
+    backbone = build_backbone(name, channels, pretrained=False).eval()
+    assert output_shape(backbone, channels, size) == expected
+    with torch.no_grad():
+        maps = backbone(torch.randn(2, channels, *size, generator=torch.Generator().manual_seed(0)))
+    assert maps.shape == (2, *expected)
+    assert maps.min() >= 0
+    assert maps.max() > 0
+    encoder_names = {name for name, _ in backbone.named_parameters()}
+    assert not any("fc" in name or "classifier" in name for name in encoder_names)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "densenet161"])
+def test_large_backbones_embed_tiny_images_with_frozen_batch_statistics(name):
+    encoder = build_encoder(EncoderConfig("btl", name, "gem", dim=8), 3, (32, 32)).train()
+    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    statistics = {n: v.clone() for n, v in encoder.named_buffers() if "running" in n}
+    whole, alone = encoder.embed(images), encoder.embed(images[:1])
+    assert whole.mean.shape == (2, 8)
+    torch.testing.assert_close(alone.mean, whole.mean[:1], atol=1e-5, rtol=1e-4)
+    assert all(torch.equal(v, statistics[n]) for n, v in encoder.named_buffers() if "running" in n)
+
+
+def test_weights_that_cannot_be_downloaded_are_unavailable(monkeypatch, tmp_path):
+    def offline(*_arguments, **_options):
+        raise URLError("no route to host")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
+    with pytest.raises(DataUnavailable, match=r"no route to host.*encoder\.pretrained=false"):
+        build_backbone("resnet50", 3, pretrained=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>log in</html>", b"PK\x03\x04cut short"])
+def test_weights_that_are_damaged_in_the_cache_are_unavailable(monkeypatch, tmp_path, content):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    cached = tmp_path / "hub" / "checkpoints" / "resnet50-11ad3fa6.pth"
+    cached.parent.mkdir(parents=True)
+    cached.write_bytes(content)
+    with pytest.raises(DataUnavailable, match=r"damaged there.*encoder\.pretrained=false"):
+        build_backbone("resnet50", 3, pretrained=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "size"),
+    [("mnist-cnn", 1, (5, 8)), ("cifar-cnn", 3, (15, 32)), ("densenet161", 3, (16, 16))],
+)
+def test_images_too_small_for_a_backbone_are_refused_with_what_to_do(name, channels, size):
+    with pytest.raises(InvalidConfig, match=r"raise preprocessing\.size"):
+        output_shape(build_backbone(name, channels, pretrained=False), channels, size)

@@ -1,0 +1,111 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from rcir.encoders import EncoderConfig, build_encoder
+from rcir.errors import InvalidConfig
+
+METHODS = ("deterministic", "mc-dropout", "deep-ensemble", "btl")
+
+
+def build(method, seed=0, channels=1, size=(8, 16), **options):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build_encoder(EncoderConfig(method, members=3, passes=4, **options), channels, size)
+
+
+def pictures(n=6, channels=1, size=(8, 16)):
+    return torch.rand(n, channels, *size, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_embeddings_have_unit_length(method):
+    mean = build(method).embed(pictures()).mean
+    np.testing.assert_allclose(mean.norm(dim=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["distance", "aligned", "reference"])
+@pytest.mark.parametrize("method", METHODS)
+def test_an_image_alone_is_embedded_as_in_a_batch_and_again_the_same(method, mode):
+    encoder, images = build(method, ensemble=mode), pictures()
+    whole = encoder.embed(images)
+    again = encoder.embed(images)
+    for part in ("mean", "variance", "uncertainty"):
+        values = getattr(whole, part)
+        if values is None:
+            assert method == "deterministic"
+            continue
+        assert torch.equal(values, getattr(again, part))
+        for row in range(len(images)):
+            alone = getattr(encoder.embed(images[row : row + 1]), part)
+            torch.testing.assert_close(alone, values[row : row + 1], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("training", [True, False])
+def test_embedding_changes_neither_mode_nor_weights_and_keeps_no_graph(method, training):
+    encoder = build(method).train(training)
+    before = copy.deepcopy(encoder.state_dict())
+    embedding = encoder.embed(pictures())
+    assert encoder.training == training
+    assert all(module.training == training for module in encoder.modules())
+    assert not embedding.mean.requires_grad
+    for name, values in encoder.state_dict().items():
+        assert torch.equal(values, before[name])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_training_pass_reaches_every_weight(method):
+    encoder = build(method).train()
+    embedding = encoder(pictures())
+    loss = embedding.mean.square().mul(torch.arange(embedding.mean.shape[1])).sum()
+    if method == "btl":
+        loss = loss + embedding.variance.sum()
+        # Behind the last layer, which starts at zero, gradients start one step later.
+        encoder.variance_head.layers[-1].weight.data.fill_(0.1)
+        loss = loss + encoder(pictures()).variance.sum()
+    loss.backward()
+    assert all((p.grad is not None) and p.grad.abs().sum() > 0 for p in encoder.parameters())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_fingerprint_sees_one_changed_weight_and_nothing_else(method):
+    encoder = build(method)
+    first = encoder.fingerprint()
+    encoder.embed(pictures())
+    assert encoder.fingerprint() == first == build(method).fingerprint()
+    assert build(method, seed=1).fingerprint() != first
+    with torch.no_grad():
+        next(encoder.parameters()).view(-1)[-1].add_(1e-3)
+    assert encoder.fingerprint() != first
+
+
+def test_the_fingerprint_sees_the_configuration():
+    assert build("btl").fingerprint() != build("btl", dropout=0.2).fingerprint()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "bayes"},
+        {"backbone": "resnet18"},
+        {"backbone": "mnist-cnn", "pretrained": True},
+        {"backbone": "resnet50"},  # of grey images
+        {"backbone": "cifar-cnn"},  # of images of 8 x 16 pixels
+        {"dim": 1},
+        {"passes": 1},
+        {"members": 1},
+        {"variance_hidden": 0},
+        {"dropout": 0.0},
+        {"dropout": 1.0},
+        {"pooling": "max"},
+        {"ensemble": "mean"},
+        {"mean_norm": "none"},
+    ],
+    ids=str,
+)
+def test_configurations_that_do_not_exist_are_refused(options):
+    with pytest.raises(InvalidConfig):
+        build_encoder(EncoderConfig(**options), 1, (8, 16))

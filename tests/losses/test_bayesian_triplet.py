@@ -1,0 +1,123 @@
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+from torch.distributions import MultivariateNormal, kl_divergence
+
+from rcir.losses import expected_squared_distance, kl_to_prior, triplet_moments, triplet_nll
+
+# Two-dimensional example worked out by hand: anchor, positive, negative.
+MEANS = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=torch.float64)
+VARIANCES = torch.tensor([[0.1], [0.2], [0.3]], dtype=torch.float64)
+
+
+def random_triplets(n, dim, variance_dim, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    means = torch.randn(3, n, dim, generator=generator, dtype=torch.float64)
+    spread = torch.rand(3, n, variance_dim, generator=generator, dtype=torch.float64)
+    return tuple(means), tuple(0.05 + spread)
+
+
+def test_golden_moments():
+    mean, variance = triplet_moments(tuple(MEANS), tuple(VARIANCES))
+    assert mean.item() == pytest.approx(-1.8, abs=1e-12)
+    assert variance.item() == pytest.approx(3.96, abs=1e-12)
+
+
+@pytest.mark.parametrize(("margin", "expected"), [(0.0, 0.2019401264), (0.1, 0.2187461584)])
+def test_golden_likelihood(margin, expected):
+    nll = triplet_nll(tuple(MEANS), tuple(VARIANCES), margin)
+    assert nll.item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_golden_divergence_and_distance():
+    divergence = kl_to_prior(MEANS, VARIANCES)
+    expected = [1.8094379124, 1.3162907319, 1.1108256238]
+    np.testing.assert_allclose(divergence, expected, atol=1e-9)
+    distance = expected_squared_distance(MEANS[0], VARIANCES[0], MEANS[1], VARIANCES[1])
+    assert distance.item() == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("variance_dim", [1, 4])
+def test_moments_and_distance_agree_with_simulation(variance_dim):
+    means, variances = random_triplets(1, 4, variance_dim, seed=3)
+    rng = np.random.default_rng(0)
+    draws = 400_000
+    a, p, n = (
+        m.numpy() + np.sqrt(v.numpy()) * rng.standard_normal((draws, 4))
+        for m, v in zip(means, variances, strict=True)
+    )
+    to_positive = ((a - p) ** 2).sum(1)
+    tau = to_positive - ((a - n) ** 2).sum(1)
+    mean, variance = (moment.item() for moment in triplet_moments(means, variances))
+    assert mean == pytest.approx(tau.mean(), abs=5 * tau.std() / draws**0.5)
+    fourth = ((tau - tau.mean()) ** 4).mean()
+    error = np.sqrt((fourth - tau.var() ** 2) / draws)
+    assert variance == pytest.approx(tau.var(), abs=5 * error)
+    distance = expected_squared_distance(means[0], variances[0], means[1], variances[1]).item()
+    assert distance == pytest.approx(to_positive.mean(), abs=5 * to_positive.std() / draws**0.5)
+
+
+def test_one_variance_means_the_same_as_that_variance_in_every_dimension():
+    means, variances = random_triplets(6, 5, 1)
+    diagonal = tuple(v.expand(6, 5) for v in variances)
+    for isotropic, spelled_out in zip(
+        triplet_moments(means, variances), triplet_moments(means, diagonal), strict=True
+    ):
+        torch.testing.assert_close(isotropic, spelled_out)
+    torch.testing.assert_close(
+        kl_to_prior(means[0], variances[0]), kl_to_prior(means[0], diagonal[0])
+    )
+
+
+@pytest.mark.parametrize("variance_dim", [1, 6])
+@pytest.mark.parametrize("prior", [None, 0.7])
+def test_divergence_agrees_with_torch_distributions(variance_dim, prior):
+    means, variances = random_triplets(7, 6, variance_dim)
+    covariance = torch.diag_embed(variances[0].expand(7, 6))
+    around = torch.eye(6, dtype=torch.float64) * (1 / 6 if prior is None else prior)
+    expected = kl_divergence(
+        MultivariateNormal(means[0], covariance),
+        MultivariateNormal(torch.zeros(6, dtype=torch.float64), around),
+    )
+    torch.testing.assert_close(kl_to_prior(means[0], variances[0], prior), expected)
+
+
+def triplet_of_z(z):
+    """Means and variances of a triplet whose ``-E tau / sd(tau)`` is z, in one dimension."""
+    # a = p = 0, n = x, no variance but the anchor's: E tau = -x^2, Var tau = 4 v x^2.
+    x = 2 * abs(z) * 0.01
+    zero, far = torch.zeros(1, dtype=torch.float64), torch.full((1,), x, dtype=torch.float64)
+    means = (zero, far, zero) if z < 0 else (zero, zero, far)
+    return means, (torch.full((1,), 1e-4, dtype=torch.float64), zero, zero)
+
+
+@pytest.mark.parametrize(("z", "expected"), [(-3, 6.607726), (-6, 20.736767), (-10, 53.231285)])
+def test_likelihood_of_hopeless_triplets_does_not_saturate(z, expected):
+    assert triplet_nll(*triplet_of_z(z)).item() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("z", [-40.0, -8.0, -1.0, 0.5, 3.0, 8.0])
+def test_likelihood_is_the_normal_log_cdf_of_scipy(z):
+    assert triplet_nll(*triplet_of_z(z)).item() == pytest.approx(-norm.logcdf(z), rel=1e-9)
+
+
+def test_float32_keeps_its_digits_at_tiny_variances():
+    means, _ = random_triplets(20, 2047, 1)
+    unit = tuple(torch.nn.functional.normalize(m) for m in means)
+    tiny = tuple(torch.full((20, 1), 1e-9, dtype=torch.float64) * k for k in (1, 2, 3))
+    exact = triplet_moments(unit, tiny)[1]
+    single = triplet_moments(tuple(m.float() for m in unit), tuple(v.float() for v in tiny))[1]
+    assert (single > 0).all()
+    torch.testing.assert_close(single.double(), exact, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("z", [-10.0, -30.0])
+def test_gradients_are_finite_and_pull_where_a_triplet_is_hopeless(z, dtype):
+    means, variances = triplet_of_z(z)
+    leaves = [tensor.to(dtype).requires_grad_() for tensor in (*means, *variances)]
+    triplet_nll(tuple(leaves[:3]), tuple(leaves[3:])).sum().backward()
+    assert all(torch.isfinite(leaf.grad).all() for leaf in leaves)
+    assert leaves[1].grad.item() > 1  # the positive is drawn towards the anchor
+    assert leaves[3].grad.item() < 0  # and the anchor's variance is raised

@@ -1,0 +1,98 @@
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from rcir.errors import InvalidConfig
+from rcir.risk import allowed_misses, miss_rate_bound, required_calibration
+
+ALPHAS = (0.001, 0.02, 0.05, 0.1, 0.25, 0.5, 0.9)
+DELTAS = (1e-12, 0.01, 0.05, 0.1, 0.5, 0.9)
+
+
+def exact_cdf_numerators(alpha, largest):
+    """Yield n, P(Binomial(n, alpha) <= m) * scale for every m as integers, and the scale."""
+    probability = Fraction(alpha)
+    hit, unit = probability.numerator, probability.denominator
+    pmf = np.array([1], dtype=object)
+    for n in range(1, largest + 1):
+        pmf = (unit - hit) * np.append(pmf, 0) + hit * np.append(0, pmf)
+        yield n, np.add.accumulate(pmf), unit**n
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_binomial_equals_a_search_over_the_exact_cdf_for_every_n_up_to_200(alpha):
+    for n, cdf, scale in exact_cdf_numerators(alpha, 200):
+        for delta in DELTAS:
+            limit = Fraction(delta)
+            left, right = cdf * limit.denominator, limit.numerator * scale
+            # They differ only at an exact tie, where floating point may fall on the safe side.
+            safe, exact = int((left < right).sum()) - 1, int((left <= right).sum()) - 1
+            assert safe <= allowed_misses(n, alpha, delta) <= exact, (n, delta)
+
+
+@pytest.mark.parametrize(("alpha", "delta"), list(itertools.product(ALPHAS, DELTAS)))
+def test_hoeffding_equals_a_search_over_the_tail_inequality(alpha, delta):
+    for n in range(1, 201):
+        gaps = alpha - np.arange(n + 1) / n
+        certified = (gaps >= 0) & (np.exp(-2 * n * gaps**2) <= delta)
+        assert allowed_misses(n, alpha, delta, "hoeffding") == certified.sum() - 1, n
+
+
+def test_golden_values_at_3000_queries():
+    assert allowed_misses(3000, 0.05, 0.1) == 134
+    assert allowed_misses(3000, 0.05, 0.1, "hoeffding") == 91
+
+
+@pytest.mark.parametrize("bound", ["binomial", "hoeffding"])
+def test_without_queries_nothing_is_certified(bound):
+    assert allowed_misses(0, 0.999, 0.999, bound) == -1
+
+
+def test_one_query_certifies_only_a_risk_that_its_own_chance_of_a_miss_excludes():
+    assert allowed_misses(1, 0.95, 0.1) == 0  # 1 - 0.95 <= 0.1
+    assert allowed_misses(1, 0.85, 0.1) == -1
+
+
+@pytest.mark.parametrize("alpha", [1e-5, 0.01, 0.3])
+@pytest.mark.parametrize("delta", [1e-12, 0.1])
+def test_a_million_queries_agree_with_scipy(alpha, delta):
+    n = 10**6
+    allowed = allowed_misses(n, alpha, delta)
+    if allowed >= 0:
+        assert binom.cdf(allowed, n, alpha) <= delta
+    assert binom.cdf(allowed + 1, n, alpha) > delta
+
+
+@pytest.mark.parametrize(("n", "alpha"), [(10, 0.1), (500, 0.02), (3000, 0.3)])
+def test_hoeffding_never_allows_more_than_the_exact_bound(n, alpha):
+    for delta in DELTAS[:-2]:
+        assert allowed_misses(n, alpha, delta, "hoeffding") <= allowed_misses(n, alpha, delta)
+
+
+@pytest.mark.parametrize(("alpha", "delta"), list(itertools.product(ALPHAS, DELTAS)))
+def test_required_calibration_is_the_closed_form_of_a_sample_without_a_miss(alpha, delta):
+    expected = max(1, math.ceil(math.log(delta) / math.log1p(-alpha)))
+    assert required_calibration(alpha, delta) == expected
+
+
+@pytest.mark.parametrize("unmatched", [0.01, 0.04, 0.08])
+def test_required_calibration_with_unmatched_queries_is_enough_and_one_fewer_is_not(unmatched):
+    n = required_calibration(0.1, 0.05, unmatched=unmatched)
+    assert binom.cdf(math.ceil(unmatched * n), n, 0.1) <= 0.05
+    assert binom.cdf(math.ceil(unmatched * (n - 1)), n - 1, 0.1) > 0.05
+
+
+@pytest.mark.parametrize("unmatched", [0.1, 0.5, 1.0])
+def test_no_number_of_queries_helps_where_too_many_have_no_match(unmatched):
+    assert required_calibration(0.1, 0.1, unmatched=unmatched) is None
+
+
+@pytest.mark.parametrize("function", [allowed_misses, miss_rate_bound])
+def test_an_unknown_bound_is_refused(function):
+    arguments = (3, 100) if function is miss_rate_bound else (100, 0.1)
+    with pytest.raises(InvalidConfig, match="choose one of binomial, hoeffding"):
+        function(*arguments, 0.1, "hoefding")

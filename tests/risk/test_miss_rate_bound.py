@@ -1,0 +1,51 @@
+import itertools
+import math
+from fractions import Fraction
+
+import pytest
+from scipy.stats import beta, binomtest
+
+from rcir.risk import miss_rate_bound
+
+COUNTS = ((0, 1), (0, 50), (1, 50), (7, 50), (49, 50), (134, 3000), (2999, 3000), (12, 10**6))
+
+
+@pytest.mark.parametrize(
+    ("counts", "delta"), list(itertools.product(COUNTS, (0.001, 0.05, 0.1, 0.5)))
+)
+def test_binomial_is_the_one_sided_clopper_pearson_limit(counts, delta):
+    misses, n = counts
+    interval = binomtest(misses, n, alternative="less").proportion_ci(1 - delta, method="exact")
+    assert miss_rate_bound(misses, n, delta) == pytest.approx(interval.high, rel=1e-6)
+    quantile = beta.isf(delta, misses + 1, n - misses)
+    assert miss_rate_bound(misses, n, delta) == pytest.approx(quantile, rel=1e-9)
+
+
+@pytest.mark.parametrize(("misses", "n"), [(0, 10), (3, 10), (9, 10), (2, 120)])
+@pytest.mark.parametrize("delta", [1e-12, 1e-6, 0.1])
+def test_binomial_inverts_the_exact_cdf_even_at_tiny_delta(misses, n, delta):
+    def cdf(rate):
+        terms = (math.comb(n, m) * rate**m * (1 - rate) ** (n - m) for m in range(misses + 1))
+        return sum(terms)
+
+    rate = Fraction(miss_rate_bound(misses, n, delta))
+    step = max(min(rate, 1 - rate) / 10**8, Fraction(1, 2**53))
+    assert cdf(rate + step) <= Fraction(delta) < cdf(rate - step)
+
+
+@pytest.mark.parametrize("bound", ["binomial", "hoeffding"])
+def test_all_misses_bound_nothing(bound):
+    assert miss_rate_bound(20, 20, 0.1, bound) == 1.0
+
+
+def test_hoeffding_adds_its_width_and_stops_at_one():
+    assert miss_rate_bound(5, 200, 0.1, "hoeffding") == pytest.approx(
+        0.025 + math.sqrt(math.log(10) / 400)
+    )
+    assert miss_rate_bound(1, 2, 0.01, "hoeffding") == 1.0
+
+
+@pytest.mark.parametrize(("misses", "n"), [(-1, 10), (11, 10), (0, 0)])
+def test_impossible_counts_are_refused(misses, n):
+    with pytest.raises(ValueError, match="misses is"):
+        miss_rate_bound(misses, n, 0.1)
