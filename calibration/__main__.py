@@ -13,10 +13,10 @@ from rcir.config import parse, reporting_errors
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, calibrate, show what was measured."""
-    config = parse(
-        CalibrationConfig, argv, "python -m calibration", "Give a trained encoder a guarantee."
-    )
     with reporting_errors():
+        config = parse(
+            CalibrationConfig, argv, "python -m calibration", "Give a trained encoder a guarantee."
+        )
         outcome = calibrate(config)
         print_table(outcome.evaluation)
         print(f"retriever: {outcome.folder}\nreport: {outcome.report}")

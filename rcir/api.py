@@ -62,13 +62,17 @@ def retrieve(
     Example:
         >>> answer = retrieve("query.png", alpha=0.1, delta=0.1)  # doctest: +SKIP
     """
-    if _default is None:
-        source = os.environ.get(VARIABLE)
-        if not source:
-            raise NoRetriever(
-                f'no retriever is named: call rcir.use("FOLDER") or set {VARIABLE}; '
-                "`rcir demo` makes one"
-            )
-        use(source)
-    assert _default is not None
-    return _default.retrieve(query, alpha, delta)
+    return default_retriever().retrieve(query, alpha, delta)
+
+
+def default_retriever() -> Retriever:
+    """The retriever named by `use` or, before that, by RCIR_RETRIEVER; loaded once."""
+    if _default is not None:
+        return _default
+    source = os.environ.get(VARIABLE)
+    if not source:
+        raise NoRetriever(
+            f'no retriever is named: call rcir.use("FOLDER") or set {VARIABLE}; `rcir demo` makes '
+            "one"
+        )
+    return use(source)

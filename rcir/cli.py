@@ -5,16 +5,18 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from collections.abc import Callable
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jsonargparse import auto_cli
 from PIL import Image
 
-from rcir.api import load
+from rcir.api import VARIABLE, default_retriever, use
 from rcir.config import reporting_errors
+from rcir.data import read_image
 from rcir.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -24,48 +26,35 @@ DEMO_ALPHA = DEMO_DELTA = 0.1
 DEMO_PARTS = ("training", "queries", "retriever", "report.html", "results.json")
 
 
-def retrieve(
-    image: Path, retriever: str, alpha: float = 0.1, delta: float = 0.1, json: bool = False
-) -> None:
-    """Retrieve a set for an image, with its guarantee.
-
-    Args:
-        image: image file.
-        retriever: retriever folder, or MLflow URI.
-        alpha: share of queries, in (0, 1), whose set may hold no true match.
-        delta: probability, in (0, 1), of calibration queries that mislead.
-        json: print JSON instead of text.
-    """
-    answer = load(retriever).retrieve(image, alpha, delta)
-    print(dumps(answer.to_dict(), indent=1) if json else answer)
+def retrieve(options: Namespace) -> None:
+    """Retrieve a set for an image, with its guarantee."""
+    retriever = use(options.retriever) if options.retriever else default_retriever()
+    answer = retriever.retrieve(options.image, options.alpha, options.delta)
+    print(dumps(answer.to_dict(), indent=1) if options.json else answer)
 
 
-def demo(output: Path = Path("runs/demo")) -> None:
-    """Train, calibrate, measure and retrieve on handwritten two-digit numbers.
-
-    Args:
-        output: folder to write to; what an earlier demo left there is replaced.
-    """
+def demo(options: Namespace) -> None:
+    """Train, calibrate, measure and retrieve on handwritten two-digit numbers."""
     from calibration import CalibrationConfig, calibrate, print_table, write_results
     from rcir.data import Augmentation
     from rcir.losses import LossConfig
     from training import TrainingConfig, train
 
     started = time.monotonic()
-    _clear(output)
+    _clear(options.output)
     config = TrainingConfig(
         name="training",
-        storage=str(output),
+        storage=str(options.output),
         augmentation=Augmentation(occlusion=0.15),
         loss=LossConfig(kl_scale=1e-5),
     )
     print("Training: Bayesian Triplet Loss on two-digit numbers, occluded at random")
     run = train(config)
     print("\nCalibration: on unseen classes, half of the digits occluded")
-    outcome = calibrate(CalibrationConfig(str(run.path), output=str(output / "retriever")))
+    outcome = calibrate(CalibrationConfig(str(run.path), output=str(options.output / "retriever")))
     print_table(outcome.evaluation)
-    example = _show_queries(outcome, output / "queries")
-    write_results(output / "results.json", outcome.evaluation, time.monotonic() - started)
+    example = _show_queries(outcome, options.output / "queries")
+    write_results(options.output / "results.json", outcome.evaluation, time.monotonic() - started)
     print(f"\nreport:    {outcome.report}\nretriever: {outcome.folder}\ntry:")
     print(
         f"  rcir retrieve {example} --retriever {outcome.folder} "
@@ -95,7 +84,7 @@ def _show_queries(outcome: Calibrated, folder: Path) -> Path:
     for name, quantile in (("easy", 0.05), ("medium", 0.6), ("hard", 0.9)):
         row = int(order[int(quantile * len(order))])
         path = folder / f"{name}.png"
-        Image.fromarray(test.images[row]).save(path)
+        Image.fromarray(read_image(test.images[row], channels=1)).save(path)
         answer = outcome.retriever.retrieve(path, alpha=DEMO_ALPHA, delta=DEMO_DELTA)
         shown = " ".join(f"{label:02d}" for label in (answer.labels or ())[:12])
         more = f" + {answer.size - 12} more" if answer.size > 12 else ""
@@ -109,9 +98,44 @@ def _show_queries(outcome: Calibrated, folder: Path) -> Path:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the `rcir` command."""
+    options = _parser().parse_args(argv)
     with reporting_errors():
-        auto_cli({"retrieve": retrieve, "demo": demo}, args=argv, prog="rcir")
+        options.command(options)
     return 0
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="rcir", description="Image retrieval with a guarantee.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(call: Callable[[Namespace], None]) -> ArgumentParser:
+        added = commands.add_parser(
+            call.__name__,
+            help=call.__doc__,
+            description=call.__doc__,
+            formatter_class=ArgumentDefaultsHelpFormatter,
+        )
+        added.set_defaults(command=call)
+        return added
+
+    asked = command(retrieve)
+    asked.add_argument("image", type=Path, help="image file")
+    asked.add_argument("--retriever", help=f"folder or MLflow URI; without it, {VARIABLE} names it")
+    asked.add_argument(
+        "--alpha", type=float, default=0.1, help="share of queries whose set may hold no match"
+    )
+    asked.add_argument(
+        "--delta", type=float, default=0.1, help="probability of misleading calibration queries"
+    )
+    asked.add_argument("--json", action="store_true", help="print JSON")
+    shown = command(demo)
+    shown.add_argument(
+        "--output",
+        type=Path,
+        default=Path("runs/demo"),
+        help="folder to write to; what an earlier demo left there is replaced",
+    )
+    return parser
 
 
 if __name__ == "__main__":

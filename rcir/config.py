@@ -18,7 +18,8 @@ def parse(kind: type[Config], argv: Sequence[str] | None, prog: str, description
     """A configuration from a command line: `--config FILE` and dotted overrides.
 
     `--help` and `--print_config` print and exit; what cannot be parsed is reported with the
-    argument's name, and ends the process with status 2.
+    argument's name, and ends the process with status 2. A value that the configuration itself
+    refuses raises its `InvalidConfig`.
 
     Args:
         kind: the dataclass to fill.
@@ -26,7 +27,8 @@ def parse(kind: type[Config], argv: Sequence[str] | None, prog: str, description
         prog: shown in the help.
         description: shown in the help.
     """
-    parser = ArgumentParser(prog=prog, description=description, exit_on_error=True)
+    usage = "%(prog)s [--config FILE] [--OPTION VALUE ...]"  # not all of them before every error
+    parser = ArgumentParser(prog=prog, description=description, usage=usage)
     parser.add_argument("--config", action="config", help="YAML file with any of these options")
     parser.add_class_arguments(kind, as_group=False)
     filled = parser.instantiate_classes(parser.parse_args(argv))
@@ -36,12 +38,18 @@ def parse(kind: type[Config], argv: Sequence[str] | None, prog: str, description
 
 @contextmanager
 def reporting_errors() -> Iterator[None]:
-    """End the process with status 1 and one line for what rcir raises on purpose."""
+    """End the process with one line, not a traceback, for what its user can mend.
+
+    Status 1 for what rcir raises on purpose and what the operating system refuses, 130 for Ctrl-C.
+    """
     try:
         yield
-    except RcirError as error:
+    except (RcirError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,11 @@ from rcir.risk import Quantile, RiskController
 from rcir.storage import save
 
 
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def data_root():
     """The folder of the real data sets."""

@@ -13,8 +13,8 @@ from training.run import train
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, train, say what comes next."""
-    config = parse(TrainingConfig, argv, "python -m training", "Train an encoder.")
     with reporting_errors():
+        config = parse(TrainingConfig, argv, "python -m training", "Train an encoder.")
         run = train(config)
         console.print(f"trained: {run.path}  (MLflow run {run.mlflow_run})", soft_wrap=True)
         console.print(f"next: python -m calibration --run {run.path}", soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,6 +29,15 @@ class OptimizerConfig:
     schedule: Literal["cosine", "exponential", "constant"] = "cosine"
     gamma: float = 0.99
 
+    def __post_init__(self) -> None:
+        if not 0 < self.lr < math.inf or not 0 <= self.weight_decay < math.inf:
+            raise InvalidConfig(
+                f"optimizer.lr is {self.lr} and optimizer.weight_decay {self.weight_decay}; needed: "
+                "above 0, and at least 0"
+            )
+        if not 0 < self.gamma <= 1:
+            raise InvalidConfig(f"optimizer.gamma is {self.gamma}; it must lie in (0, 1]")
+
 
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -36,7 +46,7 @@ class TrainingConfig:
     Args:
         name: of the run and of its folder.
         storage: folder of all runs; on a cluster, one that every node sees.
-        seed: decides initial weights, order, mining and augmentation.
+        seed: decides initial weights, order, mining and augmentation; at least 0.
         epochs: passes over the training images, each of them once an anchor.
         batch: tuples per step, over all workers.
         num_workers: Ray workers; 0 trains in this process.
@@ -66,11 +76,9 @@ class TrainingConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch < 1 or self.num_workers < 0:
-            raise InvalidConfig(
-                f"epochs is {self.epochs}, batch {self.batch}, num_workers {self.num_workers}; "
-                "needed: at least 1, 1 and 0"
-            )
+        for name, least in (("seed", 0), ("epochs", 1), ("batch", 1), ("num_workers", 0)):
+            if getattr(self, name) < least:
+                raise InvalidConfig(f"{name} is {getattr(self, name)}; at least {least}")
         if self.batch < self.num_workers:
             raise InvalidConfig(
                 f"a batch of {self.batch} tuples does not fill {self.num_workers} workers: raise "

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rcir.data import ImageSet, Splits, load_splits
 from rcir.encoders import Encoder, build_encoder
-from rcir.errors import InvalidData, TrainingDiverged
+from rcir.errors import InvalidConfig, InvalidData, TrainingDiverged
 from rcir.losses import tuple_losses
 from rcir.mining import Tuples, mine
 from rcir.tracking import TrackedRun
@@ -178,6 +178,8 @@ def _batches(tuples: Tuples, size: int, world: int) -> Iterator[Tuples]:
 def _device(config: TrainingConfig) -> torch.device:
     if not config.use_gpu:
         return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise InvalidConfig("use_gpu is true, but torch finds no CUDA device: set use_gpu=false")
     return ray.train.torch.get_device()
 
 

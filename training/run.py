@@ -17,7 +17,7 @@ from rcir.config import flatten
 from rcir.data import Splits, load_splits
 from rcir.encoders import Encoder, build_encoder
 from rcir.encoders.deep_ensemble import DeepEnsemble
-from rcir.errors import InvalidConfig
+from rcir.errors import InvalidConfig, RcirError
 from rcir.metrics import confidence, reliability
 from rcir.retriever import BATCH
 from rcir.runs import FOLDER_TAG, RunFolder, read_run
@@ -53,11 +53,12 @@ def train(config: TrainingConfig, parent: tracking.TrackedRun | None = None) -> 
         >>> run.finished, run.encoder().config.method
         (True, 'btl')
     """
-    run = _open(config, parent)
-    if run.finished:
+    run = _found(config)
+    if run is not None and run.finished:
         console.print(f"{run.path} is trained already; choose another name to train anew")
         return run
     splits = load_splits(config.data)
+    run = run or _start(config, parent)
     with run.tracked.active():
         if config.encoder.method == "deep-ensemble":
             encoder = _train_members(config, run, splits)
@@ -70,24 +71,29 @@ def train(config: TrainingConfig, parent: tracking.TrackedRun | None = None) -> 
     return run
 
 
-def _open(config: TrainingConfig, parent: tracking.TrackedRun | None) -> RunFolder:
-    """The run's folder: the one on disk if it is of the same configuration, or a new one."""
-    folder = Path(config.storage).absolute() / config.name
-    plain = asdict(config)
+def _found(config: TrainingConfig) -> RunFolder | None:
+    """The run that the folder holds, if any; it must be of the same configuration."""
+    folder = _folder(config)
     found = read_run(folder)
-    if found is not None:
-        old, new = flatten(found.config), flatten(plain)
-        changed = sorted(
-            name
-            for name in old.keys() | new.keys()
-            if name not in RESOURCES and _json(old.get(name)) != _json(new.get(name))
+    if found is None:
+        return None
+    old, new = flatten(found.config), flatten(asdict(config))
+    changed = sorted(
+        name
+        for name in old.keys() | new.keys()
+        if name not in RESOURCES and _json(old.get(name)) != _json(new.get(name))
+    )
+    if changed:
+        raise InvalidConfig(
+            f"{folder} holds a run with another {', '.join(changed)}: choose another name, or "
+            "remove that folder"
         )
-        if changed:
-            raise InvalidConfig(
-                f"{folder} holds a run with another {', '.join(changed)}: choose another name, or "
-                "remove that folder"
-            )
-        return found
+    return found
+
+
+def _start(config: TrainingConfig, parent: tracking.TrackedRun | None) -> RunFolder:
+    """A new run, in its folder and in MLflow."""
+    folder, plain = _folder(config), asdict(config)
     folder.mkdir(parents=True, exist_ok=True)
     tracked = tracking.start_run(config.name, {FOLDER_TAG: str(folder)}, parent)
     tracked.log_params(flatten(plain))
@@ -96,10 +102,14 @@ def _open(config: TrainingConfig, parent: tracking.TrackedRun | None) -> RunFold
     return run
 
 
+def _folder(config: TrainingConfig) -> Path:
+    return Path(config.storage).absolute() / config.name
+
+
 def _train_one(config: TrainingConfig, run: RunFolder) -> Encoder:
     """Train on Ray; the weights of the epoch that was best on the validation images."""
     job = Job(config, str(run.path), (run.mlflow_run, run.tracking_uri))
-    with _quiet_ray():
+    with _quiet_ray(), _own_errors():
         TorchTrainer(
             training_loop,
             train_loop_config={"job": job},
@@ -179,3 +189,15 @@ def _quiet_ray() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _own_errors() -> Iterator[None]:
+    """What rcir raises on purpose in a Ray worker is raised here as what it is."""
+    try:
+        yield
+    except ray.train.WorkerGroupError as error:
+        for failure in error.worker_failures.values():
+            if isinstance(failure, RcirError):
+                raise failure from error
+        raise

@@ -11,6 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 from rcir.data import ImageSet, Preprocessing
 from rcir.encoders import Encoder
+from rcir.errors import InvalidData, TrainingDiverged
 from rcir.retriever import embed
 
 BLOCK = 1024
@@ -37,7 +38,14 @@ class Validation:
 
 
 def validate(encoder: Encoder, preprocessing: Preprocessing, images: ImageSet) -> Validation:
-    """Search the validation images among themselves, each left out of its own search."""
+    """Search the validation images among themselves, each left out of its own search.
+
+    Raises:
+        InvalidData: there are no two images to search among.
+        TrainingDiverged: an embedding or uncertainty is NaN or infinite.
+    """
+    if len(images) < 2:
+        raise InvalidData(f"{len(images)} validation images: at least 2 search each other")
     embedding = embed(encoder, preprocessing, images.images)
     vectors = embedding.mean
     distances, positions = [], []
@@ -51,4 +59,9 @@ def validate(encoder: Encoder, preprocessing: Preprocessing, images: ImageSet) -
     correct = images.labels[torch.cat(positions).cpu().numpy()] == images.labels
     heuristic = torch.cat(distances) ** 2 / 2
     uncertainty = heuristic if embedding.uncertainty is None else embedding.uncertainty
+    if not (vectors.isfinite().all() and uncertainty.isfinite().all()):
+        raise TrainingDiverged(
+            "embeddings of the validation images are NaN or infinite: train anew, under another "
+            "name, with a lower optimizer.lr; checkpoints of earlier epochs are kept"
+        )
     return Validation(correct, uncertainty.cpu().numpy().astype(np.float64))

@@ -22,7 +22,7 @@ class DataConfig:
         name: "digits" or "fashion-mnist".
         root: folder of the data sets' files; the environment variable RCIR_DATA unless given.
         download: fetch what is not there.
-        seed: decides who is in which split.
+        seed: decides who is in which split; at least 0.
         options: further arguments of the set's `load`, for instance sizes of the parts.
     """
 
@@ -31,6 +31,10 @@ class DataConfig:
     download: bool = False
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise InvalidConfig(f"data.seed is {self.seed}; at least 0")
 
 
 def load_splits(config: DataConfig) -> Splits:

@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 
 from rcir.data.augmentation import occlude
 from rcir.data.records import ImageSet, Splits
+from rcir.errors import InvalidConfig
 
 CLASSES = 100
 CLASS_LIST_SEED = 714
@@ -84,8 +85,19 @@ def load(
         open_set: evaluation on classes that training never saw.
         occlusion: probability in [0, 1] of a digit to be hit, in queries and validation images.
         train_occlusion: the same, in training images.
-        train, validation, gallery, adapter, calibration, test: numbers of images.
+        train, validation, gallery, adapter, calibration, test: numbers of images, at least 1.
+
+    Raises:
+        InvalidConfig: a number is out of its range.
     """
+    for name, p in (("occlusion", occlusion), ("train_occlusion", train_occlusion)):
+        if not 0 <= p <= 1:
+            raise InvalidConfig(f"data.options.{name} is {p}; it must be in [0, 1]")
+    if min(train, validation, gallery, adapter, calibration, test) < 1:
+        raise InvalidConfig(
+            f"data.options: train {train}, validation {validation}, gallery {gallery}, adapter "
+            f"{adapter}, calibration {calibration}, test {test}; each must be at least 1"
+        )
     bunch = load_digits()
     digits = np.round(bunch.images * (255 / 16)).astype(np.uint8)
     targets = bunch.target.astype(np.int64)

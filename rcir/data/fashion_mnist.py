@@ -42,10 +42,12 @@ def load(
         DataUnavailable: the files are not there (and could not be downloaded).
         InvalidData: a file is damaged, or the parts ask for more images than there are.
     """
-    if validation + gallery >= 60_000 or adapter + calibration >= 10_000:
+    fewest = min(validation, gallery, adapter, calibration)
+    if fewest < 1 or validation + gallery >= 60_000 or adapter + calibration >= 10_000:
         raise InvalidData(
             f"validation {validation} + gallery {gallery} must leave some of 60,000 images to "
-            f"train on, adapter {adapter} + calibration {calibration} some of 10,000 to test on"
+            f"train on, adapter {adapter} + calibration {calibration} some of 10,000 to test on, "
+            "and each must be at least 1"
         )
     (images, labels), (queries, query_labels) = _official(root, download)
     rng = np.random.default_rng(seed)

@@ -1,0 +1,172 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from rcir.errors import InvalidConfig, InvalidData, InvalidImage, InvalidRiskLevel, StaleCalibration
+from rcir.retriever import Retriever
+from rcir.risk import Constant, RiskController
+from rcir.storage import load, save
+
+
+def same(first, second):
+    return (
+        first.ids == second.ids
+        and first.labels == second.labels
+        and first.uncertainty == second.uncertainty
+        and np.array_equal(first.distances, second.distances)
+    )
+
+
+def vectors(retriever, images):
+    embedding = retriever.encoder.embed(retriever.preprocessing(images))
+    return embedding.mean.double().numpy(), embedding.uncertainty.double().numpy()
+
+
+def test_an_answer_is_the_start_of_the_brute_force_ranking(retriever, splits):
+    queries = splits.test.images[:20]
+    gallery, _ = vectors(retriever, splits.gallery.images)
+    asked, uncertainty = vectors(retriever, queries)
+    split = np.sort(retriever.search(splits.adapter.images).uncertainty)
+    for row, answer in enumerate(retriever.retrieve(list(queries), 0.3, 0.1)):
+        distances = np.linalg.norm(gallery - asked[row], axis=1)
+        order = distances.argsort(kind="stable")
+        share = max(1, (split <= uncertainty[row]).sum()) / len(split)
+        size = min(150, 1 + int(answer.guarantee.kappa * share + 1e-9))
+        assert answer.size == size
+        np.testing.assert_allclose(answer.distances, distances[order[:size]], atol=1e-5)
+        rows = [splits.gallery.ids.index(name) for name in answer.ids]
+        np.testing.assert_allclose(distances[rows], distances[order[:size]], atol=1e-5)
+        assert list(answer.labels) == splits.gallery.labels[rows].tolist()
+        assert answer.uncertainty == pytest.approx(uncertainty[row])
+
+
+def test_calibration_queries_are_missed_as_often_as_the_bound_allows(retriever, splits):
+    answers = retriever.retrieve(list(splits.calibration.images), 0.3, 0.1)
+    missed = sum(
+        label not in answer.labels
+        for label, answer in zip(splits.calibration.labels, answers, strict=True)
+    )
+    # P(Binomial(400, .3) <= 107) = .085 and P(Binomial(400, .3) <= 108) = .104
+    assert missed <= 107
+    assert missed > 90
+    assert answers[0].guarantee.n_calibration == 400
+    assert answers[0].guarantee.risk_bound <= 0.3
+
+
+def test_one_query_and_a_list_of_it_get_the_same_answer(retriever, splits, tmp_path):
+    image = splits.test.images[3]
+    Image.fromarray(image).save(tmp_path / "query.png")
+    alone = retriever.retrieve(image, 0.3, 0.1)
+    forms = [image, Image.fromarray(image), tmp_path / "query.png", str(tmp_path / "query.png")]
+    for form in forms:
+        assert same(retriever.retrieve(form, 0.3, 0.1), alone)
+    listed = retriever.retrieve(forms, 0.3, 0.1)
+    assert len(listed) == 4
+    assert [answer.ids for answer in listed] == [alone.ids] * 4
+    assert [type(answers) for answers in (listed, retriever.retrieve((image,), 0.3, 0.1))] == [
+        list,
+        list,
+    ]
+
+
+def test_less_risk_needs_sets_that_hold_the_others(retriever, splits):
+    queries = list(splits.test.images[:10])
+    for strict, lenient in zip(
+        retriever.retrieve(queries, 0.2, 0.1), retriever.retrieve(queries, 0.5, 0.1), strict=True
+    ):
+        assert strict.ids[: lenient.size] == lenient.ids
+        assert strict.size > lenient.size
+
+
+@pytest.mark.parametrize(("alpha", "delta"), [(0, 0.1), (0.1, 1.0), (float("nan"), 0.1)])
+def test_invalid_levels_are_refused(retriever, splits, alpha, delta):
+    with pytest.raises(InvalidRiskLevel):
+        retriever.retrieve(splits.test.images[0], alpha, delta)
+
+
+@pytest.mark.parametrize("query", [[], (), "no-such-file.png", np.zeros((8, 16)), None])
+def test_queries_that_are_no_images_are_refused(retriever, query):
+    with pytest.raises(InvalidImage, match="give"):
+        retriever.retrieve(query, 0.3, 0.1)
+
+
+def test_no_answer_without_calibration_but_neighbours(retriever, splits):
+    fresh = Retriever(
+        retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids
+    )
+    with pytest.raises(StaleCalibration, match=r"not calibrated.*python -m calibration.*`search`"):
+        fresh.retrieve(splits.test.images[0], 0.3, 0.1)
+    assert fresh.search(splits.test.images[:2]).positions.shape == (2, 200)
+
+
+def test_a_controller_of_another_depth_is_refused(folder):
+    retriever = load(folder)
+    other = RiskController.calibrate(Constant(), np.zeros(50), np.ones(50), depth=149)
+    with pytest.raises(StaleCalibration, match="149 candidates"):
+        retriever.calibrate(other)
+
+
+def test_adding_images_makes_the_calibration_stale_until_it_is_redone(folder, splits):
+    retriever, query = load(folder), splits.test.images[0]
+    retriever.add([query], ["new"], [7])
+    for current in (retriever, load(save(retriever, folder.parent / "added"))):
+        with pytest.raises(StaleCalibration, match="gallery, index"):
+            current.retrieve(query, 0.3, 0.1)
+        found = current.search([query])
+        assert current.ids[found.positions[0, 0]] == "new"
+        assert found.distances[0, 0] == pytest.approx(0, abs=1e-6)
+        assert current.labels.tolist() == [*splits.gallery.labels.tolist(), 7]
+        current.calibrate(RiskController.calibrate(Constant(), np.zeros(50), np.ones(50), 150))
+        assert current.retrieve(query, 0.3, 0.1).ids == ("new",)
+
+
+def test_changed_weights_make_the_calibration_stale(folder, splits):
+    retriever = load(folder)
+    with torch.no_grad():
+        next(retriever.encoder.parameters()).mul_(1.001)
+    changed = load(save(retriever, folder))
+    with pytest.raises(StaleCalibration, match="changed since calibration: encoder"):
+        changed.retrieve(splits.test.images[0], 0.3, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("images", "ids", "labels", "error"),
+    [
+        (2, ["a"], [1, 1], InvalidData),
+        (2, ["a", "b"], [1], InvalidData),
+        (2, ["a", "b"], None, InvalidData),
+        (0, [], [], InvalidImage),
+        (1, ["a"], ["seven"], ValueError),
+        (1, ["a"], [[1]], ValueError),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_added_changes_nothing(folder, splits, images, ids, labels, error):
+    retriever, query = load(folder), splits.test.images[0]
+    before = retriever.retrieve(query, 0.3, 0.1)
+    with pytest.raises(error):
+        retriever.add(list(splits.test.images[:images]), ids, labels)
+    with pytest.raises(InvalidImage):
+        retriever.add([np.zeros((3,), np.uint8)], ["a"], [1])
+    assert (len(retriever.index), len(retriever.ids), len(retriever.labels)) == (300, 300, 300)
+    assert same(retriever.retrieve(query, 0.3, 0.1), before)
+
+
+def test_a_diverged_encoder_is_refused(folder, splits):
+    retriever = load(folder)
+    with torch.no_grad():
+        next(retriever.encoder.parameters()).fill_(torch.nan)
+    with pytest.raises(InvalidData, match="NaN"):
+        retriever.search(splits.test.images[:2])
+    with pytest.raises(InvalidData, match="NaN"):
+        Retriever.build(retriever.encoder, retriever.preprocessing, splits.gallery)
+
+
+def test_an_empty_gallery_and_an_empty_search_are_refused(retriever, splits):
+    with pytest.raises(InvalidData, match="at least one image"):
+        Retriever.build(
+            retriever.encoder, retriever.preprocessing, splits.gallery.subset(np.arange(0))
+        )
+    with pytest.raises(InvalidConfig, match="at least 1 candidate"):
+        Retriever.build(retriever.encoder, retriever.preprocessing, splits.gallery, depth=0)
