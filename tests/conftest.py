@@ -54,3 +54,29 @@ def retriever(splits):
 def folder(retriever, tmp_path):
     """The retriever, saved."""
     return save(retriever, tmp_path / "retriever")
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """Configurations of trainings that take a second: `tiny(name, **changes)`."""
+    from training import TrainingConfig
+
+    parts = {"train": 300, "validation": 100, "gallery": 300, "adapter": 300, "test": 300}
+    defaults = {
+        "epochs": 4,
+        "batch": 32,
+        "data": DataConfig("digits", options={**parts, "calibration": 300}),
+        "encoder": EncoderConfig(dim=8, members=2, passes=3),
+    }
+    return lambda name="tiny", **changes: TrainingConfig(name, **(defaults | changes))
+
+
+@pytest.fixture(scope="session")
+def trained(tiny, tracking_uri, tmp_path_factory):
+    """A finished training run, to be read only."""
+    from training import train
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("trained"))
+        patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
+        return train(tiny(seed=4))

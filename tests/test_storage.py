@@ -1,4 +1,3 @@
-import json
 import pickle
 import pickletools
 import shutil
@@ -10,21 +9,11 @@ import pytest
 import torch
 
 from rcir.encoders import EncoderConfig, build_encoder
-from rcir.errors import CorruptRetriever, NoRetriever
+from rcir.errors import CorruptRetriever
 from rcir.index import FlatIndex
 from rcir.retriever import Retriever
 from rcir.risk import ADAPTERS, RiskController
 from rcir.storage import load, save
-
-FILES = (
-    "manifest.json",
-    "retriever.json",
-    "encoder.safetensors",
-    "controller.safetensors",
-    "index.faiss",
-    "gallery.json",
-    "labels.npy",
-)
 
 
 def contents(folder):
@@ -50,7 +39,9 @@ def test_a_loaded_retriever_answers_as_before(retriever, folder, splits):
 def test_a_saved_copy_of_a_loaded_retriever_has_the_same_files(folder, tmp_path):
     copy = save(load(folder), tmp_path / "copy")
     assert contents(copy) == contents(folder)
-    assert set(contents(copy)) == set(FILES)
+    assert {name.partition(".")[0] for name in contents(copy)} == {
+        *("manifest", "retriever", "encoder", "controller", "index", "gallery", "labels")
+    }
 
 
 @pytest.mark.parametrize("method", ["deterministic", "deep-ensemble", "btl"])
@@ -69,75 +60,6 @@ def test_every_encoder_and_adapter_survives(retriever, splits, tmp_path, method,
     assert loaded.labels is None
     assert not (tmp_path / "retriever" / "labels.npy").exists()
     assert answers(loaded, splits.test.images) == answers(built, splits.test.images)
-
-
-@pytest.mark.parametrize("name", FILES[1:])
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 1.0])
-def test_one_changed_byte_in_any_file_is_noticed(folder, name, share):
-    path = folder / name
-    content = bytearray(path.read_bytes())
-    content[int(share * (len(content) - 1))] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(CorruptRetriever, match=f"{name} was changed.*calibrate again"):
-        load(folder)
-
-
-def test_any_changed_byte_of_the_manifest_is_noticed(folder):
-    path = folder / "manifest.json"
-    original = path.read_bytes()
-    for place in range(len(original)):
-        for flip in (0x01, 0x20):  # 0x20 turns letters into capitals
-            changed = bytearray(original)
-            changed[place] ^= flip
-            path.write_bytes(changed)
-            with pytest.raises(CorruptRetriever):
-                load(folder)
-    path.write_bytes(original)
-    load(folder)
-
-
-@pytest.mark.parametrize("name", FILES[1:])
-def test_a_missing_or_shortened_file_is_noticed(folder, name):
-    path = folder / name
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CorruptRetriever, match=name):
-        load(folder)
-    path.unlink()
-    with pytest.raises(CorruptRetriever, match=f"{name} is missing"):
-        load(folder)
-
-
-@pytest.mark.parametrize("kind", ["no folder", "empty folder", "no manifest", "a file"])
-def test_a_place_without_a_manifest_holds_no_retriever(folder, tmp_path, kind):
-    place = folder if kind == "no manifest" else tmp_path / "elsewhere"
-    if kind == "no manifest":
-        (folder / "manifest.json").unlink()
-    elif kind == "empty folder":
-        place.mkdir()
-    elif kind == "a file":
-        place.write_text("hello")
-    with pytest.raises(NoRetriever, match=r"no manifest\.json.*rcir demo"):
-        load(place)
-
-
-@pytest.mark.parametrize("version", [0, 2, 99, "1", None])
-def test_another_format_is_refused_with_both_versions(folder, version):
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text())
-    path.write_text(json.dumps(manifest | {"format": version}))
-    with pytest.raises(CorruptRetriever, match=f"has format {version}.*reads format 1"):
-        load(folder)
-
-
-@pytest.mark.parametrize("outside", ["../secret", "/etc/hostname", "sub/../labels.npy", ""])
-def test_a_manifest_cannot_name_files_outside_the_folder(folder, tmp_path, outside):
-    (tmp_path / "secret").write_text("secret")
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["files"][outside] = "0" * 64
-    path.write_text(json.dumps(manifest, indent=1))
-    with pytest.raises(CorruptRetriever, match="is missing"):
-        load(folder)
 
 
 def test_nothing_in_the_folder_is_a_pickle(folder):

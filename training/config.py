@@ -32,8 +32,8 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         if not 0 < self.lr < math.inf or not 0 <= self.weight_decay < math.inf:
             raise InvalidConfig(
-                f"optimizer.lr is {self.lr} and optimizer.weight_decay {self.weight_decay}; needed: "
-                "above 0, and at least 0"
+                f"optimizer.lr is {self.lr} and weight_decay {self.weight_decay}; needed: above 0, "
+                "and at least 0"
             )
         if not 0 < self.gamma <= 1:
             raise InvalidConfig(f"optimizer.gamma is {self.gamma}; it must lie in (0, 1]")

@@ -82,8 +82,9 @@ def training_loop(arguments: dict[str, Job]) -> None:
         if metrics["validation/recall_at_1"] > progress.best_recall:
             progress.best_epoch, progress.best_recall = epoch, metrics["validation/recall_at_1"]
         if rank == 0:
-            checkpoint.save(folder, progress, encoder, optimizer, scheduler)
+            # Metrics first: an epoch that is not repeated has left them.
             tracked.log_metrics(metrics, step=epoch)
+            checkpoint.save(folder, progress, encoder, optimizer, scheduler)
             bar.summary(metrics)
         ray.train.report(metrics)
 

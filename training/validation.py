@@ -11,57 +11,73 @@ from sklearn.metrics import roc_auc_score
 
 from rcir.data import ImageSet, Preprocessing
 from rcir.encoders import Encoder
-from rcir.errors import InvalidData, TrainingDiverged
+from rcir.errors import RiskUnattainable
+from rcir.metrics import first_match_ranks, recall_at_k
 from rcir.retriever import embed
+from rcir.risk import MinMax, RiskController
 
-BLOCK = 1024
+BLOCK, DEPTH = 1024, 200
 
 
 @dataclass(frozen=True)
 class Validation:
-    """The nearest other image of every validation image.
+    """Every validation image searched among the others.
 
     Attributes:
-        correct: (n,) whether it has the same label.
+        ranks: (n,) rank of the first other image with the same label, infinite beyond `depth`.
         uncertainty: (n,) of the images, as a retriever would state it.
+        depth: number of candidates that were searched.
     """
 
-    correct: NDArray[np.bool_]
+    ranks: NDArray[np.float64]
     uncertainty: NDArray[np.float64]
+    depth: int
+
+    @property
+    def correct(self) -> NDArray[np.bool_]:
+        """(n,) whether the nearest other image has the same label."""
+        return self.ranks == 1
+
+    def certified_size(self, alpha: float, delta: float) -> float:
+        """The mean set size that a calibration on these images would certify.
+
+        Half of the images fit the size adapter ("minmax"), the others calibrate. What cannot be
+        certified counts as the whole search depth.
+        """
+        adapter = MinMax.fit(self.uncertainty[::2])
+        uncertainty = self.uncertainty[1::2]
+        controller = RiskController.calibrate(adapter, uncertainty, self.ranks[1::2], self.depth)
+        try:
+            return float(controller.sizes(uncertainty, controller.kappa(alpha, delta)).mean())
+        except RiskUnattainable:
+            return float(self.depth)
 
     def metrics(self) -> dict[str, float]:
-        """Recall at 1, and how well the uncertainty predicts a wrong nearest image (AUROC)."""
-        found = {"validation/recall_at_1": float(self.correct.mean())}
+        """Recall at 1, the certified size at alpha = delta = 0.1, and the AUROC of misses."""
+        found = {
+            "validation/recall_at_1": recall_at_k(self.ranks, 1),
+            "validation/certified_size": self.certified_size(0.1, 0.1),
+        }
         if 0 < self.correct.sum() < len(self.correct):
             found["validation/auroc_miss"] = float(roc_auc_score(~self.correct, self.uncertainty))
         return found
 
 
 def validate(encoder: Encoder, preprocessing: Preprocessing, images: ImageSet) -> Validation:
-    """Search the validation images among themselves, each left out of its own search.
-
-    Raises:
-        InvalidData: there are no two images to search among.
-        TrainingDiverged: an embedding or uncertainty is NaN or infinite.
-    """
-    if len(images) < 2:
-        raise InvalidData(f"{len(images)} validation images: at least 2 search each other")
+    """Search the validation images among themselves, each left out of its own search."""
     embedding = embed(encoder, preprocessing, images.images)
-    vectors = embedding.mean
-    distances, positions = [], []
+    vectors, labels = embedding.mean, torch.from_numpy(images.labels)
+    depth = min(DEPTH, len(images) - 1)
+    relevant, top = [], []
     for start in range(0, len(vectors), BLOCK):
         block = torch.cdist(vectors[start : start + BLOCK], vectors)
         rows = torch.arange(len(block), device=block.device)
         block[rows, start + rows] = torch.inf
-        nearest = block.min(dim=1)
-        distances.append(nearest.values)
-        positions.append(nearest.indices)
-    correct = images.labels[torch.cat(positions).cpu().numpy()] == images.labels
-    heuristic = torch.cat(distances) ** 2 / 2
+        nearest = block.topk(depth, largest=False)
+        own = labels[start : start + BLOCK, None]
+        relevant.append(labels[nearest.indices.cpu()] == own)
+        top.append(nearest.values[:, 0])
+    heuristic = torch.cat(top) ** 2 / 2
     uncertainty = heuristic if embedding.uncertainty is None else embedding.uncertainty
-    if not (vectors.isfinite().all() and uncertainty.isfinite().all()):
-        raise TrainingDiverged(
-            "embeddings of the validation images are NaN or infinite: train anew, under another "
-            "name, with a lower optimizer.lr; checkpoints of earlier epochs are kept"
-        )
-    return Validation(correct, uncertainty.cpu().numpy().astype(np.float64))
+    ranks = first_match_ranks(torch.cat(relevant).numpy())
+    return Validation(ranks, uncertainty.cpu().numpy().astype(np.float64), depth)

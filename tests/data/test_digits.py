@@ -130,8 +130,15 @@ def test_all_classes_are_everywhere_in_the_closed_set():
 
 
 @pytest.mark.parametrize(
-    "config", [DataConfig("mnist"), DataConfig("digits", options={"sizes": 3})], ids=str
+    ("name", "options", "message"),
+    [
+        ("mnist", {}, "choose one of digits, fashion-mnist"),
+        ("digits", {"sizes": 3}, r"data\.options of digits: .*sizes"),
+        ("digits", {"occlusion": 1.5}, "occlusion is 1.5"),
+        ("digits", {"train_occlusion": -0.1}, "train_occlusion is -0.1"),
+        ("digits", {"gallery": 0}, "at least 1"),
+    ],
 )
-def test_an_unknown_set_or_option_is_refused(config):
-    with pytest.raises(InvalidConfig, match=r"choose one of digits, fashion-mnist|sizes"):
-        load_splits(config)
+def test_a_set_or_an_option_that_does_not_exist_is_refused(name, options, message):
+    with pytest.raises(InvalidConfig, match=message):
+        load_splits(DataConfig(name, options=options))

@@ -1,0 +1,84 @@
+import json
+
+import pytest
+
+from rcir.errors import CorruptRetriever, NoRetriever
+from rcir.storage import load
+
+FILES = (
+    "retriever.json",
+    "encoder.safetensors",
+    "controller.safetensors",
+    "index.faiss",
+    "gallery.json",
+    "labels.npy",
+)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_one_changed_byte_in_any_file_is_noticed(folder, name, share):
+    path = folder / name
+    content = bytearray(path.read_bytes())
+    content[int(share * (len(content) - 1))] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CorruptRetriever, match=f"{name} was changed.*calibrate again"):
+        load(folder)
+
+
+def test_any_changed_byte_of_the_manifest_is_noticed(folder):
+    path = folder / "manifest.json"
+    original = path.read_bytes()
+    for place in range(len(original)):
+        for flip in (0x01, 0x20):  # 0x20 turns letters into capitals
+            changed = bytearray(original)
+            changed[place] ^= flip
+            path.write_bytes(changed)
+            with pytest.raises(CorruptRetriever):
+                load(folder)
+    path.write_bytes(original)
+    load(folder)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_or_shortened_file_is_noticed(folder, name):
+    path = folder / name
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CorruptRetriever, match=name):
+        load(folder)
+    path.unlink()
+    with pytest.raises(CorruptRetriever, match=f"{name} is missing"):
+        load(folder)
+
+
+@pytest.mark.parametrize("kind", ["no folder", "empty folder", "no manifest", "a file"])
+def test_a_place_without_a_manifest_holds_no_retriever(folder, tmp_path, kind):
+    place = folder if kind == "no manifest" else tmp_path / "elsewhere"
+    if kind == "no manifest":
+        (folder / "manifest.json").unlink()
+    elif kind == "empty folder":
+        place.mkdir()
+    elif kind == "a file":
+        place.write_text("hello")
+    with pytest.raises(NoRetriever, match=r"no manifest\.json.*rcir demo"):
+        load(place)
+
+
+@pytest.mark.parametrize("version", [0, 2, 99, "1", None])
+def test_another_format_is_refused_with_both_versions(folder, version):
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"format": version}))
+    with pytest.raises(CorruptRetriever, match=f"has format {version}.*reads format 1"):
+        load(folder)
+
+
+@pytest.mark.parametrize("outside", ["../secret", "/etc/hostname", "sub/../labels.npy", ""])
+def test_a_manifest_cannot_name_files_outside_the_folder(folder, tmp_path, outside):
+    (tmp_path / "secret").write_text("secret")
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["files"][outside] = "0" * 64
+    path.write_text(json.dumps(manifest, indent=1))
+    with pytest.raises(CorruptRetriever, match="is missing"):
+        load(folder)

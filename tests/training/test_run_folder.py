@@ -1,0 +1,94 @@
+"""What training leaves on disk."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from mlflow import MlflowClient
+from safetensors.torch import load_file
+
+from rcir.errors import InvalidConfig, InvalidData
+from training import OptimizerConfig, train
+
+
+def recalls(run):
+    """Validation recall by epoch, as tracked."""
+    history = MlflowClient(run.tracking_uri).get_metric_history(
+        run.mlflow_run, "validation/recall_at_1"
+    )
+    return {metric.step: metric.value for metric in history}
+
+
+def test_the_folder_holds_nothing_but_what_is_documented(trained):
+    assert {path.name for path in trained.path.iterdir()} == {
+        "run.json",
+        "checkpoints",
+        "encoder.safetensors",
+    }
+
+
+def test_run_json_holds_the_configuration_and_the_mlflow_run(trained, tiny, tracking_uri):
+    stored = json.loads((trained.path / "run.json").read_text())
+    assert stored["config"] == json.loads(json.dumps(asdict(tiny(seed=4))))
+    assert stored["finished"] is True
+    assert stored["tracking_uri"] == tracking_uri
+    assert MlflowClient(tracking_uri).get_run(stored["mlflow_run"]).info.run_name == "tiny"
+
+
+def test_only_the_last_and_the_best_checkpoint_are_kept(trained):
+    by_epoch = recalls(trained)
+    assert sorted(by_epoch) == [1, 2, 3, 4]
+    best = min(by_epoch, key=lambda epoch: (-by_epoch[epoch], epoch))
+    kept = {path.name for path in (trained.path / "checkpoints").iterdir()}
+    assert kept == {f"epoch-{best:04d}", "epoch-0004"}
+
+
+def test_the_encoder_has_the_weights_of_the_best_epoch(trained):
+    by_epoch = recalls(trained)
+    best = min(by_epoch, key=lambda epoch: (-by_epoch[epoch], epoch))
+    expected = load_file(trained.path / "checkpoints" / f"epoch-{best:04d}" / "model.safetensors")
+    stored = load_file(trained.path / "encoder.safetensors")
+    loaded = trained.encoder().state_dict()
+    assert stored.keys() == expected.keys() == loaded.keys()
+    for name, values in expected.items():
+        assert torch.equal(stored[name], values)
+        assert torch.equal(loaded[name], values)
+
+
+def test_a_finished_run_is_returned_as_it_is(trained, tiny, capsys):
+    client = MlflowClient(trained.tracking_uri)
+    experiment = client.get_run(trained.mlflow_run).info.experiment_id
+    runs = len(client.search_runs([experiment]))
+    before = trained.path.joinpath("encoder.safetensors").stat().st_mtime_ns
+    # Resources may differ from those of the first call.
+    again = train(tiny(seed=4, storage=str(trained.path.parent), num_workers=2))
+    assert (again.path, again.mlflow_run) == (trained.path, trained.mlflow_run)
+    assert "trained already" in " ".join(capsys.readouterr().out.split())
+    assert trained.path.joinpath("encoder.safetensors").stat().st_mtime_ns == before
+    assert len(client.search_runs([experiment])) == runs
+
+
+def test_another_configuration_in_the_same_folder_is_refused(trained, tiny):
+    before = (trained.path / "run.json").read_bytes()
+    config = tiny(
+        seed=4, storage=str(trained.path.parent), epochs=5, optimizer=OptimizerConfig(lr=0.5)
+    )
+    with pytest.raises(InvalidConfig, match=r"another epochs, optimizer\.lr:"):
+        train(config)
+    with pytest.raises(InvalidConfig, match=r"another data\.options\.train:"):
+        options = {**config.data.options, "train": 301}
+        train(tiny(seed=4, storage=config.storage, data=replace(config.data, options=options)))
+    assert (trained.path / "run.json").read_bytes() == before
+
+
+def test_a_run_that_is_not_finished_has_no_encoder(trained):
+    with pytest.raises(InvalidData, match="run the same training command again"):
+        replace(trained, finished=False).encoder()
+
+
+def test_data_that_cannot_be_had_leave_no_run(tiny, tmp_path):
+    config = tiny("nothing", storage=str(tmp_path))
+    with pytest.raises(InvalidConfig, match="trian"):
+        train(replace(config, data=replace(config.data, options={"trian": 5})))
+    assert not (tmp_path / "nothing").exists()
