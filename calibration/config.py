@@ -15,7 +15,7 @@ class CalibrationConfig:
 
     Args:
         run: folder of a training run, or the id of its MLflow run.
-        output: folder for the retriever; `retriever` in the run's folder unless given.
+        output: folder for `retriever`, `report.html`, `results.json`; the run's own unless given.
         adapter: how set size depends on uncertainty.
         bound: confidence bound; "binomial" is exact, "hoeffding" that of Cai et al. (AAAI 2025).
         depth: candidates searched per query; no set is larger.

@@ -40,16 +40,15 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     """Index the gallery, fit adapter and controller, measure, write and track.
 
     The size adapter is fitted on the adapter split, the controller on the calibration split, and
-    what is reported is measured on the test split; no query is in two of them. Beside the
-    retriever's folder lie `report.html` and `results.json`.
+    what is reported is measured on the test split; no query is in two of them.
 
     Raises:
         InvalidData: there is no such run, or it is not finished.
-        CorruptRetriever: the output folder holds something else.
+        CorruptRetriever: what lies at the retriever's place is something else.
     """
     started = time.monotonic()
     run = runs.find_run(config.run)
-    folder = Path(config.output) if config.output else run.path / "retriever"
+    output = Path(config.output) if config.output else run.path
     splits = load_splits(run.data)
     retriever = Retriever.build(run.encoder(), run.preprocessing, splits.gallery, config.depth)
     adapter_split, calibration, test = (
@@ -73,11 +72,11 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
         config.alphas,
         config.delta,
     )
-    storage.save(retriever, folder)
+    folder = storage.save(retriever, output / "retriever")
     figures = report.draw(controller, constant, evaluation, test, splits.gallery, config.delta)
-    page = folder.with_name("report.html")
+    page = output / "report.html"
     page.write_text(report.render(evaluation, figures), encoding="utf-8")
-    results = folder.with_name("results.json")
+    results = output / "results.json"
     write_results(results, evaluation, time.monotonic() - started)
     tracked = run.tracked
     tracked.log_metrics(evaluation.metrics())

@@ -51,7 +51,7 @@ def demo(options: Namespace) -> None:
     print("Training: Bayesian Triplet Loss on two-digit numbers, occluded at random")
     run = train(config)
     print("\nCalibration: on unseen classes, half of the digits occluded")
-    outcome = calibrate(CalibrationConfig(str(run.path), output=str(options.output / "retriever")))
+    outcome = calibrate(CalibrationConfig(str(run.path), output=str(options.output)))
     print_table(outcome.evaluation)
     example = _show_queries(outcome, options.output / "queries")
     write_results(options.output / "results.json", outcome.evaluation, time.monotonic() - started)

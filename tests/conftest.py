@@ -13,6 +13,9 @@ from rcir.retriever import Retriever
 from rcir.risk import Quantile, RiskController
 from rcir.storage import save
 
+# On tensors this small, more threads only wait for each other.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(autouse=True)
 def _seeded():

@@ -109,6 +109,7 @@ def test_a_controller_of_another_depth_is_refused(folder):
 
 def test_adding_images_makes_the_calibration_stale_until_it_is_redone(folder, splits):
     retriever, query = load(folder), splits.test.images[0]
+    assert "new" not in retriever.retrieve(query, 0.3, 0.1).ids
     retriever.add([query], ["new"], [7])
     for current in (retriever, load(save(retriever, folder.parent / "added"))):
         with pytest.raises(StaleCalibration, match="gallery, index"):

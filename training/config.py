@@ -30,11 +30,10 @@ class OptimizerConfig:
     gamma: float = 0.99
 
     def __post_init__(self) -> None:
-        if not 0 < self.lr < math.inf or not 0 <= self.weight_decay < math.inf:
-            raise InvalidConfig(
-                f"optimizer.lr is {self.lr} and weight_decay {self.weight_decay}; needed: above 0, "
-                "and at least 0"
-            )
+        if not 0 < self.lr < math.inf:
+            raise InvalidConfig(f"optimizer.lr is {self.lr}; it must be above 0")
+        if not 0 <= self.weight_decay < math.inf:
+            raise InvalidConfig(f"optimizer.weight_decay is {self.weight_decay}; at least 0")
         if not 0 < self.gamma <= 1:
             raise InvalidConfig(f"optimizer.gamma is {self.gamma}; it must lie in (0, 1]")
 

@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 from rcir.data import ImageSet, Preprocessing
 from rcir.encoders import Encoder
-from rcir.errors import RiskUnattainable
+from rcir.errors import InvalidData, RiskUnattainable, TrainingDiverged
 from rcir.metrics import first_match_ranks, recall_at_k
 from rcir.retriever import embed
 from rcir.risk import MinMax, RiskController
@@ -64,7 +64,14 @@ class Validation:
 
 
 def validate(encoder: Encoder, preprocessing: Preprocessing, images: ImageSet) -> Validation:
-    """Search the validation images among themselves, each left out of its own search."""
+    """Search the validation images among themselves, each left out of its own search.
+
+    Raises:
+        InvalidData: there are fewer than 3 images.
+        TrainingDiverged: an embedding or uncertainty is NaN or infinite.
+    """
+    if len(images) < 3:
+        raise InvalidData(f"{len(images)} validation images: at least 3 must search each other")
     embedding = embed(encoder, preprocessing, images.images)
     vectors, labels = embedding.mean, torch.from_numpy(images.labels)
     depth = min(DEPTH, len(images) - 1)
@@ -79,5 +86,10 @@ def validate(encoder: Encoder, preprocessing: Preprocessing, images: ImageSet) -
         top.append(nearest.values[:, 0])
     heuristic = torch.cat(top) ** 2 / 2
     uncertainty = heuristic if embedding.uncertainty is None else embedding.uncertainty
+    if not (vectors.isfinite().all() and uncertainty.isfinite().all()):
+        raise TrainingDiverged(
+            "embeddings of the validation images are NaN or infinite: train anew, under another "
+            "name, with a lower optimizer.lr; checkpoints of earlier epochs are kept"
+        )
     ranks = first_match_ranks(torch.cat(relevant).numpy())
     return Validation(ranks, uncertainty.cpu().numpy().astype(np.float64), depth)

@@ -6,6 +6,7 @@ A miss is a 0/1 loss: the returned set holds no true match. Counts are integers 
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Literal, get_args
 
 from scipy.special import bdtr, betainccinv
@@ -17,7 +18,7 @@ Bound = Literal["binomial", "hoeffding"]
 
 def check_level(name: str, value: float) -> float:
     """A probability strictly between 0 and 1, or `InvalidRiskLevel`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < 1:
         raise InvalidRiskLevel(
             f"{name} is {value!r}; it must be a number strictly between 0 and 1, for instance 0.1"
         )

@@ -76,9 +76,9 @@ def test_another_configuration_in_the_same_folder_is_refused(trained, tiny):
     )
     with pytest.raises(InvalidConfig, match=r"another epochs, optimizer\.lr:"):
         train(config)
+    more = replace(config.data, options={**config.data.options, "train": 301})
     with pytest.raises(InvalidConfig, match=r"another data\.options\.train:"):
-        options = {**config.data.options, "train": 301}
-        train(tiny(seed=4, storage=config.storage, data=replace(config.data, options=options)))
+        train(tiny(seed=4, storage=config.storage, data=more))
     assert (trained.path / "run.json").read_bytes() == before
 
 

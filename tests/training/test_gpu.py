@@ -1,0 +1,42 @@
+import pytest
+import torch
+
+from rcir.data import DataConfig, load_splits
+from rcir.encoders import EncoderConfig
+from rcir.retriever import embed
+from training import TrainingConfig, train
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+TINY = DataConfig("digits", options={"train": 400, "validation": 200})
+
+
+@pytest.mark.parametrize("method", ["deterministic", "mc-dropout", "btl"])
+def test_training_on_the_gpu_gives_the_encoder_that_the_cpu_reads(method, tmp_path):
+    config = TrainingConfig(
+        name=method,
+        storage=str(tmp_path),
+        epochs=2,
+        use_gpu=True,
+        data=TINY,
+        encoder=EncoderConfig(method, passes=4),
+    )
+    encoder = train(config).encoder()
+    images = load_splits(TINY).validation.images
+    on_cpu = embed(encoder, config.preprocessing, images)
+    on_gpu = embed(encoder.cuda(), config.preprocessing, images)
+    torch.testing.assert_close(on_gpu.mean.cpu(), on_cpu.mean, atol=1e-4, rtol=1e-3)
+
+
+def test_one_gpu_step_follows_the_cpu(tmp_path):
+    def weights(use_gpu):
+        config = TrainingConfig(
+            name=f"gpu-{use_gpu}", storage=str(tmp_path), epochs=1, use_gpu=use_gpu, data=TINY
+        )
+        return train(config).encoder().state_dict()
+
+    cpu, gpu = weights(False), weights(True)
+    for name, values in cpu.items():
+        torch.testing.assert_close(gpu[name].cpu(), values, atol=1e-2, rtol=1e-1)

@@ -1,0 +1,101 @@
+"""Validation against brute force."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from rcir.data import ImageSet, Preprocessing
+from rcir.embedding import Embedding
+from rcir.encoders import EncoderConfig
+from rcir.encoders.base import Encoder
+from rcir.errors import InvalidData, TrainingDiverged
+from training.validation import validate
+
+
+class Pixels(Encoder):
+    """An encoder whose embedding is the picture itself."""
+
+    def __init__(self, spread=None):
+        super().__init__(EncoderConfig())
+        self.anchor = torch.nn.Parameter(torch.zeros(1))
+        self.spread = spread
+
+    def forward(self, images):
+        mean = images.flatten(1) + self.anchor
+        uncertainty = None if self.spread is None else self.spread * mean.sum(1)
+        return Embedding(mean, None, uncertainty)
+
+
+def draw(n, copies):
+    """n random pictures of three labels, the first `copies` of them the same picture."""
+    rng = np.random.default_rng(3)
+    pixels = rng.integers(0, 256, (n, 2, 3), dtype=np.uint8)
+    pixels[:copies] = pixels[0]
+    return ImageSet(pixels, rng.integers(0, 3, n), [str(i) for i in range(n)])
+
+
+def others(images):
+    """For each image, the distances to all others and their labels, nearest first."""
+    vectors = images.images.reshape(len(images), -1) / 255
+    for i, vector in enumerate(vectors):
+        rest = np.delete(np.arange(len(vectors)), i)
+        distances = np.sqrt(((vectors[rest] - vector) ** 2).sum(1))
+        order = np.argsort(distances, kind="stable")
+        yield distances[order], images.labels[rest][order]
+
+
+@pytest.mark.parametrize("n", [40, 1100])
+def test_ranks_are_those_of_a_search_among_all_others(n):
+    images = draw(n, copies=0)
+    found = validate(Pixels(), Preprocessing((2, 3)), images)
+    expected = [
+        np.flatnonzero(labels == label)[0] + 1
+        for (_, labels), label in zip(others(images), images.labels, strict=True)
+    ]
+    np.testing.assert_array_equal(found.ranks, expected)
+    assert found.metrics()["validation/recall_at_1"] == np.mean(np.array(expected) == 1)
+
+
+def test_an_image_is_left_out_of_its_own_search_even_among_its_copies():
+    """Copies of one picture, no two of one label: whoever drops the nearest drops a copy."""
+    pixels = np.zeros((6, 2, 3), np.uint8)
+    pixels[3:] = np.arange(3, dtype=np.uint8)[:, None, None] * 50 + 100
+    images = ImageSet(pixels, np.array([0, 1, 2, 3, 4, 5]), list("abcdef"))
+    found = validate(Pixels(), Preprocessing((2, 3)), images)
+    assert found.metrics()["validation/recall_at_1"] == 0
+    twins = ImageSet(pixels, np.array([0, 0, 0, 3, 4, 5]), list("abcdef"))
+    np.testing.assert_array_equal(
+        validate(Pixels(), Preprocessing((2, 3)), twins).ranks, [1, 1, 1, *[np.inf] * 3]
+    )
+
+
+def test_without_an_own_uncertainty_the_distance_to_the_nearest_other_stands_in():
+    images = draw(40, copies=3)
+    found = validate(Pixels(), Preprocessing((2, 3)), images)
+    expected = [distances[0] ** 2 / 2 for distances, _ in others(images)]
+    np.testing.assert_allclose(found.uncertainty, expected, atol=1e-5)
+
+
+def test_the_encoders_own_uncertainty_is_judged_by_how_it_ranks_misses():
+    images = draw(60, copies=0)
+    found = validate(Pixels(spread=2.0), Preprocessing((2, 3)), images)
+    own = images.images.reshape(60, -1).sum(1) / 255 * 2
+    np.testing.assert_allclose(found.uncertainty, own, rtol=1e-5)
+    missed = [
+        labels[0] != label for (_, labels), label in zip(others(images), images.labels, strict=True)
+    ]
+    expected = roc_auc_score(missed, found.uncertainty)
+    assert found.metrics()["validation/auroc_miss"] == pytest.approx(expected)
+
+
+def test_an_encoder_that_diverged_is_no_result():
+    encoder = Pixels()
+    encoder.anchor.data.fill_(torch.nan)
+    with pytest.raises(TrainingDiverged, match=r"optimizer\.lr"):
+        validate(encoder, Preprocessing((2, 3)), draw(5, copies=0))
+
+
+def test_two_images_are_too_few():
+    with pytest.raises(InvalidData, match="2 validation images"):
+        validate(Pixels(), Preprocessing((2, 3)), draw(2, copies=0))
