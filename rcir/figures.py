@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ def risk_curve(alpha: Floats, risk: Mapping[str, Floats], n_test: int) -> Figure
     error = 2 * np.sqrt(alpha * (1 - alpha) / n_test)
     axes.fill_between(alpha, alpha, alpha + error, color=GREY, alpha=0.25, label="test noise")
     axes.plot(alpha, alpha, color=GREY, linestyle="--", label="risk = alpha")
-    for (name, values), color in zip(risk.items(), (BLUE, GREEN, RED), strict=False):
+    for (name, values), color in zip(risk.items(), cycle((BLUE, GREEN, RED)), strict=False):
         axes.plot(alpha, values, color=color, marker="o", markersize=3, label=name)
     axes.set(xlim=(0, None), ylim=(0, None))
     axes.legend(frameon=False)
@@ -57,7 +58,7 @@ def risk_curve(alpha: Floats, risk: Mapping[str, Floats], n_test: int) -> Figure
 def size_curve(alpha: Floats, size: Mapping[str, Floats]) -> Figure:
     """Mean set size against alpha, for each named way of choosing sizes; NaN for none."""
     figure, axes = _axes("alpha", "mean set size", "What the guarantee costs")
-    for (name, values), color in zip(size.items(), (BLUE, GREY, GREEN, RED), strict=False):
+    for (name, values), color in zip(size.items(), cycle((BLUE, GREY, GREEN, RED)), strict=False):
         axes.plot(alpha, values, color=color, marker="o", markersize=3, label=name)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
@@ -70,9 +71,8 @@ def size_distribution(sizes: NDArray[np.integer[Any]], alpha: float, delta: floa
     """How many queries get a set of which size."""
     title = f"Set sizes at alpha = {alpha:g}, delta = {delta:g}"
     figure, axes = _axes("set size", "share of queries", title)
-    largest = int(sizes.max())
-    edges = np.arange(0.5, largest + 1) if largest <= 40 else np.linspace(0.5, largest + 0.5, 41)
-    edges = edges if len(edges) > 1 else np.array([0.5, 1.5])
+    width = -(-int(sizes.max()) // 40)  # at most 40 bars, of equally many sizes each
+    edges = np.arange(0.5, sizes.max() + width, width)
     axes.hist(
         sizes, edges.tolist(), weights=np.full(len(sizes), 1 / len(sizes)), color=BLUE, rwidth=0.9
     )

@@ -33,7 +33,7 @@ class MiningConfig:
     """
 
     positive: Positive = "nearest"
-    negatives: Negatives = "hardest"
+    negatives: Negatives = "top-random"
     count: int = 2
     pool: int = 10
     margin: float = 0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, overload
@@ -48,7 +49,7 @@ class Retriever:
         encoder, preprocessing, index: how an image is searched.
         ids: names of the gallery images.
         labels: (n,) labels of the gallery images, or None.
-        depth: number of candidates searched for each query; no set is larger.
+        max_depth: number of candidates to search for each query, if the gallery has as many.
         controller: decides the sizes; None until calibrated.
     """
 
@@ -68,10 +69,11 @@ class Retriever:
         self.index = index
         self.ids = np.array(ids, dtype=object)
         self.labels = labels
-        self.depth = min(depth, len(index))
         self.controller: RiskController | None = None
         self.calibrated_on: dict[str, str] = {}
+        self.max_depth = depth
         self._fingerprints: dict[str, str] = {}
+        self._fingerprinted: tuple[list[object], list[int]] = ([], [])
         if not len(index) == len(self.ids) == len(self.ids if labels is None else labels):
             raise InvalidData("index, ids and labels of the gallery differ in length")
 
@@ -86,6 +88,11 @@ class Retriever:
         index = FlatIndex(vectors.shape[1])
         index.add(vectors)
         return cls(encoder, preprocessing, index, gallery.ids, gallery.labels, depth)
+
+    @property
+    def depth(self) -> int:
+        """Number of candidates searched for each query; no set is larger."""
+        return min(self.max_depth, len(self.index))
 
     def search(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> Candidates:
         """The nearest gallery images of each query, without any guarantee."""
@@ -110,7 +117,12 @@ class Retriever:
 
     def fingerprints(self) -> dict[str, str]:
         """Digests of everything that calibration depends on; computed once per change."""
-        if not self._fingerprints:
+        parts = [self.encoder, self.preprocessing, self.index, self.ids, self.labels]
+        # Torch counts the writes to a tensor: weights cannot change in place unnoticed.
+        weights = (*self.encoder.parameters(), *self.encoder.buffers())
+        counts = [len(self.index), *(values._version for values in weights)]
+        known, known_counts = self._fingerprinted
+        if known_counts != counts or not all(map(operator.is_, known, parts)):
             preprocessing = json.dumps(asdict(self.preprocessing), sort_keys=True)
             gallery = json.dumps(
                 [self.ids.tolist(), None if self.labels is None else self.labels.tolist()]
@@ -121,6 +133,7 @@ class Retriever:
                 "gallery": hashlib.sha256(gallery.encode()).hexdigest(),
                 "index": self.index.fingerprint(),
             }
+            self._fingerprinted = (parts, counts)
         return self._fingerprints
 
     def add(
@@ -141,7 +154,6 @@ class Retriever:
         longer = self.labels
         if longer is not None:
             longer = np.concatenate([longer, np.asarray(labels, np.int64)])
-        self._fingerprints = {}
         self.index.add(vectors)
         self.ids = np.concatenate([self.ids, np.array(ids, dtype=object)])
         self.labels = longer
@@ -220,6 +232,8 @@ class Retriever:
             )
         current = self.fingerprints()
         changed = [part for part in current if current[part] != self.calibrated_on.get(part)]
+        if self.controller.depth != self.depth:
+            changed.append("search depth")
         if changed:
             raise StaleCalibration(
                 f"changed since calibration: {', '.join(changed)}. The guarantee does not cover "

@@ -65,12 +65,13 @@ def save(retriever: Retriever, folder: str | os.PathLike[str]) -> Path:
     """Write a retriever to a folder, replacing a retriever that is there.
 
     Raises:
-        CorruptRetriever: what is there is neither a retriever nor an empty folder; it is kept.
+        CorruptRetriever: what is there is not a retriever and nothing else; it is kept.
     """
     target = Path(folder)
     if target.exists() and not _is_ours(target):
         raise CorruptRetriever(
-            f"{target} exists and is not a retriever: it is left alone; choose another folder"
+            f"{target} holds something other than a retriever: it is left alone; choose another "
+            "folder"
         )
     write_folder(target, lambda aside: _fill(retriever, aside))
     return target
@@ -102,14 +103,15 @@ def load(folder: str | os.PathLike[str]) -> Retriever:
 
 
 def _is_ours(target: Path) -> bool:
-    """Whether a path is a retriever's folder, or an empty one."""
+    """Whether a path is an empty folder, or holds a retriever and nothing beside it."""
     if not target.is_dir():
         return False
-    if not any(target.iterdir()):
+    names = {path.name for path in target.iterdir()}
+    if not names:
         return True
     try:
-        return set(json.loads((target / MANIFEST).read_text())) == {"format", "files"}
-    except (OSError, ValueError, TypeError):
+        return names <= {MANIFEST, *json.loads((target / MANIFEST).read_text())["files"]}
+    except (OSError, ValueError, TypeError, KeyError):
         return False
 
 
@@ -117,7 +119,7 @@ def _fill(retriever: Retriever, folder: Path) -> None:
     description: dict[str, Any] = {
         "encoder": asdict(retriever.encoder.config),
         "preprocessing": asdict(retriever.preprocessing),
-        "depth": retriever.depth,
+        "max_depth": retriever.max_depth,
         "calibrated_on": retriever.calibrated_on,
         "controller": None,
     }
@@ -189,7 +191,7 @@ def _read(folder: Path, has_labels: bool) -> Retriever:
         FlatIndex.load(folder / "index.faiss"),
         json.loads((folder / "gallery.json").read_text()),
         labels,
-        description["depth"],
+        description["max_depth"],
     )
     if description["controller"] is not None:
         arrays = load_arrays(folder / "controller.safetensors")

@@ -1,8 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from rcir.data import Preprocessing
+from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import InvalidConfig, InvalidData, InvalidImage, InvalidRiskLevel, StaleCalibration
 from rcir.retriever import Retriever
 from rcir.risk import Constant, RiskController
@@ -171,3 +175,37 @@ def test_an_empty_gallery_and_an_empty_search_are_refused(retriever, splits):
         )
     with pytest.raises(InvalidConfig, match="at least 1 candidate"):
         Retriever.build(retriever.encoder, retriever.preprocessing, splits.gallery, depth=0)
+
+
+def test_a_change_in_memory_makes_the_calibration_stale(folder, splits):
+    image = splits.test.images[0]
+
+    def weights(loaded):
+        with torch.no_grad():
+            next(loaded.encoder.parameters()).add_(1e-3)
+
+    def preprocessing(loaded):
+        loaded.preprocessing = replace(loaded.preprocessing, mean=(0.5,))
+
+    def depth(loaded):
+        loaded.max_depth = 10
+
+    for change, named in (
+        (weights, "encoder"),
+        (preprocessing, "preprocessing"),
+        (depth, "search depth"),
+    ):
+        loaded = load(folder)
+        loaded.retrieve(image, 0.3, 0.1)
+        change(loaded)
+        with pytest.raises(StaleCalibration, match=f"changed since calibration: {named}"):
+            loaded.retrieve(image, 0.3, 0.1)
+
+
+def test_a_gallery_that_grows_is_searched_as_deep_as_was_asked(splits):
+    encoder = build_encoder(EncoderConfig("deterministic"), 1, (8, 16))
+    small = Retriever.build(encoder, Preprocessing(), splits.gallery.subset(np.arange(5)), depth=20)
+    assert small.depth == 5
+    extra = splits.gallery.subset(np.arange(5, 60))
+    small.add(extra.images, extra.ids, extra.labels)
+    assert small.search(splits.test.images[:2]).positions.shape == (2, 20)

@@ -48,8 +48,7 @@ def allowed_misses(n: int, alpha: float, delta: float, bound: Bound = "binomial"
         >>> allowed_misses(10, 0.1, 0.1)
         -1
     """
-    check_level("alpha", alpha)
-    check_level("delta", delta)
+    alpha, delta = check_level("alpha", alpha), check_level("delta", delta)
     _check_bound(bound)
     low, high = -1, n  # `low` misses certify alpha, `high` do not
     while high - low > 1:
@@ -70,7 +69,7 @@ def miss_rate_bound(misses: int, n: int, delta: float, bound: Bound = "binomial"
         >>> round(miss_rate_bound(0, 100, 0.1), 6) == round(1 - 0.1 ** 0.01, 6)
         True
     """
-    check_level("delta", delta)
+    delta = check_level("delta", delta)
     _check_bound(bound)
     if not 0 <= misses <= n or n < 1:
         raise ValueError(f"misses is {misses} of n = {n}; needed: 0 <= misses <= n and n >= 1")

@@ -165,7 +165,7 @@ class RiskController:
                 f"{self.n_calibration} calibration queries have no match among them)"
             )
         return RiskUnattainable(
-            f"alpha = {alpha:g} at delta = {delta:g} cannot be certified with "
+            f"alpha = {float(alpha):g} at delta = {float(delta):g} cannot be certified with "
             f"{self.n_calibration} calibration queries: "
             f"{', or '.join(advice) or 'ask for a larger alpha and calibrate on more queries'}",
             minimum_alpha=minimum,

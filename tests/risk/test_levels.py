@@ -1,9 +1,10 @@
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from rcir.errors import InvalidRiskLevel, RcirError
+from rcir.errors import InvalidRiskLevel, RcirError, RiskUnattainable
 from rcir.risk import (
     Constant,
     RiskController,
@@ -45,6 +46,17 @@ def test_the_error_is_a_value_error_and_an_rcir_error():
     assert issubclass(InvalidRiskLevel, RcirError)
 
 
-@pytest.mark.parametrize("value", [5e-324, 0.1, math.nextafter(1, 0), np.float64(0.25)])
+@pytest.mark.parametrize("value", [5e-324, 0.1, math.nextafter(1, 0)])
 def test_a_probability_inside_the_open_interval_is_a_level(value):
     assert check_level("alpha", value) == value
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, Fraction])
+@pytest.mark.parametrize("bound", ["binomial", "hoeffding"])
+def test_numbers_of_other_types_count_as_their_value(kind, bound, controller):
+    quarter = kind(0.25)
+    assert type(check_level("alpha", quarter)) is float
+    assert allowed_misses(100, quarter, quarter, bound) == allowed_misses(100, 0.25, 0.25, bound)
+    assert miss_rate_bound(3, 100, quarter, bound) == miss_rate_bound(3, 100, 0.25, bound)
+    with pytest.raises(RiskUnattainable, match=r"alpha = 0\.0078125 at delta = 0\.25"):
+        controller.kappa(kind(2**-7), quarter)  # needs 177 queries
