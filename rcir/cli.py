@@ -35,12 +35,15 @@ def retrieve(options: Namespace) -> None:
 
 def demo(options: Namespace) -> None:
     """Train, calibrate, measure and retrieve on handwritten two-digit numbers."""
+    import torch
+
     from calibration import CalibrationConfig, calibrate, print_table, write_results
     from rcir.data import Augmentation
     from rcir.losses import LossConfig
     from training import TrainingConfig, train
 
     started = time.monotonic()
+    torch.set_num_threads(1)  # on images this small, more threads only wait for each other
     _clear(options.output)
     config = TrainingConfig(
         name="training",

@@ -23,24 +23,25 @@ class MiningConfig:
     Args:
         positive: which image of the anchor's label. "farthest" is the text of Cai et al. (AAAI
             2025), "nearest" its code; the farthest is usually the noisiest image, and a variance
-            trained on it turns upside down.
+            trained on it turns upside down. In a training, None is what suits the encoder best.
         negatives: "hardest", the nearest of other labels; "violating", those of them that are
             closer than the positive plus the margin; "semi-hard", those of them that are also
-            farther than the positive; "top-random", a random draw from the `pool` nearest.
+            farther than the positive; "top-random", a random draw from the `pool` nearest. None
+            as above.
         count: number of negatives per anchor, at most.
         pool: "top-random": how many of the nearest to draw from.
         margin: "violating" and "semi-hard": in units of the (unsquared) distance.
     """
 
-    positive: Positive = "nearest"
-    negatives: Negatives = "top-random"
+    positive: Positive | None = None
+    negatives: Negatives | None = None
     count: int = 2
     pool: int = 10
     margin: float = 0.1
 
     def __post_init__(self) -> None:
         for name, choices in (("positive", Positive), ("negatives", Negatives)):
-            if getattr(self, name) not in get_args(choices):
+            if getattr(self, name) not in (None, *get_args(choices)):
                 raise InvalidConfig(
                     f"mining.{name} {getattr(self, name)!r} is unknown; choose one of "
                     f"{', '.join(get_args(choices))}"
@@ -99,6 +100,8 @@ def mine(
     Returns:
         The tuples, in the order of `anchors`; memory stays bounded whatever n and m are.
     """
+    if config.positive is None or config.negatives is None:
+        raise InvalidConfig("mining.positive and mining.negatives must both be chosen")
     block = max(1, BLOCK_ELEMENTS // max(1, len(cache)))
     parts = [
         _mine_block(cache, labels, rows, config, generator)
@@ -141,7 +144,9 @@ def _mine_block(
     return Tuples(rows[keep], positive[keep], negatives[keep], valid[keep])
 
 
-def _positive(distance: Tensor, own: Tensor, which: str, generator: torch.Generator) -> Tensor:
+def _positive(
+    distance: Tensor, own: Tensor, which: str | None, generator: torch.Generator
+) -> Tensor:
     if which == "nearest":
         return distance.masked_fill(~own, torch.inf).argmin(1)
     if which == "farthest":

@@ -8,8 +8,7 @@ encoder.safetensors  the chosen weights, once training is finished
 from __future__ import annotations
 
 import json
-import os
-import tempfile
+import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -119,7 +118,7 @@ def find_run(reference: str) -> RunFolder:
 
 def write_json(path: Path, values: Any) -> None:
     """Write JSON aside, then rename it into place."""
-    descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(values, file, indent=1)
-    Path(aside).replace(path)
+    text = json.dumps(values, indent=1)
+    aside = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+    aside.write_text(text)
+    aside.replace(path)

@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_arrays
-from safetensors.numpy import save_file as save_arrays
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import save as save_arrays
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
+from torch import Tensor
 
 from rcir.data.preprocessing import Preprocessing
 from rcir.encoders import EncoderConfig, build_encoder
@@ -132,7 +134,8 @@ def _fill(retriever: Retriever, folder: Path) -> None:
             "depth": controller.depth,
         }
         arrays = {f"adapter.{name}": array for name, array in controller.adapter.state().items()}
-        save_arrays(arrays | {"scores": controller.scores}, folder / "controller.safetensors")
+        arrays["scores"] = controller.scores
+        (folder / "controller.safetensors").write_bytes(save_arrays(arrays))
     retriever.index.save(folder / "index.faiss")
     (folder / "gallery.json").write_text(json.dumps(retriever.ids.tolist()))
     if retriever.labels is not None:
@@ -211,9 +214,12 @@ def _read(folder: Path, has_labels: bool) -> Retriever:
 
 def save_encoder(encoder: Encoder, path: Path) -> None:
     """Write the weights of an encoder as safetensors."""
-    save_file(
-        {name: values.contiguous() for name, values in encoder.state_dict().items()}, str(path)
-    )
+    save_tensors(encoder.state_dict(), path)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors as safetensors, readable by whom the umask allows, as any other file."""
+    path.write_bytes(to_bytes({name: values.contiguous() for name, values in tensors.items()}))
 
 
 def load_encoder(config: EncoderConfig, preprocessing: Preprocessing, path: Path) -> Encoder:

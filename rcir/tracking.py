@@ -26,6 +26,10 @@ EXPERIMENT = "rcir"
 PARENT_TAG = "mlflow.parentRunId"
 Loaded = TypeVar("Loaded")
 
+# A new SQLite store says how it was made, at whichever call comes first.
+for _name in ("mlflow.store.db.utils", "alembic"):
+    logging.getLogger(_name).setLevel(logging.WARNING)
+
 
 class TrackedRun:
     """One MLflow run, written to by its id: from this process, or from a worker that was told it.
@@ -89,8 +93,6 @@ def start_run(name: str, tags: Mapping[str, str], parent: TrackedRun | None = No
         tags: added to what MLflow finds out by itself (user, source, git revision).
         parent: the run this one is part of.
     """
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
     uri = parent.uri if parent else mlflow.get_tracking_uri()
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name(EXPERIMENT)
@@ -124,7 +126,7 @@ def with_downloaded(uri: str, load: Callable[[Path], Loaded]) -> Loaded:
     with tempfile.TemporaryDirectory() as folder:
         try:
             local = mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=folder)
-        except (MlflowException, OSError) as error:
+        except (MlflowException, OSError, ImportError, ValueError) as error:
             raise NoRetriever(
                 f"MLflow has nothing at {uri} ({error}): check the run's id and MLFLOW_TRACKING_URI"
             ) from error

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
-from rcir.storage import write_folder
+from rcir.storage import save_tensors, write_folder
 
 PATTERN = re.compile(r"epoch-(\d+)")
 
@@ -69,9 +69,8 @@ def save(
     }
 
     def fill(folder: Path) -> None:
-        weights = {name: values.contiguous() for name, values in model.state_dict().items()}
-        save_file(weights, str(folder / "model.safetensors"))
-        save_file(tensors, str(folder / "optimizer.safetensors"))
+        save_tensors(model.state_dict(), folder / "model.safetensors")
+        save_tensors(tensors, folder / "optimizer.safetensors")
         (folder / "state.json").write_text(json.dumps(numbers, indent=1))
 
     write_folder(checkpoint_folder(run, progress.epoch), fill)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rcir.data import Augmentation, DataConfig, Preprocessing
 from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidConfig
 from rcir.losses import LossConfig
-from rcir.mining import MiningConfig
+from rcir.mining import MiningConfig, Negatives, Positive
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,15 @@ class OptimizerConfig:
             raise InvalidConfig(f"optimizer.gamma is {self.gamma}; it must lie in (0, 1]")
 
 
+# Smallest certified sets and highest recall on `digits`; printed by benchmarks/mining.py.
+MINING: dict[str, tuple[Positive, Negatives]] = {
+    "deterministic": ("nearest", "top-random"),
+    "mc-dropout": ("nearest", "top-random"),
+    "deep-ensemble": ("nearest", "top-random"),
+    "btl": ("random", "semi-hard"),
+}
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     """A training run.
@@ -55,7 +64,7 @@ class TrainingConfig:
         augmentation: random changes of training images.
         encoder: what is trained.
         loss: margins and weights of the loss.
-        mining: how tuples are chosen.
+        mining: how tuples are chosen; what is left open becomes the best for the encoder.
         optimizer: Adam and its schedule.
     """
 
@@ -85,3 +94,10 @@ class TrainingConfig:
             )
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise InvalidConfig(f"name is {self.name!r}; it must be usable as the name of a folder")
+        positive, negatives = MINING[self.encoder.method]
+        mining = replace(
+            self.mining,
+            positive=self.mining.positive or positive,
+            negatives=self.mining.negatives or negatives,
+        )
+        object.__setattr__(self, "mining", mining)

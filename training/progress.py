@@ -54,4 +54,4 @@ class EpochBar:
         line += f"  validation recall@1 {metrics['validation/recall_at_1']:.3f}"
         if "validation/auroc_miss" in metrics:
             line += f"  AUROC of misses {metrics['validation/auroc_miss']:.3f}"
-        console.print(f"{line}  {metrics['seconds']:.1f} s")
+        console.print(f"{line}  {metrics['seconds']:.1f} s", soft_wrap=True)

@@ -55,7 +55,8 @@ def train(config: TrainingConfig, parent: tracking.TrackedRun | None = None) -> 
     """
     run = _found(config)
     if run is not None and run.finished:
-        console.print(f"{run.path} is trained already; choose another name to train anew")
+        done = f"{run.path} is trained already; choose another name to train anew"
+        console.print(done, soft_wrap=True)
         return run
     splits = load_splits(config.data)
     run = run or _start(config, parent)

@@ -51,6 +51,7 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         for name, choices in (
+            ("method", Method),
             ("pooling", Pooling),
             ("ensemble", Combination),
             ("mean_norm", MeanNorm),

@@ -64,7 +64,7 @@ def test_a_finished_run_is_returned_as_it_is(trained, tiny, capsys):
     # Resources may differ from those of the first call.
     again = train(tiny(seed=4, storage=str(trained.path.parent), num_workers=2))
     assert (again.path, again.mlflow_run) == (trained.path, trained.mlflow_run)
-    assert "trained already" in " ".join(capsys.readouterr().out.split())
+    assert "is trained already; choose another name" in capsys.readouterr().out
     assert trained.path.joinpath("encoder.safetensors").stat().st_mtime_ns == before
     assert len(client.search_runs([experiment])) == runs
 

@@ -1,0 +1,136 @@
+"""What MLflow is told, against a local store and against a real server."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import mlflow
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from mlflow import MlflowClient
+
+import rcir
+from calibration import CalibrationConfig, calibrate
+from rcir import tracking
+from training import train
+
+
+@pytest.fixture
+def client():
+    return MlflowClient(mlflow.get_tracking_uri())
+
+
+def test_a_parameter_keeps_its_first_value(client):
+    run = tracking.start_run("params", {})
+    run.log_params({"a": 1, "b": None})
+    run.log_params({"a": 2, "c": (3, 4)})
+    assert client.get_run(run.id).data.params == {"a": "1", "b": "None", "c": "(3, 4)"}
+
+
+def test_metrics_tags_and_files_arrive(client, tmp_path):
+    run = tracking.start_run("all", {"given": "tag"})
+    for step in (1, 2):
+        run.log_metrics({"m": step / 2}, step)
+    run.log_tags({"later": "tag"})
+    run.log_figure(Figure(), "drawn")
+    (tmp_path / "one.txt").write_text("1")
+    run.log_file(tmp_path / "one.txt")
+    history = client.get_metric_history(run.id, "m")
+    assert [(metric.step, metric.value) for metric in history] == [(1, 0.5), (2, 1.0)]
+    tags = client.get_run(run.id).data.tags
+    assert (tags["given"], tags["later"]) == ("tag", "tag")
+    assert tracking.run_tag(run, "later") == "tag"
+    assert tracking.run_tag(run, "never") is None
+    assert {item.path for item in client.list_artifacts(run.id)} == {"figures", "one.txt"}
+
+
+def test_a_part_is_below_its_whole_in_the_same_store(client, monkeypatch):
+    parent = tracking.start_run("whole", {})
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///elsewhere.db")
+    child = tracking.start_run("part", {}, parent)
+    assert child.uri == parent.uri
+    assert client.get_run(child.id).data.tags["mlflow.parentRunId"] == parent.id
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(None, "FINISHED"), (OSError, "FAILED"), (KeyboardInterrupt, "KILLED")]
+)
+def test_the_status_says_how_a_run_ended(client, error, status):
+    run = tracking.start_run("status", {})
+    if error is None:
+        with run.active():
+            assert client.get_run(run.id).info.status == "RUNNING"
+    else:
+        with pytest.raises(error), run.active():
+            raise error
+    assert client.get_run(run.id).info.status == status
+
+
+def test_an_id_that_mlflow_does_not_know_is_no_run():
+    assert tracking.find_run("0123456789abcdef0123456789abcdef") is None
+    run = tracking.start_run("known", {})
+    assert tracking.find_run(run.id).id == run.id
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A tracking server of its own on loopback."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    store, files = f"sqlite:///{tmp_path / 'server.db'}", str(tmp_path / "server-files")
+    address = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--backend-store-uri", store, "--workers", "1"]
+    with (tmp_path / "server.log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, "--artifacts-destination", files],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "0"},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        for _ in range(600):
+            assert process.poll() is None, (tmp_path / "server.log").read_text()
+            try:
+                with urllib.request.urlopen(f"{address}/health", timeout=1):
+                    break
+            except (urllib.error.URLError, TimeoutError):
+                time.sleep(0.1)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+        yield address
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)  # the server and its worker
+        process.wait()
+
+
+@pytest.mark.distributed
+def test_a_retriever_comes_back_from_a_server_as_it_was_calibrated(server, tiny):
+    run = train(tiny(epochs=1))
+    outcome = calibrate(CalibrationConfig(run.mlflow_run))
+    loaded = rcir.load(f"runs:/{run.mlflow_run}/retriever")
+    local = rcir.load(outcome.folder)
+    queries = list(outcome.splits.test.images[:20])
+    for found, expected in zip(
+        loaded.retrieve(queries, 0.2, 0.1), local.retrieve(queries, 0.2, 0.1), strict=True
+    ):
+        assert found.ids == expected.ids
+        np.testing.assert_array_equal(found.distances, expected.distances)
+        assert found.guarantee == expected.guarantee
+
+    client = MlflowClient(server)
+    stored = client.get_run(run.mlflow_run)
+    assert stored.info.status == "FINISHED"
+    assert stored.data.params["data.options.train"] == "300"
+    assert stored.data.metrics["test/recall_at_1"] == outcome.evaluation.recall_at_1
+    paths = {item.path for item in client.list_artifacts(run.mlflow_run)}
+    assert paths == {"checkpoint", "figures", "report.html", "results.json", "retriever"}
+    with pytest.raises(rcir.NoRetriever, match="runs:/nonsense/retriever"):
+        rcir.load("runs:/nonsense/retriever")
