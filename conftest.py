@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +16,26 @@ def tracking_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
 
 
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory, tracking_uri: str) -> Path:
+    """A folder in which `rcir demo --output runs/demo` has run; `screen.txt` is what it showed."""
+    folder = tmp_path_factory.mktemp("demo")
+    command = [sys.executable, "-m", "rcir.cli", "demo", "--output", "runs/demo"]
+    environment = os.environ | {"MLFLOW_TRACKING_URI": tracking_uri}
+    with (folder / "screen.txt").open("w") as screen:
+        subprocess.run(command, cwd=folder, env=environment, stdout=screen, check=True)
+    return folder
+
+
 @pytest.fixture(autouse=True)
-def _isolated(tmp_path: Path, tracking_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def _isolated(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    tracking_uri: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nothing is written outside `tmp_path`, and no retriever is named from outside."""
-    monkeypatch.chdir(tmp_path)
+    readme = request.node.path.name == "README.md"  # its examples follow the demo
+    monkeypatch.chdir(request.getfixturevalue("demo") if readme else tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
     monkeypatch.delenv("RCIR_RETRIEVER", raising=False)

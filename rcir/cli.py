@@ -75,8 +75,10 @@ def _clear(output: Path) -> None:
                 f"{output} exists and is not the output of a demo: it is left alone; name another "
                 "folder with --output"
             )
-        shutil.rmtree(output)
-    output.mkdir(parents=True)
+        for name in names:
+            path = output / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    output.mkdir(parents=True, exist_ok=True)
 
 
 def _show_queries(outcome: Calibrated, folder: Path) -> Path:

@@ -31,7 +31,7 @@ def parse(kind: type[Config], argv: Sequence[str] | None, prog: str, description
     parser = ArgumentParser(prog=prog, description=description, usage=usage)
     parser.add_argument("--config", action="config", help="YAML file with any of these options")
     parser.add_class_arguments(kind, as_group=False)
-    filled = parser.instantiate_classes(parser.parse_args(argv))
+    filled = parser.instantiate(parser.parse_args(argv))
     values = {name: value for name, value in vars(filled).items() if name != "config"}
     return kind(**values)
 

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import EncoderConfig, build_encoder
+from rcir.mining import MiningConfig
 from rcir.retriever import Retriever
 from rcir.risk import Quantile, RiskController
 from rcir.storage import save
@@ -70,6 +72,7 @@ def tiny():
         "batch": 32,
         "data": DataConfig("digits", options={**parts, "calibration": 300}),
         "encoder": EncoderConfig(dim=8, members=2, passes=3),
+        "mining": MiningConfig("nearest", "hardest"),
     }
     return lambda name="tiny", **changes: TrainingConfig(name, **(defaults | changes))
 
@@ -83,3 +86,16 @@ def trained(tiny, tracking_uri, tmp_path_factory):
         patch.chdir(tmp_path_factory.mktemp("trained"))
         patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
         return train(tiny(seed=4))
+
+
+@pytest.fixture(scope="module")
+def ray_cluster():
+    """Two CPUs of this machine as a Ray cluster, in a folder with a short name (its sockets)."""
+    import ray
+
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
+        patch.chdir(folder)
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+        yield
+        ray.shutdown()

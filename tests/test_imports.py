@@ -4,8 +4,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 HEAVY = ("torch", "torchvision", "faiss", "ray", "mlflow", "sklearn", "matplotlib")
 
 
@@ -25,6 +23,5 @@ def test_metrics_alone_need_none_of_the_others():
     assert loaded("import rcir.metrics") == set()
 
 
-@pytest.mark.parametrize("statement", ["import rcir; rcir.load", "import rcir.cli"])
-def test_retrieval_needs_neither_the_cluster_nor_the_tracking(statement):
-    assert loaded(statement).isdisjoint({"ray", "mlflow", "matplotlib"})
+def test_retrieval_needs_neither_the_cluster_nor_the_tracking():
+    assert loaded("import rcir, rcir.cli; rcir.load").isdisjoint({"ray", "mlflow", "matplotlib"})

@@ -1,10 +1,7 @@
 """Training on Ray workers gives what training in this process gives."""
 
-import tempfile
-
 import numpy as np
 import pytest
-import ray
 from mlflow import MlflowClient
 from safetensors.torch import load_file
 
@@ -12,21 +9,15 @@ from rcir.data import DataConfig
 from rcir.errors import InvalidData
 from training import train
 
-pytestmark = [pytest.mark.distributed, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.usefixtures("ray_cluster"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
+]
 
 # Nothing divides by two workers: neither 301 images, whose embeddings they share, nor batches.
 PARTS = {"train": 301, "validation": 100, "gallery": 100, "adapter": 100, "test": 100}
 DATA = DataConfig("digits", options={**PARTS, "calibration": 100})
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    """Two CPUs of this machine, for this module."""
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
-        yield
-        ray.shutdown()
 
 
 def history(run, name):

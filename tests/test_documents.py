@@ -1,0 +1,80 @@
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from rcir.config import parse
+from training import TrainingConfig
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = sorted(path.name for path in (ROOT / "configs").glob("*.yaml") if "tune" not in path.name)
+# What a command of the README needs to be over in seconds.
+SHORTER = {"-m training": ["--epochs", "1", "--data.options", '{"train": 500, "validation": 300}']}
+
+
+def commands():
+    """The README's shell commands that run rcir, in order."""
+    blocks = re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    return [line for line in lines if not line.startswith(("make", "mlflow"))]
+
+
+def test_the_commands_of_the_readme_run_in_its_order(demo, tmp_path, monkeypatch):
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "demo").symlink_to(demo / "runs" / "demo")
+    assert len(commands()) >= 7
+    for line in commands():
+        words = shlex.split(line)
+        module = "rcir.cli" if words[0].endswith("rcir") else words[words.index("-m") + 1]
+        options = words[1:] if module == "rcir.cli" else words[3:]
+        short = [word for part, more in SHORTER.items() if part in line for word in more]
+        monkeypatch.setattr(sys, "argv", [words[0], *options, *short])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        assert ended.value.code in (0, None), line
+    assert (tmp_path / "runs" / "digits-btl" / "retriever" / "manifest.json").is_file()
+
+
+def test_every_place_that_a_document_names_exists():
+    for document in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        text = document.read_text()
+        for link in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (document.parent / link).exists(), f"{document.name}: {link}"
+        for place in re.findall(r"`((?:rcir|training|calibration|tuning|configs)/[\w/.-]*)`", text):
+            assert (ROOT / place).exists(), f"{document.name}: {place}"
+
+
+def test_every_makefile_target_of_the_readme_exists():
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    named = re.findall(r"make ([a-z]+)\b", (ROOT / "README.md").read_text())
+    assert {"demo", "test", "lint", "bench", "setup"} <= set(named) <= {*targets, "are"}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_configuration_is_valid_and_is_named_like_its_file(name):
+    config = parse(TrainingConfig, ["--config", str(ROOT / "configs" / name)], "test", "")
+    assert config.name == name.removesuffix(".yaml")
+
+
+def test_the_demo_trains_what_its_configuration_says(demo):
+    from rcir.runs import read_run
+
+    run = read_run(demo / "runs" / "demo" / "training")
+    path = ROOT / "configs" / "digits-btl.yaml"
+    config = parse(TrainingConfig, ["--config", str(path)], "test", "")
+    import json
+    from dataclasses import asdict
+
+    expected = json.loads(json.dumps(asdict(config)))
+    differing = {key for key in expected if expected[key] != run.config[key]}
+    assert differing == {"name", "storage"}
+
+
+def test_the_constraints_name_no_place():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert all(re.fullmatch(r"[\w.-]+==[\w.+!]+( ; .+)?", line) for line in lines)
+    assert not re.search(r"https?:|file:|--", "\n".join(lines))
