@@ -7,19 +7,20 @@ tens of microseconds per image, so that every per-query step in Python would sho
 from __future__ import annotations
 
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import faiss
 import numpy as np
 import torch
 from common import parser, report
 
-from calibration import CalibrationConfig, calibrate
+import rcir
+from rcir.data import DataConfig, load_splits
 from rcir.retriever import BATCH
-from training import TrainingConfig, train
 
 QUERIES, REPEATS, SINGLES = 1000, 30, 300
 ALPHA = DELTA = 0.1
@@ -32,15 +33,24 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
+def prepare() -> tuple[rcir.Retriever, faiss.Index]:
+    """A trained and calibrated retriever and its bare index, made by other processes.
+
+    This one then holds what a process that answers queries holds: neither Ray nor MLflow.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        train = ["training", "--name", "run", "--storage", folder, "--epochs", "2"]
+        for job in (train, ["calibration", "--run", f"{folder}/run"]):
+            subprocess.run([sys.executable, "-m", *job], check=True, stdout=subprocess.DEVNULL)
+        retriever = rcir.load(f"{folder}/run/retriever")
+        return retriever, faiss.read_index(f"{folder}/run/retriever/index.faiss")
+
+
 def main() -> None:
     """Measure in alternation, so that a slow moment of the machine hits all parts alike."""
     options = parser(__doc__).parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        run = train(TrainingConfig(name="retrieve", storage=folder, epochs=2))
-        outcome = calibrate(CalibrationConfig(str(run.path)))
-        raw = faiss.read_index(str(Path(outcome.folder) / "index.faiss"))
-    retriever = outcome.retriever
-    queries = list(outcome.splits.test.images[:QUERIES])
+    retriever, raw = prepare()
+    queries = list(load_splits(DataConfig("digits")).test.images[:QUERIES])
     tensor = retriever.preprocessing(queries)
 
     def forward(images: torch.Tensor) -> np.ndarray:

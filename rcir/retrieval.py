@@ -40,7 +40,7 @@ class Guarantee:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Retrieval:
     """The answer to one query: gallery items, nearest first, as many as the guarantee needs.
 

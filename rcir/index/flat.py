@@ -40,7 +40,8 @@ class FlatIndex:
         self, vectors: NDArray[np.float32], k: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         squared, positions = self._index.search(self._checked(vectors), k)
-        squared[positions < 0] = np.inf
+        if k > len(self):
+            squared[positions < 0] = np.inf
         return np.sqrt(np.maximum(squared, 0, out=squared), out=squared), positions
 
     def fingerprint(self) -> str:

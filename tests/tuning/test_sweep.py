@@ -6,10 +6,14 @@ from rcir.data import load_splits
 from rcir.runs import read_run
 from tuning import TuningConfig, sweep
 
-pytestmark = [pytest.mark.distributed, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
+    pytest.mark.usefixtures("ray_cluster"),
+]
 
 
-def test_a_sweep_ranks_its_trials_by_the_size_they_certify(tiny, ray_cluster):
+def test_a_sweep_ranks_its_trials_by_the_size_they_certify(tiny):
     space = {"optimizer.lr": {"grid": [1e-3, 1e-7]}}
     best, worst = sweep(TuningConfig(tiny("sweep", epochs=2), space, trials=1, alpha=0.4))
     assert best.certified_size <= worst.certified_size

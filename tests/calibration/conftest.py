@@ -1,0 +1,18 @@
+"""One calibration that several modules read."""
+
+import pytest
+
+from calibration import CalibrationConfig, calibrate
+
+
+@pytest.fixture(scope="session")
+def outcome(trained, tracking_uri, tmp_path_factory):
+    """The tiny training run, calibrated with alphas of which the first cannot be certified."""
+    output = tmp_path_factory.mktemp("calibrated")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
+        return calibrate(
+            CalibrationConfig(
+                str(trained.path), str(output), depth=150, alphas=(0.001, 0.2, 0.3), delta=0.05
+            )
+        )

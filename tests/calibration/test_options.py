@@ -1,0 +1,145 @@
+"""Other adapters, bounds and encoders; requests that cannot be met; what is refused."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from mlflow import MlflowClient
+
+import rcir
+from calibration import CalibrationConfig, calibrate
+from calibration.__main__ import main
+from rcir.encoders import EncoderConfig
+from rcir.errors import CorruptRetriever, InvalidData
+from training import train
+
+
+def calibrated(run, output="output", **options):
+    return calibrate(CalibrationConfig(str(run.path), output, **options))
+
+
+def test_constant_sizes_are_the_same_for_all_and_equal_the_one_to_beat(trained):
+    outcome = calibrated(trained, adapter="constant", alphas=(0.2, 0.3))
+    for row in outcome.evaluation.rows:
+        assert row.mean_size == row.constant_size == row.kappa + 1
+        assert row.adapter == "constant"
+    answers = rcir.load(outcome.folder).retrieve(list(outcome.splits.test.images[:9]), 0.3, 0.1)
+    assert len({answer.size for answer in answers}) == 1
+
+
+def test_quantile_sizes_depend_on_the_order_of_uncertainties_alone(trained):
+    outcome = calibrated(trained, adapter="quantile", alphas=(0.3,))
+    retriever = outcome.retriever
+    sample = np.sort(retriever.search(outcome.splits.adapter.images).uncertainty)
+    (row,) = outcome.evaluation.rows
+    below = [np.sum(sample <= value) for value in outcome.test.found.uncertainty]
+    share = np.maximum(below, 1) / 300
+    # Kappa pays for K images if it is at least the kappa that asks for them.
+    expected = (np.arange(200) / share[:, None] <= row.kappa).sum(axis=1)
+    assert row.mean_size == pytest.approx(expected.mean())
+
+
+def test_hoeffding_allows_fewer_misses_than_the_exact_bound(trained):
+    rows = [
+        calibrated(trained, bound=bound, alphas=(0.3,)).evaluation.rows[0]
+        for bound in ("binomial", "hoeffding")
+    ]
+    assert rows[1].kappa > rows[0].kappa
+    assert [row.bound for row in rows] == ["binomial", "hoeffding"]
+    loaded = rcir.load("output/retriever")
+    assert loaded.guarantee(0.3, 0.1).bound == "hoeffding"
+
+
+def test_an_encoder_without_uncertainty_calibrates_by_its_nearest_distance(tiny):
+    run = train(tiny("plain", epochs=1, encoder=EncoderConfig("deterministic", dim=8)))
+    outcome = calibrated(run, alphas=(0.4,))
+    gallery = outcome.retriever
+    query = outcome.splits.test.images[:1]
+    nearest = gallery.search(query).distances[0, 0]
+    answer = rcir.load(outcome.folder).retrieve(query[0], 0.4, 0.1)
+    assert answer.uncertainty == pytest.approx(nearest**2 / 2, rel=1e-4)
+    assert outcome.evaluation.rows[0].kappa is not None
+    assert 0 < outcome.evaluation.auroc_miss < 1
+
+
+def test_a_report_of_nothing_certified_is_still_a_report(trained):
+    outcome = calibrated(trained, alphas=(0.001, 0.002))
+    assert all(row.kappa is None for row in outcome.evaluation.rows)
+    page = outcome.report.read_text()
+    assert page.count('class="no"') == 2
+    assert "The most certain queries" not in page
+    with pytest.raises(rcir.RiskUnattainable):
+        rcir.load(outcome.folder).retrieve(outcome.splits.test.images[0], 0.001, 0.1)
+    rows = json.loads((outcome.report.parent / "results.json").read_text())["rows"]
+    assert {row["kappa"] for row in rows} == {None}
+
+
+def test_a_shallow_search_leaves_queries_unmatched_and_says_so(trained):
+    outcome = calibrated(trained, depth=3, alphas=(0.1,))
+    unmatched = np.isinf(outcome.test.ranks).sum()
+    assert outcome.evaluation.unmatched == unmatched > 30
+    assert outcome.evaluation.rows[0].kappa is None
+    assert f"{unmatched} test queries have no true match" in outcome.report.read_text()
+
+
+def test_the_mlflow_run_gets_retriever_report_and_numbers(trained, tracking_uri):
+    outcome = calibrated(trained, alphas=(0.2,))
+    client = MlflowClient(tracking_uri)
+    metrics = client.get_run(trained.mlflow_run).data.metrics
+    (row,) = outcome.evaluation.rows
+    assert metrics["test/recall_at_1"] == outcome.evaluation.recall_at_1
+    assert metrics["test/alpha-0.2/kappa"] == row.kappa
+    assert metrics["test/alpha-0.2/mean_size"] == row.mean_size
+    figures = {item.path for item in client.list_artifacts(trained.mlflow_run, "figures")}
+    assert {f"figures/{name}.png" for name in ("risk", "size", "sizes", "reliability")} < figures
+    loaded = rcir.load(f"runs:/{trained.mlflow_run}/retriever")
+    assert loaded.fingerprints() == outcome.retriever.fingerprints()
+
+
+def test_a_run_is_named_by_its_mlflow_id_as_well(trained, capsys):
+    assert main(["--run", trained.mlflow_run, "--output", "by-id", "--alphas", "[0.3]"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "retriever: by-id/retriever" in printed
+    assert rcir.load("by-id/retriever").controller.n_calibration == 300
+
+
+def test_without_an_output_everything_lands_in_the_run(trained, tmp_path):
+    moved = tmp_path / "moved"
+    shutil.copytree(trained.path, moved)
+    outcome = calibrate(CalibrationConfig(str(moved), alphas=(0.3,)))
+    assert outcome.folder == moved / "retriever"
+    assert {path.name for path in moved.iterdir()} == {
+        *("run.json", "checkpoints", "encoder.safetensors"),
+        *("retriever", "report.html", "results.json"),
+    }
+
+
+def test_a_run_that_is_not_finished_is_refused(trained, tmp_path):
+    unfinished = replace(trained, path=tmp_path, finished=False)
+    unfinished.write()
+    with pytest.raises(InvalidData, match="not finished"):
+        calibrated(unfinished)
+    assert not (tmp_path / "output").exists()
+
+
+def test_a_place_that_holds_something_else_is_left_alone(trained, tmp_path):
+    place = tmp_path / "output" / "retriever"
+    place.mkdir(parents=True)
+    (place / "thesis.txt").write_text("mine")
+    with pytest.raises(CorruptRetriever, match="is left alone"):
+        calibrated(trained)
+    assert {path.name for path in place.parent.iterdir()} == {"retriever"}
+    assert [path.name for path in place.iterdir()] == ["thesis.txt"]
+    assert (place / "thesis.txt").read_text() == "mine"
+
+
+def test_an_earlier_retriever_is_replaced_as_a_whole(trained):
+    first = calibrated(trained, adapter="quantile", alphas=(0.3,))
+    second = calibrated(trained, adapter="constant", alphas=(0.3,))
+    assert first.folder == second.folder
+    assert rcir.load(second.folder).controller.adapter.name == "constant"
+    assert {path.name for path in second.folder.parent.iterdir()} == {
+        *("retriever", "report.html", "results.json")
+    }

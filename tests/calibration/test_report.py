@@ -1,0 +1,118 @@
+"""The report: one page that works without a network."""
+
+import base64
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+
+from calibration import print_table
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class Page(HTMLParser):
+    """Pictures, table cells and everything that would be fetched."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.pictures, self.cells, self.fetched, self.open = {}, [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+        if tag == "img":
+            self.pictures[found["alt"]] = found["src"]
+        if tag in ("td", "th"):
+            self.cells.append("")
+        if tag in ("script", "link", "iframe", "object", "embed"):
+            self.fetched.append(tag)
+        self.fetched += [found[name] for name in ("src", "href") if name in found and tag != "img"]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("td", "th"):
+            self.cells[-1] += data
+
+
+@pytest.fixture(scope="module")
+def text(outcome):
+    return outcome.report.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(text):
+    return Page(text)
+
+
+def svg(source):
+    prefix, _, encoded = source.partition(",")
+    assert prefix == "data:image/svg+xml;base64"
+    return ElementTree.fromstring(base64.b64decode(encoded, validate=True))
+
+
+def test_nothing_is_fetched_from_anywhere(text, page):
+    assert page.open == []
+    assert page.fetched == []
+    assert not re.search(r"https?://", text)
+    assert not re.search(r"@import|url\(", text)
+    for source in page.pictures.values():
+        for element in svg(source).iter():
+            for name, value in element.attrib.items():
+                if name.endswith("href"):
+                    assert value.startswith(("#", "data:"))
+
+
+def test_every_figure_is_in_it_and_is_a_drawing(page):
+    assert set(page.pictures) == {
+        "measured risk against alpha",
+        "mean set size against alpha",
+        "reliability diagram",
+        "distribution of set sizes",
+        "most certain queries with their sets",
+        "least certain queries with their sets",
+    }
+    for source in page.pictures.values():
+        drawing = svg(source)
+        assert drawing.tag == f"{SVG}svg"
+        assert len(list(drawing.iter(f"{SVG}path"))) > 5
+
+
+def test_retrieved_pictures_are_in_the_sets(page):
+    drawing = svg(page.pictures["least certain queries with their sets"])
+    assert len(list(drawing.iter(f"{SVG}image"))) >= 8
+
+
+def test_the_table_states_what_was_measured(outcome, page):
+    rows = [page.cells[start : start + 6] for start in range(0, len(page.cells), 6)]
+    assert rows[0][:2] == ["alpha", "certified"]
+    assert rows[1] == ["0.001", "no", "", "", "", ""]
+    for cells, row in zip(rows[2:], outcome.evaluation.rows[1:], strict=True):
+        assert cells[:2] == [f"{row.alpha:g}", "yes"]
+        assert float(cells[2]) == pytest.approx(row.test_risk, abs=5e-5)
+        assert float(cells[3]) == pytest.approx(row.mean_size, abs=5e-3)
+        assert int(cells[4]) == row.constant_size
+        assert float(cells[5]) == pytest.approx(row.kappa, rel=1e-3)
+
+
+def test_the_page_says_how_much_data_stand_behind_it(text):
+    words = " ".join(text.split())
+    assert "probability at least 0.95 over the 300 calibration queries" in words
+    assert "Measured on 300 test queries" in words
+
+
+def test_the_screen_says_no_where_nothing_is_certified(outcome, capsys):
+    print_table(outcome.evaluation)
+    lines = capsys.readouterr().out.splitlines()
+    (refused,) = (line for line in lines if "0.001" in line)
+    assert re.sub(r"[^\w.-]+", " ", refused).split() == ["0.001", "no", "-", "-", "-", "-"]
+    certified = [line for line in lines if " yes " in line]
+    assert len(certified) == 2
+    for line, row in zip(certified, outcome.evaluation.rows[1:], strict=True):
+        assert f"{row.test_risk:.4f}" in line
+        assert f"{row.mean_size:.2f}" in line
