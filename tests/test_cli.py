@@ -11,7 +11,7 @@ from PIL import Image
 
 import rcir
 from rcir import api
-from rcir.cli import main
+from rcir.cli import _clear, main
 
 
 @pytest.fixture(autouse=True)
@@ -154,3 +154,16 @@ def test_a_demo_over_anything_else_is_refused_and_leaves_it_alone(tmp_path, caps
     else:
         assert {path.name for path in target.iterdir()} == {"training", kept}
         assert (target / kept).read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["made", "empty", "missing", "."])
+def test_what_an_earlier_demo_left_is_cleared(tmp_path, name):
+    target = Path(name)
+    if name in ("made", "."):
+        (target / "training").mkdir(parents=True)
+        (target / "training" / "run.json").write_text("{}")
+        (target / "report.html").write_text("old")
+    elif name == "empty":
+        target.mkdir()
+    _clear(target)
+    assert list(target.iterdir()) == []

@@ -53,6 +53,7 @@ def training_loop(arguments: dict[str, Job]) -> None:
     tracked = TrackedRun(*job.run)
 
     splits = load_splits(config.data)
+    _check_labels(splits.train)
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
         encoder = build_encoder(
@@ -106,6 +107,10 @@ def _epoch(
     tuples = _mined(config, encoder, splits.train, epoch)
     model.train()
     losses = []
+    if len(tuples) == 0:
+        optimizer.zero_grad(set_to_none=True)
+        optimizer.step()  # without gradients: nothing but a note to the schedule
+        losses = [torch.zeros((), device=device)]
     bar.start(steps=-(-len(tuples) // config.batch))
     for batch in _batches(tuples, config.batch, world):
         local = batch[rank::world]
@@ -138,13 +143,17 @@ def _mined(config: TrainingConfig, encoder: Encoder, images: ImageSet, epoch: in
     cache = _cache(config, encoder, images)
     anchors = torch.randperm(len(images), generator=generator)
     labels = torch.from_numpy(images.labels).to(cache.device)
-    tuples = mine(cache, labels, anchors, config.mining, generator)
-    if len(tuples) == 0:
+    return mine(cache, labels, anchors, config.mining, generator)
+
+
+def _check_labels(images: ImageSet) -> None:
+    """Whether there can be tuples at all; an epoch without one is none that training needs."""
+    _, counts = np.unique(images.labels, return_counts=True)
+    if len(counts) < 2 or counts.max() < 2:
         raise InvalidData(
             "no anchor has a positive and a negative: the training images need at least two "
             "labels, one of them with two images"
         )
-    return tuples
 
 
 def _cache(config: TrainingConfig, encoder: Encoder, images: ImageSet) -> Tensor:
@@ -172,7 +181,7 @@ def _batches(tuples: Tuples, size: int, world: int) -> Iterator[Tuples]:
     """Batches of `size` tuples; a last one that would leave a worker without any is dropped."""
     for start in range(0, len(tuples), size):
         batch = tuples[start : start + size]
-        if len(batch) >= world or start == 0:
+        if len(batch) >= world:
             yield batch
 
 
