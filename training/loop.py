@@ -107,10 +107,6 @@ def _epoch(
     tuples = _mined(config, encoder, splits.train, epoch)
     model.train()
     losses = []
-    if len(tuples) == 0:
-        optimizer.zero_grad(set_to_none=True)
-        optimizer.step()  # without gradients: nothing but a note to the schedule
-        losses = [torch.zeros((), device=device)]
     bar.start(steps=-(-len(tuples) // config.batch))
     for batch in _batches(tuples, config.batch, world):
         local = batch[rank::world]
@@ -125,6 +121,10 @@ def _epoch(
         optimizer.step()
         losses.append(loss.detach())
         bar.advance()
+    if not losses:  # no tuples, or fewer than workers
+        optimizer.zero_grad(set_to_none=True)
+        optimizer.step()  # without gradients: nothing but a note to the schedule
+        losses.append(torch.zeros((), device=device))
     mean = torch.stack(losses).mean()
     if world > 1:
         torch.distributed.all_reduce(mean)
