@@ -35,7 +35,7 @@ def _isolated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing is written outside `tmp_path`, and no retriever is named from outside."""
-    readme = request.node.path.name == "README.md"  # its examples follow the demo
-    monkeypatch.chdir(request.getfixturevalue("demo") if readme else tmp_path)
+    after_demo = request.node.path.name in ("README.md", "api.py", "retriever.py")
+    monkeypatch.chdir(request.getfixturevalue("demo") if after_demo else tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
     monkeypatch.delenv("RCIR_RETRIEVER", raising=False)

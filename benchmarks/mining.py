@@ -20,7 +20,7 @@ from rcir.losses import LossConfig
 from rcir.mining import MiningConfig
 from training import TrainingConfig, train
 
-ENCODERS = ("deterministic", "mc-dropout", "btl")
+ENCODERS = ("deterministic", "mc-dropout", "btl")  # an ensemble's members are the first
 POSITIVES = ("nearest", "random", "farthest")
 NEGATIVES = ("hardest", "violating", "semi-hard", "top-random")
 BASE = TrainingConfig(

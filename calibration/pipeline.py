@@ -11,6 +11,7 @@ from calibration.config import CalibrationConfig
 from calibration.evaluation import Evaluation, Queries, evaluate, search
 from rcir import runs, storage
 from rcir.data import Splits, load_splits
+from rcir.errors import InvalidData
 from rcir.retriever import Retriever
 from rcir.risk import Constant, RiskController, adapter_class
 
@@ -55,13 +56,13 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
         search(retriever, queries) for queries in (splits.adapter, splits.calibration, splits.test)
     )
     adapter = adapter_class(config.adapter).fit(adapter_split.found.uncertainty)
+    retriever.calibrate(adapter, calibration.found, calibration.ranks, config.bound)
     controller, constant = (
         RiskController.calibrate(
             chosen, calibration.found.uncertainty, calibration.ranks, retriever.depth, config.bound
         )
         for chosen in (adapter, Constant())
     )
-    retriever.calibrate(controller)
     evaluation = evaluate(
         run.data.name,
         controller,
@@ -72,6 +73,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
         config.alphas,
         config.delta,
     )
+    _check_output(output, run.path)
     folder = storage.save(retriever, output / "retriever")
     figures = report.draw(controller, constant, evaluation, test, splits.gallery, config.delta)
     page = output / "report.html"
@@ -86,6 +88,15 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     tracked.log_file(page)
     tracked.log_file(results)
     return Calibrated(retriever, folder, page, evaluation, test, splits)
+
+
+def _check_output(output: Path, run: Path) -> None:
+    """Pages and results that another calibration did not write are left alone."""
+    written = [name for name in ("report.html", "results.json") if (output / name).exists()]
+    if written and output.absolute() != run and not (output / "retriever").is_dir():
+        raise InvalidData(
+            f"{output} holds {' and '.join(written)} of something else: choose another output"
+        )
 
 
 def write_results(path: Path, evaluation: Evaluation, seconds: float) -> None:

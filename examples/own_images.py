@@ -18,7 +18,7 @@ import rcir
 from rcir import runs, storage
 from rcir.data import ImageSet
 from rcir.metrics import first_match_ranks
-from rcir.risk import Quantile, RiskController
+from rcir.risk import Quantile
 
 
 def read_folders(folder: Path) -> ImageSet:
@@ -43,9 +43,7 @@ def build(run: runs.RunFolder, pictures: ImageSet, seed: int = 0) -> rcir.Retrie
 
     found = retriever.search(calibration.images)
     ranks = first_match_ranks(gallery.labels[found.positions] == calibration.labels[:, None])
-    retriever.calibrate(
-        RiskController.calibrate(adapter, found.uncertainty, ranks, retriever.depth)
-    )
+    retriever.calibrate(adapter, found, ranks)
     return retriever
 
 

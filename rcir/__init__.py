@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         RcirError,
         RiskUnattainable,
         StaleCalibration,
+        TrackingUnavailable,
         TrainingDiverged,
     )
     from rcir.retrieval import Guarantee, Retrieval
@@ -46,6 +47,7 @@ _HOMES = {
         "RcirError",
         "RiskUnattainable",
         "StaleCalibration",
+        "TrackingUnavailable",
         "TrainingDiverged",
     ),
     "rcir.retrieval": ("Guarantee", "Retrieval"),
@@ -67,6 +69,7 @@ __all__ = [
     "Retriever",
     "RiskUnattainable",
     "StaleCalibration",
+    "TrackingUnavailable",
     "TrainingDiverged",
     "load",
     "retrieve",

@@ -27,7 +27,7 @@ def load(source: str | os.PathLike[str]) -> Retriever:
         CorruptRetriever: it is incomplete or was changed.
 
     Example:
-        >>> retriever = load("runs/digits-btl/retriever")  # doctest: +SKIP
+        >>> retriever = load("runs/demo/retriever")
     """
     # Two letters at least before the colon: one is a Windows drive.
     if re.match(r"[a-z][a-z0-9+.-]+:/", str(source)):
@@ -38,7 +38,11 @@ def load(source: str | os.PathLike[str]) -> Retriever:
 
 
 def use(source: str | os.PathLike[str] | Retriever) -> Retriever:
-    """Name the retriever that `rcir.retrieve` asks: loaded already, or as for `load`."""
+    """Name the retriever that `rcir.retrieve` asks: loaded already, or as for `load`.
+
+    Raises:
+        NoRetriever, CorruptRetriever: as `load` does.
+    """
     global _default
     _default = source if isinstance(source, Retriever) else load(source)
     return _default
@@ -60,7 +64,10 @@ def retrieve(
         RcirError: as `Retriever.retrieve` does.
 
     Example:
-        >>> answer = retrieve("query.png", alpha=0.1, delta=0.1)  # doctest: +SKIP
+        >>> retriever = use("runs/demo/retriever")
+        >>> answer = retrieve("runs/demo/queries/easy.png", alpha=0.1, delta=0.1)
+        >>> answer.guarantee.alpha
+        0.1
     """
     return default_retriever().retrieve(query, alpha, delta)
 

@@ -38,7 +38,7 @@ def demo(options: Namespace) -> None:
     import torch
 
     from calibration import CalibrationConfig, calibrate, print_table, write_results
-    from rcir.data import Augmentation
+    from rcir.data import Augmentation, DataConfig
     from rcir.losses import LossConfig
     from training import TrainingConfig, train
 
@@ -47,6 +47,7 @@ def demo(options: Namespace) -> None:
     _clear(options.output)
     config = TrainingConfig(
         name="training",
+        data=DataConfig("digits", seed=1),  # options were chosen on seed 0
         storage=str(options.output),
         augmentation=Augmentation(occlusion=0.15),
         loss=LossConfig(kl_scale=1e-5),
@@ -60,7 +61,7 @@ def demo(options: Namespace) -> None:
     write_results(options.output / "results.json", outcome.evaluation, time.monotonic() - started)
     print(f"\nreport:    {outcome.report}\nretriever: {outcome.folder}\ntry:")
     print(
-        f"  rcir retrieve {example} --retriever {outcome.folder} "
+        f"  {sys.argv[0]} retrieve {example} --retriever {outcome.folder} "
         f"--alpha {DEMO_ALPHA} --delta {DEMO_DELTA}"
     )
 

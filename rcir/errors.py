@@ -39,6 +39,10 @@ class InvalidConfig(RcirError, ValueError):
     """A configuration asks for something that does not exist or does not fit together."""
 
 
+class TrackingUnavailable(RcirError):
+    """MLflow's tracking store cannot be reached, or is of a kind that MLflow refuses."""
+
+
 class TrainingDiverged(RcirError):
     """The loss of a training became NaN or infinite."""
 

@@ -21,6 +21,8 @@ from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.index.base import Index
 from rcir.index.flat import FlatIndex
 from rcir.retrieval import Guarantee, Retrieval
+from rcir.risk.adapters import SizeAdapter
+from rcir.risk.bounds import Bound, check_level
 from rcir.risk.controller import RiskController
 
 BATCH = 128
@@ -35,11 +37,13 @@ class Candidates:
         positions: (n, depth) positions in the gallery; -1 where it ran out.
         uncertainty: (n,) of the queries: the encoder's own or, for an encoder without one, one
             minus the cosine to the nearest item.
+        fingerprints: of the retriever that searched.
     """
 
     distances: NDArray[np.float32]
     positions: NDArray[np.int64]
     uncertainty: NDArray[np.float64]
+    fingerprints: dict[str, str]
 
 
 class Retriever:
@@ -67,8 +71,8 @@ class Retriever:
         self.encoder = encoder
         self.preprocessing = preprocessing
         self.index = index
-        self.ids = np.array(ids, dtype=object)
-        self.labels = labels
+        self.ids = _frozen(np.array(ids, dtype=object))
+        self.labels = None if labels is None else _frozen(np.array(labels, np.int64))
         self.controller: RiskController | None = None
         self.calibrated_on: dict[str, str] = {}
         self.max_depth = depth
@@ -103,22 +107,45 @@ class Retriever:
             uncertainty = distances[:, 0].astype(np.float64) ** 2 / 2
         else:
             uncertainty = embedding.uncertainty.cpu().numpy().astype(np.float64)
-        return Candidates(distances, positions, uncertainty)
+        return Candidates(distances, positions, uncertainty, self.fingerprints())
 
-    def calibrate(self, controller: RiskController) -> None:
-        """Take a controller that was calibrated on searches of this very retriever."""
-        if controller.depth != self.depth:
+    def calibrate(
+        self,
+        adapter: SizeAdapter,
+        found: Candidates,
+        ranks: NDArray[np.floating[Any]],
+        bound: Bound = "binomial",
+    ) -> None:
+        """Calibrate on queries that this retriever, as it is now, has searched.
+
+        Args:
+            adapter: fitted on other queries.
+            found: what `search` gave for the calibration queries.
+            ranks: (n,) rank of each query's first true match, see `first_match_ranks`.
+            bound: "binomial" or "hoeffding".
+
+        Raises:
+            StaleCalibration: the retriever has changed since it searched.
+            InvalidData: of the queries, see `RiskController.calibrate`.
+        """
+        if found.fingerprints != self.fingerprints() or found.positions.shape[1] != self.depth:
             raise StaleCalibration(
-                f"the controller was calibrated on {controller.depth} candidates per query, this "
-                f"retriever searches {self.depth}: calibrate again"
+                "the retriever has changed since it searched the calibration queries: search them "
+                "again"
             )
-        self.controller = controller
-        self.calibrated_on = dict(self.fingerprints())
+        self.controller = RiskController.calibrate(
+            adapter, found.uncertainty, ranks, self.depth, bound
+        )
+        self.calibrated_on = found.fingerprints
 
     def fingerprints(self) -> dict[str, str]:
-        """Digests of everything that calibration depends on; computed once per change."""
+        """Digests of everything that calibration depends on; computed once per change.
+
+        A change in memory is noticed where a part is replaced, the gallery grows, or torch writes
+        to a weight; not where a weight is written to behind torch's back (`.data`, NumPy views).
+        """
         parts = [self.encoder, self.preprocessing, self.index, self.ids, self.labels]
-        # Torch counts the writes to a tensor: weights cannot change in place unnoticed.
+        # Torch counts its writes to a tensor.
         weights = (*self.encoder.parameters(), *self.encoder.buffers())
         counts = [len(self.index), *(values._version for values in weights)]
         known, known_counts = self._fingerprinted
@@ -155,8 +182,8 @@ class Retriever:
         if longer is not None:
             longer = np.concatenate([longer, np.asarray(labels, np.int64)])
         self.index.add(vectors)
-        self.ids = np.concatenate([self.ids, np.array(ids, dtype=object)])
-        self.labels = longer
+        self.ids = _frozen(np.concatenate([self.ids, np.array(ids, dtype=object)]))
+        self.labels = longer if longer is None else _frozen(longer)
 
     @overload
     def retrieve(self, query: ImageLike, alpha: float, delta: float) -> Retrieval: ...
@@ -183,6 +210,13 @@ class Retriever:
             InvalidRiskLevel, InvalidImage: of the arguments.
             StaleCalibration: not calibrated, or changed since.
             RiskUnattainable: no set size certifies (alpha, delta).
+
+        Example:
+            >>> import rcir
+            >>> retriever = rcir.load("runs/demo/retriever")
+            >>> queries = ["runs/demo/queries/easy.png", "runs/demo/queries/hard.png"]
+            >>> [answer.size > 0 for answer in retriever.retrieve(queries, alpha=0.1, delta=0.1)]
+            [True, True]
         """
         guarantee = self.guarantee(alpha, delta)
         if isinstance(query, list | tuple):
@@ -191,6 +225,8 @@ class Retriever:
 
     def guarantee(self, alpha: float, delta: float) -> Guarantee:
         """What `retrieve` guarantees at (alpha, delta); raises as it does."""
+        check_level("alpha", alpha)
+        check_level("delta", delta)
         controller = self._valid_controller()
         return Guarantee(
             alpha=float(alpha),
@@ -254,3 +290,9 @@ def embed(
             for start in range(0, max(1, len(images)), BATCH)  # of none: `preprocessing` refuses
         ]
     )
+
+
+def _frozen(values: NDArray[Any]) -> NDArray[Any]:
+    """Read-only: calibration depends on it."""
+    values.setflags(write=False)
+    return values

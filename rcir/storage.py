@@ -42,6 +42,7 @@ from rcir.risk import RiskController, adapter_class
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+REQUIRED = {"retriever.json", "encoder.safetensors", "index.faiss", "gallery.json"}
 
 
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
@@ -95,7 +96,15 @@ def load(folder: str | os.PathLike[str]) -> Retriever:
     files = _verify(source)
     try:
         return _read(source, has_labels="labels.npy" in files)
-    except (KeyError, TypeError, ValueError, RuntimeError, OSError, SafetensorError) as error:
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+        OSError,
+        AttributeError,
+        SafetensorError,
+    ) as error:
         if isinstance(error, RcirError):
             raise
         raise CorruptRetriever(
@@ -155,6 +164,11 @@ def _verify(folder: Path) -> dict[str, str]:
         raise CorruptRetriever(
             f"{folder / MANIFEST} is damaged ({error}): copy the folder again, or calibrate again"
         ) from error
+    if not files.keys() >= REQUIRED:
+        raise CorruptRetriever(
+            f"{folder / MANIFEST} does not list {', '.join(sorted(REQUIRED - files.keys()))}: copy "
+            "the folder again, or calibrate again"
+        )
     if version != FORMAT:
         raise CorruptRetriever(
             f"{folder} has format {version}, this version of rcir reads format {FORMAT}: use the "

@@ -19,8 +19,10 @@ from mlflow import MlflowClient
 from mlflow.entities import Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking.context.registry import resolve_tags
+from mlflow.utils.git_utils import get_git_commit
+from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 
-from rcir.errors import NoRetriever
+from rcir.errors import NoRetriever, TrackingUnavailable
 
 EXPERIMENT = "rcir"
 PARENT_TAG = "mlflow.parentRunId"
@@ -93,23 +95,54 @@ def start_run(name: str, tags: Mapping[str, str], parent: TrackedRun | None = No
         tags: added to what MLflow finds out by itself (user, source, git revision).
         parent: the run this one is part of.
     """
-    uri = parent.uri if parent else mlflow.get_tracking_uri()
-    client = MlflowClient(tracking_uri=uri)
-    experiment = client.get_experiment_by_name(EXPERIMENT)
-    experiment_id = experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT)
+    uri = parent.uri if parent else _store()
     family = {PARENT_TAG: parent.id} if parent else {}
-    run = client.create_run(experiment_id, run_name=name, tags=resolve_tags() | dict(tags) | family)
+    revision = get_git_commit(str(Path(__file__).parent))
+    code = {MLFLOW_GIT_COMMIT: revision} if revision else {}
+    with _reachable(uri):
+        client = MlflowClient(tracking_uri=uri)
+        experiment = client.get_experiment_by_name(EXPERIMENT)
+        experiment_id = (
+            experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT)
+        )
+        run = client.create_run(
+            experiment_id, run_name=name, tags=code | resolve_tags() | dict(tags) | family
+        )
     return TrackedRun(run.info.run_id, uri)
 
 
 def find_run(run_id: str) -> TrackedRun | None:
     """The run of an id in the configured tracking store, or None."""
-    uri = mlflow.get_tracking_uri()
-    try:
-        MlflowClient(tracking_uri=uri).get_run(run_id)
-    except MlflowException:
-        return None
+    uri = _store()
+    with _reachable(uri):
+        try:
+            MlflowClient(tracking_uri=uri).get_run(run_id)
+        except MlflowException as error:
+            # Of an id that is none, some stores say that the value is invalid.
+            if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                return None
+            raise
     return TrackedRun(run_id, uri)
+
+
+def _store() -> str:
+    """The configured tracking store; a relative SQLite file is found from other folders too."""
+    uri = mlflow.get_tracking_uri()
+    place = uri.removeprefix("sqlite:///")
+    return uri if place == uri else f"sqlite:///{Path(place).absolute()}"
+
+
+@contextmanager
+def _reachable(uri: str) -> Iterator[None]:
+    """What MLflow says of a store it cannot use, as `TrackingUnavailable`."""
+    try:
+        yield
+    except MlflowException as error:
+        reason = str(error).strip().splitlines()[0]
+        raise TrackingUnavailable(
+            f"MLflow cannot use the tracking store {uri} ({reason}): start its server, or set "
+            "MLFLOW_TRACKING_URI to another, for instance sqlite:///mlflow.db"
+        ) from error
 
 
 def run_tag(run: TrackedRun, name: str) -> str | None:

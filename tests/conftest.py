@@ -12,7 +12,7 @@ from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.mining import MiningConfig
 from rcir.retriever import Retriever
-from rcir.risk import Quantile, RiskController
+from rcir.risk import Quantile
 from rcir.storage import save
 
 # On tensors this small, more threads only wait for each other.
@@ -51,7 +51,7 @@ def retriever(splits):
     relevant = splits.gallery.labels[found.positions] == splits.calibration.labels[:, None]
     ranks = np.where(relevant.any(1), relevant.argmax(1) + 1.0, np.inf)
     adapter = Quantile.fit(built.search(splits.adapter.images).uncertainty)
-    built.calibrate(RiskController.calibrate(adapter, found.uncertainty, ranks, built.depth))
+    built.calibrate(adapter, found, ranks)
     return built
 
 

@@ -81,3 +81,9 @@ def test_a_manifest_cannot_name_files_outside_the_folder(folder, tmp_path, outsi
     path.write_text(json.dumps(manifest, indent=1))
     with pytest.raises(CorruptRetriever, match="is missing"):
         load(folder)
+
+
+def test_a_manifest_that_lists_nothing_vouches_for_nothing(folder):
+    (folder / "manifest.json").write_text(json.dumps({"format": 1, "files": {}}, indent=1))
+    with pytest.raises(CorruptRetriever, match=r"does not list encoder.safetensors"):
+        load(folder)

@@ -9,7 +9,7 @@ from rcir.data import Preprocessing
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import InvalidConfig, InvalidData, InvalidImage, InvalidRiskLevel, StaleCalibration
 from rcir.retriever import Retriever
-from rcir.risk import Constant, RiskController
+from rcir.risk import Constant
 from rcir.storage import load, save
 
 
@@ -104,11 +104,24 @@ def test_no_answer_without_calibration_but_neighbours(retriever, splits):
     assert fresh.search(splits.test.images[:2]).positions.shape == (2, 200)
 
 
-def test_a_controller_of_another_depth_is_refused(folder):
+def test_queries_searched_before_a_change_calibrate_nothing(folder, splits):
     retriever = load(folder)
-    other = RiskController.calibrate(Constant(), np.zeros(50), np.ones(50), depth=149)
-    with pytest.raises(StaleCalibration, match="149 candidates"):
-        retriever.calibrate(other)
+    found = retriever.search(splits.calibration.images[:50])
+    retriever.calibrate(Constant(), found, np.ones(50))
+    retriever.add(splits.test.images[:3], ["a", "b", "c"], [1, 2, 3])
+    with pytest.raises(StaleCalibration, match="search them again"):
+        retriever.calibrate(Constant(), found, np.ones(50))
+
+
+def test_a_replaced_layer_and_names_cannot_change_unnoticed(folder, splits):
+    retriever = load(folder)
+    with pytest.raises(ValueError, match="read-only"):
+        retriever.ids[0] = "other"
+    with pytest.raises(ValueError, match="read-only"):
+        retriever.labels[0] = 3
+    before = retriever.encoder.fingerprint()
+    retriever.encoder.network.backbone[1] = torch.nn.Tanh()
+    assert retriever.encoder.fingerprint() != before
 
 
 def test_adding_images_makes_the_calibration_stale_until_it_is_redone(folder, splits):
@@ -122,7 +135,8 @@ def test_adding_images_makes_the_calibration_stale_until_it_is_redone(folder, sp
         assert current.ids[found.positions[0, 0]] == "new"
         assert found.distances[0, 0] == pytest.approx(0, abs=1e-6)
         assert current.labels.tolist() == [*splits.gallery.labels.tolist(), 7]
-        current.calibrate(RiskController.calibrate(Constant(), np.zeros(50), np.ones(50), 150))
+        again = current.search(splits.calibration.images[:50])
+        current.calibrate(Constant(), again, np.ones(50))
         assert current.retrieve(query, 0.3, 0.1).ids == ("new",)
 
 

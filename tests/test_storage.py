@@ -47,7 +47,7 @@ def test_a_saved_copy_of_a_loaded_retriever_has_the_same_files(folder, tmp_path)
 @pytest.mark.parametrize("method", ["deterministic", "deep-ensemble", "btl"])
 @pytest.mark.parametrize("adapter", ADAPTERS.values(), ids=lambda kind: kind.name)
 def test_every_encoder_and_adapter_survives(retriever, splits, tmp_path, method, adapter):
-    config = EncoderConfig(method, dim=6, members=2, mean_norm="scaled_raw")
+    config = EncoderConfig(method, dim=6, members=2)
     encoder = build_encoder(config, 1, (8, 16))
     gallery = splits.gallery
     index = FlatIndex(encoder.embed(torch.zeros(1, 1, 8, 16)).mean.shape[1])
@@ -55,7 +55,8 @@ def test_every_encoder_and_adapter_survives(retriever, splits, tmp_path, method,
     built = Retriever(encoder, retriever.preprocessing, index, gallery.ids, depth=50)
     rng = np.random.default_rng(0)
     fitted, ranks = adapter.fit(rng.gamma(2, size=90)), rng.integers(1, 50, 200)
-    built.calibrate(RiskController.calibrate(fitted, rng.gamma(2, size=200), ranks, 50))
+    built.controller = RiskController.calibrate(fitted, rng.gamma(2, size=200), ranks, 50)
+    built.calibrated_on = built.fingerprints()
     loaded = load(save(built, tmp_path / "retriever"))
     assert loaded.labels is None
     assert not (tmp_path / "retriever" / "labels.npy").exists()

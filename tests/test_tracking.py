@@ -8,6 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import mlflow
 import numpy as np
@@ -18,6 +19,7 @@ from mlflow import MlflowClient
 import rcir
 from calibration import CalibrationConfig, calibrate
 from rcir import tracking
+from rcir.errors import TrackingUnavailable
 from training import train
 
 
@@ -134,3 +136,30 @@ def test_a_retriever_comes_back_from_a_server_as_it_was_calibrated(server, tiny)
     assert paths == {"checkpoint", "figures", "report.html", "results.json", "retriever"}
     with pytest.raises(rcir.NoRetriever, match="runs:/nonsense/retriever"):
         rcir.load("runs:/nonsense/retriever")
+
+
+@pytest.mark.parametrize("uri", ["./mlruns", "foo://bar"])
+def test_a_store_that_mlflow_refuses_is_named_with_what_to_do(uri, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with pytest.raises(TrackingUnavailable, match=r"MLFLOW_TRACKING_URI to another"):
+        tracking.start_run("refused", {})
+
+
+def test_a_relative_store_is_found_from_another_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+    run = tracking.start_run("here", {})
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run.log_metrics({"seen": 1.0})
+    assert (tmp_path / "mlflow.db").is_file()
+    assert not (tmp_path / "elsewhere" / "mlflow.db").exists()
+
+
+def test_the_git_revision_is_tracked_whatever_was_started():
+    root = Path(tracking.__file__).parents[1]
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    head = subprocess.run(command, capture_output=True, text=True)
+    if head.returncode:
+        pytest.skip("the code is in no git checkout")
+    run = tracking.start_run("revision", {})
+    assert tracking.run_tag(run, "mlflow.source.git.commit") == head.stdout.strip()

@@ -94,6 +94,12 @@ class TrainingConfig:
             )
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise InvalidConfig(f"name is {self.name!r}; it must be usable as the name of a folder")
+        height, width = self.preprocessing.size
+        if self.augmentation.occlusion and width % height:
+            raise InvalidConfig(
+                f"augmentation.occlusion needs images of square tiles, not {height} x {width}: "
+                "make the width of preprocessing.size a multiple of its height"
+            )
         positive, negatives = MINING[self.encoder.method]
         mining = replace(
             self.mining,

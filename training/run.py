@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import ray.train
 import torch
 from ray.train.torch import TorchTrainer
 
 from rcir import figures, tracking
 from rcir.config import flatten
-from rcir.data import Splits, load_splits
-from rcir.encoders import Encoder, build_encoder
+from rcir.data import Splits, data_root, load_splits
+from rcir.encoders import Encoder, EncoderConfig, build_encoder
 from rcir.encoders.deep_ensemble import DeepEnsemble
 from rcir.errors import InvalidConfig, RcirError
 from rcir.metrics import confidence, reliability
@@ -59,6 +60,7 @@ def train(config: TrainingConfig, parent: tracking.TrackedRun | None = None) -> 
         console.print(done, soft_wrap=True)
         return run
     splits = load_splits(config.data)
+    _build(config.encoder, config)  # what cannot be built leaves nothing behind
     run = run or _start(config, parent)
     with run.tracked.active():
         if config.encoder.method == "deep-ensemble":
@@ -109,7 +111,8 @@ def _folder(config: TrainingConfig) -> Path:
 
 def _train_one(config: TrainingConfig, run: RunFolder) -> Encoder:
     """Train on Ray; the weights of the epoch that was best on the validation images."""
-    job = Job(config, str(run.path), (run.mlflow_run, run.tracking_uri))
+    data = replace(config.data, root=str(data_root(config.data)))  # workers run elsewhere
+    job = Job(replace(config, data=data), str(run.path), (run.mlflow_run, run.tracking_uri))
     with _quiet_ray(), _own_errors():
         TorchTrainer(
             training_loop,
@@ -119,13 +122,7 @@ def _train_one(config: TrainingConfig, run: RunFolder) -> Encoder:
             ),
             run_config=ray.train.RunConfig(name="ray", storage_path=str(run.path)),
         ).fit()
-    with torch.random.fork_rng():
-        encoder = build_encoder(
-            replace(config.encoder, pretrained=False),
-            config.preprocessing.channels,
-            config.preprocessing.size,
-        )
-    encoder.config = config.encoder
+    encoder = _build(config.encoder, config)
     best = checkpoint.best_epoch(run.path)
     checkpoint.restore_weights(run.path, best, encoder)
     run.tracked.log_folder(checkpoint.checkpoint_folder(run.path, best), "checkpoint")
@@ -141,16 +138,12 @@ def _train_members(config: TrainingConfig, run: RunFolder, splits: Splits) -> En
             config,
             name=f"member-{number}",
             storage=str(run.path / "members"),
-            seed=config.seed + number,
+            seed=_member_seed(config.seed, number),
             encoder=replace(config.encoder, method="deterministic"),
         )
         members.append(train(member, parent=run.tracked).encoder())
-    ensemble = DeepEnsemble(
-        replace(config.encoder, pretrained=False),
-        config.preprocessing.channels,
-        config.preprocessing.size,
-    )
-    ensemble.config = config.encoder
+    ensemble = _build(config.encoder, config)
+    assert isinstance(ensemble, DeepEnsemble)
     for slot, trained in zip(ensemble.members, members, strict=True):
         slot.load_state_dict(trained.state_dict())
     ensemble.eval()
@@ -164,14 +157,32 @@ def _train_members(config: TrainingConfig, run: RunFolder, splits: Splits) -> En
     return ensemble
 
 
+def _build(encoder: EncoderConfig, config: TrainingConfig) -> Encoder:
+    """An encoder to load weights into; the caller's random numbers are left alone."""
+    with torch.random.fork_rng():
+        built = build_encoder(
+            replace(encoder, pretrained=False),
+            config.preprocessing.channels,
+            config.preprocessing.size,
+        )
+    built.config = encoder
+    return built
+
+
+def _member_seed(seed: int, number: int) -> int:
+    """Seeds of members, apart also between ensembles of neighbouring seeds."""
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+
+
 def _log(run: RunFolder, encoder: Encoder, splits: Splits) -> None:
     """Final metrics and the reliability diagram of the chosen weights."""
     found = validate(encoder, run.preprocessing, splits.validation)
     run.tracked.log_metrics(
         {name.replace("validation", "chosen"): value for name, value in found.metrics().items()}
     )
-    low, high = found.uncertainty.min(), found.uncertainty.max()
-    diagram = reliability(confidence(found.uncertainty, low, high), found.correct)
+    half = found.uncertainty[::2]  # its range scales the other half
+    scaled = confidence(found.uncertainty[1::2], half.min(), half.max())
+    diagram = reliability(scaled, found.correct[1::2])
     run.tracked.log_figure(figures.reliability_diagram(diagram), "validation_reliability")
 
 

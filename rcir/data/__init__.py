@@ -1,7 +1,7 @@
 """Data sets, all as one record type; splits; preprocessing."""
 
 from rcir.data.augmentation import Augmentation
-from rcir.data.datasets import DATASETS, DataConfig, load_splits
+from rcir.data.datasets import DATASETS, DataConfig, data_root, load_splits
 from rcir.data.images import ImageLike, read_image
 from rcir.data.preprocessing import Preprocessing
 from rcir.data.records import ImageSet, Splits
@@ -14,6 +14,7 @@ __all__ = [
     "ImageSet",
     "Preprocessing",
     "Splits",
+    "data_root",
     "load_splits",
     "read_image",
 ]

@@ -37,6 +37,11 @@ class DataConfig:
             raise InvalidConfig(f"data.seed is {self.seed}; at least 0")
 
 
+def data_root(config: DataConfig) -> Path:
+    """The folder of the data sets' files, absolute: given, named by RCIR_DATA, or `data`."""
+    return Path(config.root or os.environ.get("RCIR_DATA") or "data").absolute()
+
+
 def load_splits(config: DataConfig) -> Splits:
     """The splits of the configured data set.
 
@@ -56,9 +61,8 @@ def load_splits(config: DataConfig) -> Splits:
     try:
         if config.name == "digits":
             return digits.load(seed=config.seed, **config.options)
-        root = Path(config.root or os.environ.get("RCIR_DATA") or "data")
         return fashion_mnist.load(
-            root, download=config.download, seed=config.seed, **config.options
+            data_root(config), download=config.download, seed=config.seed, **config.options
         )
     except TypeError as error:
         raise InvalidConfig(f"data.options of {config.name}: {error}") from error

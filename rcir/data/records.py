@@ -58,7 +58,7 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class Splits:
-    """The parts of a data set, no image in two of them.
+    """The parts of a data set, drawn apart from each other.
 
     `train` fits the encoder; `validation` (searched against itself, each image left out of its own
     search) chooses the epoch; `gallery` is what is searched; `adapter`, `calibration` and `test`

@@ -16,7 +16,6 @@ from rcir.errors import InvalidConfig
 Method = Literal["deterministic", "mc-dropout", "deep-ensemble", "btl"]
 Pooling = Literal["gem", "flatten"]
 Combination = Literal["distance", "aligned", "reference"]
-MeanNorm = Literal["unit", "scaled_unit", "scaled_raw"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,6 @@ class EncoderConfig:
         members: deep-ensemble: number of networks.
         ensemble: deep-ensemble: how members are combined.
         variance_hidden: btl: width of the variance head's hidden layer.
-        mean_norm: btl: unit vectors, or vectors scaled by one trained factor.
     """
 
     method: Method = "btl"
@@ -47,14 +45,12 @@ class EncoderConfig:
     members: int = 5
     ensemble: Combination = "distance"
     variance_hidden: int = 128
-    mean_norm: MeanNorm = "unit"
 
     def __post_init__(self) -> None:
         for name, choices in (
             ("method", Method),
             ("pooling", Pooling),
             ("ensemble", Combination),
-            ("mean_norm", MeanNorm),
         ):
             if getattr(self, name) not in get_args(choices):
                 raise InvalidConfig(
@@ -97,8 +93,9 @@ class Encoder(nn.Module):
         return embedding
 
     def fingerprint(self) -> str:
-        """A digest of the configuration and of every weight."""
-        digest = hashlib.sha256(json.dumps(asdict(self.config), sort_keys=True).encode())
+        """A digest of the configuration, of every module and of every weight."""
+        description = json.dumps(asdict(self.config), sort_keys=True) + repr(self)
+        digest = hashlib.sha256(description.encode())
         for name, values in sorted(self.state_dict().items()):
             digest.update(name.encode())
             digest.update(values.cpu().contiguous().numpy().tobytes())

@@ -83,7 +83,9 @@ def miss_rate_bound(misses: int, n: int, delta: float, bound: Bound = "binomial"
 def required_calibration(
     alpha: float, delta: float, bound: Bound = "binomial", unmatched: float = 0.0
 ) -> int | None:
-    """The number of calibration queries from which alpha can be certified at all.
+    """A number of calibration queries with which alpha can be certified.
+
+    The smallest one if `unmatched` is 0; else about the smallest.
 
     Args:
         alpha, delta, bound: as in `allowed_misses`.

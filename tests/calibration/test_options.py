@@ -143,3 +143,12 @@ def test_an_earlier_retriever_is_replaced_as_a_whole(trained):
     assert {path.name for path in second.folder.parent.iterdir()} == {
         *("retriever", "report.html", "results.json")
     }
+
+
+def test_a_report_of_something_else_is_left_alone(trained, tmp_path):
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output" / "report.html").write_text("mine")
+    with pytest.raises(InvalidData, match=r"report.html of something else"):
+        calibrated(trained)
+    assert [path.name for path in (tmp_path / "output").iterdir()] == ["report.html"]
+    assert (tmp_path / "output" / "report.html").read_text() == "mine"

@@ -102,7 +102,6 @@ def test_the_fingerprint_sees_the_configuration():
         {"dropout": 1.0},
         {"pooling": "max"},
         {"ensemble": "mean"},
-        {"mean_norm": "none"},
     ],
     ids=str,
 )

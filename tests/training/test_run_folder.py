@@ -8,8 +8,10 @@ import torch
 from mlflow import MlflowClient
 from safetensors.torch import load_file
 
+from rcir.data import Augmentation, Preprocessing
+from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidConfig, InvalidData
-from training import OptimizerConfig, train
+from training import OptimizerConfig, TrainingConfig, train
 
 
 def recalls(run):
@@ -92,3 +94,20 @@ def test_data_that_cannot_be_had_leave_no_run(tiny, tmp_path):
     with pytest.raises(InvalidConfig, match="trian"):
         train(replace(config, data=replace(config.data, options={"trian": 5})))
     assert not (tmp_path / "nothing").exists()
+
+
+def test_what_cannot_be_built_leaves_nothing_and_blocks_no_name(tiny, tmp_path):
+    for wrong in (
+        {"preprocessing": Preprocessing(size=(2, 2))},
+        {"encoder": EncoderConfig(backbone="resnet50")},
+    ):
+        with pytest.raises(InvalidConfig):
+            train(tiny("again", **wrong))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_occlusion_needs_square_tiles():
+    with pytest.raises(InvalidConfig, match="multiple of its height"):
+        TrainingConfig(
+            "tiles", augmentation=Augmentation(0.5), preprocessing=Preprocessing(size=(20, 30))
+        )
