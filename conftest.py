@@ -20,7 +20,8 @@ def tracking_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 def demo(tmp_path_factory: pytest.TempPathFactory, tracking_uri: str) -> Path:
     """A folder in which `rcir demo --output runs/demo` has run; `screen.txt` is what it showed."""
     folder = tmp_path_factory.mktemp("demo")
-    command = [sys.executable, "-m", "rcir.cli", "demo", "--output", "runs/demo"]
+    rcir = Path(sys.executable).with_name("rcir")
+    command = [rcir, "demo", "--output", "runs/demo"]
     environment = os.environ | {"MLFLOW_TRACKING_URI": tracking_uri}
     with (folder / "screen.txt").open("w") as screen:
         subprocess.run(command, cwd=folder, env=environment, stdout=screen, check=True)

@@ -3,7 +3,6 @@
 import json
 import math
 import subprocess
-import sys
 from html.parser import HTMLParser
 
 import numpy as np
@@ -50,7 +49,7 @@ def test_what_was_measured_is_what_the_retriever_answers(output, results):
     """Ask for all test queries again, and count misses by hand."""
     from rcir.data import DataConfig, load_splits
 
-    test = load_splits(DataConfig("digits")).test
+    test = load_splits(DataConfig("digits", seed=1)).test
     retriever = rcir.load(output / "retriever")
     answers = retriever.retrieve(list(test.images), alpha=0.1, delta=0.1)
     missed = [
@@ -110,10 +109,7 @@ def test_the_screen_shows_the_measured_numbers_and_a_command_that_works(demo, re
         assert f"{row['test_risk']:.4f}" in screen
         assert f"{row['mean_size']:.2f}" in screen
     command = next(line for line in screen.splitlines() if "rcir retrieve" in line).split()
-    assert command[0] == sys.argv[0] or command[0].endswith(("cli.py", "rcir"))
-    process = subprocess.run(
-        [sys.executable, "-m", "rcir.cli", *command[1:]], cwd=demo, capture_output=True, text=True
-    )
+    process = subprocess.run(command, cwd=demo, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     assert "With probability at least 0.9" in process.stdout
 
