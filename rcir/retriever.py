@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, overload
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from rcir.data.images import ImageLike
@@ -25,7 +26,8 @@ from rcir.risk.adapters import SizeAdapter
 from rcir.risk.bounds import Bound, check_level
 from rcir.risk.controller import RiskController
 
-BATCH = 128
+BATCH = 128  # images in a forward pass
+CHUNK = 8 * BATCH  # images in memory as bytes
 
 
 @dataclass(frozen=True)
@@ -242,8 +244,9 @@ class Retriever:
         found = self.search(images)
         sizes = self._valid_controller().sizes(found.uncertainty, guarantee.kappa)
         # One look-up for the whole batch; each answer is a slice of it.
-        chosen = np.arange(self.depth) < sizes[:, None]
-        positions, distances = found.positions[chosen], found.distances[chosen]
+        row = np.repeat(np.arange(len(sizes)), sizes)
+        rank = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        positions, distances = found.positions[row, rank], found.distances[row, rank]
         ids = self.ids[positions].tolist()
         labels = None if self.labels is None else self.labels[positions].tolist()
         answers, start = [], 0
@@ -284,12 +287,12 @@ def embed(
 ) -> Embedding:
     """Embed any number of images in batches, on the device of the encoder."""
     device = next(encoder.parameters()).device
-    return Embedding.concatenate(
-        [
-            encoder.embed(preprocessing(images[start : start + BATCH]).to(device))
-            for start in range(0, max(1, len(images)), BATCH)  # of none: `preprocessing` refuses
-        ]
-    )
+    parts = []
+    for start in range(0, max(1, len(images)), CHUNK):  # of none: `resized` refuses
+        pixels = preprocessing.resized(images[start : start + CHUNK])
+        for batch in torch.split(pixels, BATCH):
+            parts.append(encoder.embed(preprocessing.normalise(batch.to(device))))
+    return Embedding.concatenate(parts)
 
 
 def _frozen(values: NDArray[Any]) -> NDArray[Any]:
