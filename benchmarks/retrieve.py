@@ -20,7 +20,7 @@ from common import parser, report
 
 import rcir
 from rcir.data import DataConfig, load_splits
-from rcir.retriever import BATCH
+from rcir.encoders.batches import BATCH
 
 QUERIES, REPEATS, SINGLES = 1000, 30, 300
 ALPHA = DELTA = 0.1

@@ -16,8 +16,9 @@ class CalibrationConfig:
     Args:
         run: folder of a training run, or the id of its MLflow run.
         output: folder for `retriever`, `report.html`, `results.json`; the run's own unless given.
-        adapter: how set size depends on uncertainty.
+        adapter: how set size depends on the query; "auto" takes what needs the smallest sets.
         bound: confidence bound; "binomial" is exact, "hoeffding" that of Cai et al. (AAAI 2025).
+        group: attribute of the queries, such as a camera; the retriever then answers per group.
         depth: candidates searched per query; no set is larger.
         alphas: levels to report. The retriever answers any.
         delta: probability of misleading calibration queries to report. The retriever answers any.
@@ -25,8 +26,9 @@ class CalibrationConfig:
 
     run: str
     output: str | None = None
-    adapter: Literal["constant", "minmax", "quantile"] = "minmax"
+    adapter: Literal["auto", "constant", "minmax", "quantile", "learned"] = "auto"
     bound: Bound = "binomial"
+    group: str | None = None
     depth: int = 200
     alphas: tuple[float, ...] = (0.05, 0.1, 0.2)
     delta: float = 0.1

@@ -2,69 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
+from rcir.candidates import Judged
 from rcir.data import ImageSet
-from rcir.errors import InvalidData, RiskUnattainable
-from rcir.metrics import Reliability, confidence, first_match_ranks, recall_at_k, reliability
-from rcir.retriever import Candidates, Retriever
-from rcir.risk import RiskController
-
-
-@dataclass(frozen=True)
-class Queries:
-    """Labelled queries with what the retriever finds for them.
-
-    Attributes:
-        images: the queries.
-        found: their candidates and uncertainties.
-        relevant: (n, depth) whether each candidate is a true match.
-        ranks: (n,) rank of the first true match, infinite if there is none in the search depth.
-    """
-
-    images: ImageSet
-    found: Candidates
-    relevant: NDArray[np.bool_]
-    ranks: NDArray[np.float64]
-
-
-def search(retriever: Retriever, images: ImageSet) -> Queries:
-    """Search labelled queries in the retriever's gallery, which has labels."""
-    if retriever.labels is None:
-        raise InvalidData("the gallery has no labels: what is a true match cannot be told")
-    found = retriever.search(images.images)
-    same = retriever.labels[found.positions] == images.labels[:, None]
-    relevant = same & (found.positions >= 0)
-    return Queries(images, found, relevant, first_match_ranks(relevant))
+from rcir.errors import RiskUnattainable
+from rcir.metrics import Reliability, confidence, recall_at_k, reliability
+from rcir.retriever import Retriever
+from rcir.risk import Constant, Rankings, Request, RiskControl, RiskController
 
 
 @dataclass(frozen=True)
 class Row:
-    """One level of risk, certified and measured; None in what follows alpha if not certified.
+    """One statement, certified and measured; None in what follows alpha if not certified.
 
     Attributes:
+        statement: what is controlled, in words.
         alpha, delta: what was asked.
         adapter, bound: how sizes are chosen.
         kappa: the calibrated parameter.
-        test_risk: fraction of test queries whose set holds no true match.
-        mean_size: mean set size over the test queries.
+        test_risk: the risk of the test queries.
+        mean_size: mean set size over the test queries that got an answer.
         constant_size: the size that all queries would need alike at the same alpha and delta.
+        answered: the share of test queries that got an answer.
     """
 
+    statement: str
     alpha: float
     delta: float
     adapter: str
     bound: str
-    kappa: float | None
-    test_risk: float | None
-    mean_size: float | None
-    constant_size: int | None
+    kappa: float | None = None
+    test_risk: float | None = None
+    mean_size: float | None = None
+    constant_size: float | None = None
+    answered: float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +56,9 @@ class Evaluation:
         n_calibration, n_test: numbers of queries.
         auroc_miss: how well uncertainty predicts a wrong top-1; None if all or none are wrong.
         auroc_occlusion: how well it predicts an occluded query; None if the set does not tell.
-        rows: the asked levels.
+        rows: the miss risk at the asked levels.
+        others: further statements at the asked levels.
+        comparison: mean set size of each adapter at each level on the adapter split, if compared.
         reliability: recall at 1 against confidence.
         unmatched: number of test queries without a match in the search depth.
     """
@@ -90,6 +71,8 @@ class Evaluation:
     auroc_miss: float | None
     auroc_occlusion: float | None
     rows: list[Row]
+    others: list[Row]
+    comparison: Mapping[str, Mapping[float, float]]
     reliability: Reliability
     unmatched: int
 
@@ -101,63 +84,117 @@ class Evaluation:
             "auroc_occlusion": self.auroc_occlusion,
             "calibration_error": self.reliability.error,
         }
-        for row in self.rows:
-            for name in ("kappa", "test_risk", "mean_size", "constant_size"):
-                named[f"alpha-{row.alpha:g}/{name}"] = getattr(row, name)
+        for row in (*self.rows, *self.others):
+            place = f"alpha-{row.alpha:g}"
+            if row.statement != "miss":
+                place += "/" + re.sub(r"[^\w.-]+", "-", row.statement)
+            for name in ("kappa", "test_risk", "mean_size", "constant_size", "answered"):
+                named[f"{place}/{name}"] = getattr(row, name)
         return {f"test/{name}": value for name, value in named.items() if value is not None}
 
 
 def evaluate(
     dataset: str,
-    controller: RiskController,
-    constant: RiskController,
-    adapter_split: Queries,
-    test: Queries,
-    encoder: str,
+    retriever: Retriever,
+    comparison: Mapping[str, Mapping[float, float]],
+    test: Judged,
+    images: ImageSet,
     alphas: Sequence[float],
     delta: float,
 ) -> Evaluation:
-    """Measure a controller on test queries.
+    """Measure a calibrated retriever.
 
     Args:
-        dataset, encoder: names for the report.
-        controller: the one to measure.
-        constant: calibrated on the same queries, with the same size for all.
-        adapter_split: its range of uncertainty scales the confidences.
-        test: the queries to measure on.
+        dataset: its name, for the report.
+        retriever: the one to measure.
+        comparison: of adapters, for the report.
+        test: the test queries.
+        images: their images.
         alphas, delta: levels to measure.
     """
+    control = retriever.controls[None]
     missed = test.ranks > 1
-    low, high = adapter_split.found.uncertainty.min(), adapter_split.found.uncertainty.max()
+    uncertainty = test.found.uncertainty
+    low, high = control.tuning.uncertainty.min(), control.tuning.uncertainty.max()
     return Evaluation(
         dataset=dataset,
-        encoder=encoder,
+        encoder=retriever.encoder.config.method,
         recall_at_1=recall_at_k(test.ranks, 1),
-        n_calibration=controller.n_calibration,
+        n_calibration=len(control.calibration),
         n_test=len(test.ranks),
-        auroc_miss=_auroc(missed, test.found.uncertainty),
-        auroc_occlusion=_auroc(test.images.attributes.get("occluded"), test.found.uncertainty),
-        rows=[measure(controller, constant, test, alpha, delta) for alpha in alphas],
-        reliability=reliability(confidence(test.found.uncertainty, low, high), ~missed),
+        auroc_miss=_auroc(missed, uncertainty),
+        auroc_occlusion=_auroc(images.attributes.get("occluded"), uncertainty),
+        rows=[measure(control, Request(alpha, delta), test) for alpha in alphas],
+        others=others(retriever, test, alphas, delta),
+        comparison=comparison,
+        reliability=reliability(confidence(uncertainty, low, high), ~missed),
         unmatched=int(np.isinf(test.ranks).sum()),
     )
 
 
-def measure(
-    controller: RiskController, constant: RiskController, test: Queries, alpha: float, delta: float
-) -> Row:
-    """One level on the test queries."""
-    asked = (alpha, delta, controller.adapter.name, controller.bound)
-    constant_size = None
+def others(retriever: Retriever, test: Judged, alphas: Sequence[float], delta: float) -> list[Row]:
+    """What else can be certified of the same calibration queries."""
+    control, distinct = retriever.controls[None], retriever.controls["label"]
+    distinct_test = test.distinct()
+    rows = []
+    for alpha in alphas:
+        request = Request(alpha, delta)
+        rows.append(measure(distinct, request, distinct_test, "miss, distinct labels"))
+    statements: dict[str, dict[str, Any]] = {
+        "miss, abstaining": {"abstain": True},
+        "recall": {"risk": "recall"},
+        "false discovery": {"risk": "false-discovery"},
+    }
+    for group in [] if control.groups is None else sorted(set(control.groups.tolist())):
+        statements[f"miss, group {group}"] = {"group": group}
+    rows += [
+        measure(control, Request(alpha, delta, **options), test, statement)
+        for statement, options in statements.items()
+        for alpha in alphas
+    ]
+    return rows
+
+
+def measure(control: RiskControl, request: Request, test: Judged, statement: str = "miss") -> Row:
+    """One statement on the test queries that it speaks of."""
+    alpha, delta = float(request.alpha), float(request.delta or 0)  # type: ignore[arg-type]
+    row = Row(statement, alpha, delta, control.adapter.name, control.bound)
+    if request.risk == "miss" and not request.abstain:
+        row = replace(row, constant_size=constant(control, request, test))
     try:
-        one = np.zeros(1)
-        constant_size = int(constant.sizes(one, constant.kappa(alpha, delta))[0])
-        kappa = controller.kappa(alpha, delta)
+        decision = control.decide(request)
     except RiskUnattainable:
-        return Row(*asked, None, None, None, constant_size)
-    sizes = controller.sizes(test.found.uncertainty, kappa)
-    risk = float(np.mean(test.ranks > sizes))
-    return Row(*asked, kappa, risk, float(sizes.mean()), constant_size)
+        return row
+    asked = np.ones(len(test.ranks), bool)
+    if request.group is not None and test.groups is not None:
+        asked = test.groups == request.group
+    sizes = control.sizes(test.found.rankings, decision)
+    rows = np.flatnonzero(asked & (sizes > 0))
+    row = replace(row, bound=decision.bound, kappa=decision.kappa)
+    if len(rows) == 0:
+        return replace(row, answered=0.0)
+    outcomes = test.outcomes(control.adapter).subset(rows)
+    return replace(
+        row,
+        test_risk=float(outcomes.losses(request.risk, np.array([decision.kappa])).mean()),
+        mean_size=float(sizes[rows].mean()),
+        answered=len(rows) / int(asked.sum()),
+    )
+
+
+def constant(control: RiskControl, request: Request, test: Judged) -> float | None:
+    """The mean size that the constant adapter needs for the same statement."""
+    calibration = control.calibration
+    ranks = calibration.ranks
+    if request.group is not None:
+        ranks = ranks[control.groups == request.group]
+    same = Rankings(np.zeros(len(ranks)), control.depth)
+    controller = RiskController.calibrate(Constant(), same, ranks, control.bound)
+    try:
+        kappa = controller.kappa(float(request.alpha), request.delta)  # type: ignore[arg-type]
+    except RiskUnattainable:
+        return None
+    return float(Constant().sizes(test.found.rankings, kappa).mean())
 
 
 def _auroc(positive: NDArray[Any] | None, score: NDArray[np.float64]) -> float | None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from calibration import report
 from calibration.config import CalibrationConfig
-from calibration.evaluation import Evaluation, Queries, evaluate, search
+from calibration.evaluation import Evaluation, evaluate
 from rcir import runs, storage
+from rcir.candidates import Judged
 from rcir.data import Splits, load_splits
 from rcir.errors import InvalidData
 from rcir.retriever import Retriever
-from rcir.risk import Constant, RiskController, adapter_class
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Calibrated:
         folder: where it is on disk.
         report: the report's page.
         evaluation: what was measured on the test queries.
-        test: the test queries and what was found for them.
+        test: what was found for the test queries.
         splits: the data they come from.
     """
 
@@ -33,7 +33,7 @@ class Calibrated:
     folder: Path
     report: Path
     evaluation: Evaluation
-    test: Queries
+    test: Judged
     splits: Splits
 
 
@@ -53,29 +53,24 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     splits = load_splits(run.data)
     retriever = Retriever.build(run.encoder(), run.preprocessing, splits.gallery, config.depth)
     adapter_split, calibration, test = (
-        search(retriever, queries) for queries in (splits.adapter, splits.calibration, splits.test)
+        retriever.judge(queries, config.group)
+        for queries in (splits.adapter, splits.calibration, splits.test)
     )
-    adapter = adapter_class(config.adapter).fit(adapter_split.found.uncertainty)
-    retriever.calibrate(adapter, calibration.found, calibration.ranks, config.bound)
-    controller, constant = (
-        RiskController.calibrate(
-            chosen, calibration.found.uncertainty, calibration.ranks, retriever.depth, config.bound
-        )
-        for chosen in (adapter, Constant())
+    comparisons = retriever.calibrate(
+        adapter_split, calibration, config.adapter, config.bound, config.alphas, config.delta
     )
     evaluation = evaluate(
         run.data.name,
-        controller,
-        constant,
-        adapter_split,
+        retriever,
+        comparisons[None],
         test,
-        retriever.encoder.config.method,
+        splits.test,
         config.alphas,
         config.delta,
     )
     _check_output(output, run.path)
     folder = storage.save(retriever, output / "retriever")
-    figures = report.draw(controller, constant, evaluation, test, splits.gallery, config.delta)
+    figures = report.draw(retriever.controls[None], evaluation, test, splits, config.delta)
     page = output / "report.html"
     page.write_text(report.render(evaluation, figures), encoding="utf-8")
     results = output / "results.json"
@@ -93,7 +88,8 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
 def _check_output(output: Path, run: Path) -> None:
     """Pages and results that another calibration did not write are left alone."""
     written = [name for name in ("report.html", "results.json") if (output / name).exists()]
-    if written and output.absolute() != run and not (output / "retriever").is_dir():
+    ours = output.absolute() == run or (output / "retriever" / storage.MANIFEST).is_file()
+    if written and not ours:
         raise InvalidData(
             f"{output} holds {' and '.join(written)} of something else: choose another output"
         )
@@ -104,4 +100,6 @@ def write_results(path: Path, evaluation: Evaluation, seconds: float) -> None:
     names = ("dataset", "encoder", "recall_at_1", "n_calibration", "n_test", "auroc_miss")
     values = {name: getattr(evaluation, name) for name in (*names, "auroc_occlusion")}
     rows = [asdict(row) for row in evaluation.rows]
-    runs.write_json(path, values | {"seconds": round(seconds, 2), "rows": rows})
+    others = [asdict(row) for row in evaluation.others]
+    values |= {"seconds": round(seconds, 2), "rows": rows, "others": others}
+    runs.write_json(path, values | {"adapter_comparison": evaluation.comparison})

@@ -10,10 +10,11 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from matplotlib.figure import Figure
 
-from calibration.evaluation import Evaluation, Queries, measure
+from calibration.evaluation import Evaluation, measure
 from rcir import figures
-from rcir.data import ImageSet, read_image
-from rcir.risk import RiskController
+from rcir.candidates import Judged
+from rcir.data import Splits, read_image
+from rcir.risk import Request, RiskControl
 
 CURVE = np.round(np.arange(0.02, 0.401, 0.02), 2)
 SHOWN = 4
@@ -21,16 +22,11 @@ COLUMNS = 8
 
 
 def draw(
-    controller: RiskController,
-    constant: RiskController,
-    evaluation: Evaluation,
-    test: Queries,
-    gallery: ImageSet,
-    delta: float,
+    control: RiskControl, evaluation: Evaluation, test: Judged, splits: Splits, delta: float
 ) -> dict[str, Figure]:
     """All figures by name, in the order in which the page shows them."""
-    name = controller.adapter.name
-    rows = [measure(controller, constant, test, float(alpha), delta) for alpha in CURVE]
+    name = control.adapter.name
+    rows = [measure(control, Request(float(alpha), delta), test) for alpha in CURVE]
     risk = np.array([_or_nan(row.test_risk) for row in rows])
     size = np.array([_or_nan(row.mean_size) for row in rows])
     constant_size = np.array([_or_nan(row.constant_size) for row in rows])
@@ -42,23 +38,23 @@ def draw(
     certified = [row for row in evaluation.rows if row.kappa is not None]
     if certified:
         row = min(certified, key=lambda row: abs(row.alpha - 0.1))
-        sizes = controller.sizes(test.found.uncertainty, float(row.kappa or 0))
+        sizes = control.adapter.sizes(test.found.rankings, float(row.kappa or 0))
         drawn["sizes"] = figures.size_distribution(sizes, row.alpha, row.delta)
         order = np.argsort(test.found.uncertainty, kind="stable")
         for title, chosen in (("most_certain", order[:SHOWN]), ("least_certain", order[-SHOWN:])):
-            sets = [query_set(test, gallery, int(query), int(sizes[query])) for query in chosen]
+            sets = [query_set(test, splits, int(query), int(sizes[query])) for query in chosen]
             drawn[title] = figures.query_sets(sets, COLUMNS)
     return drawn
 
 
-def query_set(test: Queries, gallery: ImageSet, query: int, size: int) -> figures.QuerySet:
+def query_set(test: Judged, splits: Splits, query: int, size: int) -> figures.QuerySet:
     """A test query with the set it gets, for drawing."""
     uncertainty = test.found.uncertainty[query]
     return figures.QuerySet(
-        read_image(test.images.images[query], channels=3),
-        f"query: {test.images.labels[query]}\nu = {uncertainty:.2g}, size {size}",
+        read_image(splits.test.images[query], channels=3),
+        f"query: {splits.test.labels[query]}\nu = {uncertainty:.2g}, size {size}",
         [
-            read_image(gallery.images[position], channels=3)
+            read_image(splits.gallery.images[position], channels=3)
             for position in test.found.positions[query, : min(size, COLUMNS)]
         ],
         test.relevant[query, :size].tolist(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from calibration.evaluation import Evaluation
+from calibration.evaluation import Evaluation, Row
 
 console = Console(highlight=False)
 
@@ -23,16 +23,37 @@ def print_table(evaluation: Evaluation) -> None:
     for column in table.columns:
         column.justify = "right"
     for row in evaluation.rows:
-        constant = "-" if row.constant_size is None else str(row.constant_size)
-        if row.kappa is None:
-            table.add_row(f"{row.alpha:g}", "no", "-", "-", constant, "-")
-        else:
-            measured = (f"{row.test_risk:.4f}", f"{row.mean_size:.2f}")
-            table.add_row(f"{row.alpha:g}", "yes", *measured, constant, f"{row.kappa:.4g}")
+        kappa = "-" if row.kappa is None else f"{row.kappa:.4g}"
+        table.add_row(f"{row.alpha:g}", *_measured(row), kappa)
     console.print(table)
+    console.print("The same calibration queries also certify, each statement by itself:")
+    table = Table("statement", "alpha", "risk", "mean size", "constant", "answered")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in evaluation.others:
+        _, *measured = _measured(row)
+        answered = "not certified" if row.answered is None else f"{row.answered:.3f}"
+        table.add_row(row.statement, f"{row.alpha:g}", *measured, answered)
+    console.print(table)
+    if evaluation.comparison:
+        sizes = (
+            f"{name} {', '.join(f'{size:.2f}' for size in levels.values())}"
+            for name, levels in evaluation.comparison.items()
+        )
+        console.print(f"mean sizes on the adapter split, by which {first.adapter} was chosen: ")
+        console.print("; ".join(sizes))
     parts = [f"recall at 1: {evaluation.recall_at_1:.3f}"]
     if evaluation.auroc_miss is not None:
         parts.append(f"AUROC of misses: {evaluation.auroc_miss:.3f}")
     if evaluation.auroc_occlusion is not None:
         parts.append(f"AUROC of occlusion: {evaluation.auroc_occlusion:.3f}")
     console.print(", ".join(parts))
+
+
+def _measured(row: Row) -> tuple[str, ...]:
+    constant = "-" if row.constant_size is None else f"{row.constant_size:.4g}"
+    if row.kappa is None:
+        return ("no", "-", "-", constant)
+    if row.test_risk is None:
+        return ("yes", "-", "-", constant)
+    return ("yes", f"{row.test_risk:.4f}", f"{row.mean_size:.2f}", constant)

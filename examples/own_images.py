@@ -17,8 +17,6 @@ import numpy as np
 import rcir
 from rcir import runs, storage
 from rcir.data import ImageSet
-from rcir.metrics import first_match_ranks
-from rcir.risk import Quantile
 
 
 def read_folders(folder: Path) -> ImageSet:
@@ -37,13 +35,8 @@ def build(run: runs.RunFolder, pictures: ImageSet, seed: int = 0) -> rcir.Retrie
         pictures.subset(rows) for rows in np.split(order, [half, half + sixth])
     )
     retriever = rcir.Retriever.build(run.encoder(), run.preprocessing, gallery)
-
     # The size rule is fitted on queries that calibrate nothing.
-    adapter = Quantile.fit(retriever.search(adapter_split.images).uncertainty)
-
-    found = retriever.search(calibration.images)
-    ranks = first_match_ranks(gallery.labels[found.positions] == calibration.labels[:, None])
-    retriever.calibrate(adapter, found, ranks)
+    retriever.calibrate(retriever.judge(adapter_split), retriever.judge(calibration))
     return retriever
 
 
@@ -56,7 +49,7 @@ def main() -> None:
     options = parser.parse_args()
     retriever = build(runs.find_run(options.run), read_folders(options.images))
     storage.save(retriever, options.output)
-    smallest = retriever.controller.minimum_alpha(delta=0.1) if retriever.controller else None
+    smallest = retriever.controls[None].miss().minimum_alpha(delta=0.1)
     print(f"{options.output}: {len(retriever.ids)} images; smallest alpha at delta 0.1: {smallest}")
 
 

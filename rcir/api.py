@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from rcir import storage
 from rcir.data.images import ImageLike
 from rcir.errors import NoRetriever
-from rcir.retrieval import Retrieval
+from rcir.retrieval import Options, Retrieval
 from rcir.retriever import Retriever
+from rcir.risk.control import Alpha
 
 VARIABLE = "RCIR_RETRIEVER"
 _default: Retriever | None = None
@@ -49,15 +50,29 @@ def use(source: str | os.PathLike[str] | Retriever) -> Retriever:
 
 
 @overload
-def retrieve(query: ImageLike, alpha: float, delta: float) -> Retrieval: ...
+def retrieve(
+    query: ImageLike, alpha: Alpha, delta: float | None, **options: Unpack[Options]
+) -> Retrieval: ...
 @overload
-def retrieve(query: list[Any] | tuple[Any, ...], alpha: float, delta: float) -> list[Retrieval]: ...
+def retrieve(
+    query: list[Any] | tuple[Any, ...],
+    alpha: Alpha,
+    delta: float | None,
+    **options: Unpack[Options],
+) -> list[Retrieval]: ...
 
 
 def retrieve(
-    query: ImageLike | list[Any] | tuple[Any, ...], alpha: float, delta: float
+    query: ImageLike | list[Any] | tuple[Any, ...],
+    alpha: Alpha,
+    delta: float | None,
+    **options: Unpack[Options],
 ) -> Retrieval | list[Retrieval]:
     """`Retriever.retrieve` of the retriever named by `use` or, before that, by RCIR_RETRIEVER.
+
+    Args:
+        query, alpha, delta: what is asked, and with which guarantee.
+        options: risk, distinct, group, abstain, simultaneous.
 
     Raises:
         NoRetriever: none is named.
@@ -69,7 +84,7 @@ def retrieve(
         >>> answer.guarantee.alpha
         0.1
     """
-    return default_retriever().retrieve(query, alpha, delta)
+    return default_retriever().retrieve(query, alpha, delta, **options)
 
 
 def default_retriever() -> Retriever:

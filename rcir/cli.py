@@ -9,7 +9,7 @@ from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from collections.abc import Callable
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 from PIL import Image
@@ -18,6 +18,7 @@ from rcir.api import VARIABLE, default_retriever, use
 from rcir.config import reporting_errors
 from rcir.data import read_image
 from rcir.errors import InvalidConfig
+from rcir.risk import Risk
 
 if TYPE_CHECKING:
     from calibration import Calibrated
@@ -29,7 +30,15 @@ DEMO_PARTS = ("training", "queries", "retriever", "report.html", "results.json")
 def retrieve(options: Namespace) -> None:
     """Retrieve a set for an image, with its guarantee."""
     retriever = use(options.retriever) if options.retriever else default_retriever()
-    answer = retriever.retrieve(options.image, options.alpha, options.delta)
+    answer = retriever.retrieve(
+        options.image,
+        options.alpha,
+        options.delta,
+        risk=options.risk,
+        distinct=options.distinct,
+        group=options.group,
+        abstain=options.abstain,
+    )
     print(dumps(answer.to_dict(), indent=1) if options.json else answer)
 
 
@@ -133,6 +142,10 @@ def _parser() -> ArgumentParser:
     asked.add_argument(
         "--delta", type=float, default=0.1, help="probability of misleading calibration queries"
     )
+    asked.add_argument("--risk", choices=get_args(Risk), default="miss", help="what to control")
+    asked.add_argument("--distinct", choices=["label"], help="one image of each label")
+    asked.add_argument("--group", help="the group that the query belongs to")
+    asked.add_argument("--abstain", action="store_true", help="one image, or none if too uncertain")
     asked.add_argument("--json", action="store_true", help="print JSON")
     shown = command(demo)
     shown.add_argument(

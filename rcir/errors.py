@@ -36,7 +36,7 @@ class InvalidData(RcirError, ValueError):
 
 
 class InvalidConfig(RcirError, ValueError):
-    """A configuration asks for something that does not exist or does not fit together."""
+    """A configuration, or a call, asks for what does not exist or does not fit together."""
 
 
 class TrackingUnavailable(RcirError):

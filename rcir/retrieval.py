@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rcir.risk import Decision, Request, Risk
+from rcir.risk.control import Alpha
+
+Distinct = Literal["label"] | None
+
+CLAUSES: Mapping[str, str] = {
+    "miss": "a true match is missing from at most {alpha:.4g} of the {sets}",
+    "recall": "on average at most {alpha:.4g} of the true matches are missing from the {sets}",
+    "false-discovery": "on average at most {alpha:.4g} of what is in the {sets} is no true match",
+}
+
+
+class Options(TypedDict, total=False):
+    """The keywords of `Retriever.retrieve`, which explains them."""
+
+    risk: Risk
+    distinct: Distinct
+    group: str | None
+    abstain: bool
+    simultaneous: bool
 
 
 @dataclass(frozen=True)
@@ -14,28 +36,73 @@ class Guarantee:
     """The statement that holds for a retrieved set; `str` gives it in one sentence.
 
     Attributes:
-        alpha: share of queries, at most, whose set holds no true match.
-        delta: probability, at most, that the calibration queries misled.
+        alpha: level of the risk; with several risks, the level of each.
+        delta: probability, at most, that the calibration queries misled; None: on average.
+        risk: "miss", "recall" or "false-discovery"; with several risks, all of them.
+        distinct: "label" if sets hold distinct labels.
+        group: the group of queries it speaks of; None for all.
+        abstain: whether it speaks of the queries that got an answer only.
+        simultaneous: whether it holds for all alpha at once.
         kappa: the calibrated parameter of the size adapter.
-        bound: the confidence bound, "binomial" or "hoeffding".
-        adapter: the size adapter, "constant", "minmax" or "quantile".
+        bound: what it rests on: a confidence bound, "dkw" (simultaneous), "conformal" (on average).
+        adapter: the size adapter.
         n_calibration: number of calibration queries.
-        risk_bound: the share that is certified in fact, at most alpha (misses are whole numbers).
+        risk_bound: the level that is certified in fact, at most alpha (misses are whole numbers);
+            None with several risks.
     """
 
-    alpha: float
-    delta: float
+    alpha: Alpha
+    delta: float | None
+    risk: str
+    distinct: Distinct
+    group: str | None
+    abstain: bool
+    simultaneous: bool
     kappa: float
     bound: str
     adapter: str
     n_calibration: int
-    risk_bound: float
+    risk_bound: float | None
+
+    @classmethod
+    def of(
+        cls, request: Request, decision: Decision, adapter: str, distinct: Distinct
+    ) -> Guarantee:
+        """What is guaranteed by a decision on a request."""
+        alpha = request.alpha
+        several = isinstance(alpha, Mapping)
+        return cls(
+            alpha=dict(alpha) if isinstance(alpha, Mapping) else float(alpha),
+            delta=None if request.delta is None else float(request.delta),
+            risk=", ".join(alpha) if isinstance(alpha, Mapping) else request.risk,
+            distinct=distinct,
+            group=request.group,
+            abstain=request.abstain,
+            simultaneous=request.simultaneous,
+            kappa=decision.kappa,
+            bound=decision.bound,
+            adapter=adapter,
+            n_calibration=decision.n_calibration,
+            risk_bound=None if several else decision.risk_bound,
+        )
 
     def __str__(self) -> str:
+        levels = self.alpha if isinstance(self.alpha, Mapping) else {self.risk: self.alpha}
+        sets = "answers given" if self.abstain else "sets"
+        if self.distinct is not None:
+            sets += f" of distinct {self.distinct}s"
+        clauses = [CLAUSES[risk].format(alpha=level, sets=sets) for risk, level in levels.items()]
+        sure = (
+            "On average over calibrations"
+            if self.delta is None
+            else f"With probability at least {1 - self.delta:.4g}"
+        )
+        if self.simultaneous:
+            sure += ", whatever alpha is chosen"
+        queries = "queries" if self.group is None else f"queries of group {self.group!r}"
         return (
-            f"With probability at least {1 - self.delta:.4g}, a true match is missing from at most "
-            f"{self.alpha:.4g} of the sets returned to queries like the {self.n_calibration} "
-            f"calibration queries ({self.adapter} sizes, {self.bound} bound, "
+            f"{sure}, {' and '.join(clauses)} returned to {queries} like the "
+            f"{self.n_calibration} calibration queries ({self.adapter} sizes, {self.bound} bound, "
             f"kappa = {self.kappa:.4g})."
         )
 
@@ -68,11 +135,19 @@ class Retrieval:
         """Number of items."""
         return len(self.ids)
 
+    @property
+    def abstained(self) -> bool:
+        """Whether no answer was given, for want of certainty."""
+        return self.size == 0
+
     def __str__(self) -> str:
         rows = (
             f"{rank:4d}  {distance:8.4f}  {name}"
             for rank, (name, distance) in enumerate(zip(self.ids, self.distances, strict=True), 1)
         )
+        if self.abstained:
+            head = f"no answer: too uncertain, uncertainty {self.uncertainty:.4g}"
+            return f"{head}\n{self.guarantee}"
         head = f"{self.size} image{'s' * (self.size > 1)}, uncertainty {self.uncertainty:.4g}"
         return "\n".join([head, "rank  distance  id", *rows, str(self.guarantee)])
 
@@ -83,6 +158,7 @@ class Retrieval:
             "labels": None if self.labels is None else list(self.labels),
             "distances": [round(float(distance), 6) for distance in self.distances],
             "size": self.size,
+            "abstained": self.abstained,
             "uncertainty": self.uncertainty,
             "guarantee": asdict(self.guarantee),
         }

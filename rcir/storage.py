@@ -3,10 +3,11 @@
     manifest.json           format version, and the SHA-256 of every other file
     retriever.json          encoder, preprocessing, depth, controller, and what it was calibrated on
     encoder.safetensors     weights
-    controller.safetensors  calibration scores and the adapter's numbers
+    control.safetensors     size adapters, outcomes of adapter split and calibration queries
     index.faiss             the index
     gallery.json            ids
     labels.npy              labels, if the gallery has any
+    uncertainty.npy         uncertainties of the gallery images, if the encoder states any
 
 Nothing in it is, or is read as, a pickle.
 """
@@ -18,7 +19,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,9 @@ from rcir.encoders.base import Encoder
 from rcir.errors import CorruptRetriever, NoRetriever, RcirError
 from rcir.index import FlatIndex
 from rcir.retriever import Retriever
-from rcir.risk import RiskController, adapter_class
+from rcir.risk import Outcomes, RiskControl, adapter_class
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 REQUIRED = {"retriever.json", "encoder.safetensors", "index.faiss", "gallery.json"}
 
@@ -95,7 +96,7 @@ def load(folder: str | os.PathLike[str]) -> Retriever:
         )
     files = _verify(source)
     try:
-        return _read(source, has_labels="labels.npy" in files)
+        return _read(source, files.keys())
     except (
         KeyError,
         TypeError,
@@ -132,23 +133,34 @@ def _fill(retriever: Retriever, folder: Path) -> None:
         "preprocessing": asdict(retriever.preprocessing),
         "max_depth": retriever.max_depth,
         "calibrated_on": retriever.calibrated_on,
-        "controller": None,
+        "controls": [],
     }
     save_encoder(retriever.encoder, folder / "encoder.safetensors")
-    controller = retriever.controller
-    if controller is not None:
-        description["controller"] = {
-            "adapter": controller.adapter.name,
-            "bound": controller.bound,
-            "depth": controller.depth,
-        }
-        arrays = {f"adapter.{name}": array for name, array in controller.adapter.state().items()}
-        arrays["scores"] = controller.scores
-        (folder / "controller.safetensors").write_bytes(save_arrays(arrays))
+    arrays: dict[str, NDArray[Any]] = {}
+    for distinct, control in retriever.controls.items():
+        groups = None if control.groups is None else control.groups.tolist()
+        description["controls"].append(
+            {
+                "distinct": distinct,
+                "adapter": control.adapter.name,
+                "bound": control.bound,
+                "groups": groups,
+            }
+        )
+        for part, values in (
+            ("adapter", control.adapter.state()),
+            ("tuning", control.tuning.arrays()),
+            ("calibration", control.calibration.arrays()),
+        ):
+            arrays |= {f"{distinct}.{part}.{name}": array for name, array in values.items()}
+    if arrays:
+        (folder / "control.safetensors").write_bytes(save_arrays(arrays))
     retriever.index.save(folder / "index.faiss")
     (folder / "gallery.json").write_text(json.dumps(retriever.ids.tolist()))
-    if retriever.labels is not None:
-        np.save(folder / "labels.npy", retriever.labels, allow_pickle=False)
+    items = {"labels": retriever.labels, "uncertainty": retriever.item_uncertainty}
+    for name, facts in items.items():
+        if facts is not None:
+            np.save(folder / f"{name}.npy", facts, allow_pickle=False)
     (folder / "retriever.json").write_text(json.dumps(description, indent=1))
     checksums = {path.name: _checksum(path) for path in sorted(folder.iterdir())}
     (folder / MANIFEST).write_text(_manifest(checksums))
@@ -195,12 +207,13 @@ def _manifest(files: dict[str, str]) -> str:
     return json.dumps({"format": FORMAT, "files": files}, indent=1)
 
 
-def _read(folder: Path, has_labels: bool) -> Retriever:
+def _read(folder: Path, files: Set[str]) -> Retriever:
     description = json.loads((folder / "retriever.json").read_text())
     preprocessing = Preprocessing.from_dict(description["preprocessing"])
     config = EncoderConfig(**description["encoder"])
-    labels: NDArray[np.int64] | None = (
-        np.load(folder / "labels.npy", allow_pickle=False) if has_labels else None
+    labels, uncertainty = (
+        np.load(folder / name, allow_pickle=False) if name in files else None
+        for name in ("labels.npy", "uncertainty.npy")
     )
     retriever = Retriever(
         load_encoder(config, preprocessing, folder / "encoder.safetensors"),
@@ -209,21 +222,35 @@ def _read(folder: Path, has_labels: bool) -> Retriever:
         json.loads((folder / "gallery.json").read_text()),
         labels,
         description["max_depth"],
+        uncertainty,
     )
-    if description["controller"] is not None:
-        arrays = load_arrays(folder / "controller.safetensors")
-        state = {
-            name.removeprefix("adapter."): array
-            for name, array in arrays.items()
-            if name.startswith("adapter.")
+    if description["controls"]:
+        arrays = load_arrays(folder / "control.safetensors")
+        retriever.controls = {
+            kind["distinct"]: _control(kind, arrays) for kind in description["controls"]
         }
-        kind = description["controller"]
-        adapter = adapter_class(kind["adapter"]).from_state(state)
-        retriever.controller = RiskController(
-            adapter, arrays["scores"], kind["depth"], kind["bound"]
-        )
         retriever.calibrated_on = description["calibrated_on"]
     return retriever
+
+
+def _control(kind: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> RiskControl:
+    """One stored control of the description `kind`."""
+
+    def part(name: str) -> dict[str, NDArray[Any]]:
+        prefix = f"{kind['distinct']}.{name}."
+        return {
+            key.removeprefix(prefix): values
+            for key, values in arrays.items()
+            if key.startswith(prefix)
+        }
+
+    return RiskControl(
+        adapter_class(kind["adapter"]).from_state(part("adapter")),
+        Outcomes.from_arrays(part("tuning")),
+        Outcomes.from_arrays(part("calibration")),
+        kind["bound"],
+        None if kind["groups"] is None else np.array(kind["groups"], str),
+    )
 
 
 def save_encoder(encoder: Encoder, path: Path) -> None:

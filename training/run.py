@@ -17,10 +17,10 @@ from rcir import figures, tracking
 from rcir.config import flatten
 from rcir.data import Splits, data_root, load_splits
 from rcir.encoders import Encoder, EncoderConfig, build_encoder
+from rcir.encoders.batches import BATCH
 from rcir.encoders.deep_ensemble import DeepEnsemble
 from rcir.errors import InvalidConfig, RcirError
 from rcir.metrics import confidence, reliability
-from rcir.retriever import BATCH
 from rcir.runs import FOLDER_TAG, RunFolder, read_run
 from training import checkpoint
 from training.config import TrainingConfig

@@ -11,10 +11,10 @@ from sklearn.metrics import roc_auc_score
 
 from rcir.data import ImageSet, Preprocessing
 from rcir.encoders import Encoder
+from rcir.encoders.batches import embed
 from rcir.errors import InvalidData, RiskUnattainable, TrainingDiverged
 from rcir.metrics import first_match_ranks, recall_at_k
-from rcir.retriever import embed
-from rcir.risk import MinMax, RiskController
+from rcir.risk import MinMax, Rankings, RiskController
 
 BLOCK, DEPTH = 1024, 200
 
@@ -44,11 +44,11 @@ class Validation:
         Half of the images fit the size adapter ("minmax"), the others calibrate. What cannot be
         certified counts as the whole search depth.
         """
-        adapter = MinMax.fit(self.uncertainty[::2])
-        uncertainty = self.uncertainty[1::2]
-        controller = RiskController.calibrate(adapter, uncertainty, self.ranks[1::2], self.depth)
+        first, second = (Rankings(self.uncertainty[start::2], self.depth) for start in (0, 1))
+        adapter = MinMax.fit(first, self.ranks[::2])
+        controller = RiskController.calibrate(adapter, second, self.ranks[1::2])
         try:
-            return float(controller.sizes(uncertainty, controller.kappa(alpha, delta)).mean())
+            return float(controller.size(second, alpha, delta).mean())
         except RiskUnattainable:
             return float(self.depth)
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rcir.data import digits, fashion_mnist
+from rcir.data import digits, fashion_mnist, omniglot
 from rcir.data.records import Splits
 from rcir.errors import InvalidConfig
 
-DATASETS = ("digits", "fashion-mnist")
+DATASETS = ("digits", "fashion-mnist", "omniglot")
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class DataConfig:
     """Which data set, and how it is split.
 
     Args:
-        name: "digits" or "fashion-mnist".
+        name: "digits", "fashion-mnist" or "omniglot".
         root: folder of the data sets' files; the environment variable RCIR_DATA unless given.
         download: fetch what is not there.
         seed: decides who is in which split; at least 0.
@@ -61,6 +61,8 @@ def load_splits(config: DataConfig) -> Splits:
     try:
         if config.name == "digits":
             return digits.load(seed=config.seed, **config.options)
+        if config.name == "omniglot":
+            return omniglot.load(data_root(config), seed=config.seed, **config.options)
         return fashion_mnist.load(
             data_root(config), download=config.download, seed=config.seed, **config.options
         )

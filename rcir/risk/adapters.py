@@ -1,13 +1,10 @@
-"""Size adapters: how the set size depends on the uncertainty of the query.
+"""Size adapters: how the set of a query grows with kappa.
 
-Every adapter turns the uncertainty u of a query into a scale in (0, 1] and returns
-
-    K = 1 + floor(kappa * scale(u))
-
-images, so that kappa = 0 gives everybody one image, larger kappa never a smaller set, and the most
-uncertain queries grow first. The smallest kappa that serves a query whose first match has rank r is
-then exactly ``(r - 1) / scale(u)``. The guarantee holds for any adapter that was not fitted on the
-calibration queries; only the mean size differs.
+An adapter puts a price on every rank of every query, 0 on the first and never falling along the
+ranks; the set of a query holds the ranks whose price is at most kappa. So kappa = 0 gives everybody
+one candidate, larger kappa never a smaller set, and the smallest kappa that serves a query whose
+first match has rank r is the price of rank r. The guarantee holds for any adapter that was not
+fitted on the calibration queries; only the mean size differs.
 """
 
 from __future__ import annotations
@@ -19,25 +16,30 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidConfig, InvalidData
+from rcir.errors import InvalidData
+from rcir.risk.rankings import Floats, Rankings
 
-Floats = NDArray[np.floating[Any]]
-State = Mapping[str, NDArray[np.float64]]
+State = Mapping[str, NDArray[Any]]
 
 
 class SizeAdapter(ABC):
-    """The rule that turns uncertainty and kappa into set sizes."""
+    """The rule that prices ranks."""
 
     name: ClassVar[str]
 
     @classmethod
     @abstractmethod
-    def fit(cls, uncertainty: Floats) -> Self:
-        """Fit on the adapter split: (n,) uncertainties, n >= 2, none of them NaN or infinite."""
+    def fit(cls, rankings: Rankings, ranks: Floats) -> Self:
+        """Fit on the adapter split.
+
+        Args:
+            rankings: of n >= 2 queries that calibrate nothing.
+            ranks: (n,) rank of each query's first true match, from 1; infinite where there is none.
+        """
 
     @abstractmethod
-    def scale(self, uncertainty: Floats) -> NDArray[np.float64]:
-        """(n,) scales in (0, 1] of (n,) uncertainties, non-decreasing in the uncertainty."""
+    def costs(self, rankings: Rankings) -> NDArray[np.float32]:
+        """(n, depth) prices of ranks: 0 first, never falling; infinite beyond all candidates."""
 
     @abstractmethod
     def state(self) -> State:
@@ -48,40 +50,58 @@ class SizeAdapter(ABC):
     def from_state(cls, state: State) -> Self:
         """The adapter of a stored `state`."""
 
-    def scores(self, ranks: Floats, uncertainty: Floats) -> NDArray[np.float64]:
-        """The smallest kappa that serves each query.
+    def scores(self, rankings: Rankings, ranks: Floats) -> NDArray[np.float32]:
+        """(n,) the smallest kappa that serves each query; infinite where the rank is."""
+        return price_of_rank(self.costs(rankings), ranks)
 
-        Args:
-            ranks: (n,) rank of the first true match, from 1; infinite where there is none.
-            uncertainty: (n,) of the same queries.
-        """
-        return (np.asarray(ranks, np.float64) - 1) / self.scale(uncertainty)
+    def sizes(self, rankings: Rankings, kappa: float) -> NDArray[np.int64]:
+        """(n,) set sizes, at least 1: the number of ranks that `kappa` pays for."""
+        paid: NDArray[np.int64] = np.count_nonzero(
+            self.costs(rankings) <= np.float32(kappa), axis=1
+        )
+        return paid
 
-    def sizes(self, kappa: float, uncertainty: Floats) -> NDArray[np.int64]:
-        """(n,) set sizes, at least 1: the largest K that `kappa` pays for.
-
-        Raises:
-            InvalidData: some uncertainties are NaN or infinite.
-        """
-        scale = self.scale(_finite(uncertainty))
-        sizes = 1 + np.floor(kappa * scale)
-        # `scores` must agree to the last bit: kappa pays for K if it is at least (K - 1) / scale.
-        sizes += sizes / scale <= kappa
-        sizes -= (sizes - 1) / scale > kappa
-        return sizes.astype(np.int64)
+    def doubt(self, rankings: Rankings, size: int) -> NDArray[np.float64]:
+        """(n,) larger where the first `size` candidates are less likely to hold a true match."""
+        return rankings.uncertainty
 
 
-class Constant(SizeAdapter):
-    """Every query gets the same size: the one to beat."""
+class ScaledAdapter(SizeAdapter):
+    """Prices (k - 1) / scale, hence K = 1 + floor(kappa * scale(u)), scale in (0, 1] of u."""
+
+    @abstractmethod
+    def scale(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(n,) scales in (0, 1] of (n,) uncertainties, non-decreasing in the uncertainty."""
+
+    def costs(self, rankings: Rankings) -> NDArray[np.float32]:
+        scale = self.scale(rankings.uncertainty).astype(np.float32)
+        costs = np.arange(rankings.depth, dtype=np.float32) / scale[:, None]
+        if rankings.distances is not None:
+            costs[np.isposinf(rankings.distances)] = np.inf
+        return costs
+
+    def scores(self, rankings: Rankings, ranks: Floats) -> NDArray[np.float32]:
+        scale = self.scale(rankings.uncertainty).astype(np.float32)
+        return (np.asarray(ranks, np.float32) - np.float32(1)) / scale
+
+
+class Constant(ScaledAdapter):
+    """Every query gets the same size: the one to beat.
+
+    Example:
+        >>> queries = Rankings(np.array([0.2, 0.9]), depth=10)
+        >>> Constant().sizes(queries, kappa=3).tolist()
+        [4, 4]
+    """
 
     name = "constant"
 
     @classmethod
-    def fit(cls, uncertainty: Floats) -> Self:
-        _checked(uncertainty)
+    def fit(cls, rankings: Rankings, ranks: Floats) -> Self:
+        check_split(rankings, ranks)
         return cls()
 
-    def scale(self, uncertainty: Floats) -> NDArray[np.float64]:
+    def scale(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.ones(len(uncertainty))
 
     def state(self) -> State:
@@ -92,12 +112,17 @@ class Constant(SizeAdapter):
         return cls()
 
 
-class MinMax(SizeAdapter):
+class MinMax(ScaledAdapter):
     """Size grows linearly between the extremes of the adapter split (Cai et al., AAAI 2025).
 
     Unlike there, the extremes never come from the queries at hand, which voids the guarantee, and
     the scale stops at `floor` instead of 0, so that every query can be served by some kappa. If
     all uncertainties are equal the scale is 1.
+
+    Example:
+        >>> adapter = MinMax(low=0.0, high=2.0, floor=0.01)
+        >>> adapter.sizes(Rankings(np.array([0.5, 9.0]), depth=20), kappa=8).tolist()
+        [3, 9]
     """
 
     name = "minmax"
@@ -106,15 +131,15 @@ class MinMax(SizeAdapter):
         self.low, self.high, self.floor = low, high, floor
 
     @classmethod
-    def fit(cls, uncertainty: Floats) -> Self:
-        checked = _checked(uncertainty)
-        return cls(float(checked.min()), float(checked.max()), 1 / len(checked))
+    def fit(cls, rankings: Rankings, ranks: Floats) -> Self:
+        check_split(rankings, ranks)
+        values = rankings.uncertainty
+        return cls(float(values.min()), float(values.max()), 1 / len(values))
 
-    def scale(self, uncertainty: Floats) -> NDArray[np.float64]:
+    def scale(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
         if self.high == self.low:
             return np.ones(len(uncertainty))
-        relative = (np.asarray(uncertainty, np.float64) - self.low) / (self.high - self.low)
-        return np.clip(relative, self.floor, 1.0)
+        return np.clip((uncertainty - self.low) / (self.high - self.low), self.floor, 1.0)
 
     def state(self) -> State:
         return {"range": np.array([self.low, self.high, self.floor])}
@@ -124,8 +149,14 @@ class MinMax(SizeAdapter):
         return cls(*(float(value) for value in state["range"]))
 
 
-class Quantile(SizeAdapter):
-    """Size grows with the share of the adapter split that is less uncertain: robust to outliers."""
+class Quantile(ScaledAdapter):
+    """Size grows with the share of the adapter split that is less uncertain: robust to outliers.
+
+    Example:
+        >>> adapter = Quantile(np.array([0.1, 0.2, 0.3, 0.4]))
+        >>> adapter.sizes(Rankings(np.array([0.25, 7.0]), depth=20), kappa=8).tolist()
+        [5, 9]
+    """
 
     name = "quantile"
 
@@ -133,12 +164,14 @@ class Quantile(SizeAdapter):
         self.sample = sample
 
     @classmethod
-    def fit(cls, uncertainty: Floats) -> Self:
-        return cls(np.sort(_checked(uncertainty)))
+    def fit(cls, rankings: Rankings, ranks: Floats) -> Self:
+        check_split(rankings, ranks)
+        return cls(np.sort(rankings.uncertainty))
 
-    def scale(self, uncertainty: Floats) -> NDArray[np.float64]:
-        below = np.searchsorted(self.sample, np.asarray(uncertainty, np.float64), side="right")
-        return np.maximum(below, 1) / len(self.sample)
+    def scale(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.maximum(np.searchsorted(self.sample, uncertainty, side="right"), 1) / len(
+            self.sample
+        )
 
     def state(self) -> State:
         return {"sample": self.sample}
@@ -148,32 +181,31 @@ class Quantile(SizeAdapter):
         return cls(state["sample"])
 
 
-ADAPTERS: Mapping[str, type[SizeAdapter]] = {
-    adapter.name: adapter for adapter in (Constant, MinMax, Quantile)
-}
+def price_of_rank(costs: NDArray[np.float32], ranks: Floats) -> NDArray[np.float32]:
+    """(n,) of (n, depth) costs at (n,) ranks; infinite where the rank is."""
+    ranks = np.asarray(ranks, np.float64)
+    columns = np.where(np.isfinite(ranks), ranks, 1).astype(np.int64) - 1
+    prices = costs[np.arange(len(costs)), columns]
+    return np.where(np.isfinite(ranks), prices, np.float32(np.inf))
 
 
-def adapter_class(name: str) -> type[SizeAdapter]:
-    """The adapter of a name, or `InvalidConfig`."""
-    if name not in ADAPTERS:
-        raise InvalidConfig(f"adapter {name!r} is unknown; choose one of {', '.join(ADAPTERS)}")
-    return ADAPTERS[name]
-
-
-def _checked(uncertainty: Floats) -> NDArray[np.float64]:
-    values = _finite(uncertainty)
-    if values.ndim != 1 or len(values) < 2:
+def check_ranks(rankings: Rankings, ranks: Floats) -> NDArray[np.float64]:
+    """Ranks of first true matches as (n,) float64, or `InvalidData`."""
+    checked = np.asarray(ranks).astype(np.float64)
+    if checked.shape != (len(rankings),) or len(checked) == 0:
         raise InvalidData(
-            f"the adapter split has uncertainties of shape {values.shape}; it must be (n,), n >= 2"
+            f"{len(rankings)} queries, ranks of shape {checked.shape}; ranks must be (n,), n >= 1"
         )
-    return values
+    served = np.isfinite(checked)
+    known = checked[served]
+    whole = (known >= 1) & (known <= rankings.depth) & (known % 1 == 0)
+    if not whole.all() or not (served | np.isposinf(checked)).all():
+        raise InvalidData(f"ranks must be whole numbers from 1 to {rankings.depth}, or infinite")
+    return checked
 
 
-def _finite(uncertainty: Floats) -> NDArray[np.float64]:
-    values = np.asarray(uncertainty, np.float64)
-    if not np.isfinite(values).all():
-        raise InvalidData(
-            f"{int((~np.isfinite(values)).sum())} of {values.size} uncertainties are NaN or "
-            "infinite; an encoder that diverged in training does this"
-        )
-    return values
+def check_split(rankings: Rankings, ranks: Floats) -> NDArray[np.float64]:
+    """The ranks of an adapter split, or `InvalidData`."""
+    if len(rankings) < 2:
+        raise InvalidData(f"the adapter split has {len(rankings)} queries; at least 2 are needed")
+    return check_ranks(rankings, ranks)

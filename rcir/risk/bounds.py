@@ -1,6 +1,7 @@
 """How many misses among n calibration queries certify a risk, and the risk that misses certify.
 
-A miss is a 0/1 loss: the returned set holds no true match. Counts are integers throughout.
+A miss is a 0/1 loss: the returned set holds no true match. Counts are integers throughout. For
+losses anywhere in [0, 1] see `rcir.risk.means`.
 """
 
 from __future__ import annotations
@@ -9,15 +10,21 @@ import math
 from numbers import Real
 from typing import Literal, get_args
 
-from scipy.special import bdtr, betainccinv
+from scipy.optimize import brentq
+from scipy.special import bdtr, betainccinv, rel_entr
 
-from rcir.errors import InvalidConfig, InvalidRiskLevel
+from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel
 
-Bound = Literal["binomial", "hoeffding"]
+Bound = Literal["binomial", "hoeffding", "bentkus", "hoeffding-bentkus", "betting"]
 
 
 def check_level(name: str, value: float) -> float:
-    """A probability strictly between 0 and 1, or `InvalidRiskLevel`."""
+    """A probability strictly between 0 and 1, or `InvalidRiskLevel`.
+
+    Example:
+        >>> check_level("alpha", 0.1)
+        0.1
+    """
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < 1:
         raise InvalidRiskLevel(
             f"{name} is {value!r}; it must be a number strictly between 0 and 1, for instance 0.1"
@@ -25,19 +32,74 @@ def check_level(name: str, value: float) -> float:
     return float(value)
 
 
+def check_bound(bound: str) -> None:
+    """Raise `InvalidConfig` for a name that is no bound's."""
+    if bound not in get_args(Bound):
+        raise InvalidConfig(
+            f"bound {bound!r} is unknown; choose one of {', '.join(get_args(Bound))}"
+        )
+
+
+def p_value(total: float, n: int, alpha: float, bound: Bound = "binomial") -> float:
+    """How improbable losses this small are if their mean is alpha or more.
+
+    For every delta, the probability of a p-value of at most delta is then at most delta.
+
+    - "binomial": ``P(Binomial(n, alpha) <= total)``; losses 0 or 1, exact (Clopper-Pearson).
+    - "hoeffding": ``exp(-2 n (alpha - total / n)^2)`` (Bates et al., JACM 2021).
+    - "bentkus": ``e P(Binomial(n, alpha) <= ceil(total))`` (Bates et al., eq. 13).
+    - "hoeffding-bentkus": the smaller of the last and Hoeffding's ``exp(-n kl(total / n, alpha))``.
+    - "betting": the inverse of what a bettor owns who stakes on every loss the fraction that is
+      best at the edge of the certificate (Waudby-Smith and Ramdas, JRSS-B 2024, with a bet fixed
+      beforehand, which 0/1 losses, of known variance at alpha, allow): ``exp(-n kl(...))``.
+
+    All but the first hold for losses anywhere in [0, 1].
+
+    Args:
+        total: sum of the n losses, in [0, n].
+        n: number of losses, at least 1.
+        alpha: mean to refute, in (0, 1).
+        bound: which of the five.
+
+    Example:
+        >>> round(p_value(3, 100, 0.1), 6)  # P(Binomial(100, 0.1) <= 3)
+        0.007836
+    """
+    alpha = check_level("alpha", alpha)
+    check_bound(bound)
+    if n < 1 or not 0 <= total <= n:
+        raise InvalidData(f"the losses sum to {total} over n = {n}; needed: n >= 1, 0 <= sum <= n")
+    if bound == "binomial":
+        if total != int(total):
+            raise InvalidData(
+                f"the losses sum to {total}: the binomial bound is for losses 0 or 1; choose "
+                "another bound, for instance hoeffding-bentkus"
+            )
+        return float(bdtr(int(total), n, alpha))
+    if total >= n * alpha:
+        return 1.0
+    if bound == "hoeffding":
+        return math.exp(-2 * n * (alpha - total / n) ** 2)
+    bentkus = math.e * float(bdtr(math.ceil(total), n, alpha))
+    if bound == "bentkus":
+        return min(1.0, bentkus)
+    rate = total / n
+    kl = float(rel_entr(rate, alpha) + rel_entr(1 - rate, 1 - alpha))
+    chernoff = math.exp(-n * kl)
+    return chernoff if bound == "betting" else min(chernoff, bentkus)
+
+
 def allowed_misses(n: int, alpha: float, delta: float, bound: Bound = "binomial") -> int:
     """The largest number of misses among n queries that certifies a risk of at most alpha.
 
-    - "binomial": ``max{m : P(Binomial(n, alpha) <= m) <= delta}``, the exact one-sided
-      Clopper-Pearson bound.
-    - "hoeffding": ``max{m : m / n + sqrt(log(1 / delta) / (2 n)) <= alpha}`` (Bates et al., JACM
-      2021), the bound of Cai et al. (AAAI 2025); never larger than the first.
+    ``max{m : p_value(m, n, alpha, bound) <= delta}``. The binomial bound is the exact one and
+    never smaller than another; "hoeffding" is that of Cai et al. (AAAI 2025).
 
     Args:
         n: number of calibration queries, at least 0.
         alpha: risk to certify, in (0, 1).
         delta: probability of the certificate to be wrong, in (0, 1).
-        bound: which of the two.
+        bound: see `p_value`.
 
     Returns:
         An integer in {-1, ..., n - 1}; -1 if not even 0 misses certify alpha.
@@ -49,7 +111,9 @@ def allowed_misses(n: int, alpha: float, delta: float, bound: Bound = "binomial"
         -1
     """
     alpha, delta = check_level("alpha", alpha), check_level("delta", delta)
-    _check_bound(bound)
+    check_bound(bound)
+    if n < 0:
+        raise InvalidData(f"n is {n}; a number of queries is at least 0")
     low, high = -1, n  # `low` misses certify alpha, `high` do not
     while high - low > 1:
         middle = (low + high) // 2
@@ -70,14 +134,34 @@ def miss_rate_bound(misses: int, n: int, delta: float, bound: Bound = "binomial"
         True
     """
     delta = check_level("delta", delta)
-    _check_bound(bound)
+    check_bound(bound)
     if not 0 <= misses <= n or n < 1:
-        raise ValueError(f"misses is {misses} of n = {n}; needed: 0 <= misses <= n and n >= 1")
-    if misses == n:
+        raise InvalidData(f"misses is {misses} of n = {n}; needed: 0 <= misses <= n and n >= 1")
+    return mean_bound(misses, n, delta, bound)
+
+
+def mean_bound(total: float, n: int, delta: float, bound: Bound) -> float:
+    """The smallest mean that n losses with this sum refute at delta, 1 if there is none below."""
+    if total >= n:
         return 1.0
+    if bound == "binomial":
+        return float(betainccinv(total + 1, n - total, delta))
     if bound == "hoeffding":
-        return min(1.0, _hoeffding(misses, n, delta))
-    return float(betainccinv(misses + 1, n - misses, delta))
+        return min(1.0, _hoeffding(total, n, delta))
+    largest = math.nextafter(1.0, 0.0)
+    if p_value(total, n, largest, bound) > delta:
+        return 1.0
+    smallest = max(total / n, math.ulp(0.0))
+    if p_value(total, n, smallest, bound) <= delta:
+        return smallest
+
+    def excess(alpha: float) -> float:
+        return math.log(max(p_value(total, n, alpha, bound), math.ulp(0.0))) - math.log(delta)
+
+    found = float(brentq(excess, smallest, largest, xtol=1e-300, rtol=1e-15, maxiter=1000))
+    while p_value(total, n, found, bound) > delta:  # on the safe side of the root
+        found = math.nextafter(found, 2.0) if found == 0 else min(found * (1 + 1e-15), largest)
+    return found
 
 
 def required_calibration(
@@ -117,18 +201,11 @@ def required_calibration(
     return high
 
 
-def _check_bound(bound: str) -> None:
-    if bound not in get_args(Bound):
-        raise InvalidConfig(
-            f"bound {bound!r} is unknown; choose one of {', '.join(get_args(Bound))}"
-        )
-
-
 def _certifies(misses: int, n: int, alpha: float, delta: float, bound: Bound) -> bool:
-    if bound == "hoeffding":
+    if bound == "hoeffding":  # as the sources write it, for equality at ties
         return _hoeffding(misses, n, delta) <= alpha
-    return bool(bdtr(misses, n, alpha) <= delta)
+    return p_value(misses, n, alpha, bound) <= delta
 
 
-def _hoeffding(misses: int, n: int, delta: float) -> float:
-    return misses / n + math.sqrt(math.log(1 / delta) / (2 * n))
+def _hoeffding(total: float, n: int, delta: float) -> float:
+    return total / n + math.sqrt(math.log(1 / delta) / (2 * n))

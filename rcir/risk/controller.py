@@ -9,36 +9,39 @@ which happens with probability at most delta. One sort serves every alpha and de
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidData, RiskUnattainable
+from rcir.errors import InvalidData, InvalidRiskLevel, RiskUnattainable
 from rcir.risk import bounds
-from rcir.risk.adapters import Floats, SizeAdapter
-from rcir.risk.bounds import Bound
+from rcir.risk.adapters import SizeAdapter, check_ranks
+from rcir.risk.bounds import Bound, check_bound, check_level
+from rcir.risk.rankings import Floats, Rankings
 
 
 class RiskController:
-    """Set sizes with a guarantee.
+    """Set sizes with a guarantee for the miss risk: sets without a true match.
 
     Attributes:
-        adapter: how size depends on uncertainty.
+        adapter: how size depends on the query.
         scores: (n,) sorted, the smallest kappa that serves each calibration query, infinite for a
             query without a match within the search depth.
         depth: number of candidates that were searched; no set is larger.
-        bound: "binomial" (exact) or "hoeffding".
+        bound: see `rcir.risk.p_value`; "binomial" is exact.
 
     Example:
         >>> import numpy as np
-        >>> from rcir.risk import Constant
+        >>> from rcir.risk import Constant, Rankings
         >>> ranks = np.repeat([1, 2, 5, np.inf], [860, 60, 60, 20])
-        >>> controller = RiskController.calibrate(Constant(), np.zeros(1000), ranks, depth=50)
+        >>> queries = Rankings(np.zeros(1000), depth=50)
+        >>> controller = RiskController.calibrate(Constant(), queries, ranks)
         >>> controller.kappa(alpha=0.1, delta=0.1)
         1.0
-        >>> controller.sizes(np.zeros(3), kappa=1.0)
-        array([2, 2, 2])
+        >>> controller.sizes(queries[:3], kappa=1.0).tolist()
+        [2, 2, 2]
         >>> round(controller.minimum_alpha(delta=0.1), 4)
         0.0269
     """
@@ -46,10 +49,11 @@ class RiskController:
     def __init__(
         self,
         adapter: SizeAdapter,
-        scores: NDArray[np.float64],
+        scores: NDArray[np.floating[Any]],
         depth: int,
         bound: Bound = "binomial",
     ) -> None:
+        check_bound(bound)
         self.adapter = adapter
         self.scores = scores
         self.depth = depth
@@ -57,40 +61,22 @@ class RiskController:
 
     @classmethod
     def calibrate(
-        cls,
-        adapter: SizeAdapter,
-        uncertainty: Floats,
-        ranks: NDArray[np.integer[Any]] | Floats,
-        depth: int,
-        bound: Bound = "binomial",
+        cls, adapter: SizeAdapter, rankings: Rankings, ranks: Floats, bound: Bound = "binomial"
     ) -> RiskController:
         """Calibrate on queries that neither the encoder nor the adapter was fitted on.
 
         Args:
             adapter: fitted on other queries.
-            uncertainty: (n,) of the calibration queries.
+            rankings: of the n calibration queries.
             ranks: (n,) rank of each query's first true match, from 1, infinite where there is none
-                within `depth`.
-            depth: number of candidates that were searched.
-            bound: "binomial" or "hoeffding".
+                within the search depth.
+            bound: see `rcir.risk.p_value`.
 
         Raises:
             InvalidData: no queries, unequal lengths, NaN, or a rank outside {1, ..., depth, inf}.
         """
-        uncertainty = np.asarray(uncertainty, np.float64)
-        ranks = np.asarray(ranks).astype(np.float64)
-        if ranks.ndim != 1 or len(ranks) == 0 or ranks.shape != uncertainty.shape:
-            raise InvalidData(
-                f"uncertainty has shape {uncertainty.shape} and ranks {ranks.shape}; both must be "
-                "(n,) with n >= 1"
-            )
-        if not np.isfinite(uncertainty).all():
-            raise InvalidData("some uncertainties of the calibration queries are NaN or infinite")
-        served = np.isfinite(ranks)
-        whole = (ranks[served] >= 1) & (ranks[served] <= depth) & (ranks[served] % 1 == 0)
-        if not whole.all() or not (served | np.isposinf(ranks)).all():
-            raise InvalidData(f"ranks must be whole numbers from 1 to {depth}, or infinite")
-        return cls(adapter, np.sort(adapter.scores(ranks, uncertainty)), depth, bound)
+        scores = adapter.scores(rankings, check_ranks(rankings, ranks))
+        return cls(adapter, np.sort(scores), rankings.depth, bound)
 
     @property
     def n_calibration(self) -> int:
@@ -100,74 +86,149 @@ class RiskController:
     @property
     def unmatched(self) -> int:
         """Number of calibration queries without a match within the search depth."""
-        return int(np.isinf(self.scores).sum())
+        return self.n_calibration - int(np.searchsorted(self.scores, np.inf))
 
-    def kappa(self, alpha: float, delta: float) -> float:
+    def kappa(self, alpha: float, delta: float | None, simultaneous: bool = False) -> float:
         """The smallest kappa whose risk is at most alpha with probability at least 1 - delta.
 
         Args:
             alpha: share of queries, in (0, 1), whose set may hold no true match.
-            delta: probability, in (0, 1), of calibration queries that mislead.
+            delta: probability, in (0, 1), of calibration queries that mislead; or None for the
+                marginal guarantee: the risk is at most alpha on average over calibrations
+                (conformal risk control, Angelopoulos et al., ICLR 2024, theorem 1).
+            simultaneous: whether the statement has to hold for all alpha at once, for an alpha
+                chosen after looking; by the Dvoretzky-Kiefer-Wolfowitz inequality with Massart's
+                constant, whatever the bound; delta is then at most 1/2.
 
         Raises:
-            InvalidRiskLevel: alpha or delta outside (0, 1).
+            InvalidRiskLevel: alpha or delta out of range.
             RiskUnattainable: no kappa is certified.
         """
-        allowed = bounds.allowed_misses(self.n_calibration, alpha, delta, self.bound)
+        allowed = self._allowed(alpha, delta, simultaneous)
         if allowed < self.unmatched:
-            raise self._unattainable(alpha, delta)
+            raise self._unattainable(alpha, delta, simultaneous)
         return float(self.scores[self.n_calibration - 1 - allowed])
 
-    def risk_bound(self, alpha: float, delta: float) -> float:
-        """The risk, at most alpha, that `kappa(alpha, delta)` certifies.
+    def risk_bound(self, alpha: float, delta: float | None, simultaneous: bool = False) -> float:
+        """The risk, at most alpha, that `kappa(alpha, delta, simultaneous)` certifies.
 
         The smallest level that allows the same number of misses. It depends on n, alpha and delta
         only, not on what the calibration queries showed, which is why it may be claimed.
         """
-        allowed = bounds.allowed_misses(self.n_calibration, alpha, delta, self.bound)
+        allowed = self._allowed(alpha, delta, simultaneous)
         if allowed < self.unmatched:
-            raise self._unattainable(alpha, delta)
-        return bounds.miss_rate_bound(allowed, self.n_calibration, delta, self.bound)
+            raise self._unattainable(alpha, delta, simultaneous)
+        if delta is None:
+            return (allowed + 1) / (self.n_calibration + 1)
+        bound = "hoeffding" if simultaneous else self.bound
+        return min(alpha, bounds.miss_rate_bound(allowed, self.n_calibration, delta, bound))
 
-    def sizes(self, uncertainty: Floats, kappa: float) -> NDArray[np.int64]:
-        """(n,) set sizes in {1, ..., depth} for queries of (n,) uncertainties."""
-        return np.minimum(self.adapter.sizes(kappa, uncertainty), self.depth)
+    def size(
+        self,
+        rankings: Rankings,
+        alpha: float,
+        delta: float | None,
+        simultaneous: bool = False,
+    ) -> NDArray[np.int64]:
+        """(n,) certified set sizes: `sizes` at `kappa(alpha, delta, simultaneous)`."""
+        return self.sizes(rankings, self.kappa(alpha, delta, simultaneous))
 
-    def minimum_alpha(self, delta: float) -> float | None:
+    def sizes(self, rankings: Rankings, kappa: float) -> NDArray[np.int64]:
+        """(n,) set sizes in {1, ..., depth} of queries that were searched as deep.
+
+        Raises:
+            InvalidData: they were searched to another depth.
+        """
+        if rankings.depth != self.depth:
+            raise InvalidData(
+                f"the queries were searched to depth {rankings.depth}, the calibration queries to "
+                f"{self.depth}: search alike"
+            )
+        return self.adapter.sizes(rankings, kappa)
+
+    def minimum_alpha(self, delta: float | None, simultaneous: bool = False) -> float | None:
         """The smallest alpha that can be certified at delta; None if none below 1 can."""
-        smallest = bounds.miss_rate_bound(self.unmatched, self.n_calibration, delta, self.bound)
+        n, lost = self.n_calibration, self.unmatched
+        if delta is None:
+            smallest = (lost + 1) / (n + 1)
+        else:
+            bound = "hoeffding" if simultaneous else self.bound
+            smallest = bounds.miss_rate_bound(lost, n, delta, bound)
         step = math.ulp(smallest)
         while smallest < 1:
-            if bounds.allowed_misses(self.n_calibration, smallest, delta, self.bound) >= (
-                self.unmatched
-            ):
+            if self._allowed(smallest, delta, simultaneous) >= lost:
                 return smallest
             smallest, step = smallest + step, 2 * step  # the inverse was rounded down
         return None
 
-    def required_calibration(self, alpha: float, delta: float) -> int | None:
+    def required_calibration(
+        self, alpha: float, delta: float | None, simultaneous: bool = False
+    ) -> int | None:
         """Calibration queries needed for (alpha, delta) at today's share of unmatched queries."""
-        share = self.unmatched / self.n_calibration
-        return bounds.required_calibration(alpha, delta, self.bound, share)
-
-    def _unattainable(self, alpha: float, delta: float) -> RiskUnattainable:
-        minimum = self.minimum_alpha(delta)
-        required = self.required_calibration(alpha, delta)
-        advice = []
-        rounded = math.ceil((minimum or 1) * 1e4) / 1e4
-        if rounded < 1:
-            advice.append(f"ask for alpha >= {rounded:.4f}")
-        if required is not None and required > self.n_calibration:
-            advice.append(f"calibrate on about {required} queries")
-        if self.unmatched:
-            advice.append(
-                f"search deeper than {self.depth} candidates ({self.unmatched} of "
-                f"{self.n_calibration} calibration queries have no match among them)"
-            )
-        return RiskUnattainable(
-            f"alpha = {float(alpha):g} at delta = {float(delta):g} cannot be certified with "
-            f"{self.n_calibration} calibration queries: "
-            f"{', or '.join(advice) or 'ask for a larger alpha and calibrate on more queries'}",
-            minimum_alpha=minimum,
-            required_calibration=required,
+        return required(
+            alpha,
+            delta,
+            "hoeffding" if simultaneous else self.bound,
+            self.unmatched / self.n_calibration,
         )
+
+    def _allowed(self, alpha: float, delta: float | None, simultaneous: bool) -> int:
+        if delta is None:
+            if simultaneous:
+                raise InvalidRiskLevel("simultaneous levels need a delta: give one, such as 0.1")
+            # (misses + 1) / (n + 1) <= alpha
+            allowed = math.floor(Fraction(check_level("alpha", alpha)) * (len(self.scores) + 1)) - 1
+            return min(allowed, self.n_calibration - 1)
+        if simultaneous and check_level("delta", delta) > 0.5:
+            raise InvalidRiskLevel(f"delta is {delta}; simultaneous levels need one up to 0.5")
+        bound = "hoeffding" if simultaneous else self.bound
+        return bounds.allowed_misses(self.n_calibration, alpha, delta, bound)
+
+    def _unattainable(
+        self, alpha: float, delta: float | None, simultaneous: bool
+    ) -> RiskUnattainable:
+        return unattainable(
+            alpha,
+            delta,
+            self.n_calibration,
+            minimum_alpha=self.minimum_alpha(delta, simultaneous),
+            required_calibration=self.required_calibration(alpha, delta, simultaneous),
+            deeper=f"search deeper than {self.depth} candidates ({self.unmatched} of "
+            f"{self.n_calibration} calibration queries have no match among them)"
+            if self.unmatched
+            else None,
+        )
+
+
+def required(alpha: float, delta: float | None, bound: Bound, lost: float) -> int | None:
+    """Calibration queries needed where no set size prevents the share `lost` of the loss."""
+    if delta is not None:
+        return bounds.required_calibration(alpha, delta, bound, lost)
+    return None if lost >= alpha else math.ceil((1 - alpha) / (alpha - lost))
+
+
+def unattainable(
+    alpha: float,
+    delta: float | None,
+    n: int,
+    *,
+    minimum_alpha: float | None,
+    required_calibration: int | None,
+    deeper: str | None,
+) -> RiskUnattainable:
+    """The error that says what can be had instead."""
+    advice = []
+    rounded = math.ceil((minimum_alpha or 1) * 1e4) / 1e4
+    if rounded < 1:
+        advice.append(f"ask for alpha >= {rounded:.4f}")
+    if required_calibration is not None and required_calibration > n:
+        advice.append(f"calibrate on about {required_calibration} queries")
+    if deeper:
+        advice.append(deeper)
+    at = "on average" if delta is None else f"at delta = {float(delta):g}"
+    return RiskUnattainable(
+        f"alpha = {float(alpha):g} {at} cannot be certified with {n} calibration queries: "
+        f"{', or '.join(advice) or 'ask for a larger alpha and calibrate on more queries'}",
+        minimum_alpha=minimum_alpha,
+        required_calibration=required_calibration,
+    )

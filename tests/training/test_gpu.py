@@ -3,7 +3,7 @@ import torch
 
 from rcir.data import DataConfig, load_splits
 from rcir.encoders import EncoderConfig
-from rcir.retriever import embed
+from rcir.encoders.batches import embed
 from training import TrainingConfig, train
 
 pytestmark = [

@@ -8,7 +8,7 @@ from scipy.linalg import orthogonal_procrustes
 
 from rcir.data import Preprocessing, load_splits
 from rcir.encoders import EncoderConfig
-from rcir.retriever import embed
+from rcir.encoders.batches import embed
 from rcir.runs import read_run
 from training import train
 

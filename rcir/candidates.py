@@ -1,0 +1,97 @@
+"""What a search found, before and after it is known what is right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.errors import InvalidData
+from rcir.metrics import first_match_ranks
+from rcir.risk import Outcomes, Rankings, SizeAdapter
+from rcir.risk.rankings import take_columns
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What a search found for n queries, before any size is decided.
+
+    Attributes:
+        rankings: distances (n, depth), L2, ascending; labels of the candidates as keys, if the
+            gallery has any; uncertainty (n,) of the queries: the encoder's own or, for an encoder
+            without one, one minus the cosine to the nearest item.
+        positions: (n, depth) positions in the gallery; -1 where there are no more.
+        fingerprints: of the retriever that searched.
+    """
+
+    rankings: Rankings
+    positions: NDArray[np.int64]
+    fingerprints: dict[str, str]
+
+    @property
+    def distances(self) -> NDArray[np.floating[Any]]:
+        """(n, depth) ascending L2 distances; infinite where there are no more."""
+        return np.asarray(self.rankings.distances)
+
+    @property
+    def uncertainty(self) -> NDArray[np.float64]:
+        """(n,) of the queries."""
+        return self.rankings.uncertainty
+
+    def distinct(self) -> tuple[Candidates, NDArray[np.int64]]:
+        """Of each label its nearest item only, so that ranks count labels.
+
+        Returns:
+            The candidates, and the (n, depth) columns they stood in, -1 where there are no more.
+
+        Raises:
+            InvalidData: the gallery has no labels.
+        """
+        rankings, columns = self.rankings.distinct()
+        positions = take_columns(self.positions, columns, -1)
+        return Candidates(rankings, positions, self.fingerprints), columns
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Searched queries of which it is known which candidates are true matches.
+
+    Attributes:
+        found: what was found.
+        relevant: (n, depth) whether each candidate is a true match.
+        totals: (n,) number of true matches in the whole gallery.
+        groups: (n,) the group each query belongs to, such as a camera or a site, or None.
+    """
+
+    found: Candidates
+    relevant: NDArray[np.bool_]
+    totals: NDArray[np.int64]
+    groups: NDArray[np.str_] | None = None
+
+    def __post_init__(self) -> None:
+        n = len(self.found.positions)
+        if self.relevant.shape != self.found.positions.shape or self.totals.shape != (n,):
+            raise InvalidData(
+                f"{n} queries, relevant {self.relevant.shape}, totals {self.totals.shape}: needed "
+                f"are {self.found.positions.shape} and ({n},)"
+            )
+        if self.groups is not None and self.groups.shape != (n,):
+            raise InvalidData(f"{n} queries, groups {self.groups.shape}: give one each")
+
+    @property
+    def ranks(self) -> NDArray[np.float64]:
+        """(n,) rank of the first true match, infinite if there is none in the search depth."""
+        return first_match_ranks(self.relevant)
+
+    def distinct(self) -> Judged:
+        """The same of labels: a label is a true match if its nearest item is."""
+        found, columns = self.found.distinct()
+        relevant = take_columns(self.relevant, columns, False)
+        totals = np.maximum(np.count_nonzero(relevant, axis=1), self.totals > 0)
+        return Judged(found, relevant, totals.astype(np.int64), self.groups)
+
+    def outcomes(self, adapter: SizeAdapter) -> Outcomes:
+        """As risk control sees them, priced by an adapter."""
+        return Outcomes.of(adapter, self.found.rankings, self.relevant, self.totals)

@@ -1,0 +1,101 @@
+"""Answering only where the answer is likely right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.errors import InvalidData, RiskUnattainable
+from rcir.risk.bounds import check_level, p_value, required_calibration
+from rcir.risk.testing import fixed_sequence
+
+THRESHOLDS = 200
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Labelled queries, were they answered.
+
+    Attributes:
+        doubt: (n,) larger where a miss is more likely.
+        missed: (n,) whether the answer would hold no true match.
+    """
+
+    doubt: NDArray[np.float64]
+    missed: NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        if self.doubt.ndim != 1 or self.doubt.shape != self.missed.shape or len(self.doubt) == 0:
+            raise InvalidData(
+                f"doubt has shape {self.doubt.shape}, missed {self.missed.shape}; both must be "
+                "(n,), n >= 1"
+            )
+
+
+class AbstentionController:
+    """A threshold of doubt: what lies above it is not answered.
+
+    The miss rate among the queries answered is bounded exactly: given how many calibration queries
+    a threshold answers, their misses are binomial. Thresholds are tried from the one that looks
+    safest on the adapter split towards those that answer more, until one is not certified
+    (fixed-sequence testing; the aim is that of Geifman and El-Yaniv, "Selective classification for
+    deep neural networks", NeurIPS 2017, without its union bound).
+
+    Args:
+        calibration: the calibration queries.
+        tuning: other queries, of the adapter split.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> doubt = rng.uniform(size=4000)
+        >>> queries = Answered(doubt, rng.uniform(size=4000) < doubt)
+        >>> half, rest = (Answered(queries.doubt[i::2], queries.missed[i::2]) for i in (0, 1))
+        >>> threshold = AbstentionController(half, rest).threshold(alpha=0.2, delta=0.1)
+        >>> bool(0.3 < threshold < 0.4)  # below t, t/2 of the answers are wrong
+        True
+    """
+
+    def __init__(self, calibration: Answered, tuning: Answered) -> None:
+        self.calibration, self.tuning = calibration, tuning
+        places = np.linspace(0, len(tuning.doubt) - 1, THRESHOLDS).astype(np.int64)
+        self.thresholds = np.unique(np.sort(tuning.doubt)[places])
+
+    def threshold(self, alpha: float, delta: float) -> float:
+        """Answer queries whose doubt is at most this.
+
+        With probability at least 1 - delta over calibration queries, at most a fraction alpha of
+        the queries answered get an answer without a true match.
+
+        Raises:
+            InvalidRiskLevel: alpha or delta outside (0, 1).
+            RiskUnattainable: no threshold is certified.
+        """
+        check_level("alpha", alpha)
+        check_level("delta", delta)
+        safest = int(np.argmin(self._p_values(self.tuning, alpha)))
+        values = self._p_values(self.calibration, alpha)[safest:]
+        certified = self.thresholds[safest:][fixed_sequence(values, delta)]
+        if len(certified) == 0:
+            raise RiskUnattainable(
+                f"alpha = {alpha:g} at delta = {delta:g} cannot be certified among answered "
+                f"queries, however few of the {len(self.calibration.doubt)} are answered: ask for "
+                f"more, or calibrate on more queries (at least {required_calibration(alpha, delta)}"
+                " must be answered)",
+                minimum_alpha=None,
+                required_calibration=None,
+            )
+        return float(certified[-1])
+
+    def coverage(self, threshold: float) -> float:
+        """The share of calibration queries that a threshold answers."""
+        return float(np.mean(self.calibration.doubt <= threshold))
+
+    def _p_values(self, queries: Answered, alpha: float) -> NDArray[np.float64]:
+        order = np.argsort(queries.doubt, kind="stable")
+        misses = np.concatenate([[0], np.cumsum(queries.missed[order])])
+        counts = np.searchsorted(queries.doubt[order], self.thresholds, side="right")
+        return np.array(
+            [p_value(int(misses[count]), int(count), alpha) if count else 1.0 for count in counts]
+        )

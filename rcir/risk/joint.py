@@ -1,0 +1,133 @@
+"""Risks that need not fall as sets grow, and several risks at once: Learn Then Test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.errors import InvalidConfig, RiskUnattainable
+from rcir.risk.bounds import Bound, check_level, p_value
+from rcir.risk.outcomes import Outcomes, Risk, check_risk
+from rcir.risk.testing import bonferroni_holm, fixed_sequence
+
+CANDIDATES = 256
+Procedure = Literal["fixed-sequence", "bonferroni-holm"]
+
+
+class JointController:
+    """Set sizes for which every one of several risks is at most its alpha.
+
+    Each of a few hundred kappas is a hypothesis ("some risk is too large at this kappa"), refuted
+    by p-values of the calibration queries (Angelopoulos et al., "Learn Then Test", 2021, theorem
+    1). Which kappas there are and, for fixed-sequence testing, in which order they are tried comes
+    from the adapter split: the most promising first. Of those certified, the smallest sets are
+    taken; for the false-discovery risk alone, which small sets satisfy best, the largest.
+
+    Args:
+        calibration: the calibration queries.
+        tuning: other queries, of the adapter split.
+        bound: of the mean losses, see `rcir.risk.p_value`; misses are bounded by the binomial.
+        procedure: how the whole is kept at delta: "fixed-sequence" or "bonferroni-holm".
+
+    Example:
+        >>> from rcir.risk import Constant, Rankings
+        >>> relevant = np.array([[True, False, True]] * 900 + [[False, True, False]] * 100)
+        >>> queries = Rankings(np.zeros(1000), depth=3)
+        >>> outcomes = Outcomes.of(Constant(), queries, relevant, np.full(1000, 2))
+        >>> controller = JointController(outcomes.subset(slice(0, 1000, 2)), outcomes)
+        >>> controller.kappa({"miss": 0.05, "false-discovery": 0.6}, delta=0.1)
+        1.0
+    """
+
+    def __init__(
+        self,
+        calibration: Outcomes,
+        tuning: Outcomes,
+        bound: Bound = "hoeffding-bentkus",
+        procedure: Procedure = "fixed-sequence",
+    ) -> None:
+        self.calibration, self.tuning = calibration, tuning
+        self.bound: Bound = "hoeffding-bentkus" if bound == "binomial" else bound
+        self.procedure: Procedure = procedure
+        # Steps of the mean set size on the adapter split, finer where sets are small.
+        paid = np.sort(tuning.costs[np.isfinite(tuning.costs)])
+        means = np.geomspace(1, max(1.0, len(paid) / len(tuning)), CANDIDATES)
+        places = np.minimum((means * len(tuning)).astype(np.int64), len(paid)) - 1
+        self.kappas: NDArray[np.float32] = np.unique(paid[places])
+        self._totals: dict[tuple[bool, Risk], NDArray[np.float64]] = {}
+
+    def kappa(self, alphas: Mapping[Risk, float], delta: float) -> float:
+        """The kappa to use, certified for all risks together with probability 1 - delta.
+
+        Args:
+            alphas: for each risk to control, its level in (0, 1).
+            delta: as in `RiskController.kappa`.
+
+        Raises:
+            InvalidConfig: no risk, or one that does not exist.
+            InvalidRiskLevel: a level outside (0, 1).
+            RiskUnattainable: no kappa is certified.
+        """
+        if not alphas:
+            raise InvalidConfig("there is no risk to control: give at least one with its alpha")
+        for risk, alpha in alphas.items():
+            check_risk(risk)
+            check_level(f"alpha of {risk}", alpha)
+        check_level("delta", delta)
+        certified = self._certified(alphas, delta)
+        if len(certified) == 0:
+            raise self._unattainable(alphas, delta)
+        largest = set(alphas) == {"false-discovery"}
+        return float(certified.max() if largest else certified.min())
+
+    def minimum_alpha(self, risk: Risk, delta: float) -> float | None:
+        """The smallest alpha at which some kappa is certified for one risk; to 4 decimals."""
+        low, high = 0, 10_000
+        while high - low > 1:
+            middle = (low + high) // 2
+            if len(self._certified({risk: middle / 10_000}, delta)):
+                high = middle
+            else:
+                low = middle
+        return high / 10_000 if high < 10_000 else None
+
+    def _certified(self, alphas: Mapping[Risk, float], delta: float) -> NDArray[np.float32]:
+        values = self._p_values(self.calibration, alphas)
+        if self.procedure == "bonferroni-holm":
+            return self.kappas[bonferroni_holm(values, delta)]
+        order = np.argsort(self._p_values(self.tuning, alphas), kind="stable")
+        return self.kappas[order[fixed_sequence(values[order], delta)]]
+
+    def _p_values(self, outcomes: Outcomes, alphas: Mapping[Risk, float]) -> NDArray[np.float64]:
+        """(g,) for each kappa, of the hypothesis that some risk is above its alpha there."""
+        n = len(outcomes)
+        each = [
+            [
+                p_value(float(total), n, alpha, "binomial" if risk == "miss" else self.bound)
+                for total in self._sums(outcomes, risk)
+            ]
+            for risk, alpha in alphas.items()
+        ]
+        return np.max(each, axis=0)  # type: ignore[no-any-return]
+
+    def _sums(self, outcomes: Outcomes, risk: Risk) -> NDArray[np.float64]:
+        """(g,) summed losses at each kappa; computed once."""
+        key = (outcomes is self.tuning, risk)
+        if key not in self._totals:
+            self._totals[key] = outcomes.losses(risk, self.kappas).sum(axis=0)
+        return self._totals[key]
+
+    def _unattainable(self, alphas: Mapping[Risk, float], delta: float) -> RiskUnattainable:
+        attainable = {risk: self.minimum_alpha(risk, delta) for risk in alphas}
+        asked = ", ".join(f"{risk} {alpha:g}" for risk, alpha in alphas.items())
+        alone = ", ".join(f"{risk} {alpha or 1:.4f}" for risk, alpha in attainable.items())
+        together = "each alone could have" if len(alphas) > 1 else "possible is"
+        return RiskUnattainable(
+            f"{asked} at delta = {delta:g} cannot be certified with {len(self.calibration)} "
+            f"calibration queries: {together} {alone}; ask for more, or calibrate on more queries",
+            minimum_alpha=next(iter(attainable.values())) if len(alphas) == 1 else None,
+            required_calibration=None,
+        )

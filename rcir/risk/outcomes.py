@@ -1,0 +1,148 @@
+"""Labelled queries as risk control sees them: which ranks are true matches, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.errors import InvalidConfig, InvalidData
+from rcir.metrics.ranking import first_match_ranks
+from rcir.risk.adapters import SizeAdapter, price_of_rank
+from rcir.risk.rankings import Rankings
+
+Risk = Literal["miss", "recall", "false-discovery"]
+
+
+def check_risk(risk: str) -> None:
+    """Raise `InvalidConfig` for a name that is no risk's."""
+    if risk not in get_args(Risk):
+        raise InvalidConfig(f"risk {risk!r} is unknown; choose one of {', '.join(get_args(Risk))}")
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """n labelled queries.
+
+    Attributes:
+        costs: (n, depth) the adapter's price of each rank.
+        relevant: (n, depth) whether the candidate at that rank is a true match.
+        totals: (n,) number of true matches in the whole gallery, within the search depth or not.
+        uncertainty: (n,) of the queries.
+        doubt: (n,) larger where the first candidate is less likely to be a true match.
+
+    Example:
+        >>> from rcir.risk import Constant
+        >>> relevant = np.array([[False, True, True], [True, False, False]])
+        >>> queries = Rankings(np.zeros(2), depth=3)
+        >>> outcomes = Outcomes.of(Constant(), queries, relevant, totals=np.array([2, 4]))
+        >>> outcomes.ranks.tolist()
+        [2.0, 1.0]
+        >>> outcomes.losses("recall", np.array([0.0, 1.0])).tolist()  # sets of 1, sets of 2
+        [[1.0, 0.5], [0.75, 0.75]]
+    """
+
+    costs: NDArray[np.float32]
+    relevant: NDArray[np.bool_]
+    totals: NDArray[np.int64]
+    uncertainty: NDArray[np.float64]
+    doubt: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        n = len(self.costs)
+        lengths = {len(self.totals), len(self.uncertainty), len(self.doubt)}
+        if n == 0 or self.relevant.shape != self.costs.shape or lengths != {n}:
+            raise InvalidData(
+                f"costs {self.costs.shape}, relevant {self.relevant.shape}, totals "
+                f"{self.totals.shape}: needed are (n, depth), (n, depth) and (n,), n >= 1"
+            )
+        if (self.totals < np.count_nonzero(self.relevant, axis=1)).any():
+            raise InvalidData("totals: some queries have more true matches in the search than that")
+
+    @classmethod
+    def of(
+        cls,
+        adapter: SizeAdapter,
+        rankings: Rankings,
+        relevant: NDArray[np.bool_],
+        totals: NDArray[np.int64],
+    ) -> Outcomes:
+        """The outcomes of queries whose ranks an adapter prices."""
+        return cls(
+            adapter.costs(rankings),
+            relevant,
+            totals,
+            rankings.uncertainty,
+            adapter.doubt(rankings, size=1),
+        )
+
+    def __len__(self) -> int:
+        return len(self.costs)
+
+    def subset(self, rows: NDArray[Any]) -> Outcomes:
+        """The outcomes of some queries."""
+        return Outcomes(
+            self.costs[rows],
+            self.relevant[rows],
+            self.totals[rows],
+            self.uncertainty[rows],
+            self.doubt[rows],
+        )
+
+    @cached_property
+    def ranks(self) -> NDArray[np.float64]:
+        """(n,) rank of the first true match, infinite where there is none."""
+        return first_match_ranks(self.relevant)
+
+    @cached_property
+    def scores(self) -> NDArray[np.float32]:
+        """(n,) the smallest kappa that serves each query."""
+        return price_of_rank(self.costs, self.ranks)
+
+    def losses(self, risk: Risk, kappas: NDArray[Any]) -> NDArray[np.float64]:
+        """(n, g) the loss of each query at each of g increasing kappas.
+
+        - "miss": 1 if the set holds no true match, else 0.
+        - "recall": the share of the gallery's true matches that the set lacks; 1 if the gallery
+          has none.
+        - "false-discovery": the share of the set that is no true match.
+        """
+        check_risk(risk)
+        if risk == "miss":
+            return (self.scores[:, None] > kappas).astype(np.float64)
+        hits = self._counts(kappas, self.relevant)
+        if risk == "recall":
+            return 1 - hits / np.maximum(self.totals, 1)[:, None]
+        return 1 - hits / self._counts(kappas, np.isfinite(self.costs))
+
+    def mean_sizes(self, kappas: NDArray[Any]) -> NDArray[np.float64]:
+        """(g,) mean set size at each of g kappas."""
+        paid = np.sort(self.costs, axis=None)
+        return np.searchsorted(paid, kappas.astype(np.float32), side="right") / len(self)
+
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
+        """Everything as arrays to store."""
+        return {
+            "costs": self.costs,
+            "relevant": self.relevant.astype(np.uint8),
+            "totals": self.totals,
+            "uncertainty": self.uncertainty,
+            "doubt": self.doubt,
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Outcomes:
+        """The outcomes of stored `arrays`."""
+        return cls(**{**arrays, "relevant": arrays["relevant"].astype(bool)})
+
+    def _counts(self, kappas: NDArray[Any], counted: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """(n, g) how many counted ranks each kappa pays for."""
+        rows, _ = np.nonzero(counted)
+        enters = np.searchsorted(kappas.astype(np.float32), self.costs[counted], side="left")
+        width = len(kappas) + 1
+        counts = np.bincount(rows * width + enters, minlength=len(self) * width)
+        return np.cumsum(counts.reshape(len(self), width)[:, :-1], axis=1)

@@ -1,0 +1,150 @@
+"""What is known of queries when their sets are sized: uncertainties and ranked candidates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.errors import InvalidData
+
+Floats = NDArray[np.floating[Any]]
+VOTERS = 30
+
+
+@dataclass(frozen=True)
+class Rankings:
+    """n queries with their candidates, nearest first; what is not known is None.
+
+    Attributes:
+        uncertainty: (n,) of the queries, larger is less certain. For an encoder without one, one
+            minus the cosine to the first candidate will do.
+        depth: number of candidates that were searched; no set is larger.
+        distances: (n, depth) ascending, infinite where there were no more candidates.
+        keys: (n, depth) integers; candidates with the same key show the same class, place or
+            product; -1 where there were no more.
+        candidate_uncertainty: (n, depth) of the candidates.
+        votes: (n, depth) how many of the first 30 candidates share a candidate's key.
+
+    Raises:
+        InvalidData: shapes differ, or an uncertainty is NaN or infinite.
+
+    Example:
+        >>> rankings = Rankings(np.array([0.1, 0.7]), depth=50)
+        >>> len(rankings), len(rankings[:1])
+        (2, 1)
+    """
+
+    uncertainty: NDArray[np.float64]
+    depth: int
+    distances: Floats | None = None
+    keys: NDArray[np.int64] | None = None
+    candidate_uncertainty: Floats | None = None
+    votes: NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        if self.uncertainty.ndim != 1 or self.depth < 1:
+            raise InvalidData(
+                f"uncertainty has shape {self.uncertainty.shape} and depth is {self.depth}; needed "
+                "are (n,) and at least 1"
+            )
+        bad = ~np.isfinite(self.uncertainty)
+        if bad.any():
+            raise InvalidData(
+                f"{int(bad.sum())} of {bad.size} uncertainties are NaN or infinite; an encoder "
+                "that diverged in training does this"
+            )
+        shape = (len(self.uncertainty), self.depth)
+        for name in ("distances", "keys", "candidate_uncertainty", "votes"):
+            values = getattr(self, name)
+            if values is not None and values.shape != shape:
+                raise InvalidData(f"{name} has shape {values.shape}; needed is (n, depth) {shape}")
+
+    def __len__(self) -> int:
+        return len(self.uncertainty)
+
+    def __getitem__(self, rows: slice | NDArray[Any]) -> Rankings:
+        """The rankings of some queries."""
+        arrays = {
+            field.name: getattr(self, field.name)[rows]
+            for field in fields(self)
+            if isinstance(getattr(self, field.name), np.ndarray)
+        }
+        return replace(self, **arrays)
+
+    def distinct(self) -> tuple[Rankings, NDArray[np.int64]]:
+        """The rankings of keys: each key stands where its nearest candidate does.
+
+        Returns:
+            The rankings, and the (n, depth) columns that they took, -1 where there were no more.
+
+        Raises:
+            InvalidData: the candidates have no keys.
+        """
+        if self.keys is None:
+            raise InvalidData("the candidates have no keys: label the gallery to rank its labels")
+        columns = first_of_each_key(self.keys)
+
+        def take(values: NDArray[Any] | None, filler: float) -> NDArray[Any] | None:
+            return None if values is None else take_columns(values, columns, filler)
+
+        distances = np.zeros(columns.shape) if self.distances is None else self.distances
+        rankings = Rankings(
+            self.uncertainty,
+            self.depth,
+            take(distances, np.inf),
+            take(self.keys, -1),
+            take(self.candidate_uncertainty, 0.0),
+            take(count_votes(self.keys), 0),
+        )
+        return rankings, columns
+
+
+def take_columns(
+    values: NDArray[Any], columns: NDArray[np.int64], filler: float | bool
+) -> NDArray[Any]:
+    """(n, depth) `values` at `columns` of each row, `filler` where the column is -1."""
+    taken = np.take_along_axis(values, np.maximum(columns, 0), axis=1)
+    taken[columns < 0] = filler
+    return taken
+
+
+def earlier_of_same_key(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(n, depth) how many candidates before it share a candidate's key.
+
+    Example:
+        >>> earlier_of_same_key(np.array([[7, 4, 7, 7]])).tolist()
+        [[0, 0, 1, 2]]
+    """
+    order = np.argsort(keys, axis=1, kind="stable")
+    ordered = np.take_along_axis(keys, order, axis=1)
+    starts = np.ones(keys.shape, bool)
+    starts[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    places = np.arange(keys.shape[1])
+    first = np.maximum.accumulate(np.where(starts, places, 0), axis=1)
+    counts = np.empty_like(keys)
+    np.put_along_axis(counts, order, places - first, axis=1)
+    return counts
+
+
+def first_of_each_key(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(n, depth) the columns of the nearest candidate of each key, in order, then -1.
+
+    Example:
+        >>> first_of_each_key(np.array([[7, 4, 7, 2]])).tolist()
+        [[0, 1, 3, -1]]
+    """
+    first = (earlier_of_same_key(keys) == 0) & (keys >= 0)
+    columns = np.argsort(~first, axis=1, kind="stable")
+    columns[np.arange(keys.shape[1]) >= first.sum(axis=1, keepdims=True)] = -1
+    return columns
+
+
+def count_votes(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(n, depth) how many of the first 30 candidates share a candidate's key."""
+    votes = np.zeros(keys.shape, np.int64)
+    for voter in range(min(VOTERS, keys.shape[1])):
+        votes += keys == keys[:, voter, None]
+    return votes

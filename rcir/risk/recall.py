@@ -1,0 +1,137 @@
+"""The share of true matches that a set lacks: a monotone risk with losses anywhere in [0, 1]."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.errors import InvalidData
+from rcir.risk.bounds import Bound, check_bound, check_level, mean_bound, p_value
+from rcir.risk.controller import required, unattainable
+from rcir.risk.outcomes import Outcomes
+
+
+class RecallController:
+    """Set sizes that hold, on average over queries, all but a share alpha of the true matches.
+
+    Risk-controlling prediction sets (Bates et al., JACM 2021, theorem 1): the mean loss falls as
+    kappa grows, and so does every bound here, so that the smallest certified kappa is found by
+    bisection among the kappas at which some set gains a true match. No grid.
+
+    Args:
+        calibration: the calibration queries.
+        tuning: other queries, of the adapter split; the "betting" bound learns its stake there.
+        bound: see `rcir.risk.p_value`; not "binomial", which is for losses 0 or 1.
+
+    Example:
+        >>> from rcir.risk import Constant, Rankings
+        >>> relevant = np.array([[True, True, False]] * 300 + [[True, False, True]] * 100)
+        >>> queries = Rankings(np.zeros(400), depth=3)
+        >>> outcomes = Outcomes.of(Constant(), queries, relevant, np.full(400, 2))
+        >>> controller = RecallController(outcomes, outcomes.subset(slice(0, 2)))
+        >>> controller.kappa(alpha=0.2, delta=0.1)  # sets of 2 lack a half in a quarter of them
+        1.0
+    """
+
+    def __init__(
+        self, calibration: Outcomes, tuning: Outcomes, bound: Bound = "hoeffding-bentkus"
+    ) -> None:
+        check_bound(bound)
+        if bound == "binomial":
+            raise InvalidData("the binomial bound is for losses 0 or 1: choose hoeffding-bentkus")
+        self.calibration, self.tuning = calibration, tuning
+        self.bound: Bound = bound
+        self.kappas = np.unique(calibration.costs[calibration.relevant])
+        if len(self.kappas) == 0:
+            self.kappas = np.zeros(1, np.float32)
+
+    def kappa(self, alpha: float, delta: float | None) -> float:
+        """The smallest certified kappa; alpha and delta as in `RiskController.kappa`.
+
+        Raises:
+            InvalidRiskLevel: alpha or delta out of range.
+            RiskUnattainable: not even the largest sets are certified.
+        """
+        check_level("alpha", alpha)
+        if delta is not None:
+            check_level("delta", delta)
+        low, high = -1, len(self.kappas) - 1
+        if not self._certified(high, alpha, delta):
+            raise self._unattainable(alpha, delta)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._certified(middle, alpha, delta):
+                high = middle
+            else:
+                low = middle
+        return float(self.kappas[high])
+
+    def minimum_alpha(self, delta: float | None) -> float | None:
+        """The smallest alpha that can be certified at delta; None if none below 1 can."""
+        losses = self._losses(len(self.kappas) - 1)
+        n, total = len(losses), math.fsum(losses)
+        if delta is None:
+            smallest = (total + 1) / (n + 1)
+            return smallest if smallest < 1 else None
+        if self.bound != "betting":
+            smallest = mean_bound(total, n, delta, self.bound)
+            return smallest if smallest < 1 else None
+        last = len(self.kappas) - 1
+        low, high = total / n, math.nextafter(1.0, 0.0)
+        if not self._certified(last, high, delta):
+            return None
+        while high - low > 1e-9:  # the stake depends on alpha: no closed form
+            middle = (low + high) / 2
+            if self._certified(last, middle, delta):
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def _certified(self, index: int, alpha: float, delta: float | None) -> bool:
+        losses = self._losses(index)
+        n, total = len(losses), math.fsum(losses)
+        if delta is None:
+            return (total + 1) / (n + 1) <= alpha
+        if self.bound == "betting":
+            stake = self._stake(alpha, delta)
+            return float(np.log1p(stake * (alpha - losses)).sum()) >= math.log(1 / delta)
+        return p_value(total, n, alpha, self.bound) <= delta
+
+    def _losses(self, index: int) -> NDArray[np.float64]:
+        return self.calibration.losses("recall", self.kappas[index : index + 1])[:, 0]
+
+    def _stake(self, alpha: float, delta: float) -> float:
+        """The bet (Waudby-Smith and Ramdas, JRSS-B 2024, eq. 26) for the adapter split's variance.
+
+        One stake for every kappa and query keeps what is owned monotone in kappa.
+        """
+        kappas = np.unique(self.tuning.costs[self.tuning.relevant])
+        if len(kappas) == 0:
+            kappas = np.zeros(1, np.float32)
+        low, high = -1, len(kappas) - 1
+        while high - low > 1:  # the sets whose mean loss on the adapter split is about alpha
+            middle = (low + high) // 2
+            mean = self.tuning.losses("recall", kappas[middle : middle + 1]).mean()
+            low, high = (low, middle) if mean <= alpha else (middle, high)
+        variance = float(self.tuning.losses("recall", kappas[high : high + 1]).var())
+        n = len(self.calibration)
+        # A split that shows no spread at all proves none: one query of spread 1/2 is added.
+        variance = (variance * len(self.tuning) + 0.25) / (len(self.tuning) + 1)
+        return min(1.0, math.sqrt(2 * math.log(1 / delta) / (n * variance)))
+
+    def _unattainable(self, alpha: float, delta: float | None) -> Exception:
+        lost = float(self._losses(len(self.kappas) - 1).mean())
+        return unattainable(
+            alpha,
+            delta,
+            len(self.calibration),
+            minimum_alpha=self.minimum_alpha(delta),
+            required_calibration=required(alpha, delta, self.bound, lost),
+            deeper=f"search deeper than {self.calibration.costs.shape[1]} candidates (a share "
+            f"{lost:.4f} of the true matches is not among them)"
+            if lost > 0
+            else None,
+        )

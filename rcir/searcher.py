@@ -1,0 +1,197 @@
+"""Encoder, preprocessing and index: finding the nearest images, without any guarantee."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.candidates import Candidates, Judged
+from rcir.data.images import ImageLike
+from rcir.data.preprocessing import Preprocessing
+from rcir.data.records import ImageSet
+from rcir.embedding import Embedding
+from rcir.encoders.base import Encoder
+from rcir.encoders.batches import embed
+from rcir.errors import InvalidConfig, InvalidData
+from rcir.index.base import Index
+from rcir.index.flat import FlatIndex
+from rcir.risk import Rankings
+
+
+class Searcher:
+    """Finds the nearest gallery images of a query.
+
+    Attributes:
+        encoder, preprocessing, index: how an image is searched.
+        ids: names of the gallery images.
+        labels: (n,) labels of the gallery images, or None.
+        max_depth: number of candidates to search for each query, if the gallery has as many.
+        item_uncertainty: (n,) of the gallery images; None for an encoder without one.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        preprocessing: Preprocessing,
+        index: Index,
+        ids: Sequence[str],
+        labels: NDArray[np.int64] | None = None,
+        depth: int = 200,
+        item_uncertainty: NDArray[np.float64] | None = None,
+    ) -> None:
+        if depth < 1:
+            raise InvalidConfig(f"depth is {depth}; at least 1 candidate must be searched")
+        self.encoder = encoder
+        self.preprocessing = preprocessing
+        self.index = index
+        self.ids = _frozen(np.array(ids, dtype=object))
+        self.labels = None if labels is None else _frozen(np.array(labels, np.int64))
+        self.item_uncertainty = None if item_uncertainty is None else _frozen(item_uncertainty)
+        self.max_depth = depth
+        self._fingerprints: dict[str, str] = {}
+        self._fingerprinted: tuple[list[object], list[int]] = ([], [])
+        lengths = {
+            len(values)
+            for values in (self.ids, self.labels, self.item_uncertainty)
+            if values is not None
+        }
+        if lengths != {len(index)}:
+            raise InvalidData(
+                f"the index holds {len(index)} images; ids, labels and uncertainties number "
+                f"{sorted(lengths)}: give one each"
+            )
+
+    @classmethod
+    def build(
+        cls, encoder: Encoder, preprocessing: Preprocessing, gallery: ImageSet, depth: int = 200
+    ) -> Self:
+        """Embed and index a gallery; the result still has to be calibrated."""
+        if len(gallery) == 0:
+            raise InvalidData("the gallery is empty: give at least one image")
+        vectors, uncertainty = _arrays(embed(encoder, preprocessing, gallery.images))
+        index = FlatIndex(vectors.shape[1])
+        index.add(vectors)
+        return cls(encoder, preprocessing, index, gallery.ids, gallery.labels, depth, uncertainty)
+
+    @property
+    def depth(self) -> int:
+        """Number of candidates searched for each query; no set is larger."""
+        return min(self.max_depth, len(self.index))
+
+    def search(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> Candidates:
+        """The nearest gallery images of each query, without any guarantee."""
+        vectors, uncertainty = _arrays(embed(self.encoder, self.preprocessing, images))
+        distances, positions = self.index.search(vectors, self.depth)
+        if uncertainty is None:
+            # Unit vectors: 1 - cos = |x - y|^2 / 2.
+            uncertainty = distances[:, 0].astype(np.float64) ** 2 / 2
+        items = self.item_uncertainty
+        rankings = Rankings(
+            uncertainty,
+            self.depth,
+            distances,
+            None if self.labels is None else self.labels[positions],
+            None if items is None else items[positions],
+        )
+        return Candidates(rankings, positions, self.fingerprints())
+
+    def judge(self, queries: ImageSet, group: str | None = None) -> Judged:
+        """Search labelled queries: gallery images of the same label are their true matches.
+
+        Args:
+            queries: images with labels.
+            group: which of their attributes says what group each belongs to.
+
+        Raises:
+            InvalidData: the gallery has no labels, or the queries no such attribute. Where truth
+                is not a label, make a `Judged` from `search` and what is known.
+        """
+        if self.labels is None:
+            raise InvalidData("the gallery has no labels: what is a true match cannot be told")
+        if group is not None and group not in queries.attributes:
+            known = ", ".join(queries.attributes) or "none"
+            raise InvalidData(f"the queries have no attribute {group!r}; they have {known}")
+        found = self.search(queries.images)
+        values, counts = np.unique(self.labels, return_counts=True)
+        places = np.minimum(np.searchsorted(values, queries.labels), len(values) - 1)
+        totals = np.where(values[places] == queries.labels, counts[places], 0)
+        relevant = self.labels[found.positions] == queries.labels[:, None]
+        groups = None if group is None else queries.attributes[group].astype(str)
+        return Judged(found, relevant, totals.astype(np.int64), groups)
+
+    def fingerprints(self) -> dict[str, str]:
+        """Digests of everything that calibration depends on; computed once per change.
+
+        A change in memory is noticed where a part is replaced, the gallery grows, or torch writes
+        to a weight; not where a weight is written to behind torch's back (`.data`, NumPy views).
+        """
+        parts = [self.encoder, self.preprocessing, self.index, self.ids]
+        parts += [self.labels, self.item_uncertainty]
+        # Torch counts its writes to a tensor.
+        weights = (*self.encoder.parameters(), *self.encoder.buffers())
+        counts = [len(self.index), *(values._version for values in weights)]
+        known, known_counts = self._fingerprinted
+        if known_counts != counts or not all(map(operator.is_, known, parts)):
+            preprocessing = json.dumps(asdict(self.preprocessing), sort_keys=True)
+            gallery = json.dumps(
+                [
+                    self.ids.tolist(),
+                    *(
+                        None if values is None else values.tolist()
+                        for values in (self.labels, self.item_uncertainty)
+                    ),
+                ]
+            )
+            self._fingerprints = {
+                "encoder": self.encoder.fingerprint(),
+                "preprocessing": hashlib.sha256(preprocessing.encode()).hexdigest(),
+                "gallery": hashlib.sha256(gallery.encode()).hexdigest(),
+                "index": self.index.fingerprint(),
+            }
+            self._fingerprinted = (parts, counts)
+        return self._fingerprints
+
+    def add(
+        self,
+        images: Sequence[ImageLike] | NDArray[np.uint8],
+        ids: Sequence[str],
+        labels: Sequence[int] | None = None,
+    ) -> None:
+        """Add images to the gallery. The calibration is stale from then on: calibrate again."""
+        if len(ids) != len(images) or (labels is None) != (self.labels is None):
+            raise InvalidData(
+                f"{len(images)} images, {len(ids)} ids: give one id per image, and labels if and "
+                "only if the gallery has labels"
+            )
+        if labels is not None and len(labels) != len(images):
+            raise InvalidData(f"{len(images)} images, {len(labels)} labels: give one each")
+        vectors, uncertainty = _arrays(embed(self.encoder, self.preprocessing, images))
+        longer = self.labels
+        if longer is not None:
+            longer = _frozen(np.concatenate([longer, np.asarray(labels, np.int64)]))
+        self.index.add(vectors)
+        self.ids = _frozen(np.concatenate([self.ids, np.array(ids, dtype=object)]))
+        self.labels = longer
+        if self.item_uncertainty is not None and uncertainty is not None:
+            self.item_uncertainty = _frozen(np.concatenate([self.item_uncertainty, uncertainty]))
+
+
+def _arrays(embedding: Embedding) -> tuple[NDArray[np.float32], NDArray[np.float64] | None]:
+    """Means, and uncertainties if there are any."""
+    uncertainty = embedding.uncertainty
+    return embedding.mean.cpu().numpy(), (
+        None if uncertainty is None else uncertainty.cpu().numpy().astype(np.float64)
+    )
+
+
+def _frozen(values: NDArray[Any]) -> NDArray[Any]:
+    """Read-only: calibration depends on it."""
+    values.setflags(write=False)
+    return values
