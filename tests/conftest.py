@@ -12,7 +12,6 @@ from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.mining import MiningConfig
 from rcir.retriever import Retriever
-from rcir.risk import Quantile
 from rcir.storage import save
 
 # On tensors this small, more threads only wait for each other.
@@ -47,11 +46,11 @@ def retriever(splits):
         torch.manual_seed(0)
         encoder = build_encoder(EncoderConfig("mc-dropout", passes=3), 1, (8, 16))
     built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=150)
-    found = built.search(splits.calibration.images)
-    relevant = splits.gallery.labels[found.positions] == splits.calibration.labels[:, None]
-    ranks = np.where(relevant.any(1), relevant.argmax(1) + 1.0, np.inf)
-    adapter = Quantile.fit(built.search(splits.adapter.images).uncertainty)
-    built.calibrate(adapter, found, ranks)
+    built.calibrate(
+        built.judge(splits.adapter, "occluded"),
+        built.judge(splits.calibration, "occluded"),
+        adapter="quantile",
+    )
     return built
 
 

@@ -8,10 +8,11 @@ from rcir.storage import load
 FILES = (
     "retriever.json",
     "encoder.safetensors",
-    "controller.safetensors",
+    "control.safetensors",
     "index.faiss",
     "gallery.json",
     "labels.npy",
+    "uncertainty.npy",
 )
 
 
@@ -63,12 +64,12 @@ def test_a_place_without_a_manifest_holds_no_retriever(folder, tmp_path, kind):
         load(place)
 
 
-@pytest.mark.parametrize("version", [0, 2, 99, "1", None])
+@pytest.mark.parametrize("version", [0, 1, 99, "2", None])
 def test_another_format_is_refused_with_both_versions(folder, version):
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps(manifest | {"format": version}))
-    with pytest.raises(CorruptRetriever, match=f"has format {version}.*reads format 1"):
+    with pytest.raises(CorruptRetriever, match=f"has format {version}.*reads format 2"):
         load(folder)
 
 
@@ -84,6 +85,6 @@ def test_a_manifest_cannot_name_files_outside_the_folder(folder, tmp_path, outsi
 
 
 def test_a_manifest_that_lists_nothing_vouches_for_nothing(folder):
-    (folder / "manifest.json").write_text(json.dumps({"format": 1, "files": {}}, indent=1))
+    (folder / "manifest.json").write_text(json.dumps({"format": 2, "files": {}}, indent=1))
     with pytest.raises(CorruptRetriever, match=r"does not list encoder.safetensors"):
         load(folder)

@@ -5,7 +5,20 @@ import pytest
 
 from rcir.retrieval import Guarantee, Retrieval
 
-GUARANTEE = Guarantee(0.05, 0.1, 12.5, "binomial", "quantile", 3000, 0.0498)
+GUARANTEE = Guarantee(
+    alpha=0.05,
+    delta=0.1,
+    risk="miss",
+    distinct=None,
+    group=None,
+    abstain=False,
+    simultaneous=False,
+    kappa=12.5,
+    bound="binomial",
+    adapter="quantile",
+    n_calibration=3000,
+    risk_bound=0.0498,
+)
 
 
 def retrieval(labels=(4, 7)):

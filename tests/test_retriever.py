@@ -5,11 +5,11 @@ import pytest
 import torch
 from PIL import Image
 
+from rcir.candidates import Judged
 from rcir.data import Preprocessing
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import InvalidConfig, InvalidData, InvalidImage, InvalidRiskLevel, StaleCalibration
 from rcir.retriever import Retriever
-from rcir.risk import Constant
 from rcir.storage import load, save
 
 
@@ -36,7 +36,8 @@ def test_an_answer_is_the_start_of_the_brute_force_ranking(retriever, splits):
         distances = np.linalg.norm(gallery - asked[row], axis=1)
         order = distances.argsort(kind="stable")
         share = max(1, (split <= uncertainty[row]).sum()) / len(split)
-        size = min(150, 1 + int(answer.guarantee.kappa * share + 1e-9))
+        # Kappa is stored in single precision; kappa * share is a multiple of 1/200 at worst.
+        size = min(150, 1 + int(answer.guarantee.kappa * share + 1e-3))
         assert answer.size == size
         np.testing.assert_allclose(answer.distances, distances[order[:size]], atol=1e-5)
         rows = [splits.gallery.ids.index(name) for name in answer.ids]
@@ -106,11 +107,17 @@ def test_no_answer_without_calibration_but_neighbours(retriever, splits):
 
 def test_queries_searched_before_a_change_calibrate_nothing(folder, splits):
     retriever = load(folder)
-    found = retriever.search(splits.calibration.images[:50])
-    retriever.calibrate(Constant(), found, np.ones(50))
+    old = retriever.judge(splits.calibration)
+    retriever.calibrate(old, old, "constant")
     retriever.add(splits.test.images[:3], ["a", "b", "c"], [1, 2, 3])
+    new = retriever.judge(splits.calibration)
+    for queries in ((old, old), (old, new), (new, old)):
+        with pytest.raises(StaleCalibration, match="search them again"):
+            retriever.calibrate(*queries, "constant")
+    retriever.calibrate(new, new, "constant")
+    retriever.max_depth = 20
     with pytest.raises(StaleCalibration, match="search them again"):
-        retriever.calibrate(Constant(), found, np.ones(50))
+        retriever.calibrate(new, new, "constant")
 
 
 def test_a_replaced_layer_and_names_cannot_change_unnoticed(folder, splits):
@@ -136,7 +143,8 @@ def test_adding_images_makes_the_calibration_stale_until_it_is_redone(folder, sp
         assert found.distances[0, 0] == pytest.approx(0, abs=1e-6)
         assert current.labels.tolist() == [*splits.gallery.labels.tolist(), 7]
         again = current.search(splits.calibration.images[:50])
-        current.calibrate(Constant(), again, np.ones(50))
+        right = Judged(again, np.ones(again.positions.shape, bool), np.full(50, 301))
+        current.calibrate(right, right, "constant")
         assert current.retrieve(query, 0.3, 0.1).ids == ("new",)
 
 

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from rcir.candidates import Judged
+from rcir.data import Preprocessing
 from rcir.encoders import EncoderConfig, build_encoder
-from rcir.errors import CorruptRetriever
+from rcir.errors import CorruptRetriever, StaleCalibration
 from rcir.index import FlatIndex
 from rcir.retriever import Retriever
-from rcir.risk import ADAPTERS, RiskController
+from rcir.risk import ADAPTERS
 from rcir.storage import load, save
 
 
@@ -28,7 +30,6 @@ def test_a_loaded_retriever_answers_as_before(retriever, folder, splits):
     loaded = load(folder)
     images = splits.test.images
     assert answers(loaded, images) == answers(retriever, images)
-    assert str(loaded.guarantee(0.3, 0.1)) == str(retriever.guarantee(0.3, 0.1))
     assert loaded.fingerprints() == retriever.fingerprints()
     before, after = retriever.search(images), loaded.search(images)
     np.testing.assert_array_equal(after.distances, before.distances)
@@ -40,27 +41,74 @@ def test_a_saved_copy_of_a_loaded_retriever_has_the_same_files(folder, tmp_path)
     copy = save(load(folder), tmp_path / "copy")
     assert contents(copy) == contents(folder)
     assert {name.partition(".")[0] for name in contents(copy)} == {
-        *("manifest", "retriever", "encoder", "controller", "index", "gallery", "labels")
+        *("manifest", "retriever", "encoder", "control", "index", "gallery", "labels"),
+        "uncertainty",
     }
 
 
-@pytest.mark.parametrize("method", ["deterministic", "deep-ensemble", "btl"])
-@pytest.mark.parametrize("adapter", ADAPTERS.values(), ids=lambda kind: kind.name)
-def test_every_encoder_and_adapter_survives(retriever, splits, tmp_path, method, adapter):
-    config = EncoderConfig(method, dim=6, members=2)
-    encoder = build_encoder(config, 1, (8, 16))
-    gallery = splits.gallery
-    index = FlatIndex(encoder.embed(torch.zeros(1, 1, 8, 16)).mean.shape[1])
-    index.add(encoder.embed(retriever.preprocessing(gallery.images)).mean.numpy())
-    built = Retriever(encoder, retriever.preprocessing, index, gallery.ids, depth=50)
-    rng = np.random.default_rng(0)
-    fitted, ranks = adapter.fit(rng.gamma(2, size=90)), rng.integers(1, 50, 200)
-    built.controller = RiskController.calibrate(fitted, rng.gamma(2, size=200), ranks, 50)
-    built.calibrated_on = built.fingerprints()
+REQUESTS = (
+    (0.6, {"distinct": "label"}),
+    (0.95, {"risk": "recall"}),
+    (0.95, {"risk": "false-discovery"}),
+    ({"miss": 0.8, "false-discovery": 0.98}, {}),
+    (0.95, {"abstain": True}),
+    (0.6, {"group": "True"}),
+    (0.6, {"simultaneous": True}),
+)
+
+
+def everything(retriever, images):
+    """What is answered to every kind of request."""
+    images = list(images)
+    return [
+        [answer.to_dict() for answer in retriever.retrieve(images, alpha, 0.1, **options)]
+        for alpha, options in ((0.5, {}), *REQUESTS)
+    ]
+
+
+@pytest.mark.parametrize("method", ["deterministic", "deep-ensemble", "btl", "mc-dropout"])
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_every_encoder_and_adapter_survives(splits, tmp_path, method, adapter):
+    encoder = build_encoder(EncoderConfig(method, dim=6, members=2, passes=2), 1, (8, 16))
+    built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=50)
+    first, second = (built.judge(part, "occluded") for part in (splits.adapter, splits.calibration))
+    comparison = built.calibrate(first, second, adapter)
+    assert comparison == {None: {}, "label": {}}
+    loaded = load(save(built, tmp_path / "retriever"))
+    assert {control.adapter.name for control in loaded.controls.values()} == {adapter}
+    before, after = (everything(each, splits.test.images[:20]) for each in (built, loaded))
+    assert after == before
+    assert (loaded.item_uncertainty is None) == (method == "deterministic")
+    assert (tmp_path / "retriever" / "uncertainty.npy").exists() == (method != "deterministic")
+    assert str(loaded.check(second)) == str(built.check(second))
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_a_gallery_without_labels_survives(retriever, splits, tmp_path, adapter):
+    built = Retriever(
+        retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids, depth=50
+    )
+    found = built.search(splits.calibration.images)
+    relevant = splits.gallery.labels[found.positions] == splits.calibration.labels[:, None]
+    judged = Judged(found, relevant, np.full(len(relevant), 300))
+    built.calibrate(judged, judged, adapter)
     loaded = load(save(built, tmp_path / "retriever"))
     assert loaded.labels is None
     assert not (tmp_path / "retriever" / "labels.npy").exists()
+    assert list(loaded.controls) == [None]
     assert answers(loaded, splits.test.images) == answers(built, splits.test.images)
+
+
+def test_what_is_not_calibrated_survives_as_such(retriever, splits, tmp_path):
+    bare = Retriever(
+        retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids
+    )
+    loaded = load(save(bare, tmp_path / "bare"))
+    assert not (tmp_path / "bare" / "control.safetensors").exists()
+    with pytest.raises(StaleCalibration, match="not calibrated"):
+        loaded.retrieve(splits.test.images[0], 0.3, 0.1)
+    found, expected = (each.search(splits.test.images[:5]) for each in (loaded, bare))
+    np.testing.assert_array_equal(found.positions, expected.positions)
 
 
 def test_nothing_in_the_folder_is_a_pickle(folder):

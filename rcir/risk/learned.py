@@ -15,6 +15,8 @@ from rcir.risk.rankings import Floats, Rankings, count_votes, earlier_of_same_ke
 
 FLOOR = 1e-9  # probability below which ranks are all alike
 CHUNK = 4096
+PROFILE = (2, 5, 20, 50)  # ranks whose distance describes the neighbourhood of a query
+NEAR = 1e-6  # distance below which candidates are alike
 OPTIONAL = ("distances", "keys", "candidate_uncertainty")
 
 
@@ -22,8 +24,9 @@ class Learned(SizeAdapter):
     """Prices ranks by one over the probability that the first match is there.
 
     A logistic hazard model gives h(k | x), the probability that candidate k is a match if none
-    before it is, from what is known when the query is asked: rank, uncertainties, distances, how
-    many of the first candidates share the candidate's key, how many keys came before it. Then
+    before it is, from what is known when the query is asked: rank, uncertainties, distances and
+    how fast they grow, how many of the first candidates share the candidate's key, how many keys
+    came before it. Then
     P(k | x) = h(k) (1 - h(1)) ... (1 - h(k - 1)), and sets that hold the ranks of probability
     at least 1 / kappa are the smallest on average at their risk ("least ambiguous sets", Sadinle
     et al., JASA 2019, Theorem 1). Sets are beginnings of a ranking, so that what counts is the
@@ -69,15 +72,15 @@ class Learned(SizeAdapter):
 
         checked = check_split(rankings, ranks)
         uses = tuple(getattr(rankings, name) is not None for name in OPTIONAL)
-        adapter = cls(np.zeros(0), 0.0, np.sort(rankings.uncertainty), uses, repeats=True)
         number = np.arange(1, rankings.depth + 1)
         match = number == checked[:, None]
-        adapter.repeats = bool((match & adapter._repeated(rankings)).any())
-        asked = (number <= checked[:, None]) & ~adapter._impossible(rankings)
-        features = np.stack(
-            [np.broadcast_to(values, asked.shape)[asked] for values in adapter._features(rankings)],
-            axis=1,
+        repeats = rankings.keys is None or bool(
+            (match & (earlier_of_same_key(rankings.keys) > 0)).any()
         )
+        adapter = cls(np.zeros(0), 0.0, np.sort(rankings.uncertainty), uses, repeats)
+        arrays, impossible = adapter._features(rankings, rankings.depth)
+        asked = (number <= checked[:, None]) & ~impossible
+        features = np.stack([np.broadcast_to(each, asked.shape)[asked] for each in arrays], axis=1)
         found = match[asked]
         if found.all() or not found.any():  # one class: no model, but a rate
             adapter.weights = np.zeros(features.shape[1])
@@ -89,31 +92,32 @@ class Learned(SizeAdapter):
         adapter.intercept = float(model.intercept_[0] - adapter.weights @ scaler.mean_)
         return adapter
 
-    def hazard(self, rankings: Rankings) -> NDArray[np.float64]:
-        """(n, depth) probability that a candidate is a match if none before it is."""
+    def hazard(self, rankings: Rankings, columns: int | None = None) -> NDArray[np.float64]:
+        """(n, columns) probability that a candidate is a match if none before it is."""
         for name, used in zip(OPTIONAL, self.uses, strict=True):
             if used and getattr(rankings, name) is None:
                 raise InvalidData(f"the adapter was fitted with {name}, which the queries lack")
-        total = np.full((len(rankings), rankings.depth), self.intercept)
-        for weight, values in zip(self.weights, self._features(rankings), strict=True):
+        shown = rankings.depth if columns is None else min(columns, rankings.depth)
+        features, impossible = self._features(rankings, shown)
+        total = np.full((len(rankings), shown), self.intercept)
+        for weight, values in zip(self.weights, features, strict=True):
             total += weight * values
         hazard: NDArray[np.float64] = expit(total)
-        hazard[self._impossible(rankings)] = 0
+        hazard[impossible] = 0
         return hazard
 
     def costs(self, rankings: Rankings) -> NDArray[np.float32]:
-        hazard = self.hazard(rankings)
-        probability = hazard.copy()
-        probability[:, 1:] *= np.cumprod(1 - hazard, axis=1)[:, :-1]
-        costs = np.zeros(hazard.shape, np.float32)  # the first candidate is in every set
-        if rankings.depth > 1:
-            costs[:, 1:] = 1 / np.maximum(non_increasing(probability[:, 1:]), FLOOR)
-        if rankings.distances is not None:
-            costs[np.isposinf(rankings.distances)] = np.inf
-        return costs
+        return self._costs(rankings, rankings.depth)
+
+    def sizes(self, rankings: Rankings, kappa: float) -> NDArray[np.int64]:
+        # K - 1 ranks of probability 1 / kappa or more: K is at most 1 + kappa, what follows is not
+        # looked at (and one more, for rounding).
+        costs = self._costs(rankings, int(min(2 + kappa, rankings.depth)))
+        paid: NDArray[np.int64] = np.count_nonzero(costs <= np.float32(kappa), axis=1)
+        return paid
 
     def doubt(self, rankings: Rankings, size: int) -> NDArray[np.float64]:
-        none: NDArray[np.float64] = np.prod(1 - self.hazard(rankings)[:, :size], axis=1)
+        none: NDArray[np.float64] = np.prod(1 - self.hazard(rankings, size), axis=1)
         return none
 
     def state(self) -> State:
@@ -131,44 +135,62 @@ class Learned(SizeAdapter):
             state["weights"], float(state["intercept"][0]), state["sample"], tuple(uses), repeats
         )
 
-    def _features(self, rankings: Rankings) -> list[NDArray[Any]]:
-        """Arrays that broadcast to (n, depth)."""
-        number = np.log(np.arange(1.0, rankings.depth + 1))[None, :]
+    def _costs(self, rankings: Rankings, columns: int) -> NDArray[np.float32]:
+        """The first columns of `costs`, exact in those that cost less than `columns`."""
+        hazard = self.hazard(rankings, columns)
+        probability = hazard.copy()
+        probability[:, 1:] *= np.cumprod(1 - hazard, axis=1)[:, :-1]
+        costs = np.zeros(hazard.shape, np.float32)  # the first candidate is in every set
+        if columns > 1:
+            costs[:, 1:] = 1 / np.maximum(non_increasing(probability[:, 1:]), FLOOR)
+        if rankings.distances is not None:
+            costs[np.isposinf(rankings.distances[:, :columns])] = np.inf
+        return costs
+
+    def _features(
+        self, rankings: Rankings, columns: int
+    ) -> tuple[list[NDArray[Any]], NDArray[np.bool_]]:
+        """Arrays that broadcast to (n, columns), and where no first match can be."""
+        impossible = np.zeros((len(rankings), columns), bool)
+        number = np.log(np.arange(1.0, columns + 1))[None, :]
         normal = self._normal(rankings.uncertainty)[:, None]
         features: list[NDArray[Any]] = [number, normal, number * normal]
-        distances, keys, candidate = self.uses
-        if distances and rankings.distances is not None:
-            known = np.where(np.isposinf(rankings.distances), 0, rankings.distances)
-            features += [known, known[:, :1], known - known[:, :1]]
-        if keys and rankings.keys is not None:
-            votes = count_votes(rankings.keys) if rankings.votes is None else rankings.votes
-            before = earlier_of_same_key(rankings.keys)
-            distinct = np.cumsum(before == 0, axis=1)
-            features += [votes, np.log(distinct)]
+        if rankings.distances is not None:
+            missing = np.isposinf(rankings.distances)
+            impossible |= missing[:, :columns]
+            if self.uses[0]:
+                features += _neighbourhood(rankings.distances, missing, columns)
+        if self.uses[1] and rankings.keys is not None:
+            before = earlier_of_same_key(rankings.keys[:, :columns])
+            votes = rankings.votes
+            if votes is None:
+                votes = count_votes(rankings.keys, columns)
+            features += [votes[:, :columns], np.log(np.cumsum(before == 0, axis=1))]
             if self.repeats:
                 features.append(np.log1p(before))
-        if candidate and rankings.candidate_uncertainty is not None:
-            features.append(rankings.candidate_uncertainty)
-        return features
+            else:
+                impossible |= before > 0
+        if self.uses[2] and rankings.candidate_uncertainty is not None:
+            features.append(rankings.candidate_uncertainty[:, :columns])
+        return features, impossible
 
     def _normal(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
         """Uncertainties by their place in the adapter split, as a standard normal's quantile."""
         below = np.searchsorted(self.sample, uncertainty, side="right")
         return ndtri((below + 0.5) / (len(self.sample) + 1))  # type: ignore[no-any-return]
 
-    def _repeated(self, rankings: Rankings) -> NDArray[np.bool_]:
-        if rankings.keys is None:
-            return np.zeros((len(rankings), rankings.depth), bool)
-        return earlier_of_same_key(rankings.keys) > 0
 
-    def _impossible(self, rankings: Rankings) -> NDArray[np.bool_]:
-        """(n, depth) ranks at which no first match can be."""
-        impossible = np.zeros((len(rankings), rankings.depth), bool)
-        if rankings.distances is not None:
-            impossible |= np.isposinf(rankings.distances)
-        if not self.repeats:
-            impossible |= self._repeated(rankings)
-        return impossible
+def _neighbourhood(
+    distances: Floats, missing: NDArray[np.bool_], columns: int
+) -> list[NDArray[Any]]:
+    """What distances tell: how near a candidate is, and how sharply the first one stands out."""
+    first = distances[:, :1]
+    farthest = np.where(missing, first, distances).max(axis=1, keepdims=True)
+    known = np.where(missing[:, :columns], farthest, distances[:, :columns])
+    at = [rank - 1 for rank in PROFILE if rank <= distances.shape[1]]
+    gaps = np.where(missing[:, at], farthest, distances[:, at]) - first
+    profile = np.log(np.maximum(gaps, NEAR))
+    return [known, first, known - first, *profile.T[:, :, None]]
 
 
 def non_increasing(probability: NDArray[np.float64]) -> NDArray[np.float64]:

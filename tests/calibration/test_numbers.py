@@ -58,14 +58,16 @@ def test_every_row_follows_from_the_three_splits(outcome, searched, number):
     if row.alpha == 0.001:
         assert (kappa, constant) == (None, None)
         assert (row.kappa, row.test_risk, row.mean_size, row.constant_size) == (None,) * 4
+        assert row.answered is None
         return
-    assert row.kappa == pytest.approx(kappa, rel=1e-9)
+    assert row.kappa == pytest.approx(kappa, rel=1e-6)  # stored in single precision
     uncertainty, ranks = searched["test"]
     # Kappa pays for K images if it is at least the kappa that asks for them.
-    paid = np.arange(DEPTH) / scale(uncertainty, adapter)[:, None] <= kappa
+    paid = np.arange(DEPTH) / scale(uncertainty, adapter)[:, None] <= kappa * (1 + 1e-6)
     sizes = paid.sum(axis=1)
     assert row.test_risk == np.mean(ranks > sizes)
     assert row.mean_size == pytest.approx(sizes.mean())
+    assert (row.statement, row.answered) == ("miss", 1)
     assert row.constant_size == 1 + constant
     assert (row.delta, row.adapter, row.bound) == (DELTA, "minmax", "binomial")
 
@@ -105,18 +107,121 @@ def test_the_retriever_on_disk_returns_the_measured_sets(outcome, trained):
     assert np.mean([each.size for each in answers]) == pytest.approx(row.mean_size)
 
 
+STATEMENTS = {
+    "miss, distinct labels": {"distinct": "label"},
+    "miss, abstaining": {"abstain": True},
+    "recall": {"risk": "recall"},
+    "false discovery": {"risk": "false-discovery"},
+    "miss, group False": {"group": "False"},
+    "miss, group True": {"group": "True"},
+}
+
+
+def test_other_statements_follow_from_the_answers_that_the_retriever_gives(outcome, trained):
+    """Risk, size and share of answers of every statement, counted label by label."""
+    splits = load_splits(trained.data)
+    loaded, test = rcir.load(outcome.folder), splits.test
+    carrying = {label: np.sum(splits.gallery.labels == label) for label in test.labels.tolist()}
+    rows = iter(outcome.evaluation.others)
+    certified = set()
+    for statement, options in STATEMENTS.items():
+        group = options.get("group")
+        chosen = [
+            row for row in range(len(test)) if group in (None, str(test.attributes["occluded"][row]))
+        ]
+        for alpha in (0.001, 0.2, 0.3):
+            row = next(rows)
+            assert (row.statement, row.alpha, row.delta) == (statement, alpha, DELTA)
+            if row.kappa is None:
+                with pytest.raises(rcir.RiskUnattainable):
+                    loaded.retrieve(test.images[0], alpha, DELTA, **options)
+                assert (row.test_risk, row.mean_size, row.answered) == (None, None, None)
+                continue
+            certified.add(statement)
+            answers = loaded.retrieve([test.images[i] for i in chosen], alpha, DELTA, **options)
+            losses, sizes = [], []
+            for i, answer in zip(chosen, answers, strict=True):
+                if answer.size:
+                    hits = answer.labels.count(test.labels[i])
+                    total = carrying[test.labels[i]]
+                    sizes.append(answer.size)
+                    losses.append(
+                        {
+                            "recall": 1 - hits / max(total, 1),
+                            "false discovery": 1 - hits / answer.size,
+                        }.get(statement, float(hits == 0))
+                    )
+            assert row.answered == pytest.approx(len(sizes) / len(chosen))
+            assert row.test_risk == pytest.approx(np.mean(losses))
+            assert row.mean_size == pytest.approx(np.mean(sizes))
+            assert row.kappa == answers[0].guarantee.kappa
+            assert row.bound == answers[0].guarantee.bound
+    assert next(rows, None) is None
+    assert certified >= {"miss, distinct labels", "recall", "miss, group False"}
+
+
+def test_what_a_group_needs_follows_from_its_calibration_queries_alone(outcome, searched, trained):
+    splits = load_splits(trained.data)
+    occluded = splits.calibration.attributes["occluded"]
+    uncertainty, ranks = searched["calibration"]
+    for row in outcome.evaluation.others:
+        if not row.statement.startswith("miss, group"):
+            continue
+        rows = occluded == (row.statement == "miss, group True")
+        kappa = calibrated(
+            ranks[rows], scale(uncertainty, searched["adapter"][0])[rows], row.alpha
+        )
+        constant = calibrated(ranks[rows], np.ones(rows.sum()), row.alpha)
+        assert row.kappa == (None if kappa is None else pytest.approx(kappa, rel=1e-6))
+        assert row.constant_size == (None if constant is None else 1 + constant)
+
+
+def test_what_distinct_labels_need_follows_from_the_labels_found(outcome, trained):
+    """The rank of the right label among the labels found, counted one by one."""
+    retriever, splits = rcir.load(outcome.folder), load_splits(trained.data)
+    adapter = retriever.search(splits.adapter.images).uncertainty
+    found = retriever.search(splits.calibration.images)
+    ranks = np.full(300, np.inf)
+    for i, label in enumerate(splits.calibration.labels):
+        seen = list(dict.fromkeys(splits.gallery.labels[found.positions[i]].tolist()))
+        if label in seen:
+            ranks[i] = 1 + seen.index(label)
+    (none, *rows) = outcome.evaluation.others[:3]
+    assert none.kappa is None
+    for row in rows:
+        kappa = calibrated(ranks, scale(found.uncertainty, adapter), row.alpha)
+        assert row.kappa == pytest.approx(kappa, rel=1e-6)
+        assert row.constant_size <= 1 + calibrated(ranks, np.ones(300), row.alpha)
+
+
+def test_metrics_for_tracking_have_a_flat_name_for_every_statement(outcome):
+    metrics = outcome.evaluation.metrics()
+    rows = outcome.evaluation.rows
+    assert metrics["test/alpha-0.2/kappa"] == rows[1].kappa
+    assert metrics["test/alpha-0.2/answered"] == 1
+    for row in outcome.evaluation.others:
+        slug = row.statement.replace(", ", "-").replace(" ", "-")
+        name = f"test/alpha-{row.alpha:g}/{slug}/test_risk"
+        assert metrics.get(name) == row.test_risk
+    assert all(isinstance(value, float | int) for value in metrics.values())
+    assert not any("alpha-0.001" in name for name in metrics)
+
+
 def test_results_json_has_these_keys_and_the_same_numbers(outcome):
     results = json.loads((outcome.folder.parent / "results.json").read_text())
     evaluation = outcome.evaluation
     assert results.pop("seconds") > 0
     rows = results.pop("rows")
+    others = results.pop("others")
     names = ("recall_at_1", "n_calibration", "n_test", "auroc_miss", "auroc_occlusion")
     assert results == {
+        "adapter_comparison": {},
         "dataset": "digits",
         "encoder": "btl",
         **{name: getattr(evaluation, name) for name in names},
     }
-    keys = ("alpha", "delta", "adapter", "bound", "kappa", "test_risk", "mean_size")
-    keys = (*keys, "constant_size")
+    keys = ("statement", "alpha", "delta", "adapter", "bound", "kappa", "test_risk", "mean_size")
+    keys = (*keys, "constant_size", "answered")
+    assert others == [{key: getattr(row, key) for key in keys} for row in evaluation.others]
     assert rows == [{key: getattr(row, key) for key in keys} for row in evaluation.rows]
     assert rows[0]["kappa"] is None

@@ -5,9 +5,11 @@ import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from calibration import print_table
+from calibration.table import console
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -17,7 +19,8 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.pictures, self.cells, self.fetched, self.open = {}, [], [], []
+        self.pictures, self.fetched, self.open = {}, [], []
+        self.tables, self.cells = [], []
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
@@ -26,6 +29,11 @@ class Page(HTMLParser):
             self.open.append(tag)
         if tag == "img":
             self.pictures[found["alt"]] = found["src"]
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.cells = []
+            self.tables[-1].append(self.cells)
         if tag in ("td", "th"):
             self.cells.append("")
         if tag in ("script", "link", "iframe", "object", "embed"):
@@ -89,7 +97,7 @@ def test_retrieved_pictures_are_in_the_sets(page):
 
 
 def test_the_table_states_what_was_measured(outcome, page):
-    rows = [page.cells[start : start + 6] for start in range(0, len(page.cells), 6)]
+    rows, *_ = page.tables
     assert rows[0][:2] == ["alpha", "certified"]
     assert rows[1] == ["0.001", "no", "", "", "", ""]
     for cells, row in zip(rows[2:], outcome.evaluation.rows[1:], strict=True):
@@ -98,6 +106,40 @@ def test_the_table_states_what_was_measured(outcome, page):
         assert float(cells[3]) == pytest.approx(row.mean_size, abs=5e-3)
         assert int(cells[4]) == row.constant_size
         assert float(cells[5]) == pytest.approx(row.kappa, rel=1e-3)
+
+
+def test_a_second_table_states_what_else_was_measured(outcome, page):
+    _, rows = page.tables  # minmax was asked for: nothing was compared
+    assert rows[0][0] == "risk"
+    assert rows[0][-1] == "answered"
+    for cells, row in zip(rows[1:], outcome.evaluation.others, strict=True):
+        assert cells[:2] == [row.statement, f"{row.alpha:g}"]
+        if row.kappa is None:
+            assert cells[2:5] == ["no", "", ""]
+            assert cells[6] == ""
+            continue
+        assert cells[2] == "yes"
+        assert float(cells[3]) == pytest.approx(row.test_risk, abs=5e-5)
+        assert float(cells[4]) == pytest.approx(row.mean_size, abs=5e-3)
+        assert float(cells[6]) == pytest.approx(row.answered, abs=5e-4)
+        if row.constant_size is None:
+            assert cells[5] == ""
+        else:
+            assert float(cells[5]) == pytest.approx(row.constant_size, rel=1e-3)
+
+
+def test_a_third_table_states_what_the_adapter_was_chosen_by(chosen):
+    page = Page(chosen.report.read_text(encoding="utf-8"))
+    _, _, rows = page.tables
+    comparison = chosen.evaluation.comparison
+    assert rows[0] == ["adapter", *(f"alpha {alpha:g}" for alpha in comparison["constant"])]
+    assert len(rows[0]) == 3
+    assert [name for name, *_ in rows[1:]] == ["constant", "minmax", "quantile", "learned"]
+    for name, *sizes in rows[1:]:
+        expected = list(comparison[name].values())
+        np.testing.assert_allclose([float(size) for size in sizes], expected, atol=5e-3)
+    adapter = chosen.evaluation.rows[0].adapter
+    assert f"; {adapter} was chosen before" in " ".join(chosen.report.read_text().split())
 
 
 def test_the_page_says_how_much_data_stand_behind_it(text):
@@ -109,10 +151,34 @@ def test_the_page_says_how_much_data_stand_behind_it(text):
 def test_the_screen_says_no_where_nothing_is_certified(outcome, capsys):
     print_table(outcome.evaluation)
     lines = capsys.readouterr().out.splitlines()
-    (refused,) = (line for line in lines if "0.001" in line)
+    refused, *others = (line for line in lines if "0.001" in line)
     assert re.sub(r"[^\w.-]+", " ", refused).split() == ["0.001", "no", "-", "-", "-", "-"]
+    assert len(others) == 6
+    assert all("not certified" in line for line in others)
     certified = [line for line in lines if " yes " in line]
     assert len(certified) == 2
     for line, row in zip(certified, outcome.evaluation.rows[1:], strict=True):
         assert f"{row.test_risk:.4f}" in line
         assert f"{row.mean_size:.2f}" in line
+
+
+def test_the_screen_lists_every_other_statement(outcome, capsys, monkeypatch):
+    monkeypatch.setattr(console, "width", 120)
+    print_table(outcome.evaluation)
+    lines = capsys.readouterr().out.splitlines()
+    for row in outcome.evaluation.others:
+        if row.kappa is not None:
+            words = f"{row.statement} {row.alpha:g} "
+            (line,) = (line for line in lines if words in re.sub(r"[^\w.,-]+", " ", line))
+            assert f"{row.test_risk:.4f}" in line
+            assert f"{row.mean_size:.2f}" in line
+            assert f"{row.answered:.3f}" in line
+    assert not any("was chosen" in line for line in lines)
+
+
+def test_the_screen_says_by_what_the_adapter_was_chosen(chosen, capsys):
+    print_table(chosen.evaluation)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"by which {chosen.evaluation.rows[0].adapter} was chosen" in shown
+    for name, sizes in chosen.evaluation.comparison.items():
+        assert f"{name} {', '.join(f'{size:.2f}' for size in sizes.values())}" in shown

@@ -1,117 +1,169 @@
-import itertools
-
 import numpy as np
 import pytest
 
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.risk import ADAPTERS, Constant, MinMax, Quantile, adapter_class
+from rcir.risk import ADAPTERS, Constant, Learned, MinMax, Quantile, Rankings, adapter_class
 
 KINDS = tuple(ADAPTERS.values())
+SCALED = (Constant, MinMax, Quantile)
+DEPTH = 150
+
+
+def asked(n=400, seed=2, depth=DEPTH):
+    inside = np.random.default_rng(seed).lognormal(size=n)
+    beyond = [-5.0, 0.0, 1e-300, 1e6]  # and some beyond the adapter split
+    return Rankings(np.concatenate([inside, beyond]), depth)
+
+
+def split(depth=DEPTH):
+    rng = np.random.default_rng(1)
+    uncertainty = rng.lognormal(size=300)
+    ranks = 1 + np.floor(rng.exponential(4 * uncertainty))
+    return Rankings(uncertainty, depth), np.where(ranks > depth, np.inf, ranks)
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
 def adapter(request):
-    return request.param.fit(np.random.default_rng(1).lognormal(size=300))
+    return request.param.fit(*split())
 
 
-def queries(n=400, seed=2):
-    inside = np.random.default_rng(seed).lognormal(size=n)
-    return np.concatenate([inside, [-5.0, 0.0, 1e-300, 1e6]])  # and some beyond the adapter split
-
-
-@pytest.mark.parametrize("kappa", [0.0, 0.3, 1.0, 7.5, 123.4])
+@pytest.mark.parametrize("kappa", [0.0, 0.3, 1.0, 7.5, 123.4, 9999.0])
 def test_sizes_follow_the_definition_query_by_query(kappa):
-    split, asked = np.random.default_rng(1).lognormal(size=300), queries()
-    low, high = min(split), max(split)
-    for u, constant, minmax, quantile in zip(
-        asked,
-        Constant.fit(split).sizes(kappa, asked),
-        MinMax.fit(split).sizes(kappa, asked),
-        Quantile.fit(split).sizes(kappa, asked),
-        strict=True,
-    ):
-        assert constant == 1 + int(kappa)
-        relative = min(max((u - low) / (high - low), 1 / 300), 1)
-        assert minmax == 1 + int(kappa * relative)
-        not_more = max(1, sum(other <= u for other in split))
-        assert quantile == 1 + int(kappa * not_more / 300)
+    fitted_on, queries = split()[0].uncertainty, asked()
+    low, high = min(fitted_on), max(fitted_on)
+    definitions = {
+        Constant: lambda u: 1.0,
+        MinMax: lambda u: min(max((u - low) / (high - low), 1 / 300), 1.0),
+        Quantile: lambda u: max(1, sum(other <= u for other in fitted_on)) / 300,
+    }
+    for kind, scale in definitions.items():
+        sizes = kind.fit(*split()).sizes(queries, kappa)
+        for u, size in zip(queries.uncertainty, sizes, strict=True):
+            grown = kappa * scale(u)
+            slack = 1e-5 * grown  # where it is a whole number but for the rounding of prices
+            assert min(DEPTH, 1 + int(grown - slack)) <= size <= min(DEPTH, 1 + int(grown + slack))
+
+
+@pytest.mark.parametrize("kind", SCALED)
+def test_a_scaled_price_is_the_number_of_ranks_before_over_the_scale_in_single_precision(kind):
+    fitted, queries = kind.fit(*split()), asked(n=20)
+    costs = fitted.costs(queries)
+    assert costs.dtype == np.float32
+    for row, scale in zip(costs, fitted.scale(queries.uncertainty), strict=True):
+        assert row.tolist() == [float(np.float32(k) / np.float32(scale)) for k in range(DEPTH)]
+
+
+def test_prices_start_at_zero_and_never_fall(adapter):
+    costs = adapter.costs(asked())
+    assert costs.shape == (404, DEPTH)
+    assert costs.dtype == np.float32
+    assert (costs[:, 0] == 0).all()
+    assert (np.diff(costs, axis=1) >= 0).all()
 
 
 def test_sizes_never_shrink_as_kappa_grows(adapter):
-    asked = queries()
     kappas = np.sort(np.random.default_rng(3).uniform(0, 500, 200))
-    sizes = np.stack([adapter.sizes(kappa, asked) for kappa in kappas])
+    sizes = np.stack([adapter.sizes(asked(), kappa) for kappa in kappas])
     assert (np.diff(sizes, axis=0) >= 0).all()
-    assert (sizes >= 1).all()
+    assert sizes.min() >= 1
+    assert sizes.max() <= DEPTH
     assert sizes.dtype == np.int64
 
 
-def test_sizes_never_shrink_as_uncertainty_grows(adapter):
-    sizes = adapter.sizes(250.0, np.sort(queries()))
-    assert (np.diff(sizes) >= 0).all()
+@pytest.mark.parametrize("kind", SCALED)
+def test_sizes_never_shrink_as_uncertainty_grows(kind):
+    queries = Rankings(np.sort(asked().uncertainty), DEPTH)
+    assert (np.diff(kind.fit(*split()).sizes(queries, 100.0)) >= 0).all()
 
 
 def test_kappa_zero_gives_everybody_one_image(adapter):
-    assert (adapter.sizes(0.0, queries()) == 1).all()
+    assert (adapter.sizes(asked(), 0.0) == 1).all()
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_score_is_the_smallest_kappa_that_serves_to_the_last_bit(adapter, seed):
-    rng = np.random.default_rng(seed)
-    uncertainty = queries(n=500, seed=seed)
-    ranks = rng.integers(2, 200, len(uncertainty))
-    scores = adapter.scores(ranks, uncertainty)
-    for query, rank, score in zip(uncertainty, ranks, scores, strict=True):
-        one = np.array([query])
-        assert adapter.sizes(score, one)[0] >= rank
-        assert adapter.sizes(np.nextafter(score, 0), one)[0] < rank
+    queries = asked(n=500, seed=seed)
+    ranks = np.random.default_rng(seed).integers(2, DEPTH + 1, len(queries))
+    for query, (rank, score) in enumerate(zip(ranks, adapter.scores(queries, ranks), strict=True)):
+        one = queries[query : query + 1]
+        assert adapter.sizes(one, float(score))[0] >= rank
+        assert adapter.sizes(one, float(np.nextafter(score, np.float32(0))))[0] < rank
+
+
+def test_the_price_of_a_rank_is_its_column_of_the_costs(adapter):
+    queries = asked()
+    ranks = np.random.default_rng(4).integers(1, DEPTH + 1, len(queries)).astype(float)
+    ranks[::7] = np.inf
+    costs = adapter.costs(queries).tolist()
+    expected = [
+        costs[i][int(rank) - 1] if rank < np.inf else np.inf for i, rank in enumerate(ranks)
+    ]
+    assert adapter.scores(queries, ranks).tolist() == expected
 
 
 def test_rank_one_needs_nothing_and_no_match_needs_the_impossible(adapter):
-    scores = adapter.scores(np.array([1.0, np.inf]), np.array([0.7, 0.7]))
+    scores = adapter.scores(Rankings(np.array([0.7, 0.7]), DEPTH), np.array([1.0, np.inf]))
     assert scores.tolist() == [0.0, np.inf]
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_no_kappa_pays_for_candidates_that_are_not_there(kind):
+    distances = np.tile(np.arange(6.0), (40, 1))
+    ends = np.arange(40) % 6 + 1
+    distances[np.arange(6) >= ends[:, None]] = np.inf
+    queries = Rankings(np.linspace(0, 1, 40), 6, distances)
+    fitted = kind.fit(queries, np.minimum(ends, np.arange(40) % 3 + 1))
+    assert fitted.sizes(queries, 1e30).tolist() == ends.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_equal_uncertainties_make_a_constant_adapter(kind):
-    adapter = kind.fit(np.full(50, 3.0))
-    assert adapter.sizes(4.0, np.full(9, 3.0)).tolist() == [5] * 9
+    queries = Rankings(np.full(50, 3.0), 20)
+    fitted = kind.fit(queries, np.arange(50) % 20 + 1)
+    assert len(set(fitted.sizes(queries, 9.5).tolist())) == 1
+    if kind is not Learned:
+        assert fitted.sizes(queries[:9], 4.0).tolist() == [5] * 9
 
 
 @pytest.mark.parametrize("kind", [MinMax, Quantile])
 def test_uncertainty_beyond_the_adapter_split_counts_as_its_extreme(kind):
-    split = np.linspace(1, 2, 100)
-    adapter = kind.fit(split)
-    beyond = adapter.sizes(60.0, np.array([-9.0, 0.99, 2.01, 1e9]))
-    extreme = adapter.sizes(60.0, np.array([1.0, 2.0]))
+    fitted = kind.fit(Rankings(np.linspace(1, 2, 100), DEPTH), np.ones(100))
+    beyond = fitted.sizes(Rankings(np.array([-9.0, 0.99, 2.01, 1e9]), DEPTH), 60.0)
+    extreme = fitted.sizes(Rankings(np.array([1.0, 2.0]), DEPTH), 60.0)
     assert beyond.tolist() == [extreme[0], extreme[0], extreme[1], extreme[1]]
     assert extreme[1] == 61
 
 
-@pytest.mark.parametrize(("kind", "bad"), list(itertools.product(KINDS, (np.nan, np.inf, -np.inf))))
-def test_uncertainty_that_is_no_number_is_refused(kind, bad):
-    with pytest.raises(InvalidData, match="1 of 3 uncertainties are NaN or infinite"):
-        kind.fit(np.array([0.1, bad, 0.3]))
-    adapter = kind.fit(np.array([0.1, 0.2, 0.3]))
-    with pytest.raises(InvalidData, match="1 of 2 uncertainties are NaN or infinite"):
-        adapter.sizes(3.0, np.array([0.1, bad]))
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [0, 1])
+def test_an_adapter_split_of_too_few_queries_is_refused(kind, n):
+    with pytest.raises(InvalidData, match=f"has {n} queries; at least 2"):
+        kind.fit(Rankings(np.zeros(n), 5), np.ones(n))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", [(0,), (1,), (4, 1)])
-def test_an_adapter_split_of_the_wrong_shape_is_refused(kind, shape):
-    with pytest.raises(InvalidData, match="n >= 2"):
-        kind.fit(np.zeros(shape))
+@pytest.mark.parametrize(
+    "ranks",
+    [[1, 2], [[1], [2], [3]], [1, 0, 2], [1, 6, 2], [1, 2.5, 2], [1, np.nan, 2], [1, -np.inf, 2]],
+)
+def test_an_adapter_split_with_impossible_ranks_is_refused(kind, ranks):
+    with pytest.raises(InvalidData, match="ranks must be"):
+        kind.fit(Rankings(np.zeros(3), 5), np.array(ranks))
 
 
-def test_state_restores_the_same_sizes(adapter):
+def test_state_restores_the_same_prices(adapter):
     restored = type(adapter).from_state({k: v.copy() for k, v in adapter.state().items()})
-    for kappa in (0.5, 17.25, 400.0):
-        np.testing.assert_array_equal(
-            restored.sizes(kappa, queries()), adapter.sizes(kappa, queries())
-        )
+    np.testing.assert_array_equal(restored.costs(asked()), adapter.costs(asked()))
+    for size in (1, 4):
+        np.testing.assert_array_equal(restored.doubt(asked(), size), adapter.doubt(asked(), size))
+
+
+@pytest.mark.parametrize("kind", SCALED)
+def test_doubt_is_the_uncertainty_where_nothing_better_was_learned(kind):
+    queries = asked()
+    assert kind.fit(*split()).doubt(queries, 3).tolist() == queries.uncertainty.tolist()
 
 
 def test_an_unknown_adapter_is_refused_with_the_choices():
-    with pytest.raises(InvalidConfig, match="choose one of constant, minmax, quantile"):
+    with pytest.raises(InvalidConfig, match="choose one of constant, minmax, quantile, learned"):
         adapter_class("min-max")

@@ -6,9 +6,17 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from rcir.errors import InvalidConfig
-from rcir.risk import allowed_misses, miss_rate_bound, required_calibration
+from rcir.errors import InvalidConfig, InvalidData
+from rcir.risk import (
+    allowed_misses,
+    miss_rate_bound,
+    p_value,
+    required_calibration,
+    upper_confidence_bound,
+)
 
+OTHERS = ("hoeffding", "bentkus", "hoeffding-bentkus", "betting")
+BOUNDS = ("binomial", *OTHERS)
 ALPHAS = (0.001, 0.02, 0.05, 0.1, 0.25, 0.5, 0.9)
 DELTAS = (1e-12, 0.01, 0.05, 0.1, 0.5, 0.9)
 
@@ -42,12 +50,22 @@ def test_hoeffding_equals_a_search_over_the_tail_inequality(alpha, delta):
         assert allowed_misses(n, alpha, delta, "hoeffding") == certified.sum() - 1, n
 
 
+@pytest.mark.parametrize("bound", ["bentkus", "hoeffding-bentkus", "betting"])
+@pytest.mark.parametrize("n", [1, 7, 60, 300])
+def test_other_bounds_equal_a_search_over_every_number_of_misses(bound, n, naive_p_value):
+    for alpha, delta in itertools.product(ALPHAS, DELTAS):
+        values = [naive_p_value(m, n, alpha, bound) for m in range(n + 1)]
+        # They differ only at a tie, where floating point may fall on either side.
+        safe, exact = (sum(v <= delta * f for v in values) - 1 for f in (1 - 1e-9, 1 + 1e-9))
+        assert safe <= allowed_misses(n, alpha, delta, bound) <= exact, (alpha, delta)
+
+
 def test_golden_values_at_3000_queries():
     assert allowed_misses(3000, 0.05, 0.1) == 134
     assert allowed_misses(3000, 0.05, 0.1, "hoeffding") == 91
 
 
-@pytest.mark.parametrize("bound", ["binomial", "hoeffding"])
+@pytest.mark.parametrize("bound", BOUNDS)
 def test_without_queries_nothing_is_certified(bound):
     assert allowed_misses(0, 0.999, 0.999, bound) == -1
 
@@ -67,10 +85,11 @@ def test_a_million_queries_agree_with_scipy(alpha, delta):
     assert binom.cdf(allowed + 1, n, alpha) > delta
 
 
+@pytest.mark.parametrize("bound", OTHERS)
 @pytest.mark.parametrize(("n", "alpha"), [(10, 0.1), (500, 0.02), (3000, 0.3)])
-def test_hoeffding_never_allows_more_than_the_exact_bound(n, alpha):
+def test_no_bound_allows_more_than_the_exact_one(n, alpha, bound):
     for delta in DELTAS[:-2]:
-        assert allowed_misses(n, alpha, delta, "hoeffding") <= allowed_misses(n, alpha, delta)
+        assert allowed_misses(n, alpha, delta, bound) <= allowed_misses(n, alpha, delta)
 
 
 @pytest.mark.parametrize(("alpha", "delta"), list(itertools.product(ALPHAS, DELTAS)))
@@ -91,8 +110,29 @@ def test_no_number_of_queries_helps_where_too_many_have_no_match(unmatched):
     assert required_calibration(0.1, 0.1, unmatched=unmatched) is None
 
 
-@pytest.mark.parametrize("function", [allowed_misses, miss_rate_bound])
-def test_an_unknown_bound_is_refused(function):
-    arguments = (3, 100) if function is miss_rate_bound else (100, 0.1)
+@pytest.mark.parametrize("bound", OTHERS)
+@pytest.mark.parametrize("alpha", [0.02, 0.1, 0.5])
+def test_required_calibration_of_other_bounds_is_the_first_number_that_is_enough(
+    bound, alpha, naive_p_value
+):
+    enough = (n for n in itertools.count(1) if naive_p_value(0, n, alpha, bound) <= 0.05)
+    assert required_calibration(alpha, 0.05, bound) == next(enough)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (allowed_misses, (100, 0.1, 0.1)),
+        (miss_rate_bound, (3, 100, 0.1)),
+        (p_value, (3, 100, 0.1)),
+        (upper_confidence_bound, ([0, 1], 0.1)),
+    ],
+)
+def test_an_unknown_bound_is_refused(function, arguments):
     with pytest.raises(InvalidConfig, match="choose one of binomial, hoeffding"):
-        function(*arguments, 0.1, "hoefding")
+        function(*arguments, "hoefding")
+
+
+def test_a_negative_number_of_queries_is_refused():
+    with pytest.raises(InvalidData, match="n is -1"):
+        allowed_misses(-1, 0.1, 0.1)

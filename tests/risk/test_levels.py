@@ -6,24 +6,36 @@ import pytest
 
 from rcir.errors import InvalidRiskLevel, RcirError, RiskUnattainable
 from rcir.risk import (
+    AbstentionController,
+    Answered,
     Constant,
+    JointController,
+    Rankings,
+    RecallController,
     RiskController,
+    RiskMonitor,
     allowed_misses,
+    bonferroni_holm,
+    check_exchangeability,
     check_level,
+    fixed_sequence,
     miss_rate_bound,
+    p_value,
     required_calibration,
+    upper_confidence_bound,
 )
 
+BOUNDS = ("binomial", "hoeffding", "bentkus", "hoeffding-bentkus", "betting")
 INVALID = [0, 1, 0.0, 1.0, -1, 2, math.nan, math.inf, -math.inf, True, False, "x", "0.1", None]
 
 
 @pytest.fixture(scope="module")
 def controller():
-    return RiskController.calibrate(Constant(), np.zeros(100), np.ones(100), depth=5)
+    return RiskController.calibrate(Constant(), Rankings(np.zeros(100), 5), np.ones(100))
 
 
 @pytest.mark.parametrize("value", INVALID)
-@pytest.mark.parametrize("bound", ["binomial", "hoeffding"])
+@pytest.mark.parametrize("bound", BOUNDS)
 def test_every_function_refuses_an_invalid_level(value, bound, controller):
     for call, name in (
         (lambda: allowed_misses(100, value, 0.1, bound), "alpha"),
@@ -32,11 +44,51 @@ def test_every_function_refuses_an_invalid_level(value, bound, controller):
         (lambda: required_calibration(value, 0.1, bound), "alpha"),
         (lambda: required_calibration(0.1, value, bound), "delta"),
         (lambda: controller.kappa(value, 0.1), "alpha"),
-        (lambda: controller.kappa(0.1, value), "delta"),
         (lambda: controller.risk_bound(value, 0.1), "alpha"),
-        (lambda: controller.risk_bound(0.1, value), "delta"),
-        (lambda: controller.minimum_alpha(value), "delta"),
     ):
+        with pytest.raises(InvalidRiskLevel, match=f"{name} is .* strictly between 0 and 1"):
+            call()
+
+
+@pytest.mark.parametrize("value", [value for value in INVALID if value is not None])
+def test_the_controller_refuses_an_invalid_delta_but_none_is_the_marginal_guarantee(
+    value, controller
+):
+    for call in (
+        lambda: controller.kappa(0.1, value),
+        lambda: controller.risk_bound(0.1, value),
+        lambda: controller.minimum_alpha(value),
+        lambda: controller.kappa(0.1, value, simultaneous=True),
+        lambda: controller.required_calibration(0.1, value),
+    ):
+        with pytest.raises(InvalidRiskLevel, match=r"delta is .* strictly between 0 and 1"):
+            call()
+    assert controller.kappa(0.1, None) == 0.0
+
+
+@pytest.mark.parametrize("value", INVALID)
+def test_every_other_controller_refuses_an_invalid_level(value, outcomes):
+    asked = outcomes(100, seed=0)
+    recall, joint = RecallController(asked, asked), JointController(asked, asked)
+    answered = Answered(np.zeros(9), np.zeros(9, bool))
+    abstention = AbstentionController(answered, answered)
+    calls = [
+        (lambda: p_value(1, 100, value), "alpha"),
+        (lambda: upper_confidence_bound([0, 1], value), "delta"),
+        (lambda: recall.kappa(value, 0.1), "alpha"),
+        (lambda: joint.kappa({"miss": value}, 0.1), "alpha of miss"),
+        (lambda: joint.kappa({"miss": 0.1}, value), "delta"),
+        (lambda: abstention.threshold(value, 0.1), "alpha"),
+        (lambda: abstention.threshold(0.1, value), "delta"),
+        (lambda: fixed_sequence([0.1], value), "delta"),
+        (lambda: bonferroni_holm([0.1], value), "delta"),
+        (lambda: RiskMonitor(value), "alpha"),
+        (lambda: RiskMonitor(0.1, value), "level"),
+        (lambda: check_exchangeability(asked, asked).contradicted(value), "level"),
+    ]
+    if value is not None:  # the marginal guarantee
+        calls.append((lambda: recall.kappa(0.1, value), "delta"))
+    for call, name in calls:
         with pytest.raises(InvalidRiskLevel, match=f"{name} is .* strictly between 0 and 1"):
             call()
 
@@ -52,7 +104,7 @@ def test_a_probability_inside_the_open_interval_is_a_level(value):
 
 
 @pytest.mark.parametrize("kind", [np.float64, np.float32, Fraction])
-@pytest.mark.parametrize("bound", ["binomial", "hoeffding"])
+@pytest.mark.parametrize("bound", BOUNDS)
 def test_numbers_of_other_types_count_as_their_value(kind, bound, controller):
     quarter = kind(0.25)
     assert type(check_level("alpha", quarter)) is float

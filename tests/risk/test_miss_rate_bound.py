@@ -7,6 +7,7 @@ from scipy.stats import beta, binomtest
 
 from rcir.risk import miss_rate_bound
 
+BOUNDS = ("binomial", "hoeffding", "bentkus", "hoeffding-bentkus", "betting")
 COUNTS = ((0, 1), (0, 50), (1, 50), (7, 50), (49, 50), (134, 3000), (2999, 3000), (12, 10**6))
 
 
@@ -33,7 +34,7 @@ def test_binomial_inverts_the_exact_cdf_even_at_tiny_delta(misses, n, delta):
     assert cdf(rate + step) <= Fraction(delta) < cdf(rate - step)
 
 
-@pytest.mark.parametrize("bound", ["binomial", "hoeffding"])
+@pytest.mark.parametrize("bound", BOUNDS)
 def test_all_misses_bound_nothing(bound):
     assert miss_rate_bound(20, 20, 0.1, bound) == 1.0
 
@@ -43,6 +44,27 @@ def test_hoeffding_adds_its_width_and_stops_at_one():
         0.025 + math.sqrt(math.log(10) / 400)
     )
     assert miss_rate_bound(1, 2, 0.01, "hoeffding") == 1.0
+
+
+@pytest.mark.parametrize("bound", BOUNDS[2:])
+@pytest.mark.parametrize(("counts", "delta"), list(itertools.product(COUNTS, (1e-12, 0.05, 0.5))))
+def test_other_bounds_are_the_smallest_rates_that_their_p_values_refute(
+    counts, delta, bound, naive_p_value
+):
+    misses, n = counts
+    rate = miss_rate_bound(misses, n, delta, bound)
+    assert misses / n < rate <= 1
+    assert naive_p_value(misses, n, rate * (1 - 1e-7), bound) > delta
+    if rate < 1:
+        assert naive_p_value(misses, n, min(rate * (1 + 1e-7), 1 - 1e-16), bound) <= delta
+
+
+@pytest.mark.parametrize("n", [1, 20, 3000])
+@pytest.mark.parametrize("delta", [1e-12, 0.1, 0.9])
+def test_no_miss_at_all_has_a_closed_form(n, delta):
+    for bound, level in (("binomial", delta), ("betting", delta), ("bentkus", delta / math.e)):
+        expected = 1 - level ** (1 / n)
+        assert miss_rate_bound(0, n, delta, bound) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize(("misses", "n"), [(-1, 10), (11, 10), (0, 0)])

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from rcir.errors import RiskUnattainable
-from rcir.risk import Constant, RiskController
+from rcir.risk import Constant, Rankings, RiskController
 
 
 def controller(served, unmatched=0, bound="binomial"):
     ranks = np.repeat([1.0, np.inf], [served, unmatched])
-    return RiskController.calibrate(Constant(), np.zeros(len(ranks)), ranks, 50, bound)
+    return RiskController.calibrate(Constant(), Rankings(np.zeros(len(ranks)), 50), ranks, bound)
 
 
 def refusal(calibrated, alpha, delta):
@@ -20,9 +20,11 @@ def refusal(calibrated, alpha, delta):
     return caught.value
 
 
-@pytest.mark.parametrize("bound", ["binomial", "hoeffding"])
+@pytest.mark.parametrize(
+    "bound", ["binomial", "hoeffding", "bentkus", "hoeffding-bentkus", "betting"]
+)
 @pytest.mark.parametrize(("served", "unmatched"), [(20, 0), (400, 3), (900, 100), (2, 98)])
-@pytest.mark.parametrize("delta", [1e-12, 0.05, 0.3])
+@pytest.mark.parametrize("delta", [1e-12, 0.05, 0.3, None])
 def test_the_minimum_alpha_is_attainable_and_slightly_less_is_not(served, unmatched, delta, bound):
     calibrated = controller(served, unmatched, bound)
     error = refusal(calibrated, 0.002, delta)
@@ -42,6 +44,26 @@ def test_the_required_number_of_queries_with_the_same_share_unmatched_is_enough(
     required = refusal(controller(served, unmatched), alpha, delta).required_calibration
     lost = int(np.ceil(required * unmatched / (served + unmatched)))
     assert controller(required - lost, lost).kappa(alpha, delta) == 0.0
+
+
+def test_the_marginal_guarantee_needs_one_query_over_alpha_and_says_so():
+    error = refusal(controller(8), 0.1, None)
+    assert error.required_calibration == 9  # (0 + 1) / (9 + 1)
+    assert error.minimum_alpha == pytest.approx(1 / 9)
+    assert "alpha = 0.1 on average" in str(error)
+    assert controller(9).kappa(0.1, None) == 0.0
+    assert refusal(controller(90, 10), 0.1, None).required_calibration is None
+
+
+@pytest.mark.parametrize(("served", "unmatched"), [(20, 0), (500, 10)])
+def test_simultaneous_levels_have_a_minimum_alpha_too(served, unmatched):
+    calibrated = controller(served, unmatched)
+    n = served + unmatched
+    minimum = calibrated.minimum_alpha(0.1, simultaneous=True)
+    assert minimum == pytest.approx(unmatched / n + np.sqrt(np.log(10) / (2 * n)), rel=1e-12)
+    assert calibrated.kappa(minimum, 0.1, simultaneous=True) == 0.0
+    with pytest.raises(RiskUnattainable):
+        calibrated.kappa(minimum - 1e-9, 0.1, simultaneous=True)
 
 
 def test_no_number_of_queries_is_named_where_none_would_do():

@@ -1,115 +1,164 @@
+"""The miss risk: the whole population's exceeds alpha in at most delta of the calibrations."""
+
+from typing import get_args
+
 import numpy as np
 import pytest
 from scipy.stats import binom
 
-from rcir.risk import ADAPTERS, MinMax, RiskController, allowed_misses
+from rcir.risk import ADAPTERS, Bound, Learned, MinMax, Outcomes, RiskController, fit_adapter
+from rcir.risk.rankings import take_columns
 
 pytestmark = pytest.mark.statistical
 
-POPULATION, DRAWS, DEPTH, DELTA = 20_000, 2_000, 100, 0.1
-ERROR = 3 * np.sqrt(DELTA * (1 - DELTA) / DRAWS)  # three standard errors of a share of the draws
+NAMES = [*ADAPTERS, "auto"]
+N, ALPHA, DELTA = 300, 0.15, 0.1
 
 
-def queries(n, seed):
-    """Skewed uncertainties, and ranks of the first match that they predict."""
-    rng = np.random.default_rng(seed)
-    uncertainty = rng.lognormal(size=n)
-    ranks = 1 + np.floor(rng.exponential(2 * uncertainty))
-    return uncertainty, np.where(ranks > DEPTH, np.inf, ranks)
+def calibrated(world, rows, bound="binomial"):
+    """A controller for each draw of calibration queries."""
+    depth = world.population.costs.shape[1]
+    scores = np.sort(world.population.scores[rows], axis=1)
+    return [RiskController(world.adapter, row, depth, bound) for row in scores]
 
 
 @pytest.fixture(scope="module")
-def population():
-    return queries(POPULATION, seed=0)
+def failures(worlds, draws, answers, true_risk):
+    """Whether the true risk is above a level, for each draw of n calibration queries."""
+
+    def failures(name, n, ask, level, bound="binomial"):
+        kappas = answers(ask, calibrated(worlds[name], draws(n), bound))
+        return true_risk(worlds[name].population, "miss")(kappas) > level
+
+    return failures
 
 
-@pytest.fixture(scope="module", params=ADAPTERS.values(), ids=lambda kind: kind.name)
-def adapter(request):
-    return request.param.fit(queries(1_000, seed=1)[0])
+def at(alpha, delta=DELTA):
+    return lambda controller: controller.kappa(alpha, delta)
 
 
-def calibrated(adapter, population, n, bound="binomial", seed=2):
-    """A controller for each of DRAWS calibration sets of n queries, drawn with replacement."""
-    rows = np.random.default_rng(seed).integers(0, POPULATION, (DRAWS, n))
-    uncertainty, ranks = population
-    return [
-        RiskController.calibrate(adapter, uncertainty[row], ranks[row], DEPTH, bound)
-        for row in rows
-    ]
+def exactly_allowed(n, alpha, delta=DELTA):
+    """The most misses that so few of n show with probability delta if the risk is alpha."""
+    return int(np.count_nonzero(binom.cdf(np.arange(n), n, alpha) <= delta)) - 1
 
 
-def true_risks(adapter, population, kappas):
-    """The exact risk of every kappa: the share of the whole population that it does not serve."""
-    uncertainty, ranks = population
-    distinct, where = np.unique(kappas, return_inverse=True)
-    judge = RiskController(adapter, np.zeros(1), DEPTH)
-    return np.array([(judge.sizes(uncertainty, kappa) < ranks).mean() for kappa in distinct])[where]
+@pytest.mark.parametrize("risk", ["miss", "recall", "false-discovery"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_exact_risk_is_what_sets_of_the_whole_population_show(
+    worlds, everybody, true_risk, name, risk
+):
+    world = worlds[name]
+    prices = world.population.costs[np.isfinite(world.population.costs)]
+    kappas = np.quantile(prices, [0, 0.2, 0.5, 0.9], method="lower")
+    for kappa, exact in zip(kappas, true_risk(world.population, risk)(kappas), strict=True):
+        sizes = world.adapter.sizes(everybody.rankings, kappa)
+        held = everybody.relevant & (np.arange(everybody.relevant.shape[1]) < sizes[:, None])
+        hits = held.sum(axis=1)
+        share = {"recall": hits / np.maximum(everybody.totals, 1), "false-discovery": hits / sizes}
+        assert exact == pytest.approx(1 - share.get(risk, hits > 0).mean(), abs=1e-8)
 
 
-def violations(adapter, population, kappas, level):
-    return (true_risks(adapter, population, kappas) > level).mean()
+@pytest.mark.parametrize("bound", get_args(Bound))
+@pytest.mark.parametrize("name", NAMES)
+def test_the_miss_rate_exceeds_alpha_in_at_most_delta_of_the_calibrations(
+    failures, excess, name, bound
+):
+    assert excess(failures(name, N, at(ALPHA), ALPHA, bound), DELTA) <= 3
 
 
-@pytest.mark.parametrize("bound", ["binomial", "hoeffding"])
-def test_the_risk_exceeds_alpha_in_at_most_delta_of_the_calibrations(adapter, population, bound):
-    controllers = calibrated(adapter, population, 300, bound)
-    kappas = [controller.kappa(0.1, DELTA) for controller in controllers]
-    assert violations(adapter, population, kappas, 0.1) <= DELTA + ERROR
-
-
-def test_the_exact_bound_fails_about_as_often_as_it_may(population):
-    adapter = MinMax.fit(queries(1_000, seed=1)[0])  # its scores are continuous
-    n, alpha = 300, 0.1
-    kappas = [controller.kappa(alpha, DELTA) for controller in calibrated(adapter, population, n)]
-    # Misses are whole numbers, and so are the population's queries.
-    discreteness = binom.pmf(allowed_misses(n, alpha, DELTA) + 1, n, alpha) + n / POPULATION
-    share = violations(adapter, population, kappas, alpha)
-    assert DELTA - ERROR - discreteness <= share <= DELTA + ERROR
+@pytest.mark.parametrize(("n", "alpha"), [(40, 0.2), (300, 0.15), (1_000, 0.1)])
+@pytest.mark.parametrize("name", ["minmax", "learned"])  # continuous scores
+def test_the_exact_bound_fails_as_often_as_whole_numbers_of_misses_allow(
+    failures, excess, name, n, alpha
+):
+    failed = failures(name, n, at(alpha), alpha)
+    assert excess(failed, DELTA) <= 3
+    expected = float(binom.cdf(exactly_allowed(n, alpha), n, alpha))
+    assert 0.05 < expected <= DELTA
+    assert abs(excess(failed, expected)) <= 3
 
 
 @pytest.mark.parametrize("n", [40, 300])
-def test_the_certified_risk_holds_where_it_is_below_alpha(adapter, population, n):
-    controllers = calibrated(adapter, population, n)
-    kappas = [controller.kappa(0.15, DELTA) for controller in controllers]
-    certified = controllers[0].risk_bound(0.15, DELTA)
-    assert certified < 0.15 - 1e-4
-    assert violations(adapter, population, kappas, certified) <= DELTA + ERROR
+@pytest.mark.parametrize("name", ["minmax", "learned"])
+def test_the_certified_risk_below_alpha_holds_and_is_not_too_large(
+    worlds, draws, failures, excess, name, n
+):
+    certified = calibrated(worlds[name], draws(n))[0].risk_bound(0.21, DELTA)
+    assert certified < 0.21 - 1e-3
+    assert abs(excess(failures(name, n, at(0.21), certified), DELTA)) <= 3
 
 
-def test_the_certified_risk_is_not_claimed_larger_than_it_is(population):
-    adapter = MinMax.fit(queries(1_000, seed=1)[0])
-    controllers = calibrated(adapter, population, 40)
-    kappas = [controller.kappa(0.15, DELTA) for controller in controllers]
-    certified = controllers[0].risk_bound(0.15, DELTA)
-    assert violations(adapter, population, kappas, certified) >= DELTA - ERROR - 40 / POPULATION
-
-
-def test_one_miss_too_many_would_be_noticed(population):
-    adapter = MinMax.fit(queries(1_000, seed=1)[0])
-    # P(Binomial(40, .1) <= 1) = .080 and P(Binomial(40, .1) <= 2) = .223
-    controllers = calibrated(adapter, population, 40)
-    right = [controller.kappa(0.1, DELTA) for controller in controllers]
-    wrong = [
-        controller.scores[40 - 1 - (allowed_misses(40, 0.1, DELTA) + 1)]
-        for controller in controllers
+@pytest.mark.parametrize("kind", ["constant", "learned"])
+def test_sets_of_distinct_keys_hold_what_is_promised(
+    split, everybody, draws, answers, true_risk, excess, kind
+):
+    (tuning, tuned), (rankings, columns) = (
+        part.rankings.distinct() for part in (split, everybody)
+    )
+    ranks = split.relevant, everybody.relevant
+    matches = [
+        take_columns(relevant, taken, False)
+        for relevant, taken in zip(ranks, (tuned, columns), strict=True)
     ]
-    assert violations(adapter, population, right, 0.1) <= DELTA + ERROR
-    assert violations(adapter, population, wrong, 0.1) > DELTA + ERROR
+    first = np.where(matches[0].any(1), matches[0].argmax(1) + 1.0, np.inf)
+    adapter, _ = fit_adapter(kind, tuning, first)
+    population = Outcomes.of(adapter, rankings, matches[1], matches[1].sum(axis=1))
+    controllers = [
+        RiskController(adapter, np.sort(population.scores[row]), rankings.depth)
+        for row in draws(N)
+    ]
+    kappas = answers(at(0.1), controllers)
+    assert excess(true_risk(population, "miss")(kappas) > 0.1, DELTA) <= 3
+    sizes = adapter.sizes(rankings, np.median(kappas))
+    held = (np.arange(rankings.depth) < sizes[:, None]) & (rankings.keys >= 0)
+    assert (held.sum(axis=1) == sizes).all()  # nobody pays for a key that is not there
 
 
-def test_scaling_uncertainty_by_each_batch_s_own_range_would_be_noticed(population):
-    uncertainty, ranks = population
-    rows = np.random.default_rng(2).integers(0, POPULATION, (DRAWS, 300))
-    kappas = []
-    for row in rows:
-        own = MinMax.fit(uncertainty[row])  # of the calibration queries, not of other ones
-        controller = RiskController.calibrate(own, uncertainty[row], ranks[row], DEPTH)
-        kappas.append(controller.kappa(0.1, DELTA))
-    of_the_test_batch = MinMax.fit(uncertainty)
-    assert violations(of_the_test_batch, population, kappas, 0.1) > DELTA + ERROR
+def test_one_miss_too_many_would_be_noticed(failures, excess):
+    # P(Binomial(40, .2) <= 4) = .076 and P(Binomial(40, .2) <= 5) = .161
+    allowed = exactly_allowed(40, 0.2)
+
+    def generous(controller):
+        return controller.scores[40 - 1 - (allowed + 1)]
+
+    assert excess(failures("minmax", 40, generous, 0.2), DELTA) > 3
 
 
-def test_a_probability_that_one_minus_delta_is_mistaken_for_would_be_noticed(adapter, population):
-    controllers = calibrated(adapter, population, 300)
-    kappas = [controller.kappa(0.1, 1 - DELTA) for controller in controllers]
-    assert violations(adapter, population, kappas, 0.1) > DELTA + ERROR
+@pytest.mark.parametrize("name", NAMES)
+def test_a_probability_that_one_minus_delta_is_mistaken_for_would_be_noticed(
+    failures, excess, name
+):
+    assert excess(failures(name, N, at(0.1, 1 - DELTA), 0.1), DELTA) > 3
+
+
+def test_scaling_by_each_batch_s_own_range_of_uncertainty_would_be_noticed(
+    everybody, draws, answers, true_risk, excess
+):
+    def own_range(row):
+        batch = everybody[row]
+        own = MinMax.fit(batch.rankings, batch.ranks)  # of the calibration queries, not of others
+        return RiskController.calibrate(own, batch.rankings, batch.ranks).kappa(ALPHA, DELTA)
+
+    kappas = answers(own_range, draws(N))
+    of_the_test_batch = MinMax.fit(everybody.rankings, everybody.ranks)
+    served = Outcomes.of(
+        of_the_test_batch, everybody.rankings, everybody.relevant, everybody.totals
+    )
+    assert excess(true_risk(served, "miss")(kappas) > ALPHA, DELTA) > 3
+
+
+def test_a_model_fitted_on_the_calibration_queries_would_be_noticed(queries, draws, excess):
+    population = queries(1_000, seed=3)  # each draw has a model of its own, that prices them all
+    split = queries(60, seed=4)
+    honest = Learned.fit(split.rankings, split.ranks)
+
+    def fails(row, fitted=None):
+        batch = population[row]
+        adapter = fitted or Learned.fit(batch.rankings, batch.ranks)
+        controller = RiskController.calibrate(adapter, batch.rankings, batch.ranks)
+        sizes = controller.size(population.rankings, 0.2, DELTA)
+        return bool((sizes < population.ranks).mean() > 0.2)
+
+    rows = draws(60, size=1_000)
+    assert excess([fails(row, honest) for row in rows], DELTA) <= 3
+    assert excess([fails(row) for row in rows], DELTA) > 3

@@ -1,0 +1,286 @@
+"""Risk control against its peers: how fast it calibrates, how small its sets are, whether it holds.
+
+(a) On 100,000 calibration queries, against the procedure of Cai et al. (AAAI 2025), a loop over a
+grid of kappa; on 3,000, against MAPIE, which takes the problem as recall with one relevant item.
+(b) On encoders trained here: mean set size, and the share of 2,000 calibrations of 3,000 queries,
+drawn with replacement from the calibration and test queries, whose risk, known exactly on all of
+them, exceeds alpha. Every adapter is fitted on the adapter split.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from common import parser, report
+from mapie.risk_control import MultiLabelClassificationController
+from numpy.typing import NDArray
+
+from rcir import runs
+from rcir.data import ImageSet, load_splits
+from rcir.retriever import Retriever
+from rcir.risk import (
+    ADAPTERS,
+    MinMax,
+    Rankings,
+    RiskController,
+    SizeAdapter,
+    allowed_misses,
+    fit_adapter,
+)
+
+QUERIES, DEPTH, STEP = 100_000, 200, 0.2
+MAPIE_QUERIES, MAPIE_DEPTH, MAPIE_GRID = 3_000, 50, 200
+DRAWS, CALIBRATION, DELTA = 2_000, 3_000, 0.1
+ALPHAS = (0.05, 0.1, 0.2)
+SETS = {"digits": "digits-btl", "fashion": "fashion-btl", "omniglot": "omniglot-btl"}
+BOUNDS = {"paper's Hoeffding": "hoeffding", "exact": "binomial", "betting": "betting"}
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+def seconds(call: Callable[[], object], repeats: int) -> float:
+    """Median duration of a call."""
+    durations = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        call()
+        durations.append(time.perf_counter() - started)
+    return statistics.median(durations)
+
+
+def population(n: int, depth: int) -> tuple[Rankings, NDArray[np.float64]]:
+    """Skewed uncertainties, and ranks of the first match that they predict."""
+    rng = np.random.default_rng(0)
+    uncertainty = rng.lognormal(size=n)
+    ranks = 1 + np.floor(rng.exponential(2 * uncertainty))
+    return Rankings(uncertainty, depth), np.where(ranks > depth, np.inf, ranks)
+
+
+def grid_search(scales: list[float], ranks: list[float], alpha: float) -> float | None:
+    """Cai et al.: raise kappa by a step until Hoeffding's bound of the miss rate is at most alpha.
+
+    Query by query, as there, but with K = max(1, ceil(kappa u)) and with a failure that is one.
+    """
+    margin = math.sqrt(math.log(1 / DELTA) / (2 * len(ranks)))
+    kappa = 0.0
+    while kappa < DEPTH * len(ranks):
+        misses = 0
+        for scale, rank in zip(scales, ranks, strict=True):
+            misses += max(1, math.ceil(kappa * scale)) < rank
+        if misses / len(ranks) + margin <= alpha:
+            return kappa
+        kappa += STEP
+    return None
+
+
+def grid_search_of_arrays(
+    scale: NDArray[np.float64], ranks: NDArray[np.float64], alpha: float
+) -> float | None:
+    """The same with all queries of a step at once."""
+    margin = math.sqrt(math.log(1 / DELTA) / (2 * len(ranks)))
+    for kappa in np.arange(0, DEPTH * len(ranks), STEP):
+        sizes = np.maximum(1, np.ceil(kappa * scale))
+        if np.mean(sizes < ranks) + margin <= alpha:
+            return float(kappa)
+    return None
+
+
+def speed() -> tuple[list[tuple[str, ...]], dict[str, float]]:
+    """Part (a)."""
+    alpha = 0.1
+    rankings, ranks = population(QUERIES, DEPTH)
+    adapter = MinMax.fit(*population(3_000, DEPTH))
+    controller = RiskController.calibrate(adapter, rankings, ranks)
+    paper = RiskController(adapter, controller.scores, DEPTH, "hoeffding")
+    fit = seconds(lambda: RiskController.calibrate(adapter, rankings, ranks), 20)
+    ask = seconds(lambda: controller.kappa(alpha, DELTA), 200)
+    scale = adapter.scale(rankings.uncertainty)
+    started = time.perf_counter()
+    found = grid_search(scale.tolist(), ranks.tolist(), alpha)
+    loop = time.perf_counter() - started
+    arrays = seconds(lambda: grid_search_of_arrays(scale, ranks, alpha), 3)
+    rows = [
+        (f"rcir: fit, {QUERIES:,} queries", f"{fit:.4g}", ""),
+        ("rcir: one kappa, exact bound", f"{ask:.4g}", f"{controller.kappa(alpha, DELTA):.2f}"),
+        (
+            "rcir: one kappa, Hoeffding",
+            f"{seconds(lambda: paper.kappa(alpha, DELTA), 200):.4g}",
+            f"{paper.kappa(alpha, DELTA):.2f}",
+        ),
+        ("Cai et al.: loop, step 0.2", f"{loop:.4g}", f"{found:.2f}"),
+        (
+            "the same loop, all queries of a step at once",
+            f"{arrays:.4g}",
+            f"{grid_search_of_arrays(scale, ranks, alpha):.2f}",
+        ),
+    ]
+    rankings, ranks = population(MAPIE_QUERIES, MAPIE_DEPTH)
+    served = np.isfinite(ranks)
+    rankings, ranks = rankings[served], ranks[served]  # MAPIE refuses queries without a match
+    controller = RiskController.calibrate(adapter, rankings, ranks)
+    paper = RiskController(adapter, controller.scores, MAPIE_DEPTH, "hoeffding")
+    costs = adapter.costs(rankings)
+    largest = float(paper.kappa(alpha, DELTA)) * 2
+    grid = np.linspace(0, largest, MAPIE_GRID)
+    y = (np.arange(1, MAPIE_DEPTH + 1) == ranks[:, None]).astype(int)
+    peer = MultiLabelClassificationController(
+        predict_function=lambda prices: 1 / (1 + prices),
+        risk="recall",
+        method="rcps",
+        rcps_bound="hoeffding",
+        target_level=1 - alpha,
+        confidence_level=1 - DELTA,
+        predict_params=np.sort(1 / (1 + grid)) - 1e-9,
+    )
+    started = time.perf_counter()
+    peer.calibrate(costs, y)
+    duration = time.perf_counter() - started
+    theirs = 1 / float(np.ravel(peer.best_predict_param)[0]) - 1
+    both = seconds(
+        lambda: RiskController.calibrate(adapter, rankings, ranks, "hoeffding").kappa(alpha, DELTA),
+        20,
+    )
+    rows += [
+        (f"MAPIE: fit and kappa, {len(ranks):,} queries", f"{duration:.4g}", f"{theirs:.2f}"),
+        (
+            f"rcir: fit and kappa, {len(ranks):,}, Hoeffding",
+            f"{both:.4g}",
+            f"{paper.kappa(alpha, DELTA):.2f}",
+        ),
+        ("rcir: the same, exact bound", "", f"{controller.kappa(alpha, DELTA):.2f}"),
+    ]
+    return rows, {
+        "fit_seconds_100k": fit,
+        "kappa_seconds": ask,
+        "speedup_over_grid": loop / ask,
+        "speedup_over_grid_of_arrays": arrays / ask,
+        "speedup_over_mapie": duration / both,
+    }
+
+
+def trained(name: str, folder: Path) -> runs.RunFolder:
+    """The training run of a configuration, trained unless it is there."""
+    if not (folder / name / "run.json").is_file():
+        config = ["--config", str(CONFIGS / f"{name}.yaml"), "--storage", str(folder)]
+        subprocess.run([sys.executable, "-m", "training", *config], check=True)
+    return runs.find_run(str(folder / name))
+
+
+class Case:
+    """One data set: adapter split and population, by pictures or by distinct labels."""
+
+    def __init__(self, run: runs.RunFolder, distinct: bool, labels: bool = True) -> None:
+        splits = load_splits(run.data)
+        retriever = Retriever.build(run.encoder(), run.preprocessing, splits.gallery, DEPTH)
+        parts = []
+        for images in (splits.adapter, _together(splits.calibration, splits.test)):
+            judged = retriever.judge(images)
+            judged = judged.distinct() if distinct else judged
+            rankings = judged.found.rankings
+            parts.append((rankings if labels else replace(rankings, keys=None), judged.ranks))
+        (self.split, self.split_ranks), (self.queries, self.ranks) = parts
+
+    def fitted(self, name: str) -> SizeAdapter:
+        """An adapter of the adapter split."""
+        return fit_adapter(name, self.split, self.split_ranks, ALPHAS, DELTA)[0]
+
+    def measured(self, adapter: SizeAdapter, bound: str, alpha: float) -> tuple[float, float]:
+        """Mean set size, and share of calibrations whose true risk exceeds alpha."""
+        scores = adapter.scores(self.queries, self.ranks)
+        paid, ordered = np.sort(adapter.costs(self.queries), axis=None), np.sort(scores)
+        place = CALIBRATION - 1 - allowed_misses(CALIBRATION, alpha, DELTA, bound)
+        rng = np.random.default_rng(1)
+        kappas = np.array(
+            [
+                np.partition(scores[rng.integers(0, len(scores), CALIBRATION)], place)[place]
+                for _ in range(DRAWS)
+            ]
+        )
+        if np.isinf(kappas).any():
+            return np.nan, np.nan
+        n = len(scores)
+        risks = (n - np.searchsorted(ordered, kappas, side="right")) / n
+        sizes = np.searchsorted(paid, kappas, side="right") / n
+        return float(sizes.mean()), float((risks > alpha).mean())
+
+
+def _together(first: ImageSet, second: ImageSet) -> ImageSet:
+    return ImageSet(
+        np.concatenate([first.images, second.images]),
+        np.concatenate([first.labels, second.labels]),
+        [*first.ids, *second.ids],
+    )
+
+
+def sizes(folder: Path) -> tuple[list[tuple[str, ...]], dict[str, float]]:
+    """Part (b)."""
+    rows: list[tuple[str, ...]] = []
+    figures: dict[str, float] = {}
+    excess = []
+    for name, config in SETS.items():
+        run = trained(config, folder)
+        cases = {
+            "pictures": Case(run, distinct=False),
+            "pictures, labels unknown": Case(run, distinct=False, labels=False),
+            "labels": Case(run, distinct=True),
+        }
+        found: dict[tuple[str, str, str, float], float] = {}
+        for kind, case in cases.items():
+            for adapter_name in (*ADAPTERS, "auto"):
+                adapter = case.fitted(adapter_name)
+                shown = f"auto ({adapter.name})" if adapter_name == "auto" else adapter_name
+                for title, bound in BOUNDS.items():
+                    cells = [case.measured(adapter, bound, alpha) for alpha in ALPHAS]
+                    texts = (f"{size:.2f} ({violated:.3f})" for size, violated in cells)
+                    rows.append((name, kind, shown, title, *texts))
+                    for alpha, (size, violated) in zip(ALPHAS, cells, strict=True):
+                        found[kind, adapter_name, bound, alpha] = size
+                        excess.append(violated - DELTA)
+        auto = {alpha: found["pictures", "auto", "binomial", alpha] for alpha in ALPHAS}
+        constant = {alpha: found["pictures", "constant", "binomial", alpha] for alpha in ALPHAS}
+        figures[f"{name}_auto_over_constant"] = auto[0.1] / constant[0.1]
+        figures[f"{name}_auto_over_paper"] = (
+            auto[0.1] / found["pictures", "minmax", "hoeffding", 0.1]
+        )
+        figures[f"{name}_largest_auto_over_constant"] = max(
+            found[kind, "auto", "binomial", alpha] / found[kind, "constant", "binomial", alpha]
+            for kind in cases
+            for alpha in ALPHAS
+        )
+        if name == "fashion":
+            figures["fashion_distinct_over_constant"] = (
+                found["labels", "auto", "binomial", 0.05] / constant[0.05]
+            )
+            figures["fashion_distinct_constant_over_constant"] = (
+                found["labels", "constant", "binomial", 0.05] / constant[0.05]
+            )
+    figures["worst_violation_excess"] = float(np.nanmax(excess))
+    return rows, figures
+
+
+def main() -> None:
+    """Both parts."""
+    command = parser(__doc__)
+    command.add_argument("--runs", type=Path, help="where training runs are, or go to")
+    options = command.parse_args()
+    fast, figures = speed()
+    report("(a) calibration", ["what", "seconds", "kappa"], fast, {}, None)
+    with tempfile.TemporaryDirectory() as temporary:
+        os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{temporary}/mlflow.db")
+        rows, more = sizes(options.runs or Path(temporary))
+    columns = ["data", "sets of", "sizes", "bound", *(f"alpha {alpha}" for alpha in ALPHAS)]
+    title = f"(b) mean size (share of calibrations whose risk exceeds alpha; delta {DELTA})"
+    report(title, columns, rows, figures | more, options.json)
+
+
+if __name__ == "__main__":
+    main()

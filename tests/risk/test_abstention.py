@@ -1,0 +1,101 @@
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from rcir.errors import InvalidData, RiskUnattainable
+from rcir.risk import AbstentionController, Answered
+
+
+def draw(n, seed, ties=False):
+    rng = np.random.default_rng(seed)
+    doubt = rng.uniform(size=n)
+    missed = rng.uniform(size=n) < doubt
+    return Answered(np.round(doubt, 2) if ties else doubt, missed)
+
+
+def certainty(queries, threshold, alpha):
+    """The p-value of "more than alpha of the queries answered are missed"."""
+    answered = [
+        bool(m) for d, m in zip(queries.doubt, queries.missed, strict=True) if d <= threshold
+    ]
+    return binom.cdf(sum(answered), len(answered), alpha) if answered else 1.0
+
+
+def naive(calibration, tuning, alpha, delta):
+    """From the safest of 200 thresholds upwards as long as each is certified; None if none is."""
+    n = len(tuning.doubt)
+    ordered = sorted(tuning.doubt)
+    thresholds = sorted({ordered[int(i * (n - 1) / 199)] for i in range(200)})
+    promise = [certainty(tuning, threshold, alpha) for threshold in thresholds]
+    found = None
+    for threshold in thresholds[promise.index(min(promise)) :]:
+        if certainty(calibration, threshold, alpha) > delta:
+            break
+        found = threshold
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(("alpha", "delta"), [(0.1, 0.1), (0.2, 0.01), (0.3, 0.5), (0.49, 0.1)])
+def test_the_threshold_is_that_of_a_loop_over_all_thresholds(seed, ties, alpha, delta):
+    calibration, tuning = draw(500, seed, ties), draw(300, seed + 100, ties)
+    expected = naive(calibration, tuning, alpha, delta)
+    controller = AbstentionController(calibration, tuning)
+    if expected is None:
+        with pytest.raises(RiskUnattainable):
+            controller.threshold(alpha, delta)
+    else:
+        assert controller.threshold(alpha, delta) == expected
+
+
+def test_where_a_tenth_is_missed_at_every_doubt_all_or_nothing_is_answered():
+    doubt = np.linspace(0, 1, 1000)
+    queries = Answered(doubt, np.arange(1000) % 10 == 5)
+    controller = AbstentionController(queries, queries)
+    assert controller.threshold(0.15, 0.1) == 1.0
+    with pytest.raises(RiskUnattainable):
+        controller.threshold(0.09, 1e-6)
+
+
+def test_the_first_threshold_that_fails_ends_the_search():
+    # Below 0.5 none is missed, from there to 0.6 all, then 9,000 more none.
+    doubt = np.concatenate([np.linspace(0, 0.5, 500), np.linspace(0.51, 0.6, 500)])
+    doubt = np.concatenate([doubt, np.linspace(0.61, 1, 9000)])
+    missed = (doubt > 0.505) & (doubt < 0.605)
+    tuning = Answered(doubt[doubt < 0.605], missed[doubt < 0.605])
+    controller = AbstentionController(Answered(doubt, missed), tuning)
+    assert 0.45 < controller.threshold(0.1, 0.05) <= 0.53
+
+
+@pytest.mark.parametrize("threshold", [-1.0, 0.25, 0.5, 2.0])
+def test_coverage_is_the_share_of_calibration_queries_answered(threshold):
+    calibration = draw(200, 0, ties=True)
+    expected = sum(doubt <= threshold for doubt in calibration.doubt) / 200
+    assert AbstentionController(calibration, draw(50, 1)).coverage(threshold) == expected
+
+
+def test_too_few_calibration_queries_are_told_how_many_must_be_answered():
+    none = Answered(np.linspace(0, 1, 20), np.zeros(20, bool))
+    with pytest.raises(RiskUnattainable, match="at least 22 must be answered") as caught:
+        AbstentionController(none, none).threshold(0.1, 0.1)  # 0.9**22 <= 0.1 < 0.9**21
+    assert "alpha = 0.1 at delta = 0.1" in str(caught.value)
+    assert caught.value.minimum_alpha is None
+
+
+def test_certainly_right_answers_are_all_given():
+    queries = Answered(np.linspace(0, 1, 22), np.zeros(22, bool))
+    assert AbstentionController(queries, queries).threshold(0.1, 0.1) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("doubt", "missed"),
+    [
+        (np.zeros(3), np.zeros(2, bool)),
+        (np.zeros(0), np.zeros(0, bool)),
+        (np.zeros((2, 1)), np.zeros((2, 1), bool)),
+    ],
+)
+def test_arrays_that_do_not_fit_together_are_refused(doubt, missed):
+    with pytest.raises(InvalidData, match="n >= 1"):
+        Answered(doubt, missed)

@@ -1,0 +1,164 @@
+"""A retrieval problem of which everything is known, and the one check that all simulations make."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from scipy.special import expit
+
+from rcir.errors import RiskUnattainable
+from rcir.risk import ADAPTERS, Outcomes, Rankings, SizeAdapter, fit_adapter
+
+POPULATION, SPLIT, DEPTH, DRAWS, KEYS = 20_000, 400, 12, 2_000, 15
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Labelled queries: their candidates, which of them match, and all matches in the gallery."""
+
+    rankings: Rankings
+    relevant: np.ndarray
+    totals: np.ndarray
+
+    @property
+    def ranks(self):
+        return np.where(self.relevant.any(1), self.relevant.argmax(1) + 1.0, np.inf)
+
+    def __getitem__(self, rows):
+        return Queries(self.rankings[rows], self.relevant[rows], self.totals[rows])
+
+
+@dataclass(frozen=True)
+class World:
+    """An adapter, the split that it was fitted on, and the queries there are, both as it prices."""
+
+    adapter: SizeAdapter
+    tuning: Outcomes
+    population: Outcomes
+
+
+def draw_queries(n, seed):
+    """Skewed hardness, seen with noise; matches thin out along the ranks, one rival key does not."""
+    rng = np.random.default_rng(seed)
+    hardness = rng.gamma(2.0, size=n)
+    number = np.arange(1.0, DEPTH + 1)
+    match = rng.uniform(size=(n, DEPTH)) < expit(3.5 - hardness[:, None] - 0.8 * np.log(number))
+    key = rng.integers(KEYS, size=(n, 1))
+    rival = (key + rng.integers(1, KEYS, size=(n, 1))) % KEYS
+    other = (key + rng.integers(1, KEYS, size=(n, DEPTH))) % KEYS
+    keys = np.where(match, key, np.where(rng.uniform(size=(n, DEPTH)) < 0.4, rival, other))
+    rankings = Rankings(
+        hardness * rng.lognormal(sigma=0.3, size=n),
+        DEPTH,
+        distances=np.cumsum(rng.exponential(0.2 + 0.1 * hardness[:, None], (n, DEPTH)), axis=1),
+        keys=keys,
+        candidate_uncertainty=rng.gamma(2.0, size=(n, DEPTH)) - match,
+    )
+    return Queries(rankings, match, match.sum(axis=1) + rng.poisson(1, n))
+
+
+@pytest.fixture(scope="session")
+def queries():
+    return draw_queries
+
+
+@pytest.fixture(scope="session")
+def split():
+    """The adapter split."""
+    return draw_queries(SPLIT, seed=1)
+
+
+@pytest.fixture(scope="session")
+def everybody():
+    """The population that calibration queries are drawn from, and of which the risk is known."""
+    return draw_queries(POPULATION, seed=0)
+
+
+@pytest.fixture(scope="session")
+def worlds(split, everybody):
+    """By name of the adapter, or "auto" for the chosen one."""
+
+    def world(name):
+        fitted_on = split[:60] if name == "auto" else split  # so few that any may be chosen
+        adapter, _ = fit_adapter(name, fitted_on.rankings, fitted_on.ranks)
+        tuning, population = (
+            Outcomes.of(adapter, part.rankings, part.relevant, part.totals)
+            for part in (split, everybody)
+        )
+        return World(adapter, tuning, population)
+
+    return {name: world(name) for name in [*ADAPTERS, "auto"]}
+
+
+@pytest.fixture(scope="session")
+def draws():
+    """`draws(n)`: the rows of n calibration queries, drawn with replacement, DRAWS times."""
+    return lambda n, seed=2, size=POPULATION: np.random.default_rng(seed).integers(
+        0, size, (DRAWS, n)
+    )
+
+
+@pytest.fixture(scope="session")
+def answers():
+    """`answers(ask, controllers)`: what each is asked for; NaN, which violates nothing, if it can't."""
+
+    def answers(ask, controllers, met=0.5):
+        found = []
+        for controller in controllers:
+            try:
+                found.append(ask(controller))
+            except RiskUnattainable:
+                found.append(np.nan)
+        assert np.isfinite(found).mean() > met, "too few requests are met to show anything"
+        return np.array(found)
+
+    return answers
+
+
+@pytest.fixture(scope="session")
+def true_risk():
+    """`true_risk(outcomes, risk)`: a function from kappas to the exact mean loss of all outcomes.
+
+    The loss of a query changes by a known amount at the price of each rank, so that one sort of
+    all prices and the running sum of the changes give the risk of every kappa.
+    """
+
+    def true_risk(outcomes, risk):
+        hits = np.cumsum(outcomes.relevant, axis=1)
+        losses = {
+            "miss": (hits == 0).astype(float),
+            "recall": 1 - hits / np.maximum(outcomes.totals, 1)[:, None],
+            "false-discovery": 1 - hits / np.arange(1, hits.shape[1] + 1),
+        }[risk]
+        changes = np.diff(losses, axis=1, prepend=0)
+        known = np.isfinite(outcomes.costs)
+        order = np.argsort(outcomes.costs[known])
+        prices = outcomes.costs[known][order]
+        risks = np.concatenate([[0], np.cumsum(changes[known][order])]) / len(outcomes)
+
+        def of(kappas):
+            kappas = np.asarray(kappas, np.float64)
+            place = np.searchsorted(prices, kappas.astype(np.float32), side="right")
+            # Rounded, so that a risk of exactly alpha is not above it.
+            return np.where(np.isnan(kappas), np.nan, np.round(risks[place], 9))
+
+        return of
+
+    return true_risk
+
+
+@pytest.fixture(scope="session")
+def excess():
+    """By how many standard errors draws that fail exceed the level at which they may.
+
+    A simulation asserts at most 3, that of a broken variant more than 3. Of numbers in place of
+    failures, it is their mean that may be at the level.
+    """
+
+    def excess(failures, level):
+        failures = np.asarray(failures)
+        assert len(failures) >= 2_000
+        spread = np.sqrt(level * (1 - level)) if failures.dtype == bool else failures.std()
+        return float((failures.mean() - level) / (spread / np.sqrt(len(failures))))
+
+    return excess

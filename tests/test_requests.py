@@ -1,0 +1,360 @@
+"""Statements other than plain misses: what is asked, what is answered, and what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from rcir.candidates import Judged
+from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel, RiskUnattainable
+from rcir.retriever import Retriever
+
+DELTA = 0.1
+
+
+@pytest.fixture(scope="module")
+def learned(retriever, splits):
+    """The same gallery, with a size adapter that can tell who is worth answering."""
+    built = Retriever(
+        retriever.encoder,
+        retriever.preprocessing,
+        retriever.index,
+        splits.gallery.ids,
+        splits.gallery.labels,
+        150,
+        np.array(retriever.item_uncertainty),
+    )
+    built.calibrate(built.judge(splits.adapter), built.judge(splits.calibration), "learned")
+    return built
+
+
+@pytest.fixture(scope="module")
+def facts(retriever, splits):
+    """Of the calibration queries: scale by the adapter split's quantiles, and who is right."""
+    sample = retriever.search(splits.adapter.images).uncertainty
+    found = retriever.search(splits.calibration.images)
+    scale = np.array([max(1, np.sum(sample <= u)) / 200 for u in found.uncertainty])
+    labels = splits.gallery.labels[found.positions]
+    relevant = labels == splits.calibration.labels[:, None]
+    totals = np.array([np.sum(splits.gallery.labels == x) for x in splits.calibration.labels])
+    return scale, relevant, totals, labels
+
+
+def held(scale, kappa, depth=150):
+    """(n, depth) whether a rank is in the set that kappa pays for."""
+    return np.arange(depth) / scale[:, None] <= kappa * (1 + 1e-6)
+
+
+def miss_kappa(ranks, scale, certified):
+    """The smallest kappa whose number of misses is certified, by trying all of them."""
+    prices = (ranks - 1) / scale
+    for kappa in np.unique(prices):
+        if np.isfinite(kappa) and certified(np.sum(prices > kappa)):
+            return kappa
+    return None
+
+
+def first_ranks(relevant):
+    return np.where(relevant.any(1), relevant.argmax(1) + 1.0, np.inf)
+
+
+def distinct_ranks(labels, truth):
+    """Rank of the right label among the labels found, one by one."""
+    ranks = []
+    for row, label in zip(labels.tolist(), truth.tolist(), strict=True):
+        seen = list(dict.fromkeys(row))
+        ranks.append(1 + seen.index(label) if label in seen else np.inf)
+    return np.array(ranks)
+
+
+def test_a_set_of_distinct_labels_holds_the_nearest_item_of_each(retriever, splits):
+    queries = splits.test.images[:20]
+    preprocessed = [
+        retriever.encoder.embed(retriever.preprocessing(images)).mean.double().numpy()
+        for images in (splits.gallery.images, queries)
+    ]
+    names = list(splits.gallery.ids)
+    sizes = set()
+    for row, answer in enumerate(retriever.retrieve(list(queries), 0.3, DELTA, distinct="label")):
+        distances = np.linalg.norm(preprocessed[0] - preprocessed[1][row], axis=1)
+        nearest = {}
+        for position in distances.argsort(kind="stable"):
+            nearest.setdefault(splits.gallery.labels[position], distances[position])
+        expected = sorted(nearest.items(), key=lambda pair: pair[1])[: answer.size]
+        assert len(set(answer.labels)) == answer.size
+        assert list(answer.labels) == [label for label, _ in expected]
+        rows = [names.index(name) for name in answer.ids]
+        assert splits.gallery.labels[rows].tolist() == list(answer.labels)
+        np.testing.assert_allclose(distances[rows], [distance for _, distance in expected])
+        np.testing.assert_allclose(answer.distances, distances[rows], atol=1e-5)
+        sizes.add(answer.size)
+    assert len(sizes) > 3
+
+
+def test_distinct_labels_are_certified_by_the_ranks_of_labels(retriever, splits, facts):
+    scale, _, _, labels = facts
+    ranks = distinct_ranks(labels, splits.calibration.labels)
+    kappa = miss_kappa(ranks, scale, lambda misses: binom.cdf(misses, 400, 0.3) <= DELTA)
+    guarantee = retriever.retrieve(splits.test.images[0], 0.3, DELTA, distinct="label").guarantee
+    assert guarantee.kappa == pytest.approx(kappa, rel=1e-6)
+    assert guarantee.distinct == "label"
+
+
+def test_a_set_never_asks_for_more_labels_than_were_found(retriever, splits):
+    answers = retriever.retrieve(list(splits.test.images), 0.06, DELTA, distinct="label")
+    found = retriever.search(splits.test.images)
+    most = [len(set(row.tolist())) for row in splits.gallery.labels[found.positions]]
+    assert all(answer.size <= limit for answer, limit in zip(answers, most, strict=True))
+    assert any(answer.size == limit for answer, limit in zip(answers, most, strict=True))
+    assert all(np.isfinite(answer.distances).all() for answer in answers)
+
+
+def hoeffding_bentkus(losses, alpha):
+    n, mean = len(losses), np.mean(losses)
+    if mean >= alpha:
+        return 1.0
+    kl = mean * math.log(mean / alpha) + (1 - mean) * math.log((1 - mean) / (1 - alpha))
+    tail = binom.cdf(math.ceil(round(float(np.sum(losses)), 9)), n, alpha)
+    return min(math.exp(-n * kl), math.e * tail)
+
+
+@pytest.mark.parametrize("alpha", [0.4, 0.7, 0.95])
+def test_recall_is_certified_with_the_smallest_kappa_that_can_be(retriever, splits, facts, alpha):
+    """Shares of missing matches by counting; certified there, and not one match earlier."""
+    scale, relevant, totals, _ = facts
+
+    def p_value(kappa):
+        hits = (held(scale, kappa) & relevant).sum(axis=1)
+        return hoeffding_bentkus(1 - hits / totals, alpha)
+
+    prices = np.unique((np.arange(150) / scale[:, None])[relevant])
+    answer = retriever.retrieve(splits.test.images[0], alpha, DELTA, risk="recall")
+    place = np.argmin(np.abs(prices - answer.guarantee.kappa))
+    assert prices[place] == pytest.approx(answer.guarantee.kappa, rel=1e-6)
+    assert p_value(prices[place]) <= DELTA < p_value(prices[place - 1])
+    assert answer.guarantee.risk == "recall"
+    assert answer.guarantee.bound == "hoeffding-bentkus"
+    assert answer.guarantee.risk_bound == alpha
+
+
+@pytest.mark.parametrize(
+    ("alpha", "names"),
+    [
+        (0.9, ("false-discovery",)),
+        ({"miss": 0.6, "false-discovery": 0.9}, ("miss", "false-discovery")),
+        ({"miss": 0.4, "recall": 0.9}, ("miss", "recall")),
+        ({"miss": 0.6, "recall": 0.95, "false-discovery": 0.95},) * 2,
+    ],
+    ids=str,
+)
+def test_every_risk_asked_for_is_refuted_by_the_calibration_queries(
+    retriever, splits, facts, alpha, names
+):
+    scale, relevant, totals, _ = facts
+    several = isinstance(alpha, dict)
+    options = {} if several else {"risk": "false-discovery"}
+    guarantee = retriever.retrieve(splits.test.images[0], alpha, DELTA, **options).guarantee
+    sets = held(scale, guarantee.kappa)
+    hits = (sets & relevant).sum(axis=1)
+    losses = {
+        "miss": hits == 0,
+        "recall": 1 - hits / totals,
+        "false-discovery": 1 - hits / sets.sum(axis=1),
+    }
+    for risk in names:
+        level = alpha[risk] if several else alpha
+        if risk == "miss":
+            assert binom.cdf(losses["miss"].sum(), 400, level) <= DELTA
+        else:
+            assert hoeffding_bentkus(losses[risk], level) <= DELTA
+    assert guarantee.alpha == alpha
+    assert guarantee.risk == ", ".join(names)
+    assert guarantee.risk_bound == (None if several else alpha)
+
+
+def test_one_candidate_or_none_is_returned_where_abstaining_is_allowed(learned, splits):
+    images = list(splits.test.images)
+    answers = learned.retrieve(images, 0.5, DELTA, abstain=True)
+    assert {answer.size for answer in answers} == {0, 1}
+    nearest = learned.search(splits.test.images).positions[:, 0]
+    for answer, position in zip(answers, nearest, strict=True):
+        assert answer.abstained == (answer.size == 0)
+        assert answer.ids == (() if answer.abstained else (splits.gallery.ids[position],))
+        assert str(answer).splitlines()[0] == (
+            f"no answer: too uncertain, uncertainty {answer.uncertainty:.4g}"
+            if answer.abstained
+            else f"1 image, uncertainty {answer.uncertainty:.4g}"
+        )
+        assert answer.to_dict()["abstained"] == answer.abstained
+        assert answer.guarantee.abstain
+
+
+def test_answers_given_are_wrong_no_more_often_than_the_binomial_bound_allows(learned, splits):
+    answers = learned.retrieve(list(splits.calibration.images), 0.5, DELTA, abstain=True)
+    wrong = [
+        answer.labels[0] != label
+        for answer, label in zip(answers, splits.calibration.labels, strict=True)
+        if not answer.abstained
+    ]
+    assert binom.cdf(sum(wrong), len(wrong), 0.5) <= DELTA
+    assert 50 < len(wrong) < 350
+    # All of them answered, they would not be.
+    nearest = splits.gallery.labels[learned.search(splits.calibration.images).positions[:, 0]]
+    assert binom.cdf(np.sum(nearest != splits.calibration.labels), 400, 0.5) > DELTA
+
+
+def test_who_is_answered_at_less_risk_is_answered_at_more(learned, splits):
+    images = list(splits.test.images)
+    few, many = (
+        [not answer.abstained for answer in learned.retrieve(images, alpha, DELTA, abstain=True)]
+        for alpha in (0.5, 0.6)
+    )
+    assert np.all(np.array(many) >= few)
+    assert sum(many) > sum(few)
+
+
+@pytest.mark.parametrize("group", ["True", "False"])
+def test_a_group_is_sized_by_its_own_calibration_queries(retriever, splits, facts, group):
+    scale, relevant, _, _ = facts
+    rows = splits.calibration.attributes["occluded"] == (group == "True")
+    n = int(rows.sum())
+    kappa = miss_kappa(
+        first_ranks(relevant)[rows],
+        scale[rows],
+        lambda misses: binom.cdf(misses, n, 0.3) <= DELTA,
+    )
+    guarantee = retriever.retrieve(splits.test.images[0], 0.3, DELTA, group=group).guarantee
+    assert guarantee.kappa == pytest.approx(kappa, rel=1e-6)
+    assert (guarantee.group, guarantee.n_calibration) == (group, n)
+
+
+def test_levels_that_hold_at_once_rest_on_the_dkw_inequality(retriever, splits, facts):
+    scale, relevant, _, _ = facts
+    margin = math.sqrt(math.log(1 / DELTA) / (2 * 400))
+    plain = retriever.retrieve(splits.test.images[0], 0.3, DELTA).guarantee
+    for alpha in (0.2, 0.3, 0.5):
+        kappa = miss_kappa(
+            first_ranks(relevant), scale, lambda misses, alpha=alpha: misses / 400 + margin <= alpha
+        )
+        guarantee = retriever.retrieve(
+            splits.test.images[0], alpha, DELTA, simultaneous=True
+        ).guarantee
+        assert guarantee.kappa == pytest.approx(kappa, rel=1e-6)
+        assert (guarantee.bound, guarantee.simultaneous) == ("dkw", True)
+        assert guarantee.risk_bound <= alpha
+        assert guarantee.alpha != 0.3 or guarantee.kappa > plain.kappa
+
+
+def test_without_delta_the_risk_is_bounded_on_average(retriever, splits, facts):
+    scale, relevant, totals, _ = facts
+    guarantee = retriever.retrieve(splits.test.images[0], 0.3, None).guarantee
+    kappa = miss_kappa(first_ranks(relevant), scale, lambda misses: (misses + 1) / 401 <= 0.3)
+    assert guarantee.kappa == pytest.approx(kappa, rel=1e-6)
+    assert (guarantee.delta, guarantee.bound) == (None, "conformal")
+    prices = np.unique((np.arange(150) / scale[:, None])[relevant])
+    recall = retriever.retrieve(splits.test.images[0], 0.6, None, risk="recall").guarantee
+    place = np.argmin(np.abs(prices - recall.kappa))
+    bounds = [
+        (np.sum(1 - (held(scale, kappa) & relevant).sum(axis=1) / totals) + 1) / 401
+        for kappa in prices[[place - 1, place]]
+    ]
+    assert bounds[1] <= 0.6 < bounds[0]
+
+
+def test_options_are_combined(learned, splits):
+    image = splits.test.images[0]
+    answer = learned.retrieve(image, 0.5, None, distinct="label", risk="recall")
+    assert len(set(answer.labels)) == answer.size
+    sentence = str(answer.guarantee)
+    assert sentence.startswith("On average over calibrations, on average at most 0.5 of the true")
+    assert "missing from the sets of distinct labels returned to queries like" in sentence
+    assert {each.size for each in learned.retrieve([image] * 2, 0.6, DELTA, abstain=True)} <= {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("alpha", "delta", "options", "error", "said"),
+    [
+        (0.3, 0.1, {"risk": "hits"}, InvalidConfig, "'hits' is unknown; choose one of miss, recal"),
+        (0.3, 0.1, {"distinct": "id"}, InvalidConfig, "distinct is 'id'; it can be 'label' or Non"),
+        (0.3, 0.1, {"group": "red"}, InvalidConfig, "'red' has no calibration.*are False, True"),
+        (0.3, 0.1, {"abstain": True, "risk": "recall"}, InvalidConfig, "misses among answers"),
+        (0.3, 0.1, {"simultaneous": True, "risk": "recall"}, InvalidConfig, "miss risk alone"),
+        (0.3, 0.1, {"simultaneous": True, "abstain": True}, InvalidConfig, "miss risk alone"),
+        (0.3, None, {"abstain": True}, InvalidConfig, "delta=None is for"),
+        (0.3, None, {"risk": "false-discovery"}, InvalidConfig, "delta=None is for"),
+        (0.3, None, {"simultaneous": True}, InvalidRiskLevel, "need a delta"),
+        (0.3, 0.6, {"simultaneous": True}, InvalidRiskLevel, "up to 0.5"),
+        ({"miss": 0.3}, None, {}, InvalidConfig, "delta=None is for"),
+        ({"miss": 0.3}, 0.1, {"risk": "recall"}, InvalidConfig, "leave no room"),
+        ({"miss": 0.3}, 0.1, {"abstain": True}, InvalidConfig, "leave no room"),
+        ({"miss": 0.3}, 0.1, {"simultaneous": True}, InvalidConfig, "miss risk alone"),
+        ({"hits": 0.3}, 0.1, {}, InvalidConfig, "'hits' is unknown"),
+        ({}, 0.1, {}, InvalidConfig, "no risk to control"),
+        ({"miss": 1.0}, 0.1, {}, InvalidRiskLevel, "alpha of miss is 1.0"),
+        (0.0, 0.1, {"abstain": True}, InvalidRiskLevel, "alpha is 0"),
+        (2, 0.1, {"risk": "recall"}, InvalidRiskLevel, "alpha is 2"),
+        (0.3, 0.0, {"risk": "false-discovery"}, InvalidRiskLevel, "delta is 0"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(retriever, splits, alpha, delta, options, error, said):
+    with pytest.raises(error, match=said):
+        retriever.retrieve(splits.test.images[0], alpha, delta, **options)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "options", "possible"),
+    [
+        (0.01, {"risk": "recall"}, True),
+        (0.1, {"risk": "false-discovery"}, True),
+        ({"miss": 0.1, "false-discovery": 0.1}, {}, False),
+        (0.01, {"abstain": True}, False),
+        (0.01, {"distinct": "label"}, True),
+        (0.01, {"group": "True"}, True),
+        (0.01, {"simultaneous": True}, True),
+    ],
+    ids=str,
+)
+def test_what_is_not_attainable_says_what_is(retriever, splits, alpha, options, possible):
+    image = splits.test.images[0]
+    with pytest.raises(RiskUnattainable) as refused:
+        retriever.retrieve(image, alpha, DELTA, **options)
+    smallest = refused.value.minimum_alpha
+    assert (smallest is not None) == possible
+    if smallest is not None:
+        # Rounded up: false discoveries are searched to four decimals.
+        assert retriever.retrieve(image, smallest + 1e-9, DELTA, **options).size >= 1
+        with pytest.raises(RiskUnattainable):
+            retriever.retrieve(image, smallest - 2e-4, DELTA, **options)
+
+
+def test_without_groups_none_is_known(learned, splits):
+    with pytest.raises(InvalidConfig, match="'True' has no calibration.*were not given groups"):
+        learned.retrieve(splits.test.images[0], 0.3, DELTA, group="True")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"adapter": "best"}, InvalidConfig, "'best' is unknown; choose one of .*learned, auto"),
+        ({"bound": "chernoff"}, InvalidConfig, "'chernoff' is unknown"),
+        ({"alphas": (2.0,)}, InvalidRiskLevel, "alpha is 2"),
+    ],
+    ids=str,
+)
+def test_a_calibration_that_is_refused_leaves_the_one_before(
+    retriever, splits, options, error, said
+):
+    first, second = (retriever.judge(part) for part in (splits.adapter, splits.calibration))
+    before = retriever.retrieve(splits.test.images[0], 0.3, DELTA)
+    controls = dict(retriever.controls)
+    with pytest.raises(error, match=said):
+        retriever.calibrate(first, second, **options)
+    one = Judged(
+        retriever.search(splits.adapter.images[:1]), first.relevant[:1], first.totals[:1]
+    )
+    with pytest.raises(InvalidData, match="at least 2"):
+        retriever.calibrate(one, second)
+    assert retriever.controls == controls
+    assert retriever.retrieve(splits.test.images[0], 0.3, DELTA).ids == before.ids
