@@ -64,6 +64,34 @@ def test_a_failed_use_keeps_the_retriever_that_was_named(retriever, query):
     assert same(rcir.retrieve(query, 0.3, 0.1), retriever.retrieve(query, 0.3, 0.1))
 
 
+@pytest.mark.parametrize(
+    ("alpha", "delta", "options"),
+    [
+        (0.6, 0.1, {"distinct": "label"}),
+        (0.9, 0.1, {"risk": "recall"}),
+        (0.6, 0.1, {"group": "True"}),
+        (0.6, 0.1, {"simultaneous": True}),
+        (0.9, 0.1, {"abstain": True}),
+        (0.6, None, {}),
+        ({"miss": 0.8, "false-discovery": 0.95}, 0.1, {}),
+    ],
+    ids=str,
+)
+def test_options_reach_the_retriever(retriever, query, alpha, delta, options):
+    rcir.use(retriever)
+    expected = retriever.retrieve(query, alpha, delta, **options)
+    found = rcir.retrieve(query, alpha, delta, **options)
+    assert same(found, expected)
+    assert found.guarantee != retriever.retrieve(query, 0.6, 0.1).guarantee
+    assert all(getattr(found.guarantee, name) == value for name, value in options.items())
+
+
+def test_an_option_that_does_not_exist_is_refused(retriever, query):
+    rcir.use(retriever)
+    with pytest.raises(TypeError, match="loud"):
+        rcir.retrieve(query, 0.3, 0.1, loud=True)
+
+
 def test_a_list_gives_a_list(retriever, splits):
     rcir.use(retriever)
     queries = list(splits.test.images[:3])

@@ -58,6 +58,62 @@ def test_text_lists_the_set_and_states_the_guarantee(folder, image, capsys):
     assert lines[-1] == str(answer.guarantee)
 
 
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        (["--distinct", "label"], {"distinct": "label"}),
+        (["--risk", "recall"], {"risk": "recall"}),
+        (["--risk", "false-discovery"], {"risk": "false-discovery"}),
+        (["--abstain"], {"abstain": True}),
+        (["--group", "True"], {"group": "True"}),
+        (
+            ["--distinct", "label", "--risk", "recall", "--group", "False"],
+            {"distinct": "label", "risk": "recall", "group": "False"},
+        ),
+    ],
+    ids=str,
+)
+def test_every_option_reaches_the_retriever(folder, image, capsys, options, asked):
+    answer = rcir.load(folder).retrieve(image, 0.9, 0.1, **asked)
+    command = ["retrieve", image, "--retriever", str(folder), "--alpha", "0.9", *options]
+    assert main([*command, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads(json.dumps(answer.to_dict()))
+    assert {name: printed["guarantee"][name] for name in asked} == asked
+    main(command)
+    assert capsys.readouterr().out == f"{answer}\n"
+
+
+def test_no_answer_is_printed_as_such(retriever, splits, tmp_path, capsys):
+    built = rcir.Retriever(
+        *(retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids),
+        labels=splits.gallery.labels,
+    )
+    built.calibrate(built.judge(splits.adapter), built.judge(splits.calibration), "learned")
+    answers = built.retrieve(list(splits.test.images), 0.5, 0.1, abstain=True)
+    row = next(row for row, answer in enumerate(answers) if answer.abstained)
+    Image.fromarray(splits.test.images[row]).save(tmp_path / "doubtful.png")
+    api.use(built)
+    main(["retrieve", str(tmp_path / "doubtful.png"), "--alpha", "0.5", "--abstain"])
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("no answer: too uncertain, uncertainty ")
+    assert "at most 0.5 of the answers given" in second
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--group", "red"], "group 'red' has no calibration queries; there are False, True"),
+        (["--abstain", "--risk", "recall"], "abstain=True bounds misses among answers"),
+        (["--risk", "recall", "--alpha", "0.001"], "alpha = 0.001 at delta = 0.1 cannot be"),
+        (["--risk", "false-discovery", "--alpha", "0.1"], "false-discovery 0.1 at delta = 0.1"),
+        (["--abstain", "--alpha", "0.001"], "cannot be certified among answered queries"),
+    ],
+)
+def test_what_cannot_be_answered_is_one_line(folder, image, capsys, options, named):
+    assert named in failed(capsys, "retrieve", image, "--retriever", str(folder), *options)
+
+
 def test_the_environment_names_the_retriever(folder, image, capsys, monkeypatch):
     monkeypatch.setenv("RCIR_RETRIEVER", str(folder))
     assert main(["retrieve", image, "--alpha", "0.3", "--json"]) == 0
@@ -104,7 +160,7 @@ def test_a_retriever_that_is_none_is_one_line(image, capsys):
     assert "RCIR_RETRIEVER" in failed(capsys, "retrieve", image)
 
 
-@pytest.mark.parametrize("name", ["encoder.safetensors", "gallery.json", "index.faiss"])
+@pytest.mark.parametrize("name", ["encoder.safetensors", "gallery.json", "index.faiss", "control.safetensors"])
 def test_one_changed_byte_is_one_line(folder, image, capsys, name):
     content = bytearray((folder / name).read_bytes())
     content[-2] ^= 1
@@ -121,6 +177,8 @@ def test_one_changed_byte_is_one_line(folder, image, capsys, name):
         (["retrieve"], "image"),
         (["retrieve", "a.png", "--loud"], "--loud"),
         (["retrieve", "a.png", "--alpha", "much"], "--alpha"),
+        (["retrieve", "a.png", "--risk", "hits"], "--risk"),
+        (["retrieve", "a.png", "--distinct", "id"], "--distinct"),
         (["demo", "--output"], "--output"),
     ],
 )

@@ -15,11 +15,10 @@ from rcir.storage import load, save
 
 
 @pytest.fixture
-def unlabelled(retriever, splits):
+def unlabelled(folder, splits):
     """A gallery without labels, not calibrated."""
-    return Retriever(
-        retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids, depth=150
-    )
+    own = load(folder)
+    return Retriever(own.encoder, own.preprocessing, own.index, splits.gallery.ids, depth=150)
 
 
 def told(retriever, splits, queries):
@@ -123,7 +122,7 @@ def test_fewer_matches_in_the_gallery_than_were_found_are_refused(unlabelled, sp
 
 def test_a_gallery_without_labels_is_calibrated_with_what_is_told(unlabelled, retriever, splits):
     query = splits.test.images[0]
-    with pytest.raises(InvalidData, match="no labels.*make a `Judged`"):
+    with pytest.raises(InvalidData, match="the gallery has no labels"):
         unlabelled.judge(splits.calibration)
     with pytest.raises(InvalidData, match="no keys: label the gallery"):
         unlabelled.search([query]).distinct()

@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -31,6 +32,89 @@ def test_the_statement_names_what_is_guaranteed_and_for_whom():
     assert "With probability at least 0.9, " in statement
     assert "missing from at most 0.05 of the sets" in statement
     assert "3000 calibration queries (quantile sizes, binomial bound, kappa = 12.5)" in statement
+
+
+END = "calibration queries (quantile sizes, binomial bound, kappa = 12.5)."
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {},
+            "With probability at least 0.9, a true match is missing from at most 0.05 of the sets "
+            f"returned to queries like the 3000 {END}",
+        ),
+        (
+            {"distinct": "label"},
+            "With probability at least 0.9, a true match is missing from at most 0.05 of the sets "
+            f"of distinct labels returned to queries like the 3000 {END}",
+        ),
+        (
+            {"risk": "recall", "delta": 0.001},
+            "With probability at least 0.999, on average at most 0.05 of the true matches are "
+            f"missing from the sets returned to queries like the 3000 {END}",
+        ),
+        (
+            {"risk": "false-discovery"},
+            "With probability at least 0.9, on average at most 0.05 of what is in the sets is no "
+            f"true match returned to queries like the 3000 {END}",
+        ),
+        (
+            {
+                "alpha": {"miss": 0.1, "recall": 0.25, "false-discovery": 0.5},
+                "risk": "miss, recall, false-discovery",
+                "risk_bound": None,
+            },
+            "With probability at least 0.9, a true match is missing from at most 0.1 of the sets "
+            "and on average at most 0.25 of the true matches are missing from the sets and on "
+            "average at most 0.5 of what is in the sets is no true match returned to queries like "
+            f"the 3000 {END}",
+        ),
+        (
+            {"abstain": True},
+            "With probability at least 0.9, a true match is missing from at most 0.05 of the "
+            f"answers given returned to queries like the 3000 {END}",
+        ),
+        (
+            {"group": "north", "n_calibration": 70},
+            "With probability at least 0.9, a true match is missing from at most 0.05 of the sets "
+            f"returned to queries of group 'north' like the 70 {END}",
+        ),
+        (
+            {"simultaneous": True},
+            "With probability at least 0.9, whatever alpha is chosen, a true match is missing from "
+            f"at most 0.05 of the sets returned to queries like the 3000 {END}",
+        ),
+        (
+            {"delta": None},
+            "On average over calibrations, a true match is missing from at most 0.05 of the sets "
+            f"returned to queries like the 3000 {END}",
+        ),
+    ],
+    ids=str,
+)
+def test_the_sentence_says_what_was_asked_for(changes, sentence):
+    assert str(replace(GUARANTEE, **changes)) == sentence
+    values = json.loads(json.dumps(asdict(replace(GUARANTEE, **changes))))
+    assert Guarantee(**values) == replace(GUARANTEE, **changes)
+
+
+def test_no_answer_says_so_in_print_and_in_json():
+    guarantee = replace(GUARANTEE, abstain=True)
+    none = Retrieval((), np.zeros(0, np.float32), 3.5, guarantee, ())
+    assert (none.size, none.abstained) == (0, True)
+    assert str(none).splitlines() == ["no answer: too uncertain, uncertainty 3.5", str(guarantee)]
+    values = json.loads(json.dumps(none.to_dict()))
+    assert (values["ids"], values["labels"], values["distances"]) == ([], [], [])
+    assert (values["size"], values["abstained"]) == (0, True)
+    assert not retrieval().abstained
+    assert retrieval().to_dict()["abstained"] is False
+
+
+def test_one_image_is_not_several():
+    one = Retrieval(("near",), np.zeros(1, np.float32), 0.125, GUARANTEE)
+    assert str(one).splitlines()[0] == "1 image, uncertainty 0.125"
 
 
 def test_the_text_lists_the_items_in_order():

@@ -74,12 +74,11 @@ def test_mean_sizes_are_the_number_of_ranks_paid_for(drawn):
 
 
 @pytest.mark.xfail(reason="misses compare prices with kappa in double precision, sets in single")
-@pytest.mark.parametrize("risk", RISKS)
-def test_a_kappa_in_double_precision_means_the_same_set_for_every_risk(risk):
+def test_a_kappa_in_double_precision_means_the_same_set_for_every_risk():
     costs, relevant = np.array([[0, 0.1]], np.float32), np.array([[False, True]])
     outcomes = Outcomes(costs, relevant, np.array([1]), np.zeros(1), np.zeros(1))
-    served = {"miss": 0.0, "recall": 0.0, "false-discovery": 0.5}
-    assert outcomes.losses(risk, np.array([0.1]))[0, 0] == served[risk]
+    losses = [float(outcomes.losses(risk, np.array([0.1]))[0, 0]) for risk in RISKS]
+    assert losses == [0.0, 0.0, 0.5]  # the set of a kappa of 0.1 holds both
 
 
 def test_ranks_and_scores_are_those_of_the_first_true_match(drawn):

@@ -18,6 +18,12 @@ def pair(outcomes):
     return outcomes(250, 0, matches=0.4, adapter=adapter), outcomes(90, 1, adapter=adapter)
 
 
+@pytest.fixture(scope="module")
+def tables(pair):
+    """Of both: every kappa at which some set grows, and the losses there."""
+    return [[(kappa, losses_at(each, kappa)) for kappa in scan(each)] for each in pair]
+
+
 def losses_at(outcomes, kappa):
     """1 - recall of every query's set, one by one."""
     losses = []
@@ -36,9 +42,9 @@ def scan(outcomes):
     return np.unique(outcomes.costs[np.isfinite(outcomes.costs)])
 
 
-def stake(tuning, alpha, delta, n):
+def stake(table, alpha, delta, n):
     """The bet for the variance of the smallest sets whose mean loss is at most alpha."""
-    each = [losses_at(tuning, kappa) for kappa in scan(tuning)]
+    each = [losses for _, losses in table]
     chosen = next((losses for losses in each if losses.mean() <= alpha), each[-1])
     spread = sum((loss - chosen.mean()) ** 2 for loss in chosen) + 0.25
     return min(1.0, math.sqrt(2 * math.log(1 / delta) * (len(chosen) + 1) / (n * spread)))
@@ -53,31 +59,24 @@ def certified(losses, alpha, delta, bound, bet, naive_p_value):
 @pytest.mark.parametrize("bound", BOUNDS)
 @pytest.mark.parametrize(("alpha", "delta"), LEVELS)
 def test_kappa_is_the_smallest_from_which_all_are_certified(
-    bound, alpha, delta, pair, naive_p_value
+    bound, alpha, delta, pair, tables, naive_p_value
 ):
-    calibration, tuning = pair
-    bet = stake(tuning, alpha, delta, 250)
-    passed = [
-        certified(losses_at(calibration, kappa), alpha, delta, bound, bet, naive_p_value)
-        for kappa in scan(calibration)
-    ]
+    bet = stake(tables[1], alpha, delta, 250)
+    passed = [certified(losses, alpha, delta, bound, bet, naive_p_value) for _, losses in tables[0]]
     first = len(passed) - passed[::-1].index(False) if False in passed else 0
-    controller = RecallController(calibration, tuning, bound)
+    controller = RecallController(*pair, bound)
     if first == len(passed):
         with pytest.raises(RiskUnattainable):
             controller.kappa(alpha, delta)
     else:
-        assert controller.kappa(alpha, delta) == scan(calibration)[first]
+        assert controller.kappa(alpha, delta) == tables[0][first][0]
 
 
 @pytest.mark.parametrize("alpha", [0.3, 0.45, 0.7, 0.95])
-def test_the_marginal_kappa_is_that_of_conformal_risk_control(alpha, pair):
-    calibration, tuning = pair
-    passed = [
-        (losses_at(calibration, kappa).sum() + 1) / 251 <= alpha for kappa in scan(calibration)
-    ]
-    kappa = RecallController(calibration, tuning).kappa(alpha, None)
-    assert kappa == scan(calibration)[passed.index(True)]
+def test_the_marginal_kappa_is_that_of_conformal_risk_control(alpha, pair, tables):
+    passed = [(losses.sum() + 1) / 251 <= alpha for _, losses in tables[0]]
+    kappa = RecallController(*pair).kappa(alpha, None)
+    assert kappa == tables[0][passed.index(True)][0]
 
 
 def counted(hits, bound="hoeffding-bentkus", depth=4):
@@ -142,7 +141,7 @@ def test_queries_without_any_true_match_certify_nothing(bound, delta):
     assert refusal(controller, 0.99, delta).minimum_alpha is None
 
 
-def test_tuning_queries_matter_to_the_betting_bound_alone(pair, outcomes):
+def test_tuning_queries_matter_to_the_betting_bound_alone(pair):
     calibration, tuning = pair
     for bound in BOUNDS[:3]:
         kappas = {

@@ -1,0 +1,208 @@
+import io
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rcir.data import DataConfig, load_splits
+from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
+
+QUERIES = ("adapter", "calibration", "test")
+
+
+@pytest.fixture(scope="module")
+def drawings(data_root):
+    return load_splits(DataConfig("omniglot", root=str(data_root)))
+
+
+@pytest.fixture(scope="module")
+def archive(data_root):
+    """The published archive, opened without our reader."""
+    with zipfile.ZipFile(data_root / "omniglot" / "images_background.zip") as opened:
+        yield opened
+
+
+def alphabets(part):
+    return {name.split("/")[0] for name in part.ids}
+
+
+def png(side=105, shade=255):
+    buffer = io.BytesIO()
+    Image.new("L", (side, side), shade).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def write(root, kinds=30, characters=1, drawings=20, content=None):
+    """An archive laid out like the published one."""
+    (root / "omniglot").mkdir(exist_ok=True)
+    path = root / "omniglot" / "images_background.zip"
+    content = png() if content is None else content
+    with zipfile.ZipFile(path, "w") as opened:
+        for kind in range(kinds):
+            for character in range(characters):
+                folder = f"images_background/Alphabet_{kind:02d}/character{character:02d}"
+                for drawing in range(drawings):
+                    opened.writestr(f"{folder}/{kind:04d}_{drawing:02d}.png", content)
+    return path
+
+
+def load(root, **options):
+    """The splits of an archive with one character in each of 30 alphabets."""
+    sizes = {"train": 5, "validation": 5, "gallery": 4, "adapter": 100, "calibration": 100}
+    return load_splits(DataConfig("omniglot", root=str(root), options=sizes | options))
+
+
+@pytest.mark.data
+def test_the_parts_divide_the_official_drawings(drawings, archive):
+    parts = vars(drawings)
+    ids = [name for part in parts.values() for name in part.ids]
+    official = {
+        name.removeprefix("images_background/")
+        for name in archive.namelist()
+        if name.endswith(".png")
+    }
+    assert len(ids) == len(set(ids)) == 964 * 20
+    assert set(ids) == official
+    assert len({name.rpartition("/")[0] for name in ids}) == 964
+    assert len(set.union(*map(alphabets, parts.values()))) == 30
+    labels = np.concatenate([part.labels for part in parts.values()])
+    assert np.unique(labels, return_counts=True)[1].tolist() == [20] * 964
+    assert (len(drawings.adapter), len(drawings.calibration)) == (2500, 2500)
+
+
+@pytest.mark.data
+def test_every_alphabet_is_in_one_part_alone(drawings):
+    kinds = [alphabets(part) for part in (drawings.train, drawings.validation, drawings.gallery)]
+    assert [len(each) for each in kinds] == [12, 3, 15]
+    assert len(set.union(*kinds)) == 30
+    for name in QUERIES:
+        assert alphabets(getattr(drawings, name)) <= kinds[2]
+
+
+@pytest.mark.data
+def test_queries_are_other_drawings_of_the_gallerys_characters(drawings):
+    labels, counts = np.unique(drawings.gallery.labels, return_counts=True)
+    assert set(counts.tolist()) == {4}
+    seen = set(drawings.gallery.ids)
+    for name in QUERIES:
+        part = getattr(drawings, name)
+        assert set(part.labels.tolist()) <= set(labels.tolist())
+        assert seen.isdisjoint(part.ids)
+        seen |= set(part.ids)
+    assert len(seen) == 20 * len(labels)
+
+
+@pytest.mark.data
+def test_ids_name_drawing_character_and_alphabet(drawings, archive):
+    rng = np.random.default_rng(0)
+    names, numbers = {}, {}
+    for part in vars(drawings).values():
+        for row in rng.choice(len(part), 40, replace=False):
+            name = part.ids[row]
+            with archive.open(f"images_background/{name}") as file, Image.open(file) as image:
+                published = np.array(image.convert("L"))
+            # Ink is black in the archive and white here.
+            np.testing.assert_array_equal(part.images[row], 255 - published)
+            assert set(np.unique(published).tolist()) == {0, 255}
+        for name, label, number in zip(
+            part.ids, part.labels.tolist(), part.attributes["alphabet"].tolist(), strict=True
+        ):
+            alphabet, character, _ = name.split("/")
+            assert names.setdefault(label, (alphabet, character)) == (alphabet, character)
+            assert numbers.setdefault(number, alphabet) == alphabet
+    assert len(set(names.values())) == 964
+    assert len(set(numbers.values())) == 30
+
+
+@pytest.mark.data
+def test_the_seed_decides_who_is_where(drawings, data_root):
+    again, other = (
+        load_splits(DataConfig("omniglot", root=str(data_root), seed=seed)) for seed in (0, 1)
+    )
+    for name, part in vars(drawings).items():
+        assert list(getattr(again, name).ids) == list(part.ids)
+        np.testing.assert_array_equal(getattr(again, name).images, part.images)
+        assert list(getattr(other, name).ids) != list(part.ids)
+    assert alphabets(other.train) != alphabets(drawings.train)
+
+
+def test_a_missing_archive_says_where_it_belongs(tmp_path, monkeypatch):
+    monkeypatch.setenv("RCIR_DATA", str(tmp_path))
+    for config in (
+        DataConfig("omniglot"),
+        DataConfig("omniglot", root=str(tmp_path / "no" / "where")),
+        DataConfig("omniglot", download=True),
+    ):
+        with pytest.raises(DataUnavailable, match=r"images_background\.zip is not .* RCIR_DATA"):
+            load_splits(config)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("harm", ["cut short", "changed", "text", "empty", "no pictures inside"])
+def test_a_damaged_archive_is_refused(tmp_path, harm):
+    path = write(tmp_path, content=b"not a picture" if harm == "no pictures inside" else None)
+    content = bytearray(path.read_bytes())
+    if harm == "changed":
+        content[content.index(b"IDAT") + 6] ^= 1
+    elif harm == "cut short":
+        content = content[: len(content) // 2]
+    elif harm in ("text", "empty"):
+        content = b"hello" if harm == "text" else b""
+    path.write_bytes(content)
+    with pytest.raises(InvalidData, match=r"images_background\.zip is damaged.*fetch it again"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ({"kinds": 29}, "580 drawings of 29 characters in 29 alphabets"),
+        ({"kinds": 31}, "620 drawings of 31 characters in 31 alphabets"),
+        ({"drawings": 19}, "570 drawings of 30 characters in 30 alphabets"),
+        ({"content": png(side=28)}, "600 drawings of 30 characters in 30 alphabets"),
+    ],
+    ids=["too few alphabets", "too many", "too few drawings", "too small"],
+)
+def test_an_archive_of_something_else_is_refused(tmp_path, layout, said):
+    write(tmp_path, **layout)
+    with pytest.raises(InvalidData, match=f"{said}; Omniglot's background set has 20 of each"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"train": 0},
+        {"validation": 0},
+        {"train": 20, "validation": 10},
+        {"gallery": 0},
+        {"gallery": 21},
+        {"gallery": 20},
+        {"adapter": 0},
+        {"calibration": -1},
+        {"adapter": 160, "calibration": 160},
+    ],
+    ids=str,
+)
+def test_sizes_that_do_not_fit_are_refused(tmp_path, options):
+    write(tmp_path)
+    with pytest.raises(InvalidData, match="at least 1, and some"):
+        load(tmp_path, **options)
+
+
+def test_sizes_that_just_fit_leave_one_query_to_test_on(tmp_path):
+    write(tmp_path)
+    splits = load(tmp_path, adapter=160, calibration=159)
+    # 20 alphabets of one character, 16 of their drawings are queries.
+    assert len(splits.test) == 20 * 16 - 160 - 159 == 1
+    assert {name: len(part) for name, part in vars(splits).items()} == {
+        **{"train": 100, "validation": 100, "gallery": 80},
+        **{"adapter": 160, "calibration": 159, "test": 1},
+    }
+    assert not splits.train.images.any()  # white paper
+
+
+def test_an_unknown_option_is_refused(tmp_path):
+    with pytest.raises(InvalidConfig, match=r"data\.options of omniglot"):
+        load(tmp_path, galery=3)

@@ -1,0 +1,149 @@
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from rcir.errors import InvalidConfig, InvalidData
+from rcir.risk import ADAPTERS, Constant, Quantile, Rankings, fit_adapter
+
+ALPHAS = (0.05, 0.1, 0.2)
+
+
+def draw(kind, n=800, seed=0, depth=80):
+    """Queries of which a part is late: the uncertain ones, the certain ones, or any."""
+    rng = np.random.default_rng(seed)
+    uncertainty = rng.uniform(size=n)
+    hard = {"good": uncertainty, "wrong": 1 - uncertainty, "noise": rng.uniform(size=n)}[kind]
+    late = np.minimum(1 + rng.geometric(0.1, n), depth)
+    return Rankings(uncertainty, depth), np.where(rng.uniform(size=n) < 0.6 * hard, late, 1.0)
+
+
+def allowed(n, alpha, delta=0.1):
+    return max(m for m in range(-1, n) if binom.cdf(m, n, alpha) <= delta)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_auto_takes_what_needs_smaller_sets_where_uncertainty_tells(seed):
+    adapter, sizes = fit_adapter("auto", *draw("good", seed=seed))
+    assert adapter.name != "constant"
+    for alpha in ALPHAS:
+        assert sizes[adapter.name][alpha] <= sizes["constant"][alpha]
+    assert sizes[adapter.name][0.1] < 0.9 * sizes["constant"][0.1]
+
+
+@pytest.mark.parametrize("kind", ["noise", "wrong"])
+@pytest.mark.parametrize("seed", range(4))
+def test_auto_takes_none_that_scales_with_uncertainty_where_it_misleads(kind, seed):
+    adapter, sizes = fit_adapter("auto", *draw(kind, seed=seed))
+    assert adapter.name in ("constant", "learned")  # which can learn to disregard it
+    assert all(sizes[adapter.name][alpha] <= sizes["constant"][alpha] for alpha in ALPHAS)
+    assert max(sizes["quantile"][a] / sizes["constant"][a] for a in ALPHAS) > 1
+
+
+def test_auto_takes_a_constant_where_nothing_can_be_gained():
+    rng = np.random.default_rng(0)
+    queries = Rankings(rng.uniform(size=500), 20)
+    assert fit_adapter("auto", queries, np.ones(500))[0].name == "constant"
+    late = np.where(rng.uniform(size=500) < 0.5, 2.0, 1.0)  # two candidates for all, whoever asks
+    assert fit_adapter("auto", queries, late)[0].name == "constant"
+
+
+@pytest.mark.parametrize("kind", ["good", "noise", "wrong"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_choice_is_the_smallest_mean_ratio_of_those_never_larger_than_constant(kind, seed):
+    adapter, sizes = fit_adapter("auto", *draw(kind, n=300, seed=seed))
+    ratios = {
+        name: [sizes[name][alpha] / sizes["constant"][alpha] for alpha in sizes["constant"]]
+        for name in ADAPTERS
+    }
+    eligible = [name for name in ADAPTERS if max(ratios[name]) <= 1]
+    best = min(eligible, key=lambda name: math.prod(ratios[name]))
+    assert adapter.name == best
+
+
+@pytest.mark.parametrize("n", [50, 203, 800])
+def test_constant_is_compared_at_the_smallest_size_with_few_enough_misses(n):
+    rankings, ranks = draw("good", n)
+    _, sizes = fit_adapter("auto", rankings, ranks)
+    expected = {}
+    for alpha in ALPHAS:
+        if allowed(n, alpha) >= 0:
+            fits = (k for k in range(1, 81) if sum(r > k for r in ranks) <= allowed(n, alpha))
+            expected[alpha] = float(next(fits))
+    assert sizes["constant"] == expected
+
+
+def test_quantile_is_compared_on_queries_that_it_was_not_fitted_on():
+    rankings, ranks = draw("good", 203)
+    _, sizes = fit_adapter("auto", rankings, ranks)
+    scales = []
+    for i, u in enumerate(rankings.uncertainty):
+        others = [v for j, v in enumerate(rankings.uncertainty) if j % 5 != i % 5]
+        scales.append(max(1, sum(v <= u for v in others)) / len(others))
+    needed = sorted((rank - 1) / scale for rank, scale in zip(ranks, scales, strict=True))[::-1]
+    for alpha in ALPHAS:
+        kappa = needed[allowed(203, alpha)] + 1e-4
+        each = [min(80, 1 + int(kappa * scale)) for scale in scales]
+        assert sizes["quantile"][alpha] == pytest.approx(np.mean(each), rel=1e-9)
+
+
+def test_the_chosen_adapter_is_fitted_on_the_whole_split():
+    rankings, ranks = draw("good", 203)
+    for seed in range(20):
+        rankings, ranks = draw("good", 203, seed)
+        adapter, _ = fit_adapter("auto", rankings, ranks)
+        if isinstance(adapter, Quantile):
+            break
+    assert adapter.state()["sample"].tolist() == sorted(rankings.uncertainty.tolist())
+
+
+def test_levels_that_nothing_attains_are_left_out_of_the_comparison():
+    rankings, ranks = draw("good", 400)
+    ranks[::8] = np.inf  # an eighth is lost
+    _, sizes = fit_adapter("auto", rankings, ranks)
+    assert {tuple(sizes[name]) for name in ADAPTERS} == {(0.2,)}
+    adapter, sizes = fit_adapter("auto", rankings, np.full(400, np.inf))
+    assert adapter.name == "constant"
+    assert all(sizes[name] == {} for name in ADAPTERS)
+
+
+def test_other_levels_can_be_compared():
+    _, sizes = fit_adapter("auto", *draw("good"), alphas=(0.15,), delta=0.01)
+    assert tuple(sizes["constant"]) == (0.15,)
+    ranks = draw("good")[1]
+    fits = (k for k in range(1, 81) if sum(r > k for r in ranks) <= allowed(800, 0.15, 0.01))
+    assert sizes["constant"][0.15] == next(fits)
+
+
+@pytest.mark.parametrize("n", [2, 49])
+def test_too_few_queries_to_compare_on_leave_a_constant(n):
+    rankings, ranks = draw("good", n)
+    adapter, sizes = fit_adapter("auto", rankings, ranks)
+    assert isinstance(adapter, Constant)
+    assert sizes == {}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_a_named_adapter_is_fitted_without_a_comparison(name):
+    adapter, sizes = fit_adapter(name, *draw("good", 100))
+    assert type(adapter) is ADAPTERS[name]
+    assert sizes == {}
+    expected = ADAPTERS[name].fit(*draw("good", 100)).state()
+    for key, values in adapter.state().items():
+        np.testing.assert_array_equal(values, expected[key])
+
+
+def test_an_unknown_name_is_refused_with_the_choices():
+    with pytest.raises(InvalidConfig, match="constant, minmax, quantile, learned, auto"):
+        fit_adapter("best", *draw("good", 100))
+
+
+@pytest.mark.parametrize("name", ["auto", *ADAPTERS])
+def test_a_split_that_makes_no_sense_is_refused(name):
+    rankings, ranks = draw("good", 100)
+    for bad in (ranks[:-1], np.full(100, 81.0), np.full(100, np.nan)):
+        with pytest.raises(InvalidData, match="ranks must be"):
+            fit_adapter(name, rankings, bad)
+    with pytest.raises(InvalidData, match="at least 2"):
+        fit_adapter(name, rankings[:1], ranks[:1])
