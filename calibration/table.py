@@ -26,22 +26,24 @@ def print_table(evaluation: Evaluation) -> None:
         kappa = "-" if row.kappa is None else f"{row.kappa:.4g}"
         table.add_row(f"{row.alpha:g}", *_measured(row), kappa)
     console.print(table)
-    console.print("The same calibration queries also certify, each statement by itself:")
+    console.print("The same queries also certify, each statement by itself (-: not certified):")
     table = Table("statement", "alpha", "risk", "mean size", "constant", "answered")
+    table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.justify = "right"
     for row in evaluation.others:
         _, *measured = _measured(row)
-        answered = "not certified" if row.answered is None else f"{row.answered:.3f}"
+        answered = "-" if row.answered is None else f"{row.answered:.3f}"
         table.add_row(row.statement, f"{row.alpha:g}", *measured, answered)
     console.print(table)
     if evaluation.comparison:
-        sizes = (
-            f"{name} {', '.join(f'{size:.2f}' for size in levels.values())}"
-            for name, levels in evaluation.comparison.items()
+        console.print(f"Mean sizes on the adapter split, by which {first.adapter} was chosen:")
+        table = Table(
+            "adapter", *(f"alpha {alpha:g}" for alpha in evaluation.comparison["constant"])
         )
-        console.print(f"mean sizes on the adapter split, by which {first.adapter} was chosen: ")
-        console.print("; ".join(sizes))
+        for name, sizes in evaluation.comparison.items():
+            table.add_row(name, *(f"{size:.2f}" for size in sizes.values()))
+        console.print(table)
     parts = [f"recall at 1: {evaluation.recall_at_1:.3f}"]
     if evaluation.auroc_miss is not None:
         parts.append(f"AUROC of misses: {evaluation.auroc_miss:.3f}")
