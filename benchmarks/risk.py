@@ -229,39 +229,47 @@ def sizes(folder: Path) -> tuple[list[tuple[str, ...]], dict[str, float]]:
     for name, config in SETS.items():
         run = trained(config, folder)
         cases = {
-            "pictures": Case(run, distinct=False),
-            "pictures, labels unknown": Case(run, distinct=False, labels=False),
-            "labels": Case(run, distinct=True),
+            "pictures": (Case(run, distinct=False), (*ADAPTERS, "auto"), BOUNDS),
+            "labels": (Case(run, distinct=True), (*ADAPTERS, "auto"), BOUNDS),
+            "pictures, no labels": (
+                Case(run, distinct=False, labels=False),
+                ("constant", "auto"),
+                {"exact": BOUNDS["exact"]},
+            ),
         }
         found: dict[tuple[str, str, str, float], float] = {}
-        for kind, case in cases.items():
-            for adapter_name in (*ADAPTERS, "auto"):
+        for kind, (case, adapters, bounds) in cases.items():
+            for adapter_name in adapters:
                 adapter = case.fitted(adapter_name)
                 shown = f"auto ({adapter.name})" if adapter_name == "auto" else adapter_name
-                for title, bound in BOUNDS.items():
+                for title, bound in bounds.items():
                     cells = [case.measured(adapter, bound, alpha) for alpha in ALPHAS]
                     texts = (f"{size:.2f} ({violated:.3f})" for size, violated in cells)
                     rows.append((name, kind, shown, title, *texts))
                     for alpha, (size, violated) in zip(ALPHAS, cells, strict=True):
                         found[kind, adapter_name, bound, alpha] = size
                         excess.append(violated - DELTA)
-        auto = {alpha: found["pictures", "auto", "binomial", alpha] for alpha in ALPHAS}
-        constant = {alpha: found["pictures", "constant", "binomial", alpha] for alpha in ALPHAS}
-        figures[f"{name}_auto_over_constant"] = auto[0.1] / constant[0.1]
-        figures[f"{name}_auto_over_paper"] = (
-            auto[0.1] / found["pictures", "minmax", "hoeffding", 0.1]
-        )
-        figures[f"{name}_largest_auto_over_constant"] = max(
-            found[kind, "auto", "binomial", alpha] / found[kind, "constant", "binomial", alpha]
-            for kind in cases
-            for alpha in ALPHAS
-        )
+        constant = found["pictures", "constant", "binomial", 0.1]
+        paper = found["pictures", "minmax", "hoeffding", 0.1]
+        figures |= {
+            f"{name}_auto_over_constant": found["pictures", "auto", "binomial", 0.1] / constant,
+            f"{name}_auto_over_paper": found["pictures", "auto", "binomial", 0.1] / paper,
+            f"{name}_auto_without_labels_over_paper": (
+                found["pictures, no labels", "auto", "binomial", 0.1] / paper
+            ),
+            f"{name}_largest_auto_over_constant": max(
+                found[kind, "auto", "binomial", alpha] / found[kind, "constant", "binomial", alpha]
+                for kind in cases
+                for alpha in ALPHAS
+            ),
+        }
         if name == "fashion":
+            constant = found["pictures", "constant", "binomial", 0.05]
             figures["fashion_distinct_over_constant"] = (
-                found["labels", "auto", "binomial", 0.05] / constant[0.05]
+                found["labels", "auto", "binomial", 0.05] / constant
             )
             figures["fashion_distinct_constant_over_constant"] = (
-                found["labels", "constant", "binomial", 0.05] / constant[0.05]
+                found["labels", "constant", "binomial", 0.05] / constant
             )
     figures["worst_violation_excess"] = float(np.nanmax(excess))
     return rows, figures

@@ -66,6 +66,20 @@ class Retriever(Searcher):
         Raises:
             StaleCalibration: the retriever has changed since it searched.
             InvalidData: of the queries.
+
+        Example:
+            >>> import rcir
+            >>> from rcir.data import DataConfig, load_splits
+            >>> retriever = rcir.load("runs/demo/retriever")
+            >>> splits = load_splits(DataConfig("digits", seed=1))
+            >>> adapter_split = retriever.judge(splits.adapter)
+            >>> calibration = retriever.judge(splits.calibration, group="occluded")
+            >>> sizes = retriever.calibrate(adapter_split, calibration)
+            >>> sizes[None]["learned"][0.1] < sizes[None]["constant"][0.1]
+            True
+            >>> query = splits.test.images[0]
+            >>> retriever.retrieve(query, 0.1, 0.1, group="True").guarantee.n_calibration < 3000
+            True
         """
         for judged in (adapter_split, calibration):
             found = judged.found
@@ -92,6 +106,9 @@ class Retriever(Searcher):
 
     def check(self, recent: Judged) -> Exchangeability:
         """Test whether recent labelled queries look like the calibration queries.
+
+        Args:
+            recent: queries of which `judge`, or you, know the true matches.
 
         Raises:
             StaleCalibration: not calibrated, or changed since.
