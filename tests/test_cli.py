@@ -160,7 +160,9 @@ def test_a_retriever_that_is_none_is_one_line(image, capsys):
     assert "RCIR_RETRIEVER" in failed(capsys, "retrieve", image)
 
 
-@pytest.mark.parametrize("name", ["encoder.safetensors", "gallery.json", "index.faiss", "control.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["encoder.safetensors", "gallery.json", "index.faiss", "control.safetensors"]
+)
 def test_one_changed_byte_is_one_line(folder, image, capsys, name):
     content = bytearray((folder / name).read_bytes())
     content[-2] ^= 1

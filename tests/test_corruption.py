@@ -1,8 +1,11 @@
+import hashlib
 import json
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
-from rcir.errors import CorruptRetriever, NoRetriever
+from rcir.errors import CorruptRetriever, InvalidData, NoRetriever, RcirError
 from rcir.storage import load
 
 FILES = (
@@ -49,6 +52,70 @@ def test_a_missing_or_shortened_file_is_noticed(folder, name):
     path.unlink()
     with pytest.raises(CorruptRetriever, match=f"{name} is missing"):
         load(folder)
+
+
+def sign(folder):
+    """Make the manifest vouch for the files as they are."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for name in manifest["files"]:
+        manifest["files"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda arrays: arrays.pop("None.calibration.costs"),
+        lambda arrays: arrays.pop("label.tuning.relevant"),
+        lambda arrays: arrays.pop("None.adapter.sample"),
+        lambda arrays: arrays.update({"None.calibration.extra": np.zeros(3)}),
+        lambda arrays: arrays.update({"None.calibration.doubt": np.zeros(3)}),
+        lambda arrays: arrays.update({"None.calibration.totals": np.zeros(400, np.int64)}),
+        lambda arrays: arrays.update(
+            {
+                name: np.ascontiguousarray(arrays[name][:, :9])
+                for name in ("None.tuning.costs", "None.tuning.relevant")
+            }
+        ),
+        lambda arrays: arrays.clear(),
+    ],
+)
+def test_a_calibration_that_makes_no_sense_is_refused_though_signed(folder, harm):
+    arrays = load_file(folder / "control.safetensors")
+    harm(arrays)
+    save_file(arrays, folder / "control.safetensors")
+    sign(folder)
+    with pytest.raises((CorruptRetriever, InvalidData)):
+        load(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\xff" * 100])
+def test_a_calibration_that_is_no_safetensors_is_refused_though_signed(folder, content):
+    (folder / "control.safetensors").write_bytes(content)
+    sign(folder)
+    with pytest.raises(CorruptRetriever, match="cannot be read although its checksums are right"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"adapter": "best"}, {"bound": "chernoff"}, {"distinct": "id"}, {"groups": ["a"]}],
+    ids=str,
+)
+def test_a_description_that_makes_no_sense_is_refused_though_signed(folder, change):
+    path = folder / "retriever.json"
+    description = json.loads(path.read_text())
+    description["controls"][0] |= change
+    path.write_text(json.dumps(description))
+    sign(folder)
+    with pytest.raises(RcirError):
+        load(folder)
+
+
+def test_signed_again_as_it_is_it_is_read(folder):
+    save_file(load_file(folder / "control.safetensors"), folder / "control.safetensors")
+    sign(folder)
+    assert set(load(folder).controls) == {None, "label"}
 
 
 @pytest.mark.parametrize("kind", ["no folder", "empty folder", "no manifest", "a file"])

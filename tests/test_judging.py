@@ -246,9 +246,9 @@ def test_other_uncertainties_of_the_gallery_make_the_calibration_stale(folder, s
     retriever.retrieve(image, 0.3, 0.1)
     before = retriever.fingerprints()
     retriever.item_uncertainty = retriever.item_uncertainty * 2
-    assert {name for name, digest in retriever.fingerprints().items() if digest != before[name]} == {
-        "gallery"
-    }
+    assert {
+        name for name, digest in retriever.fingerprints().items() if digest != before[name]
+    } == {"gallery"}
     with pytest.raises(StaleCalibration, match="changed since calibration: gallery"):
         retriever.retrieve(image, 0.3, 0.1)
 

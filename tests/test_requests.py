@@ -330,7 +330,7 @@ def test_what_is_not_attainable_says_what_is(retriever, splits, alpha, options, 
 
 
 def test_without_groups_none_is_known(learned, splits):
-    with pytest.raises(InvalidConfig, match="'True' has no calibration.*were not given groups"):
+    with pytest.raises(InvalidConfig, match=r"'True' has no calibration.*were not given groups"):
         learned.retrieve(splits.test.images[0], 0.3, DELTA, group="True")
 
 
@@ -351,9 +351,7 @@ def test_a_calibration_that_is_refused_leaves_the_one_before(
     controls = dict(retriever.controls)
     with pytest.raises(error, match=said):
         retriever.calibrate(first, second, **options)
-    one = Judged(
-        retriever.search(splits.adapter.images[:1]), first.relevant[:1], first.totals[:1]
-    )
+    one = Judged(retriever.search(splits.adapter.images[:1]), first.relevant[:1], first.totals[:1])
     with pytest.raises(InvalidData, match="at least 2"):
         retriever.calibrate(one, second)
     assert retriever.controls == controls

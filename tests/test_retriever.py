@@ -8,8 +8,16 @@ from PIL import Image
 from rcir.candidates import Judged
 from rcir.data import Preprocessing
 from rcir.encoders import EncoderConfig, build_encoder
-from rcir.errors import InvalidConfig, InvalidData, InvalidImage, InvalidRiskLevel, StaleCalibration
+from rcir.errors import (
+    InvalidConfig,
+    InvalidData,
+    InvalidImage,
+    InvalidRiskLevel,
+    RiskUnattainable,
+    StaleCalibration,
+)
 from rcir.retriever import Retriever
+from rcir.risk import ADAPTERS
 from rcir.storage import load, save
 
 
@@ -57,6 +65,30 @@ def test_calibration_queries_are_missed_as_often_as_the_bound_allows(retriever, 
     assert missed > 90
     assert answers[0].guarantee.n_calibration == 400
     assert answers[0].guarantee.risk_bound <= 0.3
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_every_adapter_allows_the_misses_that_the_bound_does(retriever, splits, adapter):
+    own = Retriever(
+        *(retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids),
+        labels=splits.gallery.labels,
+        depth=150,
+        item_uncertainty=np.array(retriever.item_uncertainty),
+    )
+    own.calibrate(own.judge(splits.adapter), own.judge(splits.calibration), adapter)
+    images, labels = list(splits.calibration.images), splits.calibration.labels
+    for distinct in (None, "label"):
+        missed = sum(
+            label not in answer.labels
+            for label, answer in zip(
+                labels, own.retrieve(images, 0.3, 0.1, distinct=distinct), strict=True
+            )
+        )
+        # P(Binomial(400, .3) <= 107) = .085; ties of prices, of which equal sizes have many, cost.
+        assert missed <= 107
+        assert missed > (90 if adapter == "constant" else 104)
+    with pytest.raises(RiskUnattainable):
+        own.retrieve(images[0], 1e-4, 0.1)
 
 
 def test_one_query_and_a_list_of_it_get_the_same_answer(retriever, splits, tmp_path):

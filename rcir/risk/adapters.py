@@ -56,10 +56,7 @@ class SizeAdapter(ABC):
 
     def sizes(self, rankings: Rankings, kappa: float) -> NDArray[np.int64]:
         """(n,) set sizes, at least 1: the number of ranks that `kappa` pays for."""
-        paid: NDArray[np.int64] = np.count_nonzero(
-            self.costs(rankings) <= np.float32(kappa), axis=1
-        )
-        return paid
+        return count_paid(self.costs(rankings), kappa)
 
     def doubt(self, rankings: Rankings, size: int) -> NDArray[np.float64]:
         """(n,) larger where the first `size` candidates are less likely to hold a true match."""
@@ -179,6 +176,13 @@ class Quantile(ScaledAdapter):
     @classmethod
     def from_state(cls, state: State) -> Self:
         return cls(state["sample"])
+
+
+def count_paid(costs: NDArray[np.float32], kappa: float) -> NDArray[np.int64]:
+    """(n,) how many ranks of (n, depth) costs a kappa pays for; never those of no candidate."""
+    affordable = np.float32(min(kappa, float(np.finfo(np.float32).max)))
+    paid: NDArray[np.int64] = np.count_nonzero(costs <= affordable, axis=1)
+    return paid
 
 
 def price_of_rank(costs: NDArray[np.float32], ranks: Floats) -> NDArray[np.float32]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk.abstention import AbstentionController, Answered
 from rcir.risk.adapters import SizeAdapter
-from rcir.risk.bounds import Bound, check_bound
+from rcir.risk.bounds import Bound, check_bound, check_level
 from rcir.risk.controller import RiskController
 from rcir.risk.joint import JointController
 from rcir.risk.outcomes import Outcomes, Risk, check_risk
@@ -45,6 +45,10 @@ class Request:
 
     def __post_init__(self) -> None:
         check_risk(self.risk)
+        if not isinstance(self.alpha, Mapping):
+            check_level("alpha", self.alpha)
+        if self.delta is not None:
+            check_level("delta", self.delta)
         several = isinstance(self.alpha, Mapping)
         if several and (self.risk != "miss" or self.abstain):
             raise InvalidConfig("several risks at once leave no room for risk= or abstain=")

@@ -204,7 +204,8 @@ def required(alpha: float, delta: float | None, bound: Bound, lost: float) -> in
     """Calibration queries needed where no set size prevents the share `lost` of the loss."""
     if delta is not None:
         return bounds.required_calibration(alpha, delta, bound, lost)
-    return None if lost >= alpha else math.ceil((1 - alpha) / (alpha - lost))
+    level = Fraction(check_level("alpha", alpha))
+    return None if lost >= alpha else math.ceil((1 - level) / (level - Fraction(lost)))
 
 
 def unattainable(

@@ -10,7 +10,7 @@ from scipy.optimize import isotonic_regression
 from scipy.special import expit, logit, ndtri
 
 from rcir.errors import InvalidData
-from rcir.risk.adapters import SizeAdapter, State, check_split
+from rcir.risk.adapters import SizeAdapter, State, check_split, count_paid
 from rcir.risk.rankings import Floats, Rankings, count_votes, earlier_of_same_key
 
 FLOOR = 1e-9  # probability below which ranks are all alike
@@ -113,8 +113,7 @@ class Learned(SizeAdapter):
         # K - 1 ranks of probability 1 / kappa or more: K is at most 1 + kappa, what follows is not
         # looked at (and one more, for rounding).
         costs = self._costs(rankings, int(min(2 + kappa, rankings.depth)))
-        paid: NDArray[np.int64] = np.count_nonzero(costs <= np.float32(kappa), axis=1)
-        return paid
+        return count_paid(costs, kappa)
 
     def doubt(self, rankings: Rankings, size: int) -> NDArray[np.float64]:
         none: NDArray[np.float64] = np.prod(1 - self.hazard(rankings, size), axis=1)
@@ -143,6 +142,7 @@ class Learned(SizeAdapter):
         costs = np.zeros(hazard.shape, np.float32)  # the first candidate is in every set
         if columns > 1:
             costs[:, 1:] = 1 / np.maximum(non_increasing(probability[:, 1:]), FLOOR)
+            np.maximum.accumulate(costs, axis=1, out=costs)  # of the smallest, digits were lost
         if rankings.distances is not None:
             costs[np.isposinf(rankings.distances[:, :columns])] = np.inf
         return costs

@@ -83,7 +83,8 @@ def capital(
     If it is alpha or more, this is the logarithm of a non-negative supermartingale that starts at
     1: it ever exceeds log(1 / delta) with probability at most delta (Ville).
     """
-    return np.cumsum(np.log1p(stakes * (alpha - losses)))
+    with np.errstate(divide="ignore"):  # who stakes all on a mean of 0 and loses owns nothing
+        return np.cumsum(np.log1p(stakes * (alpha - losses)))
 
 
 def _betting_bound(losses: NDArray[np.float64], delta: float) -> float:

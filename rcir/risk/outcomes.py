@@ -113,7 +113,7 @@ class Outcomes:
         """
         check_risk(risk)
         if risk == "miss":
-            return (self.scores[:, None] > kappas).astype(np.float64)
+            return (self.scores[:, None] > kappas.astype(np.float32)).astype(np.float64)
         hits = self._counts(kappas, self.relevant)
         if risk == "recall":
             return 1 - hits / np.maximum(self.totals, 1)[:, None]

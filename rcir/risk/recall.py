@@ -70,15 +70,18 @@ class RecallController:
 
     def minimum_alpha(self, delta: float | None) -> float | None:
         """The smallest alpha that can be certified at delta; None if none below 1 can."""
-        losses = self._losses(len(self.kappas) - 1)
+        last = len(self.kappas) - 1
+        losses = self._losses(last)
         n, total = len(losses), math.fsum(losses)
         if delta is None:
             smallest = (total + 1) / (n + 1)
             return smallest if smallest < 1 else None
         if self.bound != "betting":
             smallest = mean_bound(total, n, delta, self.bound)
+            step = math.ulp(smallest)
+            while smallest < 1 and not self._certified(last, smallest, delta):
+                smallest, step = smallest + step, 2 * step  # the inverse was rounded down
             return smallest if smallest < 1 else None
-        last = len(self.kappas) - 1
         low, high = total / n, math.nextafter(1.0, 0.0)
         if not self._certified(last, high, delta):
             return None

@@ -126,9 +126,8 @@ def test_other_statements_follow_from_the_answers_that_the_retriever_gives(outco
     certified = set()
     for statement, options in STATEMENTS.items():
         group = options.get("group")
-        chosen = [
-            row for row in range(len(test)) if group in (None, str(test.attributes["occluded"][row]))
-        ]
+        groups = test.attributes["occluded"].astype(str)
+        chosen = [row for row in range(len(test)) if group in (None, groups[row])]
         for alpha in (0.001, 0.2, 0.3):
             row = next(rows)
             assert (row.statement, row.alpha, row.delta) == (statement, alpha, DELTA)
@@ -168,9 +167,7 @@ def test_what_a_group_needs_follows_from_its_calibration_queries_alone(outcome, 
         if not row.statement.startswith("miss, group"):
             continue
         rows = occluded == (row.statement == "miss, group True")
-        kappa = calibrated(
-            ranks[rows], scale(uncertainty, searched["adapter"][0])[rows], row.alpha
-        )
+        kappa = calibrated(ranks[rows], scale(uncertainty, searched["adapter"][0])[rows], row.alpha)
         constant = calibrated(ranks[rows], np.ones(rows.sum()), row.alpha)
         assert row.kappa == (None if kappa is None else pytest.approx(kappa, rel=1e-6))
         assert row.constant_size == (None if constant is None else 1 + constant)

@@ -1,16 +1,20 @@
 """Other adapters, bounds and encoders; requests that cannot be met; what is refused."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from mlflow import MlflowClient
+from scipy.stats import binom
 
 import rcir
 from calibration import CalibrationConfig, calibrate
 from calibration.__main__ import main
+from rcir.data import load_splits
 from rcir.encoders import EncoderConfig
 from rcir.errors import CorruptRetriever, InvalidData
 from training import train
@@ -54,6 +58,91 @@ def test_hoeffding_allows_fewer_misses_than_the_exact_bound(trained):
     assert [row.bound for row in rows] == ["binomial", "hoeffding"]
     loaded = rcir.load("output/retriever")
     assert loaded.controls[None].bound == "hoeffding"
+
+
+def test_group_and_adapter_are_named_on_the_command_line(trained, capsys):
+    command = ["--run", str(trained.path), "--output", "grouped", "--alphas", "[0.3]"]
+    assert main([*command, "--group", "occluded", "--adapter", "learned", "--delta", "0.2"]) == 0
+    printed = re.sub(r"[^\w.,-]+", " ", capsys.readouterr().out)
+    assert "learned sizes, binomial bound, 300 calibration queries" in printed
+    assert "miss, group False 0.3 " in printed
+    assert "miss, group True 0.3 " in printed
+    assert "was chosen" not in printed
+    splits = load_splits(trained.data)
+    occluded = splits.calibration.attributes["occluded"]
+    loaded = rcir.load("grouped/retriever")
+    for group in ("True", "False"):
+        guarantee = loaded.retrieve(splits.test.images[0], 0.3, 0.2, group=group).guarantee
+        assert (guarantee.group, guarantee.adapter) == (group, "learned")
+        assert guarantee.n_calibration == np.sum(occluded == (group == "True"))
+    rows = json.loads(Path("grouped/results.json").read_text())["others"]
+    assert {row["adapter"] for row in rows} == {"learned"}
+    assert [row["statement"] for row in rows[-2:]] == ["miss, group False", "miss, group True"]
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        (["--group", "camera"], 1, "no attribute 'camera'; they have occluded"),
+        (["--adapter", "best"], 2, "adapter"),
+        (["--bound", "chernoff"], 2, "bound"),
+    ],
+    ids=str,
+)
+def test_groups_adapters_and_bounds_that_do_not_exist_are_named(
+    trained, capsys, options, status, said
+):
+    with pytest.raises(SystemExit) as stop:
+        main(["--run", str(trained.path), "--output", "refused", *options])
+    assert stop.value.code == status
+    assert said in capsys.readouterr().err
+    assert not Path("refused").exists()
+
+
+def test_by_default_the_adapter_with_the_smallest_sets_is_taken(chosen):
+    """Smallest on average over the levels, in ratio to equal sizes, and never above them."""
+    evaluation = chosen.evaluation
+    constant = evaluation.comparison["constant"]
+    assert set(constant) == {0.2, 0.3}
+    ratios = {
+        name: np.array([sizes[alpha] / constant[alpha] for alpha in constant])
+        for name, sizes in evaluation.comparison.items()
+    }
+    allowed = {name: np.prod(each) for name, each in ratios.items() if each.max() <= 1}
+    taken = min(allowed, key=allowed.get)
+    assert {row.adapter for row in evaluation.rows} == {taken}
+    assert rcir.load(chosen.folder).controls[None].adapter.name == taken
+    results = json.loads((chosen.folder.parent / "results.json").read_text())
+    assert results["adapter_comparison"] == {
+        name: {str(alpha): size for alpha, size in sizes.items()}
+        for name, sizes in evaluation.comparison.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["constant", "minmax", "quantile"])
+def test_what_adapters_are_compared_by_is_cross_fitted_on_the_adapter_split(chosen, name):
+    """Every fifth query is sized by what the others say; the calibration queries have no part."""
+    splits = chosen.splits
+    found = chosen.retriever.search(splits.adapter.images)
+    relevant = splits.gallery.labels[found.positions] == splits.adapter.labels[:, None]
+    ranks = np.where(relevant.any(1), relevant.argmax(1) + 1.0, np.inf)
+    scale = np.ones(300)
+    for fold in range(5):
+        inside = np.arange(300) % 5 == fold
+        others, own = found.uncertainty[~inside], found.uncertainty[inside]
+        if name == "minmax":
+            scale[inside] = np.clip((own - others.min()) / np.ptp(others), 1 / 240, 1)
+        elif name == "quantile":
+            scale[inside] = [max(1, np.sum(others <= value)) / 240 for value in own]
+    prices = (ranks - 1) / scale
+    for alpha, size in chosen.evaluation.comparison[name].items():
+        kappa = next(
+            kappa
+            for kappa in np.unique(prices)
+            if binom.cdf(np.sum(prices > kappa), 300, alpha) <= 0.1
+        )
+        paid = np.arange(200) / scale[:, None] <= kappa * (1 + 1e-6)
+        assert size == pytest.approx(paid.sum(axis=1).mean())
 
 
 def test_an_encoder_without_uncertainty_calibrates_by_its_nearest_distance(tiny):

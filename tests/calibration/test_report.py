@@ -154,7 +154,9 @@ def test_the_screen_says_no_where_nothing_is_certified(outcome, capsys):
     refused, *others = (line for line in lines if "0.001" in line)
     assert re.sub(r"[^\w.-]+", " ", refused).split() == ["0.001", "no", "-", "-", "-", "-"]
     assert len(others) == 6
-    assert all("not certified" in line for line in others)
+    for line in others:
+        words = re.sub(r"[^\w.,-]+", " ", line).split()
+        assert words[words.index("0.001") :] == ["0.001", "-", "-", "-", "-"]
     certified = [line for line in lines if " yes " in line]
     assert len(certified) == 2
     for line, row in zip(certified, outcome.evaluation.rows[1:], strict=True):
@@ -178,7 +180,8 @@ def test_the_screen_lists_every_other_statement(outcome, capsys, monkeypatch):
 
 def test_the_screen_says_by_what_the_adapter_was_chosen(chosen, capsys):
     print_table(chosen.evaluation)
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = re.sub(r"[^\w.,-]+", " ", capsys.readouterr().out)
+    assert "adapter alpha 0.2 alpha 0.3 " in shown
     assert f"by which {chosen.evaluation.rows[0].adapter} was chosen" in shown
     for name, sizes in chosen.evaluation.comparison.items():
-        assert f"{name} {', '.join(f'{size:.2f}' for size in sizes.values())}" in shown
+        assert f"{name} {' '.join(f'{size:.2f}' for size in sizes.values())} " in shown

@@ -118,6 +118,15 @@ def test_kappa_is_the_best_of_those_that_the_tests_certify(
         assert controller.kappa(alphas, delta) == min(certified)
 
 
+@pytest.mark.parametrize(("late", "expected"), [(134, 0.0), (135, 1.0)])
+def test_misses_are_bounded_exactly(late, expected):
+    # P(Binomial(3000, 0.05) <= 134) <= 0.1 < P(Binomial(3000, 0.05) <= 135)
+    relevant = np.repeat([[True, False], [False, True]], [3000 - late, late], axis=0)
+    queries = Rankings(np.zeros(3000), 2)
+    asked = Outcomes.of(Constant(), queries, relevant, np.ones(3000, int))
+    assert JointController(asked, asked).kappa({"miss": 0.05}, 0.1) == expected
+
+
 def test_some_of_the_asked_levels_are_certified_and_some_are_not(pair):
     attained = 0
     for alphas, delta in ASKED:

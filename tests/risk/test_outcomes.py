@@ -73,7 +73,6 @@ def test_mean_sizes_are_the_number_of_ranks_paid_for(drawn):
     assert drawn.mean_sizes(kappas[::7]).tolist() == pytest.approx(counts)
 
 
-@pytest.mark.xfail(reason="misses compare prices with kappa in double precision, sets in single")
 def test_a_kappa_in_double_precision_means_the_same_set_for_every_risk():
     costs, relevant = np.array([[0, 0.1]], np.float32), np.array([[False, True]])
     outcomes = Outcomes(costs, relevant, np.array([1]), np.zeros(1), np.zeros(1))

@@ -8,10 +8,10 @@ from rcir.risk.rankings import count_votes, earlier_of_same_key, first_of_each_k
 SHAPES = [(1, 1), (7, 1), (20, 12), (9, 70)]
 
 
-def draw(shape, labels=5, seed=0):
+def draw(shape, labels=5, seed=0, stretch=1_000_003):
     """Keys, some rows of which end early."""
     rng = np.random.default_rng(seed)
-    keys = rng.integers(0, labels, shape) * 1_000_003
+    keys = rng.integers(0, labels, shape) * stretch
     ends = rng.integers(1, shape[1] + 1, shape[0])
     keys[np.arange(shape[1]) >= ends[:, None]] = -1
     return keys
@@ -27,10 +27,18 @@ def everything(n=20, depth=40, seed=0):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("labels", [1, 5, 1000])
-def test_earlier_candidates_of_the_same_key_are_counted_one_by_one(shape, labels):
-    keys = draw(shape, labels)
+@pytest.mark.parametrize("stretch", [1, 2**13, 2**16])
+def test_earlier_candidates_of_the_same_key_are_counted_one_by_one(shape, labels, stretch):
+    keys = draw(shape, labels, stretch=stretch)
     expected = [[row[:k].count(row[k]) for k in range(len(row))] for row in keys.tolist()]
     assert earlier_of_same_key(keys).tolist() == expected
+
+
+@pytest.mark.parametrize("power", [8, 15, 16, 17, 31, 32, 62])
+def test_keys_that_share_their_last_digits_are_different_keys(power):
+    keys = np.array([[0, 2**power, -1, 2**power - 1, 0, 2**power, -1, 2**power - 1]])
+    assert earlier_of_same_key(keys).tolist() == [[0, 0, 0, 0, 1, 1, 1, 1]]
+    assert first_of_each_key(keys).tolist() == [[0, 1, 3, -1, -1, -1, -1, -1]]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -50,6 +58,7 @@ def test_votes_are_those_of_the_first_thirty(shape, labels):
     keys = draw(shape, labels)
     expected = [[row[:30].count(key) for key in row] for row in keys.tolist()]
     assert count_votes(keys).tolist() == expected
+    assert count_votes(keys, columns=3).tolist() == [row[:3] for row in expected]
 
 
 def test_distinct_rankings_keep_the_nearest_candidate_of_each_key():

@@ -94,19 +94,7 @@ def refusal(controller, alpha, delta):
     return caught.value
 
 
-@pytest.mark.parametrize(
-    "bound",
-    [
-        pytest.param(
-            "hoeffding",
-            marks=pytest.mark.xfail(
-                reason="the inverse is rounded and its p-value above delta by a last bit",
-                raises=RiskUnattainable,
-            ),
-        ),
-        *BOUNDS[1:],
-    ],
-)
+@pytest.mark.parametrize("bound", BOUNDS)
 def test_the_minimum_alpha_is_attainable_and_slightly_less_is_not(bound):
     for n in range(20, 200, 9):
         controller = counted([4] * (n - 2) + [3, 1], bound)

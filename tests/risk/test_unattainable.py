@@ -55,6 +55,13 @@ def test_the_marginal_guarantee_needs_one_query_over_alpha_and_says_so():
     assert refusal(controller(90, 10), 0.1, None).required_calibration is None
 
 
+def test_the_number_required_for_the_marginal_guarantee_is_enough():
+    for one_in in range(2, 60):
+        required = controller(1).required_calibration(1 / one_in, None)
+        assert controller(required).minimum_alpha(None) <= 1 / one_in
+        assert controller(required).kappa(1 / one_in, None) == 0.0
+
+
 @pytest.mark.parametrize(("served", "unmatched"), [(20, 0), (500, 10)])
 def test_simultaneous_levels_have_a_minimum_alpha_too(served, unmatched):
     calibrated = controller(served, unmatched)

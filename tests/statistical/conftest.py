@@ -38,7 +38,7 @@ class World:
 
 
 def draw_queries(n, seed):
-    """Skewed hardness, seen with noise; matches thin out along the ranks, one rival key does not."""
+    """Skewed hardness, seen with noise; matches thin out along the ranks, one rival does not."""
     rng = np.random.default_rng(seed)
     hardness = rng.gamma(2.0, size=n)
     number = np.arange(1.0, DEPTH + 1)
@@ -76,18 +76,17 @@ def everybody():
 
 @pytest.fixture(scope="session")
 def worlds(split, everybody):
-    """By name of the adapter, or "auto" for the chosen one."""
+    """By name of the adapter."""
 
     def world(name):
-        fitted_on = split[:60] if name == "auto" else split  # so few that any may be chosen
-        adapter, _ = fit_adapter(name, fitted_on.rankings, fitted_on.ranks)
+        adapter, _ = fit_adapter(name, split.rankings, split.ranks)
         tuning, population = (
             Outcomes.of(adapter, part.rankings, part.relevant, part.totals)
             for part in (split, everybody)
         )
         return World(adapter, tuning, population)
 
-    return {name: world(name) for name in [*ADAPTERS, "auto"]}
+    return {name: world(name) for name in ADAPTERS}
 
 
 @pytest.fixture(scope="session")
@@ -100,7 +99,7 @@ def draws():
 
 @pytest.fixture(scope="session")
 def answers():
-    """`answers(ask, controllers)`: what each is asked for; NaN, which violates nothing, if it can't."""
+    """`answers(ask, controllers)`: what each says; NaN, that violates nothing, if refused."""
 
     def answers(ask, controllers, met=0.5):
         found = []

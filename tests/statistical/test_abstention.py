@@ -3,16 +3,20 @@
 import numpy as np
 import pytest
 
-from rcir.risk import ADAPTERS, AbstentionController, Answered, p_value
+from rcir.risk import AbstentionController, Answered, p_value
 
 pytestmark = pytest.mark.statistical
 
-N, DELTA = 300, 0.1
+N, DELTA, POPULATION = 300, 0.1, 20_000
 
 
-def answered(outcomes, rows=slice(None)):
+def answered(outcomes):
     """The queries, were they answered with their first candidate."""
-    return Answered(outcomes.doubt[rows], ~outcomes.relevant[rows, 0])
+    return Answered(outcomes.doubt, ~outcomes.relevant[:, 0])
+
+
+def some(queries, rows):
+    return Answered(queries.doubt[rows], queries.missed[rows])
 
 
 def true_miss_rates(population, thresholds):
@@ -20,27 +24,70 @@ def true_miss_rates(population, thresholds):
     order = np.argsort(population.doubt)
     misses = np.concatenate([[0], np.cumsum(population.missed[order])])
     counts = np.searchsorted(population.doubt[order], thresholds, side="right")
-    rates = misses[counts] / np.maximum(counts, 1)
-    return np.where(np.isnan(thresholds), np.nan, rates)
+    return np.where(np.isnan(thresholds), np.nan, misses[counts] / np.maximum(counts, 1))
 
 
 @pytest.fixture(scope="module")
-def uninformative(everybody):
-    """Two samples of queries whose doubt says nothing, and the one miss rate of all thresholds."""
+def uninformative():
+    """An adapter split and a population whose doubt says nothing: all thresholds are alike."""
     rng = np.random.default_rng(5)
-    sizes = (len(everybody.totals), 400)
-    return [Answered(rng.uniform(size=n), rng.uniform(size=n) < 0.2) for n in sizes]
+    return [Answered(rng.uniform(size=n), rng.uniform(size=n) < 0.2) for n in (400, POPULATION)]
 
 
-@pytest.mark.parametrize("alpha", [0.1, 0.2])
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.fixture(scope="module")
+def failures(draws, answers):
+    """Whether the true miss rate among answers is above alpha, for each draw of queries."""
+
+    def failures(population, threshold, alpha, met=0.5):
+        thresholds = answers(threshold, (some(population, row) for row in draws(N)), met)
+        return true_miss_rates(population, thresholds) > alpha
+
+    return failures
+
+
+@pytest.mark.parametrize("alpha", [0.15, 0.2])
+@pytest.mark.parametrize("name", ["constant", "learned"])  # the others doubt as the first does
 def test_misses_among_answers_exceed_alpha_in_at_most_delta_of_the_calibrations(
-    worlds, draws, answers, excess, name, alpha
+    worlds, failures, excess, name, alpha
 ):
     tuning, population = answered(worlds[name].tuning), answered(worlds[name].population)
-    controllers = (
-        AbstentionController(Answered(population.doubt[row], population.missed[row]), tuning)
-        for row in draws(N)
-    )
-    thresholds = answers(lambda controller: controller.threshold(alpha, DELTA), controllers)
-    assert excess(true_miss_rates(population, thresholds) > alpha, DELTA) <= 3
+
+    def threshold(calibration):
+        return AbstentionController(calibration, tuning).threshold(alpha, DELTA)
+
+    assert excess(failures(population, threshold, alpha), DELTA) <= 3
+
+
+def test_an_uninformative_doubt_seldom_seems_to_separate(uninformative, failures, excess):
+    tuning, population = uninformative
+
+    def threshold(calibration):
+        return AbstentionController(calibration, tuning).threshold(0.19, DELTA)
+
+    assert excess(failures(population, threshold, 0.19, met=0), DELTA) <= 3
+
+
+def test_the_best_of_all_thresholds_without_correction_would_be_noticed(
+    uninformative, failures, excess
+):
+    _, population = uninformative
+
+    def threshold(calibration):
+        order = np.argsort(calibration.doubt)
+        misses = np.cumsum(calibration.missed[order])
+        values = [p_value(int(count), n, 0.19) for n, count in enumerate(misses, start=1)]
+        certified = np.flatnonzero(np.array(values) <= DELTA)
+        return calibration.doubt[order][certified[-1]] if len(certified) else np.nan
+
+    assert excess(failures(population, threshold, 0.19, met=0), DELTA) > 3
+
+
+def test_a_sequence_that_starts_where_the_calibration_queries_look_safest_would_be_noticed(
+    uninformative, failures, excess
+):
+    _, population = uninformative
+
+    def threshold(calibration):
+        return AbstentionController(calibration, calibration).threshold(0.19, DELTA)
+
+    assert excess(failures(population, threshold, 0.19, met=0), DELTA) > 3

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from rcir.errors import RiskUnattainable
 from rcir.risk import ADAPTERS, Bound, Learned, MinMax, Outcomes, RiskController, fit_adapter
 from rcir.risk.rankings import take_columns
 
 pytestmark = pytest.mark.statistical
 
-NAMES = [*ADAPTERS, "auto"]
-N, ALPHA, DELTA = 300, 0.15, 0.1
+N, ALPHA, DELTA = 300, 0.125, 0.1  # two candidates for everybody would miss 12.7 %
 
 
 def calibrated(world, rows, bound="binomial"):
@@ -43,7 +43,7 @@ def exactly_allowed(n, alpha, delta=DELTA):
 
 
 @pytest.mark.parametrize("risk", ["miss", "recall", "false-discovery"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ADAPTERS)
 def test_the_exact_risk_is_what_sets_of_the_whole_population_show(
     worlds, everybody, true_risk, name, risk
 ):
@@ -59,7 +59,7 @@ def test_the_exact_risk_is_what_sets_of_the_whole_population_show(
 
 
 @pytest.mark.parametrize("bound", get_args(Bound))
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ADAPTERS)
 def test_the_miss_rate_exceeds_alpha_in_at_most_delta_of_the_calibrations(
     failures, excess, name, bound
 ):
@@ -92,9 +92,7 @@ def test_the_certified_risk_below_alpha_holds_and_is_not_too_large(
 def test_sets_of_distinct_keys_hold_what_is_promised(
     split, everybody, draws, answers, true_risk, excess, kind
 ):
-    (tuning, tuned), (rankings, columns) = (
-        part.rankings.distinct() for part in (split, everybody)
-    )
+    (tuning, tuned), (rankings, columns) = (part.rankings.distinct() for part in (split, everybody))
     ranks = split.relevant, everybody.relevant
     matches = [
         take_columns(relevant, taken, False)
@@ -104,12 +102,11 @@ def test_sets_of_distinct_keys_hold_what_is_promised(
     adapter, _ = fit_adapter(kind, tuning, first)
     population = Outcomes.of(adapter, rankings, matches[1], matches[1].sum(axis=1))
     controllers = [
-        RiskController(adapter, np.sort(population.scores[row]), rankings.depth)
-        for row in draws(N)
+        RiskController(adapter, np.sort(population.scores[row]), rankings.depth) for row in draws(N)
     ]
     kappas = answers(at(0.1), controllers)
     assert excess(true_risk(population, "miss")(kappas) > 0.1, DELTA) <= 3
-    sizes = adapter.sizes(rankings, np.median(kappas))
+    sizes = adapter.sizes(rankings, np.nanmedian(kappas))
     held = (np.arange(rankings.depth) < sizes[:, None]) & (rankings.keys >= 0)
     assert (held.sum(axis=1) == sizes).all()  # nobody pays for a key that is not there
 
@@ -124,7 +121,7 @@ def test_one_miss_too_many_would_be_noticed(failures, excess):
     assert excess(failures("minmax", 40, generous, 0.2), DELTA) > 3
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ADAPTERS)
 def test_a_probability_that_one_minus_delta_is_mistaken_for_would_be_noticed(
     failures, excess, name
 ):
@@ -147,18 +144,35 @@ def test_scaling_by_each_batch_s_own_range_of_uncertainty_would_be_noticed(
     assert excess(true_risk(served, "miss")(kappas) > ALPHA, DELTA) > 3
 
 
-def test_a_model_fitted_on_the_calibration_queries_would_be_noticed(queries, draws, excess):
-    population = queries(1_000, seed=3)  # each draw has a model of its own, that prices them all
+@pytest.fixture(scope="module")
+def few(queries):
+    """A population so small that each draw can price all of it by an adapter of its own."""
+    return queries(1_000, seed=3)
+
+
+def exceeds(batch, few, adapter, alpha=0.15):
+    """Whether the true risk of the calibrated sets is above alpha; a refusal is no violation."""
+    controller = RiskController.calibrate(adapter, batch.rankings, batch.ranks)
+    try:
+        sizes = controller.size(few.rankings, alpha, DELTA)
+    except RiskUnattainable:
+        return False
+    return bool((sizes < few.ranks).mean() > alpha)
+
+
+def test_whatever_is_chosen_on_the_adapter_split_keeps_the_promise(queries, few, draws, excess):
+    splits = [queries(60, seed) for seed in range(100, 140)]  # so few that the choice varies
+    chosen = [fit_adapter("auto", split.rankings, split.ranks)[0] for split in splits]
+    assert len({adapter.name for adapter in chosen}) >= 3
+    rows = enumerate(draws(60, size=1_000))
+    failed = [exceeds(few[row], few, chosen[draw % len(chosen)]) for draw, row in rows]
+    assert excess(failed, DELTA) <= 3
+
+
+def test_a_model_fitted_on_the_calibration_queries_would_be_noticed(queries, few, draws, excess):
     split = queries(60, seed=4)
     honest = Learned.fit(split.rankings, split.ranks)
-
-    def fails(row, fitted=None):
-        batch = population[row]
-        adapter = fitted or Learned.fit(batch.rankings, batch.ranks)
-        controller = RiskController.calibrate(adapter, batch.rankings, batch.ranks)
-        sizes = controller.size(population.rankings, 0.2, DELTA)
-        return bool((sizes < population.ranks).mean() > 0.2)
-
-    rows = draws(60, size=1_000)
-    assert excess([fails(row, honest) for row in rows], DELTA) <= 3
-    assert excess([fails(row) for row in rows], DELTA) > 3
+    batches = [few[row] for row in draws(60, size=1_000)]
+    assert excess([exceeds(batch, few, honest) for batch in batches], DELTA) <= 3
+    own = [exceeds(batch, few, Learned.fit(batch.rankings, batch.ranks)) for batch in batches]
+    assert excess(own, DELTA) > 3
