@@ -31,8 +31,8 @@ from rcir.retriever import Retriever
 from rcir.risk import (
     ADAPTERS,
     MinMax,
+    MissController,
     Rankings,
-    RiskController,
     SizeAdapter,
     allowed_misses,
     fit_adapter,
@@ -99,9 +99,9 @@ def speed() -> tuple[list[tuple[str, ...]], dict[str, float]]:
     alpha = 0.1
     rankings, ranks = population(QUERIES, DEPTH)
     adapter = MinMax.fit(*population(3_000, DEPTH))
-    controller = RiskController.calibrate(adapter, rankings, ranks)
-    paper = RiskController(adapter, controller.scores, DEPTH, "hoeffding")
-    fit = seconds(lambda: RiskController.calibrate(adapter, rankings, ranks), 20)
+    controller = MissController.calibrate(adapter, rankings, ranks)
+    paper = MissController(adapter, controller.scores, DEPTH, "hoeffding")
+    fit = seconds(lambda: MissController.calibrate(adapter, rankings, ranks), 20)
     ask = seconds(lambda: controller.kappa(alpha, DELTA), 200)
     scale = adapter.scale(rankings.uncertainty)
     started = time.perf_counter()
@@ -126,8 +126,8 @@ def speed() -> tuple[list[tuple[str, ...]], dict[str, float]]:
     rankings, ranks = population(MAPIE_QUERIES, MAPIE_DEPTH)
     served = np.isfinite(ranks)
     rankings, ranks = rankings[served], ranks[served]  # MAPIE refuses queries without a match
-    controller = RiskController.calibrate(adapter, rankings, ranks)
-    paper = RiskController(adapter, controller.scores, MAPIE_DEPTH, "hoeffding")
+    controller = MissController.calibrate(adapter, rankings, ranks)
+    paper = MissController(adapter, controller.scores, MAPIE_DEPTH, "hoeffding")
     costs = adapter.costs(rankings)
     largest = float(paper.kappa(alpha, DELTA)) * 2
     grid = np.linspace(0, largest, MAPIE_GRID)
@@ -146,7 +146,7 @@ def speed() -> tuple[list[tuple[str, ...]], dict[str, float]]:
     duration = time.perf_counter() - started
     theirs = 1 / float(np.ravel(peer.best_predict_param)[0]) - 1
     both = seconds(
-        lambda: RiskController.calibrate(adapter, rankings, ranks, "hoeffding").kappa(alpha, DELTA),
+        lambda: MissController.calibrate(adapter, rankings, ranks, "hoeffding").kappa(alpha, DELTA),
         20,
     )
     rows += [

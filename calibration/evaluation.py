@@ -16,7 +16,7 @@ from rcir.data import ImageSet
 from rcir.errors import RiskUnattainable
 from rcir.metrics import Reliability, confidence, recall_at_k, reliability
 from rcir.retriever import Retriever
-from rcir.risk import Constant, Rankings, Request, RiskControl, RiskController
+from rcir.risk import Constant, MissController, Rankings, Request, RiskController
 
 
 @dataclass(frozen=True)
@@ -112,19 +112,19 @@ def evaluate(
         images: their images.
         alphas, delta: levels to measure.
     """
-    control = retriever.controls[None]
+    controller = retriever.controllers[None]
     missed = test.ranks > 1
     uncertainty = test.found.uncertainty
-    low, high = control.tuning.uncertainty.min(), control.tuning.uncertainty.max()
+    low, high = controller.tuning.uncertainty.min(), controller.tuning.uncertainty.max()
     return Evaluation(
         dataset=dataset,
         encoder=retriever.encoder.config.method,
         recall_at_1=recall_at_k(test.ranks, 1),
-        n_calibration=len(control.calibration),
+        n_calibration=len(controller.calibration),
         n_test=len(test.ranks),
         auroc_miss=_auroc(missed, uncertainty),
         auroc_occlusion=_auroc(images.attributes.get("occluded"), uncertainty),
-        rows=[measure(control, Request(alpha, delta), test) for alpha in alphas],
+        rows=[measure(controller, Request(alpha, delta), test) for alpha in alphas],
         others=others(retriever, test, alphas, delta),
         comparison=comparison,
         reliability=reliability(confidence(uncertainty, low, high), ~missed),
@@ -134,7 +134,7 @@ def evaluate(
 
 def others(retriever: Retriever, test: Judged, alphas: Sequence[float], delta: float) -> list[Row]:
     """What else can be certified of the same calibration queries."""
-    control, distinct = retriever.controls[None], retriever.controls["label"]
+    controller, distinct = retriever.controllers[None], retriever.controllers["label"]
     distinct_test = test.distinct()
     rows = []
     for alpha in alphas:
@@ -145,35 +145,37 @@ def others(retriever: Retriever, test: Judged, alphas: Sequence[float], delta: f
         "recall": {"risk": "recall"},
         "false discovery": {"risk": "false-discovery"},
     }
-    for group in [] if control.groups is None else sorted(set(control.groups.tolist())):
+    for group in [] if controller.groups is None else sorted(set(controller.groups.tolist())):
         statements[f"miss, group {group}"] = {"group": group}
     rows += [
-        measure(control, Request(alpha, delta, **options), test, statement)
+        measure(controller, Request(alpha, delta, **options), test, statement)
         for statement, options in statements.items()
         for alpha in alphas
     ]
     return rows
 
 
-def measure(control: RiskControl, request: Request, test: Judged, statement: str = "miss") -> Row:
+def measure(
+    controller: RiskController, request: Request, test: Judged, statement: str = "miss"
+) -> Row:
     """One statement on the test queries that it speaks of."""
     alpha, delta = float(request.alpha), float(request.delta or 0)  # type: ignore[arg-type]
-    row = Row(statement, alpha, delta, control.adapter.name, control.bound)
+    row = Row(statement, alpha, delta, controller.adapter.name, controller.bound)
     if request.risk == "miss" and not request.abstain:
-        row = replace(row, constant_size=constant(control, request, test))
+        row = replace(row, constant_size=constant(controller, request, test))
     try:
-        decision = control.decide(request)
+        decision = controller.decide(request)
     except RiskUnattainable:
         return row
     asked = np.ones(len(test.ranks), bool)
     if request.group is not None and test.groups is not None:
         asked = test.groups == request.group
-    sizes = control.sizes(test.found.rankings, decision)
+    sizes = controller.sizes(test.found.rankings, decision)
     rows = np.flatnonzero(asked & (sizes > 0))
     row = replace(row, bound=decision.bound, kappa=decision.kappa)
     if len(rows) == 0:
         return replace(row, answered=0.0)
-    outcomes = test.outcomes(control.adapter).subset(rows)
+    outcomes = test.outcomes(controller.adapter).subset(rows)
     return replace(
         row,
         test_risk=float(outcomes.losses(request.risk, np.array([decision.kappa])).mean()),
@@ -182,16 +184,16 @@ def measure(control: RiskControl, request: Request, test: Judged, statement: str
     )
 
 
-def constant(control: RiskControl, request: Request, test: Judged) -> float | None:
+def constant(controller: RiskController, request: Request, test: Judged) -> float | None:
     """The mean size that the constant adapter needs for the same statement."""
-    calibration = control.calibration
+    calibration = controller.calibration
     ranks = calibration.ranks
     if request.group is not None:
-        ranks = ranks[control.groups == request.group]
-    same = Rankings(np.zeros(len(ranks)), control.depth)
-    controller = RiskController.calibrate(Constant(), same, ranks, control.bound)
+        ranks = ranks[controller.groups == request.group]
+    same = Rankings(np.zeros(len(ranks)), controller.depth)
+    alike = MissController.calibrate(Constant(), same, ranks, controller.bound)
     try:
-        kappa = controller.kappa(float(request.alpha), request.delta)  # type: ignore[arg-type]
+        kappa = alike.kappa(float(request.alpha), request.delta)  # type: ignore[arg-type]
     except RiskUnattainable:
         return None
     return float(Constant().sizes(test.found.rankings, kappa).mean())

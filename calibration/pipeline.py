@@ -70,7 +70,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     )
     _check_output(output, run.path)
     folder = storage.save(retriever, output / "retriever")
-    figures = report.draw(retriever.controls[None], evaluation, test, splits, config.delta)
+    figures = report.draw(retriever.controllers[None], evaluation, test, splits, config.delta)
     page = output / "report.html"
     page.write_text(report.render(evaluation, figures), encoding="utf-8")
     results = output / "results.json"

@@ -14,7 +14,7 @@ from calibration.evaluation import Evaluation, measure
 from rcir import figures
 from rcir.candidates import Judged
 from rcir.data import Splits, read_image
-from rcir.risk import Request, RiskControl
+from rcir.risk import Request, RiskController
 
 CURVE = np.round(np.arange(0.02, 0.401, 0.02), 2)
 SHOWN = 4
@@ -22,11 +22,11 @@ COLUMNS = 8
 
 
 def draw(
-    control: RiskControl, evaluation: Evaluation, test: Judged, splits: Splits, delta: float
+    controller: RiskController, evaluation: Evaluation, test: Judged, splits: Splits, delta: float
 ) -> dict[str, Figure]:
     """All figures by name, in the order in which the page shows them."""
-    name = control.adapter.name
-    rows = [measure(control, Request(float(alpha), delta), test) for alpha in CURVE]
+    name = controller.adapter.name
+    rows = [measure(controller, Request(float(alpha), delta), test) for alpha in CURVE]
     risk = np.array([_or_nan(row.test_risk) for row in rows])
     size = np.array([_or_nan(row.mean_size) for row in rows])
     constant_size = np.array([_or_nan(row.constant_size) for row in rows])
@@ -38,7 +38,7 @@ def draw(
     certified = [row for row in evaluation.rows if row.kappa is not None]
     if certified:
         row = min(certified, key=lambda row: abs(row.alpha - 0.1))
-        sizes = control.adapter.sizes(test.found.rankings, float(row.kappa or 0))
+        sizes = controller.adapter.sizes(test.found.rankings, float(row.kappa or 0))
         drawn["sizes"] = figures.size_distribution(sizes, row.alpha, row.delta)
         order = np.argsort(test.found.uncertainty, kind="stable")
         for title, chosen in (("most_certain", order[:SHOWN]), ("least_certain", order[-SHOWN:])):

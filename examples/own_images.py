@@ -49,7 +49,7 @@ def main() -> None:
     options = parser.parse_args()
     retriever = build(runs.find_run(options.run), read_folders(options.images))
     storage.save(retriever, options.output)
-    smallest = retriever.controls[None].miss().minimum_alpha(delta=0.1)
+    smallest = retriever.controllers[None].miss().minimum_alpha(delta=0.1)
     print(f"{options.output}: {len(retriever.ids)} images; smallest alpha at delta 0.1: {smallest}")
 
 

@@ -77,8 +77,13 @@ class Judged:
                 f"{n} queries, relevant {self.relevant.shape}, totals {self.totals.shape}: needed "
                 f"are {self.found.positions.shape} and ({n},)"
             )
-        if self.groups is not None and self.groups.shape != (n,):
-            raise InvalidData(f"{n} queries, groups {self.groups.shape}: give one each")
+        if self.relevant.dtype != np.bool_:
+            raise InvalidData(f"relevant is of type {self.relevant.dtype}; it must be bool")
+        groups = self.groups
+        if groups is not None and (groups.shape != (n,) or groups.dtype.kind != "U"):
+            raise InvalidData(
+                f"{n} queries, groups {groups.shape} of type {groups.dtype}: give each a string"
+            )
 
     @property
     def ranks(self) -> NDArray[np.float64]:

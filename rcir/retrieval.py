@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.risk import Decision, Request, Risk
-from rcir.risk.control import Alpha
+from rcir.risk.controller import Alpha
 
 Distinct = Literal["label"] | None
 
 CLAUSES: Mapping[str, str] = {
     "miss": "a true match is missing from at most {alpha:.4g} of the {sets}",
     "recall": "on average at most {alpha:.4g} of the true matches are missing from the {sets}",
-    "false-discovery": "on average at most {alpha:.4g} of what is in the {sets} is no true match",
+    "false-discovery": "on average at most {alpha:.4g} of the items are wrong in the {sets}",
 }
 
 
@@ -88,7 +88,7 @@ class Guarantee:
 
     def __str__(self) -> str:
         levels = self.alpha if isinstance(self.alpha, Mapping) else {self.risk: self.alpha}
-        sets = "answers given" if self.abstain else "sets"
+        sets = "answers" if self.abstain else "sets"
         if self.distinct is not None:
             sets += f" of distinct {self.distinct}s"
         clauses = [CLAUSES[risk].format(alpha=level, sets=sets) for risk, level in levels.items()]

@@ -17,12 +17,13 @@ from rcir.risk import (
     Exchangeability,
     Request,
     Risk,
-    RiskControl,
+    RiskController,
     check_exchangeability,
     fit_adapter,
 )
+from rcir.risk.bounds import check_bound
 from rcir.risk.choice import ALPHAS, Comparison
-from rcir.risk.control import Alpha
+from rcir.risk.controller import Alpha
 from rcir.searcher import Searcher
 
 
@@ -30,14 +31,14 @@ class Retriever(Searcher):
     """Answers queries with sets of gallery images.
 
     Attributes:
-        controls: what decides the sizes: under None of sets of images and, if the gallery has
+        controllers: what decides the sizes: under None of sets of images and, if the gallery has
             labels, under "label" of sets of distinct labels; empty until calibrated.
         calibrated_on: fingerprints of all that the calibration depends on.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.controls: dict[Distinct, RiskControl] = {}
+        self.controllers: dict[Distinct, RiskController] = {}
         self.calibrated_on: dict[str, str] = {}
 
     def calibrate(
@@ -81,13 +82,10 @@ class Retriever(Searcher):
             >>> retriever.retrieve(query, 0.1, 0.1, group="True").guarantee.n_calibration < 3000
             True
         """
+        check_bound(bound)
         for judged in (adapter_split, calibration):
-            found = judged.found
-            if found.fingerprints != self.fingerprints() or found.rankings.depth != self.depth:
-                raise StaleCalibration(
-                    "the retriever has changed since it searched the queries: search them again"
-                )
-        controls: dict[Distinct, RiskControl] = {}
+            self._check_searched(judged)
+        controllers: dict[Distinct, RiskController] = {}
         comparisons: dict[Distinct, Comparison] = {}
         for distinct in (None, "label") if self.labels is not None else (None,):
             first, second = (
@@ -97,10 +95,10 @@ class Retriever(Searcher):
             fitted, comparisons[distinct] = fit_adapter(
                 adapter, first.found.rankings, first.ranks, alphas, delta
             )
-            controls[distinct] = RiskControl(
+            controllers[distinct] = RiskController(
                 fitted, first.outcomes(fitted), second.outcomes(fitted), bound, second.groups
             )
-        self.controls = controls
+        self.controllers = controllers
         self.calibrated_on = calibration.found.fingerprints
         return comparisons
 
@@ -111,10 +109,11 @@ class Retriever(Searcher):
             recent: queries of which `judge`, or you, know the true matches.
 
         Raises:
-            StaleCalibration: not calibrated, or changed since.
+            StaleCalibration: not calibrated, or changed since, or another one searched the queries.
         """
-        control = self._valid_control(None)
-        return check_exchangeability(control.calibration, recent.outcomes(control.adapter))
+        controller = self._valid_controller(None)
+        self._check_searched(recent)
+        return check_exchangeability(controller.calibration, recent.outcomes(controller.adapter))
 
     @overload
     def retrieve(
@@ -178,24 +177,24 @@ class Retriever(Searcher):
             True
         """
         request = Request(alpha, delta, risk, group, abstain, simultaneous)
-        control = self._valid_control(distinct)
-        decision = control.decide(request)
-        guarantee = Guarantee.of(request, decision, control.adapter.name, distinct)
+        controller = self._valid_controller(distinct)
+        decision = controller.decide(request)
+        guarantee = Guarantee.of(request, decision, controller.adapter.name, distinct)
         if isinstance(query, list | tuple):
-            return self._retrieve(query, control, decision, guarantee)
-        return self._retrieve([query], control, decision, guarantee)[0]
+            return self._retrieve(query, controller, decision, guarantee)
+        return self._retrieve([query], controller, decision, guarantee)[0]
 
     def _retrieve(
         self,
         images: Sequence[ImageLike],
-        control: RiskControl,
+        controller: RiskController,
         decision: Decision,
         guarantee: Guarantee,
     ) -> list[Retrieval]:
         found = self.search(images)
         if guarantee.distinct is not None:
             found, _ = found.distinct()
-        sizes = control.sizes(found.rankings, decision)
+        sizes = controller.sizes(found.rankings, decision)
         # One look-up for the whole batch; each answer is a slice of it.
         row = np.repeat(np.arange(len(sizes)), sizes)
         rank = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -216,20 +215,28 @@ class Retriever(Searcher):
             )
         return answers
 
-    def _valid_control(self, distinct: Distinct) -> RiskControl:
-        if not self.controls:
+    def _check_searched(self, judged: Judged) -> None:
+        found = judged.found
+        if found.fingerprints != self.fingerprints() or found.rankings.depth != self.depth:
+            raise StaleCalibration(
+                "the queries were searched by another retriever, or this one has changed since: "
+                "search them again"
+            )
+
+    def _valid_controller(self, distinct: Distinct) -> RiskController:
+        if not self.controllers:
             raise StaleCalibration(
                 "this retriever is not calibrated: run `python -m calibration`, or use `search` "
                 "for neighbours without a guarantee"
             )
-        if distinct not in self.controls:
+        if distinct not in self.controllers:
             raise InvalidConfig(
                 f"distinct is {distinct!r}; it can be "
-                + ("'label' or None" if "label" in self.controls else "None: no labels are known")
+                + ("'label' or None" if "label" in self.controllers else "None (no labels known)")
             )
         current = self.fingerprints()
         changed = [part for part in current if current[part] != self.calibrated_on.get(part)]
-        if self.controls[distinct].depth != self.depth:
+        if self.controllers[distinct].depth != self.depth:
             changed.append("search depth")
         if changed:
             raise StaleCalibration(
@@ -237,4 +244,4 @@ class Retriever(Searcher):
                 "that: run `python -m calibration` again, or use `search` for neighbours without a "
                 "guarantee"
             )
-        return self.controls[distinct]
+        return self.controllers[distinct]

@@ -53,7 +53,9 @@ class Searcher:
         self.index = index
         self.ids = _frozen(np.array(ids, dtype=object))
         self.labels = None if labels is None else _frozen(np.array(labels, np.int64))
-        self.item_uncertainty = None if item_uncertainty is None else _frozen(item_uncertainty)
+        self.item_uncertainty = (
+            None if item_uncertainty is None else _frozen(np.array(item_uncertainty, np.float64))
+        )
         self.max_depth = depth
         self._fingerprints: dict[str, str] = {}
         self._fingerprinted: tuple[list[object], list[int]] = ([], [])

@@ -3,7 +3,7 @@
     manifest.json           format version, and the SHA-256 of every other file
     retriever.json          encoder, preprocessing, depth, controller, and what it was calibrated on
     encoder.safetensors     weights
-    control.safetensors     size adapters, outcomes of adapter split and calibration queries
+    controller.safetensors  size adapters, outcomes of adapter split and calibration queries
     index.faiss             the index
     gallery.json            ids
     labels.npy              labels, if the gallery has any
@@ -39,7 +39,7 @@ from rcir.encoders.base import Encoder
 from rcir.errors import CorruptRetriever, NoRetriever, RcirError
 from rcir.index import FlatIndex
 from rcir.retriever import Retriever
-from rcir.risk import Outcomes, RiskControl, adapter_class
+from rcir.risk import Outcomes, RiskController, adapter_class
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -133,28 +133,28 @@ def _fill(retriever: Retriever, folder: Path) -> None:
         "preprocessing": asdict(retriever.preprocessing),
         "max_depth": retriever.max_depth,
         "calibrated_on": retriever.calibrated_on,
-        "controls": [],
+        "controllers": [],
     }
     save_encoder(retriever.encoder, folder / "encoder.safetensors")
     arrays: dict[str, NDArray[Any]] = {}
-    for distinct, control in retriever.controls.items():
-        groups = None if control.groups is None else control.groups.tolist()
-        description["controls"].append(
+    for distinct, controller in retriever.controllers.items():
+        groups = None if controller.groups is None else controller.groups.tolist()
+        description["controllers"].append(
             {
                 "distinct": distinct,
-                "adapter": control.adapter.name,
-                "bound": control.bound,
+                "adapter": controller.adapter.name,
+                "bound": controller.bound,
                 "groups": groups,
             }
         )
         for part, values in (
-            ("adapter", control.adapter.state()),
-            ("tuning", control.tuning.arrays()),
-            ("calibration", control.calibration.arrays()),
+            ("adapter", controller.adapter.state()),
+            ("tuning", controller.tuning.arrays()),
+            ("calibration", controller.calibration.arrays()),
         ):
             arrays |= {f"{distinct}.{part}.{name}": array for name, array in values.items()}
     if arrays:
-        (folder / "control.safetensors").write_bytes(save_arrays(arrays))
+        (folder / "controller.safetensors").write_bytes(save_arrays(arrays))
     retriever.index.save(folder / "index.faiss")
     (folder / "gallery.json").write_text(json.dumps(retriever.ids.tolist()))
     items = {"labels": retriever.labels, "uncertainty": retriever.item_uncertainty}
@@ -224,17 +224,17 @@ def _read(folder: Path, files: Set[str]) -> Retriever:
         description["max_depth"],
         uncertainty,
     )
-    if description["controls"]:
-        arrays = load_arrays(folder / "control.safetensors")
-        retriever.controls = {
-            kind["distinct"]: _control(kind, arrays) for kind in description["controls"]
+    if description["controllers"]:
+        arrays = load_arrays(folder / "controller.safetensors")
+        retriever.controllers = {
+            kind["distinct"]: _controller(kind, arrays) for kind in description["controllers"]
         }
         retriever.calibrated_on = description["calibrated_on"]
     return retriever
 
 
-def _control(kind: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> RiskControl:
-    """One stored control of the description `kind`."""
+def _controller(kind: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> RiskController:
+    """One stored controller of the description `kind`."""
 
     def part(name: str) -> dict[str, NDArray[Any]]:
         prefix = f"{kind['distinct']}.{name}."
@@ -244,7 +244,7 @@ def _control(kind: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> RiskCo
             if key.startswith(prefix)
         }
 
-    return RiskControl(
+    return RiskController(
         adapter_class(kind["adapter"]).from_state(part("adapter")),
         Outcomes.from_arrays(part("tuning")),
         Outcomes.from_arrays(part("calibration")),

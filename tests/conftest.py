@@ -28,7 +28,7 @@ def data_root():
     root = os.environ.get("RCIR_DATA")
     if not root or not Path(root).is_dir():
         pytest.skip("RCIR_DATA does not name the folder of the data sets")
-    return Path(root)
+    return Path(root).absolute()
 
 
 @pytest.fixture(scope="session")

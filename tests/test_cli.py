@@ -97,7 +97,7 @@ def test_no_answer_is_printed_as_such(retriever, splits, tmp_path, capsys):
     main(["retrieve", str(tmp_path / "doubtful.png"), "--alpha", "0.5", "--abstain"])
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("no answer: too uncertain, uncertainty ")
-    assert "at most 0.5 of the answers given" in second
+    assert "at most 0.5 of the answers" in second
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_retriever_that_is_none_is_one_line(image, capsys):
 
 
 @pytest.mark.parametrize(
-    "name", ["encoder.safetensors", "gallery.json", "index.faiss", "control.safetensors"]
+    "name", ["encoder.safetensors", "gallery.json", "index.faiss", "controller.safetensors"]
 )
 def test_one_changed_byte_is_one_line(folder, image, capsys, name):
     content = bytearray((folder / name).read_bytes())

@@ -11,7 +11,7 @@ from rcir.storage import load
 FILES = (
     "retriever.json",
     "encoder.safetensors",
-    "control.safetensors",
+    "controller.safetensors",
     "index.faiss",
     "gallery.json",
     "labels.npy",
@@ -81,9 +81,9 @@ def sign(folder):
     ],
 )
 def test_a_calibration_that_makes_no_sense_is_refused_though_signed(folder, harm):
-    arrays = load_file(folder / "control.safetensors")
+    arrays = load_file(folder / "controller.safetensors")
     harm(arrays)
-    save_file(arrays, folder / "control.safetensors")
+    save_file(arrays, folder / "controller.safetensors")
     sign(folder)
     with pytest.raises((CorruptRetriever, InvalidData)):
         load(folder)
@@ -91,7 +91,7 @@ def test_a_calibration_that_makes_no_sense_is_refused_though_signed(folder, harm
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\xff" * 100])
 def test_a_calibration_that_is_no_safetensors_is_refused_though_signed(folder, content):
-    (folder / "control.safetensors").write_bytes(content)
+    (folder / "controller.safetensors").write_bytes(content)
     sign(folder)
     with pytest.raises(CorruptRetriever, match="cannot be read although its checksums are right"):
         load(folder)
@@ -105,7 +105,7 @@ def test_a_calibration_that_is_no_safetensors_is_refused_though_signed(folder, c
 def test_a_description_that_makes_no_sense_is_refused_though_signed(folder, change):
     path = folder / "retriever.json"
     description = json.loads(path.read_text())
-    description["controls"][0] |= change
+    description["controllers"][0] |= change
     path.write_text(json.dumps(description))
     sign(folder)
     with pytest.raises(RcirError):
@@ -113,9 +113,9 @@ def test_a_description_that_makes_no_sense_is_refused_though_signed(folder, chan
 
 
 def test_signed_again_as_it_is_it_is_read(folder):
-    save_file(load_file(folder / "control.safetensors"), folder / "control.safetensors")
+    save_file(load_file(folder / "controller.safetensors"), folder / "controller.safetensors")
     sign(folder)
-    assert set(load(folder).controls) == {None, "label"}
+    assert set(load(folder).controllers) == {None, "label"}
 
 
 @pytest.mark.parametrize("kind", ["no folder", "empty folder", "no manifest", "a file"])

@@ -30,7 +30,7 @@ def test_own_images_makes_a_retriever_from_folders_of_pictures(
     assert f"{len(splits.calibration) // 2} images" in capsys.readouterr().out
 
     retriever = rcir.load(output)
-    alpha = retriever.controls[None].miss().minimum_alpha(0.1) + 0.05
+    alpha = retriever.controllers[None].miss().minimum_alpha(0.1) + 0.05
     answer = retriever.retrieve(next(pictures.glob("*/*.png")), alpha, 0.1)
     assert all((pictures / name).is_file() for name in answer.ids)
     # Half index, a sixth fits the adapter, the rest calibrates.

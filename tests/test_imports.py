@@ -26,7 +26,7 @@ rng = np.random.default_rng(0)
 queries, relevant = Rankings(rng.uniform(size=300), depth=4), rng.uniform(size=(300, 4)) < 0.5
 adapter, _ = fit_adapter("quantile", queries, np.full(300, 2))
 known = Outcomes.of(adapter, queries, relevant, relevant.sum(axis=1))
-control = RiskControl(adapter, known, known)
+control = RiskController(adapter, known, known)
 for risk in ("miss", "recall", "false-discovery"):
     control.decide(Request(0.9, 0.1, risk))
 control.decide(Request(0.9, 0.1, abstain=True))

@@ -117,7 +117,7 @@ def test_fewer_matches_in_the_gallery_than_were_found_are_refused(unlabelled, sp
     wrong = replace(judged, totals=judged.totals * 0)
     with pytest.raises(InvalidData, match="more true matches in the search"):
         unlabelled.calibrate(judged, wrong, "constant")
-    assert unlabelled.controls == {}
+    assert unlabelled.controllers == {}
 
 
 def test_a_gallery_without_labels_is_calibrated_with_what_is_told(unlabelled, retriever, splits):
@@ -132,7 +132,7 @@ def test_a_gallery_without_labels_is_calibrated_with_what_is_told(unlabelled, re
     comparison = unlabelled.calibrate(first, second, "quantile")
     assert comparison == {None: {}}
     for distinct in ("label", "id"):
-        with pytest.raises(InvalidConfig, match=f"distinct is '{distinct}'.*no labels are known"):
+        with pytest.raises(InvalidConfig, match=f"distinct is '{distinct}'.*no labels known"):
             unlabelled.retrieve(query, 0.3, 0.1, distinct=distinct)
     # To everything that needs no labels the answers are those of the labelled gallery.
     for options in ({}, {"risk": "recall"}, {"simultaneous": True}):
@@ -156,7 +156,7 @@ def test_every_adapter_can_be_chosen_without_labels(unlabelled, splits):
     (comparison,) = unlabelled.calibrate(first, second, alphas=(0.2, 0.3), delta=0.05).values()
     assert set(comparison) == {"constant", "minmax", "quantile", "learned"}
     assert all(set(sizes) == {0.2, 0.3} for sizes in comparison.values())
-    taken = unlabelled.controls[None].adapter.name
+    taken = unlabelled.controllers[None].adapter.name
     assert comparison[taken][0.2] <= comparison["constant"][0.2]
 
 

@@ -57,8 +57,8 @@ END = "calibration queries (quantile sizes, binomial bound, kappa = 12.5)."
         ),
         (
             {"risk": "false-discovery"},
-            "With probability at least 0.9, on average at most 0.05 of what is in the sets is no "
-            f"true match returned to queries like the 3000 {END}",
+            "With probability at least 0.9, on average at most 0.05 of the items are wrong in "
+            f"the sets returned to queries like the 3000 {END}",
         ),
         (
             {
@@ -68,13 +68,13 @@ END = "calibration queries (quantile sizes, binomial bound, kappa = 12.5)."
             },
             "With probability at least 0.9, a true match is missing from at most 0.1 of the sets "
             "and on average at most 0.25 of the true matches are missing from the sets and on "
-            "average at most 0.5 of what is in the sets is no true match returned to queries like "
+            "average at most 0.5 of the items are wrong in the sets returned to queries like "
             f"the 3000 {END}",
         ),
         (
             {"abstain": True},
             "With probability at least 0.9, a true match is missing from at most 0.05 of the "
-            f"answers given returned to queries like the 3000 {END}",
+            f"answers returned to queries like the 3000 {END}",
         ),
         (
             {"group": "north", "n_calibration": 70},

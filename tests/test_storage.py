@@ -41,7 +41,7 @@ def test_a_saved_copy_of_a_loaded_retriever_has_the_same_files(folder, tmp_path)
     copy = save(load(folder), tmp_path / "copy")
     assert contents(copy) == contents(folder)
     assert {name.partition(".")[0] for name in contents(copy)} == {
-        *("manifest", "retriever", "encoder", "control", "index", "gallery", "labels"),
+        *("manifest", "retriever", "encoder", "controller", "index", "gallery", "labels"),
         "uncertainty",
     }
 
@@ -75,7 +75,7 @@ def test_every_encoder_and_adapter_survives(splits, tmp_path, method, adapter):
     comparison = built.calibrate(first, second, adapter)
     assert comparison == {None: {}, "label": {}}
     loaded = load(save(built, tmp_path / "retriever"))
-    assert {control.adapter.name for control in loaded.controls.values()} == {adapter}
+    assert {control.adapter.name for control in loaded.controllers.values()} == {adapter}
     before, after = (everything(each, splits.test.images[:20]) for each in (built, loaded))
     assert after == before
     assert (loaded.item_uncertainty is None) == (method == "deterministic")
@@ -95,7 +95,7 @@ def test_a_gallery_without_labels_survives(retriever, splits, tmp_path, adapter)
     loaded = load(save(built, tmp_path / "retriever"))
     assert loaded.labels is None
     assert not (tmp_path / "retriever" / "labels.npy").exists()
-    assert list(loaded.controls) == [None]
+    assert list(loaded.controllers) == [None]
     assert answers(loaded, splits.test.images) == answers(built, splits.test.images)
 
 
@@ -104,7 +104,7 @@ def test_what_is_not_calibrated_survives_as_such(retriever, splits, tmp_path):
         retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids
     )
     loaded = load(save(bare, tmp_path / "bare"))
-    assert not (tmp_path / "bare" / "control.safetensors").exists()
+    assert not (tmp_path / "bare" / "controller.safetensors").exists()
     with pytest.raises(StaleCalibration, match="not calibrated"):
         loaded.retrieve(splits.test.images[0], 0.3, 0.1)
     found, expected = (each.search(splits.test.images[:5]) for each in (loaded, bare))

@@ -14,7 +14,7 @@ from rcir.encoders import Encoder
 from rcir.encoders.batches import embed
 from rcir.errors import InvalidData, RiskUnattainable, TrainingDiverged
 from rcir.metrics import first_match_ranks, recall_at_k
-from rcir.risk import MinMax, Rankings, RiskController
+from rcir.risk import MinMax, MissController, Rankings
 
 BLOCK, DEPTH = 1024, 200
 
@@ -46,7 +46,7 @@ class Validation:
         """
         first, second = (Rankings(self.uncertainty[start::2], self.depth) for start in (0, 1))
         adapter = MinMax.fit(first, self.ranks[::2])
-        controller = RiskController.calibrate(adapter, second, self.ranks[1::2])
+        controller = MissController.calibrate(adapter, second, self.ranks[1::2])
         try:
             return float(controller.size(second, alpha, delta).mean())
         except RiskUnattainable:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+import zlib
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -95,22 +96,33 @@ def _read(
         )
     try:
         with zipfile.ZipFile(archive) as opened:
-            names = sorted(name for name in opened.namelist() if name.endswith(".png"))
-            images = np.stack([_decode(opened.read(name)) for name in names])
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
+            paths = sorted(
+                path
+                for path in map(PurePosixPath, opened.namelist())
+                if path.suffix == ".png" and len(path.parts) >= 3
+            )
+            drawings = [_decode(opened.read(str(path))) for path in paths]
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        OSError,
+        ValueError,
+        NotImplementedError,
+        RuntimeError,
+    ) as error:
         raise InvalidData(f"{archive} is damaged ({error}): fetch it again") from error
-    paths = [PurePosixPath(name) for name in names]
     characters, labels = np.unique([str(path.parent) for path in paths], return_inverse=True)
     kinds, alphabets = np.unique([path.parts[-3] for path in paths], return_inverse=True)
     counts = np.bincount(labels)
-    if len(kinds) != ALPHABETS or (counts != DRAWINGS).any() or images.shape[1:] != (SIDE, SIDE):
+    shapes = {drawing.shape for drawing in drawings}
+    if len(kinds) != ALPHABETS or (counts != DRAWINGS).any() or shapes != {(SIDE, SIDE)}:
         raise InvalidData(
-            f"{archive} holds {len(names)} drawings of {len(characters)} characters in "
+            f"{archive} holds {len(paths)} drawings of {len(characters)} characters in "
             f"{len(kinds)} alphabets; Omniglot's background set has {DRAWINGS} of each of 964 "
             f"characters in {ALPHABETS}"
         )
     ids = ["/".join(path.parts[-3:]) for path in paths]
-    return images, labels.astype(np.int64), alphabets.astype(np.int64), ids
+    return np.stack(drawings), labels.astype(np.int64), alphabets.astype(np.int64), ids
 
 
 def _decode(content: bytes) -> NDArray[np.uint8]:

@@ -11,12 +11,12 @@ from rcir.risk.bounds import (
     required_calibration,
 )
 from rcir.risk.choice import ADAPTERS, adapter_class, fit_adapter
-from rcir.risk.control import Decision, Request, RiskControl
-from rcir.risk.controller import RiskController
+from rcir.risk.controller import Decision, Request, RiskController
 from rcir.risk.exchangeability import Exchangeability, check_exchangeability
 from rcir.risk.joint import JointController
 from rcir.risk.learned import Learned
 from rcir.risk.means import upper_confidence_bound
+from rcir.risk.miss import MissController
 from rcir.risk.monitor import RiskMonitor
 from rcir.risk.outcomes import Outcomes, Risk
 from rcir.risk.rankings import Rankings
@@ -34,13 +34,13 @@ __all__ = [
     "JointController",
     "Learned",
     "MinMax",
+    "MissController",
     "Outcomes",
     "Quantile",
     "Rankings",
     "RecallController",
     "Request",
     "Risk",
-    "RiskControl",
     "RiskController",
     "RiskMonitor",
     "SizeAdapter",

@@ -64,7 +64,7 @@ class JointController:
 
         Args:
             alphas: for each risk to control, its level in (0, 1).
-            delta: as in `RiskController.kappa`.
+            delta: as in `MissController.kappa`.
 
         Raises:
             InvalidConfig: no risk, or one that does not exist.

@@ -29,7 +29,7 @@ class Rankings:
         votes: (n, depth) how many of the first 30 candidates share a candidate's key.
 
     Raises:
-        InvalidData: shapes differ, or an uncertainty is NaN or infinite.
+        InvalidData: shapes differ, an uncertainty is NaN or infinite, or a query has no candidate.
 
     Example:
         >>> rankings = Rankings(np.array([0.1, 0.7]), depth=50)
@@ -61,6 +61,9 @@ class Rankings:
             values = getattr(self, name)
             if values is not None and values.shape != shape:
                 raise InvalidData(f"{name} has shape {values.shape}; needed is (n, depth) {shape}")
+
+        if self.distances is not None and np.isposinf(self.distances[:, 0]).any():
+            raise InvalidData("some queries have no candidate: search a gallery that holds one")
 
     def __len__(self) -> int:
         return len(self.uncertainty)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
 from rcir.risk.bounds import Bound, check_bound, check_level, mean_bound, p_value
-from rcir.risk.controller import required, unattainable
+from rcir.risk.miss import required, unattainable
 from rcir.risk.outcomes import Outcomes
 
 
@@ -43,12 +43,13 @@ class RecallController:
             raise InvalidData("the binomial bound is for losses 0 or 1: choose hoeffding-bentkus")
         self.calibration, self.tuning = calibration, tuning
         self.bound: Bound = bound
+        self._stakes: dict[tuple[float, float], float] = {}
         self.kappas = np.unique(calibration.costs[calibration.relevant])
         if len(self.kappas) == 0:
             self.kappas = np.zeros(1, np.float32)
 
     def kappa(self, alpha: float, delta: float | None) -> float:
-        """The smallest certified kappa; alpha and delta as in `RiskController.kappa`.
+        """The smallest certified kappa; alpha and delta as in `MissController.kappa`.
 
         Raises:
             InvalidRiskLevel: alpha or delta out of range.
@@ -99,7 +100,9 @@ class RecallController:
         if delta is None:
             return (total + 1) / (n + 1) <= alpha
         if self.bound == "betting":
-            stake = self._stake(alpha, delta)
+            if (alpha, delta) not in self._stakes:
+                self._stakes[alpha, delta] = self._stake(alpha, delta)
+            stake = self._stakes[alpha, delta]
             return float(np.log1p(stake * (alpha - losses)).sum()) >= math.log(1 / delta)
         return p_value(total, n, alpha, self.bound) <= delta
 

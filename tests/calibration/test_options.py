@@ -57,7 +57,7 @@ def test_hoeffding_allows_fewer_misses_than_the_exact_bound(trained):
     assert rows[1].kappa > rows[0].kappa
     assert [row.bound for row in rows] == ["binomial", "hoeffding"]
     loaded = rcir.load("output/retriever")
-    assert loaded.controls[None].bound == "hoeffding"
+    assert loaded.controllers[None].bound == "hoeffding"
 
 
 def test_group_and_adapter_are_named_on_the_command_line(trained, capsys):
@@ -111,7 +111,7 @@ def test_by_default_the_adapter_with_the_smallest_sets_is_taken(chosen):
     allowed = {name: np.prod(each) for name, each in ratios.items() if each.max() <= 1}
     taken = min(allowed, key=allowed.get)
     assert {row.adapter for row in evaluation.rows} == {taken}
-    assert rcir.load(chosen.folder).controls[None].adapter.name == taken
+    assert rcir.load(chosen.folder).controllers[None].adapter.name == taken
     results = json.loads((chosen.folder.parent / "results.json").read_text())
     assert results["adapter_comparison"] == {
         name: {str(alpha): size for alpha, size in sizes.items()}
@@ -197,7 +197,7 @@ def test_a_run_is_named_by_its_mlflow_id_as_well(trained, capsys):
     assert main(["--run", trained.mlflow_run, "--output", "by-id", "--alphas", "[0.3]"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "retriever: by-id/retriever" in printed
-    assert rcir.load("by-id/retriever").controls[None].miss().n_calibration == 300
+    assert rcir.load("by-id/retriever").controllers[None].miss().n_calibration == 300
 
 
 def test_without_an_output_everything_lands_in_the_run(trained, tmp_path):
@@ -234,7 +234,7 @@ def test_an_earlier_retriever_is_replaced_as_a_whole(trained):
     first = calibrated(trained, adapter="quantile", alphas=(0.3,))
     second = calibrated(trained, adapter="constant", alphas=(0.3,))
     assert first.folder == second.folder
-    assert rcir.load(second.folder).controls[None].adapter.name == "constant"
+    assert rcir.load(second.folder).controllers[None].adapter.name == "constant"
     assert {path.name for path in second.folder.parent.iterdir()} == {
         *("retriever", "report.html", "results.json")
     }

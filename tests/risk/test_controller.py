@@ -1,173 +1,231 @@
 import math
-from fractions import Fraction
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import beta, binom
 
-from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel
-from rcir.risk import ADAPTERS, Constant, Rankings, RiskController
+from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel, RcirError, RiskUnattainable
+from rcir.risk import (
+    AbstentionController,
+    Answered,
+    Constant,
+    JointController,
+    Learned,
+    Outcomes,
+    Quantile,
+    RecallController,
+    Request,
+    RiskController,
+)
+from rcir.risk.outcomes import Risk
 
-LEVELS = [(0.02, 0.1), (0.05, 0.01), (0.1, 0.1), (0.3, 0.5), (0.45, 0.05)]
-BOUNDS = ("binomial", "hoeffding", "bentkus", "hoeffding-bentkus", "betting")
-
-
-def calibration(n=300, seed=0, depth=60):
-    rng = np.random.default_rng(seed)
-    uncertainty = rng.gamma(2.0, size=n)
-    ranks = 1 + np.floor(rng.exponential(2 * uncertainty))
-    return Rankings(uncertainty, depth), np.where(ranks > depth, np.inf, ranks)
-
-
-@pytest.fixture(params=ADAPTERS.values(), ids=lambda kind: kind.name)
-def adapter(request):
-    return request.param.fit(*calibration(200, seed=9))
-
-
-def misses(controller, kappa, rankings, ranks):
-    return int((controller.sizes(rankings, kappa) < ranks).sum())
+SEVERAL = {"miss": 0.3, "false-discovery": 0.7}
+ADAPTER = Quantile(np.linspace(0, 1, 37))
 
 
-def assert_smallest(controller, kappa, rankings, ranks, allowed):
-    """At most `allowed` are missed at kappa, more at any kappa below at which some set grows."""
-    assert misses(controller, kappa, rankings, ranks) <= allowed
-    grows = np.unique(controller.adapter.costs(rankings))
-    for candidate in grows[grows < kappa][-200:]:
-        assert misses(controller, float(candidate), rankings, ranks) > allowed
+@pytest.fixture(scope="module")
+def tuning(outcomes):
+    return outcomes(200, 1, matches=0.5, adapter=ADAPTER)
 
 
-@pytest.mark.parametrize(("alpha", "delta"), LEVELS)
-def test_kappa_is_the_smallest_that_a_search_over_all_candidates_certifies(adapter, alpha, delta):
-    rankings, ranks = calibration()
-    controller = RiskController.calibrate(adapter, rankings, ranks)
-    allowed = max(m for m in range(-1, 300) if binom.cdf(m, 300, alpha) <= delta)
-    assert_smallest(controller, controller.kappa(alpha, delta), rankings, ranks, allowed)
+@pytest.fixture(scope="module")
+def calibration(outcomes):
+    return outcomes(500, 0, matches=0.5, adapter=ADAPTER)
 
 
-@pytest.mark.parametrize("bound", BOUNDS)
-@pytest.mark.parametrize(("alpha", "delta"), LEVELS[2:])
-def test_every_bound_allows_the_misses_that_its_p_value_does(bound, alpha, delta, naive_p_value):
-    rankings, ranks = calibration()
-    controller = RiskController.calibrate(Constant(), rankings, ranks, bound)
-    allowed = max(m for m in range(300) if naive_p_value(m, 300, alpha, bound) <= delta)
-    assert_smallest(controller, controller.kappa(alpha, delta), rankings, ranks, allowed)
+@pytest.fixture(scope="module")
+def groups():
+    return np.array(["a", "b", "b", "c"])[np.arange(500) % 4]
 
 
-@pytest.mark.parametrize("alpha", [0.05, 0.1, 1 / 3, 0.45, 0.9, 0.9999])
-def test_the_marginal_kappa_is_the_smallest_with_a_corrected_risk_of_at_most_alpha(adapter, alpha):
-    rankings, ranks = calibration(299)
-    controller = RiskController.calibrate(adapter, rankings, ranks)
-    allowed = max(m for m in range(299) if Fraction(m + 1, 300) <= Fraction(alpha))
-    assert_smallest(controller, controller.kappa(alpha, None), rankings, ranks, allowed)
-    served = np.sort(adapter.scores(rankings, ranks))
-    place = math.ceil(300 * (1 - Fraction(alpha)))  # split conformal prediction's quantile
-    assert controller.kappa(alpha, None) == served[max(place, 1) - 1]
-    assert controller.risk_bound(alpha, None) == pytest.approx((allowed + 1) / 300)
+@pytest.fixture(scope="module")
+def control(tuning, calibration, groups):
+    return RiskController(ADAPTER, tuning, calibration, groups=groups)
 
 
-@pytest.mark.parametrize("bound", ["binomial", "betting"])
-@pytest.mark.parametrize(("alpha", "delta"), [(0.1, 0.1), (0.2, 0.5), (0.45, 0.01)])
-def test_simultaneous_levels_pay_the_width_of_the_massart_band(bound, alpha, delta):
-    rankings, ranks = calibration()
-    controller = RiskController.calibrate(Constant(), rankings, ranks, bound)
-    width = math.sqrt(math.log(1 / delta) / 600)
-    allowed = max(m for m in range(300) if m / 300 + width <= alpha)
-    kappa = controller.kappa(alpha, delta, simultaneous=True)
-    assert_smallest(controller, kappa, rankings, ranks, allowed)
-    certified = controller.risk_bound(alpha, delta, simultaneous=True)
-    assert certified == pytest.approx(allowed / 300 + width)
-    sizes = controller.size(rankings, alpha, delta, simultaneous=True)
-    assert sizes.tolist() == [min(60, 1 + int(kappa))] * 300
+def smallest(outcomes, allowed):
+    """The smallest kappa at which at most that many sets hold no true match."""
+    for kappa in np.unique(outcomes.costs):
+        missed = sum(
+            not row[costs <= kappa].any()
+            for row, costs in zip(outcomes.relevant, outcomes.costs, strict=True)
+        )
+        if missed <= allowed:
+            return float(kappa)
+    raise AssertionError("no kappa is enough")
 
 
-def test_simultaneous_levels_need_a_delta_of_at_most_a_half():
-    controller = RiskController(Constant(), np.zeros(100, np.float32), depth=5)
-    for delta, message in ((0.51, "up to 0.5"), (None, "need a delta")):
-        with pytest.raises(InvalidRiskLevel, match=message):
-            controller.kappa(0.9, delta, simultaneous=True)
+def most(n, alpha, delta):
+    return max(m for m in range(-1, n) if binom.cdf(m, n, alpha) <= delta)
 
 
-def test_one_more_miss_than_allowed_moves_kappa_to_the_next_rank():
-    # 3,000 queries allow 134 misses at (0.05, 0.1).
-    for late, expected in ((134, 0.0), (135, 6.0)):
-        ranks = np.repeat([1.0, 7.0], [3000 - late, late])
-        controller = RiskController.calibrate(Constant(), Rankings(np.zeros(3000), 10), ranks)
-        assert controller.kappa(0.05, 0.1) == expected
+@pytest.mark.parametrize(("alpha", "delta"), [(0.2, 0.1), (0.35, 0.01)])
+def test_the_miss_risk_is_decided_by_the_exact_bound(alpha, delta, control, calibration):
+    decision = control.decide(Request(alpha, delta))
+    allowed = most(500, alpha, delta)
+    assert decision.kappa == smallest(calibration, allowed)
+    assert decision.risk_bound == pytest.approx(beta.isf(delta, allowed + 1, 500 - allowed))
+    assert (decision.threshold, decision.bound, decision.n_calibration) == (None, "binomial", 500)
 
 
-def test_sizes_stop_at_the_search_depth(adapter):
-    controller = RiskController(adapter, np.zeros(1, np.float32), depth=12)
-    sizes = controller.sizes(Rankings(np.array([0.1, 2.0, 50.0]), 12), kappa=1e10)
-    assert sizes.tolist() == [12, 12, 12]
+@pytest.mark.parametrize("group", ["a", "b", "c"])
+def test_a_group_is_decided_by_its_own_queries(group, control, calibration, groups):
+    rows = np.array([name == group for name in groups])
+    n = int(rows.sum())
+    decision = control.decide(Request(0.3, 0.1, group=group))
+    assert decision.kappa == smallest(calibration.subset(rows), most(n, 0.3, 0.1))
+    assert decision.n_calibration == n
+    assert control.miss(group).n_calibration == n
 
 
-def test_queries_that_were_searched_to_another_depth_are_refused(adapter):
-    controller = RiskController(adapter, np.zeros(1, np.float32), depth=12)
-    with pytest.raises(InvalidData, match="searched to depth 13, the calibration queries to 12"):
-        controller.sizes(Rankings(np.zeros(2), 13), kappa=1.0)
+def test_every_other_statement_can_be_had_of_a_group(tuning, control, calibration, groups):
+    own = calibration.subset(groups == "b")
+    alone = RiskController(ADAPTER, tuning, own)
+    for options in ({"risk": "recall"}, {"risk": "false-discovery"}, {"abstain": True}):
+        asked, expected = Request(0.6, 0.1, group="b", **options), Request(0.6, 0.1, **options)
+        assert control.decide(asked) == alone.decide(expected)
+        assert control.decide(asked).n_calibration == 250
 
 
-@pytest.mark.parametrize("bound", BOUNDS[1:])
-def test_no_bound_is_less_careful_than_the_exact_one(adapter, bound):
-    rankings, ranks = calibration(n=2000)
-    exact, other = (
-        RiskController.calibrate(adapter, rankings, ranks, each) for each in ("binomial", bound)
-    )
-    gaps = [other.kappa(alpha, 0.1) - exact.kappa(alpha, 0.1) for alpha in (0.05, 0.1, 0.2, 0.3)]
-    assert min(gaps) >= 0
-    if adapter.name != "constant":  # whose kappas are few
-        assert max(gaps) > 0
+def test_levels_that_hold_at_once_pay_the_band(control, calibration):
+    decision = control.decide(Request(0.3, 0.1, simultaneous=True))
+    width = math.sqrt(math.log(10) / 1000)
+    allowed = max(m for m in range(500) if m / 500 + width <= 0.3)
+    assert decision.kappa == smallest(calibration, allowed)
+    assert decision.bound == "dkw"
+    assert decision.risk_bound == pytest.approx(allowed / 500 + width)
 
 
-def test_the_order_of_the_queries_does_not_matter(adapter):
-    rankings, ranks = calibration()
-    shuffled = np.random.default_rng(5).permutation(300)
-    first = RiskController.calibrate(adapter, rankings, ranks)
-    second = RiskController.calibrate(adapter, rankings[shuffled], ranks[shuffled])
-    np.testing.assert_array_equal(first.scores, second.scores)
-
-
-def test_queries_without_a_match_are_counted(adapter):
-    rankings, ranks = calibration()
-    ranks[:17] = np.inf
-    controller = RiskController.calibrate(adapter, rankings, ranks)
-    assert controller.unmatched == sum(rank == np.inf for rank in ranks)
-    assert controller.n_calibration == 300
-
-
-@pytest.mark.parametrize("n", [30, 300, 3000])
-@pytest.mark.parametrize("bound", BOUNDS)
-def test_the_certified_risk_is_at_most_alpha_and_allows_no_more_misses(n, bound, naive_p_value):
-    controller = RiskController(Constant(), np.zeros(n, np.float32), 5, bound)
-    for alpha in np.linspace(0.25, 0.9, 8):
-        certified = controller.risk_bound(alpha, 0.1)
-        assert certified <= alpha
-        assert controller.risk_bound(certified * (1 + 1e-9), 0.1) == certified
-        allowed = next(m for m in range(n) if naive_p_value(m + 1, n, alpha, bound) > 0.1)
-        assert naive_p_value(allowed, n, certified * (1 + 1e-9), bound) <= 0.1
-        assert naive_p_value(allowed, n, certified * (1 - 1e-6), bound) > 0.1
+def test_without_delta_the_guarantee_is_marginal(control, calibration, tuning):
+    decision = control.decide(Request(0.2, None))
+    assert decision.kappa == smallest(calibration, math.floor(0.2 * 501) - 1)
+    assert decision.bound == "conformal"
+    assert decision.risk_bound == pytest.approx(100 / 501)
+    recall = control.decide(Request(0.5, None, risk="recall"))
+    assert recall.kappa == RecallController(calibration, tuning).kappa(0.5, None)
+    assert recall.bound == "conformal"
 
 
 @pytest.mark.parametrize(
-    "ranks",
+    ("bound", "means"),
+    [("binomial", "hoeffding-bentkus"), ("hoeffding", "hoeffding"), ("betting", "betting")],
+)
+def test_decisions_are_those_of_the_controllers_beneath(bound, means, tuning, calibration):
+    control = RiskController(ADAPTER, tuning, calibration, bound)
+    recall = control.decide(Request(0.6, 0.1, risk="recall"))
+    assert recall.kappa == RecallController(calibration, tuning, means).kappa(0.6, 0.1)
+    assert (recall.bound, recall.risk_bound) == (means, 0.6)
+    joint = JointController(calibration, tuning, means)
+    discovery = control.decide(Request(0.6, 0.1, risk="false-discovery"))
+    assert discovery.kappa == joint.kappa({"false-discovery": 0.6}, 0.1)
+    assert (discovery.bound, discovery.risk_bound) == (f"{means}, fixed-sequence", 0.6)
+    several = control.decide(Request(SEVERAL, 0.1))
+    assert several.kappa == joint.kappa(SEVERAL, 0.1)
+    assert several.risk_bound is None
+    assert control.decide(Request(0.3, 0.1)).bound == bound
+
+
+def test_abstention_watches_the_first_candidate_and_answers_with_one_or_none(
+    control, tuning, calibration, queries
+):
+    first = (Answered(o.uncertainty, ~o.relevant[:, 0]) for o in (calibration, tuning))
+    decision = control.decide(Request(0.25, 0.1, abstain=True))
+    assert decision.threshold == AbstentionController(*first).threshold(0.25, 0.1)
+    assert (decision.kappa, decision.risk_bound) == (0.0, 0.25)
+    asked = queries(300, 9)[0]
+    sizes = control.sizes(asked, decision)
+    assert sizes.tolist() == [int(u <= decision.threshold) for u in asked.uncertainty]
+    assert set(sizes.tolist()) == {0, 1}
+
+
+def test_abstention_goes_by_the_doubt_of_a_learned_adapter(queries):
+    split, tuned, asked = (queries(600, seed) for seed in range(3))
+    ranks = [row.index(True) + 1.0 if True in row else np.inf for row in split[1].tolist()]
+    adapter = Learned.fit(split[0], np.array(ranks))
+    control = RiskController(adapter, Outcomes.of(adapter, *tuned), Outcomes.of(adapter, *asked))
+    decision = control.decide(Request(0.25, 0.1, abstain=True))
+    doubt = 1 - adapter.hazard(asked[0])[:, 0]
+    answered = control.sizes(asked[0], decision) == 1
+    assert answered.tolist() == (doubt <= decision.threshold).tolist()
+    missed = int((~asked[1][answered, 0]).sum())
+    assert binom.cdf(missed, int(answered.sum()), 0.25) <= 0.1
+
+
+def test_sizes_are_the_ranks_that_kappa_pays_for(control, queries):
+    asked, decision = queries(50, 9)[0], control.decide(Request(0.2, 0.1))
+    expected = (ADAPTER.costs(asked) <= decision.kappa).sum(axis=1)
+    assert control.sizes(asked, decision).tolist() == expected.tolist()
+    assert control.depth == 12
+
+
+@pytest.mark.parametrize(
+    ("alpha", "delta", "options"),
     [
-        np.zeros(0),
-        np.ones(3),
-        np.ones((2, 1)),
-        np.array([1, np.nan]),
-        np.array([1, -np.inf]),
-        np.array([1, 0]),
-        np.array([1, 11]),
-        np.array([1, 2.5]),
+        (SEVERAL, 0.1, {"risk": "recall"}),
+        (SEVERAL, 0.1, {"risk": "false-discovery"}),
+        (SEVERAL, 0.1, {"abstain": True}),
+        (SEVERAL, 0.1, {"simultaneous": True}),
+        (SEVERAL, None, {}),
+        (0.1, 0.1, {"abstain": True, "risk": "recall"}),
+        (0.1, 0.1, {"abstain": True, "risk": "false-discovery"}),
+        (0.1, 0.1, {"abstain": True, "simultaneous": True}),
+        (0.1, 0.1, {"simultaneous": True, "risk": "recall"}),
+        (0.1, 0.1, {"simultaneous": True, "risk": "false-discovery"}),
+        (0.1, None, {"risk": "false-discovery"}),
+        (0.1, None, {"abstain": True}),
+        (0.1, 0.1, {"risk": "precision"}),
     ],
 )
-def test_calibration_queries_that_make_no_sense_are_refused(ranks):
-    with pytest.raises(InvalidData):
-        RiskController.calibrate(Constant(), Rankings(np.zeros(2), 10), ranks)
+def test_statements_that_nothing_supports_are_refused_when_asked(alpha, delta, options):
+    with pytest.raises(InvalidConfig):
+        Request(alpha, delta, **options)
 
 
-def test_no_calibration_queries_and_an_unknown_bound_are_refused():
-    with pytest.raises(InvalidData, match="n >= 1"):
-        RiskController.calibrate(Constant(), Rankings(np.zeros(0), 10), np.zeros(0))
-    with pytest.raises(InvalidConfig, match="choose one of binomial"):
-        RiskController.calibrate(Constant(), Rankings(np.zeros(2), 10), np.ones(2), "normal")
+def test_no_risk_an_unknown_risk_and_no_delta_for_all_alpha_are_refused(control):
+    for alphas in ({}, {"precision": 0.1}):
+        with pytest.raises(InvalidConfig):
+            control.decide(Request(alphas, 0.1))
+    with pytest.raises(InvalidRiskLevel, match="need a delta"):
+        control.decide(Request(0.1, None, simultaneous=True))
+
+
+def test_an_unknown_group_is_refused_with_those_there_are(control, tuning, calibration):
+    with pytest.raises(InvalidConfig, match=r"group 'd' has no .*; there are a, b, c"):
+        control.decide(Request(0.3, 0.1, group="d"))
+    with pytest.raises(InvalidConfig, match="they were not given groups"):
+        RiskController(ADAPTER, tuning, calibration).decide(Request(0.3, 0.1, group="a"))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"risk": "recall"}, {"abstain": True}, {"simultaneous": True}]
+)
+@pytest.mark.parametrize("alpha", [0, 1, math.nan, "x", None, True])
+def test_an_alpha_that_is_no_level_is_refused(alpha, options, control):
+    with pytest.raises(InvalidRiskLevel, match="alpha is"):
+        control.decide(Request(alpha, 0.1, **options))
+
+
+@pytest.mark.parametrize("alpha", ["x", None])
+def test_a_false_discovery_alpha_that_is_no_number_is_refused_on_purpose(alpha, control):
+    try:
+        control.decide(Request(alpha, 0.1, risk="false-discovery"))
+    except RcirError:
+        return
+    raise AssertionError("it was taken")
+
+
+@pytest.mark.parametrize("alpha", [1e-4, {"miss": 1e-4, "recall": 1e-4}])
+@pytest.mark.parametrize("risk", ["miss", "recall", "false-discovery"])
+def test_what_cannot_be_certified_is_never_answered(alpha, risk: Risk, control):
+    risk = "miss" if isinstance(alpha, dict) else risk
+    with pytest.raises(RiskUnattainable):
+        control.decide(Request(alpha, 0.1, risk=risk))
+
+
+def test_parts_that_do_not_fit_together_are_refused(tuning, calibration, outcomes):
+    with pytest.raises(InvalidData, match="other depths"):
+        RiskController(Constant(), outcomes(20, 0, depth=5), calibration)
+    with pytest.raises(InvalidData, match="500 calibration queries"):
+        RiskController(ADAPTER, tuning, calibration, groups=np.array(["a"] * 499))
+    with pytest.raises(InvalidConfig, match="choose one of"):
+        RiskController(ADAPTER, tuning, calibration, bound="normal")

@@ -11,7 +11,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from rcir.errors import InvalidData
-from rcir.risk import Constant, Learned, Rankings, RiskController
+from rcir.risk import Constant, Learned, MissController, Rankings
 from rcir.risk.learned import non_increasing
 
 KNOWN = ("distances", "keys", "candidate_uncertainty")
@@ -188,7 +188,7 @@ def test_it_needs_smaller_sets_than_a_constant_where_uncertainty_tells(seed):
     split, calibration, test = (draw(3000, 10 * seed + i, (), depth=30) for i in range(3))
     sizes, missed = [], []
     for kind in (Constant, Learned):
-        controller = RiskController.calibrate(kind.fit(*split), *calibration)
+        controller = MissController.calibrate(kind.fit(*split), *calibration)
         found = controller.size(test[0], 0.1, 0.1)
         sizes.append(found.mean())
         missed.append(np.mean(found < test[1]))

@@ -10,9 +10,9 @@ from rcir.risk import (
     Answered,
     Constant,
     JointController,
+    MissController,
     Rankings,
     RecallController,
-    RiskController,
     RiskMonitor,
     allowed_misses,
     bonferroni_holm,
@@ -31,7 +31,7 @@ INVALID = [0, 1, 0.0, 1.0, -1, 2, math.nan, math.inf, -math.inf, True, False, "x
 
 @pytest.fixture(scope="module")
 def controller():
-    return RiskController.calibrate(Constant(), Rankings(np.zeros(100), 5), np.ones(100))
+    return MissController.calibrate(Constant(), Rankings(np.zeros(100), 5), np.ones(100))
 
 
 @pytest.mark.parametrize("value", INVALID)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from rcir.errors import RiskUnattainable
-from rcir.risk import Constant, Rankings, RiskController
+from rcir.risk import Constant, MissController, Rankings
 
 
 def controller(served, unmatched=0, bound="binomial"):
     ranks = np.repeat([1.0, np.inf], [served, unmatched])
-    return RiskController.calibrate(Constant(), Rankings(np.zeros(len(ranks)), 50), ranks, bound)
+    return MissController.calibrate(Constant(), Rankings(np.zeros(len(ranks)), 50), ranks, bound)
 
 
 def refusal(calibrated, alpha, delta):

@@ -19,8 +19,9 @@ SOURCES = {
     "beta": (lambda rng, shape: rng.beta(2, 18, shape), 0.1),
     "uniform": (lambda rng, shape: rng.uniform(size=shape), 0.5),
     "skewed": (lambda rng, shape: rng.beta(0.1, 0.9, shape), 0.1),
-    "rare and large": (lambda rng, shape: 0.9 * (rng.uniform(size=shape) < 0.05), 0.045),
-    "recall of three": (lambda rng, shape: 0.99 * rng.binomial(3, 0.2, shape) / 3, 0.198),
+    "rare and large": (lambda rng, shape: 1.0 * (rng.uniform(size=shape) < 0.05), 0.05),
+    "recall of three": (lambda rng, shape: rng.binomial(3, 0.2, shape) / 3, 0.2),
+    "misses": (lambda rng, shape: rng.uniform(size=shape) < 0.1, 0.1),
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom
 
 from rcir.errors import RiskUnattainable
-from rcir.risk import ADAPTERS, Bound, Learned, MinMax, Outcomes, RiskController, fit_adapter
+from rcir.risk import ADAPTERS, Bound, Learned, MinMax, MissController, Outcomes, fit_adapter
 from rcir.risk.rankings import take_columns
 
 pytestmark = pytest.mark.statistical
@@ -19,7 +19,7 @@ def calibrated(world, rows, bound="binomial"):
     """A controller for each draw of calibration queries."""
     depth = world.population.costs.shape[1]
     scores = np.sort(world.population.scores[rows], axis=1)
-    return [RiskController(world.adapter, row, depth, bound) for row in scores]
+    return [MissController(world.adapter, row, depth, bound) for row in scores]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_sets_of_distinct_keys_hold_what_is_promised(
     adapter, _ = fit_adapter(kind, tuning, first)
     population = Outcomes.of(adapter, rankings, matches[1], matches[1].sum(axis=1))
     controllers = [
-        RiskController(adapter, np.sort(population.scores[row]), rankings.depth) for row in draws(N)
+        MissController(adapter, np.sort(population.scores[row]), rankings.depth) for row in draws(N)
     ]
     kappas = answers(at(0.1), controllers)
     assert excess(true_risk(population, "miss")(kappas) > 0.1, DELTA) <= 3
@@ -134,7 +134,7 @@ def test_scaling_by_each_batch_s_own_range_of_uncertainty_would_be_noticed(
     def own_range(row):
         batch = everybody[row]
         own = MinMax.fit(batch.rankings, batch.ranks)  # of the calibration queries, not of others
-        return RiskController.calibrate(own, batch.rankings, batch.ranks).kappa(ALPHA, DELTA)
+        return MissController.calibrate(own, batch.rankings, batch.ranks).kappa(ALPHA, DELTA)
 
     kappas = answers(own_range, draws(N))
     of_the_test_batch = MinMax.fit(everybody.rankings, everybody.ranks)
@@ -152,7 +152,7 @@ def few(queries):
 
 def exceeds(batch, few, adapter, alpha=0.15):
     """Whether the true risk of the calibrated sets is above alpha; a refusal is no violation."""
-    controller = RiskController.calibrate(adapter, batch.rankings, batch.ranks)
+    controller = MissController.calibrate(adapter, batch.rankings, batch.ranks)
     try:
         sizes = controller.size(few.rankings, alpha, DELTA)
     except RiskUnattainable:

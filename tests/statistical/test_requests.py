@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rcir.risk import ADAPTERS, Request, RiskControl, RiskController
+from rcir.risk import ADAPTERS, MissController, Request, RiskController
 
 pytestmark = pytest.mark.statistical
 
@@ -19,7 +19,7 @@ def controllers(worlds, draws):
         world = worlds[name]
         scores = np.sort(world.population.scores[draws(n)], axis=1)
         depth = world.population.costs.shape[1]
-        return [RiskController(world.adapter, row, depth) for row in scores]
+        return [MissController(world.adapter, row, depth) for row in scores]
 
     return controllers
 
@@ -106,7 +106,7 @@ def test_each_group_s_own_risk_exceeds_alpha_in_at_most_delta_of_the_calibration
 
     def kappas(group):
         controls = (
-            RiskControl(world.adapter, tuning, world.population.subset(row), groups=night[row])
+            RiskController(world.adapter, tuning, world.population.subset(row), groups=night[row])
             for row in draws(N)
         )
         request = Request(alpha, DELTA, risk, group)
@@ -124,7 +124,7 @@ def test_answers_to_a_group_miss_more_than_alpha_in_at_most_delta_of_the_calibra
 ):
     world, alpha = worlds["learned"], 0.25
     controls = (
-        RiskControl(world.adapter, world.tuning, world.population.subset(row), groups=night[row])
+        RiskController(world.adapter, world.tuning, world.population.subset(row), groups=night[row])
         for row in draws(N)
     )
     request = Request(alpha, DELTA, group="night", abstain=True)

@@ -1,0 +1,173 @@
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel
+from rcir.risk import ADAPTERS, Constant, MissController, Rankings
+
+LEVELS = [(0.02, 0.1), (0.05, 0.01), (0.1, 0.1), (0.3, 0.5), (0.45, 0.05)]
+BOUNDS = ("binomial", "hoeffding", "bentkus", "hoeffding-bentkus", "betting")
+
+
+def calibration(n=300, seed=0, depth=60):
+    rng = np.random.default_rng(seed)
+    uncertainty = rng.gamma(2.0, size=n)
+    ranks = 1 + np.floor(rng.exponential(2 * uncertainty))
+    return Rankings(uncertainty, depth), np.where(ranks > depth, np.inf, ranks)
+
+
+@pytest.fixture(params=ADAPTERS.values(), ids=lambda kind: kind.name)
+def adapter(request):
+    return request.param.fit(*calibration(200, seed=9))
+
+
+def misses(controller, kappa, rankings, ranks):
+    return int((controller.sizes(rankings, kappa) < ranks).sum())
+
+
+def assert_smallest(controller, kappa, rankings, ranks, allowed):
+    """At most `allowed` are missed at kappa, more at any kappa below at which some set grows."""
+    assert misses(controller, kappa, rankings, ranks) <= allowed
+    grows = np.unique(controller.adapter.costs(rankings))
+    for candidate in grows[grows < kappa][-200:]:
+        assert misses(controller, float(candidate), rankings, ranks) > allowed
+
+
+@pytest.mark.parametrize(("alpha", "delta"), LEVELS)
+def test_kappa_is_the_smallest_that_a_search_over_all_candidates_certifies(adapter, alpha, delta):
+    rankings, ranks = calibration()
+    controller = MissController.calibrate(adapter, rankings, ranks)
+    allowed = max(m for m in range(-1, 300) if binom.cdf(m, 300, alpha) <= delta)
+    assert_smallest(controller, controller.kappa(alpha, delta), rankings, ranks, allowed)
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize(("alpha", "delta"), LEVELS[2:])
+def test_every_bound_allows_the_misses_that_its_p_value_does(bound, alpha, delta, naive_p_value):
+    rankings, ranks = calibration()
+    controller = MissController.calibrate(Constant(), rankings, ranks, bound)
+    allowed = max(m for m in range(300) if naive_p_value(m, 300, alpha, bound) <= delta)
+    assert_smallest(controller, controller.kappa(alpha, delta), rankings, ranks, allowed)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.1, 1 / 3, 0.45, 0.9, 0.9999])
+def test_the_marginal_kappa_is_the_smallest_with_a_corrected_risk_of_at_most_alpha(adapter, alpha):
+    rankings, ranks = calibration(299)
+    controller = MissController.calibrate(adapter, rankings, ranks)
+    allowed = max(m for m in range(299) if Fraction(m + 1, 300) <= Fraction(alpha))
+    assert_smallest(controller, controller.kappa(alpha, None), rankings, ranks, allowed)
+    served = np.sort(adapter.scores(rankings, ranks))
+    place = math.ceil(300 * (1 - Fraction(alpha)))  # split conformal prediction's quantile
+    assert controller.kappa(alpha, None) == served[max(place, 1) - 1]
+    assert controller.risk_bound(alpha, None) == pytest.approx((allowed + 1) / 300)
+
+
+@pytest.mark.parametrize("bound", ["binomial", "betting"])
+@pytest.mark.parametrize(("alpha", "delta"), [(0.1, 0.1), (0.2, 0.5), (0.45, 0.01)])
+def test_simultaneous_levels_pay_the_width_of_the_massart_band(bound, alpha, delta):
+    rankings, ranks = calibration()
+    controller = MissController.calibrate(Constant(), rankings, ranks, bound)
+    width = math.sqrt(math.log(1 / delta) / 600)
+    allowed = max(m for m in range(300) if m / 300 + width <= alpha)
+    kappa = controller.kappa(alpha, delta, simultaneous=True)
+    assert_smallest(controller, kappa, rankings, ranks, allowed)
+    certified = controller.risk_bound(alpha, delta, simultaneous=True)
+    assert certified == pytest.approx(allowed / 300 + width)
+    sizes = controller.size(rankings, alpha, delta, simultaneous=True)
+    assert sizes.tolist() == [min(60, 1 + int(kappa))] * 300
+
+
+def test_simultaneous_levels_need_a_delta_of_at_most_a_half():
+    controller = MissController(Constant(), np.zeros(100, np.float32), depth=5)
+    for delta, message in ((0.51, "up to 0.5"), (None, "need a delta")):
+        with pytest.raises(InvalidRiskLevel, match=message):
+            controller.kappa(0.9, delta, simultaneous=True)
+
+
+def test_one_more_miss_than_allowed_moves_kappa_to_the_next_rank():
+    # 3,000 queries allow 134 misses at (0.05, 0.1).
+    for late, expected in ((134, 0.0), (135, 6.0)):
+        ranks = np.repeat([1.0, 7.0], [3000 - late, late])
+        controller = MissController.calibrate(Constant(), Rankings(np.zeros(3000), 10), ranks)
+        assert controller.kappa(0.05, 0.1) == expected
+
+
+def test_sizes_stop_at_the_search_depth(adapter):
+    controller = MissController(adapter, np.zeros(1, np.float32), depth=12)
+    sizes = controller.sizes(Rankings(np.array([0.1, 2.0, 50.0]), 12), kappa=1e10)
+    assert sizes.tolist() == [12, 12, 12]
+
+
+def test_queries_that_were_searched_to_another_depth_are_refused(adapter):
+    controller = MissController(adapter, np.zeros(1, np.float32), depth=12)
+    with pytest.raises(InvalidData, match="searched to depth 13, the calibration queries to 12"):
+        controller.sizes(Rankings(np.zeros(2), 13), kappa=1.0)
+
+
+@pytest.mark.parametrize("bound", BOUNDS[1:])
+def test_no_bound_is_less_careful_than_the_exact_one(adapter, bound):
+    rankings, ranks = calibration(n=2000)
+    exact, other = (
+        MissController.calibrate(adapter, rankings, ranks, each) for each in ("binomial", bound)
+    )
+    gaps = [other.kappa(alpha, 0.1) - exact.kappa(alpha, 0.1) for alpha in (0.05, 0.1, 0.2, 0.3)]
+    assert min(gaps) >= 0
+    if adapter.name != "constant":  # whose kappas are few
+        assert max(gaps) > 0
+
+
+def test_the_order_of_the_queries_does_not_matter(adapter):
+    rankings, ranks = calibration()
+    shuffled = np.random.default_rng(5).permutation(300)
+    first = MissController.calibrate(adapter, rankings, ranks)
+    second = MissController.calibrate(adapter, rankings[shuffled], ranks[shuffled])
+    np.testing.assert_array_equal(first.scores, second.scores)
+
+
+def test_queries_without_a_match_are_counted(adapter):
+    rankings, ranks = calibration()
+    ranks[:17] = np.inf
+    controller = MissController.calibrate(adapter, rankings, ranks)
+    assert controller.unmatched == sum(rank == np.inf for rank in ranks)
+    assert controller.n_calibration == 300
+
+
+@pytest.mark.parametrize("n", [30, 300, 3000])
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_the_certified_risk_is_at_most_alpha_and_allows_no_more_misses(n, bound, naive_p_value):
+    controller = MissController(Constant(), np.zeros(n, np.float32), 5, bound)
+    for alpha in np.linspace(0.25, 0.9, 8):
+        certified = controller.risk_bound(alpha, 0.1)
+        assert certified <= alpha
+        assert controller.risk_bound(certified * (1 + 1e-9), 0.1) == certified
+        allowed = next(m for m in range(n) if naive_p_value(m + 1, n, alpha, bound) > 0.1)
+        assert naive_p_value(allowed, n, certified * (1 + 1e-9), bound) <= 0.1
+        assert naive_p_value(allowed, n, certified * (1 - 1e-6), bound) > 0.1
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        np.zeros(0),
+        np.ones(3),
+        np.ones((2, 1)),
+        np.array([1, np.nan]),
+        np.array([1, -np.inf]),
+        np.array([1, 0]),
+        np.array([1, 11]),
+        np.array([1, 2.5]),
+    ],
+)
+def test_calibration_queries_that_make_no_sense_are_refused(ranks):
+    with pytest.raises(InvalidData):
+        MissController.calibrate(Constant(), Rankings(np.zeros(2), 10), ranks)
+
+
+def test_no_calibration_queries_and_an_unknown_bound_are_refused():
+    with pytest.raises(InvalidData, match="n >= 1"):
+        MissController.calibrate(Constant(), Rankings(np.zeros(0), 10), np.zeros(0))
+    with pytest.raises(InvalidConfig, match="choose one of binomial"):
+        MissController.calibrate(Constant(), Rankings(np.zeros(2), 10), np.ones(2), "normal")
