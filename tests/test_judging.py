@@ -262,3 +262,39 @@ def test_a_fact_for_each_image_of_the_gallery_is_needed(retriever, splits, name)
             *(retriever.encoder, retriever.preprocessing, retriever.index),
             **(facts | {name: facts[name][:-1]}),
         )
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, float])
+def test_truths_that_are_not_yes_or_no_are_refused(retriever, splits, kind):
+    judged = retriever.judge(splits.test)
+    with pytest.raises(InvalidData, match=r"relevant is of type .*; it must be bool"):
+        replace(judged, relevant=judged.relevant.astype(kind))
+
+
+def test_groups_that_are_no_names_are_refused(retriever, splits):
+    judged = retriever.judge(splits.test)
+    with pytest.raises(InvalidData, match=r"groups \(100,\) of type int64: give each a string"):
+        replace(judged, groups=np.arange(100) % 2)
+
+
+def test_queries_that_another_retriever_searched_are_not_compared(retriever, splits):
+    encoder = build_encoder(EncoderConfig("deterministic"), 1, (8, 16))
+    other = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=150)
+    with pytest.raises(StaleCalibration, match="searched by another retriever"):
+        retriever.check(other.judge(splits.test))
+
+
+def test_a_bound_that_does_not_exist_is_refused_before_anything_is_fitted(folder, splits):
+    own = load(folder)
+    with pytest.raises(InvalidConfig, match="bound 'chernoff' is unknown"):
+        own.calibrate(own.judge(splits.adapter), own.judge(splits.calibration), bound="chernoff")
+
+
+def test_the_gallerys_uncertainties_are_a_copy(retriever, splits):
+    given = np.linspace(0, 1, len(splits.gallery))
+    built = Retriever(
+        *(retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids),
+        item_uncertainty=given,
+    )
+    given[0] = 99.0
+    assert built.item_uncertainty[0] == 0.0

@@ -158,6 +158,25 @@ def test_a_damaged_archive_is_refused(tmp_path, harm):
         load(tmp_path)
 
 
+@pytest.mark.parametrize("offset", [8, 10])  # in an entry of the directory: flags, compression
+def test_an_archive_of_unknown_or_secret_members_is_refused(tmp_path, offset):
+    path = write(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + offset] ^= 0x21
+    path.write_bytes(content)
+    with pytest.raises(InvalidData, match=r"images_background\.zip"):
+        load(tmp_path)
+
+
+def test_an_archive_of_misplaced_pictures_is_refused(tmp_path):
+    path = write(tmp_path)
+    with zipfile.ZipFile(path, "w") as opened:
+        opened.writestr("a.png", png())
+        opened.writestr("x/b.png", png())
+    with pytest.raises(InvalidData, match="0 drawings of 0 characters in 0 alphabets"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("layout", "said"),
     [

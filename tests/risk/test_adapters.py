@@ -167,3 +167,10 @@ def test_doubt_is_the_uncertainty_where_nothing_better_was_learned(kind):
 def test_an_unknown_adapter_is_refused_with_the_choices():
     with pytest.raises(InvalidConfig, match="choose one of constant, minmax, quantile, learned"):
         adapter_class("min-max")
+
+
+@pytest.mark.parametrize("kind", [Constant, MinMax, Quantile])
+def test_a_kappa_beyond_single_precision_pays_for_all_that_is_there(kind):
+    distances = np.array([[0.1, 0.2, 0.3], [0.1, 0.2, np.inf]])
+    adapter = kind.fit(*split())
+    assert adapter.sizes(Rankings(np.ones(2), 3, distances), 1e300).tolist() == [3, 2]

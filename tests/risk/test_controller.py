@@ -1,4 +1,5 @@
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -229,3 +230,9 @@ def test_parts_that_do_not_fit_together_are_refused(tuning, calibration, outcome
         RiskController(ADAPTER, tuning, calibration, groups=np.array(["a"] * 499))
     with pytest.raises(InvalidConfig, match="choose one of"):
         RiskController(ADAPTER, tuning, calibration, bound="normal")
+
+
+def test_a_copy_between_processes_answers_alike(control):
+    request = Request(0.1, 0.1)
+    expected = control.decide(request)
+    assert pickle.loads(pickle.dumps(control)).decide(request) == expected

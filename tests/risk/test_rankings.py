@@ -132,3 +132,9 @@ def test_uncertainties_of_another_shape_and_no_depth_are_refused(uncertainty, de
 def test_arrays_of_another_shape_are_refused_by_name(name, shape):
     with pytest.raises(InvalidData, match=f"{name} has shape"):
         Rankings(np.zeros(3), 5, **{name: np.zeros(shape, int)})
+
+
+def test_queries_without_any_candidate_are_refused():
+    distances = np.array([[0.1, 0.2], [np.inf, np.inf]])
+    with pytest.raises(InvalidData, match="some queries have no candidate"):
+        Rankings(np.zeros(2), 2, distances)
