@@ -124,10 +124,11 @@ class JointController:
         attainable = {risk: self.minimum_alpha(risk, delta) for risk in alphas}
         asked = ", ".join(f"{risk} {alpha:g}" for risk, alpha in alphas.items())
         alone = ", ".join(f"{risk} {alpha or 1:.4f}" for risk, alpha in attainable.items())
-        together = "each alone could have" if len(alphas) > 1 else "possible is"
+        each = ", each alone" if len(alphas) > 1 else ""
         return RiskUnattainable(
             f"{asked} at delta = {delta:g} cannot be certified with {len(self.calibration)} "
-            f"calibration queries: {together} {alone}; ask for more, or calibrate on more queries",
+            f"calibration queries: ask for more (the smallest alpha that can be certified{each}: "
+            f"{alone}), or calibrate on more queries",
             minimum_alpha=next(iter(attainable.values())) if len(alphas) == 1 else None,
             required_calibration=None,
         )

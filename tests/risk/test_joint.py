@@ -168,7 +168,7 @@ def test_the_smallest_attainable_alpha_is_told_to_four_decimals(pair):
 
 
 def test_risks_that_cannot_hold_together_are_told_what_each_alone_could_have(pair):
-    with pytest.raises(RiskUnattainable, match="each alone could have miss 0") as caught:
+    with pytest.raises(RiskUnattainable, match="each alone: miss 0") as caught:
         JointController(*pair).kappa({"miss": 0.01, "false-discovery": 0.01}, 0.1)
     assert caught.value.minimum_alpha is None
 
