@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData, RiskUnattainable
-from rcir.risk.bounds import check_level, p_value, required_calibration
+from rcir.risk.bounds import check_level, p_values, required_calibration
 from rcir.risk.testing import fixed_sequence
 
 THRESHOLDS = 200
@@ -96,6 +96,5 @@ class AbstentionController:
         order = np.argsort(queries.doubt, kind="stable")
         misses = np.concatenate([[0], np.cumsum(queries.missed[order])])
         counts = np.searchsorted(queries.doubt[order], self.thresholds, side="right")
-        return np.array(
-            [p_value(int(misses[count]), int(count), alpha) if count else 1.0 for count in counts]
-        )
+        values = p_values(misses[counts].astype(np.float64), np.maximum(counts, 1), alpha)
+        return np.where(counts > 0, values, 1.0)

@@ -10,6 +10,8 @@ import math
 from numbers import Real
 from typing import Literal, get_args
 
+import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import bdtr, betainccinv, rel_entr
 
@@ -65,28 +67,35 @@ def p_value(total: float, n: int, alpha: float, bound: Bound = "binomial") -> fl
         >>> round(p_value(3, 100, 0.1), 6)  # P(Binomial(100, 0.1) <= 3)
         0.007836
     """
-    alpha = check_level("alpha", alpha)
-    check_bound(bound)
     if n < 1 or not 0 <= total <= n:
         raise InvalidData(f"the losses sum to {total} over n = {n}; needed: n >= 1, 0 <= sum <= n")
+    return float(p_values(np.asarray(total, np.float64), n, alpha, bound))
+
+
+def p_values(
+    totals: NDArray[np.float64], n: int | NDArray[np.int64], alpha: float, bound: Bound = "binomial"
+) -> NDArray[np.float64]:
+    """`p_value` of arrays of sums and of numbers of losses, each at least 1."""
+    alpha = check_level("alpha", alpha)
+    check_bound(bound)
     if bound == "binomial":
-        if total != int(total):
+        if (totals != np.floor(totals)).any():
             raise InvalidData(
-                f"the losses sum to {total}: the binomial bound is for losses 0 or 1; choose "
+                f"the losses sum to {totals}: the binomial bound is for losses 0 or 1; choose "
                 "another bound, for instance hoeffding-bentkus"
             )
-        return float(bdtr(int(total), n, alpha))
-    if total >= n * alpha:
-        return 1.0
+        return bdtr(totals, n, alpha)  # type: ignore[no-any-return]
+    rates = totals / n
+    bentkus = math.e * bdtr(np.ceil(totals), n, alpha)
     if bound == "hoeffding":
-        return math.exp(-2 * n * (alpha - total / n) ** 2)
-    bentkus = math.e * float(bdtr(math.ceil(total), n, alpha))
-    if bound == "bentkus":
-        return min(1.0, bentkus)
-    rate = total / n
-    kl = float(rel_entr(rate, alpha) + rel_entr(1 - rate, 1 - alpha))
-    chernoff = math.exp(-n * kl)
-    return chernoff if bound == "betting" else min(chernoff, bentkus)
+        values = np.exp(-2 * n * (alpha - rates) ** 2)
+    elif bound == "bentkus":
+        values = bentkus
+    else:
+        values = np.exp(-n * (rel_entr(rates, alpha) + rel_entr(1 - rates, 1 - alpha)))
+        if bound == "hoeffding-bentkus":
+            values = np.minimum(values, bentkus)
+    return np.where(totals < n * alpha, np.minimum(values, 1.0), 1.0)
 
 
 def allowed_misses(n: int, alpha: float, delta: float, bound: Bound = "binomial") -> int:
@@ -204,6 +213,8 @@ def required_calibration(
 def _certifies(misses: int, n: int, alpha: float, delta: float, bound: Bound) -> bool:
     if bound == "hoeffding":  # as the sources write it, for equality at ties
         return _hoeffding(misses, n, delta) <= alpha
+    if bound == "binomial":
+        return bool(bdtr(misses, n, alpha) <= delta)
     return p_value(misses, n, alpha, bound) <= delta
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, RiskUnattainable
-from rcir.risk.bounds import Bound, check_level, p_value
+from rcir.risk.bounds import Bound, check_level, p_values
 from rcir.risk.outcomes import Outcomes, Risk, check_risk
 from rcir.risk.testing import bonferroni_holm, fixed_sequence
 
@@ -105,10 +105,9 @@ class JointController:
         """(g,) for each kappa, of the hypothesis that some risk is above its alpha there."""
         n = len(outcomes)
         each = [
-            [
-                p_value(float(total), n, alpha, "binomial" if risk == "miss" else self.bound)
-                for total in self._sums(outcomes, risk)
-            ]
+            p_values(
+                self._sums(outcomes, risk), n, alpha, "binomial" if risk == "miss" else self.bound
+            )
             for risk, alpha in alphas.items()
         ]
         return np.max(each, axis=0)  # type: ignore[no-any-return]

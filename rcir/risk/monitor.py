@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import betaln
-from scipy.stats import beta
+from scipy.special import betaincc, betaln
 
 from rcir.errors import InvalidData
 from rcir.risk.bounds import check_level
@@ -78,9 +77,11 @@ class RiskMonitor:
             totals = self.total + np.cumsum(values)
             rest = n - totals
             # log of the mean over q in (alpha, 1) of (q / alpha)^total ((1 - q) / (1 - alpha))^rest
+            with np.errstate(divide="ignore"):  # next to nothing is nothing
+                above = np.log(betaincc(totals + 1, rest + 1, self.alpha))
             owned = (
                 betaln(totals + 1, rest + 1)
-                + beta.logsf(self.alpha, totals + 1, rest + 1)
+                + above
                 - totals * math.log(self.alpha)
                 - rest * math.log1p(-self.alpha)
                 - math.log1p(-self.alpha)
