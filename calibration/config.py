@@ -16,7 +16,8 @@ class CalibrationConfig:
     Args:
         run: folder of a training run, or the id of its MLflow run.
         output: folder for `retriever`, `report.html`, `results.json`; the run's own unless given.
-        adapter: how set size depends on the query; "auto" takes what needs the smallest sets.
+        adapter: how set size depends on the query; "auto" takes what needs the smallest sets
+            at the same miss risk.
         bound: confidence bound; "binomial" is exact, "hoeffding" that of Cai et al. (AAAI 2025).
         group: attribute of the queries, such as a camera; the retriever then answers per group.
         depth: candidates searched per query; no set is larger.
@@ -37,7 +38,7 @@ class CalibrationConfig:
         for alpha in self.alphas:
             check_level("alpha", alpha)
         check_level("delta", self.delta)
-        if self.depth < 1 or not self.alphas:
-            raise InvalidConfig(
-                f"depth is {self.depth} and alphas {self.alphas}; give at least one"
-            )
+        if self.depth < 1:
+            raise InvalidConfig(f"depth is {self.depth}; at least 1 candidate must be searched")
+        if not self.alphas:
+            raise InvalidConfig("alphas is empty; give at least one level, for instance 0.1")

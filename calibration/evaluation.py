@@ -16,7 +16,7 @@ from rcir.data import ImageSet
 from rcir.errors import RiskUnattainable
 from rcir.metrics import Reliability, confidence, recall_at_k, reliability
 from rcir.retriever import Retriever
-from rcir.risk import Constant, MissController, Rankings, Request, RiskController
+from rcir.risk import Constant, Outcomes, Request, RiskController
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,8 @@ def measure(
     """One statement on the test queries that it speaks of."""
     alpha, delta = float(request.alpha), float(request.delta or 0)  # type: ignore[arg-type]
     row = Row(statement, alpha, delta, controller.adapter.name, controller.bound)
-    if request.risk == "miss" and not request.abstain:
-        row = replace(row, constant_size=constant(controller, request, test))
+    if not request.abstain:
+        row = replace(row, constant_size=constant_size(controller, request, test))
     try:
         decision = controller.decide(request)
     except RiskUnattainable:
@@ -174,7 +174,7 @@ def measure(
     rows = np.flatnonzero(asked & (sizes > 0))
     row = replace(row, bound=decision.bound, kappa=decision.kappa)
     if len(rows) == 0:
-        return replace(row, answered=0.0)
+        return replace(row, answered=0.0 if asked.any() else None)
     outcomes = test.outcomes(controller.adapter).subset(rows)
     return replace(
         row,
@@ -184,19 +184,26 @@ def measure(
     )
 
 
-def constant(controller: RiskController, request: Request, test: Judged) -> float | None:
+def constant_size(controller: RiskController, request: Request, test: Judged) -> float | None:
     """The mean size that the constant adapter needs for the same statement."""
-    calibration = controller.calibration
-    ranks = calibration.ranks
-    if request.group is not None:
-        ranks = ranks[controller.groups == request.group]
-    same = Rankings(np.zeros(len(ranks)), controller.depth)
-    alike = MissController.calibrate(Constant(), same, ranks, controller.bound)
+    alike = RiskController(
+        Constant(),
+        _same_for_all(controller.tuning),
+        _same_for_all(controller.calibration),
+        controller.bound,
+        controller.groups,
+    )
     try:
-        kappa = alike.kappa(float(request.alpha), request.delta)  # type: ignore[arg-type]
+        decision = alike.decide(request)
     except RiskUnattainable:
         return None
-    return float(Constant().sizes(test.found.rankings, kappa).mean())
+    return float(alike.sizes(test.found.rankings, decision).mean())
+
+
+def _same_for_all(outcomes: Outcomes) -> Outcomes:
+    """Outcomes with the prices of the constant adapter."""
+    prices = np.arange(outcomes.costs.shape[1], dtype=np.float32)
+    return replace(outcomes, costs=np.where(np.isinf(outcomes.costs), np.inf, prices))
 
 
 def _auroc(positive: NDArray[Any] | None, score: NDArray[np.float64]) -> float | None:

@@ -14,6 +14,7 @@ from calibration.evaluation import Evaluation, measure
 from rcir import figures
 from rcir.candidates import Judged
 from rcir.data import Splits, read_image
+from rcir.retrieval import confidence
 from rcir.risk import Request, RiskController
 
 CURVE = np.round(np.arange(0.02, 0.401, 0.02), 2)
@@ -70,7 +71,10 @@ def render(evaluation: Evaluation, drawn: dict[str, Figure]) -> str:
     )
     pictures = {name: _data_uri(figure) for name, figure in drawn.items()}
     return environment.get_template("report.html").render(
-        evaluation=evaluation, delta=evaluation.rows[0].delta, figures=pictures
+        evaluation=evaluation,
+        delta=evaluation.rows[0].delta,
+        confidence=confidence(evaluation.rows[0].delta),
+        figures=pictures,
     )
 
 

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from calibration.evaluation import Evaluation, Row
+from rcir.retrieval import confidence
 
 console = Console(highlight=False)
 
@@ -14,8 +15,8 @@ def print_table(evaluation: Evaluation) -> None:
     """Print the measured rows and what they mean."""
     first = evaluation.rows[0]
     console.print(
-        f"With probability at least {1 - first.delta:.4g}, a true match is missing from at most a "
-        f"fraction alpha of the sets ({first.adapter} sizes, {first.bound} bound, "
+        f"With probability at least {confidence(first.delta)}, a true match is missing from at "
+        f"most a fraction alpha of the sets ({first.adapter} sizes, {first.bound} bound, "
         f"{evaluation.n_calibration} calibration queries).\nMeasured on {evaluation.n_test} "
         "held-out queries:"
     )

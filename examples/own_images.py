@@ -16,6 +16,7 @@ import numpy as np
 
 import rcir
 from rcir import runs, storage
+from rcir.config import reporting_errors
 from rcir.data import ImageSet
 
 
@@ -47,10 +48,18 @@ def main() -> None:
     parser.add_argument("--images", required=True, type=Path, help="folder of label folders")
     parser.add_argument("--output", required=True, type=Path, help="folder for the retriever")
     options = parser.parse_args()
+    with reporting_errors():
+        _run(options)
+
+
+def _run(options: argparse.Namespace) -> None:
     retriever = build(runs.find_run(options.run), read_folders(options.images))
     storage.save(retriever, options.output)
     smallest = retriever.controllers[None].miss().minimum_alpha(delta=0.1)
-    print(f"{options.output}: {len(retriever.ids)} images; smallest alpha at delta 0.1: {smallest}")
+    print(
+        f"{options.output}: {len(retriever.ids)} images; smallest alpha at delta 0.1: "
+        f"{'none' if smallest is None else round(smallest, 4)}"
+    )
 
 
 if __name__ == "__main__":

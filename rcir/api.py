@@ -30,6 +30,8 @@ def load(source: str | os.PathLike[str]) -> Retriever:
     Example:
         >>> retriever = load("runs/demo/retriever")
     """
+    if not isinstance(source, str | os.PathLike):
+        raise NoRetriever(f"{source!r} names no retriever: give a folder or an MLflow URI")
     # Two letters at least before the colon: one is a Windows drive.
     if re.match(r"[a-z][a-z0-9+.-]+:/", str(source)):
         from rcir import tracking

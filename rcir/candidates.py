@@ -91,10 +91,16 @@ class Judged:
         return first_match_ranks(self.relevant)
 
     def distinct(self) -> Judged:
-        """The same of labels: a label is a true match if its nearest item is."""
+        """The same of labels: a label is a true match if its nearest item is.
+
+        Of true matches that share one label, one counts. Where some query has several true labels,
+        how many there are beyond the search is not known, and all its images are counted: recall
+        is then understated, never overstated.
+        """
         found, columns = self.found.distinct()
         relevant = take_columns(self.relevant, columns, False)
-        totals = np.maximum(np.count_nonzero(relevant, axis=1), self.totals > 0)
+        several = np.count_nonzero(relevant, axis=1).max() > 1
+        totals = self.totals if several else self.totals > 0
         return Judged(found, relevant, totals.astype(np.int64), self.groups)
 
     def outcomes(self, adapter: SizeAdapter) -> Outcomes:

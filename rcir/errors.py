@@ -52,7 +52,8 @@ class RiskUnattainable(RcirError):
 
     Attributes:
         minimum_alpha: the smallest alpha that this calibration certifies at the asked delta, or
-            None if there is none below 1.
+            None if there is none below 1, or if several risks were asked for. It was found by
+            looking: to rely on it, calibrate on new queries.
         required_calibration: the number of calibration queries from which the asked alpha can be
             certified if the share of queries without a match within the search depth stays as it
             is, or None if no number of queries would do (search deeper, or ask for less).

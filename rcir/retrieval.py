@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from typing import Any, Literal, TypedDict
 
 import numpy as np
@@ -15,9 +16,14 @@ from rcir.risk.controller import Alpha
 Distinct = Literal["label"] | None
 
 CLAUSES: Mapping[str, str] = {
-    "miss": "a true match is missing from at most {alpha:.4g} of the {sets}",
-    "recall": "on average at most {alpha:.4g} of the true matches are missing from the {sets}",
-    "false-discovery": "on average at most {alpha:.4g} of the items are wrong in the {sets}",
+    "miss": "a true match is missing from at most {alpha} of the {sets}",
+    "recall": (
+        "at most {alpha} of a query's true matches, on average over queries, are missing from the "
+        "{sets}"
+    ),
+    "false-discovery": (
+        "at most {alpha} of a set's items, on average over queries, are wrong in the {sets}"
+    ),
 }
 
 
@@ -49,6 +55,7 @@ class Guarantee:
         n_calibration: number of calibration queries.
         risk_bound: the level that is certified in fact, at most alpha (misses are whole numbers);
             None with several risks.
+        threshold: with `abstain`, the doubt up to which queries are answered.
     """
 
     alpha: Alpha
@@ -63,6 +70,7 @@ class Guarantee:
     adapter: str
     n_calibration: int
     risk_bound: float | None
+    threshold: float | None = None
 
     @classmethod
     def of(
@@ -70,7 +78,6 @@ class Guarantee:
     ) -> Guarantee:
         """What is guaranteed by a decision on a request."""
         alpha = request.alpha
-        several = isinstance(alpha, Mapping)
         return cls(
             alpha=dict(alpha) if isinstance(alpha, Mapping) else float(alpha),
             delta=None if request.delta is None else float(request.delta),
@@ -83,7 +90,8 @@ class Guarantee:
             bound=decision.bound,
             adapter=adapter,
             n_calibration=decision.n_calibration,
-            risk_bound=None if several else decision.risk_bound,
+            risk_bound=decision.risk_bound,
+            threshold=decision.threshold,
         )
 
     def __str__(self) -> str:
@@ -95,16 +103,31 @@ class Guarantee:
         sure = (
             "On average over calibrations"
             if self.delta is None
-            else f"With probability at least {1 - self.delta:.4g}"
+            else f"With probability at least {confidence(self.delta)}"
         )
         if self.simultaneous:
             sure += ", whatever alpha is chosen"
+        parameter = (
+            f"kappa = {self.kappa:.4g}"
+            if self.threshold is None
+            else f"answered up to a doubt of {self.threshold:.4g}"
+        )
         queries = "queries" if self.group is None else f"queries of group {self.group!r}"
         return (
             f"{sure}, {' and '.join(clauses)} returned to {queries} like the "
             f"{self.n_calibration} calibration queries ({self.adapter} sizes, {self.bound} bound, "
-            f"kappa = {self.kappa:.4g})."
+            f"{parameter})."
         )
+
+
+def confidence(delta: float) -> str:
+    """One minus delta, in decimals, not rounded: a certificate must not claim more than it has.
+
+    Example:
+        >>> confidence(0.1), confidence(1e-5)
+        ('0.9', '0.99999')
+    """
+    return f"{1 - Decimal(str(delta)):f}"
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -56,7 +56,7 @@ class Retriever(Searcher):
             adapter_split: queries to fit the size adapter on; they calibrate nothing.
             calibration: other queries, exchangeable with those to come.
             adapter: "constant", "minmax", "quantile", "learned", or "auto", which of them needs
-                the smallest sets on the adapter split.
+                the smallest sets on the adapter split, for the miss risk.
             bound: confidence bound of the risk, see `rcir.risk.p_value`.
             alphas, delta: levels at which "auto" compares.
 
@@ -153,14 +153,16 @@ class Retriever(Searcher):
                 then hold together: `{"miss": 0.1, "false-discovery": 0.5}`.
             delta: in (0, 1); or None for a guarantee on average over calibrations.
             risk: "miss", a set without a true match; "recall", the share of the gallery's true
-                matches that the set lacks; "false-discovery", the share of the set that is none.
+                matches that the set lacks; "false-discovery", the share of the set that is none
+                (the set is then as large as alpha allows).
             distinct: "label": the set holds the nearest image of each label, its size counts
                 labels.
             group: the group that the query belongs to, one of those calibrated with: the statement
                 is then for the queries of this group.
             abstain: return the nearest image, or nothing where that is too uncertain; the risk is
                 the share of wrong ones among those returned.
-            simultaneous: the statement holds for all alpha at once, also one chosen after looking.
+            simultaneous: the statement holds for all alpha at once, also one chosen after looking;
+                delta is then at most 0.5.
 
         Raises:
             InvalidRiskLevel, InvalidImage, InvalidConfig: of the arguments.
@@ -229,7 +231,7 @@ class Retriever(Searcher):
                 "this retriever is not calibrated: run `python -m calibration`, or use `search` "
                 "for neighbours without a guarantee"
             )
-        if distinct not in self.controllers:
+        if not isinstance(distinct, str | None) or distinct not in self.controllers:
             raise InvalidConfig(
                 f"distinct is {distinct!r}; it can be "
                 + ("'label' or None" if "label" in self.controllers else "None (no labels known)")

@@ -74,7 +74,13 @@ class RunFolder:
                 f"the training in {self.path} is not finished: run the same training command "
                 "again, it continues from the last checkpoint"
             )
-        config = EncoderConfig(**self.config["encoder"])
+        try:
+            config = EncoderConfig(**self.config["encoder"])
+        except (KeyError, TypeError) as error:
+            raise InvalidData(
+                f"{self.path / RUN_FILE} was written by another version of rcir ({error}): train "
+                "again"
+            ) from error
         return load_encoder(config, self.preprocessing, self.path / ENCODER_FILE)
 
 

@@ -14,7 +14,7 @@ DELTA = 0.1
     [
         (0.3, 0.1, {"risk": "hits"}, InvalidConfig, "'hits' is unknown; choose one of miss, recal"),
         (0.3, 0.1, {"distinct": "id"}, InvalidConfig, "distinct is 'id'; it can be 'label' or Non"),
-        (0.3, 0.1, {"group": "red"}, InvalidConfig, "'red' has no calibration.*are False, True"),
+        (0.3, 0.1, {"group": "red"}, InvalidConfig, "'red' has no .*are 'False', 'True'"),
         (0.3, 0.1, {"abstain": True, "risk": "recall"}, InvalidConfig, "misses among answers"),
         (0.3, 0.1, {"simultaneous": True, "risk": "recall"}, InvalidConfig, "miss risk alone"),
         (0.3, 0.1, {"simultaneous": True, "abstain": True}, InvalidConfig, "miss risk alone"),
@@ -22,13 +22,16 @@ DELTA = 0.1
         (0.3, None, {"risk": "false-discovery"}, InvalidConfig, "delta=None is for"),
         (0.3, None, {"simultaneous": True}, InvalidRiskLevel, "need a delta"),
         (0.3, 0.6, {"simultaneous": True}, InvalidRiskLevel, "up to 0.5"),
-        ({"miss": 0.3}, None, {}, InvalidConfig, "delta=None is for"),
-        ({"miss": 0.3}, 0.1, {"risk": "recall"}, InvalidConfig, "leave no room"),
-        ({"miss": 0.3}, 0.1, {"abstain": True}, InvalidConfig, "leave no room"),
-        ({"miss": 0.3}, 0.1, {"simultaneous": True}, InvalidConfig, "miss risk alone"),
+        ({"miss": 0.3, "recall": 0.9}, None, {}, InvalidConfig, "delta=None is for"),
+        ({"miss": 0.3}, 0.1, {"risk": "recall"}, InvalidConfig, "names several risks"),
+        ({"miss": 0.3, "recall": 0.9}, 0.1, {"abstain": True}, InvalidConfig, "several risks"),
+        (0.3, 0.1, {"abstain": "yes"}, InvalidConfig, "abstain is 'yes'; it must be True or False"),
+        (0.3, 0.1, {"distinct": ["label"]}, InvalidConfig, "it can be 'label' or None"),
+        (0.001, 0.1, {"group": "True"}, RiskUnattainable, "group 'True': alpha = 0.001"),
+        ({"recall": 0.3}, 0.1, {"simultaneous": True}, InvalidConfig, "miss risk alone"),
         ({"hits": 0.3}, 0.1, {}, InvalidConfig, "'hits' is unknown"),
         ({}, 0.1, {}, InvalidConfig, "no risk to control"),
-        ({"miss": 1.0}, 0.1, {}, InvalidRiskLevel, "alpha of miss is 1.0"),
+        ({"miss": 1.0, "recall": 0.9}, 0.1, {}, InvalidRiskLevel, "alpha of miss is 1.0"),
         (0.0, 0.1, {"abstain": True}, InvalidRiskLevel, "alpha is 0"),
         (2, 0.1, {"risk": "recall"}, InvalidRiskLevel, "alpha is 2"),
         (0.3, 0.0, {"risk": "false-discovery"}, InvalidRiskLevel, "delta is 0"),
@@ -46,7 +49,7 @@ def test_what_makes_no_sense_is_refused(retriever, splits, alpha, delta, options
         (0.01, {"risk": "recall"}, True),
         (0.1, {"risk": "false-discovery"}, True),
         ({"miss": 0.1, "false-discovery": 0.1}, {}, False),
-        (0.01, {"abstain": True}, False),
+        (0.01, {"abstain": True}, True),
         (0.01, {"distinct": "label"}, True),
         (0.01, {"group": "True"}, True),
         (0.01, {"simultaneous": True}, True),
@@ -69,7 +72,7 @@ def test_what_is_not_attainable_says_what_is(retriever, splits, alpha, options, 
 def test_without_groups_none_is_known(folder, splits):
     retriever = load(folder)
     retriever.calibrate(*map(retriever.judge, (splits.adapter, splits.calibration)), "minmax")
-    with pytest.raises(InvalidConfig, match=r"'True' has no calibration.*were not given groups"):
+    with pytest.raises(InvalidConfig, match=r"'True' has no calibration.*none have a group"):
         retriever.retrieve(splits.test.images[0], 0.3, DELTA, group="True")
 
 

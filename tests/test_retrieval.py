@@ -52,13 +52,13 @@ END = "calibration queries (quantile sizes, binomial bound, kappa = 12.5)."
         ),
         (
             {"risk": "recall", "delta": 0.001},
-            "With probability at least 0.999, on average at most 0.05 of the true matches are "
-            f"missing from the sets returned to queries like the 3000 {END}",
+            "With probability at least 0.999, at most 0.05 of a query's true matches, on average "
+            f"over queries, are missing from the sets returned to queries like the 3000 {END}",
         ),
         (
             {"risk": "false-discovery"},
-            "With probability at least 0.9, on average at most 0.05 of the items are wrong in "
-            f"the sets returned to queries like the 3000 {END}",
+            "With probability at least 0.9, at most 0.05 of a set's items, on average over "
+            f"queries, are wrong in the sets returned to queries like the 3000 {END}",
         ),
         (
             {
@@ -67,9 +67,9 @@ END = "calibration queries (quantile sizes, binomial bound, kappa = 12.5)."
                 "risk_bound": None,
             },
             "With probability at least 0.9, a true match is missing from at most 0.1 of the sets "
-            "and on average at most 0.25 of the true matches are missing from the sets and on "
-            "average at most 0.5 of the items are wrong in the sets returned to queries like "
-            f"the 3000 {END}",
+            "and at most 0.25 of a query's true matches, on average over queries, are missing from "
+            "the sets and at most 0.5 of a set's items, on average over queries, are wrong in the "
+            f"sets returned to queries like the 3000 {END}",
         ),
         (
             {"abstain": True},
@@ -141,3 +141,18 @@ def test_plain_values_survive_json(labels):
 def test_parts_of_different_length_are_refused(ids, distances, labels):
     with pytest.raises(ValueError, match=f"{len(ids)} ids"):
         Retrieval(ids, np.zeros(distances, np.float32), 0.1, GUARANTEE, labels)
+
+
+@pytest.mark.parametrize(
+    ("delta", "said"), [(1e-5, "0.99999"), (1e-12, "0.999999999999"), (0.10004, "0.89996")]
+)
+def test_what_is_printed_is_never_rounded_up(delta, said):
+    sentence = str(replace(GUARANTEE, delta=delta, alpha=0.12344))
+    assert sentence.startswith(f"With probability at least {said}, ")
+    assert "at most 0.12344 of the sets" in sentence
+
+
+def test_an_abstaining_guarantee_names_its_threshold():
+    sentence = str(replace(GUARANTEE, abstain=True, kappa=0.0, threshold=0.25))
+    assert "answered up to a doubt of 0.25" in sentence
+    assert "kappa" not in sentence

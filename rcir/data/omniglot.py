@@ -53,7 +53,7 @@ def load(
             f"train {train} + validation {validation} alphabets: each must be at least 1, and some "
             f"of {ALPHABETS} must remain for evaluation"
         )
-    images, labels, alphabets, ids = _read(root / ARCHIVE)
+    images, labels, alphabets, names, ids = _read(root / ARCHIVE)
     rng = np.random.default_rng(seed)
     groups = np.split(rng.permutation(ALPHABETS), [train, train + validation])
     rows = [np.flatnonzero(np.isin(alphabets, group)) for group in groups]
@@ -72,7 +72,7 @@ def load(
             images[chosen],
             labels[chosen],
             [ids[row] for row in chosen],
-            {"alphabet": alphabets[chosen]},
+            {"alphabet": names[alphabets[chosen]]},
         )
 
     return Splits(
@@ -87,8 +87,8 @@ def load(
 
 def _read(
     archive: Path,
-) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], list[str]]:
-    """Images (n, 105, 105), strokes white; numbers of characters and alphabets; names."""
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], NDArray[np.str_], list[str]]:
+    """Images (n, 105, 105), strokes white; numbers of characters and alphabets; names of both."""
     if not archive.is_file():
         raise DataUnavailable(
             f"{archive} is not there: put Omniglot's images_background.zip there, and name the "
@@ -118,11 +118,11 @@ def _read(
     if len(kinds) != ALPHABETS or (counts != DRAWINGS).any() or shapes != {(SIDE, SIDE)}:
         raise InvalidData(
             f"{archive} holds {len(paths)} drawings of {len(characters)} characters in "
-            f"{len(kinds)} alphabets; Omniglot's background set has {DRAWINGS} of each of 964 "
-            f"characters in {ALPHABETS}"
+            f"{len(kinds)} alphabets, of sizes {sorted(shapes)}; Omniglot's background set has "
+            f"{DRAWINGS} of each character in {ALPHABETS} alphabets, of size {(SIDE, SIDE)}"
         )
     ids = ["/".join(path.parts[-3:]) for path in paths]
-    return np.stack(drawings), labels.astype(np.int64), alphabets.astype(np.int64), ids
+    return np.stack(drawings), labels.astype(np.int64), alphabets.astype(np.int64), kinds, ids
 
 
 def _decode(content: bytes) -> NDArray[np.uint8]:

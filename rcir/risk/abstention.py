@@ -74,23 +74,36 @@ class AbstentionController:
         """
         check_level("alpha", alpha)
         check_level("delta", delta)
-        safest = int(np.argmin(self._p_values(self.tuning, alpha)))
-        values = self._p_values(self.calibration, alpha)[safest:]
-        certified = self.thresholds[safest:][fixed_sequence(values, delta)]
+        certified = self._certified(alpha, delta)
         if len(certified) == 0:
+            smallest = self.minimum_alpha(delta)
+            ask = "" if smallest is None else f"ask for alpha >= {smallest:.4f} on new queries, or "
             raise RiskUnattainable(
                 f"alpha = {alpha:g} at delta = {delta:g} cannot be certified among answered "
-                f"queries, however few of the {len(self.calibration.doubt)} are answered: ask for "
-                f"more, or calibrate on more queries (at least {required_calibration(alpha, delta)}"
-                " must be answered)",
-                minimum_alpha=None,
+                f"queries, however few of the {len(self.calibration.doubt)} are answered: {ask}"
+                f"calibrate on more (at least {required_calibration(alpha, delta)} must be "
+                "answered)",
+                minimum_alpha=smallest,
                 required_calibration=None,
             )
         return float(certified[-1])
 
-    def coverage(self, threshold: float) -> float:
-        """The share of calibration queries that a threshold answers."""
-        return float(np.mean(self.calibration.doubt <= threshold))
+    def minimum_alpha(self, delta: float) -> float | None:
+        """The smallest alpha at which some queries would be answered; to 4 decimals."""
+        low, high = 0, 10_000
+        while high - low > 1:
+            middle = (low + high) // 2
+            if len(self._certified(middle / 10_000, delta)):
+                high = middle
+            else:
+                low = middle
+        return high / 10_000 if high < 10_000 else None
+
+    def _certified(self, alpha: float, delta: float) -> NDArray[np.float64]:
+        """Thresholds that may be used, ascending."""
+        safest = int(np.argmin(self._p_values(self.tuning, alpha)))
+        values = self._p_values(self.calibration, alpha)[safest:]
+        return self.thresholds[safest:][fixed_sequence(values, delta)]
 
     def _p_values(self, queries: Answered, alpha: float) -> NDArray[np.float64]:
         order = np.argsort(queries.doubt, kind="stable")

@@ -45,7 +45,7 @@ def fit_adapter(
     alphas: Sequence[float] = ALPHAS,
     delta: float = 0.1,
 ) -> tuple[SizeAdapter, Comparison]:
-    """Fit the named adapter, or with "auto" the one that needs the smallest sets.
+    """Fit the named adapter, or with "auto" the one that needs the smallest sets (miss risk).
 
     "auto" compares all adapters on the adapter split alone, each query sized by an adapter that
     was fitted on the other four fifths, and takes the one with the smallest sets among those that

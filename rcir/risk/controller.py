@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidConfig, InvalidData
+from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.risk.abstention import AbstentionController, Answered
 from rcir.risk.adapters import SizeAdapter
 from rcir.risk.bounds import Bound, check_bound, check_level
@@ -43,20 +43,27 @@ class Request:
     simultaneous: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.alpha, Mapping) and len(self.alpha) == 1 and self.risk == "miss":
+            ((risk, alpha),) = self.alpha.items()
+            object.__setattr__(self, "risk", risk)
+            object.__setattr__(self, "alpha", alpha)
         check_risk(self.risk)
+        for name in ("abstain", "simultaneous"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidConfig(f"{name} is {getattr(self, name)!r}; it must be True or False")
         if not isinstance(self.alpha, Mapping):
             check_level("alpha", self.alpha)
         if self.delta is not None:
             check_level("delta", self.delta)
         several = isinstance(self.alpha, Mapping)
         if several and (self.risk != "miss" or self.abstain):
-            raise InvalidConfig("several risks at once leave no room for risk= or abstain=")
+            raise InvalidConfig("alpha names several risks: leave risk and abstain as they are")
         if self.abstain and self.risk != "miss":
             raise InvalidConfig(f"abstain=True bounds misses among answers, not {self.risk}")
         if self.simultaneous and (several or self.risk != "miss" or self.abstain):
-            raise InvalidConfig("simultaneous=True is for the miss risk alone")
+            raise InvalidConfig("simultaneous=True is for the miss risk alone, of all answers")
         if self.delta is None and (several or self.risk == "false-discovery" or self.abstain):
-            raise InvalidConfig("delta=None is for the miss or the recall risk alone")
+            raise InvalidConfig("delta=None is for the miss or the recall risk alone: give a delta")
 
 
 @dataclass(frozen=True)
@@ -132,6 +139,19 @@ class RiskController:
             InvalidRiskLevel, InvalidConfig: of the request.
             RiskUnattainable: nothing does.
         """
+        group = request.group
+        try:
+            return self._decide(request)
+        except RiskUnattainable as error:
+            if group is None:
+                raise
+            raise RiskUnattainable(
+                f"group {group!r}: {error}",
+                minimum_alpha=error.minimum_alpha,
+                required_calibration=error.required_calibration,
+            ) from None
+
+    def _decide(self, request: Request) -> Decision:
         alpha, delta, group = request.alpha, request.delta, request.group
         n = self.miss(group).n_calibration
         if isinstance(alpha, Mapping) or request.risk == "false-discovery":
@@ -139,10 +159,11 @@ class RiskController:
             joint = self._made_once(JointController, group)
             level = None if isinstance(alpha, Mapping) else float(alpha)
             kappa = joint.kappa(alphas, delta)
-            return Decision(kappa, None, f"{joint.bound}, fixed-sequence", level, n)
+            names = dict.fromkeys("binomial" if risk == "miss" else joint.bound for risk in alphas)
+            return Decision(kappa, None, " and ".join(names), level, n)
         if request.abstain:
             threshold = self._made_once(AbstentionController, group).threshold(alpha, delta)
-            return Decision(0.0, threshold, "binomial, fixed-sequence", float(alpha), n)
+            return Decision(0.0, threshold, "binomial", float(alpha), n)
         if request.risk == "recall":
             recall = self._made_once(RecallController, group)
             bound = "conformal" if delta is None else recall.bound
@@ -154,7 +175,12 @@ class RiskController:
         return Decision(kappa, None, bound, certified, n)
 
     def sizes(self, rankings: Rankings, decision: Decision) -> NDArray[np.int64]:
-        """(n,) set sizes; 0 for queries that are not answered."""
+        """(n,) set sizes of queries that were searched as deep; 0 for those not answered."""
+        if rankings.depth != self.depth:
+            raise InvalidData(
+                f"the queries were searched to depth {rankings.depth}, the calibration queries to "
+                f"{self.depth}: search alike"
+            )
         if decision.threshold is not None:
             doubt = self.adapter.doubt(rankings, size=1)
             return (doubt <= decision.threshold).astype(np.int64)
@@ -188,6 +214,6 @@ class RiskController:
         if self.groups is None or group not in known:
             raise InvalidConfig(
                 f"group {group!r} has no calibration queries; "
-                + (f"there are {', '.join(known)}" if known else "they were not given groups")
+                + (f"there are {', '.join(map(repr, known))}" if known else "none have a group")
             )
         return self.calibration.subset(self.groups == group)

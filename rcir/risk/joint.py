@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,9 @@ class JointController:
     ) -> None:
         self.calibration, self.tuning = calibration, tuning
         self.bound: Bound = "hoeffding-bentkus" if bound == "binomial" else bound
+        if procedure not in get_args(Procedure):
+            choices = ", ".join(get_args(Procedure))
+            raise InvalidConfig(f"procedure {procedure!r} is unknown; choose one of {choices}")
         self.procedure: Procedure = procedure
         # Steps of the mean set size on the adapter split, finer where sets are small.
         paid = np.sort(tuning.costs[np.isfinite(tuning.costs)])

@@ -52,7 +52,10 @@ def upper_confidence_bound(
 
 def check_losses(losses: ArrayLike) -> NDArray[np.float64]:
     """Losses as (n,) float64, or `InvalidData`."""
-    checked = np.asarray(losses, np.float64)
+    try:
+        checked = np.asarray(losses, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidData(f"losses are no numbers ({error}): give (n,) in [0, 1]") from error
     if checked.ndim != 1 or len(checked) == 0:
         raise InvalidData(f"losses have shape {checked.shape}; they must be (n,) with n >= 1")
     if not ((checked >= 0) & (checked <= 1)).all():

@@ -2,8 +2,8 @@
 
 With s_i the smallest kappa that serves calibration query i, the smallest kappa that certifies
 (alpha, delta) is the (M + 1)-th largest s_i, M = `allowed_misses`: if its risk were above alpha, at
-most M of the n scores would lie above a kappa* that each exceeds with probability alpha or more,
-which happens with probability at most delta. One sort serves every alpha and delta.
+most M of the n scores would lie at or above a kappa* that each reaches with probability alpha or
+more, which happens with probability at most delta. One sort serves every alpha and delta.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rcir.risk import bounds
 from rcir.risk.adapters import SizeAdapter, check_ranks
 from rcir.risk.bounds import Bound, check_bound, check_level
 from rcir.risk.rankings import Floats, Rankings
+from rcir.risk.refusal import required, unattainable
 
 
 class MissController:
@@ -198,38 +199,3 @@ class MissController:
             if self.unmatched
             else None,
         )
-
-
-def required(alpha: float, delta: float | None, bound: Bound, lost: float) -> int | None:
-    """Calibration queries needed where no set size prevents the share `lost` of the loss."""
-    if delta is not None:
-        return bounds.required_calibration(alpha, delta, bound, lost)
-    level = Fraction(check_level("alpha", alpha))
-    return None if lost >= alpha else math.ceil((1 - level) / (level - Fraction(lost)))
-
-
-def unattainable(
-    alpha: float,
-    delta: float | None,
-    n: int,
-    *,
-    minimum_alpha: float | None,
-    required_calibration: int | None,
-    deeper: str | None,
-) -> RiskUnattainable:
-    """The error that says what can be had instead."""
-    advice = []
-    rounded = math.ceil((minimum_alpha or 1) * 1e4) / 1e4
-    if rounded < 1:
-        advice.append(f"ask for alpha >= {rounded:.4f}")
-    if required_calibration is not None and required_calibration > n:
-        advice.append(f"calibrate on about {required_calibration} queries")
-    if deeper:
-        advice.append(deeper)
-    at = "on average" if delta is None else f"at delta = {float(delta):g}"
-    return RiskUnattainable(
-        f"alpha = {float(alpha):g} {at} cannot be certified with {n} calibration queries: "
-        f"{', or '.join(advice) or 'ask for a larger alpha and calibrate on more queries'}",
-        minimum_alpha=minimum_alpha,
-        required_calibration=required_calibration,
-    )

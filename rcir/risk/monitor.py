@@ -69,7 +69,10 @@ class RiskMonitor:
         Raises:
             InvalidData: one is outside [0, 1] or NaN; then none is taken.
         """
-        values = np.atleast_1d(np.asarray(losses, np.float64))
+        try:
+            values = np.atleast_1d(np.asarray(losses, np.float64))
+        except (TypeError, ValueError) as error:
+            raise InvalidData(f"losses are no numbers ({error}): give numbers in [0, 1]") from error
         if values.ndim != 1 or not ((values >= 0) & (values <= 1)).all():
             raise InvalidData("losses must be one number or (m,) numbers in [0, 1], without NaN")
         if len(values):

@@ -119,11 +119,6 @@ class Outcomes:
             return 1 - hits / np.maximum(self.totals, 1)[:, None]
         return 1 - hits / self._counts(kappas, np.isfinite(self.costs))
 
-    def mean_sizes(self, kappas: NDArray[Any]) -> NDArray[np.float64]:
-        """(g,) mean set size at each of g kappas."""
-        paid = np.sort(self.costs, axis=None)
-        return np.searchsorted(paid, kappas.astype(np.float32), side="right") / len(self)
-
     def arrays(self) -> Mapping[str, NDArray[Any]]:
         """Everything as arrays to store."""
         return {

@@ -45,6 +45,8 @@ class Rankings:
     votes: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.uncertainty, np.ndarray):
+            raise InvalidData(f"uncertainty is a {type(self.uncertainty).__name__}: give an array")
         if self.uncertainty.ndim != 1 or self.depth < 1:
             raise InvalidData(
                 f"uncertainty has shape {self.uncertainty.shape} and depth is {self.depth}; needed "
@@ -56,6 +58,10 @@ class Rankings:
                 f"{int(bad.sum())} of {bad.size} uncertainties are NaN or infinite; an encoder "
                 "that diverged in training does this"
             )
+        for name in ("distances", "candidate_uncertainty"):
+            values = getattr(self, name)
+            if values is not None and np.isnan(values).any():
+                raise InvalidData(f"some {name} are NaN")
         shape = (len(self.uncertainty), self.depth)
         for name in ("distances", "keys", "candidate_uncertainty", "votes"):
             values = getattr(self, name)

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
 from rcir.risk.bounds import Bound, check_bound, check_level, mean_bound, p_value
-from rcir.risk.miss import required, unattainable
 from rcir.risk.outcomes import Outcomes
+from rcir.risk.refusal import required, unattainable
 
 
 class RecallController:

@@ -183,13 +183,13 @@ def test_an_archive_of_misplaced_pictures_is_refused(tmp_path):
         ({"kinds": 29}, "580 drawings of 29 characters in 29 alphabets"),
         ({"kinds": 31}, "620 drawings of 31 characters in 31 alphabets"),
         ({"drawings": 19}, "570 drawings of 30 characters in 30 alphabets"),
-        ({"content": png(side=28)}, "600 drawings of 30 characters in 30 alphabets"),
+        ({"content": png(side=28)}, r"600 drawings of .*, of sizes \[\(28, 28\)\]"),
     ],
     ids=["too few alphabets", "too many", "too few drawings", "too small"],
 )
 def test_an_archive_of_something_else_is_refused(tmp_path, layout, said):
     write(tmp_path, **layout)
-    with pytest.raises(InvalidData, match=f"{said}; Omniglot's background set has 20 of each"):
+    with pytest.raises(InvalidData, match=f"{said}.*; Omniglot's background set has 20 of each"):
         load(tmp_path)
 
 

@@ -68,19 +68,14 @@ def test_the_first_threshold_that_fails_ends_the_search():
     assert 0.45 < controller.threshold(0.1, 0.05) <= 0.53
 
 
-@pytest.mark.parametrize("threshold", [-1.0, 0.25, 0.5, 2.0])
-def test_coverage_is_the_share_of_calibration_queries_answered(threshold):
-    calibration = draw(200, 0, ties=True)
-    expected = sum(doubt <= threshold for doubt in calibration.doubt) / 200
-    assert AbstentionController(calibration, draw(50, 1)).coverage(threshold) == expected
-
-
 def test_too_few_calibration_queries_are_told_how_many_must_be_answered():
     none = Answered(np.linspace(0, 1, 20), np.zeros(20, bool))
     with pytest.raises(RiskUnattainable, match="at least 22 must be answered") as caught:
         AbstentionController(none, none).threshold(0.1, 0.1)  # 0.9**22 <= 0.1 < 0.9**21
     assert "alpha = 0.1 at delta = 0.1" in str(caught.value)
-    assert caught.value.minimum_alpha is None
+    # 1 - 0.1 ** (1 / 20) = 0.10875, rounded up to 4 decimals
+    assert caught.value.minimum_alpha == 0.1088
+    assert AbstentionController(none, none).threshold(0.1088, 0.1) == 1.0
 
 
 def test_certainly_right_answers_are_all_given():

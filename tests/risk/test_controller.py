@@ -119,7 +119,7 @@ def test_decisions_are_those_of_the_controllers_beneath(bound, means, tuning, ca
     joint = JointController(calibration, tuning, means)
     discovery = control.decide(Request(0.6, 0.1, risk="false-discovery"))
     assert discovery.kappa == joint.kappa({"false-discovery": 0.6}, 0.1)
-    assert (discovery.bound, discovery.risk_bound) == (f"{means}, fixed-sequence", 0.6)
+    assert (discovery.bound, discovery.risk_bound) == (means, 0.6)
     several = control.decide(Request(SEVERAL, 0.1))
     assert several.kappa == joint.kappa(SEVERAL, 0.1)
     assert several.risk_bound is None
@@ -191,9 +191,9 @@ def test_no_risk_an_unknown_risk_and_no_delta_for_all_alpha_are_refused(control)
 
 
 def test_an_unknown_group_is_refused_with_those_there_are(control, tuning, calibration):
-    with pytest.raises(InvalidConfig, match=r"group 'd' has no .*; there are a, b, c"):
+    with pytest.raises(InvalidConfig, match=r"group 'd' has no .*; there are 'a', 'b', 'c'"):
         control.decide(Request(0.3, 0.1, group="d"))
-    with pytest.raises(InvalidConfig, match="they were not given groups"):
+    with pytest.raises(InvalidConfig, match="none have a group"):
         RiskController(ADAPTER, tuning, calibration).decide(Request(0.3, 0.1, group="a"))
 
 

@@ -64,13 +64,6 @@ def test_padding_is_in_no_set_and_no_denominator():
     kappas = np.array([0, 1, 1e30], np.float32)
     assert outcomes.losses("false-discovery", kappas).tolist() == [[0, 0.5, 0.5]]
     assert outcomes.losses("recall", kappas).tolist() == [[0.5, 0.5, 0.5]]
-    assert outcomes.mean_sizes(kappas).tolist() == [1, 2, 2]
-
-
-def test_mean_sizes_are_the_number_of_ranks_paid_for(drawn):
-    kappas = kappas_of(drawn)
-    counts = [sum(cost <= kappa for cost in drawn.costs.ravel()) / 60 for kappa in kappas[::7]]
-    assert drawn.mean_sizes(kappas[::7]).tolist() == pytest.approx(counts)
 
 
 def test_a_kappa_in_double_precision_means_the_same_set_for_every_risk():

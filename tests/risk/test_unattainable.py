@@ -86,7 +86,7 @@ def test_too_few_queries_are_told_how_many_and_which_alpha():
     assert error.required_calibration == 45
     assert error.minimum_alpha == pytest.approx(1 - 0.1 ** (1 / 20), rel=1e-12)
     assert "alpha = 0.05 at delta = 0.1" in str(error)
-    assert "calibrate on about 45 queries" in str(error)
+    assert "calibrate on about 45 new queries" in str(error)
     assert "search deeper" not in str(error)
 
 
@@ -102,7 +102,7 @@ def test_the_alpha_that_the_message_names_works(served, unmatched, delta):
 def test_an_alpha_that_rounds_to_one_is_not_advised():
     message = str(refusal(controller(1), 0.5, 1e-6))
     assert "ask for alpha" not in message
-    assert "calibrate on about 20 queries" in message  # 2**-20 <= 1e-6 < 2**-19
+    assert "calibrate on about 20 new queries" in message  # 2**-20 <= 1e-6 < 2**-19
 
 
 def test_queries_that_all_lack_a_match_certify_nothing():
