@@ -63,12 +63,14 @@ class Judged:
         relevant: (n, depth) whether each candidate is a true match.
         totals: (n,) number of true matches in the whole gallery.
         groups: (n,) the group each query belongs to, such as a camera or a site, or None.
+        one_label: whether all true matches of a query share one label, and no others have it.
     """
 
     found: Candidates
     relevant: NDArray[np.bool_]
     totals: NDArray[np.int64]
     groups: NDArray[np.str_] | None = None
+    one_label: bool = False
 
     def __post_init__(self) -> None:
         n = len(self.found.positions)
@@ -93,15 +95,13 @@ class Judged:
     def distinct(self) -> Judged:
         """The same of labels: a label is a true match if its nearest item is.
 
-        Of true matches that share one label, one counts. Where some query has several true labels,
-        how many there are beyond the search is not known, and all its images are counted: recall
-        is then understated, never overstated.
+        Unless each query has one true label, there may be as many true labels as true images:
+        recall is then understated.
         """
         found, columns = self.found.distinct()
         relevant = take_columns(self.relevant, columns, False)
-        several = np.count_nonzero(relevant, axis=1).max() > 1
-        totals = self.totals if several else self.totals > 0
-        return Judged(found, relevant, totals.astype(np.int64), self.groups)
+        totals = self.totals > 0 if self.one_label else self.totals
+        return Judged(found, relevant, totals.astype(np.int64), self.groups, self.one_label)
 
     def outcomes(self, adapter: SizeAdapter) -> Outcomes:
         """As risk control sees them, priced by an adapter."""

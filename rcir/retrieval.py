@@ -79,7 +79,9 @@ class Guarantee:
         """What is guaranteed by a decision on a request."""
         alpha = request.alpha
         return cls(
-            alpha=dict(alpha) if isinstance(alpha, Mapping) else float(alpha),
+            alpha={risk: float(level) for risk, level in alpha.items()}
+            if isinstance(alpha, Mapping)
+            else float(alpha),
             delta=None if request.delta is None else float(request.delta),
             risk=", ".join(alpha) if isinstance(alpha, Mapping) else request.risk,
             distinct=distinct,
@@ -124,10 +126,10 @@ def confidence(delta: float) -> str:
     """One minus delta, in decimals, not rounded: a certificate must not claim more than it has.
 
     Example:
-        >>> confidence(0.1), confidence(1e-5)
-        ('0.9', '0.99999')
+        >>> confidence(0.1), confidence(1e-5), confidence(1e-30)
+        ('0.9', '0.99999', '1 - 1e-30')
     """
-    return f"{1 - Decimal(str(delta)):f}"
+    return f"{1 - Decimal(str(delta)):f}" if delta >= 1e-12 else f"1 - {delta}"
 
 
 @dataclass(frozen=True, eq=False, slots=True)

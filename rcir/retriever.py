@@ -9,7 +9,7 @@ import numpy as np
 
 from rcir.candidates import Judged
 from rcir.data.images import ImageLike
-from rcir.errors import InvalidConfig, StaleCalibration
+from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.retrieval import Distinct, Guarantee, Options, Retrieval
 from rcir.risk import (
     Bound,
@@ -83,6 +83,10 @@ class Retriever(Searcher):
             True
         """
         check_bound(bound)
+        if adapter_split is calibration or adapter_split.found is calibration.found:
+            raise InvalidData(
+                "adapter split and calibration queries are the same: the guarantee needs others"
+            )
         for judged in (adapter_split, calibration):
             self._check_searched(judged)
         controllers: dict[Distinct, RiskController] = {}

@@ -99,7 +99,7 @@ class Searcher:
             uncertainty,
             self.depth,
             distances,
-            None if self.labels is None else self.labels[positions],
+            None if self.labels is None else np.where(positions >= 0, self.labels[positions], -1),
             None if items is None else items[positions],
         )
         return Candidates(rankings, positions, self.fingerprints())
@@ -117,7 +117,7 @@ class Searcher:
         """
         if self.labels is None:
             raise InvalidData("the gallery has no labels: what is a true match cannot be told")
-        if group is not None and group not in queries.attributes:
+        if group is not None and not (isinstance(group, str) and group in queries.attributes):
             known = ", ".join(queries.attributes) or "none"
             raise InvalidData(f"the queries have no attribute {group!r}; they have {known}")
         found = self.search(queries.images)
@@ -125,8 +125,9 @@ class Searcher:
         places = np.minimum(np.searchsorted(values, queries.labels), len(values) - 1)
         totals = np.where(values[places] == queries.labels, counts[places], 0)
         relevant = self.labels[found.positions] == queries.labels[:, None]
+        relevant &= found.positions >= 0
         groups = None if group is None else queries.attributes[group].astype(str)
-        return Judged(found, relevant, totals.astype(np.int64), groups)
+        return Judged(found, relevant, totals.astype(np.int64), groups, one_label=True)
 
     def fingerprints(self) -> dict[str, str]:
         """Digests of everything that calibration depends on; computed once per change.

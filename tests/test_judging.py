@@ -116,7 +116,7 @@ def test_fewer_matches_in_the_gallery_than_were_found_are_refused(unlabelled, sp
     judged = told(unlabelled, splits, splits.calibration)
     wrong = replace(judged, totals=judged.totals * 0)
     with pytest.raises(InvalidData, match="more true matches in the search"):
-        unlabelled.calibrate(judged, wrong, "constant")
+        unlabelled.calibrate(told(unlabelled, splits, splits.adapter), wrong, "constant")
     assert unlabelled.controllers == {}
 
 

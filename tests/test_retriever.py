@@ -139,17 +139,26 @@ def test_no_answer_without_calibration_but_neighbours(retriever, splits):
 
 def test_queries_searched_before_a_change_calibrate_nothing(folder, splits):
     retriever = load(folder)
-    old = retriever.judge(splits.calibration)
-    retriever.calibrate(old, old, "constant")
+    others, old = retriever.judge(splits.adapter), retriever.judge(splits.calibration)
+    retriever.calibrate(others, old, "constant")
     retriever.add(splits.test.images[:3], ["a", "b", "c"], [1, 2, 3])
-    new = retriever.judge(splits.calibration)
-    for queries in ((old, old), (old, new), (new, old)):
+    more, new = retriever.judge(splits.adapter), retriever.judge(splits.calibration)
+    for queries in ((others, old), (others, new), (more, old)):
         with pytest.raises(StaleCalibration, match="search them again"):
             retriever.calibrate(*queries, "constant")
-    retriever.calibrate(new, new, "constant")
+    retriever.calibrate(more, new, "constant")
     retriever.max_depth = 20
     with pytest.raises(StaleCalibration, match="search them again"):
-        retriever.calibrate(new, new, "constant")
+        retriever.calibrate(more, new, "constant")
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_the_calibration_queries_cannot_choose_the_sizes(folder, splits, copied):
+    retriever = load(folder)
+    queries = retriever.judge(splits.calibration)
+    others = replace(queries) if copied else queries
+    with pytest.raises(InvalidData, match="are the same: the guarantee needs others"):
+        retriever.calibrate(others, queries)
 
 
 def test_a_replaced_layer_and_names_cannot_change_unnoticed(folder, splits):
@@ -174,9 +183,11 @@ def test_adding_images_makes_the_calibration_stale_until_it_is_redone(folder, sp
         assert current.ids[found.positions[0, 0]] == "new"
         assert found.distances[0, 0] == pytest.approx(0, abs=1e-6)
         assert current.labels.tolist() == [*splits.gallery.labels.tolist(), 7]
-        again = current.search(splits.calibration.images[:50])
-        right = Judged(again, np.ones(again.positions.shape, bool), np.full(50, 301))
-        current.calibrate(right, right, "constant")
+        parts = []
+        for images in (splits.adapter.images[:50], splits.calibration.images[:50]):
+            again = current.search(images)
+            parts.append(Judged(again, np.ones(again.positions.shape, bool), np.full(50, 301)))
+        current.calibrate(*parts, "constant")
         assert current.retrieve(query, 0.3, 0.1).ids == ("new",)
 
 

@@ -88,10 +88,12 @@ def test_a_gallery_without_labels_survives(retriever, splits, tmp_path, adapter)
     built = Retriever(
         retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids, depth=50
     )
-    found = built.search(splits.calibration.images)
-    relevant = splits.gallery.labels[found.positions] == splits.calibration.labels[:, None]
-    judged = Judged(found, relevant, np.full(len(relevant), 300))
-    built.calibrate(judged, judged, adapter)
+    parts = []
+    for part in (splits.adapter, splits.calibration):
+        found = built.search(part.images)
+        relevant = splits.gallery.labels[found.positions] == part.labels[:, None]
+        parts.append(Judged(found, relevant, np.full(len(relevant), 300)))
+    built.calibrate(*parts, adapter)
     loaded = load(save(built, tmp_path / "retriever"))
     assert loaded.labels is None
     assert not (tmp_path / "retriever" / "labels.npy").exists()

@@ -77,12 +77,12 @@ class AbstentionController:
         certified = self._certified(alpha, delta)
         if len(certified) == 0:
             smallest = self.minimum_alpha(delta)
+            needed = required_calibration(alpha, delta) or "a billion"
             ask = "" if smallest is None else f"ask for alpha >= {smallest:.4f} on new queries, or "
             raise RiskUnattainable(
                 f"alpha = {alpha:g} at delta = {delta:g} cannot be certified among answered "
                 f"queries, however few of the {len(self.calibration.doubt)} are answered: {ask}"
-                f"calibrate on more (at least {required_calibration(alpha, delta)} must be "
-                "answered)",
+                f"calibrate on more (at least {needed} must be answered)",
                 minimum_alpha=smallest,
                 required_calibration=None,
             )

@@ -180,6 +180,8 @@ class Quantile(ScaledAdapter):
 
 def count_paid(costs: NDArray[np.float32], kappa: float) -> NDArray[np.int64]:
     """(n,) how many ranks of (n, depth) costs a kappa pays for; never those of no candidate."""
+    if not kappa >= 0:
+        raise InvalidData(f"kappa is {kappa}; it is at least 0")
     affordable = np.float32(min(kappa, float(np.finfo(np.float32).max)))
     paid: NDArray[np.int64] = np.count_nonzero(costs <= affordable, axis=1)
     return paid

@@ -7,7 +7,7 @@ losses anywhere in [0, 1] see `rcir.risk.means`.
 from __future__ import annotations
 
 import math
-from numbers import Real
+from numbers import Integral, Real
 from typing import Literal, get_args
 
 import numpy as np
@@ -121,8 +121,8 @@ def allowed_misses(n: int, alpha: float, delta: float, bound: Bound = "binomial"
     """
     alpha, delta = check_level("alpha", alpha), check_level("delta", delta)
     check_bound(bound)
-    if n < 0:
-        raise InvalidData(f"n is {n}; a number of queries is at least 0")
+    if not isinstance(n, Integral) or n < 0:
+        raise InvalidData(f"n is {n!r}; a number of queries is an integer, at least 0")
     low, high = -1, n  # `low` misses certify alpha, `high` do not
     while high - low > 1:
         middle = (low + high) // 2
@@ -144,8 +144,11 @@ def miss_rate_bound(misses: int, n: int, delta: float, bound: Bound = "binomial"
     """
     delta = check_level("delta", delta)
     check_bound(bound)
-    if not 0 <= misses <= n or n < 1:
-        raise InvalidData(f"misses is {misses} of n = {n}; needed: 0 <= misses <= n and n >= 1")
+    whole = isinstance(misses, Integral) and isinstance(n, Integral)
+    if not whole or not 0 <= misses <= n or n < 1:
+        raise InvalidData(
+            f"misses is {misses!r} of n = {n!r}; needed: integers, 0 <= misses <= n and n >= 1"
+        )
     return mean_bound(misses, n, delta, bound)
 
 

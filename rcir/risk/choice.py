@@ -31,7 +31,7 @@ Comparison = Mapping[str, Mapping[float, float]]
 
 def adapter_class(name: str) -> type[SizeAdapter]:
     """The adapter of a name, or `InvalidConfig`."""
-    if name not in ADAPTERS:
+    if not isinstance(name, str) or name not in ADAPTERS:
         raise InvalidConfig(
             f"adapter {name!r} is unknown; choose one of {', '.join(ADAPTERS)}, auto"
         )

@@ -48,6 +48,8 @@ class Request:
             object.__setattr__(self, "risk", risk)
             object.__setattr__(self, "alpha", alpha)
         check_risk(self.risk)
+        if not isinstance(self.group, str | None):
+            raise InvalidConfig(f"group is {self.group!r}; it must be a string or None")
         for name in ("abstain", "simultaneous"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidConfig(f"{name} is {getattr(self, name)!r}; it must be True or False")
@@ -99,7 +101,8 @@ class RiskController:
         >>> relevant = np.array([[True, False]] * 900 + [[False, True]] * 100)
         >>> queries = Rankings(np.zeros(1000), depth=2)
         >>> outcomes = Outcomes.of(Constant(), queries, relevant, np.ones(1000, int))
-        >>> controller = RiskController(Constant(), outcomes, outcomes)
+        >>> halves = (outcomes.subset(slice(start, None, 2)) for start in (0, 1))
+        >>> controller = RiskController(Constant(), *halves)
         >>> [controller.decide(Request(alpha, delta=0.1)).kappa for alpha in (0.05, 0.15)]
         [1.0, 0.0]
     """
@@ -194,8 +197,7 @@ class RiskController:
 
     def _new(self, kind: Any, calibration: Outcomes) -> Any:
         if kind is MissController:
-            scores = np.sort(calibration.scores)
-            return MissController(self.adapter, scores, self.depth, self.bound)
+            return MissController(self.adapter, calibration.scores, self.depth, self.bound)
         if kind is AbstentionController:
             return AbstentionController(
                 *(

@@ -37,7 +37,8 @@ class JointController:
         >>> relevant = np.array([[True, False, True]] * 900 + [[False, True, False]] * 100)
         >>> queries = Rankings(np.zeros(1000), depth=3)
         >>> outcomes = Outcomes.of(Constant(), queries, relevant, np.full(1000, 2))
-        >>> controller = JointController(outcomes.subset(slice(0, 1000, 2)), outcomes)
+        >>> halves = (outcomes.subset(slice(start, None, 2)) for start in (0, 1))
+        >>> controller = JointController(*halves)
         >>> controller.kappa({"miss": 0.05, "false-discovery": 0.6}, delta=0.1)
         1.0
     """

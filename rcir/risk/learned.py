@@ -112,7 +112,8 @@ class Learned(SizeAdapter):
     def sizes(self, rankings: Rankings, kappa: float) -> NDArray[np.int64]:
         # K - 1 ranks of probability 1 / kappa or more: K is at most 1 + kappa, what follows is not
         # looked at (and one more, for rounding).
-        costs = self._costs(rankings, int(min(2 + kappa, rankings.depth)))
+        columns = int(min(2 + kappa, rankings.depth)) if kappa >= 0 else 1
+        costs = self._costs(rankings, columns)
         return count_paid(costs, kappa)
 
     def doubt(self, rankings: Rankings, size: int) -> NDArray[np.float64]:

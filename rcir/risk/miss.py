@@ -56,7 +56,7 @@ class MissController:
     ) -> None:
         check_bound(bound)
         self.adapter = adapter
-        self.scores = scores
+        self.scores = np.sort(scores)
         self.depth = depth
         self.bound: Bound = bound
 
@@ -77,7 +77,7 @@ class MissController:
             InvalidData: no queries, unequal lengths, NaN, or a rank outside {1, ..., depth, inf}.
         """
         scores = adapter.scores(rankings, check_ranks(rankings, ranks))
-        return cls(adapter, np.sort(scores), rankings.depth, bound)
+        return cls(adapter, scores, rankings.depth, bound)
 
     @property
     def n_calibration(self) -> int:

@@ -23,6 +23,9 @@ class RiskMonitor:
     1 / level with probability at most level (Ville): queries may be watched one by one for ever.
     Losses in between 0 and 1 are taken as well (by convexity), for instance 1 - recall.
 
+    An alarm says that the risk is above alpha: the queries have changed, or the calibration was
+    among the share delta. With `delta=None` many valid calibrations are: watch a larger alpha then.
+
     Attributes:
         alpha: the risk that is guaranteed.
         level: probability of a false alarm over the whole, unlimited stream.

@@ -60,6 +60,11 @@ class Outcomes:
                 f"costs {self.costs.shape}, relevant {self.relevant.shape}, totals "
                 f"{self.totals.shape}: needed are (n, depth), (n, depth) and (n,), n >= 1"
             )
+        if self.relevant.dtype != np.bool_ or self.totals.dtype.kind not in "iu":
+            raise InvalidData(
+                f"relevant is of type {self.relevant.dtype}, totals of {self.totals.dtype}: they "
+                "must be bool and integer"
+            )
         if (self.totals < np.count_nonzero(self.relevant, axis=1)).any():
             raise InvalidData("totals: some queries have more true matches in the search than that")
 

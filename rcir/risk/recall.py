@@ -18,7 +18,8 @@ class RecallController:
 
     Risk-controlling prediction sets (Bates et al., JACM 2021, theorem 1): the mean loss falls as
     kappa grows, and so does every bound here, so that the smallest certified kappa is found by
-    bisection among the kappas at which some set gains a true match. No grid.
+    bisection among the kappas at which some set gains a true match. These come from the
+    calibration queries themselves, but nothing changes between them: they stand for all kappas.
 
     Args:
         calibration: the calibration queries.
@@ -30,7 +31,8 @@ class RecallController:
         >>> relevant = np.array([[True, True, False]] * 300 + [[True, False, True]] * 100)
         >>> queries = Rankings(np.zeros(400), depth=3)
         >>> outcomes = Outcomes.of(Constant(), queries, relevant, np.full(400, 2))
-        >>> controller = RecallController(outcomes, outcomes.subset(slice(0, 2)))
+        >>> halves = (outcomes.subset(slice(start, None, 2)) for start in (0, 1))
+        >>> controller = RecallController(*halves)
         >>> controller.kappa(alpha=0.2, delta=0.1)  # sets of 2 lack a half in a quarter of them
         1.0
     """

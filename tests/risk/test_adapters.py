@@ -174,3 +174,9 @@ def test_a_kappa_beyond_single_precision_pays_for_all_that_is_there(kind):
     distances = np.array([[0.1, 0.2, 0.3], [0.1, 0.2, np.inf]])
     adapter = kind.fit(*split())
     assert adapter.sizes(Rankings(np.ones(2), 3, distances), 1e300).tolist() == [3, 2]
+
+
+@pytest.mark.parametrize("kappa", [-1.0, np.nan])
+def test_a_kappa_that_is_no_price_is_refused(adapter, kappa):
+    with pytest.raises(InvalidData, match=r"kappa is .*; it is at least 0"):
+        adapter.sizes(asked(), kappa)

@@ -136,3 +136,11 @@ def test_an_unknown_bound_is_refused(function, arguments):
 def test_a_negative_number_of_queries_is_refused():
     with pytest.raises(InvalidData, match="n is -1"):
         allowed_misses(-1, 0.1, 0.1)
+
+
+@pytest.mark.parametrize("n", [10.5, 10.0, np.nan, "10", -1])
+def test_a_number_of_queries_that_is_no_count_is_refused(n):
+    with pytest.raises(InvalidData, match=r"n is .*; a number of queries is an integer"):
+        allowed_misses(n, 0.3, 0.1)
+    with pytest.raises(InvalidData, match="needed: integers"):
+        miss_rate_bound(1.5, 10, 0.1)

@@ -171,3 +171,10 @@ def test_no_calibration_queries_and_an_unknown_bound_are_refused():
         MissController.calibrate(Constant(), Rankings(np.zeros(0), 10), np.zeros(0))
     with pytest.raises(InvalidConfig, match="choose one of binomial"):
         MissController.calibrate(Constant(), Rankings(np.zeros(2), 10), np.ones(2), "normal")
+
+
+def test_scores_in_any_order_mean_the_same():
+    scores = np.random.default_rng(0).permutation(np.arange(100.0))
+    controller = MissController(Constant(), scores, 200)
+    # P(Binomial(100, .1) <= 5) = .058 and P(Binomial(100, .1) <= 6) = .117
+    assert controller.kappa(0.1, 0.1) == 94.0
