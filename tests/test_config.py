@@ -132,7 +132,7 @@ def test_what_makes_no_sense_is_named_with_status_1(file, capsys, option, value)
         (["--run", "x", "--alphas", "[0.1, 0]"], "alpha is 0"),
         (["--run", "x", "--delta", "1"], "delta is 1"),
         (["--run", "x", "--depth", "0"], "depth is 0"),
-        (["--run", "x", "--alphas", "[]"], "alphas ()"),
+        (["--run", "x", "--alphas", "[]"], "alphas is empty"),
     ],
 )
 def test_a_calibration_that_makes_no_sense_is_one_line(capsys, arguments, named):
