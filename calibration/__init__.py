@@ -1,16 +1,19 @@
 """Calibration: a trained run in, a retriever with a guarantee out, measured on held-out queries."""
 
-from calibration.config import CalibrationConfig
-from calibration.evaluation import Evaluation, Row
-from calibration.pipeline import Calibrated, calibrate, write_results
+from calibration.config import CalibrationConfig, EvaluationConfig
+from calibration.evaluation import Evaluation
+from calibration.pipeline import Calibrated, calibrate, evaluate_retriever, write_results
+from calibration.statements import Row
 from calibration.table import print_table
 
 __all__ = [
     "Calibrated",
     "CalibrationConfig",
     "Evaluation",
+    "EvaluationConfig",
     "Row",
     "calibrate",
+    "evaluate_retriever",
     "print_table",
     "write_results",
 ]

@@ -23,6 +23,7 @@ class CalibrationConfig:
         depth: candidates searched per query; no set is larger.
         alphas: levels to report. The retriever answers any.
         delta: probability of misleading calibration queries to report. The retriever answers any.
+        ood: data set whose test images are asked as well: how well does uncertainty tell them?
     """
 
     run: str
@@ -33,12 +34,38 @@ class CalibrationConfig:
     depth: int = 200
     alphas: tuple[float, ...] = (0.05, 0.1, 0.2)
     delta: float = 0.1
+    ood: str | None = None
 
     def __post_init__(self) -> None:
-        for alpha in self.alphas:
-            check_level("alpha", alpha)
-        check_level("delta", self.delta)
+        _check_levels(self.alphas, self.delta)
         if self.depth < 1:
             raise InvalidConfig(f"depth is {self.depth}; at least 1 candidate must be searched")
-        if not self.alphas:
-            raise InvalidConfig("alphas is empty; give at least one level, for instance 0.1")
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """A measurement of a calibrated retriever on the test queries of its data set.
+
+    Args:
+        retriever: its folder, or its MLflow URI.
+        output: folder for `report.html` and `results.json`; `evaluation` beside the retriever
+            unless given.
+        alphas, delta, ood: see `CalibrationConfig`.
+    """
+
+    retriever: str
+    output: str | None = None
+    alphas: tuple[float, ...] = (0.05, 0.1, 0.2)
+    delta: float = 0.1
+    ood: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_levels(self.alphas, self.delta)
+
+
+def _check_levels(alphas: tuple[float, ...], delta: float) -> None:
+    for alpha in alphas:
+        check_level("alpha", alpha)
+    check_level("delta", delta)
+    if not alphas:
+        raise InvalidConfig("alphas is empty; give at least one level, for instance 0.1")

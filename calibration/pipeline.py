@@ -1,24 +1,31 @@
-"""From a trained run to a retriever on disk and in MLflow."""
+"""From a trained run to a retriever on disk and in MLflow, and from a retriever to its numbers."""
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from calibration import report
-from calibration.config import CalibrationConfig
-from calibration.evaluation import Evaluation, evaluate
-from rcir import runs, storage
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration import drawing, report
+from calibration.config import CalibrationConfig, EvaluationConfig
+from calibration.evaluation import Evaluation, Queries, evaluate
+from calibration.progress import step
+from rcir import api, runs, storage, tracking
 from rcir.candidates import Judged
-from rcir.data import Splits, load_splits
-from rcir.errors import InvalidData
+from rcir.data import DataConfig, Splits, load_splits
+from rcir.errors import InvalidConfig, InvalidData
 from rcir.retriever import Retriever
+
+PAGE, RESULTS = "report.html", "results.json"
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """The outcome of a calibration.
+    """The outcome of a calibration, or of an evaluation.
 
     Attributes:
         retriever: calibrated, as it is on disk.
@@ -51,55 +58,134 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     run = runs.find_run(config.run)
     output = Path(config.output) if config.output else run.path
     splits = load_splits(run.data)
-    retriever = Retriever.build(run.encoder(), run.preprocessing, splits.gallery, config.depth)
-    adapter_split, calibration, test = (
-        retriever.judge(queries, config.group)
-        for queries in (splits.adapter, splits.calibration, splits.test)
-    )
-    comparisons = retriever.calibrate(
-        adapter_split, calibration, config.adapter, config.bound, config.alphas, config.delta
-    )
-    evaluation = evaluate(
-        run.data.name,
-        retriever,
-        comparisons[None],
-        test,
-        splits.test,
-        config.alphas,
-        config.delta,
-    )
-    _check_output(output, run.path)
+    with step(f"gallery: {len(splits.gallery):,} images"):
+        retriever = Retriever.build(run.encoder(), run.preprocessing, splits.gallery, config.depth)
+    retriever.origin = {"data": asdict(run.data), "run": run.mlflow_run, "group": config.group}
+    queries = _judge(retriever, splits, config.group)
+    outside = _outside(retriever, run.data, config.ood)
+    with step("calibration"):
+        comparisons = retriever.calibrate(
+            queries.adapter,
+            queries.calibration,
+            config.adapter,
+            config.bound,
+            config.alphas,
+            config.delta,
+        )
+    with step("evaluation"):
+        evaluation = evaluate(
+            run.data.name,
+            retriever,
+            queries,
+            splits.test,
+            config.alphas,
+            config.delta,
+            comparisons[None],
+            outside,
+        )
+    _check_output(output)
     folder = storage.save(retriever, output / "retriever")
-    figures = report.draw(retriever.controllers[None], evaluation, test, splits, config.delta)
-    page = output / "report.html"
-    page.write_text(report.render(evaluation, figures), encoding="utf-8")
-    results = output / "results.json"
-    write_results(results, evaluation, time.monotonic() - started)
-    tracked = run.tracked
-    tracked.log_metrics(evaluation.metrics())
-    for name, figure in figures.items():
-        tracked.log_figure(figure, name)
-    tracked.log_folder(folder, "retriever")
-    tracked.log_file(page)
-    tracked.log_file(results)
-    return Calibrated(retriever, folder, page, evaluation, test, splits)
+    run.tracked.log_folder(folder, "retriever")
+    page = _publish(output, retriever, evaluation, queries.test, splits, run.tracked, started)
+    return Calibrated(retriever, folder, page, evaluation, queries.test, splits)
 
 
-def _check_output(output: Path, run: Path) -> None:
-    """Pages and results that another calibration did not write are left alone."""
-    written = [name for name in ("report.html", "results.json") if (output / name).exists()]
-    ours = output.absolute() == run or (output / "retriever" / storage.MANIFEST).is_file()
-    if written and not ours:
+def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
+    """Measure a calibrated retriever on the test queries of its data set; write and track.
+
+    Raises:
+        InvalidData: the retriever does not say which data set it was made of, or that set now
+            gives another gallery.
+        NoRetriever, CorruptRetriever, StaleCalibration: of the retriever.
+    """
+    started = time.monotonic()
+    retriever = api.load(config.retriever)
+    if "data" not in retriever.origin or not retriever.controllers:
         raise InvalidData(
-            f"{output} holds {' and '.join(written)} of something else: choose another output"
+            f"{config.retriever} was not made by `python -m calibration`: it does not say which "
+            "data set its test queries are in"
+        )
+    data = DataConfig(**retriever.origin["data"])
+    splits = load_splits(data)
+    if list(splits.gallery.ids) != retriever.ids.tolist():
+        raise InvalidData(
+            f"{data.name} gives another gallery than the one in {config.retriever}: restore the "
+            "data set's files as they were, or calibrate again"
+        )
+    queries = _judge(retriever, splits, retriever.origin.get("group"))
+    outside = _outside(retriever, data, config.ood)
+    with step("evaluation"):
+        evaluation = evaluate(
+            data.name, retriever, queries, splits.test, config.alphas, config.delta, {}, outside
+        )
+    output = Path(config.output or Path(config.retriever).absolute().parent / "evaluation")
+    output.mkdir(parents=True, exist_ok=True)
+    _check_output(output)
+    tracked = tracking.find_run(retriever.origin.get("run", ""))
+    page = _publish(output, retriever, evaluation, queries.test, splits, tracked, started)
+    return Calibrated(retriever, Path(config.retriever), page, evaluation, queries.test, splits)
+
+
+def _judge(retriever: Retriever, splits: Splits, group: str | None) -> Queries:
+    found = []
+    for name in ("adapter", "calibration", "test"):
+        images = getattr(splits, name)
+        with step(f"{name} queries: {len(images):,}"):
+            found.append(retriever.judge(images, group))
+    return Queries(*found)
+
+
+def _outside(
+    retriever: Retriever, data: DataConfig, name: str | None
+) -> NDArray[np.float64] | None:
+    """Uncertainties of the test queries of another data set."""
+    if name is None:
+        return None
+    if name == data.name:
+        raise InvalidConfig(f"ood is {name}, the set that the retriever searches: name another")
+    images = load_splits(DataConfig(name, data.root, data.download)).test
+    with step(f"out-of-distribution queries: {len(images):,} of {name}"):
+        return retriever.search(images.images).uncertainty
+
+
+def _publish(
+    output: Path,
+    retriever: Retriever,
+    evaluation: Evaluation,
+    test: Judged,
+    splits: Splits,
+    tracked: tracking.TrackedRun | None,
+    started: float,
+) -> Path:
+    """Write report and numbers, and track them with every figure; return the page."""
+    with step("report"):
+        figures = drawing.draw(retriever, evaluation, test, splits.test, splits.gallery)
+        page = output / PAGE
+        page.write_text(report.render(evaluation, figures), encoding="utf-8")
+    results = output / RESULTS
+    write_results(results, evaluation, time.monotonic() - started)
+    if tracked is not None:
+        tracked.log_metrics(evaluation.metrics())
+        for name, figure in figures.items():
+            tracked.log_figure(figure, name)
+        tracked.log_file(page)
+        tracked.log_file(results)
+    return page
+
+
+def _check_output(output: Path) -> None:
+    """Pages and results that another evaluation did not write are left alone."""
+    names = [name for name in (PAGE, RESULTS) if (output / name).exists()]
+    try:
+        ours = not names or "n_calibration" in json.loads((output / RESULTS).read_text())
+    except (OSError, ValueError, TypeError):
+        ours = False
+    if not ours:
+        raise InvalidData(
+            f"{output} holds {' and '.join(names)} of something else: choose another output"
         )
 
 
 def write_results(path: Path, evaluation: Evaluation, seconds: float) -> None:
     """Write the numbers of an evaluation as JSON."""
-    names = ("dataset", "encoder", "recall_at_1", "n_calibration", "n_test", "auroc_miss")
-    values = {name: getattr(evaluation, name) for name in (*names, "auroc_occlusion")}
-    rows = [asdict(row) for row in evaluation.rows]
-    others = [asdict(row) for row in evaluation.others]
-    values |= {"seconds": round(seconds, 2), "rows": rows, "others": others}
-    runs.write_json(path, values | {"adapter_comparison": evaluation.comparison})
+    runs.write_json(path, evaluation.to_dict() | {"seconds": round(seconds, 2)})

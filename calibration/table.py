@@ -5,10 +5,21 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from calibration.evaluation import Evaluation, Row
+from calibration.evaluation import Evaluation
+from calibration.statements import Row
 from rcir.retrieval import confidence
 
 console = Console(highlight=False)
+
+SHOWN = {
+    "recall_at_1": "recall at 1",
+    "map_at_10": "mAP@10",
+    "ausc": "AUSC",
+    "ece_btl_width_at_1": "calibration error",
+    "auroc_miss": "AUROC of misses",
+    "auroc_occlusion": "AUROC of occlusion",
+    "ood_auroc": "AUROC out of distribution",
+}
 
 
 def print_table(evaluation: Evaluation) -> None:
@@ -45,12 +56,9 @@ def print_table(evaluation: Evaluation) -> None:
         for name, sizes in evaluation.comparison.items():
             table.add_row(name, *(f"{size:.2f}" for size in sizes.values()))
         console.print(table)
-    parts = [f"recall at 1: {evaluation.recall_at_1:.3f}"]
-    if evaluation.auroc_miss is not None:
-        parts.append(f"AUROC of misses: {evaluation.auroc_miss:.3f}")
-    if evaluation.auroc_occlusion is not None:
-        parts.append(f"AUROC of occlusion: {evaluation.auroc_occlusion:.3f}")
-    console.print(", ".join(parts))
+    numbers = evaluation.quality.numbers
+    parts = [f"{title}: {numbers[name]:.3f}" for name, title in SHOWN.items() if name in numbers]
+    console.print(", ".join(parts), soft_wrap=True)
 
 
 def _measured(row: Row) -> tuple[str, ...]:

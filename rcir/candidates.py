@@ -23,11 +23,13 @@ class Candidates:
             gallery has any; uncertainty (n,) of the queries: the encoder's own or, for an encoder
             without one, one minus the cosine to the nearest item.
         positions: (n, depth) positions in the gallery; -1 where there are no more.
+        vectors: (n, d) embeddings of the queries.
         fingerprints: of the retriever that searched.
     """
 
     rankings: Rankings
     positions: NDArray[np.int64]
+    vectors: NDArray[np.float32]
     fingerprints: dict[str, str]
 
     @property
@@ -51,7 +53,7 @@ class Candidates:
         """
         rankings, columns = self.rankings.distinct()
         positions = take_columns(self.positions, columns, -1)
-        return Candidates(rankings, positions, self.fingerprints), columns
+        return Candidates(rankings, positions, self.vectors, self.fingerprints), columns
 
 
 @dataclass(frozen=True)

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import time
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
-import numpy as np
-from PIL import Image
+import yaml
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
 
 from rcir.api import VARIABLE, default_retriever, use
 from rcir.config import reporting_errors
-from rcir.data import read_image
-from rcir.errors import InvalidConfig
+from rcir.data import DATASETS, DataConfig, data_root
+from rcir.data.verification import verify
+from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk import Risk
 
-if TYPE_CHECKING:
-    from calibration import Calibrated
-
-DEMO_ALPHA = DEMO_DELTA = 0.1
-DEMO_PARTS = ("training", "queries", "retriever", "report.html", "results.json")
+console = Console(highlight=False)
 
 
 def retrieve(options: Namespace) -> None:
@@ -42,73 +39,70 @@ def retrieve(options: Namespace) -> None:
     print(dumps(answer.to_dict(), indent=1) if options.json else answer)
 
 
+def evaluate(options: Namespace) -> None:
+    """Measure a calibrated retriever on the test queries of its data set."""
+    from calibration import EvaluationConfig, evaluate_retriever, print_table
+
+    outcome = evaluate_retriever(
+        EvaluationConfig(
+            options.retriever, options.output, tuple(options.alphas), options.delta, options.ood
+        )
+    )
+    print_table(outcome.evaluation)
+    print(f"report: {outcome.report}")
+
+
+def data(options: Namespace) -> None:
+    """Show the data sets, or verify a copy of one."""
+    options.action(options, data_root(DataConfig(root=options.root)))
+
+
+def _list(options: Namespace, root: Path) -> None:
+    table = Table("name", "images", "on disk", "what it is, and how to get it", box=None)
+    table.columns[1].justify = "right"
+    for name, found in DATASETS.items():
+        images = "" if found.images is None else f"{found.images:,}"
+        there = not found.folder or (root / found.folder).exists()
+        title = found.title if there and found.folder else f"{found.title}\n  {found.get}"
+        table.add_row(name, images, "yes" if there else "no", title)
+    console.print(f"in {root}:")
+    console.print(table)
+
+
+def _check(options: Namespace, root: Path) -> None:
+    given = {}
+    for option in options.option:
+        name, equals, value = option.partition("=")
+        if not equals:
+            raise InvalidConfig(f"--option {option}: give NAME=VALUE")
+        given[name] = yaml.safe_load(value)
+
+    def watched(faults: Iterator[str | None], total: int) -> Iterator[str | None]:
+        return iter(track(faults, "pictures", total, console=console, transient=True))
+
+    found = verify(options.name, root, given, watched)
+    parts = ", ".join(f"{part} {number:,}" for part, number in found.parts.items())
+    console.print(f"{options.name}: {sum(found.parts.values()):,} images ({parts})")
+    for note in found.notes:
+        console.print(f"left out: {note}")
+    if found.alone:
+        console.print(f"{found.alone} classes have one image only: it is searched, never asked")
+    for fault in found.unreadable:
+        console.print(f"unreadable: {fault}", soft_wrap=True)
+    if not found.complete:
+        expected = "" if found.published is None else f" of {found.published:,} published images"
+        raise InvalidData(
+            f"this copy of {options.name} is not whole: {sum(found.parts.values()):,}{expected}, "
+            f"{len(found.unreadable)} unreadable"
+        )
+    console.print("all can be read")
+
+
 def demo(options: Namespace) -> None:
     """Train, calibrate, measure and retrieve on handwritten two-digit numbers."""
-    import torch
+    from rcir.demo import run
 
-    from calibration import CalibrationConfig, calibrate, print_table, write_results
-    from rcir.data import Augmentation, DataConfig
-    from rcir.losses import LossConfig
-    from training import TrainingConfig, train
-
-    started = time.monotonic()
-    torch.set_num_threads(1)  # on images this small, more threads only wait for each other
-    _clear(options.output)
-    config = TrainingConfig(
-        name="training",
-        data=DataConfig("digits", seed=1),  # options were chosen on seed 0
-        storage=str(options.output),
-        augmentation=Augmentation(occlusion=0.15),
-        loss=LossConfig(kl_scale=1e-5),
-    )
-    print("Training: Bayesian Triplet Loss on two-digit numbers, occluded at random")
-    run = train(config)
-    print("\nCalibration: on unseen classes, half of the digits occluded")
-    outcome = calibrate(CalibrationConfig(str(run.path), output=str(options.output)))
-    print_table(outcome.evaluation)
-    example = _show_queries(outcome, options.output / "queries")
-    write_results(options.output / "results.json", outcome.evaluation, time.monotonic() - started)
-    print(f"\nreport:    {outcome.report}\nretriever: {outcome.folder}\ntry:")
-    print(
-        f"  {sys.argv[0]} retrieve {example} --retriever {outcome.folder} "
-        f"--alpha {DEMO_ALPHA} --delta {DEMO_DELTA}"
-    )
-
-
-def _clear(output: Path) -> None:
-    """Remove what an earlier demo wrote; refuse a folder that holds anything else."""
-    if output.exists():
-        names = {path.name for path in output.iterdir()} if output.is_dir() else {output.name}
-        ours = names <= set(DEMO_PARTS) and (output / "training" / "run.json").is_file()
-        if names and not ours:
-            raise InvalidConfig(
-                f"{output} exists and is not the output of a demo: it is left alone; name another "
-                "folder with --output"
-            )
-        for name in names:
-            path = output / name
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    output.mkdir(parents=True, exist_ok=True)
-
-
-def _show_queries(outcome: Calibrated, folder: Path) -> Path:
-    """Retrieve for three test queries, easy to hard; save them as PNG; return the hardest."""
-    test = outcome.splits.test
-    order = np.argsort(outcome.test.found.uncertainty, kind="stable")
-    folder.mkdir()
-    for name, quantile in (("easy", 0.05), ("medium", 0.6), ("hard", 0.9)):
-        row = int(order[int(quantile * len(order))])
-        path = folder / f"{name}.png"
-        Image.fromarray(read_image(test.images[row], channels=1)).save(path)
-        answer = outcome.retriever.retrieve(path, alpha=DEMO_ALPHA, delta=DEMO_DELTA)
-        shown = " ".join(f"{label:02d}" for label in (answer.labels or ())[:12])
-        more = f" + {answer.size - 12} more" if answer.size > 12 else ""
-        print(
-            f"{name:>6}: a {test.labels[row]:02d}, uncertainty {answer.uncertainty:.2g} -> "
-            f"{answer.size} image{'s' * (answer.size > 1)}: {shown}{more}"
-        )
-    print(answer.guarantee)
-    return path
+    run(options.output)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -147,6 +141,23 @@ def _parser() -> ArgumentParser:
     asked.add_argument("--group", help="the group that the query belongs to")
     asked.add_argument("--abstain", action="store_true", help="one image, or none if too uncertain")
     asked.add_argument("--json", action="store_true", help="print JSON")
+    measured = command(evaluate)
+    measured.add_argument("--retriever", required=True, help="folder or MLflow URI")
+    measured.add_argument("--ood", help="data set whose test images are asked as well")
+    measured.add_argument("--output", help="folder to write to (default: evaluation, beside it)")
+    measured.add_argument("--alphas", type=float, nargs="+", default=[0.05, 0.1, 0.2])
+    measured.add_argument("--delta", type=float, default=0.1)
+    sets = command(data).add_subparsers(required=True, metavar="ACTION")
+    listed = sets.add_parser("list", help="which sets there are, and which are on disk")
+    listed.set_defaults(action=_list)
+    checked = sets.add_parser("check", help="verify a copy: counts, pictures, checksums")
+    checked.set_defaults(action=_check)
+    checked.add_argument("name", help="of the data set")
+    checked.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="of the set's reader"
+    )
+    for one in (listed, checked):
+        one.add_argument("--root", help="folder of the data sets (default: RCIR_DATA, or data)")
     shown = command(demo)
     shown.add_argument(
         "--output",

@@ -8,10 +8,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from rcir.data.relevance import Relevance
 from rcir.errors import InvalidConfig
 
 Positive = Literal["nearest", "random", "farthest"]
 Negatives = Literal["hardest", "violating", "semi-hard", "top-random"]
+Scope = Literal["epoch", "batch"]
 
 BLOCK_ELEMENTS = 1 << 24  # distances held at a time: 64 MiB of float32
 
@@ -21,9 +23,10 @@ class MiningConfig:
     """How tuples of one anchor, one positive and several negatives are chosen.
 
     Args:
-        positive: which image of the anchor's label. "farthest" is the text of Cai et al. (AAAI
-            2025), "nearest" its code; the farthest is usually the noisiest image, and a variance
-            trained on it turns upside down. In a training, None is what suits the encoder best.
+        positive: which of the images that match the anchor. "farthest" is the text of Cai et al.
+            (AAAI 2025), "nearest" its code; the farthest is usually the noisiest image, and a
+            variance trained on it turns upside down. In a training, None is what suits the encoder
+            best.
         negatives: "hardest", the nearest of other labels; "violating", those of them that are
             closer than the positive plus the margin; "semi-hard", those of them that are also
             farther than the positive; "top-random", a random draw from the `pool` nearest. None
@@ -31,6 +34,9 @@ class MiningConfig:
         count: number of negatives per anchor, at most.
         pool: "top-random": how many of the nearest to draw from.
         margin: "violating" and "semi-hard": in units of the (unsquared) distance.
+        scope: where to look: "epoch", among all training images as they are embedded, without
+            augmentation, at the start of an epoch; or "batch", among the images of one batch as
+            they are embedded for the step itself: one forward pass serves all tuples.
     """
 
     positive: Positive | None = None
@@ -38,10 +44,15 @@ class MiningConfig:
     count: int = 2
     pool: int = 10
     margin: float = 0.1
+    scope: Scope = "epoch"
 
     def __post_init__(self) -> None:
-        for name, choices in (("positive", Positive), ("negatives", Negatives)):
-            if getattr(self, name) not in (None, *get_args(choices)):
+        for name, choices, more in (
+            ("positive", Positive, (None,)),
+            ("negatives", Negatives, (None,)),
+            ("scope", Scope, ()),
+        ):
+            if getattr(self, name) not in (*more, *get_args(choices)):
                 raise InvalidConfig(
                     f"mining.{name} {getattr(self, name)!r} is unknown; choose one of "
                     f"{', '.join(get_args(choices))}"
@@ -83,7 +94,7 @@ class Tuples:
 
 def mine(
     cache: Tensor,
-    labels: Tensor,
+    relevance: Relevance,
     anchors: Tensor,
     config: MiningConfig,
     generator: torch.Generator,
@@ -92,7 +103,7 @@ def mine(
 
     Args:
         cache: (n, d) embeddings of the un-augmented training images.
-        labels: (n,) integers.
+        relevance: which of the n images match; what does not match an anchor is a negative of it.
         anchors: (m,) rows of the cache.
         config: what to look for.
         generator: source of all randomness, on the CPU.
@@ -104,7 +115,7 @@ def mine(
         raise InvalidConfig("mining.positive and mining.negatives must both be chosen")
     block = max(1, BLOCK_ELEMENTS // max(1, len(cache)))
     parts = [
-        _mine_block(cache, labels, rows, config, generator)
+        _mine_block(cache, relevance, rows, config, generator)
         for rows in anchors.to(cache.device).split(block)
     ]
     return Tuples(
@@ -116,10 +127,14 @@ def mine(
 
 
 def _mine_block(
-    cache: Tensor, labels: Tensor, rows: Tensor, config: MiningConfig, generator: torch.Generator
+    cache: Tensor,
+    relevance: Relevance,
+    rows: Tensor,
+    config: MiningConfig,
+    generator: torch.Generator,
 ) -> Tuples:
     distance = torch.cdist(cache[rows], cache)
-    same = labels[rows, None] == labels
+    same = torch.from_numpy(relevance.among(rows.cpu().numpy())).to(cache.device)
     other = distance.masked_fill(same, torch.inf)
     own = same.clone()
     own[torch.arange(len(rows), device=rows.device), rows] = False

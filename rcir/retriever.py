@@ -34,12 +34,15 @@ class Retriever(Searcher):
         controllers: what decides the sizes: under None of sets of images and, if the gallery has
             labels, under "label" of sets of distinct labels; empty until calibrated.
         calibrated_on: fingerprints of all that the calibration depends on.
+        origin: where it comes from, as plain values: the configuration of its data set ("data") and
+            the MLflow run of its training ("run"), if known. No answer depends on it.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.controllers: dict[Distinct, RiskController] = {}
         self.calibrated_on: dict[str, str] = {}
+        self.origin: dict[str, Any] = {}
 
     def calibrate(
         self,

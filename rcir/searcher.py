@@ -16,6 +16,7 @@ from rcir.candidates import Candidates, Judged
 from rcir.data.images import ImageLike
 from rcir.data.preprocessing import Preprocessing
 from rcir.data.records import ImageSet
+from rcir.data.relevance import Relevance, SameLabel
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder
 from rcir.encoders.batches import embed
@@ -31,7 +32,8 @@ class Searcher:
     Attributes:
         encoder, preprocessing, index: how an image is searched.
         ids: names of the gallery images.
-        labels: (n,) labels of the gallery images, or None.
+        relevance: which queries the gallery images match: those of equal labels where it was given
+            as labels; None if that is not known.
         max_depth: number of candidates to search for each query, if the gallery has as many.
         item_uncertainty: (n,) of the gallery images; None for an encoder without one.
     """
@@ -42,7 +44,7 @@ class Searcher:
         preprocessing: Preprocessing,
         index: Index,
         ids: Sequence[str],
-        labels: NDArray[np.int64] | None = None,
+        labels: NDArray[np.int64] | Relevance | None = None,
         depth: int = 200,
         item_uncertainty: NDArray[np.float64] | None = None,
     ) -> None:
@@ -52,7 +54,9 @@ class Searcher:
         self.preprocessing = preprocessing
         self.index = index
         self.ids = _frozen(np.array(ids, dtype=object))
-        self.labels = None if labels is None else _frozen(np.array(labels, np.int64))
+        if isinstance(labels, np.ndarray):
+            labels = SameLabel(_frozen(np.array(labels, np.int64)))
+        self.relevance = labels
         self.item_uncertainty = (
             None if item_uncertainty is None else _frozen(np.array(item_uncertainty, np.float64))
         )
@@ -61,7 +65,7 @@ class Searcher:
         self._fingerprinted: tuple[list[object], list[int]] = ([], [])
         lengths = {
             len(values)
-            for values in (self.ids, self.labels, self.item_uncertainty)
+            for values in (self.ids, self.relevance, self.item_uncertainty)
             if values is not None
         }
         if lengths != {len(index)}:
@@ -80,7 +84,13 @@ class Searcher:
         vectors, uncertainty = _arrays(embed(encoder, preprocessing, gallery.images))
         index = FlatIndex(vectors.shape[1])
         index.add(vectors)
-        return cls(encoder, preprocessing, index, gallery.ids, gallery.labels, depth, uncertainty)
+        ids, relevance = gallery.ids, gallery.relevance
+        return cls(encoder, preprocessing, index, ids, relevance, depth, uncertainty)
+
+    @property
+    def labels(self) -> NDArray[np.int64] | None:
+        """(n,) labels of the gallery images, if images match by having the same."""
+        return self.relevance.labels if isinstance(self.relevance, SameLabel) else None
 
     @property
     def depth(self) -> int:
@@ -102,32 +112,34 @@ class Searcher:
             None if self.labels is None else np.where(positions >= 0, self.labels[positions], -1),
             None if items is None else items[positions],
         )
-        return Candidates(rankings, positions, self.fingerprints())
+        return Candidates(rankings, positions, vectors, self.fingerprints())
 
     def judge(self, queries: ImageSet, group: str | None = None) -> Judged:
-        """Search labelled queries: gallery images of the same label are their true matches.
+        """Search queries of which it is known which gallery images they match.
 
         Args:
-            queries: images with labels.
+            queries: images with labels, or with what else makes them match (`rcir.data.relevance`).
             group: which of their attributes says what group each belongs to.
 
         Raises:
-            InvalidData: the gallery has no labels, or the queries no such attribute. Where truth
-                is not a label, make a `Judged` from `search` and what is known.
+            InvalidData: the gallery has no labels, or of another kind than the queries, or the
+                queries have no such attribute.
         """
-        if self.labels is None:
+        if self.relevance is None:
             raise InvalidData("the gallery has no labels: what is a true match cannot be told")
+        if type(queries.relevance) is not type(self.relevance):
+            raise InvalidData(
+                f"the gallery's images match as {type(self.relevance).__name__}, the queries as "
+                f"{type(queries.relevance).__name__}: both must know the same of their images"
+            )
         if group is not None and not (isinstance(group, str) and group in queries.attributes):
             known = ", ".join(queries.attributes) or "none"
             raise InvalidData(f"the queries have no attribute {group!r}; they have {known}")
         found = self.search(queries.images)
-        values, counts = np.unique(self.labels, return_counts=True)
-        places = np.minimum(np.searchsorted(values, queries.labels), len(values) - 1)
-        totals = np.where(values[places] == queries.labels, counts[places], 0)
-        relevant = self.labels[found.positions] == queries.labels[:, None]
-        relevant &= found.positions >= 0
+        relevant = queries.relevance.of(self.relevance, found.positions)
+        totals = queries.relevance.totals(self.relevance)
         groups = None if group is None else queries.attributes[group].astype(str)
-        return Judged(found, relevant, totals.astype(np.int64), groups, one_label=True)
+        return Judged(found, relevant, totals, groups, one_label=self.labels is not None)
 
     def fingerprints(self) -> dict[str, str]:
         """Digests of everything that calibration depends on; computed once per change.
@@ -136,26 +148,23 @@ class Searcher:
         to a weight; not where a weight is written to behind torch's back (`.data`, NumPy views).
         """
         parts = [self.encoder, self.preprocessing, self.index, self.ids]
-        parts += [self.labels, self.item_uncertainty]
+        parts += [self.relevance, self.item_uncertainty]
         # Torch counts its writes to a tensor.
         weights = (*self.encoder.parameters(), *self.encoder.buffers())
         counts = [len(self.index), *(values._version for values in weights)]
         known, known_counts = self._fingerprinted
         if known_counts != counts or not all(map(operator.is_, known, parts)):
             preprocessing = json.dumps(asdict(self.preprocessing), sort_keys=True)
-            gallery = json.dumps(
-                [
-                    self.ids.tolist(),
-                    *(
-                        None if values is None else values.tolist()
-                        for values in (self.labels, self.item_uncertainty)
-                    ),
-                ]
-            )
+            gallery = hashlib.sha256(json.dumps(self.ids.tolist()).encode())
+            facts = {} if self.relevance is None else self.relevance.arrays()
+            if self.item_uncertainty is not None:
+                facts = facts | {"uncertainty": self.item_uncertainty}
+            for name, values in facts.items():
+                gallery.update(name.encode() + values.tobytes())
             self._fingerprints = {
                 "encoder": self.encoder.fingerprint(),
                 "preprocessing": hashlib.sha256(preprocessing.encode()).hexdigest(),
-                "gallery": hashlib.sha256(gallery.encode()).hexdigest(),
+                "gallery": gallery.hexdigest(),
                 "index": self.index.fingerprint(),
             }
             self._fingerprinted = (parts, counts)
@@ -165,10 +174,10 @@ class Searcher:
         self,
         images: Sequence[ImageLike] | NDArray[np.uint8],
         ids: Sequence[str],
-        labels: Sequence[int] | None = None,
+        labels: Sequence[int] | Relevance | None = None,
     ) -> None:
         """Add images to the gallery. The calibration is stale from then on: calibrate again."""
-        if len(ids) != len(images) or (labels is None) != (self.labels is None):
+        if len(ids) != len(images) or (labels is None) != (self.relevance is None):
             raise InvalidData(
                 f"{len(images)} images, {len(ids)} ids: give one id per image, and labels if and "
                 "only if the gallery has labels"
@@ -176,12 +185,14 @@ class Searcher:
         if labels is not None and len(labels) != len(images):
             raise InvalidData(f"{len(images)} images, {len(labels)} labels: give one each")
         vectors, uncertainty = _arrays(embed(self.encoder, self.preprocessing, images))
-        longer = self.labels
+        longer = self.relevance
         if longer is not None:
-            longer = _frozen(np.concatenate([longer, np.asarray(labels, np.int64)]))
+            given: Any = labels
+            plain = self.labels is not None and not isinstance(labels, SameLabel)
+            longer = longer.joined(SameLabel(np.asarray(given, np.int64)) if plain else given)
         self.index.add(vectors)
         self.ids = _frozen(np.concatenate([self.ids, np.array(ids, dtype=object)]))
-        self.labels = longer
+        self.relevance = longer
         if self.item_uncertainty is not None and uncertainty is not None:
             self.item_uncertainty = _frozen(np.concatenate([self.item_uncertainty, uncertainty]))
 

@@ -6,7 +6,7 @@
     controller.safetensors  size adapters, outcomes of adapter split and calibration queries
     index.faiss             the index
     gallery.json            ids
-    labels.npy              labels, if the gallery has any
+    relevance.safetensors   labels of the gallery images or what else says which queries match them
     uncertainty.npy         uncertainties of the gallery images, if the encoder states any
 
 Nothing in it is, or is read as, a pickle.
@@ -34,6 +34,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from rcir.data.preprocessing import Preprocessing
+from rcir.data.relevance import relevance_of
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.encoders.base import Encoder
 from rcir.errors import CorruptRetriever, NoRetriever, RcirError
@@ -41,7 +42,7 @@ from rcir.index import FlatIndex
 from rcir.retriever import Retriever
 from rcir.risk import Outcomes, RiskController, adapter_class
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 REQUIRED = {"retriever.json", "encoder.safetensors", "index.faiss", "gallery.json"}
 
@@ -133,6 +134,7 @@ def _fill(retriever: Retriever, folder: Path) -> None:
         "preprocessing": asdict(retriever.preprocessing),
         "max_depth": retriever.max_depth,
         "calibrated_on": retriever.calibrated_on,
+        "origin": retriever.origin,
         "controllers": [],
     }
     save_encoder(retriever.encoder, folder / "encoder.safetensors")
@@ -157,10 +159,11 @@ def _fill(retriever: Retriever, folder: Path) -> None:
         (folder / "controller.safetensors").write_bytes(save_arrays(arrays))
     retriever.index.save(folder / "index.faiss")
     (folder / "gallery.json").write_text(json.dumps(retriever.ids.tolist()))
-    items = {"labels": retriever.labels, "uncertainty": retriever.item_uncertainty}
-    for name, facts in items.items():
-        if facts is not None:
-            np.save(folder / f"{name}.npy", facts, allow_pickle=False)
+    if retriever.relevance is not None:
+        facts = retriever.relevance.arrays()
+        (folder / "relevance.safetensors").write_bytes(save_arrays(facts))
+    if retriever.item_uncertainty is not None:
+        np.save(folder / "uncertainty.npy", retriever.item_uncertainty, allow_pickle=False)
     (folder / "retriever.json").write_text(json.dumps(description, indent=1))
     checksums = {path.name: _checksum(path) for path in sorted(folder.iterdir())}
     (folder / MANIFEST).write_text(_manifest(checksums))
@@ -211,19 +214,21 @@ def _read(folder: Path, files: Set[str]) -> Retriever:
     description = json.loads((folder / "retriever.json").read_text())
     preprocessing = Preprocessing.from_dict(description["preprocessing"])
     config = EncoderConfig(**description["encoder"])
-    labels, uncertainty = (
-        np.load(folder / name, allow_pickle=False) if name in files else None
-        for name in ("labels.npy", "uncertainty.npy")
-    )
+    relevance = uncertainty = None
+    if "relevance.safetensors" in files:
+        relevance = relevance_of(load_arrays(folder / "relevance.safetensors"))
+    if "uncertainty.npy" in files:
+        uncertainty = np.load(folder / "uncertainty.npy", allow_pickle=False)
     retriever = Retriever(
         load_encoder(config, preprocessing, folder / "encoder.safetensors"),
         preprocessing,
         FlatIndex.load(folder / "index.faiss"),
         json.loads((folder / "gallery.json").read_text()),
-        labels,
+        relevance,
         description["max_depth"],
         uncertainty,
     )
+    retriever.origin = description["origin"]
     if description["controllers"]:
         arrays = load_arrays(folder / "controller.safetensors")
         retriever.controllers = {

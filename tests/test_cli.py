@@ -11,7 +11,8 @@ from PIL import Image
 
 import rcir
 from rcir import api
-from rcir.cli import _clear, main
+from rcir.cli import main
+from rcir.demo import _clear
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from rcir import mining
+from rcir.data.relevance import SameLabel
 from rcir.errors import InvalidConfig
 from rcir.mining import MiningConfig, mine
 
@@ -21,7 +22,7 @@ def run(config, anchors=None, seed=0, labels=LABELS):
     rows = torch.arange(len(labels)) if anchors is None else torch.tensor(anchors, dtype=torch.long)
     return mine(
         torch.tensor(CACHE[: len(labels)], dtype=torch.float32),
-        torch.tensor(labels),
+        SameLabel(labels),
         rows,
         config,
         torch.Generator().manual_seed(seed),

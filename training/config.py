@@ -56,9 +56,12 @@ class TrainingConfig:
         storage: folder of all runs; on a cluster, one that every node sees.
         seed: decides initial weights, order, mining and augmentation; at least 0.
         epochs: passes over the training images, each of them once an anchor.
-        batch: tuples per step, over all workers.
+        batch: tuples per step, over all workers; with mining.scope "batch", images.
         num_workers: Ray workers; 0 trains in this process.
         use_gpu: one GPU per worker; with 0 workers, the GPU of this process.
+        precision: of the backbone while it is trained; "bfloat16" is several times as fast where
+            the processor has it. Weights, heads and losses stay in float32, and so does all
+            embedding outside of training.
         data: the data set.
         preprocessing: from images to the encoder's input.
         augmentation: random changes of training images.
@@ -75,6 +78,7 @@ class TrainingConfig:
     batch: int = 64
     num_workers: int = 0
     use_gpu: bool = False
+    precision: Literal["float32", "bfloat16"] = "float32"
     data: DataConfig = field(default_factory=DataConfig)
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
     augmentation: Augmentation = field(default_factory=Augmentation)

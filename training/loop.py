@@ -12,9 +12,11 @@ import numpy as np
 import ray.train
 import ray.train.torch
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rcir.data import ImageSet, Splits, load_splits
+from rcir.embedding import Embedding
 from rcir.encoders import Encoder, build_encoder
 from rcir.errors import InvalidConfig, InvalidData, TrainingDiverged
 from rcir.losses import tuple_losses
@@ -53,7 +55,7 @@ def training_loop(arguments: dict[str, Job]) -> None:
     tracked = TrackedRun(*job.run)
 
     splits = load_splits(config.data)
-    _check_labels(splits.train)
+    _check_matches(splits.train)
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
         encoder = build_encoder(
@@ -99,27 +101,19 @@ def _epoch(
     epoch: int,
     bar: EpochBar,
 ) -> dict[str, float]:
-    """Mine tuples from a fresh embedding cache, and take one step per batch of them."""
+    """Mine tuples, and take one step per batch of them."""
     context = ray.train.get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
     device = next(encoder.parameters()).device
     rng = np.random.default_rng([config.seed, epoch, rank])
-    tuples = _mined(config, encoder, splits.train, epoch)
-    model.train()
-    losses = []
-    bar.start(steps=-(-len(tuples) // config.batch))
-    for batch in _batches(tuples, config.batch, world):
-        local = batch[rank::world]
-        rows = torch.cat([local.anchor, local.positive, local.negatives.flatten()]).cpu().numpy()
-        pixels = config.preprocessing.resized(splits.train.pick(rows))
-        images = config.preprocessing.normalise(config.augmentation(pixels, rng).to(device))
-        per_tuple = tuple_losses(model(images), local.valid, config.loss)
-        # Gradients are averaged over workers: this makes them those of the mean over the batch.
-        loss = per_tuple.sum() * (world / len(batch))
+    look = _cached if config.mining.scope == "epoch" else _online
+    losses, n_tuples = [], 0
+    for loss, mined in look(config, model, encoder, splits.train, epoch, rng, bar):
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
+        n_tuples += mined
         bar.advance()
     if not losses:  # no tuples, or fewer than workers
         optimizer.zero_grad(set_to_none=True)
@@ -134,25 +128,90 @@ def _epoch(
             f"the loss of epoch {epoch} is {mean.item()}: train anew, under another name, with a "
             "lower optimizer.lr; checkpoints of earlier epochs are kept"
         )
-    return {"loss": mean.item(), "tuples": float(len(tuples))}
+    return {"loss": mean.item(), "tuples": float(n_tuples)}
 
 
-def _mined(config: TrainingConfig, encoder: Encoder, images: ImageSet, epoch: int) -> Tuples:
-    """Tuples of an epoch, the same on every worker."""
+def _cached(
+    config: TrainingConfig,
+    model: nn.Module,
+    encoder: Encoder,
+    images: ImageSet,
+    epoch: int,
+    rng: np.random.Generator,
+    bar: EpochBar,
+) -> Iterator[tuple[Tensor, int]]:
+    """The loss of each batch of tuples, mined among all images as they are, and their number."""
+    context = ray.train.get_context()
+    rank, world = context.get_world_rank(), context.get_world_size()
     generator = torch.Generator().manual_seed(_seed(config, epoch, rank=-1))
     cache = _cache(config, encoder, images)
     anchors = torch.randperm(len(images), generator=generator)
-    labels = torch.from_numpy(images.labels).to(cache.device)
-    return mine(cache, labels, anchors, config.mining, generator)
+    tuples = mine(cache, images.relevance, anchors, config.mining, generator)
+    model.train()
+    bar.start(steps=-(-len(tuples) // config.batch))
+    for batch in _batches(tuples, config.batch, world):
+        local = batch[rank::world]
+        rows = torch.cat([local.anchor, local.positive, local.negatives.flatten()]).cpu().numpy()
+        embedding = _forward(config, model, images, rows, rng)
+        per_tuple = tuple_losses(embedding, local.valid, config.loss)
+        # Gradients are averaged over workers: this makes them those of the mean over the batch.
+        yield per_tuple.sum() * (world / len(batch)), len(batch)
 
 
-def _check_labels(images: ImageSet) -> None:
+def _online(
+    config: TrainingConfig,
+    model: nn.Module,
+    encoder: Encoder,
+    images: ImageSet,
+    epoch: int,
+    rng: np.random.Generator,
+    bar: EpochBar,
+) -> Iterator[tuple[Tensor, int]]:
+    """The loss of the tuples within each batch of images (each worker's share of it), and their
+    number."""
+    context = ray.train.get_context()
+    rank, world = context.get_world_rank(), context.get_world_size()
+    generator = torch.Generator().manual_seed(_seed(config, epoch, rank=-1))
+    order = torch.randperm(len(images), generator=generator).numpy()
+    steps = max(1, len(order) // config.batch)  # a smaller last batch has fewer tuples to offer
+    model.train()
+    bar.start(steps)
+    for step in range(steps):
+        rows = order[step * config.batch : (step + 1) * config.batch][rank::world]
+        embedding = _forward(config, model, images, rows, rng)
+        vectors = embedding.mean.detach()
+        relevance = images.relevance.subset(rows)
+        tuples = mine(vectors, relevance, torch.arange(len(rows)), config.mining, generator)
+        if len(tuples) == 0:
+            yield embedding.mean.sum() * 0, 0
+            continue
+        members = torch.cat([tuples.anchor, tuples.positive, tuples.negatives.flatten()])
+        yield tuple_losses(embedding[members], tuples.valid, config.loss).mean(), len(tuples)
+
+
+def _forward(
+    config: TrainingConfig,
+    model: nn.Module,
+    images: ImageSet,
+    rows: NDArray[np.int64],
+    rng: np.random.Generator,
+) -> Embedding:
+    """Embed training images, augmented, with gradients."""
+    device = next(model.parameters()).device
+    pixels = config.preprocessing.resized(images.pick(rows))
+    augmented = config.preprocessing.normalise(config.augmentation(pixels, rng).to(device))
+    with torch.autocast(device.type, torch.bfloat16, config.precision == "bfloat16"):
+        embedding: Embedding = model(augmented)
+    return embedding
+
+
+def _check_matches(images: ImageSet) -> None:
     """Whether there can be tuples at all; an epoch without one is none that training needs."""
-    _, counts = np.unique(images.labels, return_counts=True)
-    if len(counts) < 2 or counts.max() < 2:
+    matches = images.relevance.totals(images.relevance)  # each image counts itself
+    if not np.any((matches > 1) & (matches < len(images))):
         raise InvalidData(
-            "no anchor has a positive and a negative: the training images need at least two "
-            "labels, one of them with two images"
+            "no anchor has a positive and a negative: some training image must match another one "
+            "and not match a third"
         )
 
 

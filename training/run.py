@@ -150,7 +150,7 @@ def _train_members(config: TrainingConfig, run: RunFolder, splits: Splits) -> En
     images = splits.train.images
     with torch.inference_mode():
         vectors = [
-            ensemble.member_vectors(config.preprocessing(images[start : start + BATCH]))
+            ensemble.samples(config.preprocessing(images[start : start + BATCH]))
             for start in range(0, len(images), BATCH)
         ]
     ensemble.align(torch.cat(vectors, dim=1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
@@ -13,10 +12,11 @@ from rcir.data import ImageSet, Preprocessing
 from rcir.encoders import Encoder
 from rcir.encoders.batches import embed
 from rcir.errors import InvalidData, RiskUnattainable, TrainingDiverged
+from rcir.index import nearest_others
 from rcir.metrics import first_match_ranks, recall_at_k
 from rcir.risk import MinMax, MissController, Rankings
 
-BLOCK, DEPTH = 1024, 200
+DEPTH = 200
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Validation:
     """Every validation image searched among the others.
 
     Attributes:
-        ranks: (n,) rank of the first other image with the same label, infinite beyond `depth`.
+        ranks: (n,) rank of the first other image that matches, infinite beyond `depth`.
         uncertainty: (n,) of the images, as a retriever would state it.
         depth: number of candidates that were searched.
     """
@@ -35,7 +35,7 @@ class Validation:
 
     @property
     def correct(self) -> NDArray[np.bool_]:
-        """(n,) whether the nearest other image has the same label."""
+        """(n,) whether the nearest other image matches."""
         return self.ranks == 1
 
     def certified_size(self, alpha: float, delta: float) -> float:
@@ -73,23 +73,17 @@ def validate(encoder: Encoder, preprocessing: Preprocessing, images: ImageSet) -
     if len(images) < 3:
         raise InvalidData(f"{len(images)} validation images: at least 3 must search each other")
     embedding = embed(encoder, preprocessing, images.images)
-    vectors, labels = embedding.mean, torch.from_numpy(images.labels)
-    depth = min(DEPTH, len(images) - 1)
-    relevant, top = [], []
-    for start in range(0, len(vectors), BLOCK):
-        block = torch.cdist(vectors[start : start + BLOCK], vectors)
-        rows = torch.arange(len(block), device=block.device)
-        block[rows, start + rows] = torch.inf
-        nearest = block.topk(depth, largest=False)
-        own = labels[start : start + BLOCK, None]
-        relevant.append(labels[nearest.indices.cpu()] == own)
-        top.append(nearest.values[:, 0])
-    heuristic = torch.cat(top) ** 2 / 2
-    uncertainty = heuristic if embedding.uncertainty is None else embedding.uncertainty
-    if not (vectors.isfinite().all() and uncertainty.isfinite().all()):
+    vectors = embedding.mean
+    stated = vectors if embedding.uncertainty is None else embedding.uncertainty
+    if not (vectors.isfinite().all() and stated.isfinite().all()):
         raise TrainingDiverged(
             "embeddings of the validation images are NaN or infinite: train anew, under another "
             "name, with a lower optimizer.lr; checkpoints of earlier epochs are kept"
         )
-    ranks = first_match_ranks(torch.cat(relevant).numpy())
-    return Validation(ranks, uncertainty.cpu().numpy().astype(np.float64), depth)
+    distances, positions = nearest_others(vectors, min(DEPTH, len(images) - 1))
+    ranks = first_match_ranks(images.relevance.of(images.relevance, positions))
+    if embedding.uncertainty is None:
+        uncertainty = distances[:, 0].astype(np.float64) ** 2 / 2
+    else:
+        uncertainty = embedding.uncertainty.cpu().numpy().astype(np.float64)
+    return Validation(ranks, uncertainty, positions.shape[1])

@@ -3,15 +3,217 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rcir.data import digits, fashion_mnist, omniglot
+from rcir.data.division import PARTS, Source, divide
 from rcir.data.records import Splits
-from rcir.errors import InvalidConfig
+from rcir.errors import DataUnavailable, InvalidConfig
 
-DATASETS = ("digits", "fashion-mnist", "omniglot")
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set that can be named.
+
+    Attributes:
+        title: what it is.
+        get: how to get it.
+        folder: what must be there, below the folder of all data sets; empty if nothing.
+        images: the published number of images, of training and evaluation; None if there is none.
+        reader: module and function below `rcir.data` that read it; imported when it is used.
+        parts: sizes of its splits that differ from the defaults of `divide`.
+        options: of the reader.
+        downloads: whether the reader can fetch it.
+        composed: whether the reader draws the splits itself.
+    """
+
+    title: str
+    get: str
+    folder: str
+    images: int | None
+    reader: str
+    parts: Mapping[str, float] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    downloads: bool = False
+    composed: bool = False
+
+    def read(self, root: Path, **options: Any) -> Source:
+        """The set as published; `root` is the folder of all data sets."""
+        source: Source = self._function()(root, **{**self.options, **options})
+        return source
+
+    def load(self, root: Path, seed: int, **options: Any) -> Splits:
+        """Its splits, of sizes and options of the reader."""
+        if self.composed:
+            splits: Splits = self._function()(root, seed=seed, **options)
+            return splits
+        sizes = {name: options.pop(name) for name in PARTS if name in options}
+        return divide(self.read(root, **options), seed=seed, **{**self.parts, **sizes})
+
+    def _function(self) -> Callable[..., Any]:
+        module, function = self.reader.split(":")
+        found: Callable[..., Any] = getattr(import_module(f"rcir.data.{module}"), function)
+        return found
+
+
+_CLOSED = {"validation": 3000, "gallery": 12000, "adapter": 3000, "calibration": 3000}
+_FETCHED = "fetched with data.download=true"
+
+DATASETS: dict[str, DataSet] = {
+    "digits": DataSet(
+        "two-digit numbers of scikit-learn's handwritten digits",
+        "comes with scikit-learn",
+        "",
+        None,
+        "digits:load",
+        composed=True,
+    ),
+    "mnist": DataSet(
+        "MNIST, handwritten digits",
+        _FETCHED,
+        "mnist",
+        70_000,
+        "mnist:read_mnist",
+        _CLOSED,
+        downloads=True,
+    ),
+    "fashion-mnist": DataSet(
+        "Fashion-MNIST, clothes",
+        _FETCHED,
+        "fashion-mnist",
+        70_000,
+        "mnist:read_fashion_mnist",
+        _CLOSED,
+        downloads=True,
+    ),
+    "cifar10": DataSet(
+        "CIFAR-10, colour pictures of ten kinds of things",
+        _FETCHED,
+        "cifar-10-batches-bin",
+        60_000,
+        "cifar:read",
+        downloads=True,
+    ),
+    "svhn": DataSet(
+        "SVHN, cropped digits of house numbers",
+        _FETCHED,
+        "svhn",
+        99_289,
+        "svhn:read",
+        downloads=True,
+    ),
+    "n-digit-mnist": DataSet(
+        "numbers of N MNIST digits, zero-shot",
+        "made of MNIST",
+        "mnist",
+        None,
+        "n_digit_mnist:read",
+        downloads=True,
+    ),
+    "omniglot": DataSet(
+        "Omniglot's background set, handwritten characters",
+        "images_background.zip of github.com/brendenlake/omniglot",
+        "omniglot/images_background.zip",
+        19_280,
+        "omniglot:load",
+        composed=True,
+    ),
+    "cub200": DataSet(
+        "CUB-200-2011, birds, zero-shot",
+        "CUB_200_2011.tgz of its authors at Caltech",
+        "CUB_200_2011",
+        11_788,
+        "cub:read",
+    ),
+    "cars196": DataSet(
+        "Stanford Cars (CAR-196), car models, zero-shot",
+        "pictures and devkit of its authors; test labels in cars_test_annos_withlabels.mat",
+        "stanford_cars",
+        16_185,
+        "cars:read",
+    ),
+    "sop": DataSet(
+        "Stanford Online Products, zero-shot",
+        "Stanford_Online_Products.zip of its authors",
+        "Stanford_Online_Products",
+        120_053,
+        "stanford_online_products:read",
+    ),
+    "chestx-det": DataSet(
+        "ChestX-Det, chest X-rays with one or more of 13 findings",
+        "Deepwise AILab's ChestX-Det release",
+        "ChestX-Det",
+        None,  # X-rays without a finding are left out
+        "chestx_det:read",
+    ),
+    "lfw": DataSet(
+        "Labeled Faces in the Wild, the official development halves",
+        "pictures, peopleDevTrain.txt and peopleDevTest.txt of its authors",
+        "lfw",
+        13_233,
+        "lfw:read",
+    ),
+    "market1501": DataSet(
+        "Market-1501, people seen by six cameras",
+        "Market-1501-v15.09.15.zip of its authors",
+        "Market-1501-v15.09.15",
+        None,  # junk boxes are left out
+        "reid:read_market",
+    ),
+    "duke": DataSet(
+        "DukeMTMC-reID, people seen by eight cameras",
+        "DukeMTMC-reID.zip of its authors",
+        "DukeMTMC-reID",
+        36_411,
+        "reid:read_duke",
+    ),
+    "clothing1m": DataSet(
+        "Clothing1M, clothes with clean and with noisy labels",
+        "from its authors, on request",
+        "Clothing1M",
+        None,
+        "clothing1m:read",
+    ),
+    "pitts30k": DataSet(
+        "Pittsburgh 30k, street views with positions",
+        "pictures of Pittsburgh 250k on request, pitts30k_*.mat of NetVLAD",
+        "pittsburgh",
+        34_232,
+        "pittsburgh:read",
+    ),
+    "pitts250k": DataSet(
+        "Pittsburgh 250k, street views with positions",
+        "pictures on request, pitts250k_*.mat of NetVLAD",
+        "pittsburgh",
+        191_520,
+        "pittsburgh:read",
+        options={"version": "250k"},
+    ),
+    "msls": DataSet(
+        "Mapillary Street-Level Sequences, street views with positions",
+        "from mapillary.com/dataset/places, after registration",
+        "msls/train_val",
+        None,
+        "msls:read",
+    ),
+    "folder": DataSet(
+        "pictures of your own in class folders",
+        "name it with the option path",
+        "",
+        None,
+        "folder:read",
+    ),
+    "table": DataSet(
+        "pictures of your own, listed in a CSV or Parquet table",
+        "name it with the option path",
+        "",
+        None,
+        "table:read",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -19,11 +221,12 @@ class DataConfig:
     """Which data set, and how it is split.
 
     Args:
-        name: "digits", "fashion-mnist" or "omniglot".
+        name: of the data set; `rcir data list` shows all.
         root: folder of the data sets' files; the environment variable RCIR_DATA unless given.
-        download: fetch what is not there.
+        download: fetch what is not there, if that is possible.
         seed: decides who is in which split; at least 0.
-        options: further arguments of the set's `load`, for instance sizes of the parts.
+        options: sizes of the parts (see `rcir.data.division.divide`) and what else the set's reader
+            takes.
     """
 
     name: str = "digits"
@@ -42,29 +245,34 @@ def data_root(config: DataConfig) -> Path:
     return Path(config.root or os.environ.get("RCIR_DATA") or "data").absolute()
 
 
+def find_dataset(name: str) -> DataSet:
+    """The data set of a name, or `InvalidConfig`."""
+    if name not in DATASETS:
+        raise InvalidConfig(f"data.name {name!r} is unknown; choose one of {', '.join(DATASETS)}")
+    return DATASETS[name]
+
+
 def load_splits(config: DataConfig) -> Splits:
     """The splits of the configured data set.
 
     Raises:
         InvalidConfig: no such data set, or no such option.
-        DataUnavailable, InvalidData: see the set's own `load`.
+        DataUnavailable, InvalidData: see the set's own reader.
 
     Example:
         >>> splits = load_splits(DataConfig("digits", options={"test": 500}))
         >>> len(splits.gallery), len(splits.test), splits.test.images.shape
         (1500, 500, (500, 8, 16))
     """
-    if config.name not in DATASETS:
-        raise InvalidConfig(
-            f"data.name {config.name!r} is unknown; choose one of {', '.join(DATASETS)}"
+    found = find_dataset(config.name)
+    options = dict(config.options)
+    if config.download and found.downloads:
+        options["download"] = True
+    elif config.download and found.folder and not (data_root(config) / found.folder).exists():
+        raise DataUnavailable(
+            f"{config.name} is not in {data_root(config)} and cannot be fetched: {found.get}"
         )
     try:
-        if config.name == "digits":
-            return digits.load(seed=config.seed, **config.options)
-        if config.name == "omniglot":
-            return omniglot.load(data_root(config), seed=config.seed, **config.options)
-        return fashion_mnist.load(
-            data_root(config), download=config.download, seed=config.seed, **config.options
-        )
+        return found.load(data_root(config), config.seed, **options)
     except TypeError as error:
         raise InvalidConfig(f"data.options of {config.name}: {error}") from error

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
 from rcir.data.augmentation import occlude
+from rcir.data.n_digit_mnist import released_classes
 from rcir.data.records import ImageSet, Splits
 from rcir.errors import InvalidConfig
 
 CLASSES = 100
-CLASS_LIST_SEED = 714
 SIDE = 8
 
 
@@ -30,9 +30,9 @@ def class_lists(open_set: bool) -> tuple[list[int], list[int], list[int]]:
     if not open_set:
         every = list(range(CLASSES))
         return every, every, every
-    chosen = np.random.RandomState(CLASS_LIST_SEED).choice(CLASSES, 70, replace=False)
-    unseen = sorted(set(range(CLASSES)) - set(chosen.tolist()))
-    return sorted(chosen[:60].tolist()), sorted(chosen[60:].tolist()), unseen
+    chosen = released_classes(digits=2)
+    unseen = sorted(set(range(CLASSES)) - set(chosen))
+    return sorted(chosen[:60]), sorted(chosen[60:]), unseen
 
 
 def _compose(
@@ -59,6 +59,7 @@ def _compose(
 
 
 def load(
+    root: object = None,
     *,
     seed: int = 0,
     open_set: bool = True,
@@ -81,6 +82,7 @@ def load(
     variance learns the wrong thing.
 
     Args:
+        root: unused; the digits come with scikit-learn.
         seed: decides instances, compositions and occlusions.
         open_set: evaluation on classes that training never saw.
         occlusion: probability in [0, 1] of a digit to be hit, in queries and validation images.

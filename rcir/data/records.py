@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.images import ImageLike
+from rcir.data.relevance import Relevance, SameLabel
 from rcir.errors import InvalidData
 
 
@@ -20,18 +21,26 @@ class ImageSet:
     Attributes:
         images: an array (n, H, W) or (n, H, W, 3) of uint8, or any sequence of what `read_image`
             takes, for instance paths (then decoded when needed, sizes may differ).
-        labels: (n,) int64; two images match if their labels are equal.
+        labels: (n,) int64; None where an image has not one label but several, or a place.
         ids: n names, unique within the set; what a retrieval returns.
         attributes: further facts per image, each an array of length n; for instance "occluded".
+        relevance: which images match which; those of equal labels, unless given.
     """
 
     images: Sequence[ImageLike] | NDArray[np.uint8]
-    labels: NDArray[np.int64]
+    labels: NDArray[np.int64] | None
     ids: Sequence[str]
     attributes: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    relevance: Relevance = None  # type: ignore[assignment]  # of the labels
 
     def __post_init__(self) -> None:
-        lengths = {"labels": len(self.labels), "ids": len(self.ids)}
+        if self.relevance is None:
+            if self.labels is None:
+                raise InvalidData("there are neither labels nor a relevance: give one of them")
+            object.__setattr__(self, "relevance", SameLabel(self.labels))
+        lengths = {"ids": len(self.ids), "relevance": len(self.relevance)}
+        if self.labels is not None:
+            lengths["labels"] = len(self.labels)
         lengths |= {name: len(values) for name, values in self.attributes.items()}
         for name, length in lengths.items():
             if length != len(self.images):
@@ -50,9 +59,10 @@ class ImageSet:
         """The image set of some rows, in that order."""
         return ImageSet(
             self.pick(rows),
-            self.labels[rows],
+            None if self.labels is None else self.labels[rows],
             [self.ids[row] for row in rows],
             {name: values[rows] for name, values in self.attributes.items()},
+            self.relevance.subset(rows),
         )
 
 

@@ -29,7 +29,7 @@ class EncoderConfig:
         dim: length of the embedding.
         pretrained: start from ImageNet weights (resnet50 and densenet161 only).
         dropout: mc-dropout: probability of a feature to be dropped after every convolution.
-        passes: mc-dropout: number of sampled networks.
+        passes: mc-dropout: number of sampled networks; btl: of samples, where they are asked for.
         members: deep-ensemble: number of networks.
         ensemble: deep-ensemble: how members are combined.
         variance_hidden: btl: width of the variance head's hidden layer.
@@ -91,6 +91,14 @@ class Encoder(nn.Module):
     def _embed(self, images: Tensor) -> Embedding:
         embedding: Embedding = self(images)
         return embedding
+
+    def samples(self, images: Tensor) -> Tensor | None:
+        """Draws of the embedding, (t, n, d), of a batch in evaluation mode.
+
+        MC dropout: of its passes; a deep ensemble: its members; BTL: from its Gaussians, `passes`
+        many, the same noise for every batch of a size. None for an encoder that is certain.
+        """
+        return None
 
     def fingerprint(self) -> str:
         """A digest of the configuration, of every module and of every weight."""

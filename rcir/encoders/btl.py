@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,6 +27,14 @@ class BayesianTriplet(Encoder):
         self.variance_head = VarianceHead(config.pooling, shape, config.variance_hidden)
 
     def forward(self, images: Tensor) -> Embedding:
-        feature_map = self.backbone(images)
-        variance = self.variance_head(feature_map)
-        return Embedding(F.normalize(self.mean_head(feature_map)), variance, variance.squeeze(1))
+        feature_map = self.backbone(images).float()
+        with torch.autocast(images.device.type, enabled=False):
+            mean, variance = self.mean_head(feature_map), self.variance_head(feature_map)
+            return Embedding(F.normalize(mean), variance, variance.squeeze(1))
+
+    def samples(self, images: Tensor) -> Tensor:
+        embedding = self.embed(images)
+        assert embedding.variance is not None
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(self.config.passes, *embedding.mean.shape, generator=generator)
+        return embedding.mean + embedding.variance.sqrt() * noise.to(embedding.mean.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,4 +26,6 @@ class Deterministic(Encoder):
         self.mean_head = MeanHead(config.pooling, shape, config.dim)
 
     def forward(self, images: Tensor) -> Embedding:
-        return Embedding(F.normalize(self.mean_head(self.backbone(images))))
+        feature_map = self.backbone(images).float()
+        with torch.autocast(images.device.type, enabled=False):
+            return Embedding(F.normalize(self.mean_head(feature_map)))

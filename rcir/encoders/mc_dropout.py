@@ -61,12 +61,15 @@ class MCDropout(Encoder):
         embedding: Embedding = self.network(images)
         return embedding
 
-    def _embed(self, images: Tensor) -> Embedding:
+    def samples(self, images: Tensor) -> Tensor:
         passes = []
         for seed in range(self.passes):
             with self._masks(seed):
                 passes.append(self.network(images).mean)
-        stacked = torch.stack(passes)
+        return torch.stack(passes)
+
+    def _embed(self, images: Tensor) -> Embedding:
+        stacked = self.samples(images)
         variance = stacked.var(dim=0)
         return Embedding(F.normalize(stacked.mean(dim=0)), variance, variance.mean(dim=1))
 

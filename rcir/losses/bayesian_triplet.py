@@ -7,9 +7,11 @@ isotropic or (..., d) for a diagonal covariance; ``tau = |a-p|^2 - |a-n|^2``.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
-from torch.special import log_ndtr
+from torch.special import erfcx, log_ndtr
 
 
 def _sum(values: Tensor, dim: int) -> Tensor:
@@ -68,7 +70,14 @@ def triplet_nll(
     """
     mean, variance = triplet_moments(means, variances)
     tiny = torch.finfo(variance.dtype).tiny
-    return -log_ndtr((-margin - mean) / (variance + tiny).sqrt())
+    return -_log_ndtr((-margin - mean) / (variance + tiny).sqrt())
+
+
+def _log_ndtr(z: Tensor) -> Tensor:
+    """log Phi(z) with its gradient: torch's own overflows from z = -1,000 on in float32."""
+    low, high = z.clamp(max=-1), z.clamp(min=-1)
+    tail = (erfcx(-low / math.sqrt(2)) / 2).log() - low.square() / 2
+    return torch.where(z < -1, tail, log_ndtr(high))
 
 
 def kl_to_prior(mean: Tensor, variance: Tensor, prior_variance: float | None = None) -> Tensor:

@@ -7,6 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rcir.errors import InvalidData
+from rcir.metrics.checks import Integers, check_k, check_rankings
+
+# Candidates looked at at once: what is computed of them stays in the processor's cache.
+BLOCK = 2**17
+
 
 def first_match_ranks(relevant: NDArray[np.bool_]) -> NDArray[np.float64]:
     """The rank of each query's first true match.
@@ -37,3 +43,163 @@ def recall_at_k(ranks: NDArray[np.floating[Any]], k: int) -> float:
         0.5
     """
     return float(np.mean(ranks <= k))
+
+
+def average_precision_at_k(
+    relevant: NDArray[np.bool_], totals: Integers, k: int
+) -> NDArray[np.float64]:
+    """Average precision of the first k candidates of each query; its mean is mAP@k.
+
+    The precision at each rank up to k that holds a match, summed and divided by min(R, k), the
+    number of matches that k candidates can hold at most. At k = 1 its mean is recall at 1
+    (Warburg et al., ICCV 2021, section 4).
+
+    Args:
+        relevant: (n, depth) bool, whether the candidate at that rank is a true match, nearest
+            first.
+        totals: (n,) R, number of true matches in the whole gallery, the query itself left out.
+        k: 1 to depth.
+
+    Returns:
+        (n,) in [0, 1]; NaN where R is 0, so that `np.nanmean` is the mean over the other queries.
+
+    Raises:
+        InvalidData: shapes or types do not fit, a ranking holds more matches than R, or k is not
+            within 1 to depth.
+
+    Example:
+        >>> ranking = np.array([[True, False, True, False]])
+        >>> average_precision_at_k(ranking, np.array([3]), 3).round(4)
+        array([0.5556])
+    """
+    check_rankings(relevant, totals)
+    check_k(k, relevant.shape[1])
+    return per_match(precision_sums(relevant, k), np.minimum(totals.astype(np.int64), k))
+
+
+def average_precision_at_r(relevant: NDArray[np.bool_], totals: Integers) -> NDArray[np.float64]:
+    """Average precision of each query's first R candidates, R its matches; its mean is MAP@R.
+
+    The precision at each rank up to R that holds a match, summed and divided by R (Musgrave et
+    al., ECCV 2020).
+
+    Args:
+        relevant: (n, depth) bool, nearest first, depth at least the largest R.
+        totals: (n,) R, number of true matches in the whole gallery, the query itself left out.
+
+    Returns:
+        (n,) in [0, 1]; NaN where R is 0.
+
+    Raises:
+        InvalidData: shapes or types do not fit, or the search was shallower than the largest R.
+
+    Example:
+        >>> ranking = np.array([[True, False, True, True]])
+        >>> average_precision_at_r(ranking, np.array([3])).round(4)
+        array([0.5556])
+    """
+    check_rankings(relevant, totals)
+    deepest = int(totals.max())
+    if deepest > relevant.shape[1]:
+        raise InvalidData(
+            f"rankings have depth {relevant.shape[1]}, but some query has {deepest} matches: "
+            f"search at least {deepest} deep, or use average_precision_at_k"
+        )
+    return per_match(precision_sums(relevant, totals), totals)
+
+
+def average_precision(relevant: NDArray[np.bool_], totals: Integers) -> NDArray[np.float64]:
+    """Average precision of each query's whole ranking; its mean is mAP.
+
+    The precision at the rank of each match, averaged over all matches.
+
+    Args:
+        relevant: (n, depth) bool, nearest first, deep enough to hold every match.
+        totals: (n,) R, number of true matches in the whole gallery, the query itself left out.
+
+    Returns:
+        (n,) in [0, 1]; NaN where R is 0.
+
+    Raises:
+        InvalidData: shapes or types do not fit, or some match is not in the ranking.
+
+    Example:
+        >>> ranking = np.array([[True, False, True, False]])
+        >>> average_precision(ranking, np.array([2])).round(4)
+        array([0.8333])
+    """
+    check_rankings(relevant, totals)
+    short = int(np.count_nonzero(np.count_nonzero(relevant, axis=1) < totals))
+    if short:
+        raise InvalidData(
+            f"rankings of {short} queries do not hold all of their matches: rank the whole "
+            "gallery, or use average_precision_at_k"
+        )
+    return per_match(precision_sums(relevant, relevant.shape[1]), totals)
+
+
+def macro_mean(values: NDArray[np.floating[Any]], classes: NDArray[Any]) -> float:
+    """The mean over classes of each class's mean, which large classes do not dominate.
+
+    The micro mean, over queries, is `np.nanmean(values)`.
+
+    Args:
+        values: (n,) such as average precisions; NaN ones are left out, and so is a class that has
+            no others.
+        classes: (n,) labels of the queries.
+
+    Raises:
+        InvalidData: shapes differ, or every value is NaN.
+
+    Example:
+        >>> macro_mean(np.array([1.0, 1.0, 1.0, 0.0, np.nan]), np.array([7, 7, 7, 2, 2]))
+        0.5
+    """
+    known = ~np.isnan(values)
+    if values.ndim != 1 or values.shape != classes.shape or not known.any():
+        raise InvalidData(
+            f"values have shape {values.shape}, {np.count_nonzero(known)} of them not NaN, classes "
+            f"{classes.shape}; needed is (n,) for both and a value that is not NaN"
+        )
+    _, of = np.unique(classes[known], return_inverse=True)
+    return float(np.mean(np.bincount(of, weights=values[known]) / np.bincount(of)))
+
+
+def precision_sums(relevant: NDArray[np.bool_], limit: int | Integers) -> NDArray[np.float64]:
+    """The sum of each query's precisions at the ranks that hold a match, up to a limit.
+
+    Only matches cost time, so that a whole ranking of a large gallery is cheap, and nothing is
+    looked at beyond the limit.
+
+    Args:
+        relevant: (n, depth) bool, nearest first.
+        limit: the last rank that counts, of all queries or (n,) of each.
+
+    Returns:
+        (n,), above 0 where a match is within the limit.
+
+    Example:
+        >>> precision_sums(np.array([[False, True, True], [True, False, True]]), 2).tolist()
+        [0.5, 1.0]
+    """
+    n, depth = len(relevant), min(relevant.shape[1], int(np.max(limit)))
+    sums = np.empty(n)
+    step = max(1, BLOCK // max(1, depth))
+    for start in range(0, n, step):
+        block = relevant[start : start + step, :depth]
+        if isinstance(limit, np.ndarray):
+            block = block & (np.arange(depth) < limit[start : start + step, None])
+        counts = np.count_nonzero(block, axis=1)
+        row = np.repeat(np.arange(len(block)), counts)
+        rank = np.flatnonzero(block) - row * depth + 1
+        before = np.cumsum(counts) - counts
+        matches = np.arange(1, len(row) + 1) - before[row]
+        sums[start : start + step] = np.bincount(row, matches / rank, len(block))
+    return sums
+
+
+def per_match(sums: NDArray[np.float64], matches: Integers) -> NDArray[np.float64]:
+    """`sums` divided by `matches` of the same shape; NaN where there is no match."""
+    mean = np.full(sums.shape, np.nan)
+    np.divide(sums, matches, out=mean, where=matches > 0)
+    return mean

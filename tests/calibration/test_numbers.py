@@ -93,7 +93,7 @@ def test_reliability_is_scaled_by_the_adapter_split(outcome, searched):
     )
     for number in np.unique(bins):
         expected = np.mean(ranks[bins == number] == 1)
-        assert outcome.evaluation.reliability.recall[number] == pytest.approx(expected)
+        assert outcome.evaluation.reliability.accuracy[number] == pytest.approx(expected)
 
 
 def test_the_retriever_on_disk_returns_the_measured_sets(outcome, trained):

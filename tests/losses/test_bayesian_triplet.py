@@ -1,3 +1,4 @@
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -121,3 +122,22 @@ def test_gradients_are_finite_and_pull_where_a_triplet_is_hopeless(z, dtype):
     assert all(torch.isfinite(leaf.grad).all() for leaf in leaves)
     assert leaves[1].grad.item() > 1  # the positive is drawn towards the anchor
     assert leaves[3].grad.item() < 0  # and the anchor's variance is raised
+
+
+@pytest.mark.parametrize("gap", [1e-4, 1e-3, 1e-2, 0.1, 1.0, 2.0])
+@pytest.mark.parametrize("variance", [1e-10, 1e-6, 1e-2, 1.0])
+def test_gradients_in_single_precision_are_those_of_mpmath(gap, variance):
+    # An anchor on its negative, `gap` away from its positive, all equally certain.
+    offset = torch.tensor(gap, requires_grad=True)
+    anchor, zero = torch.tensor([0.0, 1.0]), torch.zeros(())
+    positive = anchor + torch.stack([offset, zero])
+    spread = torch.full((1,), variance)
+    triplet_nll((anchor, positive, anchor), (spread,) * 3).backward()
+
+    def nll(x):
+        total = 12 * mpmath.mpf(variance) ** 2 * 2 + 4 * mpmath.mpf(variance) * 2 * x**2
+        return -mpmath.log(mpmath.ncdf(-(x**2) / mpmath.sqrt(total)))
+
+    with mpmath.workdps(60):
+        expected = float(mpmath.diff(nll, mpmath.mpf(offset.item())))
+    assert offset.grad.item() == pytest.approx(expected, rel=1e-3)

@@ -1,0 +1,142 @@
+"""What the benchmarks of the papers share: trained runs, leave-one-out scores, tables."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import faiss
+import mlflow
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+
+from rcir.data import ImageSet
+from rcir.encoders import Encoder
+from rcir.encoders.batches import embed
+from rcir.index import nearest_others
+from rcir.metrics import (
+    OutOfDistribution,
+    reliability_lam,
+    score_rankings,
+    sparsification,
+)
+from rcir.runs import RunFolder
+
+DEPTH = 10
+
+
+def options(description: str | None) -> argparse.Namespace:
+    """The command line of these benchmarks."""
+    command = argparse.ArgumentParser(description=description)
+    command.add_argument("--runs", type=Path, default=Path("runs/papers"), help="trained runs")
+    command.add_argument("--seeds", type=int, default=3, help="trainings per row")
+    command.add_argument("--json", type=Path, help="write the figures to this file")
+    parsed = command.parse_args()
+    torch.set_num_threads(1)  # two scripts side by side use two cores better than one script does
+    return parsed
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A test set searched among itself.
+
+    Attributes:
+        vectors: (n, d) embeddings.
+        distances, positions: (n, 10) of the nearest other images.
+        uncertainty: (n,) as a retriever would state it.
+    """
+
+    vectors: torch.Tensor
+    distances: NDArray[np.float32]
+    positions: NDArray[np.int64]
+    uncertainty: NDArray[np.float64]
+
+
+def search(run: RunFolder, encoder: Encoder, images: ImageSet) -> Searched:
+    """Search a test set among itself."""
+    embedding = embed(encoder, run.preprocessing, images.images)
+    distances, positions = nearest_others(embedding.mean, DEPTH)
+    if embedding.uncertainty is None:
+        uncertainty = distances[:, 0].astype(np.float64) ** 2 / 2
+    else:
+        uncertainty = embedding.uncertainty.numpy().astype(np.float64)
+    return Searched(embedding.mean, distances, positions, uncertainty)
+
+
+def outside(
+    run: RunFolder, encoder: Encoder, found: Searched, images: ImageSet
+) -> NDArray[np.float64]:
+    """Uncertainties of out-of-distribution queries of the searched test set."""
+    embedding = embed(encoder, run.preprocessing, images.images)
+    if embedding.uncertainty is not None:
+        return embedding.uncertainty.numpy().astype(np.float64)
+    index = faiss.IndexFlatL2(found.vectors.shape[1])
+    index.add(found.vectors.numpy())
+    return index.search(embedding.mean.numpy(), 1)[0][:, 0].astype(np.float64) / 2
+
+
+def closed_set_error(run: RunFolder, encoder: Encoder, images: ImageSet) -> float | None:
+    """The ECE of Warburg et al. (2023): samples of the network vote with their nearest labels."""
+    samples = []
+    for start in range(0, len(images), 500):
+        with torch.inference_mode():
+            pixels = run.preprocessing(images.images[start : start + 500])
+            drawn = encoder.samples(pixels)
+        if drawn is None:
+            return None
+        samples.append(drawn)
+    labels = np.asarray(images.labels)
+    votes = [labels[nearest_others(sample, 1)[1][:, 0]] for sample in torch.cat(samples, dim=1)]
+    return reliability_lam(np.stack(votes), labels).error
+
+
+def retrieval_scores(found: Searched, images: ImageSet) -> dict[str, float]:
+    """mAP@1, 5, 10 and the AUSC of the top-1 by the uncertainty of query and nearest item."""
+    relevant = images.relevance.of(images.relevance, found.positions)
+    totals = images.relevance.totals(images.relevance) - 1  # each image counts itself
+    scores = score_rankings(relevant, totals, ks=(1, 5, 10))
+    pair = found.uncertainty + found.uncertainty[found.positions[:, 0]]
+    named = {f"mAP@{k}": value for k, value in scores.mean_average_precision.items()}
+    return named | {"AUSC": sparsification(pair, relevant[:, 0]).ausc}
+
+
+def ood_scores(inside: NDArray[np.float64], out: NDArray[np.float64]) -> dict[str, float]:
+    """AUROC and AUPRC of telling the images of another data set by their uncertainty."""
+    found = OutOfDistribution.of(inside, out)
+    return {"AUROC": found.auroc, "AUPRC": found.auprc}
+
+
+def spread(values: Sequence[float | None]) -> str:
+    """Mean and standard deviation over seeds."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    deviation = f"±{np.std(known, ddof=1):.3f}" if len(known) > 1 else ""
+    return f"{np.mean(known):.3f}{deviation}"
+
+
+def show(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    figures: Mapping[str, float],
+    path: Path | None,
+) -> None:
+    """Print the table as Markdown, the versions and the figures; write the figures as JSON."""
+    console = Console(width=160, highlight=False)
+    console.print(f"### {title}\n")
+    for cells in (columns, ["---"] * len(columns), *rows):
+        console.print(f"| {' | '.join(cells)} |", soft_wrap=True)
+    versions = ", ".join(
+        f"{module.__name__} {module.__version__}" for module in (torch, np, faiss, ray, mlflow)
+    )
+    console.print(f"\nPython {sys.version.split()[0]}, {versions}\n")
+    if path is not None:
+        path.write_text(json.dumps({"figures": dict(figures)}, indent=1))

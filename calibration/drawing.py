@@ -1,0 +1,127 @@
+"""The figures of an evaluation."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from calibration.evaluation import Evaluation
+from rcir import figures
+from rcir.candidates import Judged
+from rcir.data import ImageSet, read_image
+from rcir.retriever import Retriever
+
+SHOWN = 4
+COLUMNS = 8
+PROJECTED = 1000
+
+
+def draw(
+    retriever: Retriever, evaluation: Evaluation, test: Judged, images: ImageSet, gallery: ImageSet
+) -> dict[str, Figure]:
+    """All figures by name, in the order in which the page shows them.
+
+    Args:
+        retriever, evaluation: what was measured.
+        test: what was found for the test queries.
+        images, gallery: the pictures of test queries and gallery.
+    """
+    return (
+        _of_sizes(retriever, evaluation, test)
+        | _of_uncertainty(evaluation, test, images)
+        | _of_queries(retriever, evaluation, test, images, gallery)
+    )
+
+
+def _of_sizes(retriever: Retriever, evaluation: Evaluation, test: Judged) -> dict[str, Figure]:
+    repeats, adapter = evaluation.repeats, retriever.controllers[None].adapter
+    own = repeats.rules[adapter.name]
+    named = {f"{name} sizes": rule.mean for name, rule in repeats.rules.items()}
+    drawn = {
+        "risk": figures.risk_spread(repeats.alphas, own.risk, repeats.delta),
+        "size": figures.size_spread(repeats.alphas, named),
+        "delta": figures.delta_sweep(
+            repeats.deltas, repeats.by_delta.risk, repeats.by_delta.mean, repeats.alpha
+        ),
+    }
+    sizes = {
+        f"alpha = {row.alpha:g}": adapter.sizes(test.found.rankings, row.kappa)
+        for row in evaluation.rows
+        if row.kappa is not None
+    }
+    return drawn | ({"sizes": figures.size_distributions(sizes)} if sizes else {})
+
+
+def _of_uncertainty(evaluation: Evaluation, test: Judged, images: ImageSet) -> dict[str, Figure]:
+    quality = evaluation.quality
+    sparse = quality.sparsification
+    width = {
+        name.replace("btl_width_at_", "mAP@"): curve
+        for name, curve in quality.curves.items()
+        if name.startswith("btl_width")
+    }
+    drawn = {
+        "reliability": figures.reliability_diagram(quality.reliability),
+        "calibration": figures.calibration_curves(
+            {name: (curve.confidence, curve.accuracy) for name, curve in width.items()},
+            {name: curve.error for name, curve in width.items()},
+        ),
+        "sparsification": figures.sparsification(
+            sparse.fractions,
+            {
+                evaluation.encoder: sparse.curve,
+                "oracle": sparse.oracle_curve,
+                "random": np.full(len(sparse.fractions), sparse.random),
+            },
+        ),
+    }
+    if quality.cleaning is not None:
+        cleaning = quality.cleaning
+        drawn["cleaning"] = figures.sparsification(
+            cleaning.fractions,
+            {evaluation.encoder: cleaning.cleaned, "random": cleaning.random.mean(axis=1)},
+            "mean average precision",
+            "gallery images",
+        )
+    if quality.outside is not None:
+        drawn["outside"] = figures.in_and_out(test.found.uncertainty, quality.outside)
+    if images.labels is not None and min(len(images) - 1, test.found.vectors.shape[1]) >= 2:
+        points, rows = figures.project(test.found.vectors, limit=PROJECTED)
+        drawn["projection"] = figures.projection(
+            points, images.labels[rows], test.found.uncertainty[rows]
+        )
+    return drawn
+
+
+def _of_queries(
+    retriever: Retriever, evaluation: Evaluation, test: Judged, images: ImageSet, gallery: ImageSet
+) -> dict[str, Figure]:
+    """The most and the least certain queries with their sets, at the level nearest to 0.1."""
+    certified = [row for row in evaluation.rows if row.kappa is not None]
+    if not certified:
+        return {}
+    row = min(certified, key=lambda row: abs(row.alpha - 0.1))
+    adapter = retriever.controllers[None].adapter
+    sizes = adapter.sizes(test.found.rankings, float(row.kappa or 0))
+    order = np.argsort(test.found.uncertainty, kind="stable")
+    drawn = {}
+    for title, chosen in (("most_certain", order[:SHOWN]), ("least_certain", order[-SHOWN:])):
+        sets = [query_set(test, images, gallery, int(query), int(sizes[query])) for query in chosen]
+        drawn[title] = figures.query_sets(sets, COLUMNS)
+    return drawn
+
+
+def query_set(
+    test: Judged, images: ImageSet, gallery: ImageSet, query: int, size: int
+) -> figures.QuerySet:
+    """A test query with the set it gets, for drawing."""
+    name = images.ids[query] if images.labels is None else images.labels[query]
+    return figures.QuerySet(
+        read_image(images.images[query], channels=3),
+        f"query: {name}\nu = {test.found.uncertainty[query]:.2g}, size {size}",
+        [
+            read_image(gallery.images[position], channels=3)
+            for position in test.found.positions[query, : min(size, COLUMNS)]
+        ],
+        test.relevant[query, :size].tolist(),
+    )

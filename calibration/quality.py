@@ -1,0 +1,208 @@
+"""How good rankings and uncertainties are, before any set size is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+
+from rcir.candidates import Judged
+from rcir.data import ImageSet
+from rcir.data.relevance import SameLabel
+from rcir.metrics import (
+    Cleaning,
+    OutOfDistribution,
+    RankingScores,
+    Reliability,
+    Sparsification,
+    average_precision,
+    clean_gallery,
+    confidence,
+    kendall_of_pairs,
+    kendall_over_bins,
+    knn_accuracy,
+    macro_mean,
+    pearson,
+    pearson_over_percentiles,
+    reliability,
+    reliability_btl_percentile,
+    reliability_btl_width,
+    reliability_rcir,
+    sample_pairs,
+    score_rankings,
+    sparsification,
+    verification_ap,
+)
+from rcir.retriever import Retriever
+
+KS = (1, 5, 10)
+NEIGHBOURS = 5
+PAIRS = 10_000
+FULL_QUERIES, FULL_GALLERY = 1000, 20_000  # of whole rankings of the gallery
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What the papers report of an encoder, on the test queries that have a match in the gallery.
+
+    Attributes:
+        numbers: by name, in the order of the report; what does not apply is left out.
+        unmatched: number of test queries without a match in the gallery: they are left out.
+        reliability: recall at 1 against confidence.
+        curves: calibration curves by name.
+        sparsification: of recall at 1, the most uncertain queries left out first.
+        cleaning: mAP of the gallery without its most uncertain items; None for an encoder that
+            states no uncertainty of items, and for large galleries.
+        outside: uncertainties of out-of-distribution queries, if there are any.
+    """
+
+    numbers: dict[str, float]
+    unmatched: int
+    reliability: Reliability
+    curves: dict[str, Reliability]
+    sparsification: Sparsification
+    cleaning: Cleaning | None
+    outside: NDArray[np.float64] | None
+
+
+def assess(
+    retriever: Retriever,
+    test: Judged,
+    images: ImageSet,
+    outside: NDArray[np.float64] | None = None,
+    seed: int = 0,
+) -> Quality:
+    """Measure rankings and uncertainties of test queries.
+
+    Args:
+        retriever: that searched them; its adapter split gives the range of uncertainties.
+        test: what was found, and what of it is true.
+        images: the test queries.
+        outside: (m,) uncertainties of out-of-distribution queries.
+        seed: decides pairs and random controls.
+    """
+    rng = np.random.default_rng(seed)
+    tuning = retriever.controllers[None].tuning.uncertainty
+    low, high = float(tuning.min()), float(tuning.max())
+    scores = score_rankings(test.relevant, test.totals, [k for k in KS if k <= retriever.depth])
+    matched = np.flatnonzero(test.totals > 0)
+    uncertainty, hit = test.found.uncertainty[matched], scores.hits[matched]
+    precision = scores.average_precisions[matched]
+    pair = uncertainty
+    if retriever.item_uncertainty is not None:
+        pair = uncertainty + retriever.item_uncertainty[test.found.positions[matched, 0]]
+    sparse = sparsification(pair, hit[:, 0])
+    deepest = precision[:, -1]
+    numbers = _ranking(scores)
+    curves = _curves(uncertainty, hit, precision, scores.ks, low, high)
+    numbers |= {f"ece_{name}": curve.error for name, curve in curves.items()}
+    numbers |= {
+        "auroc_miss": _auroc(~hit[:, 0], uncertainty),
+        "ausc": sparse.ausc,
+        "ausc_oracle": sparse.oracle,
+        "ausc_random": sparse.random,
+        "ausc_query_only": sparsification(uncertainty, hit[:, 0]).ausc,
+        "pearson_average_precision": pearson(uncertainty, deepest),
+        "pearson_percentiles": pearson_over_percentiles(uncertainty, deepest),
+    }
+    occluded = images.attributes.get("occluded")
+    if occluded is not None:
+        numbers["auroc_occlusion"] = _auroc(occluded.astype(bool), test.found.uncertainty)
+    if isinstance(images.relevance, SameLabel) and retriever.labels is not None:
+        numbers |= _of_labels(retriever, test, images.relevance.labels, rng)
+    cleaning = None
+    if len(retriever.index) <= FULL_GALLERY:
+        whole, cleaning = _whole_rankings(retriever, test, images, matched[:FULL_QUERIES], rng)
+        numbers |= whole
+    if outside is not None:
+        found = OutOfDistribution.of(test.found.uncertainty, outside)
+        numbers |= {
+            "ood_auroc": found.auroc,
+            "ood_auprc": found.auprc,
+            "ood_auprc_trapezoid": found.auprc_trapezoid,
+        }
+    diagram = reliability(confidence(uncertainty, low, high), hit[:, 0])
+    numbers = {name: value for name, value in numbers.items() if np.isfinite(value)}
+    return Quality(numbers, scores.unmatched, diagram, curves, sparse, cleaning, outside)
+
+
+def _ranking(scores: RankingScores) -> dict[str, float]:
+    numbers = {f"recall_at_{k}": value for k, value in scores.recall.items()}
+    numbers |= {f"map_at_{k}": value for k, value in scores.mean_average_precision.items()}
+    return numbers | ({} if scores.map_at_r is None else {"map_at_r": scores.map_at_r})
+
+
+def _curves(
+    uncertainty: NDArray[np.float64],
+    hit: NDArray[np.bool_],
+    precision: NDArray[np.float64],
+    ks: Sequence[int],
+    low: float,
+    high: float,
+) -> dict[str, Reliability]:
+    """The expected calibration errors of the papers, which differ in bins and confidences."""
+    curves = {}
+    for column, k in enumerate(ks):
+        of_k = precision[:, column]
+        curves[f"btl_width_at_{k}"] = reliability_btl_width(uncertainty, of_k, low, high)
+        if len(uncertainty) >= 10:
+            curves[f"btl_percentile_at_{k}"] = reliability_btl_percentile(uncertainty, of_k)
+        curves[f"rcir_at_{k}"] = reliability_rcir(uncertainty, hit[:, column], low, high)
+    return curves
+
+
+def _of_labels(
+    retriever: Retriever, test: Judged, labels: NDArray[np.int64], rng: np.random.Generator
+) -> dict[str, float]:
+    """What takes one label per image: votes of neighbours, and telling pairs of queries apart."""
+    assert retriever.labels is not None
+    numbers = {}
+    uncertainty = test.found.uncertainty
+    if retriever.depth >= NEIGHBOURS:
+        right = knn_accuracy(retriever.labels[test.found.positions], labels, NEIGHBOURS)
+        numbers["knn_accuracy"] = float(right.mean())
+        if len(right) >= 20:
+            numbers["kendall_knn"] = kendall_over_bins(uncertainty, right)
+    _, counts = np.unique(labels, return_counts=True)
+    if len(counts) > 1 and counts.max() > 1:
+        left, other = sample_pairs(labels, PAIRS, rng).T
+        match = labels[left] == labels[other]
+        vectors = test.found.vectors
+        score = -np.linalg.norm(vectors[left] - vectors[other], axis=1)
+        numbers["verification_ap"] = verification_ap(score, match)
+        pair = (uncertainty[left] + uncertainty[other]) / 2
+        numbers["kendall_verification"] = kendall_of_pairs(pair, score, match)
+    return numbers
+
+
+def _whole_rankings(
+    retriever: Retriever,
+    test: Judged,
+    images: ImageSet,
+    rows: NDArray[np.int64],
+    rng: np.random.Generator,
+) -> tuple[dict[str, float], Cleaning | None]:
+    """Mean average precision over the whole gallery, and of the gallery cleaned."""
+    assert retriever.relevance is not None
+    _, positions = retriever.index.search(test.found.vectors[rows], len(retriever.index))
+    relevance = images.relevance.subset(rows)
+    relevant = relevance.of(retriever.relevance, positions)
+    precision = average_precision(relevant, test.totals[rows])
+    numbers = {"map": float(precision.mean())}
+    if isinstance(relevance, SameLabel):
+        numbers["map_macro"] = macro_mean(precision, relevance.labels)
+    if retriever.item_uncertainty is None:
+        return numbers, None
+    cleaning = clean_gallery(positions, relevant, retriever.item_uncertainty, rng)
+    numbers["map_cleaned_20"] = float(cleaning.cleaned[2])
+    numbers["map_cleaned_20_random"] = float(cleaning.random[2].mean())
+    return numbers, cleaning
+
+
+def _auroc(positive: NDArray[np.bool_], score: NDArray[np.float64]) -> float:
+    if not 0 < positive.sum() < len(positive):
+        return float("nan")
+    return float(roc_auc_score(positive, score))

@@ -1,0 +1,175 @@
+"""The guarantee over many random divisions of the same queries into calibration and test."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.candidates import Judged
+from rcir.retriever import Retriever
+from rcir.risk import Bound, Constant, MinMax, Rankings, SizeAdapter, allowed_misses
+from rcir.risk.adapters import count_paid
+
+REPEATS = 20
+SWEEP = np.round(np.arange(0.02, 0.401, 0.02), 2)
+DELTAS = np.array([0.001, 0.01, 0.05, 0.1, 0.2, 0.5])
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """One way of choosing sizes over R divisions at m levels; NaN where nothing was certified.
+
+    Attributes:
+        risk: (R, m) share of test queries whose set holds no match.
+        mean, median, high: (R, m) mean, median and 95% quantile of the sizes of the test queries.
+    """
+
+    risk: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    median: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """All ways of choosing sizes, over the same divisions.
+
+    Attributes:
+        alphas: (m,) levels, ascending, at `delta`.
+        delta: the probability that the guarantee may fail with.
+        rules: by name. "uncontrolled" takes the smallest sizes whose risk on the calibration part
+            is at most alpha, without a confidence bound; "1 - cosine" scales sizes by the distance
+            to the nearest item instead of the uncertainty, with control.
+        deltas: (d,) further deltas, at `alpha`.
+        alpha: the level of `by_delta`.
+        by_delta: the retriever's own sizes at those deltas.
+    """
+
+    alphas: NDArray[np.float64]
+    delta: float
+    rules: dict[str, Repeated]
+    deltas: NDArray[np.float64]
+    alpha: float
+    by_delta: Repeated
+
+    def summary(self, alphas: Sequence[float]) -> dict[str, dict[str, dict[str, float | None]]]:
+        """For each rule and level: mean over divisions of risk, sizes, and how often risk > alpha.
+
+        A division that certified nothing violated nothing; the means are over the others.
+        """
+        found: dict[str, dict[str, dict[str, float | None]]] = {}
+        for name, rule in self.rules.items():
+            for alpha in alphas:
+                column = int(np.argmin(np.abs(self.alphas - alpha)))
+                known = np.isfinite(rule.risk[:, column])
+                values: dict[str, float | None] = {
+                    "certified": float(known.mean()),
+                    "violations": float((rule.risk[:, column] > alpha).mean()),
+                }
+                values |= {
+                    part: float(getattr(rule, part)[known, column].mean()) if known.any() else None
+                    for part in ("risk", "mean", "median", "high")
+                }
+                found.setdefault(name, {})[f"{alpha:g}"] = values
+        return found
+
+
+def repeat(
+    retriever: Retriever,
+    adapter_split: Judged,
+    calibration: Judged,
+    test: Judged,
+    alphas: Sequence[float],
+    delta: float,
+    seed: int = 0,
+) -> Repeats:
+    """Divide calibration and test queries anew, calibrate and measure, many times over.
+
+    The adapter is fitted on the adapter split once and for all. The parts are as large as the
+    original ones.
+
+    Args:
+        retriever: calibrated.
+        adapter_split, calibration, test: queries that it searched.
+        alphas: levels that must be among those of the sweep.
+        delta: of the sweep of alphas; that of deltas is at the alpha nearest to 0.1.
+        seed: decides the divisions.
+    """
+    rng = np.random.default_rng(seed)
+    controller = retriever.controllers[None]
+    n = len(calibration.ranks)
+    divisions = [np.split(rng.permutation(n + len(test.ranks)), [n]) for _ in range(REPEATS)]
+
+    def rule(adapter: SizeAdapter, bound: Bound | None, heuristic: bool = False) -> _Rule:
+        costs, scores = [], []
+        for part in (calibration, test):
+            rankings = _near(part.found.rankings) if heuristic else part.found.rankings
+            costs.append(adapter.costs(rankings))
+            scores.append(adapter.scores(rankings, part.ranks))
+        return _Rule(np.concatenate(costs), np.concatenate(scores), bound, divisions)
+
+    own = rule(controller.adapter, controller.bound)
+    near = MinMax.fit(_near(adapter_split.found.rankings), adapter_split.ranks)
+    rules = {
+        controller.adapter.name: own,
+        "constant": rule(Constant(), controller.bound),
+        "1 - cosine": rule(near, controller.bound, heuristic=True),
+        "uncontrolled": rule(controller.adapter, None),
+    }
+    levels = np.union1d(SWEEP, alphas)
+    alpha = float(min(alphas, key=lambda level: abs(level - 0.1)))
+    sweep = [(level, delta) for level in levels.tolist()]
+    return Repeats(
+        levels,
+        delta,
+        {name: one.at(sweep) for name, one in rules.items()},
+        DELTAS,
+        alpha,
+        own.at([(alpha, level) for level in DELTAS.tolist()]),
+    )
+
+
+def _near(rankings: Rankings) -> Rankings:
+    """The same queries with one minus the cosine to the nearest item as their uncertainty."""
+    nearest = np.asarray(rankings.distances)[:, 0].astype(np.float64)
+    return replace(rankings, uncertainty=nearest**2 / 2)
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """What each rank costs, what serves each query, and how kappa is chosen (None: no bound)."""
+
+    costs: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    bound: Bound | None
+    divisions: list[list[NDArray[np.int64]]]
+
+    def at(self, levels: list[tuple[float, float]]) -> Repeated:
+        """Calibrate on the first part of each division, measure on the second, at each level."""
+        shape = (len(self.divisions), len(levels))
+        found = Repeated(*(np.full(shape, np.nan) for _ in range(4)))
+        for row, (first, second) in enumerate(self.divisions):
+            scores = np.sort(self.scores[first])
+            for column, (alpha, delta) in enumerate(levels):
+                kappa = self._kappa(scores, alpha, delta)
+                if kappa is None:
+                    continue
+                sizes = count_paid(self.costs, kappa)[second]
+                found.risk[row, column] = np.mean(self.scores[second] > kappa)
+                found.mean[row, column] = sizes.mean()
+                found.median[row, column], found.high[row, column] = np.quantile(sizes, [0.5, 0.95])
+        return found
+
+    def _kappa(self, scores: NDArray[np.float32], alpha: float, delta: float) -> float | None:
+        """Of the sorted scores of calibration queries; None if nothing is certified."""
+        n = len(scores)
+        if self.bound is None:
+            allowed = math.floor(alpha * n)
+        else:
+            allowed = allowed_misses(n, alpha, delta, self.bound)
+        kappa = float(scores[n - 1 - allowed]) if allowed >= 0 else math.inf
+        return kappa if math.isfinite(kappa) else None

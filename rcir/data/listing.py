@@ -1,0 +1,142 @@
+"""What index files of published data sets list, and whether the listed images are there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from rcir.data.records import ImageSet
+from rcir.errors import DataUnavailable, InvalidData
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Images that an index lists.
+
+    Attributes:
+        names: n image files, relative to the set's image folder, with slashes.
+        labels: (n,) int64.
+    """
+
+    names: list[str]
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def images(
+        self, folder: Path, attributes: Mapping[str, NDArray[Any]] | None = None
+    ) -> ImageSet:
+        """The image files, in that folder; their names are the ids."""
+        paths = [folder / name for name in self.names]
+        return ImageSet(paths, self.labels, self.names, attributes or {})
+
+
+def require_files(folder: Path, names: Sequence[str], get: str) -> list[Path]:
+    """The files of a folder; `DataUnavailable`, saying how to get them, if one is not there."""
+    if absent := [name for name in names if not (folder / name).is_file()]:
+        raise DataUnavailable(f"not in {folder}: {', '.join(absent)}; {get}")
+    return [folder / name for name in names]
+
+
+def require_images(folder: Path, names: Sequence[str], listed_in: str, get: str) -> None:
+    """Raise `DataUnavailable` if images are missing; every folder is listed once."""
+    there: dict[str, set[str]] = {}
+    absent = []
+    for name in names:
+        place, _, file = name.rpartition("/")
+        if place not in there:
+            there[place] = set(files_in(folder / place))
+        if file not in there[place]:
+            absent.append(name)
+    if absent:
+        raise DataUnavailable(
+            f"{len(absent)} of {len(names)} images listed in {listed_in} are missing from "
+            f"{folder}, for instance {', '.join(absent[:2])}: copy them again, or {get}"
+        )
+
+
+def files_in(folder: Path) -> list[str]:
+    """Names of the files directly in a folder; none if there is no such folder."""
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries if entry.is_file()]
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file, without empty ones at its end."""
+    try:
+        text = path.read_text("utf-8-sig").rstrip()
+    except (OSError, ValueError) as error:
+        raise InvalidData(f"{path} cannot be read ({error}): fetch it again") from error
+    if not text:
+        raise InvalidData(f"{path} is empty: fetch it again")
+    return text.split("\n")
+
+
+def columns(path: Path, lines: Sequence[str], n: int, first: int = 1) -> list[list[str]]:
+    """The n columns of lines whose fields are separated by white space.
+
+    Args:
+        path: of the file, for messages.
+        lines: of the file, from line number `first` on.
+
+    Raises:
+        InvalidData: there are no lines, or one has more or fewer fields.
+
+    Example:
+        >>> columns(Path("images.txt"), ["1 a.jpg", "2 b.jpg"], 2)
+        [['1', '2'], ['a.jpg', 'b.jpg']]
+    """
+    for row, line in enumerate(lines):
+        if (given := len(line.split())) != n:
+            raise InvalidData(
+                f"{path}, line {first + row}: {line[:80]!r} has {given} fields, needed are {n}: "
+                "fetch the file again"
+            )
+    if not lines:
+        raise InvalidData(f"{path} lists nothing: fetch it again")
+    # Split once more, together: a list for each of a million lines is slow to keep.
+    fields = " ".join(lines).split()
+    return [fields[column::n] for column in range(n)]
+
+
+def whole_numbers(path: Path, values: Sequence[str], first: int = 1) -> NDArray[np.int64]:
+    """A column of numbers, none negative; `InvalidData` names the line that is not one."""
+    for row, value in enumerate(values):
+        if not value.isdecimal() or len(value) > 18:
+            raise InvalidData(
+                f"{path}, line {first + row}: {value[:80]!r} is not a whole number: fetch the file "
+                "again"
+            )
+    return np.array([int(value) for value in values], np.int64)
+
+
+def require_unique(listed_in: Path | str, names: Sequence[str]) -> None:
+    """Raise `InvalidData` if a name comes twice."""
+    twice = pd.Series(names, dtype=object).duplicated().to_numpy()
+    if twice.any():
+        raise InvalidData(
+            f"{listed_in} lists {names[int(twice.argmax())]} twice: {twice.sum()} of {len(names)} "
+            "entries are repeated; fetch it again"
+        )
+
+
+def require_same(path: Path, names: Sequence[str], other: Path, others: Sequence[str]) -> None:
+    """Raise `InvalidData` if two files do not list the same images, in whatever order."""
+    alone = set(names) ^ set(others)
+    if alone:
+        example = min(alone)
+        where = path if example in set(names) else other
+        raise InvalidData(
+            f"{path} lists {len(names)} images and {other} {len(others)}; {len(alone)} are in one "
+            f"of them only, for instance {example} in {where.name}: fetch both again"
+        )

@@ -1,0 +1,188 @@
+"""Pittsburgh (Torii et al., CVPR 2013): street views with positions, 30k and 250k.
+
+The splits are those of Arandjelovic et al. (NetVLAD, CVPR 2016). Images match if they were taken
+within 25 m of each other.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.io import loadmat
+from scipy.io.matlab import MatReadError
+
+from rcir.data.division import Source
+from rcir.data.records import ImageSet
+from rcir.data.relevance import WithinRadius
+from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
+
+Version = Literal["30k", "250k"]
+QUERIES = "queries_real"
+DAMAGED = (
+    *(OSError, ValueError, TypeError, KeyError, IndexError, EOFError, NotImplementedError),
+    *(zlib.error, BadZipFile, MatReadError),
+)
+
+
+@dataclass(frozen=True)
+class Index:
+    """What is published of one split.
+
+    Attributes:
+        gallery, queries: image files of the database and the queries, relative to the image folder.
+        gallery_places, query_places: (n, 2) UTM easting and northing of each, in metres.
+        radius: distance up to which images match, in metres.
+    """
+
+    gallery: list[str]
+    gallery_places: NDArray[np.float64]
+    queries: list[str]
+    query_places: NDArray[np.float64]
+    radius: float
+
+
+def read(root: Path, version: Version = "30k", split: Literal["test", "val"] = "test") -> Source:
+    """Train on the training split, database and queries together; evaluate on another.
+
+    Args:
+        root: folder that holds `pittsburgh`: in it `datasets/pitts30k_train.mat` and its siblings,
+            database images as `000/000829_pitch1_yaw1.jpg`, queries below `queries_real`.
+        version: "30k" or "250k".
+        split: that evaluates; "test" or "val".
+
+    Raises:
+        InvalidConfig: no such version or split.
+        DataUnavailable: an index or an image is not there.
+        InvalidData: an index is damaged.
+    """
+    if version not in ("30k", "250k") or split not in ("test", "val"):
+        raise InvalidConfig(
+            f"data.options: version {version!r}, split {split!r}; version is '30k' or '250k', "
+            "split 'test' or 'val'"
+        )
+    folder = root / "pittsburgh"
+    train, held = (
+        read_index(folder / "datasets" / f"pitts{version}_{part}.mat") for part in ("train", split)
+    )
+    _check_files(folder, [*train.gallery, *train.queries, *held.gallery, *held.queries])
+    places = np.concatenate([train.gallery_places, train.query_places])
+    return Source(
+        _images(folder, train.gallery + train.queries, places, train.radius),
+        _images(folder, held.queries, held.query_places, held.radius),
+        _images(folder, held.gallery, held.gallery_places, held.radius),
+    )
+
+
+def read_index(path: Path) -> Index:
+    """The index of one split.
+
+    Args:
+        path: the official `pitts30k_test.mat`; or `pitts30k_test.npz` with the same positions, file
+            names beside it in `pitts30k_imageNames_index.txt` and `pitts30k_imageNames_query.txt`.
+
+    Raises:
+        DataUnavailable: a file is not there.
+        InvalidData: a file is damaged, or names and positions are not one each.
+    """
+    names = [] if path.suffix == ".mat" else _name_files(path)
+    for file in (path, *names):
+        if not file.is_file():
+            raise DataUnavailable(
+                f"{file} is not there: the index files come with NetVLAD's data set "
+                "specifications, netvlad_v100_datasets.tar.gz"
+            )
+    try:
+        fields = _npz(path, *names) if names else _mat(path)
+    except DAMAGED as error:
+        raise InvalidData(f"{path} cannot be read ({error!r}): fetch it again") from error
+    gallery, gallery_places, queries, query_places, radius = fields
+    queries = [name if name.startswith(QUERIES + "/") else f"{QUERIES}/{name}" for name in queries]
+    if len({*gallery, *queries}) < len(gallery) + len(queries):
+        raise InvalidData(f"{path} names an image twice: fetch it again")
+    return Index(
+        gallery,
+        _places(path, "utmDb", gallery_places, len(gallery)),
+        queries,
+        _places(path, "utmQ", query_places, len(queries)),
+        radius,
+    )
+
+
+Fields = tuple[list[str], NDArray[Any], list[str], NDArray[Any], float]
+
+
+def _mat(path: Path) -> Fields:
+    struct = loadmat(path)["dbStruct"][0, 0]
+    known = struct.dtype.names or ()
+    names = [
+        [str(cell.item()).strip() for cell in struct[field].reshape(-1)]
+        for field in (
+            "dbImageFns" if "dbImageFns" in known else "dbImage",
+            "qImageFns" if "qImageFns" in known else "qImage",
+        )
+    ]
+    return names[0], struct["utmDb"], names[1], struct["utmQ"], float(struct["posDistThr"].item())
+
+
+def _name_files(path: Path) -> list[Path]:
+    stem = path.stem.rpartition("_")[0]
+    return [path.parent / f"{stem}_imageNames_{part}.txt" for part in ("index", "query")]
+
+
+def _npz(path: Path, gallery: Path, queries: Path) -> Fields:
+    names = [
+        [
+            name.removeprefix("./").removeprefix("Pittsburgh250k/")
+            for name in part.read_text().split()
+        ]
+        for part in (gallery, queries)
+    ]
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        radius = float(arrays["posDistThr"].item())
+        return names[0], arrays["utmDb"], names[1], arrays["utmQ"], radius
+
+
+def _places(path: Path, name: str, values: NDArray[Any], n: int) -> NDArray[np.float64]:
+    """(n, 2), of either orientation; of two images, the official one, 2 x n."""
+    if values.shape == (2, n):
+        values = values.T
+    if n == 0 or values.shape != (n, 2) or not np.isfinite(values).all():
+        raise InvalidData(
+            f"{path}: {name} has shape {values.shape} for {n} images; needed are two finite "
+            "coordinates of each: fetch it again"
+        )
+    return np.ascontiguousarray(values, np.float64)
+
+
+def _images(
+    folder: Path, names: Sequence[str], places: NDArray[np.float64], radius: float
+) -> ImageSet:
+    paths = [folder / name for name in names]
+    return ImageSet(paths, None, names, relevance=WithinRadius(places, radius))
+
+
+def _check_files(folder: Path, names: Iterable[str]) -> None:
+    """Every folder is listed once: 250,000 files are too many to ask for one by one."""
+    there: dict[str, set[str]] = {}
+    absent = []
+    for name in names:
+        parent, _, file = name.rpartition("/")
+        if parent not in there:
+            place = folder / parent
+            listed = os.scandir(place) if place.is_dir() else ()
+            there[parent] = {entry.name for entry in listed}
+        if file not in there[parent]:
+            absent.append(name)
+    if absent:
+        raise DataUnavailable(
+            f"{len(absent)} images are not in {folder}, the first is {absent[0]}: unpack the "
+            f"database there and the queries into {folder / QUERIES}"
+        )

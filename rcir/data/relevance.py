@@ -1,0 +1,229 @@
+"""What makes an image a true match of another: three kinds, stored sparse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array, vstack
+from scipy.spatial import KDTree
+from scipy.spatial.distance import cdist
+
+from rcir.errors import InvalidData
+
+Rows = NDArray[np.integer[Any]]
+
+
+class Relevance(Protocol):
+    """What n images show, and so which images match which.
+
+    A gallery's matches are never stored: they follow from what is known of each image, so that
+    memory grows with the number of images, not of pairs.
+    """
+
+    def __len__(self) -> int:
+        """Number of images."""
+        ...
+
+    def subset(self, rows: Rows) -> Self:
+        """The same of some images, in that order."""
+        ...
+
+    def of(self, gallery: Self, positions: Rows) -> NDArray[np.bool_]:
+        """Whether candidates match.
+
+        Args:
+            gallery: of the images that were searched.
+            positions: (n, k) positions in the gallery; -1 for none, which matches nothing.
+
+        Returns:
+            (n, k).
+        """
+        ...
+
+    def totals(self, gallery: Self) -> NDArray[np.int64]:
+        """(n,) number of true matches of each image in a gallery."""
+        ...
+
+    def among(self, rows: Rows) -> NDArray[np.bool_]:
+        """(m, n) whether each of some images matches each image of this set."""
+        ...
+
+    def joined(self, others: Any) -> Self:
+        """Of these images, then others of the same kind."""
+        ...
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """What it takes to make it again, by name; see `relevance_of`."""
+        ...
+
+
+@dataclass(frozen=True)
+class SameLabel:
+    """Images match if their labels are equal.
+
+    Args:
+        labels: (n,) int64.
+
+    Example:
+        >>> queries, gallery = SameLabel(np.array([3, 5])), SameLabel(np.array([5, 5, 3]))
+        >>> queries.of(gallery, np.array([[0, 2], [0, 1]])).tolist(), queries.totals(gallery)
+        ([[False, True], [True, True]], array([1, 2]))
+    """
+
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def subset(self, rows: Rows) -> SameLabel:
+        return SameLabel(self.labels[rows])
+
+    def of(self, gallery: SameLabel, positions: Rows) -> NDArray[np.bool_]:
+        return (gallery.labels[positions] == self.labels[:, None]) & (positions >= 0)
+
+    def totals(self, gallery: SameLabel) -> NDArray[np.int64]:
+        values, counts = np.unique(gallery.labels, return_counts=True)
+        places = np.minimum(np.searchsorted(values, self.labels), len(values) - 1)
+        return np.where(values[places] == self.labels, counts[places], 0)
+
+    def among(self, rows: Rows) -> NDArray[np.bool_]:
+        return np.asarray(self.labels[rows, None] == self.labels)
+
+    def joined(self, others: SameLabel) -> SameLabel:
+        return SameLabel(_read_only(np.concatenate([self.labels, others.labels])))
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        return {"labels": self.labels}
+
+
+@dataclass(frozen=True)
+class SharedLabel:
+    """Images match if they have a label in common, such as one of several findings of an X-ray.
+
+    Args:
+        labels: (n, number of labels) bool, sparse.
+
+    Example:
+        >>> queries = SharedLabel.of_lists([[0, 2], []], 3)
+        >>> gallery = SharedLabel.of_lists([[2], [1], [0, 1]], 3)
+        >>> queries.of(gallery, np.array([[0, 1], [0, 1]])).tolist(), queries.totals(gallery)
+        ([[True, False], [False, False]], array([2, 0]))
+    """
+
+    labels: csr_array
+
+    @classmethod
+    def of_lists(cls, lists: Sequence[Sequence[int]], n_labels: int) -> SharedLabel:
+        """Of the numbers of the labels of each image, from 0 to `n_labels` - 1."""
+        rows = np.repeat(np.arange(len(lists)), [len(numbers) for numbers in lists])
+        columns = np.array([number for numbers in lists for number in numbers], np.int64)
+        entries = np.ones(len(rows), np.bool_)
+        return cls(csr_array((entries, (rows, columns)), shape=(len(lists), n_labels)))
+
+    def __len__(self) -> int:
+        return int(self.labels.shape[0])
+
+    def subset(self, rows: Rows) -> SharedLabel:
+        return SharedLabel(self.labels[rows])
+
+    def of(self, gallery: SharedLabel, positions: Rows) -> NDArray[np.bool_]:
+        theirs = gallery.labels[positions.reshape(-1)]
+        own = self.labels[np.repeat(np.arange(len(self)), positions.shape[1])]
+        shared = np.diff(theirs.multiply(own).tocsr().indptr) > 0
+        return shared.reshape(positions.shape) & (positions >= 0)
+
+    def totals(self, gallery: SharedLabel) -> NDArray[np.int64]:
+        # Images with the same labels match the same images: each combination is counted once.
+        own, which = _combinations(self.labels)
+        theirs, number = _combinations(gallery.labels)
+        shared = own @ theirs.T > 0
+        return np.asarray((shared @ np.bincount(number, minlength=len(theirs)))[which], np.int64)
+
+    def among(self, rows: Rows) -> NDArray[np.bool_]:
+        return np.asarray((self.labels[rows] @ self.labels.T).toarray(), np.bool_)
+
+    def joined(self, others: SharedLabel) -> SharedLabel:
+        return SharedLabel(vstack([self.labels, others.labels], format="csr"))
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        shape = np.array(self.labels.shape, np.int64)
+        return {"shape": shape, "indptr": self.labels.indptr, "indices": self.labels.indices}
+
+
+def _combinations(labels: csr_array) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """The different rows, and the number of each row among them."""
+    packed = np.packbits(labels.toarray(), axis=1)
+    different, which = np.unique(packed, axis=0, return_inverse=True)
+    rows = np.unpackbits(different, axis=1, count=labels.shape[1])
+    return rows.astype(np.float32), which.reshape(-1)
+
+
+@dataclass(frozen=True)
+class WithinRadius:
+    """Images match if they were taken within a distance of each other.
+
+    Args:
+        places: (n, d) coordinates, d = 2 for easting and northing in metres.
+        radius: distance up to which images match, in the same unit; above 0.
+
+    Example:
+        >>> queries = WithinRadius(np.array([[0.0, 0.0]]), 25.0)
+        >>> gallery = WithinRadius(np.array([[0.0, 25.0], [20.0, 20.0]]), 25.0)
+        >>> queries.of(gallery, np.array([[0, 1]])).tolist(), queries.totals(gallery)
+        ([[True, False]], array([1]))
+    """
+
+    places: NDArray[np.float64]
+    radius: float
+
+    def __post_init__(self) -> None:
+        if self.places.ndim != 2 or not np.isfinite(self.places).all() or not self.radius > 0:
+            raise InvalidData(
+                f"places have shape {self.places.shape} and radius is {self.radius}; needed are "
+                "(n, d) finite coordinates and a radius above 0"
+            )
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def subset(self, rows: Rows) -> WithinRadius:
+        return WithinRadius(self.places[rows], self.radius)
+
+    def of(self, gallery: WithinRadius, positions: Rows) -> NDArray[np.bool_]:
+        steps = gallery.places[positions] - self.places[:, None]
+        return (np.square(steps).sum(-1) <= self.radius**2) & (positions >= 0)
+
+    def totals(self, gallery: WithinRadius) -> NDArray[np.int64]:
+        tree = KDTree(gallery.places)
+        counts = tree.query_ball_point(self.places, self.radius, return_length=True)
+        return np.asarray(counts, np.int64)
+
+    def among(self, rows: Rows) -> NDArray[np.bool_]:
+        return np.asarray(cdist(self.places[rows], self.places) <= self.radius)
+
+    def joined(self, others: WithinRadius) -> WithinRadius:
+        return WithinRadius(np.concatenate([self.places, others.places]), self.radius)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        return {"places": self.places, "radius": np.array([self.radius])}
+
+
+def relevance_of(arrays: Mapping[str, NDArray[Any]]) -> Relevance:
+    """The relevance that was given as `Relevance.arrays`; raises KeyError for other arrays."""
+    if "labels" in arrays:
+        return SameLabel(_read_only(arrays["labels"]))
+    if "places" in arrays:
+        return WithinRadius(arrays["places"], float(arrays["radius"][0]))
+    entries = np.ones(len(arrays["indices"]), np.bool_)
+    shape = tuple(arrays["shape"].tolist())
+    return SharedLabel(csr_array((entries, arrays["indices"], arrays["indptr"]), shape=shape))
+
+
+def _read_only(values: NDArray[Any]) -> NDArray[Any]:
+    """A gallery's calibration depends on it."""
+    values.setflags(write=False)
+    return values

@@ -1,0 +1,109 @@
+"""Whether a copy of a data set is what was published: counts, pictures, labels, checksums."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rcir.data.datasets import find_dataset
+from rcir.data.division import Source
+from rcir.data.images import ImageLike, read_image
+from rcir.data.records import ImageSet
+from rcir.data.relevance import SameLabel
+from rcir.errors import InvalidConfig, InvalidImage
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a copy of a data set holds.
+
+    Attributes:
+        parts: number of images of the training half, the queries and, if published, the gallery.
+        published: number of images that there should be; None if there is no such number.
+        unreadable: of each picture that cannot be decoded, what is wrong with it.
+        alone: number of classes of the evaluation half with one image only: nothing can match it.
+        notes: what the reader left out, and why.
+    """
+
+    parts: Mapping[str, int]
+    published: int | None
+    unreadable: tuple[str, ...]
+    alone: int
+    notes: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every picture can be read and none is missing."""
+        whole = self.published is None or sum(self.parts.values()) == self.published
+        return whole and not self.unreadable
+
+
+def verify(
+    name: str,
+    root: Path,
+    options: Mapping[str, Any],
+    progress: Callable[[Iterator[str | None], int], Iterator[str | None]] | None = None,
+) -> Findings:
+    """Read a data set and decode every picture of it. Readers check published checksums.
+
+    Args:
+        name: of the data set.
+        root: folder of all data sets.
+        options: of the set's reader.
+        progress: wraps the iterator over all pictures, of which the number is given, to show it.
+
+    Raises:
+        InvalidConfig: no such data set, or no such option.
+        DataUnavailable, InvalidData: of the set's reader.
+    """
+    found = find_dataset(name)
+    if found.composed:
+        raise InvalidConfig(f"{name} ({found.get}): its reader checks it whenever it is read")
+    try:
+        source = found.read(root, **options)
+    except TypeError as error:
+        raise InvalidConfig(f"options of {name}: {error}") from error
+    parts = _parts(source)
+    pictures = [
+        image
+        for images in parts.values()
+        if not isinstance(images.images, np.ndarray)
+        for image in images.images
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        faults = pool.map(_fault, pictures)
+        watched = faults if progress is None else progress(faults, len(pictures))
+        unreadable = tuple(fault for fault in watched if fault is not None)
+    return Findings(
+        {part: len(images) for part, images in parts.items()},
+        found.images,
+        unreadable,
+        _alone(source),
+        source.notes,
+    )
+
+
+def _parts(source: Source) -> dict[str, ImageSet]:
+    parts = {"train": source.train, "queries": source.queries}
+    return parts | ({"gallery": source.gallery} if isinstance(source.gallery, ImageSet) else {})
+
+
+def _fault(image: ImageLike) -> str | None:
+    try:
+        read_image(image, channels=3)
+    except InvalidImage as error:
+        return str(error)
+    return None
+
+
+def _alone(source: Source) -> int:
+    relevance = source.queries.relevance
+    if source.gallery != "queries" or not isinstance(relevance, SameLabel):
+        return 0
+    return int(np.sum(np.unique(relevance.labels, return_counts=True)[1] == 1))

@@ -1,0 +1,44 @@
+"""Figures from arrays. They open no window and know nothing of where they end up."""
+
+from rcir.figures.axes import AMBER, BLUE, DARK, GREEN, GREY, PURPLE, RED
+from rcir.figures.pictures import QuerySet, project, projection, query_sets
+from rcir.figures.risk import (
+    delta_sweep,
+    risk_curve,
+    risk_spread,
+    size_curve,
+    size_distribution,
+    size_distributions,
+    size_spread,
+)
+from rcir.figures.uncertainty import (
+    calibration_curves,
+    in_and_out,
+    reliability_diagram,
+    sparsification,
+)
+
+__all__ = [
+    "AMBER",
+    "BLUE",
+    "DARK",
+    "GREEN",
+    "GREY",
+    "PURPLE",
+    "RED",
+    "QuerySet",
+    "calibration_curves",
+    "delta_sweep",
+    "in_and_out",
+    "project",
+    "projection",
+    "query_sets",
+    "reliability_diagram",
+    "risk_curve",
+    "risk_spread",
+    "size_curve",
+    "size_distribution",
+    "size_distributions",
+    "size_spread",
+    "sparsification",
+]

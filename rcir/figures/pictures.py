@@ -1,0 +1,191 @@
+"""Queries with their retrieved sets, and a map of the embedding."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from rcir.errors import InvalidData
+from rcir.figures.axes import DARK, DPI, GREEN, RED, Floats, labelled, two_panels
+
+PICTURE, GAP, LINE, MIN_WIDTH = 0.72, 0.06, 0.135, 2.2  # inches
+# As many colours as can be told apart; PALE is of all other classes.
+TEN_COLORS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9", "black")
+PALE = "#d5d7db"
+
+
+@dataclass(frozen=True)
+class QuerySet:
+    """A query with its retrieved set, to be drawn.
+
+    Attributes:
+        query: (H, W) or (H, W, 3) uint8.
+        title: said above the query.
+        images: the first images of the set, nearest first.
+        matches: whether each image of the whole set is a true match.
+    """
+
+    query: NDArray[np.uint8]
+    title: str
+    images: Sequence[NDArray[np.uint8]]
+    matches: Sequence[bool]
+
+
+def query_sets(rows: Sequence[QuerySet], columns: int = 8) -> Figure:
+    """Queries, one a row, with the first images of their sets.
+
+    A true match has a solid green frame, any other image a dashed red one. An empty set is said
+    to be empty; what of a set does not fit on the page is counted.
+
+    Args:
+        rows: at least one; pictures may differ in size and shape.
+        columns: how many images of a set are shown at most.
+    """
+    width = max(MIN_WIDTH, (columns + 1) * (PICTURE + GAP) + GAP)
+    titles = [_wrapped(row.title, width - 2 * GAP) for row in rows]
+    above = [LINE * (title.count("\n") + 1) + GAP for title in titles]
+    heights = [PICTURE * _tallest(row, columns) for row in rows]
+    below = [LINE * (len(row.matches) > min(len(row.images), columns)) + 2 * GAP for row in rows]
+    height = sum(above) + sum(heights) + sum(below)
+    figure = Figure(figsize=(width, height), dpi=DPI)
+    top = height
+    for row, title, *inches in zip(rows, titles, above, heights, below, strict=True):
+        top -= inches[0] + inches[1]
+        places = [
+            (
+                (GAP + column * (PICTURE + GAP)) / width,
+                top / height,
+                PICTURE / width,
+                inches[1] / height,
+            )
+            for column in range(columns + 1)
+        ]
+        figure.text(places[0][0], (top + inches[1] + GAP) / height, title, fontsize=7, va="bottom")
+        _picture(figure.add_axes(places[0]), row.query, DARK)
+        shown = list(zip(places[1:], row.images, row.matches, strict=False))
+        for place, image, match in shown:
+            last = _picture(figure.add_axes(place), image, GREEN if match else RED, not match)
+        more = len(row.matches) - len(shown)
+        if not row.matches:
+            figure.text(places[1][0], (top + inches[1]) / height, "empty set", fontsize=8, va="top")
+        elif more > 0 and shown:
+            last.set_xlabel(f"+ {more} more", fontsize=7, labelpad=3)
+        top -= inches[2]
+    return figure
+
+
+def project(
+    vectors: Floats, seed: int = 0, limit: int = 1500
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Points in the plane that keep near what is near: t-SNE (van der Maaten and Hinton, 2008).
+
+    Args:
+        vectors: (n, d) embeddings, n >= 4 and d >= 2.
+        seed: of the draw of vectors, and of the projection.
+        limit: of more vectors than this, so many are drawn at random; t-SNE takes some seconds for
+            1500.
+
+    Returns:
+        (k, 2) points, and (k,) the ascending rows of `vectors` that they belong to, k at most
+        `limit`.
+
+    Raises:
+        InvalidData: there are too few vectors, or they have too few components.
+
+    Example:
+        >>> points, rows = project(np.random.default_rng(0).normal(size=(30, 8)), limit=20)
+        >>> points.shape, rows.shape
+        ((20, 2), (20,))
+    """
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    n = min(len(vectors), limit)
+    if n < 4 or vectors.shape[1] < 2:
+        raise InvalidData(
+            f"{n} vectors of {vectors.shape[1]} components cannot be mapped to the plane: give at "
+            "least 4 of at least 2"
+        )
+    rows = np.sort(np.random.default_rng(seed).choice(len(vectors), n, replace=False))
+    chosen = np.asarray(vectors, np.float64)[rows]
+    components = min(50, *chosen.shape)
+    reduced = PCA(components, svd_solver="full").fit_transform(chosen)  # exact: no draw
+    perplexity = min(30, (n - 1) / 3)
+    points = TSNE(2, init="pca", perplexity=perplexity, random_state=seed).fit_transform(reduced)
+    return points.astype(np.float64), rows
+
+
+def projection(points: Floats, labels: Sequence[str] | NDArray[Any], uncertainty: Floats) -> Figure:
+    """A map of the embedding, by class and by uncertainty.
+
+    Args:
+        points: (n, 2), such as those of `project`.
+        labels: (n,) classes. The ten most frequent have colours, the others are grey.
+        uncertainty: (n,) finite; the colours span its 2% to 98% quantiles.
+
+    Example:
+        >>> points = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> projection(points, ["a", "a", "b"], np.array([0.1, 0.3, 0.2])).savefig("map.png")
+    """
+    figure, (left, right) = two_panels()
+    names, class_of, count = np.unique(labels, return_inverse=True, return_counts=True)
+    frequent = np.sort(np.argsort(-count, kind="stable")[: len(TEN_COLORS)])
+    size = float(np.clip(3000 / len(points), 3, 25))
+    style: dict[str, Any] = {"s": size, "linewidths": 0, "rasterized": True}
+    for number, color in zip(frequent, TEN_COLORS, strict=False):
+        label = _shortened(names[number])
+        x, y = points[class_of == number].T
+        left.scatter(x, y, color=color, label=label, **style)
+    other = ~np.isin(class_of, frequent)
+    if other.any():
+        label = f"{len(names) - len(frequent)} others"
+        x, y = points[other].T
+        left.scatter(x, y, color=PALE, label=label, zorder=0.5, **style)
+    figure.legend(
+        loc="outside lower center", ncols=4, fontsize=8, markerscale=6 / size**0.5, frameon=False
+    )
+    low, high = np.quantile(uncertainty, (0.02, 0.98))
+    order = np.argsort(uncertainty, kind="stable")  # the most uncertain on top
+    x, y = points[order].T
+    drawn = right.scatter(x, y, c=uncertainty[order], cmap="viridis", vmin=low, vmax=high, **style)
+    figure.colorbar(drawn, ax=right, label="uncertainty", extend="both")
+    for axes, title in ((left, "By class"), (right, "By uncertainty")):
+        labelled(axes, "", "", title)
+        axes.set(xticks=[], yticks=[])
+        axes.set_aspect("equal", adjustable="datalim")
+        axes.spines[:].set_visible(False)
+    return figure
+
+
+def _picture(axes: Axes, image: NDArray[np.uint8], color: str, dashed: bool = False) -> Axes:
+    """The picture at the top of its place, in a frame."""
+    axes.imshow(image, cmap="gray", vmin=0, vmax=255)
+    axes.set(xticks=[], yticks=[], anchor="NW")
+    for spine in axes.spines.values():
+        spine.set(color=color, linewidth=2.2, capstyle="butt")
+        spine.set_linestyle((0, (1.5, 0.8)) if dashed else "-")
+    return axes
+
+
+def _tallest(row: QuerySet, columns: int) -> float:
+    """The height of a row's tallest picture, in its width; extreme ones are drawn narrower."""
+    shapes = [image.shape for image in (row.query, *row.images[:columns])]
+    return float(np.clip(max(shape[0] / shape[1] for shape in shapes), 0.3, 1.6))
+
+
+def _wrapped(title: str, inches: float) -> str:
+    """The title in lines that are not longer than the page is wide."""
+    letters = int(inches / 0.065)  # at 7 points
+    return "\n".join(textwrap.fill(line, letters) for line in title.split("\n"))
+
+
+def _shortened(name: object) -> str:
+    text = str(name)
+    return text if len(text) <= 20 else text[:19] + "…"

@@ -1,0 +1,212 @@
+"""What a guarantee promises, what was measured, and what it costs in set size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from rcir.figures.axes import (
+    BLUE,
+    GREY,
+    RED,
+    Floats,
+    draw_curves,
+    labelled,
+    log_scale,
+    one_panel,
+    spaced,
+    styled,
+    two_panels,
+)
+
+BAND = (0.05, 0.5, 0.95)
+
+
+def risk_curve(alpha: Floats, risk: Mapping[str, Floats], n_test: int) -> Figure:
+    """Risk measured on test queries against alpha; the guarantee keeps it below the diagonal.
+
+    Args:
+        alpha: (m,) levels.
+        risk: for each named way of choosing sizes, (m,) measured risks, NaN where not certified.
+        n_test: number of test queries; the band shows two standard errors of a risk equal to alpha.
+    """
+    figure, axes = one_panel("alpha", "measured risk", "Risk on held-out queries")
+    error = 2 * np.sqrt(alpha * (1 - alpha) / n_test)
+    axes.fill_between(alpha, alpha, alpha + error, color=GREY, alpha=0.25, label="test noise")
+    axes.plot(alpha, alpha, color=GREY, linestyle="--", label="risk = alpha")
+    draw_curves(axes, alpha, risk)
+    axes.set(xlim=(0, None), ylim=(0, None))
+    axes.legend(frameon=False)
+    return figure
+
+
+def risk_spread(alpha: Floats, risk: Floats, delta: float) -> Figure:
+    """Risk over random splits into calibration and test queries, against alpha.
+
+    The line of the 1 - delta quantile lies on or below the diagonal exactly where at most a
+    fraction delta of the splits had a risk above alpha, which is what the guarantee says up to the
+    noise of the test queries.
+
+    Args:
+        alpha: (m,) levels.
+        risk: (R, m) measured risks, a row a split; NaN where the split certified nothing. Levels
+            that fewer than half of the splits certify are left out. At the others, median and band
+            are of the certified splits; the quantile is of all, a split that certified nothing
+            having violated nothing.
+        delta: in (0, 1), the probability that the guarantee may fail with.
+
+    Example:
+        >>> risk = np.array([[0.04, 0.15], [0.07, 0.18], [0.06, 0.22]])
+        >>> risk_spread(np.array([0.1, 0.2]), risk, delta=0.1).savefig("risk.png")
+    """
+    title = f"Risk over {len(risk)} random splits"
+    figure, axes = one_panel("alpha", "measured risk", title)
+    axes.plot(alpha, alpha, color=GREY, linestyle="--", label="risk = alpha")
+    _draw_risk(axes, alpha, risk, delta, f"{1 - delta:g} quantile (1 - delta)")
+    axes.set(xlim=(0, None), ylim=(0, None))
+    axes.legend(frameon=False)
+    return figure
+
+
+def size_curve(alpha: Floats, size: Mapping[str, Floats]) -> Figure:
+    """Mean set size against alpha, for each named way of choosing sizes; NaN for none."""
+    figure, axes = one_panel("alpha", "mean set size", "What the guarantee costs")
+    draw_curves(axes, alpha, size)
+    log_scale(axes, "y")
+    axes.set_xlim(0, None)
+    axes.legend(frameon=False)
+    return figure
+
+
+def size_spread(alpha: Floats, sizes: Mapping[str, Floats]) -> Figure:
+    """Mean set size over random splits against alpha, for each named way of choosing sizes.
+
+    Args:
+        alpha: (m,) levels.
+        sizes: for each name, (R, m) mean sizes, a row a split; NaN where the split certified
+            nothing. Median and band are of the certified splits; levels that fewer than half of
+            them certify are left out.
+
+    Example:
+        >>> sizes = {"auto": np.array([[9.0, 3.0], [11.0, 4.0]]), "constant": np.full((2, 2), 20.0)}
+        >>> size_spread(np.array([0.1, 0.2]), sizes).savefig("size.png")
+    """
+    figure, axes = one_panel("alpha", "mean set size", "What the guarantee costs")
+    for (name, values), style in styled(sizes.items()):
+        low, middle, high = _quantiles(values)
+        axes.fill_between(alpha, low, high, color=style["color"], alpha=0.2, linewidth=0)
+        axes.plot(alpha, middle, label=name, markevery=spaced(alpha), **style)
+    log_scale(axes, "y")
+    axes.set_xlim(0, None)
+    axes.legend(frameon=False, title="median, 5% to 95% of splits", title_fontsize=8)
+    return figure
+
+
+def delta_sweep(delta: Floats, risk: Floats, size: Floats, alpha: float) -> Figure:
+    """Risk, and mean set size, over random splits against delta at one alpha.
+
+    Args:
+        delta: (m,) probabilities in (0, 1) that the guarantee may fail with.
+        risk: (R, m) measured risks, a row a split; NaN where the split certified nothing.
+        size: (R, m) mean sizes, likewise. What becomes of NaN: see `risk_spread`.
+        alpha: the level.
+
+    Example:
+        >>> risk, size = np.array([[0.05, 0.08], [0.07, 0.12]]), np.array([[9.0, 7.0], [8.0, 6.0]])
+        >>> delta_sweep(np.array([0.05, 0.5]), risk, size, alpha=0.1).savefig("delta.png")
+    """
+    figure, (left, right) = two_panels()
+    labelled(left, "delta", "measured risk", f"Risk at alpha = {alpha:g}")
+    left.axhline(alpha, color=GREY, linestyle="--", label="risk = alpha")
+    _draw_risk(left, delta, risk, delta, "1 - delta quantile")
+    left.set_ylim(0, None)
+    left.legend(frameon=False, loc="lower right")
+    labelled(right, "delta", "mean set size", f"Size at alpha = {alpha:g}")
+    _draw_band(right, delta, size)
+    if delta.max() > 10 * delta.min():
+        for axes in (left, right):
+            log_scale(axes, "x")
+    right.legend(frameon=False)
+    return figure
+
+
+def size_distribution(sizes: NDArray[np.integer[Any]], alpha: float, delta: float) -> Figure:
+    """How many queries get a set of which size."""
+    title = f"Set sizes at alpha = {alpha:g}, delta = {delta:g}"
+    figure, axes = one_panel("set size", "share of queries", title)
+    width = -(-int(sizes.max()) // 40)  # at most 40 bars, of equally many sizes each
+    edges = np.arange(0.5, sizes.max() + width, width)
+    axes.hist(
+        sizes, edges.tolist(), weights=np.full(len(sizes), 1 / len(sizes)), color=BLUE, rwidth=0.9
+    )
+    mean = float(sizes.mean())
+    axes.axvline(mean, color=RED, label=f"mean {mean:.2f}")
+    axes.legend(frameon=False)
+    return figure
+
+
+def size_distributions(sizes: Mapping[str, NDArray[np.integer[Any]]]) -> Figure:
+    """For each name, such as a level, the share of queries with a set of at most some size.
+
+    Cumulated, distributions can lie on top of each other and still be read.
+
+    Args:
+        sizes: for each name, (n,) set sizes; n may differ.
+
+    Example:
+        >>> sizes = {"alpha = 0.1": np.array([1, 3, 9]), "alpha = 0.2": np.array([1, 1, 2])}
+        >>> size_distributions(sizes).savefig("sizes.png")
+    """
+    figure, axes = one_panel("set size", "share with at most that size", "Set sizes")
+    start, end = 0.9, 1.1 * max(1, *(int(values.max()) for values in sizes.values()))
+    for (name, values), style in styled(sizes.items()):
+        size, count = np.unique(values, return_counts=True)
+        share = np.cumsum(count) / len(values)
+        empty = share[size == 0].sum()  # a logarithmic axis has no place for zero: it starts there
+        steps = np.r_[start, size[size > 0], end], np.r_[empty, share[size > 0], 1]
+        label = f"{name}: mean {values.mean():.3g}"
+        axes.plot(*steps, drawstyle="steps-post", label=label, markevery=spaced(size), **style)
+    axes.set(xlim=(start, end), ylim=(0, 1.02))
+    log_scale(axes, "x")
+    axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def _draw_risk(axes: Axes, x: Floats, risk: Floats, delta: Floats | float, name: str) -> None:
+    """The spread of a risk over splits, and its 1 - delta quantile."""
+    _draw_band(axes, x, risk)
+    quantile = _guaranteed(risk, delta)
+    axes.plot(x, quantile, color=RED, marker="D", markersize=4, markevery=spaced(x), label=name)
+
+
+def _draw_band(axes: Axes, x: Floats, values: Floats) -> None:
+    low, middle, high = _quantiles(values)
+    axes.fill_between(x, low, high, color=BLUE, alpha=0.2, linewidth=0, label="5% to 95% of splits")
+    axes.plot(x, middle, color=BLUE, marker="o", markersize=4, markevery=spaced(x), label="median")
+
+
+def _kept(values: Floats) -> NDArray[np.bool_]:
+    """(m,) whether at least half of the splits certified something."""
+    return 2 * np.isfinite(values).sum(axis=0) >= len(values)
+
+
+def _quantiles(values: Floats) -> Floats:
+    """(3, m) quantiles `BAND` of the certified splits."""
+    kept = _kept(values)
+    found = np.full((len(BAND), values.shape[1]), np.nan)
+    found[:, kept] = np.nanquantile(values[:, kept], BAND, axis=0)
+    return found
+
+
+def _guaranteed(risk: Floats, delta: Floats | float) -> Floats:
+    """(m,) the least risk that at most a fraction delta of the splits exceeds."""
+    ordered = np.sort(np.where(np.isfinite(risk), risk, 0), axis=0)
+    above = np.floor(len(risk) * np.asarray(delta) + 1e-9).astype(np.int64)  # 0.29 * 100 < 29
+    place = np.broadcast_to(len(risk) - 1 - above, risk.shape[1:])
+    found = np.take_along_axis(ordered, place[None], axis=0)[0]
+    return np.where(_kept(risk), found, np.nan)

@@ -1,0 +1,192 @@
+"""Figures of pictures and points show the arrays they are given."""
+
+import io
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+
+from rcir import figures
+from rcir.errors import InvalidData
+
+
+def frame(axes):
+    return {to_hex(spine.get_edgecolor()) for spine in axes.spines.values()}
+
+
+def row(matches, pixel=10):
+    images = [np.full((4, 8), pixel + rank, np.uint8) for rank in range(len(matches))]
+    return figures.QuerySet(np.full((4, 8), 200, np.uint8), "a query", images, matches)
+
+
+def test_query_sets_show_the_pictures_in_order_framed_by_whether_they_match(drawn):
+    figure = figures.query_sets([row([True, False, True]), row([False], 90)], columns=4)
+    first, second = figure.axes[:4], figure.axes[4:]
+    assert [text.get_text() for text in figure.texts] == ["a query"] * 2
+    assert first[0].images[0].get_array().min() == 200
+    shown = [axes.images[0].get_array().max() for axes in first[1:]]
+    assert shown == [10, 11, 12]
+    assert [frame(axes) for axes in first[1:]] == [
+        {figures.GREEN},
+        {figures.RED},
+        {figures.GREEN},
+    ]
+    assert second[1].images[0].get_array().max() == 90
+    assert len(second) == 2
+    drawn(figure)
+
+
+def test_a_set_that_is_wider_than_the_page_says_how_much_is_left_out():
+    figure = figures.query_sets([row([True] * 7)], columns=3)
+    assert [len(axes.images) for axes in figure.axes] == [1, 1, 1, 1]
+    assert figure.axes[3].get_xlabel() == "+ 4 more"
+
+
+def test_a_single_colour_query_with_a_set_of_one(drawn):
+    colour = np.zeros((6, 6, 3), np.uint8)
+    colour[..., 0] = 255
+    single = figures.QuerySet(colour, "red", [colour], [True])
+    figure = figures.query_sets([single], columns=1)
+    pixels = drawn(figure)
+    assert (pixels[..., :3] == [255, 0, 0]).all(axis=-1).any()
+
+
+def boxes(figure):
+    """Where pictures are, in inches: left, bottom, right, top."""
+    drawing = FigureCanvasAgg(figure)
+    drawing.draw()
+    return [axes.get_window_extent().extents / figure.dpi for axes in figure.axes]
+
+
+def picture(height, width):
+    return np.full((height, width), 100, np.uint8)
+
+
+def test_an_empty_set_is_said_to_be_empty(drawn):
+    empty = figures.QuerySet(picture(4, 8), "nothing", [], [])
+    figure = figures.query_sets([row([True]), empty, row([False])])
+    assert len(figure.axes) == 5
+    assert [text.get_text() for text in figure.texts].count("empty set") == 1
+    drawn(figure)
+
+
+def test_pictures_of_all_shapes_keep_them_and_do_not_overlap():
+    shapes = [(300, 200), (100, 400), (50, 50), (700, 100), (64, 64)]
+    rows = [
+        figures.QuerySet(picture(*query), "a query", [picture(*one) for one in shapes], [True] * 9)
+        for query in shapes
+    ]
+    figure = figures.query_sets(rows, columns=5)
+    found = boxes(figure)
+    assert len(found) == 30
+    drawn_shapes = [shape for query in shapes for shape in (query, *shapes)]
+    for (left, bottom, right, top), (height, width) in zip(found, drawn_shapes, strict=True):
+        assert (top - bottom) / (right - left) == pytest.approx(height / width, rel=1e-3)
+    width, height = figure.get_size_inches()
+    for number, (left, bottom, right, top) in enumerate(found):
+        assert min(left, bottom, width - right, height - top) > 0
+        for other in found[:number]:
+            assert left >= other[2] or right <= other[0] or top <= other[1] or bottom >= other[3]
+
+
+@pytest.mark.parametrize("columns", [1, 3, 8])
+def test_a_long_title_stays_on_the_page_and_off_the_pictures(columns):
+    title = "query: " + "Ailuropoda melanoleuca in a bamboo forest " * 4 + "\nu = 0.31, size 12"
+    long = figures.QuerySet(picture(9, 9), title, [picture(9, 9)] * 12, [True] * 12)
+    figure = figures.query_sets([long, long], columns)
+    pictures = boxes(figure)
+    width, height = figure.get_size_inches()
+    for text in figure.texts:
+        left, bottom, right, top = text.get_window_extent().extents / figure.dpi
+        assert 0 <= left < right <= width
+        assert 0 <= bottom < top <= height
+        assert all(top <= box[1] or bottom >= box[3] for box in pictures)
+        assert text.get_text().split() == title.split()
+
+
+def test_other_frames_are_dashed_so_that_they_differ_in_greyscale():
+    figure = figures.query_sets([row([True, False])])
+    _, match, other = ({spine.get_linestyle() for spine in a.spines.values()} for a in figure.axes)
+    assert match == {"-"}
+    assert match != other
+
+
+@pytest.fixture(scope="module")
+def clusters():
+    rng = np.random.default_rng(0)
+    label = rng.integers(4, size=200)
+    centres = np.eye(4, 16) * 5
+    return centres[label] + rng.normal(0, 0.3, (200, 16)), label
+
+
+def test_near_vectors_become_near_points(clusters):
+    vectors, label = clusters
+    points, rows = figures.project(vectors, seed=1)
+    assert points.shape == (200, 2)
+    np.testing.assert_array_equal(rows, np.arange(200))
+    distance = np.linalg.norm(points[:, None] - points[None], axis=2)
+    np.fill_diagonal(distance, np.inf)
+    nearest = distance.argmin(axis=1)
+    assert (label[nearest] == label).mean() > 0.95
+
+
+def test_a_projection_is_the_same_every_time_and_of_a_draw_of_many(clusters):
+    vectors, _ = clusters
+    points, rows = figures.project(vectors, seed=5, limit=40)
+    again, rows_again = figures.project(vectors, seed=5, limit=40)
+    np.testing.assert_array_equal(points, again)
+    np.testing.assert_array_equal(rows, rows_again)
+    assert points.shape == (40, 2)
+    assert len(set(rows)) == 40
+    assert (np.diff(rows) > 0).all()
+    assert rows.max() >= 40, "not merely the first"
+
+
+@pytest.mark.parametrize(("shape", "fits"), [((4, 2), True), ((3, 2), False), ((9, 1), False)])
+def test_too_few_vectors_are_refused(shape, fits):
+    vectors = np.random.default_rng(0).normal(size=shape)
+    if fits:
+        assert figures.project(vectors)[0].shape == (shape[0], 2)
+        return
+    with pytest.raises(InvalidData, match=f"{shape[0]} vectors of {shape[1]} components"):
+        figures.project(vectors)
+
+
+def test_the_map_colours_the_ten_most_frequent_classes(drawn):
+    label = np.concatenate([np.full(20 - 1 * number, f"class {number:02}") for number in range(13)])
+    points = np.random.default_rng(0).normal(size=(len(label), 2))
+    uncertainty = np.random.default_rng(1).uniform(size=len(label))
+    figure = figures.projection(points, label, uncertainty)
+    left, right, bar = figure.axes
+    names = [f"class {number:02}" for number in range(10)]
+    *classes, others = left.collections
+    assert [scatter.get_label() for scatter in classes] == names
+    assert others.get_label() == "3 others"
+    for scatter in classes:
+        expected = points[label == scatter.get_label()]
+        np.testing.assert_array_equal(scatter.get_offsets(), expected)
+    assert len(others.get_offsets()) == 10 + 9 + 8
+    assert len({to_hex(s.get_facecolor()[0]) for s in left.collections}) == 11
+    (scatter,) = right.collections
+    order = np.argsort(uncertainty)
+    np.testing.assert_array_equal(scatter.get_offsets(), points[order])
+    np.testing.assert_array_equal(scatter.get_array(), uncertainty[order])
+    np.testing.assert_allclose(scatter.get_clim(), np.percentile(uncertainty, [2, 98]))
+    assert bar.get_ylabel() == "uncertainty"
+    drawn(figure)
+
+
+def test_a_map_of_many_points_is_a_small_svg():
+    rng = np.random.default_rng(0)
+    figure = figures.projection(
+        rng.normal(size=(3000, 2)), rng.integers(5, size=3000), rng.random(3000)
+    )
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg")
+    assert buffer.getvalue().count(b"<image") >= 2
+    assert len(buffer.getvalue()) < 500_000
+
+
+def test_a_map_of_constant_uncertainty_can_be_drawn(drawn):
+    drawn(figures.projection(np.eye(3, 2), ["a", "a", "b"], np.ones(3)))

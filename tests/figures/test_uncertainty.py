@@ -1,0 +1,115 @@
+"""Figures of uncertainties show the arrays they are given."""
+
+import numpy as np
+import pytest
+
+from rcir import figures
+from rcir.metrics import reliability
+
+
+def test_the_reliability_diagram_has_a_bar_a_bin_with_queries(drawn):
+    values = np.array([0.05, 0.05, 0.55, 0.95, 0.95, 0.95, 1.0])
+    correct = np.array([False, False, True, True, True, False, True])
+    diagram = reliability(values, correct)
+    figure = figures.reliability_diagram(diagram)
+    (axes,) = figure.axes
+    centres = [bar.get_x() + bar.get_width() / 2 for bar in axes.patches]
+    np.testing.assert_allclose(centres, [0.05, 0.55, 0.95])
+    np.testing.assert_allclose([bar.get_height() for bar in axes.patches], [0, 1, 0.75])
+    assert [text.get_text() for text in axes.texts] == ["2", "1", "4"]
+    assert f"{diagram.error:.3f}" in axes.get_title("left")
+    drawn(figure)
+
+
+@pytest.fixture
+def encoders():
+    bins = (np.arange(4) + 0.5) / 4
+    return {
+        "btl": (bins, np.array([0.1, np.nan, 0.6, 0.9])),
+        "mc-dropout": (bins, np.array([0.3, 0.2, 0.5, 0.8])),
+    }
+
+
+def test_calibration_curves_pass_over_empty_bins_and_state_their_errors(encoders, lines, drawn):
+    figure = figures.calibration_curves(encoders, {"btl": 0.0123, "mc-dropout": 0.2})
+    (axes,) = figure.axes
+    curves = lines(axes)
+    assert list(curves) == ["calibrated", "btl: error 0.012", "mc-dropout: error 0.200"]
+    np.testing.assert_array_equal(curves["calibrated"], [[0, 0], [1, 1]])
+    expected = [[0.125, 0.1], [0.625, 0.6], [0.875, 0.9]]
+    np.testing.assert_array_equal(curves["btl: error 0.012"], expected)
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert named == list(curves)
+    drawn(figure)
+
+
+def test_the_sparsification_tells_references_from_encoders(lines, drawn):
+    fractions = np.array([0, 0.25, 0.5])
+    curves = {"random": np.full(3, 0.8), "btl": np.array([0.8, 0.85, 0.9])}
+    curves["oracle"] = np.array([0.8, 1, 1])
+    figure = figures.sparsification(fractions, curves, metric="R-precision")
+    (axes,) = figure.axes
+    assert axes.get_ylabel() == "R-precision"
+    found = lines(axes)
+    assert set(found) == set(curves)
+    for name, values in curves.items():
+        np.testing.assert_array_equal(found[name], np.c_[fractions, values])
+    styles = {line.get_label(): line.get_linestyle() for line in axes.get_lines()}
+    assert styles == {"btl": "-", "oracle": "--", "random": ":"}
+    only = figures.sparsification(fractions, {"btl": curves["btl"]})
+    assert set(lines(only.axes[0])) == {"btl"}
+    drawn(figure)
+
+
+def bars(polygon):
+    """The left edges and heights of a histogram that is drawn as one outline."""
+    corners = polygon.get_xy()
+    return corners[:, 0], corners[:, 1]
+
+
+def test_uncertainty_in_and_out_of_distribution_is_told_apart_by_the_mann_whitney_statistic(drawn):
+    rng = np.random.default_rng(3)
+    inside, outside = rng.normal(0, 1, 60).round(1), rng.normal(1, 1, 40).round(1)  # with ties
+    pairs = [(high > low) + (high == low) / 2 for high in outside for low in inside]
+    figure = figures.in_and_out(inside, outside, ("clean", "occluded"))
+    left, right = figure.axes
+    assert right.get_title("left") == f"AUROC {sum(pairs) / len(pairs):.3f}"
+    assert "clean" in right.get_xlabel()
+    assert "occluded" in right.get_ylabel()
+    _, curve = right.get_lines()
+    for threshold in (-0.5, 0.25, 1.15):
+        point = [(inside > threshold).mean(), (outside > threshold).mean()]
+        between = np.interp(point[0], *curve.get_data())
+        assert between == pytest.approx(point[1], abs=0.03)
+    assert left.get_xscale() == "linear"
+    assert [text.get_text() for text in left.get_legend().get_texts()] == ["clean", "occluded"]
+    drawn(figure)
+
+
+def test_both_histograms_have_the_same_bins_and_heights_that_are_shares():
+    inside, outside = np.array([0.0, 0.0, 0.0, 3.0]), np.array([3.0, 1.5])
+    left, _ = figures.in_and_out(inside, outside).axes
+    first, second = left.patches
+    edges = np.linspace(0, 3, 31)
+    for polygon, values in ((first, inside), (second, outside)):
+        x, y = bars(polygon)
+        np.testing.assert_allclose(np.unique(x.round(9)), edges, atol=1e-9)
+        assert y.max() == pytest.approx(max(np.unique(values, return_counts=True)[1]) / len(values))
+    assert first.get_fill() != second.get_fill(), "they differ in greyscale too"
+
+
+@pytest.mark.parametrize(
+    ("lowest", "scale"), [(0.001, "log"), (0.5, "linear"), (0.0, "linear"), (-1.0, "linear")]
+)
+def test_the_scale_is_logarithmic_only_where_it_can_be_and_helps(lowest, scale, drawn):
+    figure = figures.in_and_out(np.array([lowest, 0.6, 0.7]), np.array([0.8, 1.0]))
+    left, right = figure.axes
+    assert left.get_xscale() == scale
+    assert right.get_title("left") == "AUROC 1.000"
+    drawn(figure)
+
+
+def test_uncertainties_that_are_all_alike_tell_nothing(drawn):
+    figure = figures.in_and_out(np.full(5, 0.1), np.full(3, 0.1))
+    assert figure.axes[1].get_title("left") == "AUROC 0.500"
+    drawn(figure)
