@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BENCHMARKS := $(filter-out benchmarks/common.py,$(wildcard benchmarks/*.py))
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint bench papers clean
 
 setup: $(VENV)/ready
 
@@ -31,6 +31,9 @@ lint: setup
 
 bench: setup
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+papers: setup
+	@for script in benchmarks/papers/*_mnist.py; do $(BIN)/python $$script || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -65,6 +65,7 @@ def _of_uncertainty(evaluation: Evaluation, test: Judged, images: ImageSet) -> d
         "calibration": figures.calibration_curves(
             {name: (curve.confidence, curve.accuracy) for name, curve in width.items()},
             {name: curve.error for name, curve in width.items()},
+            "average precision",
         ),
         "sparsification": figures.sparsification(
             sparse.fractions,
@@ -85,7 +86,8 @@ def _of_uncertainty(evaluation: Evaluation, test: Judged, images: ImageSet) -> d
         )
     if quality.outside is not None:
         drawn["outside"] = figures.in_and_out(test.found.uncertainty, quality.outside)
-    if images.labels is not None and min(len(images) - 1, test.found.vectors.shape[1]) >= 2:
+    n, dim = test.found.vectors.shape
+    if images.labels is not None and n >= 4 and dim >= 2:
         points, rows = figures.project(test.found.vectors, limit=PROJECTED)
         drawn["projection"] = figures.projection(
             points, images.labels[rows], test.found.uncertainty[rows]

@@ -16,8 +16,8 @@ from calibration.evaluation import Evaluation, Queries, evaluate
 from calibration.progress import step
 from rcir import api, runs, storage, tracking
 from rcir.candidates import Judged
-from rcir.data import DataConfig, Splits, load_splits
-from rcir.errors import InvalidConfig, InvalidData
+from rcir.data import DataConfig, ImageSet, Splits, load_splits
+from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.retriever import Retriever
 
 PAGE, RESULTS = "report.html", "results.json"
@@ -94,20 +94,26 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
     """Measure a calibrated retriever on the test queries of its data set; write and track.
 
     Raises:
+        InvalidConfig: the retriever is not a folder, and no output is named; or `ood` is its own
+            data set.
         InvalidData: the retriever does not say which data set it was made of, or that set now
             gives another gallery.
         NoRetriever, CorruptRetriever, StaleCalibration: of the retriever.
     """
     started = time.monotonic()
     retriever = api.load(config.retriever)
+    if config.output is None and not Path(config.retriever).is_dir():
+        raise InvalidConfig(f"nothing can be written beside {config.retriever}: name an output")
     if "data" not in retriever.origin or not retriever.controllers:
         raise InvalidData(
             f"{config.retriever} was not made by `python -m calibration`: it does not say which "
             "data set its test queries are in"
         )
+    if retriever.calibrated_on != retriever.fingerprints():
+        raise StaleCalibration(f"{config.retriever} has changed since calibration: calibrate again")
     data = DataConfig(**retriever.origin["data"])
     splits = load_splits(data)
-    if list(splits.gallery.ids) != retriever.ids.tolist():
+    if not _is_of(retriever, splits.gallery):
         raise InvalidData(
             f"{data.name} gives another gallery than the one in {config.retriever}: restore the "
             "data set's files as they were, or calibrate again"
@@ -124,6 +130,16 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
     tracked = tracking.find_run(retriever.origin.get("run", ""))
     page = _publish(output, retriever, evaluation, queries.test, splits, tracked, started)
     return Calibrated(retriever, Path(config.retriever), page, evaluation, queries.test, splits)
+
+
+def _is_of(retriever: Retriever, gallery: ImageSet) -> bool:
+    """Whether a retriever's gallery has these names, and matches the same queries."""
+    known = {} if retriever.relevance is None else retriever.relevance.arrays()
+    given = gallery.relevance.arrays()
+    return retriever.ids.tolist() == list(gallery.ids) and (
+        known.keys() == given.keys()
+        and all(np.array_equal(values, given[name]) for name, values in known.items())
+    )
 
 
 def _judge(retriever: Retriever, splits: Splits, group: str | None) -> Queries:
@@ -160,10 +176,11 @@ def _publish(
     """Write report and numbers, and track them with every figure; return the page."""
     with step("report"):
         figures = drawing.draw(retriever, evaluation, test, splits.test, splits.gallery)
-        page = output / PAGE
-        page.write_text(report.render(evaluation, figures), encoding="utf-8")
-    results = output / RESULTS
+        text = report.render(evaluation, figures)
+    page, results = output / PAGE, output / RESULTS
+    # Results first: they are what says that a page is ours.
     write_results(results, evaluation, time.monotonic() - started)
+    page.write_text(text, encoding="utf-8")
     if tracked is not None:
         tracked.log_metrics(evaluation.metrics())
         for name, figure in figures.items():

@@ -36,11 +36,14 @@ from rcir.metrics import (
     sparsification,
     verification_ap,
 )
+from rcir.metrics.bins import equal_count_bins
+from rcir.metrics.correlation import PERCENTILES
 from rcir.retriever import Retriever
 
 KS = (1, 5, 10)
 NEIGHBOURS = 5
 PAIRS = 10_000
+BINS = 20  # of Kendall's correlations
 FULL_QUERIES, FULL_GALLERY = 1000, 20_000  # of whole rankings of the gallery
 
 
@@ -105,14 +108,16 @@ def assess(
         "ausc_oracle": sparse.oracle,
         "ausc_random": sparse.random,
         "ausc_query_only": sparsification(uncertainty, hit[:, 0]).ausc,
-        "pearson_average_precision": pearson(uncertainty, deepest),
-        "pearson_percentiles": pearson_over_percentiles(uncertainty, deepest),
     }
+    if len(matched) >= 2:
+        numbers["pearson_average_precision"] = pearson(uncertainty, deepest)
+    if len(matched) >= PERCENTILES:
+        numbers["pearson_percentiles"] = pearson_over_percentiles(uncertainty, deepest)
     occluded = images.attributes.get("occluded")
     if occluded is not None:
         numbers["auroc_occlusion"] = _auroc(occluded.astype(bool), test.found.uncertainty)
     if isinstance(images.relevance, SameLabel) and retriever.labels is not None:
-        numbers |= _of_labels(retriever, test, images.relevance.labels, rng)
+        numbers |= _of_labels(retriever, test, matched, images.relevance.labels, rng)
     cleaning = None
     if len(retriever.index) <= FULL_GALLERY:
         whole, cleaning = _whole_rankings(retriever, test, images, matched[:FULL_QUERIES], rng)
@@ -155,17 +160,22 @@ def _curves(
 
 
 def _of_labels(
-    retriever: Retriever, test: Judged, labels: NDArray[np.int64], rng: np.random.Generator
+    retriever: Retriever,
+    test: Judged,
+    matched: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    rng: np.random.Generator,
 ) -> dict[str, float]:
     """What takes one label per image: votes of neighbours, and telling pairs of queries apart."""
     assert retriever.labels is not None
     numbers = {}
     uncertainty = test.found.uncertainty
     if retriever.depth >= NEIGHBOURS:
-        right = knn_accuracy(retriever.labels[test.found.positions], labels, NEIGHBOURS)
+        found = retriever.labels[test.found.positions[matched]]
+        right = knn_accuracy(found, labels[matched], NEIGHBOURS)
         numbers["knn_accuracy"] = float(right.mean())
-        if len(right) >= 20:
-            numbers["kendall_knn"] = kendall_over_bins(uncertainty, right)
+        if len(right) >= BINS:
+            numbers["kendall_knn"] = kendall_over_bins(uncertainty[matched], right, BINS)
     _, counts = np.unique(labels, return_counts=True)
     if len(counts) > 1 and counts.max() > 1:
         left, other = sample_pairs(labels, PAIRS, rng).T
@@ -174,7 +184,9 @@ def _of_labels(
         score = -np.linalg.norm(vectors[left] - vectors[other], axis=1)
         numbers["verification_ap"] = verification_ap(score, match)
         pair = (uncertainty[left] + uncertainty[other]) / 2
-        numbers["kendall_verification"] = kendall_of_pairs(pair, score, match)
+        # Few items may make few pairs, and these too few levels of uncertainty.
+        if np.bincount(equal_count_bins(pair, BINS)[match], minlength=BINS).all():
+            numbers["kendall_verification"] = kendall_of_pairs(pair, score, match, BINS)
     return numbers
 
 

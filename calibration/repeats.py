@@ -168,7 +168,7 @@ class _Rule:
         """Of the sorted scores of calibration queries; None if nothing is certified."""
         n = len(scores)
         if self.bound is None:
-            allowed = math.floor(alpha * n)
+            allowed = math.floor(alpha * n + 1e-9)  # 0.29 * 100 < 29
         else:
             allowed = allowed_misses(n, alpha, delta, self.bound)
         kappa = float(scores[n - 1 - allowed]) if allowed >= 0 else math.inf

@@ -38,7 +38,7 @@ PUBLISHED = {
     (3, "clean"): (".996 .942 - -", ".996 .953 .68 .72", ".996 .939 .48 .47"),
     (3, "corrupt"): (".913 .874 - -", ".926 .909 .86 .55", ".932 .885 .87 .52"),
 }
-POINT = MiningConfig("random", "semi-hard", count=64, pool=64, margin=0.2, scope="batch")
+POINT = MiningConfig("random", "semi-hard", count=64, pool=64, margin=0.05, scope="batch")
 BAYESIAN = MiningConfig("nearest", "violating", count=64, pool=64, scope="batch")
 METHODS = {"deterministic": "point", "btl": "BTL"}
 
@@ -51,13 +51,16 @@ def configuration(method: str, dim: int, seed: int, runs: Path) -> TrainingConfi
         storage=str(runs),
         seed=seed,
         epochs=4,
-        batch=256,
+        batch=128,
         precision="bfloat16",
-        data=DataConfig("n-digit-mnist", options=parts | {"unseen": False, "total_train": 50_000}),
+        data=DataConfig(
+            "n-digit-mnist",
+            options=parts | {"unseen": False, "total_train": 40_000, "train_corrupt": 0.0},
+        ),
         preprocessing=Preprocessing((28, 56), 1),
         augmentation=Augmentation(occlusion=0.2),
         encoder=EncoderConfig(method, dim=dim + 1),
-        loss=LossConfig(kl_scale=1e-4) if method == "btl" else LossConfig(margin=0.2),
+        loss=LossConfig(kl_scale=1e-4) if method == "btl" else LossConfig(margin=0.05),
         mining=BAYESIAN if method == "btl" else POINT,
     )
 

@@ -4,10 +4,7 @@ from rcir.figures.axes import AMBER, BLUE, DARK, GREEN, GREY, PURPLE, RED
 from rcir.figures.pictures import QuerySet, project, projection, query_sets
 from rcir.figures.risk import (
     delta_sweep,
-    risk_curve,
     risk_spread,
-    size_curve,
-    size_distribution,
     size_distributions,
     size_spread,
 )
@@ -34,10 +31,7 @@ __all__ = [
     "projection",
     "query_sets",
     "reliability_diagram",
-    "risk_curve",
     "risk_spread",
-    "size_curve",
-    "size_distribution",
     "size_distributions",
     "size_spread",
     "sparsification",

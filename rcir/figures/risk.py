@@ -27,24 +27,6 @@ from rcir.figures.axes import (
 BAND = (0.05, 0.5, 0.95)
 
 
-def risk_curve(alpha: Floats, risk: Mapping[str, Floats], n_test: int) -> Figure:
-    """Risk measured on test queries against alpha; the guarantee keeps it below the diagonal.
-
-    Args:
-        alpha: (m,) levels.
-        risk: for each named way of choosing sizes, (m,) measured risks, NaN where not certified.
-        n_test: number of test queries; the band shows two standard errors of a risk equal to alpha.
-    """
-    figure, axes = one_panel("alpha", "measured risk", "Risk on held-out queries")
-    error = 2 * np.sqrt(alpha * (1 - alpha) / n_test)
-    axes.fill_between(alpha, alpha, alpha + error, color=GREY, alpha=0.25, label="test noise")
-    axes.plot(alpha, alpha, color=GREY, linestyle="--", label="risk = alpha")
-    draw_curves(axes, alpha, risk)
-    axes.set(xlim=(0, None), ylim=(0, None))
-    axes.legend(frameon=False)
-    return figure
-
-
 def risk_spread(alpha: Floats, risk: Floats, delta: float) -> Figure:
     """Risk over random splits into calibration and test queries, against alpha.
 
@@ -69,16 +51,6 @@ def risk_spread(alpha: Floats, risk: Floats, delta: float) -> Figure:
     axes.plot(alpha, alpha, color=GREY, linestyle="--", label="risk = alpha")
     _draw_risk(axes, alpha, risk, delta, f"{1 - delta:g} quantile (1 - delta)")
     axes.set(xlim=(0, None), ylim=(0, None))
-    axes.legend(frameon=False)
-    return figure
-
-
-def size_curve(alpha: Floats, size: Mapping[str, Floats]) -> Figure:
-    """Mean set size against alpha, for each named way of choosing sizes; NaN for none."""
-    figure, axes = one_panel("alpha", "mean set size", "What the guarantee costs")
-    draw_curves(axes, alpha, size)
-    log_scale(axes, "y")
-    axes.set_xlim(0, None)
     axes.legend(frameon=False)
     return figure
 
@@ -130,23 +102,9 @@ def delta_sweep(delta: Floats, risk: Floats, size: Floats, alpha: float) -> Figu
     _draw_band(right, delta, size)
     if delta.max() > 10 * delta.min():
         for axes in (left, right):
+            axes.set_xlim(delta.min() / 1.3, delta.max() * 1.3)  # also where nothing is drawn
             log_scale(axes, "x")
     right.legend(frameon=False)
-    return figure
-
-
-def size_distribution(sizes: NDArray[np.integer[Any]], alpha: float, delta: float) -> Figure:
-    """How many queries get a set of which size."""
-    title = f"Set sizes at alpha = {alpha:g}, delta = {delta:g}"
-    figure, axes = one_panel("set size", "share of queries", title)
-    width = -(-int(sizes.max()) // 40)  # at most 40 bars, of equally many sizes each
-    edges = np.arange(0.5, sizes.max() + width, width)
-    axes.hist(
-        sizes, edges.tolist(), weights=np.full(len(sizes), 1 / len(sizes)), color=BLUE, rwidth=0.9
-    )
-    mean = float(sizes.mean())
-    axes.axvline(mean, color=RED, label=f"mean {mean:.2f}")
-    axes.legend(frameon=False)
     return figure
 
 

@@ -42,25 +42,28 @@ def reliability_diagram(diagram: Reliability) -> Figure:
 
 
 def calibration_curves(
-    curves: Mapping[str, tuple[Floats, Floats]], errors: Mapping[str, float]
+    curves: Mapping[str, tuple[Floats, Floats]],
+    errors: Mapping[str, float],
+    metric: str = "recall at 1",
 ) -> Figure:
-    """Recall at 1 against confidence for several encoders; on the diagonal they are calibrated.
+    """A metric against confidence for several encoders; on the diagonal they are calibrated.
 
     Args:
-        curves: for each name, (bins,) confidences and (bins,) recalls, NaN in an empty bin, such
-            as those of `rcir.metrics.reliability`.
+        curves: for each name, (bins,) confidences and (bins,) values of the metric, NaN in an
+            empty bin, such as those of `rcir.metrics.reliability`.
         errors: for each name, its calibration error, for the legend.
+        metric: what the values are.
 
     Example:
         >>> curves = {"btl": (np.array([0.25, 0.75]), np.array([0.3, 0.7]))}
         >>> calibration_curves(curves, {"btl": 0.05}).savefig("calibration.png")
     """
-    figure, axes = one_panel(CONFIDENCE, "recall at 1", "Calibration")
+    figure, axes = one_panel(CONFIDENCE, metric, "Calibration")
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", label="calibrated")
-    for (name, (confidence, recall)), style in styled(curves.items()):
-        known = ~np.isnan(recall)  # the line goes on over an empty bin
+    for (name, (confidence, values)), style in styled(curves.items()):
+        known = ~np.isnan(values)  # the line goes on over an empty bin
         label = f"{name}: error {errors[name]:.3f}"
-        axes.plot(confidence[known], recall[known], label=label, **style)
+        axes.plot(confidence[known], values[known], label=label, **style)
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     legend_below(figure, 2)
     return figure

@@ -8,74 +8,6 @@ from rcir import figures
 ALPHA = np.array([0.1, 0.2, 0.4])
 
 
-def test_the_risk_curve_has_the_risks_the_diagonal_and_the_noise_of_the_test(
-    lines, drawn, heights_at
-):
-    risk = np.array([0.08, np.nan, 0.35])
-    figure = figures.risk_curve(ALPHA, {"ours": risk, "theirs": risk / 2}, n_test=100)
-    curves = lines(figure.axes[0])
-    np.testing.assert_array_equal(curves["ours"], np.c_[ALPHA, risk])
-    np.testing.assert_array_equal(curves["theirs"], np.c_[ALPHA, risk / 2])
-    np.testing.assert_array_equal(curves["risk = alpha"], np.c_[ALPHA, ALPHA])
-    (band,) = figure.axes[0].collections
-    low, high = heights_at(band, 0.1)
-    assert low == pytest.approx(0.1)
-    assert high == pytest.approx(0.1 + 2 * np.sqrt(0.1 * 0.9 / 100))
-    drawn(figure)
-
-
-def test_the_size_curve_has_the_sizes(lines, drawn):
-    sizes = {"ours": np.array([9.5, 4, 1]), "constant": np.array([20.0, 7, 2])}
-    figure = figures.size_curve(ALPHA, sizes)
-    for name, values in sizes.items():
-        np.testing.assert_array_equal(lines(figure.axes[0])[name], np.c_[ALPHA, values])
-    drawn(figure)
-
-
-@pytest.mark.parametrize("curve", [figures.risk_curve, figures.size_curve])
-def test_curves_of_which_nothing_is_certified_are_drawn_empty(curve, lines, drawn):
-    nothing = {"ours": np.full(3, np.nan)}
-    figure = curve(ALPHA, nothing, 50) if curve is figures.risk_curve else curve(ALPHA, nothing)
-    assert np.isnan(lines(figure.axes[0])["ours"][:, 1]).all()
-    drawn(figure)
-
-
-def test_the_size_distribution_has_one_bar_a_size():
-    sizes = np.array([1, 1, 1, 2, 5])
-    figure = figures.size_distribution(sizes, alpha=0.1, delta=0.05)
-    bars = figure.axes[0].patches
-    centres = [bar.get_x() + bar.get_width() / 2 for bar in bars]
-    np.testing.assert_allclose(centres, [1, 2, 3, 4, 5])
-    np.testing.assert_allclose([bar.get_height() for bar in bars], [0.6, 0.2, 0, 0, 0.2])
-    (mean,) = figure.axes[0].get_lines()
-    assert mean.get_xdata()[0] == 2
-    assert "alpha = 0.1, delta = 0.05" in figure.axes[0].get_title("left")
-
-
-def test_many_sizes_share_bars_evenly():
-    """Each bar of a uniform distribution has the same height: none holds one size more."""
-    sizes = np.arange(1, 151)
-    bars = figures.size_distribution(sizes, 0.1, 0.1).axes[0].patches
-    heights = np.array([bar.get_height() for bar in bars])
-    assert len(bars) <= 40
-    assert heights.sum() == pytest.approx(1)
-    np.testing.assert_allclose(heights[:-1], heights[0])
-
-
-def test_no_curve_is_left_out(lines):
-    curves = {f"curve {number}": ALPHA + number for number in range(6)}
-    assert set(curves) < set(lines(figures.risk_curve(ALPHA, curves, 50).axes[0]))
-    assert set(curves) == set(lines(figures.size_curve(ALPHA, curves).axes[0]))
-
-
-@pytest.mark.parametrize("size", [1, 7])
-def test_a_single_size_is_a_single_bar(size, drawn):
-    figure = figures.size_distribution(np.full(30, size), 0.1, 0.1)
-    heights = [bar.get_height() for bar in figure.axes[0].patches]
-    assert [height for height in heights if height] == [pytest.approx(1)]
-    drawn(figure)
-
-
 def splits(rng=1, n=40):
     """Risks of random splits: rows are splits."""
     return np.random.default_rng(rng).uniform(0, 2 * ALPHA, (n, 3))
@@ -146,10 +78,12 @@ def test_spreads_of_which_nothing_is_certified_are_drawn_empty(lines, drawn):
     nothing = np.full((4, 3), np.nan)
     risk = figures.risk_spread(ALPHA, nothing, 0.1)
     size = figures.size_spread(ALPHA, {"auto": nothing})
+    sweep = figures.delta_sweep(np.array([0.001, 0.1, 0.5]), nothing, nothing, alpha=0.1)
     assert np.isnan(lines(risk.axes[0])["median"][:, 1]).all()
     assert np.isnan(lines(size.axes[0])["auto"][:, 1]).all()
-    drawn(risk)
-    drawn(size)
+    assert np.isnan(lines(sweep.axes[1])["median"][:, 1]).all()
+    for figure in (risk, size, sweep):
+        drawn(figure)
 
 
 def test_the_sweep_over_delta_has_the_quantile_of_each_delta(lines, drawn, heights_at):

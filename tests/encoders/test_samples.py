@@ -1,0 +1,53 @@
+"""Draws of an embedding."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from rcir.encoders import EncoderConfig, build_encoder
+
+
+def encoder(method):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        config = EncoderConfig(method, dim=8, passes=40, members=3)
+        return build_encoder(config, 1, (8, 16)).eval()
+
+
+@pytest.fixture
+def images():
+    return torch.rand(5, 1, 8, 16, generator=torch.Generator().manual_seed(2))
+
+
+def test_an_encoder_that_is_certain_has_none(images):
+    assert encoder("deterministic").samples(images) is None
+
+
+def test_passes_of_mc_dropout_make_its_embedding(images):
+    built = encoder("mc-dropout")
+    with torch.inference_mode():
+        drawn = built.samples(images)
+    embedding = built.embed(images)
+    assert drawn.shape == (40, 5, 8)
+    torch.testing.assert_close(F.normalize(drawn.mean(0)), embedding.mean)
+    torch.testing.assert_close(drawn.var(0).mean(1), embedding.uncertainty)
+
+
+def test_members_of_an_ensemble_are_what_each_embeds(images):
+    built = encoder("deep-ensemble")
+    with torch.inference_mode():
+        drawn = built.samples(images)
+    for member, vectors in zip(built.members, drawn, strict=True):
+        torch.testing.assert_close(member.embed(images).mean, vectors)
+
+
+def test_gaussians_are_drawn_with_their_mean_and_variance(images):
+    built = encoder("btl")
+    many = images[:1].repeat(500, 1, 1, 1)
+    drawn = built.samples(many).double().flatten(0, 1)
+    embedding = built.embed(images[:1])
+    deviation = embedding.variance.item() ** 0.5
+    error = deviation / len(drawn) ** 0.5
+    torch.testing.assert_close(drawn.mean(0), embedding.mean[0].double(), rtol=0, atol=5 * error)
+    assert drawn.std(0).mean().item() == pytest.approx(deviation, rel=0.02)
+    torch.testing.assert_close(built.samples(images), built.samples(images))
