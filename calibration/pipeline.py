@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from calibration.evaluation import Evaluation, Queries, evaluate
 from calibration.progress import step
 from rcir import api, runs, storage, tracking
 from rcir.candidates import Judged
-from rcir.data import DataConfig, ImageSet, Splits, load_splits
+from rcir.data import DataConfig, ImageSet, Splits, data_root, load_splits
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.retriever import Retriever
 
@@ -60,7 +60,8 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     splits = load_splits(run.data)
     with step(f"gallery: {len(splits.gallery):,} images"):
         retriever = Retriever.build(run.encoder(), run.preprocessing, splits.gallery, config.depth)
-    retriever.origin = {"data": asdict(run.data), "run": run.mlflow_run, "group": config.group}
+    data = replace(run.data, root=str(data_root(run.data)) if run.data.root else None)
+    retriever.origin = {"data": asdict(data), "run": run.mlflow_run, "group": config.group}
     queries = _judge(retriever, splits, config.group)
     outside = _outside(retriever, run.data, config.ood)
     with step("calibration"):

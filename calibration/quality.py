@@ -12,6 +12,8 @@ from sklearn.metrics import roc_auc_score
 from rcir.candidates import Judged
 from rcir.data import ImageSet
 from rcir.data.relevance import SameLabel
+from rcir.encoders.batches import draw
+from rcir.index import nearest_others
 from rcir.metrics import (
     Cleaning,
     OutOfDistribution,
@@ -30,6 +32,7 @@ from rcir.metrics import (
     reliability,
     reliability_btl_percentile,
     reliability_btl_width,
+    reliability_lam,
     reliability_rcir,
     sample_pairs,
     score_rankings,
@@ -45,6 +48,7 @@ NEIGHBOURS = 5
 PAIRS = 10_000
 BINS = 20  # of Kendall's correlations
 FULL_QUERIES, FULL_GALLERY = 1000, 20_000  # of whole rankings of the gallery
+DRAWN = 1000  # queries whose embeddings are drawn several times
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,7 @@ def assess(
         numbers["auroc_occlusion"] = _auroc(occluded.astype(bool), test.found.uncertainty)
     if isinstance(images.relevance, SameLabel) and retriever.labels is not None:
         numbers |= _of_labels(retriever, test, matched, images.relevance.labels, rng)
+        numbers |= _of_draws(retriever, images.subset(np.arange(min(len(images), DRAWN))))
     cleaning = None
     if len(retriever.index) <= FULL_GALLERY:
         whole, cleaning = _whole_rankings(retriever, test, images, matched[:FULL_QUERIES], rng)
@@ -188,6 +193,16 @@ def _of_labels(
         if np.bincount(equal_count_bins(pair, BINS)[match], minlength=BINS).all():
             numbers["kendall_verification"] = kendall_of_pairs(pair, score, match, BINS)
     return numbers
+
+
+def _of_draws(retriever: Retriever, images: ImageSet) -> dict[str, float]:
+    """The calibration error of votes: how sure draws of the encoder are of the nearest label."""
+    drawn = draw(retriever.encoder, retriever.preprocessing, images.images)
+    if drawn is None or len(images) < 2:
+        return {}
+    labels = np.asarray(images.labels)
+    votes = np.stack([labels[nearest_others(one, 1)[1][:, 0]] for one in drawn])
+    return {"ece_lam_at_1": reliability_lam(votes, labels).error}
 
 
 def _whole_rankings(

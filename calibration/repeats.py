@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import norm
 
 from rcir.candidates import Judged
 from rcir.retriever import Retriever
@@ -47,6 +48,7 @@ class Repeats:
         deltas: (d,) further deltas, at `alpha`.
         alpha: the level of `by_delta`.
         by_delta: the retriever's own sizes at those deltas.
+        n_calibration, n_test: queries in the two parts of a division.
     """
 
     alphas: NDArray[np.float64]
@@ -55,6 +57,18 @@ class Repeats:
     deltas: NDArray[np.float64]
     alpha: float
     by_delta: Repeated
+    n_calibration: int
+    n_test: int
+
+    @property
+    def expected(self) -> float:
+        """The share of divisions whose measured risk is above alpha where the bound is exact.
+
+        More than delta: the risk is measured on test queries, whose noise is their own.
+        """
+        return float(
+            norm.sf(norm.isf(self.delta) / math.sqrt(1 + self.n_calibration / self.n_test))
+        )
 
     def summary(self, alphas: Sequence[float]) -> dict[str, dict[str, dict[str, float | None]]]:
         """For each rule and level: mean over divisions of risk, sizes, and how often risk > alpha.
@@ -130,6 +144,8 @@ def repeat(
         DELTAS,
         alpha,
         own.at([(alpha, level) for level in DELTAS.tolist()]),
+        n,
+        len(test.ranks),
     )
 
 

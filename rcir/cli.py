@@ -21,7 +21,8 @@ from rcir.data.verification import verify
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk import Risk
 
-console = Console(highlight=False)
+# Names of files may look like markup.
+console = Console(highlight=False, markup=False)
 
 
 def retrieve(options: Namespace) -> None:
@@ -65,7 +66,7 @@ def _list(options: Namespace, root: Path) -> None:
         there = not found.folder or (root / found.folder).exists()
         title = found.title if there and found.folder else f"{found.title}\n  {found.get}"
         table.add_row(name, images, "yes" if there else "no", title)
-    console.print(f"in {root}:")
+    console.print(f"in {root}:", soft_wrap=True)
     console.print(table)
 
 
@@ -75,7 +76,10 @@ def _check(options: Namespace, root: Path) -> None:
         name, equals, value = option.partition("=")
         if not equals:
             raise InvalidConfig(f"--option {option}: give NAME=VALUE")
-        given[name] = yaml.safe_load(value)
+        try:
+            given[name] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise InvalidConfig(f"--option {option}: {value!r} is not a value of YAML") from error
 
     def watched(faults: Iterator[str | None], total: int) -> Iterator[str | None]:
         return iter(track(faults, "pictures", total, console=console, transient=True))
@@ -84,7 +88,7 @@ def _check(options: Namespace, root: Path) -> None:
     parts = ", ".join(f"{part} {number:,}" for part, number in found.parts.items())
     console.print(f"{options.name}: {sum(found.parts.values()):,} images ({parts})")
     for note in found.notes:
-        console.print(f"left out: {note}")
+        console.print(f"note: {note}", soft_wrap=True)
     if found.alone:
         console.print(f"{found.alone} classes have one image only: it is searched, never asked")
     for fault in found.unreadable:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from rcir.data import ImageSet
 from rcir.encoders import Encoder
-from rcir.encoders.batches import embed
+from rcir.encoders.batches import draw, embed
 from rcir.index import nearest_others
 from rcir.metrics import (
     OutOfDistribution,
@@ -84,16 +84,11 @@ def outside(
 
 def closed_set_error(run: RunFolder, encoder: Encoder, images: ImageSet) -> float | None:
     """The ECE of Warburg et al. (2023): samples of the network vote with their nearest labels."""
-    samples = []
-    for start in range(0, len(images), 500):
-        with torch.inference_mode():
-            pixels = run.preprocessing(images.images[start : start + 500])
-            drawn = encoder.samples(pixels)
-        if drawn is None:
-            return None
-        samples.append(drawn)
+    drawn = draw(encoder, run.preprocessing, images.images)
+    if drawn is None:
+        return None
     labels = np.asarray(images.labels)
-    votes = [labels[nearest_others(sample, 1)[1][:, 0]] for sample in torch.cat(samples, dim=1)]
+    votes = [labels[nearest_others(one, 1)[1][:, 0]] for one in drawn]
     return reliability_lam(np.stack(votes), labels).error
 
 

@@ -270,7 +270,9 @@ def load_splits(config: DataConfig) -> Splits:
         options["download"] = True
     elif config.download and found.folder and not (data_root(config) / found.folder).exists():
         raise DataUnavailable(
-            f"{config.name} is not in {data_root(config)} and cannot be fetched: {found.get}"
+            f"{data_root(config) / found.folder} is not there, and {config.name} cannot be fetched "
+            f"({found.get}): put it there, and name the folder above it with data.root or the "
+            "environment variable RCIR_DATA"
         )
     try:
         return found.load(data_root(config), config.seed, **options)

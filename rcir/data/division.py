@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -81,17 +82,21 @@ def divide(
     )
 
 
-def _draw(rng: np.random.Generator, n: int, parts: dict[str, float]) -> list[NDArray[np.int64]]:
+def _draw(
+    rng: np.random.Generator, n: int, parts: dict[str, float], what: str = "images"
+) -> list[NDArray[np.int64]]:
     """Rows of each part, then those that remain, in random order."""
     numbers = [_number(name, share, n) for name, share in parts.items()]
     if sum(numbers) >= n:
         asked = " + ".join(f"{name} {share:g}" for name, share in parts.items())
-        raise InvalidData(f"{asked} must leave some of {n} images over: ask for less")
+        raise InvalidData(f"{asked} must leave some of {n} {what} over: ask for less")
     return np.split(rng.permutation(n), np.cumsum(numbers))
 
 
 def _number(name: str, share: float, n: int) -> int:
-    number = round(share * n) if share < 1 else int(share)
+    number = 0
+    if math.isfinite(share):
+        number = round(share * n) if share < 1 else int(share)
     if number < 1 or (share >= 1 and number != share):
         raise InvalidData(
             f"{name} is {share:g}, of {n}: give a share between 0 and 1 that is at least one, or a "
@@ -108,7 +113,7 @@ def _draw_classes(
         return _draw(rng, len(images), {"validation": share})
     classes, number = np.unique(images.relevance.labels, return_inverse=True)
     part = np.zeros(len(classes), bool)
-    part[_draw(rng, len(classes), {"validation": share})[0]] = True
+    part[_draw(rng, len(classes), {"validation": share}, "classes")[0]] = True
     return [np.flatnonzero(part[number]), np.flatnonzero(~part[number])]
 
 
@@ -119,14 +124,19 @@ def _draw_of_each_class(
     if not isinstance(images.relevance, SameLabel):
         return _draw(rng, len(images), {"gallery": share})
     n = len(images)
-    share = _number("gallery", share, n) / n
+    number = _number("gallery", share, n)
+    if number >= n:
+        raise InvalidData(f"gallery {share:g} must leave some of {n} images over: ask for less")
+    if share >= 1:
+        share = number / n
     order = rng.permutation(n)
     labels = images.relevance.labels[order]
-    _, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    by_label = np.argsort(number, kind="stable")
+    _, which, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    by_label = np.argsort(which, kind="stable")
     place = np.empty(n, np.int64)
     place[by_label] = np.arange(n) - np.repeat(np.cumsum(counts) - counts, counts)
-    held = place < np.ceil(share * counts)[number]
+    # 0.07 of 100 is 7, and a little more in floating point.
+    held = place < np.ceil(np.round(share * counts, 9))[which]
     return [order[held], order[~held]]
 
 

@@ -72,6 +72,12 @@ def read(
         raise InvalidConfig(
             f"data.options: digits {digits}, gap {gap!r}; 1 to 4 digits, gap 'number' or 'instance'"
         )
+    least = LEAST_PER_CLASS if gap == "number" else 1
+    if min(total_train, total_test) < least or draw < 0:
+        raise InvalidConfig(
+            f"data.options: total_train {total_train}, total_test {total_test}, draw {draw}; at "
+            f"least {least} images each, and draw at least 0"
+        )
     for name, p in (("corrupt", corrupt), ("train_corrupt", train_corrupt)):
         if not 0 <= p <= 1:
             raise InvalidConfig(f"data.options.{name} is {p}; it must be in [0, 1]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torchvision.transforms.v2 import functional as F
 
-from rcir.data.images import ImageLike, read_image
+from rcir.data.images import ImageLike, read_image, read_images, resize
 from rcir.errors import InvalidConfig, InvalidImage
 
 
@@ -60,15 +60,23 @@ class Preprocessing:
         return self.normalise(self.resized(images))
 
     def resized(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> Tensor:
-        """Images as uint8 (n, channels, *size): what augmentations work on."""
+        """Images as uint8 (n, channels, *size): what augmentations work on.
+
+        Paths are read and resized in threads. JPEG files of more than four times the size are
+        decoded at a reduced scale of at least twice the size: values differ by 0.4 of 255 on
+        average from those of a full decode.
+        """
         if self._is_batch(images):
-            return self._resize(np.asarray(images))
+            return resize(np.asarray(images), self.size)
         if len(images) == 0:
             raise InvalidImage("there are no images: give at least one")
+        if any(isinstance(image, str | os.PathLike) for image in images):
+            pixels = torch.from_numpy(read_images(images, self.channels, self.size))
+            return pixels[:, None] if self.channels == 1 else pixels.permute(0, 3, 1, 2)
         arrays = [read_image(image, self.channels) for image in images]
         if len({array.shape for array in arrays}) == 1:
-            return self._resize(np.stack(arrays))
-        return torch.cat([self._resize(array[None]) for array in arrays])
+            return resize(np.stack(arrays), self.size)
+        return torch.cat([resize(array[None], self.size) for array in arrays])
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 (n, channels, *size) as normalised float32."""
@@ -81,10 +89,3 @@ class Preprocessing:
         if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.size == 0:
             return False
         return images.ndim == 3 if self.channels == 1 else images.ndim == 4 and images.shape[3] == 3
-
-    def _resize(self, batch: NDArray[np.uint8]) -> Tensor:
-        images = torch.from_numpy(np.require(batch, requirements=["C", "W"]))
-        images = images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)
-        if tuple(images.shape[-2:]) == tuple(self.size):
-            return images.contiguous()
-        return F.resize(images, list(self.size), antialias=True)

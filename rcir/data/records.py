@@ -38,9 +38,8 @@ class ImageSet:
             if self.labels is None:
                 raise InvalidData("there are neither labels nor a relevance: give one of them")
             object.__setattr__(self, "relevance", SameLabel(self.labels))
-        lengths = {"ids": len(self.ids), "relevance": len(self.relevance)}
-        if self.labels is not None:
-            lengths["labels"] = len(self.labels)
+        lengths = {} if self.labels is None else {"labels": len(self.labels)}
+        lengths |= {"ids": len(self.ids), "relevance": len(self.relevance)}
         lengths |= {name: len(values) for name, values in self.attributes.items()}
         for name, length in lengths.items():
             if length != len(self.images):

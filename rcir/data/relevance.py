@@ -86,9 +86,9 @@ class SameLabel:
         return (gallery.labels[positions] == self.labels[:, None]) & (positions >= 0)
 
     def totals(self, gallery: SameLabel) -> NDArray[np.int64]:
-        values, counts = np.unique(gallery.labels, return_counts=True)
-        places = np.minimum(np.searchsorted(values, self.labels), len(values) - 1)
-        return np.where(values[places] == self.labels, counts[places], 0)
+        ordered = np.sort(gallery.labels)
+        first = np.searchsorted(ordered, self.labels)
+        return np.asarray(np.searchsorted(ordered, self.labels, "right") - first, np.int64)
 
     def among(self, rows: Rows) -> NDArray[np.bool_]:
         return np.asarray(self.labels[rows, None] == self.labels)
@@ -147,6 +147,11 @@ class SharedLabel:
         return np.asarray((self.labels[rows] @ self.labels.T).toarray(), np.bool_)
 
     def joined(self, others: SharedLabel) -> SharedLabel:
+        if others.labels.shape[1] != self.labels.shape[1]:
+            raise InvalidData(
+                f"images of {self.labels.shape[1]} labels cannot be joined with images of "
+                f"{others.labels.shape[1]}: give the same labels"
+            )
         return SharedLabel(vstack([self.labels, others.labels], format="csr"))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -203,9 +208,14 @@ class WithinRadius:
         return np.asarray(counts, np.int64)
 
     def among(self, rows: Rows) -> NDArray[np.bool_]:
-        return np.asarray(cdist(self.places[rows], self.places) <= self.radius)
+        return cdist(self.places[rows], self.places, "sqeuclidean") <= self.radius**2
 
     def joined(self, others: WithinRadius) -> WithinRadius:
+        if others.radius != self.radius or others.places.shape[1] != self.places.shape[1]:
+            raise InvalidData(
+                f"{self.places.shape[1]} coordinates and radius {self.radius} cannot be joined "
+                f"with {others.places.shape[1]} and {others.radius}: give the same"
+            )
         return WithinRadius(np.concatenate([self.places, others.places]), self.radius)
 
     def arrays(self) -> dict[str, NDArray[Any]]:

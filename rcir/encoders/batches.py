@@ -28,3 +28,18 @@ def embed(
         for batch in torch.split(pixels, BATCH):
             parts.append(encoder.embed(preprocessing.normalise(batch.to(device))))
     return Embedding.concatenate(parts)
+
+
+def draw(
+    encoder: Encoder, preprocessing: Preprocessing, images: Sequence[ImageLike] | NDArray[np.uint8]
+) -> torch.Tensor | None:
+    """Draws (t, n, d) of the embeddings of n images, see `Encoder.samples`; None if it has none."""
+    device = next(encoder.parameters()).device
+    parts = []
+    with torch.inference_mode():
+        for batch in torch.split(preprocessing.resized(images), BATCH):
+            drawn = encoder.samples(preprocessing.normalise(batch.to(device)))
+            if drawn is None:
+                return None
+            parts.append(drawn)
+    return torch.cat(parts, dim=1)

@@ -63,7 +63,7 @@ def log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = axis.get_view_interval()
     decades = np.log10(high / low)
-    subs = (1, 2, 3, 4, 6, 8) if decades < 1 else (1, 2, 5) if decades < 3 else (1,)
+    subs = (1, 2, 3, 4, 6, 8) if decades < 1 else (1, 2, 5) if decades < 2 else (1,)
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())

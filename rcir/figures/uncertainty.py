@@ -143,6 +143,8 @@ def in_and_out(
         )
     if logarithmic:
         log_scale(left, "x")
+    else:
+        left.locator_params(axis="x", nbins=4)  # small numbers are long ones
     left.legend(frameon=False)
 
     truth = np.repeat([False, True], [len(inside), len(outside)])

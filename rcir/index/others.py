@@ -31,6 +31,8 @@ def nearest_others(vectors: Tensor, k: int) -> tuple[NDArray[np.float32], NDArra
     n = len(vectors)
     if not 1 <= k < n:
         raise InvalidData(f"{k} other vectors of {n}: from 1 to {n - 1} can be found")
+    # The matrix product of `cdist` loses digits far from the origin; distances do not change.
+    vectors = vectors - vectors.mean(0)
     distances, positions = [], []
     for rows in torch.arange(n, device=vectors.device).split(max(1, BLOCK_ELEMENTS // n)):
         block = torch.cdist(vectors[rows], vectors)

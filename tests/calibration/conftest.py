@@ -1,4 +1,4 @@
-"""One calibration that several modules read."""
+"""Calibrations that several modules read, and one without figures."""
 
 import pytest
 
@@ -31,3 +31,9 @@ def chosen(trained, tracking_uri, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
         return calibrate(CalibrationConfig(str(trained.path), str(output), alphas=(0.2, 0.3)))
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Without figures, which take most of the time."""
+    monkeypatch.setattr("calibration.drawing.draw", lambda *_: {})

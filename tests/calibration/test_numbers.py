@@ -76,10 +76,12 @@ def test_recall_and_aurocs_are_those_of_the_test_split(outcome, searched, traine
     uncertainty, ranks = searched["test"]
     occluded = load_splits(trained.data).test.attributes["occluded"]
     evaluation = outcome.evaluation
-    assert evaluation.recall_at_1 == np.mean(ranks == 1)
-    assert evaluation.auroc_miss == pytest.approx(roc_auc_score(ranks > 1, uncertainty))
-    assert evaluation.auroc_occlusion == pytest.approx(roc_auc_score(occluded, uncertainty))
-    assert evaluation.unmatched == np.isinf(ranks).sum()
+    numbers = evaluation.quality.numbers
+    assert numbers["recall_at_1"] == np.mean(ranks == 1)
+    assert numbers["auroc_miss"] == pytest.approx(roc_auc_score(ranks > 1, uncertainty))
+    assert numbers["auroc_occlusion"] == pytest.approx(roc_auc_score(occluded, uncertainty))
+    assert evaluation.beyond_depth == np.isinf(ranks).sum()
+    assert evaluation.quality.unmatched == 0
     assert (evaluation.n_calibration, evaluation.n_test) == (300, 300)
 
 
@@ -89,11 +91,11 @@ def test_reliability_is_scaled_by_the_adapter_split(outcome, searched):
     sure = 1 - np.clip((uncertainty - adapter.min()) / np.ptp(adapter), 0, 1)
     bins = np.minimum((sure * 10).astype(int), 9)
     np.testing.assert_array_equal(
-        outcome.evaluation.reliability.count, np.bincount(bins, minlength=10)
+        outcome.evaluation.quality.reliability.count, np.bincount(bins, minlength=10)
     )
     for number in np.unique(bins):
         expected = np.mean(ranks[bins == number] == 1)
-        assert outcome.evaluation.reliability.accuracy[number] == pytest.approx(expected)
+        assert outcome.evaluation.quality.reliability.accuracy[number] == pytest.approx(expected)
 
 
 def test_the_retriever_on_disk_returns_the_measured_sets(outcome, trained):
@@ -210,13 +212,18 @@ def test_results_json_has_these_keys_and_the_same_numbers(outcome):
     assert results.pop("seconds") > 0
     rows = results.pop("rows")
     others = results.pop("others")
-    names = ("recall_at_1", "n_calibration", "n_test", "auroc_miss", "auroc_occlusion")
+    assert results.pop("repeats") == evaluation.repeats.summary((0.001, 0.2, 0.3))
     assert results == {
         "adapter_comparison": {},
         "dataset": "digits",
         "encoder": "btl",
-        **{name: getattr(evaluation, name) for name in names},
+        "n_calibration": 300,
+        "n_test": 300,
+        "beyond_depth": evaluation.beyond_depth,
+        "unmatched": 0,
+        "quality": evaluation.quality.numbers,
     }
+    assert results["quality"]["recall_at_1"] == np.mean(outcome.test.ranks == 1)
     keys = ("statement", "alpha", "delta", "adapter", "bound", "kappa", "test_risk", "mean_size")
     keys = (*keys, "constant_size", "answered")
     assert others == [{key: getattr(row, key) for key in keys} for row in evaluation.others]

@@ -1,6 +1,7 @@
 """The report: one page that works without a network."""
 
 import base64
+import io
 import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from calibration import print_table
+from calibration.drawing import draw
 from calibration.table import console
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -59,9 +61,21 @@ def page(text):
 
 
 def svg(source):
+    """The drawing of a picture, with what it says in comments: letters are paths."""
     prefix, _, encoded = source.partition(",")
     assert prefix == "data:image/svg+xml;base64"
-    return ElementTree.fromstring(base64.b64decode(encoded, validate=True))
+    return parsed(base64.b64decode(encoded, validate=True))
+
+
+def parsed(text):
+    builder = ElementTree.TreeBuilder(insert_comments=True)
+    return ElementTree.fromstring(text, ElementTree.XMLParser(target=builder))
+
+
+def words(drawing):
+    return [
+        element.text.strip() for element in drawing.iter() if element.tag is ElementTree.Comment
+    ]
 
 
 def test_nothing_is_fetched_from_anywhere(text, page):
@@ -76,19 +90,47 @@ def test_nothing_is_fetched_from_anywhere(text, page):
                     assert value.startswith(("#", "data:"))
 
 
-def test_every_figure_is_in_it_and_is_a_drawing(page):
-    assert set(page.pictures) == {
-        "measured risk against alpha",
-        "mean set size against alpha",
-        "reliability diagram",
-        "distribution of set sizes",
-        "most certain queries with their sets",
-        "least certain queries with their sets",
-    }
+FIGURES = {
+    "risk": "risk over divisions against alpha",
+    "size": "mean set size over divisions against alpha",
+    "sizes": "distribution of set sizes",
+    "delta": "risk and size against delta",
+    "reliability": "reliability diagram",
+    "calibration": "calibration curves",
+    "sparsification": "sparsification curves",
+    "cleaning": "gallery cleaning",
+    "projection": "two-dimensional projection of the test queries",
+    "most_certain": "most certain queries with their sets",
+    "least_certain": "least certain queries with their sets",
+}
+
+
+@pytest.fixture(scope="module")
+def figures(outcome):
+    return draw(
+        outcome.retriever,
+        outcome.evaluation,
+        outcome.test,
+        outcome.splits.test,
+        outcome.splits.gallery,
+    )
+
+
+def test_every_figure_is_in_it_and_is_a_drawing(figures, page):
+    assert set(figures) == set(FIGURES)
+    assert list(page.pictures) == list(FIGURES.values()), "each once, in the order of the page"
     for source in page.pictures.values():
         drawing = svg(source)
         assert drawing.tag == f"{SVG}svg"
         assert len(list(drawing.iter(f"{SVG}path"))) > 5
+
+
+def test_no_figure_stands_in_the_place_of_another(figures, page):
+    for name, alt in FIGURES.items():
+        alone = io.BytesIO()
+        figures[name].savefig(alone, format="svg")
+        said = words(svg(page.pictures[alt]))
+        assert said == words(parsed(alone.getvalue())) != []
 
 
 def test_retrieved_pictures_are_in_the_sets(page):
@@ -109,7 +151,8 @@ def test_the_table_states_what_was_measured(outcome, page):
 
 
 def test_a_second_table_states_what_else_was_measured(outcome, page):
-    _, rows = page.tables  # minmax was asked for: nothing was compared
+    _, rows, *_ = page.tables
+    assert not any(cells[0][:1] == ["adapter"] for cells in page.tables)  # minmax was asked for
     assert rows[0][0] == "risk"
     assert rows[0][-1] == "answered"
     for cells, row in zip(rows[1:], outcome.evaluation.others, strict=True):
@@ -130,7 +173,7 @@ def test_a_second_table_states_what_else_was_measured(outcome, page):
 
 def test_a_third_table_states_what_the_adapter_was_chosen_by(chosen):
     page = Page(chosen.report.read_text(encoding="utf-8"))
-    _, _, rows = page.tables
+    _, _, rows, *_ = page.tables
     comparison = chosen.evaluation.comparison
     assert rows[0] == ["adapter", *(f"alpha {alpha:g}" for alpha in comparison["constant"])]
     assert len(rows[0]) == 3
@@ -140,6 +183,68 @@ def test_a_third_table_states_what_the_adapter_was_chosen_by(chosen):
         np.testing.assert_allclose([float(size) for size in sizes], expected, atol=5e-3)
     adapter = chosen.evaluation.rows[0].adapter
     assert f"; {adapter} was chosen before" in " ".join(chosen.report.read_text().split())
+
+
+def test_a_table_summarises_the_divisions(outcome, page, text):
+    _, _, rows, _, _ = page.tables
+    summary = outcome.evaluation.repeats.summary((0.001, 0.2, 0.3))
+    expected = [(name, *item) for name, levels in summary.items() for item in levels.items()]
+    assert rows[0][:5] == ["sizes", "alpha", "certified", "risk", "risk above alpha"]
+    assert len(expected) == 12
+    for cells, (name, alpha, row) in zip(rows[1:], expected, strict=True):
+        assert cells[:3] == [name, alpha, f"{100 * row['certified']:.0f}%"]
+        if row["risk"] is None:
+            assert cells[3:] == [""] * 5
+            continue
+        assert float(cells[3]) == pytest.approx(row["risk"], abs=5e-5)
+        assert cells[4] == f"{100 * row['violations']:.0f}%"
+        sizes = [float(cell) for cell in cells[5:]]
+        assert sizes == pytest.approx([row["mean"], row["median"], row["high"]], abs=0.051)
+    assert "divided anew 20 times" in " ".join(text.split())
+
+
+def test_a_table_has_every_number_once(outcome, page):
+    """Expected calibration errors have a table of their own."""
+    *_, rows, errors = page.tables
+    numbers = dict(outcome.evaluation.quality.numbers)
+    shown = {title: float(value) for title, value in rows}
+    assert len(shown) == sum(not name.startswith("ece_") for name in numbers)
+    for title, name in {
+        "R@5": "recall_at_5",
+        "mAP@10": "map_at_10",
+        "MAP@R": "map_at_r",
+        "AUSC of an oracle": "ausc_oracle",
+        "AUROC of an occluded query": "auroc_occlusion",
+        "average precision of telling pairs": "verification_ap",
+        "mean average precision, whole ranking (micro)": "map",
+    }.items():
+        assert shown[title] == pytest.approx(numbers[name], abs=5e-4)
+    assert sorted(shown.values()) == pytest.approx(
+        sorted(value for name, value in numbers.items() if not name.startswith("ece_")), abs=5e-4
+    )
+    assert errors[0] == ["bins and confidence", "@1", "@5", "@10"]
+    (*of_ks, votes) = errors[1:]
+    assert votes[0] == "lam"
+    assert float(votes[1]) == pytest.approx(numbers["ece_lam_at_1"], abs=5e-4)
+    flavours = ("btl_width", "btl_percentile", "rcir")
+    assert [cells[0] for cells in of_ks] == ["btl, width", "btl, percentile", "rcir"]
+    for cells, flavour in zip(of_ks, flavours, strict=True):
+        expected = [numbers[f"ece_{flavour}_at_{k}"] for k in (1, 5, 10)]
+        assert [float(cell) for cell in cells[1:]] == pytest.approx(expected, abs=5e-4)
+
+
+def test_the_sections_stand_in_this_order(text, chosen):
+    sections = [
+        "Other statements",
+        "Risk and size",
+        "Retrieval and uncertainty",
+        "The most certain queries",
+        "The least certain queries",
+    ]
+    assert re.findall("<h2>(.*?)</h2>", text) == sections
+    compared = re.findall("<h2>(.*?)</h2>", chosen.report.read_text(encoding="utf-8"))
+    assert compared == [sections[0], "Choice of the size adapter", *sections[1:]]
+    assert "Every test query has a match in the gallery." in text
 
 
 def test_the_page_says_how_much_data_stand_behind_it(text):

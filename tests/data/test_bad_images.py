@@ -4,9 +4,9 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
-from rcir.data import read_image
+from rcir.data import Preprocessing, images, read_image
 from rcir.errors import InvalidImage
 
 
@@ -78,6 +78,55 @@ def test_a_small_file_that_declares_a_huge_image_is_refused_before_decoding(tmp_
     assert path.stat().st_size < 200
     message = refusal(path)
     assert "too large" in message or "at most 100,000,000 pixels" in message
+
+
+@pytest.mark.parametrize("size", [(65_500, 65_500), (12_000, 10_000)])
+def test_a_jpeg_that_declares_a_huge_image_is_refused_before_decoding(tmp_path, size, monkeypatch):
+    content = bytearray(encoded("JPEG"))
+    start = content.index(b"\xff\xc0") + 5  # of the height in the frame's header
+    content[start : start + 4] = struct.pack(">HH", *size[::-1])
+    path = tmp_path / "bomb.jpg"
+    path.write_bytes(content)
+
+    def decode(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(images, "decode_jpeg", decode)
+    monkeypatch.setattr(Image.Image, "load", decode)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", decode)
+    for wanted in (None, (8, 16)):
+        with pytest.raises(InvalidImage, match=r"too large|at most 100,000,000 pixels") as caught:
+            read_image(path, 3, wanted)
+        assert str(path) in str(caught.value)
+    with pytest.raises(InvalidImage, match=r"too large|at most 100,000,000 pixels"):
+        Preprocessing().resized([path] * 20)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.99])
+@pytest.mark.parametrize("size", [(400, 500), (3, 4)])
+def test_truncated_jpegs_are_refused_at_every_scale(tmp_path, share, size):
+    content = encoded("JPEG")
+    path = tmp_path / "cut.jpg"
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(InvalidImage, match="replace it"):
+        read_image(path, 3, size)
+
+
+def test_damaged_pixels_of_a_jpeg_are_judged_as_pillow_does(tmp_path):
+    content = encoded("JPEG")
+    rng = np.random.default_rng(0)
+    path = tmp_path / "damaged.jpg"
+    for _ in range(100):
+        damaged = bytearray(content)
+        for place in rng.integers(620, len(content), 5):
+            damaged[place] = rng.integers(0, 256)
+        path.write_bytes(damaged)
+        try:
+            expected = np.asarray(Image.open(path).convert("RGB"))
+        except OSError:
+            assert "replace it" in refusal(path)
+        else:
+            np.testing.assert_array_equal(read_image(path, 3), expected)
 
 
 def test_a_small_file_with_a_huge_comment_is_refused(tmp_path):

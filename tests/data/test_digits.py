@@ -132,7 +132,7 @@ def test_all_classes_are_everywhere_in_the_closed_set():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("mnist", {}, "choose one of digits, fashion-mnist"),
+        ("mnists", {}, "choose one of digits, mnist, fashion-mnist"),
         ("digits", {"sizes": 3}, r"data\.options of digits: .*sizes"),
         ("digits", {"occlusion": 1.5}, "occlusion is 1.5"),
         ("digits", {"train_occlusion": -0.1}, "train_occlusion is -0.1"),

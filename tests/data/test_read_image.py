@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rcir.data import read_image
+from rcir.data import images, read_image
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +80,10 @@ def test_a_palette_with_transparency_is_read_without_a_warning(colours, tmp_path
     np.testing.assert_array_equal(read_image(tmp_path / "a.png", 3), expected)
 
 
+@pytest.mark.parametrize("name", ["a.png", "a.jpg"])
+@pytest.mark.parametrize("size", [None, (10, 15), (6, 4), (2, 3)])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_rotation_is_applied(colours, tmp_path, orientation):
+def test_exif_rotation_is_applied(colours, tmp_path, orientation, size, name):
     turned = {
         1: lambda x: x,
         2: lambda x: x[:, ::-1],
@@ -94,5 +96,64 @@ def test_exif_rotation_is_applied(colours, tmp_path, orientation):
     }[orientation](colours)
     exif = Image.Exif()
     exif[0x0112] = orientation
-    Image.fromarray(colours).save(tmp_path / "a.png", exif=exif)
-    np.testing.assert_array_equal(read_image(tmp_path / "a.png", 3), turned)
+    Image.fromarray(colours).save(tmp_path / name, exif=exif, quality=95)
+    if size is not None:
+        upright = Image.fromarray(np.ascontiguousarray(turned))
+        turned = np.asarray(upright.resize(size[::-1], Image.Resampling.BILINEAR))
+    pixels = read_image(tmp_path / name, 3, size)
+    assert pixels.shape == turned.shape
+    difference = np.abs(pixels.astype(int) - turned)
+    if name == "a.png":
+        assert difference.max() <= (0 if size is None else 1)
+    else:
+        assert difference.mean() < 3
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "scale"),
+    [((79, 400), 1), ((80, 120), 2), ((159, 400), 2), ((160, 300), 4), ((2000, 1000), 8)],
+)
+def test_a_jpeg_is_reduced_to_no_less_than_twice_the_size(
+    tmp_path, shape, scale, turned, monkeypatch
+):
+    decoded, resized = [], images._resized
+    monkeypatch.setattr(
+        images, "_resized", lambda pixels, *rest: decoded.append(pixels) or resized(pixels, *rest)
+    )
+    exif = Image.Exif()
+    exif[0x0112] = 6 if turned else 1
+    stored = shape[::-1] if turned else shape
+    Image.new("RGB", stored[::-1], (200, 100, 50)).save(tmp_path / "a.jpg", exif=exif)
+    pixels = read_image(tmp_path / "a.jpg", 3, size=(20, 25))
+    reduced = (-(-shape[0] // scale), -(-shape[1] // scale))
+    assert decoded[0].shape == (*(reduced[::-1] if turned else reduced), 3)
+    assert pixels.shape == (20, 25, 3)
+    assert np.abs(pixels.astype(int) - [200, 100, 50]).max() <= 2
+    assert read_image(tmp_path / "a.jpg", 3).shape == (*shape, 3)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}], ids=str)
+def test_a_jpeg_has_pillow_s_pixels(colours, tmp_path, channels, options):
+    Image.fromarray(colours).save(tmp_path / "a.jpg", **options)
+    expected = np.asarray(Image.open(tmp_path / "a.jpg").convert("L" if channels == 1 else "RGB"))
+    pixels = read_image(tmp_path / "a.jpg", channels)
+    assert np.abs(pixels.astype(int) - expected).max() <= (2 if channels == 1 else 1)
+
+
+def test_the_first_picture_of_a_stereo_file_is_taken(colours, tmp_path):
+    first, second = Image.fromarray(colours), Image.fromarray(255 - colours)
+    first.save(tmp_path / "a.mpo", save_all=True, append_images=[second], quality=95)
+    with Image.open(tmp_path / "a.mpo") as image:
+        assert image.format == "MPO"
+    pixels = read_image(tmp_path / "a.mpo", 3)
+    assert np.abs(pixels.astype(int) - colours).mean() < 5
+
+
+def test_files_too_large_for_memory_are_streamed(colours, tmp_path, monkeypatch):
+    Image.fromarray(colours).save(tmp_path / "a.jpg")
+    expected = read_image(tmp_path / "a.jpg", 3)
+    monkeypatch.setattr(images, "MAX_BYTES", 100)
+    monkeypatch.setattr(images, "decode_jpeg", None)
+    np.testing.assert_array_equal(read_image(tmp_path / "a.jpg", 3), expected)

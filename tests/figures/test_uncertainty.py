@@ -40,6 +40,9 @@ def test_calibration_curves_pass_over_empty_bins_and_state_their_errors(encoders
     np.testing.assert_array_equal(curves["btl: error 0.012"], expected)
     named = [text.get_text() for text in figure.legends[0].get_texts()]
     assert named == list(curves)
+    assert axes.get_ylabel() == "recall at 1"
+    other = figures.calibration_curves(encoders, {"btl": 0, "mc-dropout": 0}, "mAP@5")
+    assert other.axes[0].get_ylabel() == "mAP@5"
     drawn(figure)
 
 

@@ -1,0 +1,206 @@
+from dataclasses import replace
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rcir.data import DATASETS, DataConfig, data_root, load_splits
+from rcir.data.datasets import DataSet, find_dataset
+from rcir.data.division import PARTS, Source, divide
+from rcir.data.records import ImageSet
+from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
+
+SMALL = {"validation": 4, "gallery": 12, "adapter": 3, "calibration": 3}
+
+
+def pictures(root, classes=6, each=4):
+    """Small pictures in class folders below `root / "own"`; returns their names."""
+    names = []
+    for kind in range(classes):
+        (root / "own" / f"kind-{kind}").mkdir(parents=True)
+        for number in range(each):
+            names.append(f"kind-{kind}/{number}.png")
+            Image.new("L", (9, 7), 40 * kind + number).save(root / "own" / names[-1])
+    return names
+
+
+@pytest.fixture
+def reader(monkeypatch):
+    """Replaces a set's reader by one that keeps what it was called with."""
+    calls = []
+
+    def read(root, **options):
+        calls.append((root, options))
+        part = ImageSet(np.zeros((40, 2, 2), np.uint8), np.repeat(np.arange(20), 2), ["x"] * 40)
+        return Source(part, part, "queries")
+
+    monkeypatch.setattr(DataSet, "_function", lambda self: read)
+    return calls
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_set_has_a_reader_that_takes_what_it_is_given(name):
+    found = DATASETS[name]
+    module, function = found.reader.split(":")
+    parameters = signature(getattr(import_module(f"rcir.data.{module}"), function)).parameters
+    assert next(iter(parameters)) == "root"
+    assert set(found.options) <= set(parameters)
+    assert ("download" in parameters) == found.downloads
+    assert ("seed" in parameters) == found.composed
+    if not found.composed:
+        # What `divide` takes never reaches the reader.
+        assert not set(PARTS) & set(parameters)
+    assert found.title
+    assert found.get
+    assert set(found.parts) <= set(PARTS)
+
+
+def test_parts_are_the_sizes_that_a_division_takes():
+    parameters = signature(divide).parameters
+    assert set(PARTS) == set(parameters) - {"source", "seed"}
+
+
+def test_published_numbers_are_those_of_the_papers():
+    assert {name: found.images for name, found in DATASETS.items() if found.images} == {
+        **{"mnist": 60_000 + 10_000, "fashion-mnist": 60_000 + 10_000, "cifar10": 60_000},
+        **{"svhn": 73_257 + 26_032, "omniglot": 964 * 20, "cub200": 5_864 + 5_924},
+        **{"cars196": 8_054 + 8_131, "sop": 59_551 + 60_502, "lfw": 9_525 + 3_708},
+        "duke": 16_522 + 2_228 + 17_661,
+        "pitts30k": 10_000 + 7_416 + 10_000 + 6_816,
+        "pitts250k": 91_464 + 7_824 + 83_952 + 8_280,
+    }
+
+
+def test_an_unknown_name_is_refused_with_all_that_there_are():
+    for ask in (find_dataset, lambda name: load_splits(DataConfig(name))):
+        with pytest.raises(InvalidConfig, match=r"'cub' is unknown; .*digits, .*cub200, .*table"):
+            ask("cub")
+
+
+@pytest.mark.parametrize("name", ["digits", "folder", "cub200", "pitts250k"])
+def test_an_unknown_option_is_refused(name, tmp_path):
+    with pytest.raises(InvalidConfig, match=rf"data\.options of {name}: .*colour"):
+        load_splits(DataConfig(name, root=str(tmp_path), options={"colour": 3}))
+
+
+def test_a_needed_option_that_is_not_given_is_named(tmp_path):
+    with pytest.raises(InvalidConfig, match=r"data\.options of folder: .*path"):
+        load_splits(DataConfig("folder", root=str(tmp_path)))
+
+
+def test_a_seed_below_0_is_refused():
+    with pytest.raises(InvalidConfig, match=r"data\.seed is -1; at least 0"):
+        DataConfig(seed=-1)
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "expected"),
+    [
+        ("here/below", "elsewhere", "here/below"),
+        (None, "elsewhere", "elsewhere"),
+        (None, "", "data"),
+        (None, None, "data"),
+    ],
+)
+def test_the_root_is_given_or_named_or_data(given, variable, expected, monkeypatch):
+    monkeypatch.delenv("RCIR_DATA", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("RCIR_DATA", variable)
+    assert data_root(DataConfig(root=given)) == Path.cwd() / expected
+
+
+def test_the_options_of_a_set_reach_its_reader_and_can_be_changed(reader, tmp_path):
+    for options in ({}, {"version": "30k"}):
+        load_splits(DataConfig("pitts250k", root=str(tmp_path), options=options))
+    load_splits(DataConfig("pitts30k", root=str(tmp_path)))
+    assert reader == [
+        (tmp_path, {"version": "250k"}),
+        (tmp_path, {"version": "30k"}),
+        (tmp_path, {}),
+    ]
+    DATASETS["pitts250k"].read(tmp_path)
+    assert reader[-1] == (tmp_path, {"version": "250k"})
+
+
+def test_sizes_go_to_the_division_and_all_else_to_the_reader(reader, tmp_path):
+    options = {"validation": 3, "gallery": 0.5, "adapter": 4, "calibration": 5, "draw": 8}
+    splits = load_splits(DataConfig("sop", root=str(tmp_path), options=options))
+    assert reader == [(tmp_path, {"draw": 8})]
+    assert len(options) == 5  # not changed
+    sizes = [len(part) for part in vars(splits).values()]
+    assert sizes == [34, 6, 20, 4, 5, 11]
+
+
+def test_a_download_is_asked_only_of_a_reader_that_can(reader, tmp_path):
+    load_splits(DataConfig("mnist", root=str(tmp_path), download=True, options=SMALL))
+    load_splits(DataConfig("mnist", root=str(tmp_path), options=SMALL))
+    (tmp_path / "lfw").mkdir()
+    load_splits(DataConfig("lfw", root=str(tmp_path), download=True))
+    assert [options for _, options in reader] == [{"download": True}, {}, {}]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, found in DATASETS.items() if found.folder and not found.downloads]
+)
+def test_a_set_that_cannot_be_fetched_says_where_it_comes_from(name, tmp_path):
+    with pytest.raises(DataUnavailable) as said:
+        load_splits(DataConfig(name, root=str(tmp_path), download=True))
+    for part in (str(tmp_path / DATASETS[name].folder), "cannot be fetched", DATASETS[name].get):
+        assert part in str(said.value)
+    assert "RCIR_DATA" in str(said.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_pictures_is_divided(tmp_path):
+    names = pictures(tmp_path)
+    options = {"path": "own", "validation": 1, "gallery": 0.5, "adapter": 2, "calibration": 2}
+    config = DataConfig("folder", root=str(tmp_path), seed=3, options=options)
+    splits = load_splits(config)
+    ids = [name for part in vars(splits).values() for name in part.ids]
+    assert sorted(ids) == sorted(names)
+    assert [len(part) for part in vars(splits).values()] == [8, 4, 6, 2, 2, 2]
+    for part in vars(splits).values():
+        for path, name in zip(part.images, part.ids, strict=True):
+            assert Path(path) == tmp_path / "own" / name
+    kinds = [{name.split("/")[0] for name in part.ids} for part in vars(splits).values()]
+    assert kinds[0] | kinds[1] == {"kind-0", "kind-1", "kind-2"}
+    assert kinds[2] == {"kind-3", "kind-4", "kind-5"}
+    again, other = (load_splits(replace(config, seed=seed)) for seed in (3, 4))
+    assert again.test.ids == splits.test.ids
+    assert [part.ids for part in vars(other).values()] != [
+        part.ids for part in vars(splits).values()
+    ]
+
+
+def test_the_options_of_a_folder_reach_its_reader(tmp_path):
+    pictures(tmp_path)
+    options = {"path": str(tmp_path / "own"), "train": ["kind-0", "kind-5"], "validation": 1}
+    splits = load_splits(DataConfig("folder", options=options))
+    assert {*splits.train.attributes["class"], *splits.validation.attributes["class"]} == {
+        *("kind-0", "kind-5")
+    }
+    options = {"path": str(tmp_path / "own"), "open_set": False, "validation": 2, "gallery": 5}
+    splits = load_splits(DataConfig("folder", options=options))
+    assert [len(part) for part in vars(splits).values()] == [5, 2, 5, 4, 4, 4]
+    assert {*splits.test.labels} <= set(range(6))
+
+
+def test_a_folder_that_is_too_small_is_refused(tmp_path):
+    pictures(tmp_path, classes=2, each=1)
+    with pytest.raises(InvalidData, match="give a share between 0 and 1 that is at least one"):
+        load_splits(DataConfig("folder", root=str(tmp_path), options={"path": "own"}))
+
+
+def test_a_composed_set_draws_its_own_splits():
+    parts = ("train", "validation", "gallery", "adapter", "calibration", "test")
+    sizes = {name: 100 + number for number, name in enumerate(parts)}
+    first, again, other = (
+        load_splits(DataConfig("digits", seed=seed, options=sizes)) for seed in (1, 1, 2)
+    )
+    assert {name: len(part) for name, part in vars(first).items()} == sizes
+    np.testing.assert_array_equal(first.test.images, again.test.images)
+    assert (first.test.images != other.test.images).any()
+    assert {name for name, found in DATASETS.items() if found.composed} == {"digits", "omniglot"}

@@ -1,0 +1,248 @@
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from rcir.data.division import Source, divide
+from rcir.data.records import ImageSet, Splits
+from rcir.data.relevance import WithinRadius
+from rcir.errors import InvalidData
+
+QUERIES = ("adapter", "calibration", "test")
+
+
+def part(counts, name, first=0):
+    """Images sorted by class, `counts` of each; a pixel names the image."""
+    labels = np.repeat(np.arange(first, first + len(counts)), counts)
+    pixels = np.arange(len(labels), dtype=np.uint8)[:, None, None]
+    return ImageSet(pixels, labels, [f"{name}-{n}" for n in range(len(labels))])
+
+
+def places(n, name):
+    positions = np.random.default_rng(n).uniform(0, 100, (n, 2))
+    ids = [f"{name}-{i}" for i in range(n)]
+    return ImageSet(np.zeros((n, 1, 1), np.uint8), None, ids, {}, WithinRadius(positions, 25.0))
+
+
+TRAIN = [6] * 20
+EVALUATION = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 20, 1]
+
+
+def zero_shot():
+    return Source(part(TRAIN, "train"), part(EVALUATION, "query", first=20), "queries")
+
+
+def closed():
+    return Source(part(TRAIN, "train"), part([3] * 20, "query"), "train")
+
+
+def published():
+    return Source(part(TRAIN, "train"), part([3] * 20, "query"), part([2] * 20, "gallery"))
+
+
+SOURCES = [zero_shot, closed, published]
+
+
+def ids(splits):
+    return [name for images in vars(splits).values() for name in images.ids]
+
+
+def sizes(splits):
+    return {name: len(images) for name, images in vars(splits).items()}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_image_is_in_one_part(source, seed):
+    given = source()
+    splits = divide(given, seed=seed)
+    expected = [*given.train.ids, *given.queries.ids]
+    if isinstance(given.gallery, ImageSet):
+        expected += given.gallery.ids
+    assert isinstance(splits, Splits)
+    assert Counter(ids(splits)) == Counter(expected)
+    for images in vars(splits).values():
+        assert len(images) > 0
+    for name in QUERIES:
+        assert all(identifier.startswith("query") for identifier in getattr(splits, name).ids)
+    assert all(identifier.startswith("train") for identifier in splits.train.ids)
+    assert all(identifier.startswith("train") for identifier in splits.validation.ids)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_images_keep_their_labels(source):
+    given = source()
+    label = {
+        name: int(number)
+        for images in (given.train, given.queries, given.gallery)
+        if isinstance(images, ImageSet)
+        for name, number in zip(images.ids, images.labels, strict=True)
+    }
+    for images in vars(divide(given, seed=2)).values():
+        assert [label[name] for name in images.ids] == images.labels.tolist()
+        if not images.ids[0].startswith("gallery"):
+            assert [
+                int(name.split("-")[1]) for name in images.ids
+            ] == images.images.ravel().tolist()
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_seed_decides_who_is_where(source):
+    first, again, other = (divide(source(), seed=seed) for seed in (5, 5, 6))
+    assert {name: images.ids for name, images in vars(first).items()} == {
+        name: images.ids for name, images in vars(again).items()
+    }
+    for name in ("validation", *QUERIES):
+        assert set(getattr(first, name).ids) != set(getattr(other, name).ids)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_queries_come_in_random_order(source):
+    splits = divide(source(), adapter=11, calibration=11)
+    for name in QUERIES:
+        labels = getattr(splits, name).labels
+        # Sorted by class, they would never fall.
+        assert (np.diff(labels) < 0).sum() > 2
+
+
+@pytest.mark.parametrize("validation", [0.1, 0.5, 3])
+def test_no_class_that_trains_validates_in_a_zero_shot_set(validation):
+    splits = divide(zero_shot(), validation=validation)
+    trains, validates = (set(images.labels) for images in (splits.train, splits.validation))
+    assert not trains & validates
+    assert len(validates) == {0.1: 2, 0.5: 10, 3: 3}[validation]
+    assert (len(splits.validation), len(splits.train)) == (
+        6 * len(validates),
+        6 * (20 - len(validates)),
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("gallery", [0.5, 0.25, 0.07, 0.9])
+def test_the_share_of_every_class_is_searched_rounded_up(gallery, seed):
+    splits = divide(zero_shot(), seed=seed, gallery=gallery, adapter=1, calibration=1)
+    searched = Counter(splits.gallery.labels.tolist())
+    assert searched == {
+        label: math.ceil(round(gallery * count, 9)) for label, count in enumerate(EVALUATION, 20)
+    }
+
+
+@pytest.mark.parametrize("n_odd", [1, 3, 5, 7])
+def test_half_of_an_even_class_is_half_of_it_whatever_the_number_of_all_images(n_odd):
+    evaluation = [2, 4, 100, *[1] * n_odd]
+    source = Source(part(TRAIN, "train"), part(evaluation, "query", first=20), "queries")
+    searched = Counter(divide(source).gallery.labels.tolist())
+    assert [searched[label] for label in (20, 21, 22)] == [1, 2, 50]
+
+
+def test_a_share_is_exact_where_floating_point_is_not():
+    source = Source(part(TRAIN, "train"), part([100, 100], "query", first=20), "queries")
+    assert 0.07 * 100 > 7
+    assert Counter(divide(source, gallery=0.07).gallery.labels.tolist()) == {20: 7, 21: 7}
+    assert Counter(divide(source, gallery=14).gallery.labels.tolist()) == {20: 7, 21: 7}
+
+
+def test_an_image_alone_in_its_class_is_searched_not_asked():
+    alone = {20, 30, 32}
+    for seed in range(5):
+        splits = divide(zero_shot(), seed=seed, gallery=0.1)
+        assert alone <= set(splits.gallery.labels)
+        for name in QUERIES:
+            assert not alone & set(getattr(splits, name).labels)
+            assert set(getattr(splits, name).labels) <= set(splits.gallery.labels)
+
+
+def test_a_number_of_the_gallery_is_that_share_of_every_class():
+    n = sum(EVALUATION)
+    splits = divide(zero_shot(), gallery=20)
+    assert Counter(splits.gallery.labels.tolist()) == {
+        label: math.ceil(count * 20 / n) for label, count in enumerate(EVALUATION, 20)
+    }
+
+
+def test_which_images_of_a_class_are_searched_is_drawn():
+    drawn = []
+    for seed in (0, 1):
+        gallery = divide(zero_shot(), seed=seed).gallery
+        drawn.append(sorted(gallery.images[gallery.labels == 31].ravel().tolist()))
+        assert len(drawn[-1]) == 10
+        assert drawn[-1] != list(range(56, 66))  # the first ten of the class of twenty
+    assert drawn[0] != drawn[1]
+
+
+def test_a_published_gallery_is_kept():
+    source = published()
+    splits = divide(source, gallery=3)  # which is not drawn
+    assert splits.gallery is source.gallery
+    assert sizes(splits) == {
+        **{"train": 108, "validation": 12, "gallery": 40},
+        **{"adapter": 18, "calibration": 18, "test": 24},
+    }
+
+
+def test_the_gallery_of_a_closed_set_is_drawn_from_the_training_half():
+    splits = divide(closed())
+    assert all(name.startswith("train") for name in splits.gallery.ids)
+    assert sizes(splits) == {
+        **{"train": 48, "validation": 12, "gallery": 60},
+        **{"adapter": 18, "calibration": 18, "test": 24},
+    }
+
+
+@pytest.mark.parametrize("source", [closed, published])
+def test_parts_are_given_as_shares_or_as_numbers(source):
+    numbers = divide(source(), validation=7, gallery=11, adapter=1, calibration=58)
+    assert (len(numbers.validation), len(numbers.adapter)) == (7, 1)
+    assert (len(numbers.calibration), len(numbers.test)) == (58, 1)
+    if source is closed:
+        assert (len(numbers.gallery), len(numbers.train)) == (11, 102)
+    shares = divide(source(), validation=0.05, gallery=0.2, adapter=0.25, calibration=0.5)
+    assert (len(shares.validation), len(shares.adapter)) == (6, 15)
+    assert (len(shares.calibration), len(shares.test)) == (30, 15)
+
+
+def test_places_have_no_classes_and_are_drawn_as_images():
+    source = Source(places(50, "train"), places(40, "query"), "queries")
+    splits = divide(source, validation=0.2, gallery=0.5, adapter=5, calibration=6)
+    assert sizes(splits) == {
+        **{"train": 40, "validation": 10, "gallery": 20},
+        **{"adapter": 5, "calibration": 6, "test": 9},
+    }
+    assert len(set(ids(splits))) == 90
+    for images, half in ((splits.train, source.train), (splits.test, source.queries)):
+        rows = [half.ids.index(name) for name in images.ids]
+        np.testing.assert_array_equal(images.relevance.places, half.relevance.places[rows])
+
+
+@pytest.mark.parametrize("source", [zero_shot, closed, published])
+@pytest.mark.parametrize("name", ["validation", "adapter", "calibration", "gallery"])
+@pytest.mark.parametrize("share", [0, -0.2, -3, 0.001, 1.5, math.nan, math.inf, -math.inf])
+def test_a_part_of_no_image_or_a_broken_number_is_refused(source, name, share):
+    if source is published and name == "gallery":
+        return
+    with pytest.raises(InvalidData, match=rf"^{name} is {share:g}, of \d+: give a share"):
+        divide(source(), **{name: share})
+
+
+@pytest.mark.parametrize(
+    ("source", "asked", "said"),
+    [
+        (closed, {"validation": 60, "gallery": 60}, "validation 60 .* gallery 60 .* of 120 images"),
+        (closed, {"validation": 0.5}, "validation 0.5 .* gallery 0.5 must leave some of 120"),
+        (published, {"validation": 120}, "validation 120 must leave some of 120"),
+        (published, {"adapter": 30, "calibration": 30}, "adapter 30 .* calibration 30 .* of 60"),
+        (published, {"adapter": 0.5, "calibration": 0.5}, "adapter 0.5 .* of 60 images"),
+        (zero_shot, {"validation": 20}, "validation 20 must leave some of 20 classes"),
+        (zero_shot, {"gallery": 77}, "gallery 77 must leave some of 77 images"),
+        (zero_shot, {"gallery": 900}, "gallery 900 must leave some of 77 images"),
+    ],
+)
+def test_parts_that_leave_nothing_over_are_refused(source, asked, said):
+    with pytest.raises(InvalidData, match=f"{said}.*: ask for less"):
+        divide(source(), **asked)
+
+
+def test_parts_that_just_fit_leave_one_image_over():
+    splits = divide(closed(), validation=59, gallery=60, adapter=30, calibration=29)
+    assert (len(splits.train), len(splits.test)) == (1, 1)
