@@ -75,8 +75,9 @@ def _show_queries(outcome: Calibrated, folder: Path) -> Path:
         answer = outcome.retriever.retrieve(path, alpha=ALPHA, delta=DELTA)
         shown = " ".join(f"{label:02d}" for label in (answer.labels or ())[:12])
         more = f" + {answer.size - 12} more" if answer.size > 12 else ""
+        number = int(np.asarray(test.labels)[row])
         print(
-            f"{name:>6}: a {int(np.asarray(test.labels)[row]):02d}, uncertainty {answer.uncertainty:.2g} -> "
+            f"{name:>6}: a {number:02d}, uncertainty {answer.uncertainty:.2g} -> "
             f"{answer.size} image{'s' * (answer.size > 1)}: {shown}{more}"
         )
     print(answer.guarantee)

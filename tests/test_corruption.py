@@ -14,7 +14,7 @@ FILES = (
     "controller.safetensors",
     "index.faiss",
     "gallery.json",
-    "labels.npy",
+    "relevance.safetensors",
     "uncertainty.npy",
 )
 
@@ -98,6 +98,24 @@ def test_a_calibration_that_is_no_safetensors_is_refused_though_signed(folder, c
 
 
 @pytest.mark.parametrize(
+    "arrays",
+    [
+        {},
+        {"labels": np.zeros(7, np.int64)},
+        {"places": np.full((300, 2), np.nan), "radius": np.ones(1)},
+        {"places": np.zeros((300, 2))},
+        {"indices": np.zeros(300, np.int32), "indptr": np.arange(301, dtype=np.int32)},
+    ],
+    ids=lambda arrays: " and ".join(arrays) or "nothing",
+)
+def test_what_matches_is_refused_where_it_makes_no_sense_though_signed(folder, arrays):
+    save_file(arrays, folder / "relevance.safetensors")
+    sign(folder)
+    with pytest.raises((CorruptRetriever, InvalidData)):
+        load(folder)
+
+
+@pytest.mark.parametrize(
     "change",
     [{"adapter": "best"}, {"bound": "chernoff"}, {"distinct": "id"}, {"groups": ["a"]}],
     ids=str,
@@ -131,16 +149,16 @@ def test_a_place_without_a_manifest_holds_no_retriever(folder, tmp_path, kind):
         load(place)
 
 
-@pytest.mark.parametrize("version", [0, 1, 99, "2", None])
+@pytest.mark.parametrize("version", [0, 2, 99, "3", None])
 def test_another_format_is_refused_with_both_versions(folder, version):
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps(manifest | {"format": version}))
-    with pytest.raises(CorruptRetriever, match=f"has format {version}.*reads format 2"):
+    with pytest.raises(CorruptRetriever, match=f"has format {version}.*reads format 3"):
         load(folder)
 
 
-@pytest.mark.parametrize("outside", ["../secret", "/etc/hostname", "sub/../labels.npy", ""])
+@pytest.mark.parametrize("outside", ["../secret", "/etc/hostname", "sub/../gallery.json", ""])
 def test_a_manifest_cannot_name_files_outside_the_folder(folder, tmp_path, outside):
     (tmp_path / "secret").write_text("secret")
     path = folder / "manifest.json"
@@ -152,6 +170,6 @@ def test_a_manifest_cannot_name_files_outside_the_folder(folder, tmp_path, outsi
 
 
 def test_a_manifest_that_lists_nothing_vouches_for_nothing(folder):
-    (folder / "manifest.json").write_text(json.dumps({"format": 2, "files": {}}, indent=1))
+    (folder / "manifest.json").write_text(json.dumps({"format": 3, "files": {}}, indent=1))
     with pytest.raises(CorruptRetriever, match=r"does not list encoder.safetensors"):
         load(folder)

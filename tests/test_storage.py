@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rcir.candidates import Judged
-from rcir.data import Preprocessing
+from rcir.data import ImageSet, Preprocessing
+from rcir.data.relevance import SharedLabel, WithinRadius
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import CorruptRetriever, StaleCalibration
 from rcir.index import FlatIndex
@@ -41,7 +42,7 @@ def test_a_saved_copy_of_a_loaded_retriever_has_the_same_files(folder, tmp_path)
     copy = save(load(folder), tmp_path / "copy")
     assert contents(copy) == contents(folder)
     assert {name.partition(".")[0] for name in contents(copy)} == {
-        *("manifest", "retriever", "encoder", "controller", "index", "gallery", "labels"),
+        *("manifest", "retriever", "encoder", "controller", "index", "gallery", "relevance"),
         "uncertainty",
     }
 
@@ -96,9 +97,45 @@ def test_a_gallery_without_labels_survives(retriever, splits, tmp_path, adapter)
     built.calibrate(*parts, adapter)
     loaded = load(save(built, tmp_path / "retriever"))
     assert loaded.labels is None
-    assert not (tmp_path / "retriever" / "labels.npy").exists()
+    assert not (tmp_path / "retriever" / "relevance.safetensors").exists()
     assert list(loaded.controllers) == [None]
     assert answers(loaded, splits.test.images) == answers(built, splits.test.images)
+
+
+def relevances(labels):
+    """What else than one label makes two-digit numbers match: a shared digit, a near place."""
+    digits = np.stack(np.divmod(labels, 10), axis=1)
+    return (
+        SharedLabel.of_lists((digits + np.array([0, 10])).tolist(), 20),
+        WithinRadius(digits.astype(float), 1.5),
+    )
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["shared labels", "places"])
+def test_what_makes_images_match_survives(retriever, splits, tmp_path, kind):
+    def part(images):
+        relevance = relevances(images.labels)[kind]
+        return ImageSet(images.images, None, images.ids, {}, relevance)
+
+    built = Retriever.build(retriever.encoder, Preprocessing(), part(splits.gallery), depth=50)
+    built.calibrate(built.judge(part(splits.adapter)), built.judge(part(splits.calibration)))
+    loaded = load(save(built, tmp_path / "retriever"))
+    assert loaded.labels is None
+    assert loaded.fingerprints() == built.fingerprints()
+    before, after = (each.judge(part(splits.test)) for each in (built, loaded))
+    assert 0 < before.relevant.mean() < 1
+    np.testing.assert_array_equal(after.relevant, before.relevant)
+    np.testing.assert_array_equal(after.totals, before.totals)
+    assert answers(loaded, splits.test.images[:9]) == answers(built, splits.test.images[:9])
+
+
+def test_where_it_comes_from_survives_and_decides_nothing(folder, retriever, tmp_path):
+    loaded = load(folder)
+    assert loaded.origin == retriever.origin == {}
+    loaded.origin = {"data": {"name": "digits", "options": {"test": 9}}, "run": "0a", "group": None}
+    again = load(save(loaded, tmp_path / "copy"))
+    assert again.origin == loaded.origin
+    assert again.fingerprints() == retriever.fingerprints()
 
 
 def test_what_is_not_calibrated_survives_as_such(retriever, splits, tmp_path):

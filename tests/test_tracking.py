@@ -131,7 +131,8 @@ def test_a_retriever_comes_back_from_a_server_as_it_was_calibrated(server, tiny)
     stored = client.get_run(run.mlflow_run)
     assert stored.info.status == "FINISHED"
     assert stored.data.params["data.options.train"] == "300"
-    assert stored.data.metrics["test/recall_at_1"] == outcome.evaluation.recall_at_1
+    recall = outcome.evaluation.quality.numbers["recall_at_1"]
+    assert stored.data.metrics["test/recall_at_1"] == recall
     paths = {item.path for item in client.list_artifacts(run.mlflow_run)}
     assert paths == {"checkpoint", "figures", "report.html", "results.json", "retriever"}
     with pytest.raises(rcir.NoRetriever, match="runs:/nonsense/retriever"):

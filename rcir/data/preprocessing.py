@@ -63,7 +63,7 @@ class Preprocessing:
         """Images as uint8 (n, channels, *size): what augmentations work on.
 
         Paths are read and resized in threads. JPEG files of more than four times the size are
-        decoded at a reduced scale of at least twice the size: values differ by 0.4 of 255 on
+        decoded at a reduced scale of at least twice the size: values differ by 0.2 to 0.4 of 255 on
         average from those of a full decode.
         """
         if self._is_batch(images):

@@ -62,6 +62,9 @@ def log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = axis.get_view_interval()
+    if not 0 < low < high:  # nothing is drawn: the limits are those of an empty linear axis
+        low, high = 1.0, 10.0
+        axes.set(**{f"{which}lim": (low, high)})
     decades = np.log10(high / low)
     subs = (1, 2, 3, 4, 6, 8) if decades < 1 else (1, 2, 5) if decades < 2 else (1,)
     axis.set_major_locator(LogLocator(subs=subs))

@@ -15,7 +15,6 @@ from rcir.figures.axes import (
     GREY,
     RED,
     Floats,
-    draw_curves,
     labelled,
     log_scale,
     one_panel,

@@ -82,6 +82,8 @@ def test_spreads_of_which_nothing_is_certified_are_drawn_empty(lines, drawn):
     assert np.isnan(lines(risk.axes[0])["median"][:, 1]).all()
     assert np.isnan(lines(size.axes[0])["auto"][:, 1]).all()
     assert np.isnan(lines(sweep.axes[1])["median"][:, 1]).all()
+    limits = [*size.axes[0].get_ylim(), *sweep.axes[0].get_xlim(), *sweep.axes[1].get_xlim()]
+    assert min(limits) > 0, "a logarithmic axis starts above 0"
     for figure in (risk, size, sweep):
         drawn(figure)
 
