@@ -13,7 +13,7 @@ from rcir.retriever import Retriever
 
 SHOWN = 4
 COLUMNS = 8
-PROJECTED = 1000
+PROJECTED = 600
 
 
 def draw(
@@ -87,10 +87,11 @@ def _of_uncertainty(evaluation: Evaluation, test: Judged, images: ImageSet) -> d
     if quality.outside is not None:
         drawn["outside"] = figures.in_and_out(test.found.uncertainty, quality.outside)
     n, dim = test.found.vectors.shape
-    if images.labels is not None and n >= 4 and dim >= 2:
+    if n >= 4 and dim >= 2:
         points, rows = figures.project(test.found.vectors, limit=PROJECTED)
+        classes = images.attributes.get("class", images.labels)
         drawn["projection"] = figures.projection(
-            points, images.labels[rows], test.found.uncertainty[rows]
+            points, None if classes is None else classes[rows], test.found.uncertainty[rows]
         )
     return drawn
 
@@ -117,7 +118,8 @@ def query_set(
     test: Judged, images: ImageSet, gallery: ImageSet, query: int, size: int
 ) -> figures.QuerySet:
     """A test query with the set it gets, for drawing."""
-    name = images.ids[query] if images.labels is None else images.labels[query]
+    names = images.attributes.get("class", images.labels)
+    name = images.ids[query] if names is None else names[query]
     return figures.QuerySet(
         read_image(images.images[query], channels=3),
         f"query: {name}\nu = {test.found.uncertainty[query]:.2g}, size {size}",

@@ -63,6 +63,10 @@ class Evaluation:
                 place += "/" + re.sub(r"[^\w.-]+", "-", row.statement)
             for name in ("kappa", "test_risk", "mean_size", "constant_size", "answered"):
                 named[f"{place}/{name}"] = getattr(row, name)
+        for rule, levels in self.repeats.summary([row.alpha for row in self.rows]).items():
+            for alpha, values in levels.items():
+                place = f"alpha-{alpha}/divisions/{rule.replace(' ', '')}"
+                named |= {f"{place}/{name}": value for name, value in values.items()}
         return {f"test/{name}": value for name, value in named.items() if value is not None}
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,7 +77,8 @@ class Evaluation:
             "quality": self.quality.numbers,
             "rows": [asdict(row) for row in self.rows],
             "others": [asdict(row) for row in self.others],
-            "repeats": self.repeats.summary(tuple(row.alpha for row in self.rows)),
+            "repeats": self.repeats.summary(self.repeats.alphas.tolist()),
+            "repeats_by_delta": self.repeats.summary_of_deltas(),
             "adapter_comparison": self.comparison,
         }
 

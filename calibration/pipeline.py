@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from dataclasses import asdict, dataclass, replace
@@ -14,9 +15,10 @@ from calibration import drawing, report
 from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.evaluation import Evaluation, Queries, evaluate
 from calibration.progress import step
-from rcir import api, runs, storage, tracking
+from rcir import api, figures, runs, storage, tracking
 from rcir.candidates import Judged
 from rcir.data import DataConfig, ImageSet, Splits, data_root, load_splits
+from rcir.data.datasets import find_dataset
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.retriever import Retriever
 
@@ -57,13 +59,21 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     started = time.monotonic()
     run = runs.find_run(config.run)
     output = Path(config.output) if config.output else run.path
+    output.mkdir(parents=True, exist_ok=True)
+    _check_output(output)
     splits = load_splits(run.data)
+    asked = _outside(run.data, config.ood)
     with step(f"gallery: {len(splits.gallery):,} images"):
         retriever = Retriever.build(run.encoder(), run.preprocessing, splits.gallery, config.depth)
     data = replace(run.data, root=str(data_root(run.data)) if run.data.root else None)
-    retriever.origin = {"data": asdict(data), "run": run.mlflow_run, "group": config.group}
+    retriever.origin = {
+        "data": asdict(data),
+        "queries": _digests(splits),
+        "run": run.mlflow_run,
+        "group": config.group,
+    }
     queries = _judge(retriever, splits, config.group)
-    outside = _outside(retriever, run.data, config.ood)
+    outside = _uncertainty(retriever, asked)
     with step("calibration"):
         comparisons = retriever.calibrate(
             queries.adapter,
@@ -84,7 +94,6 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
             comparisons[None],
             outside,
         )
-    _check_output(output)
     folder = storage.save(retriever, output / "retriever")
     run.tracked.log_folder(folder, "retriever")
     page = _publish(output, retriever, evaluation, queries.test, splits, run.tracked, started)
@@ -119,15 +128,21 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
             f"{data.name} gives another gallery than the one in {config.retriever}: restore the "
             "data set's files as they were, or calibrate again"
         )
+    if retriever.origin["queries"] != _digests(splits):
+        raise InvalidData(
+            f"{data.name} gives other queries than those {config.retriever} was calibrated with, "
+            "so that some may be both: restore the data set's files, or calibrate again"
+        )
+    asked = _outside(data, config.ood)
+    output = Path(config.output or Path(config.retriever).absolute().parent / "evaluation")
+    output.mkdir(parents=True, exist_ok=True)
+    _check_output(output)
     queries = _judge(retriever, splits, retriever.origin.get("group"))
-    outside = _outside(retriever, data, config.ood)
+    outside = _uncertainty(retriever, asked)
     with step("evaluation"):
         evaluation = evaluate(
             data.name, retriever, queries, splits.test, config.alphas, config.delta, {}, outside
         )
-    output = Path(config.output or Path(config.retriever).absolute().parent / "evaluation")
-    output.mkdir(parents=True, exist_ok=True)
-    _check_output(output)
     tracked = tracking.find_run(retriever.origin.get("run", ""))
     page = _publish(output, retriever, evaluation, queries.test, splits, tracked, started)
     return Calibrated(retriever, Path(config.retriever), page, evaluation, queries.test, splits)
@@ -152,16 +167,29 @@ def _judge(retriever: Retriever, splits: Splits, group: str | None) -> Queries:
     return Queries(*found)
 
 
-def _outside(
-    retriever: Retriever, data: DataConfig, name: str | None
-) -> NDArray[np.float64] | None:
-    """Uncertainties of the test queries of another data set."""
+def _digests(splits: Splits) -> dict[str, str]:
+    """Of the names of the queries of each split, in order."""
+    return {
+        name: hashlib.sha256(json.dumps(list(getattr(splits, name).ids)).encode()).hexdigest()
+        for name in ("adapter", "calibration", "test")
+    }
+
+
+def _outside(data: DataConfig, name: str | None) -> ImageSet | None:
+    """The images of the evaluation half of another data set."""
     if name is None:
         return None
     if name == data.name:
         raise InvalidConfig(f"ood is {name}, the set that the retriever searches: name another")
-    images = load_splits(DataConfig(name, data.root, data.download)).test
-    with step(f"out-of-distribution queries: {len(images):,} of {name}"):
+    found = find_dataset(name)
+    other = DataConfig(name, data.root, data.download)
+    return load_splits(other).test if found.composed else found.read(data_root(other)).queries
+
+
+def _uncertainty(retriever: Retriever, images: ImageSet | None) -> NDArray[np.float64] | None:
+    if images is None:
+        return None
+    with step(f"out-of-distribution queries: {len(images):,}"):
         return retriever.search(images.images).uncertainty
 
 
@@ -176,16 +204,17 @@ def _publish(
 ) -> Path:
     """Write report and numbers, and track them with every figure; return the page."""
     with step("report"):
-        figures = drawing.draw(retriever, evaluation, test, splits.test, splits.gallery)
-        text = report.render(evaluation, figures)
+        drawn = drawing.draw(retriever, evaluation, test, splits.test, splits.gallery)
+        pictures = {name: figures.to_svg(figure) for name, figure in drawn.items()}
+        text = report.render(evaluation, pictures)
     page, results = output / PAGE, output / RESULTS
     # Results first: they are what says that a page is ours.
     write_results(results, evaluation, time.monotonic() - started)
     page.write_text(text, encoding="utf-8")
     if tracked is not None:
         tracked.log_metrics(evaluation.metrics())
-        for name, figure in figures.items():
-            tracked.log_figure(figure, name)
+        for name, svg in pictures.items():
+            tracked.log_figure(svg, name)
         tracked.log_file(page)
         tracked.log_file(results)
     return page

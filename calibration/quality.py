@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
@@ -25,7 +26,7 @@ from rcir.metrics import (
     confidence,
     kendall_of_pairs,
     kendall_over_bins,
-    knn_accuracy,
+    knn_correct,
     macro_mean,
     pearson,
     pearson_over_percentiles,
@@ -58,6 +59,8 @@ class Quality:
     Attributes:
         numbers: by name, in the order of the report; what does not apply is left out.
         unmatched: number of test queries without a match in the gallery: they are left out.
+        whole: number of queries whose ranking of the whole gallery was measured; 0 where the
+            gallery is too large for it, and what takes whole rankings is left out.
         reliability: recall at 1 against confidence.
         curves: calibration curves by name.
         sparsification: of recall at 1, the most uncertain queries left out first.
@@ -68,6 +71,7 @@ class Quality:
 
     numbers: dict[str, float]
     unmatched: int
+    whole: int
     reliability: Reliability
     curves: dict[str, Reliability]
     sparsification: Sparsification
@@ -102,7 +106,6 @@ def assess(
     if retriever.item_uncertainty is not None:
         pair = uncertainty + retriever.item_uncertainty[test.found.positions[matched, 0]]
     sparse = sparsification(pair, hit[:, 0])
-    deepest = precision[:, -1]
     numbers = _ranking(scores)
     curves = _curves(uncertainty, hit, precision, scores.ks, low, high)
     numbers |= {f"ece_{name}": curve.error for name, curve in curves.items()}
@@ -112,21 +115,20 @@ def assess(
         "ausc_oracle": sparse.oracle,
         "ausc_random": sparse.random,
         "ausc_query_only": sparsification(uncertainty, hit[:, 0]).ausc,
+        "outside_range": float(np.mean((uncertainty < low) | (uncertainty > high))),
     }
-    if len(matched) >= 2:
-        numbers["pearson_average_precision"] = pearson(uncertainty, deepest)
-    if len(matched) >= PERCENTILES:
-        numbers["pearson_percentiles"] = pearson_over_percentiles(uncertainty, deepest)
     occluded = images.attributes.get("occluded")
     if occluded is not None:
         numbers["auroc_occlusion"] = _auroc(occluded.astype(bool), test.found.uncertainty)
     if isinstance(images.relevance, SameLabel) and retriever.labels is not None:
         numbers |= _of_labels(retriever, test, matched, images.relevance.labels, rng)
         numbers |= _of_draws(retriever, images.subset(np.arange(min(len(images), DRAWN))))
-    cleaning = None
+    cleaning, whole = None, 0
     if len(retriever.index) <= FULL_GALLERY:
-        whole, cleaning = _whole_rankings(retriever, test, images, matched[:FULL_QUERIES], rng)
-        numbers |= whole
+        rows = matched[:FULL_QUERIES]
+        of_whole, cleaning = _whole_rankings(retriever, test, images, rows, rng)
+        numbers |= of_whole
+        whole = len(rows)
     if outside is not None:
         found = OutOfDistribution.of(test.found.uncertainty, outside)
         numbers |= {
@@ -136,7 +138,7 @@ def assess(
         }
     diagram = reliability(confidence(uncertainty, low, high), hit[:, 0])
     numbers = {name: value for name, value in numbers.items() if np.isfinite(value)}
-    return Quality(numbers, scores.unmatched, diagram, curves, sparse, cleaning, outside)
+    return Quality(numbers, scores.unmatched, whole, diagram, curves, sparse, cleaning, outside)
 
 
 def _ranking(scores: RankingScores) -> dict[str, float]:
@@ -172,15 +174,17 @@ def _of_labels(
     rng: np.random.Generator,
 ) -> dict[str, float]:
     """What takes one label per image: votes of neighbours, and telling pairs of queries apart."""
-    assert retriever.labels is not None
     numbers = {}
     uncertainty = test.found.uncertainty
-    if retriever.depth >= NEIGHBOURS:
+    if retriever.labels is not None and retriever.depth >= NEIGHBOURS:
         found = retriever.labels[test.found.positions[matched]]
-        right = knn_accuracy(found, labels[matched], NEIGHBOURS)
+        right = knn_correct(found, labels[matched], NEIGHBOURS)
+        numbers["knn_accuracy_gallery"] = float(right.mean())
+    if len(labels) > max(NEIGHBOURS, BINS):
+        others = nearest_others(torch.from_numpy(test.found.vectors), NEIGHBOURS)[1]
+        right = knn_correct(labels[others], labels, NEIGHBOURS)
         numbers["knn_accuracy"] = float(right.mean())
-        if len(right) >= BINS:
-            numbers["kendall_knn"] = kendall_over_bins(uncertainty[matched], right, BINS)
+        numbers["kendall_knn"] = kendall_over_bins(uncertainty, right, BINS)
     _, counts = np.unique(labels, return_counts=True)
     if len(counts) > 1 and counts.max() > 1:
         left, other = sample_pairs(labels, PAIRS, rng).T
@@ -219,13 +223,20 @@ def _whole_rankings(
     relevant = relevance.of(retriever.relevance, positions)
     precision = average_precision(relevant, test.totals[rows])
     numbers = {"map": float(precision.mean())}
+    uncertainty = test.found.uncertainty[rows]
+    if len(rows) >= 2:
+        numbers["pearson_average_precision"] = pearson(uncertainty, precision)
+    if len(rows) >= PERCENTILES:
+        numbers["pearson_percentiles"] = pearson_over_percentiles(uncertainty, precision)
     if isinstance(relevance, SameLabel):
         numbers["map_macro"] = macro_mean(precision, relevance.labels)
     if retriever.item_uncertainty is None:
         return numbers, None
     cleaning = clean_gallery(positions, relevant, retriever.item_uncertainty, rng)
-    numbers["map_cleaned_20"] = float(cleaning.cleaned[2])
-    numbers["map_cleaned_20_random"] = float(cleaning.random[2].mean())
+    fifth = int(np.argmin(np.abs(cleaning.fractions - 0.2)))
+    numbers["map_cleaned_20"] = float(cleaning.cleaned[fifth])
+    numbers["map_cleaned_20_random"] = float(cleaning.random[fifth].mean())
+    numbers["unmatched_cleaned_20"] = float(cleaning.unmatched[fifth])
     return numbers, cleaning
 
 

@@ -71,25 +71,46 @@ class Repeats:
         )
 
     def summary(self, alphas: Sequence[float]) -> dict[str, dict[str, dict[str, float | None]]]:
-        """For each rule and level: mean over divisions of risk, sizes, and how often risk > alpha.
+        """For each rule and level what `_summary` says."""
+        columns = {alpha: int(np.argmin(np.abs(self.alphas - alpha))) for alpha in alphas}
+        return {
+            name: {f"{alpha:g}": _summary(rule, column, alpha) for alpha, column in columns.items()}
+            for name, rule in self.rules.items()
+        }
 
-        A division that certified nothing violated nothing; the means are over the others.
-        """
-        found: dict[str, dict[str, dict[str, float | None]]] = {}
-        for name, rule in self.rules.items():
-            for alpha in alphas:
-                column = int(np.argmin(np.abs(self.alphas - alpha)))
-                known = np.isfinite(rule.risk[:, column])
-                values: dict[str, float | None] = {
-                    "certified": float(known.mean()),
-                    "violations": float((rule.risk[:, column] > alpha).mean()),
-                }
-                values |= {
-                    part: float(getattr(rule, part)[known, column].mean()) if known.any() else None
-                    for part in ("risk", "mean", "median", "high")
-                }
-                found.setdefault(name, {})[f"{alpha:g}"] = values
-        return found
+    def summary_of_deltas(self) -> dict[str, dict[str, float | None]]:
+        """The same of the retriever's own sizes, for each delta."""
+        return {
+            f"{delta:g}": _summary(self.by_delta, column, self.alpha)
+            for column, delta in enumerate(self.deltas)
+        }
+
+
+def _summary(rule: Repeated, column: int, alpha: float) -> dict[str, float | None]:
+    """What a rule did at one level, over all divisions.
+
+    The share of divisions that certified it, the share whose risk exceeds it (one that certified
+    nothing does not), and of those certified: mean and standard deviation of risk and mean size,
+    mean coverage, and the means of median and 95% size.
+    """
+    known = np.isfinite(rule.risk[:, column])
+    risk, size = rule.risk[known, column], rule.mean[known, column]
+    found: dict[str, float | None] = {
+        "certified": float(known.mean()),
+        "violations": float((rule.risk[:, column] > alpha).mean()),
+    }
+    if not known.any():
+        names = ("risk", "risk_std", "coverage", "mean", "mean_std", "median", "high")
+        return found | dict.fromkeys(names)
+    return found | {
+        "risk": float(risk.mean()),
+        "risk_std": float(risk.std()),
+        "coverage": float(1 - risk.mean()),
+        "mean": float(size.mean()),
+        "mean_std": float(size.std()),
+        "median": float(rule.median[known, column].mean()),
+        "high": float(rule.high[known, column].mean()),
+    }
 
 
 def repeat(

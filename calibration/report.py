@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import io
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
-from matplotlib.figure import Figure
 
 from calibration.evaluation import Evaluation
 from rcir.retrieval import confidence
@@ -19,6 +17,8 @@ NAMES = {
     "map_at_r": "MAP@R",
     "map_cleaned_20": "mean average precision without the 20% most uncertain gallery images",
     "map_cleaned_20_random": "the same without a random 20%",
+    "unmatched_cleaned_20": "queries left without a match by the former, and left out of it",
+    "outside_range": "share of test uncertainties outside the range of the adapter split",
     "auroc_miss": "AUROC of a wrong first image",
     "auroc_occlusion": "AUROC of an occluded query",
     "ausc": "AUSC (query and first image)",
@@ -27,7 +27,8 @@ NAMES = {
     "ausc_random": "AUSC of a random order",
     "pearson_average_precision": "Pearson: uncertainty and average precision",
     "pearson_percentiles": "the same over percentiles",
-    "knn_accuracy": "accuracy of 5 neighbours' vote",
+    "knn_accuracy": "accuracy of 5 neighbours' vote, among the test queries",
+    "knn_accuracy_gallery": "the same, neighbours in the gallery",
     "kendall_knn": "Kendall: certainty and 5-neighbour accuracy, 20 bins",
     "verification_ap": "average precision of telling pairs",
     "kendall_verification": "Kendall: certainty and pairs, 20 bins",
@@ -37,15 +38,15 @@ NAMES = {
 }
 
 
-def render(evaluation: Evaluation, drawn: dict[str, Figure]) -> str:
-    """The page, with every figure inside it."""
+def render(evaluation: Evaluation, drawn: dict[str, str]) -> str:
+    """The page, with every figure (SVG, by name) inside it."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=select_autoescape(),
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    pictures = {name: _data_uri(figure) for name, figure in drawn.items()}
+    pictures = {name: _data_uri(svg) for name, svg in drawn.items()}
     numbers = {
         _title(name): value
         for name, value in evaluation.quality.numbers.items()
@@ -57,6 +58,7 @@ def render(evaluation: Evaluation, drawn: dict[str, Figure]) -> str:
         delta=delta,
         confidence=confidence(delta),
         figures=pictures,
+        labelled=any("labels" in row.statement for row in evaluation.others),
         numbers=numbers,
         errors=_errors(evaluation.quality.numbers),
         summary=evaluation.repeats.summary([row.alpha for row in evaluation.rows]),
@@ -81,7 +83,5 @@ def _errors(numbers: dict[str, float]) -> dict[str, dict[str, float]]:
     return table
 
 
-def _data_uri(figure: Figure) -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg")
-    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
+def _data_uri(svg: str) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()

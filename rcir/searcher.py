@@ -16,7 +16,7 @@ from rcir.candidates import Candidates, Judged
 from rcir.data.images import ImageLike
 from rcir.data.preprocessing import Preprocessing
 from rcir.data.records import ImageSet
-from rcir.data.relevance import Relevance, SameLabel
+from rcir.data.relevance import Relevance, SameLabel, relevance_of
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder
 from rcir.encoders.batches import embed
@@ -55,8 +55,8 @@ class Searcher:
         self.index = index
         self.ids = _frozen(np.array(ids, dtype=object))
         if isinstance(labels, np.ndarray):
-            labels = SameLabel(_frozen(np.array(labels, np.int64)))
-        self.relevance = labels
+            labels = SameLabel(np.asarray(labels, np.int64))
+        self.relevance = None if labels is None else _own(labels)
         self.item_uncertainty = (
             None if item_uncertainty is None else _frozen(np.array(item_uncertainty, np.float64))
         )
@@ -189,7 +189,8 @@ class Searcher:
         if longer is not None:
             given: Any = labels
             plain = self.labels is not None and not isinstance(labels, SameLabel)
-            longer = longer.joined(SameLabel(np.asarray(given, np.int64)) if plain else given)
+            given = SameLabel(np.asarray(given, np.int64)) if plain else given
+            longer = _own(longer.joined(given))
         self.index.add(vectors)
         self.ids = _frozen(np.concatenate([self.ids, np.array(ids, dtype=object)]))
         self.relevance = longer
@@ -202,6 +203,13 @@ def _arrays(embedding: Embedding) -> tuple[NDArray[np.float32], NDArray[np.float
     uncertainty = embedding.uncertainty
     return embedding.mean.cpu().numpy(), (
         None if uncertainty is None else uncertainty.cpu().numpy().astype(np.float64)
+    )
+
+
+def _own(relevance: Relevance) -> Relevance:
+    """A copy that nobody else can write to."""
+    return relevance_of(
+        {name: _frozen(values.copy()) for name, values in relevance.arrays().items()}
     )
 
 

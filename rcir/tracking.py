@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import mlflow
-from matplotlib.figure import Figure
 from mlflow import MlflowClient
-from mlflow.entities import Param, RunTag
+from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking.context.registry import resolve_tags
 from mlflow.utils.git_utils import get_git_commit
@@ -25,6 +25,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 from rcir.errors import NoRetriever, TrackingUnavailable
 
 EXPERIMENT = "rcir"
+BATCH = 500  # metrics in a call; a server takes no more than 1,000
 PARENT_TAG = "mlflow.parentRunId"
 Loaded = TypeVar("Loaded")
 
@@ -59,12 +60,14 @@ class TrackedRun:
 
     def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
         """Log metrics of one step."""
-        for name, value in metrics.items():
-            self._client.log_metric(self.id, name, float(value), step=step)
+        now = int(1000 * time.time())
+        logged = [Metric(name, float(value), now, step) for name, value in metrics.items()]
+        for start in range(0, len(logged), BATCH):
+            self._client.log_batch(self.id, metrics=logged[start : start + BATCH])
 
-    def log_figure(self, figure: Figure, name: str) -> None:
-        """Log a figure as `figures/NAME.png`."""
-        self._client.log_figure(self.id, figure, f"figures/{name}.png")
+    def log_figure(self, svg: str, name: str) -> None:
+        """Log a figure as `figures/NAME.svg`."""
+        self._client.log_text(self.id, svg, f"figures/{name}.svg")
 
     def log_folder(self, folder: Path, name: str) -> None:
         """Log the files of a folder as the artifact folder `name`."""

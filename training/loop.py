@@ -182,11 +182,20 @@ def _online(
         vectors = embedding.mean.detach()
         relevance = images.relevance.subset(rows)
         tuples = mine(vectors, relevance, torch.arange(len(rows)), config.mining, generator)
-        if len(tuples) == 0:
-            yield embedding.mean.sum() * 0, 0
+        mined = torch.tensor(len(tuples), device=vectors.device)
+        if world > 1:
+            torch.distributed.all_reduce(mined)
+        if mined == 0:
+            continue  # on every worker
+        if len(tuples) == 0:  # here, not elsewhere: every weight takes part in the average
+            variance = (
+                embedding.mean.new_zeros(()) if embedding.variance is None else embedding.variance
+            )
+            yield 0 * (embedding.mean.sum() + variance.sum()), int(mined)
             continue
         members = torch.cat([tuples.anchor, tuples.positive, tuples.negatives.flatten()])
-        yield tuple_losses(embedding[members], tuples.valid, config.loss).mean(), len(tuples)
+        per_tuple = tuple_losses(embedding[members], tuples.valid, config.loss)
+        yield per_tuple.sum() * (world / mined), int(mined)
 
 
 def _forward(

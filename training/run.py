@@ -150,7 +150,7 @@ def _train_members(config: TrainingConfig, run: RunFolder, splits: Splits) -> En
     images = splits.train.images
     with torch.inference_mode():
         vectors = [
-            ensemble.samples(config.preprocessing(images[start : start + BATCH]))
+            ensemble.member_vectors(config.preprocessing(images[start : start + BATCH]))
             for start in range(0, len(images), BATCH)
         ]
     ensemble.align(torch.cat(vectors, dim=1))
@@ -183,7 +183,8 @@ def _log(run: RunFolder, encoder: Encoder, splits: Splits) -> None:
     half = found.uncertainty[::2]  # its range scales the other half
     scaled = confidence(found.uncertainty[1::2], half.min(), half.max())
     diagram = reliability(scaled, found.correct[1::2])
-    run.tracked.log_figure(figures.reliability_diagram(diagram), "validation_reliability")
+    svg = figures.to_svg(figures.reliability_diagram(diagram))
+    run.tracked.log_figure(svg, "validation_reliability")
 
 
 def _json(value: object) -> object:

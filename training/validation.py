@@ -26,11 +26,13 @@ class Validation:
     Attributes:
         ranks: (n,) rank of the first other image that matches, infinite beyond `depth`.
         uncertainty: (n,) of the images, as a retriever would state it.
+        matched: (n,) whether another image matches at all.
         depth: number of candidates that were searched.
     """
 
     ranks: NDArray[np.float64]
     uncertainty: NDArray[np.float64]
+    matched: NDArray[np.bool_]
     depth: int
 
     @property
@@ -53,9 +55,12 @@ class Validation:
             return float(self.depth)
 
     def metrics(self) -> dict[str, float]:
-        """Recall at 1, the certified size at alpha = delta = 0.1, and the AUROC of misses."""
+        """Recall at 1, the certified size at alpha = delta = 0.1, and the AUROC of misses.
+
+        Recall is of the images that another one matches.
+        """
         found = {
-            "validation/recall_at_1": recall_at_k(self.ranks, 1),
+            "validation/recall_at_1": recall_at_k(self.ranks[self.matched], 1),
             "validation/certified_size": self.certified_size(0.1, 0.1),
         }
         if 0 < self.correct.sum() < len(self.correct):
@@ -67,7 +72,7 @@ def validate(encoder: Encoder, preprocessing: Preprocessing, images: ImageSet) -
     """Search the validation images among themselves, each left out of its own search.
 
     Raises:
-        InvalidData: there are fewer than 3 images.
+        InvalidData: there are fewer than 3 images, or none matches another.
         TrainingDiverged: an embedding or uncertainty is NaN or infinite.
     """
     if len(images) < 3:
@@ -86,4 +91,7 @@ def validate(encoder: Encoder, preprocessing: Preprocessing, images: ImageSet) -
         uncertainty = distances[:, 0].astype(np.float64) ** 2 / 2
     else:
         uncertainty = embedding.uncertainty.cpu().numpy().astype(np.float64)
-    return Validation(ranks, uncertainty, positions.shape[1])
+    matched = images.relevance.totals(images.relevance) > 1  # each image counts itself
+    if not matched.any():
+        raise InvalidData("no validation image matches another one: choose others")
+    return Validation(ranks, uncertainty, matched, positions.shape[1])

@@ -22,7 +22,7 @@ from rcir.losses import LossConfig
 from rcir.metrics import (
     kendall_of_pairs,
     kendall_over_bins,
-    knn_accuracy,
+    knn_correct,
     sample_pairs,
     verification_ap,
 )
@@ -69,7 +69,7 @@ def scores(run: RunFolder, test: ImageSet) -> dict[str, float | None]:
     """Average precision of pairs, accuracy of neighbours, and how uncertainty goes with them."""
     found = search(run, run.encoder(), test)
     labels = np.asarray(test.labels)
-    right = knn_accuracy(labels[found.positions], labels, k=5)
+    right = knn_correct(labels[found.positions], labels, k=5)
     left, other = sample_pairs(labels, 10_000, np.random.default_rng(0)).T
     vectors = found.vectors.numpy()
     score = -np.linalg.norm(vectors[left] - vectors[other], axis=1)

@@ -12,6 +12,7 @@ from scipy.sparse import csr_array, vstack
 from scipy.spatial import KDTree
 from scipy.spatial.distance import cdist
 
+from rcir.data.overlap import count_overlaps, products
 from rcir.errors import InvalidData
 
 Rows = NDArray[np.integer[Any]]
@@ -53,7 +54,7 @@ class Relevance(Protocol):
         ...
 
     def joined(self, others: Any) -> Self:
-        """Of these images, then others of the same kind."""
+        """Of these images, then others; `InvalidData` unless they are of the same kind."""
         ...
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -83,6 +84,8 @@ class SameLabel:
         return SameLabel(self.labels[rows])
 
     def of(self, gallery: SameLabel, positions: Rows) -> NDArray[np.bool_]:
+        if not len(gallery):
+            return np.zeros(positions.shape, np.bool_)
         return (gallery.labels[positions] == self.labels[:, None]) & (positions >= 0)
 
     def totals(self, gallery: SameLabel) -> NDArray[np.int64]:
@@ -94,6 +97,7 @@ class SameLabel:
         return np.asarray(self.labels[rows, None] == self.labels)
 
     def joined(self, others: SameLabel) -> SameLabel:
+        _require_kind(SameLabel, others)
         return SameLabel(_read_only(np.concatenate([self.labels, others.labels])))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -131,22 +135,24 @@ class SharedLabel:
         return SharedLabel(self.labels[rows])
 
     def of(self, gallery: SharedLabel, positions: Rows) -> NDArray[np.bool_]:
+        if not len(gallery):
+            return np.zeros(positions.shape, np.bool_)
         theirs = gallery.labels[positions.reshape(-1)]
         own = self.labels[np.repeat(np.arange(len(self)), positions.shape[1])]
         shared = np.diff(theirs.multiply(own).tocsr().indptr) > 0
         return shared.reshape(positions.shape) & (positions >= 0)
 
     def totals(self, gallery: SharedLabel) -> NDArray[np.int64]:
-        # Images with the same labels match the same images: each combination is counted once.
-        own, which = _combinations(self.labels)
-        theirs, number = _combinations(gallery.labels)
-        shared = own @ theirs.T > 0
-        return np.asarray((shared @ np.bincount(number, minlength=len(theirs)))[which], np.int64)
+        return count_overlaps(self.labels, gallery.labels)
 
     def among(self, rows: Rows) -> NDArray[np.bool_]:
-        return np.asarray((self.labels[rows] @ self.labels.T).toarray(), np.bool_)
+        found = np.empty((len(rows), len(self)), np.bool_)
+        for run, product in products(self.labels[rows], self.labels):
+            found[run] = product.toarray()
+        return found
 
     def joined(self, others: SharedLabel) -> SharedLabel:
+        _require_kind(SharedLabel, others)
         if others.labels.shape[1] != self.labels.shape[1]:
             raise InvalidData(
                 f"images of {self.labels.shape[1]} labels cannot be joined with images of "
@@ -157,14 +163,6 @@ class SharedLabel:
     def arrays(self) -> dict[str, NDArray[Any]]:
         shape = np.array(self.labels.shape, np.int64)
         return {"shape": shape, "indptr": self.labels.indptr, "indices": self.labels.indices}
-
-
-def _combinations(labels: csr_array) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """The different rows, and the number of each row among them."""
-    packed = np.packbits(labels.toarray(), axis=1)
-    different, which = np.unique(packed, axis=0, return_inverse=True)
-    rows = np.unpackbits(different, axis=1, count=labels.shape[1])
-    return rows.astype(np.float32), which.reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -199,6 +197,8 @@ class WithinRadius:
         return WithinRadius(self.places[rows], self.radius)
 
     def of(self, gallery: WithinRadius, positions: Rows) -> NDArray[np.bool_]:
+        if not len(gallery):
+            return np.zeros(positions.shape, np.bool_)
         steps = gallery.places[positions] - self.places[:, None]
         return (np.square(steps).sum(-1) <= self.radius**2) & (positions >= 0)
 
@@ -211,6 +211,7 @@ class WithinRadius:
         return cdist(self.places[rows], self.places, "sqeuclidean") <= self.radius**2
 
     def joined(self, others: WithinRadius) -> WithinRadius:
+        _require_kind(WithinRadius, others)
         if others.radius != self.radius or others.places.shape[1] != self.places.shape[1]:
             raise InvalidData(
                 f"{self.places.shape[1]} coordinates and radius {self.radius} cannot be joined "
@@ -231,6 +232,14 @@ def relevance_of(arrays: Mapping[str, NDArray[Any]]) -> Relevance:
     entries = np.ones(len(arrays["indices"]), np.bool_)
     shape = tuple(arrays["shape"].tolist())
     return SharedLabel(csr_array((entries, arrays["indices"], arrays["indptr"]), shape=shape))
+
+
+def _require_kind(kind: type, others: object) -> None:
+    if not isinstance(others, kind):
+        raise InvalidData(
+            f"images that match as {kind.__name__} cannot be joined with images that match as "
+            f"{type(others).__name__}: give the same kind"
+        )
 
 
 def _read_only(values: NDArray[Any]) -> NDArray[Any]:

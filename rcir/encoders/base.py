@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
@@ -78,12 +80,17 @@ class Encoder(nn.Module):
 
     def embed(self, images: Tensor) -> Embedding:
         """Embed images (n, C, H, W) in evaluation mode without gradients."""
+        with self._evaluating():
+            return self._embed(images)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
         training = self.training
         if training:
             self.eval()
         try:
             with torch.inference_mode():
-                return self._embed(images)
+                yield
         finally:
             if training:
                 self.train()
@@ -92,12 +99,21 @@ class Encoder(nn.Module):
         embedding: Embedding = self(images)
         return embedding
 
-    def samples(self, images: Tensor) -> Tensor | None:
-        """Draws of the embedding, (t, n, d), of a batch in evaluation mode.
+    def samples(self, images: Tensor, generator: torch.Generator) -> Tensor | None:
+        """Draws of the embedding, (t, n, d), in evaluation mode without gradients.
 
-        MC dropout: of its passes; a deep ensemble: its members; BTL: from its Gaussians, `passes`
-        many, the same noise for every batch of a size. None for an encoder that is certain.
+        MC dropout: its passes; a deep ensemble: its members; BTL: `passes` draws from its
+        Gaussians. None for an encoder that is certain.
+
+        Args:
+            images: (n, C, H, W).
+            generator: on the CPU, of the noise where there is any; hand on the same one from batch
+                to batch.
         """
+        with self._evaluating():
+            return self._samples(images, generator)
+
+    def _samples(self, images: Tensor, generator: torch.Generator) -> Tensor | None:
         return None
 
     def fingerprint(self) -> str:

@@ -35,11 +35,11 @@ def draw(
 ) -> torch.Tensor | None:
     """Draws (t, n, d) of the embeddings of n images, see `Encoder.samples`; None if it has none."""
     device = next(encoder.parameters()).device
+    generator = torch.Generator().manual_seed(0)
     parts = []
-    with torch.inference_mode():
-        for batch in torch.split(preprocessing.resized(images), BATCH):
-            drawn = encoder.samples(preprocessing.normalise(batch.to(device)))
-            if drawn is None:
-                return None
-            parts.append(drawn)
+    for batch in torch.split(preprocessing.resized(images), BATCH):
+        drawn = encoder.samples(preprocessing.normalise(batch.to(device)), generator)
+        if drawn is None:
+            return None
+        parts.append(drawn)
     return torch.cat(parts, dim=1)

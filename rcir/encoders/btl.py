@@ -27,14 +27,15 @@ class BayesianTriplet(Encoder):
         self.variance_head = VarianceHead(config.pooling, shape, config.variance_hidden)
 
     def forward(self, images: Tensor) -> Embedding:
+        mean, variance = self._gaussian(images)
+        return Embedding(mean, variance, variance.squeeze(1))
+
+    def _gaussian(self, images: Tensor) -> tuple[Tensor, Tensor]:
         feature_map = self.backbone(images).float()
         with torch.autocast(images.device.type, enabled=False):
-            mean, variance = self.mean_head(feature_map), self.variance_head(feature_map)
-            return Embedding(F.normalize(mean), variance, variance.squeeze(1))
+            return F.normalize(self.mean_head(feature_map)), self.variance_head(feature_map)
 
-    def samples(self, images: Tensor) -> Tensor:
-        embedding = self.embed(images)
-        assert embedding.variance is not None
-        generator = torch.Generator().manual_seed(0)
-        noise = torch.randn(self.config.passes, *embedding.mean.shape, generator=generator)
-        return embedding.mean + embedding.variance.sqrt() * noise.to(embedding.mean.device)
+    def _samples(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        mean, variance = self._gaussian(images)
+        noise = torch.randn(self.config.passes, *mean.shape, generator=generator)
+        return mean + variance.sqrt() * noise.to(mean.device)

@@ -44,18 +44,21 @@ class DeepEnsemble(Encoder):
         """Fit the rotations of the members onto the first (orthogonal Procrustes).
 
         Args:
-            vectors: (members, n, dim), of n training images; see `samples`.
+            vectors: (members, n, dim), of n training images; see `member_vectors`.
         """
         products = vectors.double().transpose(1, 2) @ vectors[0].double()
         left, _, right = torch.linalg.svd(products)
         self.rotations.copy_((left @ right).to(self.rotations))
 
-    def samples(self, images: Tensor) -> Tensor:
+    def _samples(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        return self.member_vectors(images)
+
+    def member_vectors(self, images: Tensor) -> Tensor:
         """The members' unit vectors of a batch, (members, n, dim)."""
         return torch.stack([member(images).mean for member in self.members])
 
     def forward(self, images: Tensor) -> Embedding:
-        vectors = self.samples(images)
+        vectors = self.member_vectors(images)
         if self.mode == "reference":
             variance = vectors.var(dim=0, correction=0)
             return Embedding(vectors.mean(dim=0), variance, variance.mean(dim=1))

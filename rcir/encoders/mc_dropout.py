@@ -61,7 +61,11 @@ class MCDropout(Encoder):
         embedding: Embedding = self.network(images)
         return embedding
 
-    def samples(self, images: Tensor) -> Tensor:
+    def _samples(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        return self._passes(images)
+
+    def _passes(self, images: Tensor) -> Tensor:
+        """The unit vectors of the passes, (passes, n, dim)."""
         passes = []
         for seed in range(self.passes):
             with self._masks(seed):
@@ -69,7 +73,7 @@ class MCDropout(Encoder):
         return torch.stack(passes)
 
     def _embed(self, images: Tensor) -> Embedding:
-        stacked = self.samples(images)
+        stacked = self._passes(images)
         variance = stacked.var(dim=0)
         return Embedding(F.normalize(stacked.mean(dim=0)), variance, variance.mean(dim=1))
 

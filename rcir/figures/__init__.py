@@ -1,6 +1,6 @@
 """Figures from arrays. They open no window and know nothing of where they end up."""
 
-from rcir.figures.axes import AMBER, BLUE, DARK, GREEN, GREY, PURPLE, RED
+from rcir.figures.axes import AMBER, BLUE, DARK, GREEN, GREY, PURPLE, RED, to_svg
 from rcir.figures.pictures import QuerySet, project, projection, query_sets
 from rcir.figures.risk import (
     delta_sweep,
@@ -35,4 +35,5 @@ __all__ = [
     "size_distributions",
     "size_spread",
     "sparsification",
+    "to_svg",
 ]

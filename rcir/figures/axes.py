@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import cycle, product
 from typing import Any, Literal, TypeVar
@@ -70,6 +71,13 @@ def log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
+
+
+def to_svg(figure: Figure) -> str:
+    """A figure as the text of an SVG file."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg")
+    return buffer.getvalue()
 
 
 def legend_below(figure: Figure, columns: int) -> None:

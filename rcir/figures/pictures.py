@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
-from rcir.figures.axes import DARK, DPI, GREEN, RED, Floats, labelled, two_panels
+from rcir.figures.axes import DARK, DPI, GREEN, RED, Floats, labelled, one_panel, two_panels
 
 PICTURE, GAP, LINE, MIN_WIDTH = 0.72, 0.06, 0.135, 2.2  # inches
 # As many colours as can be told apart; PALE is of all other classes.
@@ -122,46 +122,58 @@ def project(
     return points.astype(np.float64), rows
 
 
-def projection(points: Floats, labels: Sequence[str] | NDArray[Any], uncertainty: Floats) -> Figure:
+def projection(
+    points: Floats, labels: Sequence[str] | NDArray[Any] | None, uncertainty: Floats
+) -> Figure:
     """A map of the embedding, by class and by uncertainty.
 
     Args:
         points: (n, 2), such as those of `project`.
-        labels: (n,) classes. The ten most frequent have colours, the others are grey.
+        labels: (n,) classes. The ten most frequent have colours, the others are grey. None where
+            images have not one class each: the map is by uncertainty alone.
         uncertainty: (n,) finite; the colours span its 2% to 98% quantiles.
 
     Example:
         >>> points = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
         >>> projection(points, ["a", "a", "b"], np.array([0.1, 0.3, 0.2])).savefig("map.png")
     """
-    figure, (left, right) = two_panels()
-    names, class_of, count = np.unique(labels, return_inverse=True, return_counts=True)
-    frequent = np.sort(np.argsort(-count, kind="stable")[: len(TEN_COLORS)])
     size = float(np.clip(3000 / len(points), 3, 25))
     style: dict[str, Any] = {"s": size, "linewidths": 0, "rasterized": True}
-    for number, color in zip(frequent, TEN_COLORS, strict=False):
-        label = _shortened(names[number])
-        x, y = points[class_of == number].T
-        left.scatter(x, y, color=color, label=label, **style)
-    other = ~np.isin(class_of, frequent)
-    if other.any():
-        label = f"{len(names) - len(frequent)} others"
-        x, y = points[other].T
-        left.scatter(x, y, color=PALE, label=label, zorder=0.5, **style)
-    figure.legend(
-        loc="outside lower center", ncols=4, fontsize=8, markerscale=6 / size**0.5, frameon=False
-    )
+    if labels is None:
+        figure, right = one_panel("", "", "By uncertainty")
+    else:
+        figure, (left, right) = two_panels()
+        labelled(right, "", "", "By uncertainty")
+        _by_class(labelled(left, "", "", "By class"), points, labels, style)
+        marker = 6 / size**0.5
+        figure.legend(
+            loc="outside lower center", ncols=4, fontsize=8, markerscale=marker, frameon=False
+        )
     low, high = np.quantile(uncertainty, (0.02, 0.98))
     order = np.argsort(uncertainty, kind="stable")  # the most uncertain on top
     x, y = points[order].T
     drawn = right.scatter(x, y, c=uncertainty[order], cmap="viridis", vmin=low, vmax=high, **style)
-    figure.colorbar(drawn, ax=right, label="uncertainty", extend="both")
-    for axes, title in ((left, "By class"), (right, "By uncertainty")):
-        labelled(axes, "", "", title)
+    for axes in figure.axes:
         axes.set(xticks=[], yticks=[])
         axes.set_aspect("equal", adjustable="datalim")
         axes.spines[:].set_visible(False)
+    figure.colorbar(drawn, ax=right, label="uncertainty", extend="both")
     return figure
+
+
+def _by_class(
+    axes: Axes, points: Floats, labels: Sequence[str] | NDArray[Any], style: dict[str, Any]
+) -> None:
+    names, class_of, count = np.unique(labels, return_inverse=True, return_counts=True)
+    frequent = np.sort(np.argsort(-count, kind="stable")[: len(TEN_COLORS)])
+    for number, color in zip(frequent, TEN_COLORS, strict=False):
+        x, y = points[class_of == number].T
+        axes.scatter(x, y, color=color, label=_shortened(names[number]), **style)
+    other = ~np.isin(class_of, frequent)
+    if other.any():
+        label = f"{len(names) - len(frequent)} others"
+        x, y = points[other].T
+        axes.scatter(x, y, color=PALE, label=label, zorder=0.5, **style)
 
 
 def _picture(axes: Axes, image: NDArray[np.uint8], color: str, dashed: bool = False) -> Axes:

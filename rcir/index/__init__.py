@@ -2,6 +2,6 @@
 
 from rcir.index.base import Index
 from rcir.index.flat import FlatIndex
-from rcir.index.others import nearest_others
+from rcir.index.leave_one_out import nearest_others
 
 __all__ = ["FlatIndex", "Index", "nearest_others"]

@@ -16,7 +16,7 @@ from rcir.metrics.correlation import (
     pearson,
     pearson_over_percentiles,
 )
-from rcir.metrics.neighbours import knn_accuracy
+from rcir.metrics.neighbours import knn_correct
 from rcir.metrics.outofdistribution import OutOfDistribution
 from rcir.metrics.ranking import (
     average_precision,
@@ -44,7 +44,7 @@ __all__ = [
     "first_match_ranks",
     "kendall_of_pairs",
     "kendall_over_bins",
-    "knn_accuracy",
+    "knn_correct",
     "macro_mean",
     "pearson",
     "pearson_over_percentiles",

@@ -24,7 +24,7 @@ def kendall_over_bins(
 
     Args:
         uncertainty: (n,) larger is less certain.
-        performance: (n,) larger is better, such as `knn_accuracy`.
+        performance: (n,) larger is better, such as `knn_correct`.
         bins: number of bins of equal count, 2 to n.
 
     Returns:

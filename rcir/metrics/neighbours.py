@@ -9,7 +9,7 @@ from rcir.errors import InvalidData
 from rcir.metrics.checks import Integers, check_k
 
 
-def knn_accuracy(neighbour_labels: Integers, labels: Integers, k: int = 5) -> NDArray[np.bool_]:
+def knn_correct(neighbour_labels: Integers, labels: Integers, k: int = 5) -> NDArray[np.bool_]:
     """Whether the k nearest neighbours of each item vote for its class.
 
     The most frequent class wins; of several, that of the nearest neighbour among them (Oh et al.,
@@ -29,7 +29,7 @@ def knn_accuracy(neighbour_labels: Integers, labels: Integers, k: int = 5) -> ND
 
     Example:
         >>> neighbours = np.array([[3, 8, 8, 3, 1], [2, 2, 5, 5, 5]])
-        >>> knn_accuracy(neighbours, np.array([3, 2])).tolist()
+        >>> knn_correct(neighbours, np.array([3, 2])).tolist()
         [True, False]
     """
     if neighbour_labels.ndim != 2 or labels.shape != neighbour_labels.shape[:1]:

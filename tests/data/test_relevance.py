@@ -4,6 +4,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from rcir.data import overlap
 from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius, relevance_of
 from rcir.errors import InvalidData
 
@@ -146,6 +147,25 @@ def test_joined_are_these_then_the_others(kind, facts):
     assert kind.make(queries).totals(both).tolist() == expected.sum(1).tolist()
 
 
+def test_nothing_matches_in_an_empty_gallery(kind, facts):
+    queries = kind.make(facts[0])
+    found = queries.of(queries.subset(np.arange(0)), np.full((N_QUERIES, 3), -1))
+    assert found.dtype == bool
+    assert found.tolist() == [[False] * 3] * N_QUERIES
+
+
+@pytest.mark.parametrize("other", KINDS, ids=str)
+def test_another_kind_cannot_be_joined(kind, facts, other):
+    one = kind.make(facts[0])
+    rng = np.random.default_rng(0)
+    others = KINDS[other].make(KINDS[other].draw(rng, 6))
+    if type(one) is type(others):
+        return
+    said = f"match as {type(one).__name__} cannot be joined .* as {type(others).__name__}"
+    with pytest.raises(InvalidData, match=said):
+        one.joined(others)
+
+
 def test_arrays_make_it_again(kind, facts):
     queries, gallery = facts
     arrays = kind.make(gallery).arrays()
@@ -249,6 +269,59 @@ def test_places_that_are_none_are_refused(places, radius):
 def test_what_cannot_be_compared_cannot_be_joined(one, other, said):
     with pytest.raises(InvalidData, match=said):
         one.joined(other)
+
+
+def tagged(rng, n, n_labels, each, skew=0.0):
+    """Images of about so many labels each; with skew, a few labels are those of most images."""
+    share = 1.0 / np.arange(1, n_labels + 1) ** skew
+    drawn = rng.choice(n_labels, (n, each), p=share / share.sum())
+    drawn[0] = drawn[0, 0]
+    return SharedLabel.of_lists([[], *drawn[1:].tolist()], n_labels)
+
+
+@pytest.mark.parametrize("skew", [0.0, 1.2])
+@pytest.mark.parametrize("block", [2**8, 2**12, 2**22])
+@pytest.mark.parametrize("count", ["_count_pairs", "_count_bits", "count_overlaps"])
+def test_labels_in_common_are_counted_as_a_dense_product_counts_them(
+    count, block, skew, monkeypatch
+):
+    monkeypatch.setattr(overlap, "BLOCK", block)
+    rng = np.random.default_rng(5)
+    queries, gallery = (tagged(rng, n, 70, 4, skew) for n in (211, 333))
+    expected = (queries.labels.toarray().astype(int) @ gallery.labels.toarray().T) > 0
+    found = getattr(overlap, count)(queries.labels, gallery.labels)
+    np.testing.assert_array_equal(found, expected.sum(1))
+    among = gallery.joined(queries).among(np.arange(333, 333 + 211))
+    np.testing.assert_array_equal(among[:, :333], expected)
+
+
+def test_rows_of_the_same_labels_are_one_combination():
+    lists = [[], [3], [3, 5], [5, 3], [3], [0, 3, 5], [], [5]]
+    first, which = overlap.combinations(SharedLabel.of_lists(lists, 6).labels)
+    assert first[which].tolist() == [0, 1, 2, 2, 1, 5, 0, 7]
+
+
+@pytest.mark.parametrize(("n_labels", "skew"), [(1000, 0.0), (80, 1.0), (5000, 1.0)])
+def test_many_images_of_many_labels_take_little_memory_and_time(n_labels, skew):
+    """A matrix of the images with themselves would hold 900 million entries."""
+    rng = np.random.default_rng(1)
+    images = tagged(rng, 30_000, n_labels, 5, skew)
+    start = time.process_time()
+    totals = images.totals(images)
+    assert time.process_time() - start < 5
+    rows = rng.choice(len(images), 20, replace=False)
+    among = images.among(rows)
+    tracemalloc.start()
+    images.subset(np.arange(5000)).totals(images)
+    images.among(rows)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 120 * 2**20
+    dense = images.labels.toarray()
+    for row, matches in zip(rows, among, strict=True):
+        expected = (dense & dense[row]).any(1)
+        np.testing.assert_array_equal(matches, expected)
+        assert totals[row] == expected.sum()
 
 
 def large(kind, rng, n):

@@ -52,7 +52,7 @@ def test_alignment_recovers_rotations_of_one_network():
     rotate_members(encoder)
     before = encoder.embed(pictures()).uncertainty
     with torch.no_grad():
-        encoder.align(encoder.samples(pictures(seed=2)))
+        encoder.align(encoder.member_vectors(pictures(seed=2)))
     after = encoder.embed(pictures())
     assert before.min() > 0.01
     assert after.uncertainty.max() < 1e-10
@@ -65,7 +65,7 @@ def test_the_reference_read_out_takes_rotations_for_uncertainty():
     encoder = build("reference")
     rotate_members(encoder)
     with torch.no_grad():
-        encoder.align(encoder.samples(pictures(seed=2)))
+        encoder.align(encoder.member_vectors(pictures(seed=2)))
     embedding = encoder.embed(pictures())
     z = unit_vectors(encoder, pictures())
     np.testing.assert_allclose(embedding.mean, z.mean(0), atol=1e-6)
@@ -83,7 +83,7 @@ def test_uncertainty_is_the_spread_of_the_aligned_members(mode):
         left, _, right = np.linalg.svd(z[k].T @ z[0])
         aligned.append(z[k] @ left @ right)
     with torch.no_grad():
-        encoder.align(encoder.samples(pictures()))
+        encoder.align(encoder.member_vectors(pictures()))
     spread = np.var(aligned, axis=0, ddof=1).mean(1)
     np.testing.assert_allclose(encoder.embed(pictures()).uncertainty, spread, rtol=1e-3)
 

@@ -68,7 +68,7 @@ def test_members_are_rotated_onto_the_first(ensemble):
     encoder = ensemble.encoder()
     images = load_splits(ensemble.data).train.images
     with torch.inference_mode():
-        vectors = encoder.samples(Preprocessing()(images)).double().numpy()
+        vectors = encoder.member_vectors(Preprocessing()(images)).double().numpy()
     expected, _ = orthogonal_procrustes(vectors[1], vectors[0])
     np.testing.assert_allclose(encoder.rotations[1].numpy(), expected, atol=1e-4)
     np.testing.assert_allclose(encoder.rotations[0].numpy(), np.eye(8), atol=1e-5)
@@ -79,6 +79,6 @@ def test_an_ensemble_ranks_by_the_mean_of_its_members_distances(ensemble):
     images = Preprocessing()(load_splits(ensemble.data).test.images[:20])
     joint = encoder.embed(images).mean
     with torch.inference_mode():
-        members = encoder.samples(images)
+        members = encoder.member_vectors(images)
     of_members = [torch.cdist(each, each).square() for each in members]
     np.testing.assert_allclose(torch.cdist(joint, joint).square(), sum(of_members) / 2, atol=1e-5)

@@ -58,16 +58,26 @@ def test_ranks_are_those_of_a_search_among_all_others(n):
 
 
 def test_an_image_is_left_out_of_its_own_search_even_among_its_copies():
-    """Copies of one picture, no two of one label: whoever drops the nearest drops a copy."""
+    """Copies of one picture: whoever drops the nearest drops a copy."""
     pixels = np.zeros((6, 2, 3), np.uint8)
     pixels[3:] = np.arange(3, dtype=np.uint8)[:, None, None] * 50 + 100
-    images = ImageSet(pixels, np.array([0, 1, 2, 3, 4, 5]), list("abcdef"))
-    found = validate(Pixels(), Preprocessing((2, 3)), images)
-    assert found.metrics()["validation/recall_at_1"] == 0
+    apart = ImageSet(pixels, np.array([0, 1, 2, 3, 4, 4]), list("abcdef"))
+    assert validate(Pixels(), Preprocessing((2, 3)), apart).ranks[:3].tolist() == [np.inf] * 3
     twins = ImageSet(pixels, np.array([0, 0, 0, 3, 4, 5]), list("abcdef"))
-    np.testing.assert_array_equal(
-        validate(Pixels(), Preprocessing((2, 3)), twins).ranks, [1, 1, 1, *[np.inf] * 3]
-    )
+    found = validate(Pixels(), Preprocessing((2, 3)), twins)
+    np.testing.assert_array_equal(found.ranks, [1, 1, 1, *[np.inf] * 3])
+
+
+def test_recall_is_of_the_images_that_another_one_matches():
+    pixels = np.zeros((6, 2, 3), np.uint8)
+    pixels[3:] = np.arange(3, dtype=np.uint8)[:, None, None] * 50 + 100
+    twins = ImageSet(pixels, np.array([0, 0, 0, 3, 4, 5]), list("abcdef"))
+    found = validate(Pixels(), Preprocessing((2, 3)), twins)
+    assert found.metrics()["validation/recall_at_1"] == 1
+    assert found.matched.tolist() == [True] * 3 + [False] * 3
+    alone = ImageSet(pixels, np.arange(6), list("abcdef"))
+    with pytest.raises(InvalidData, match="no validation image matches another one"):
+        validate(Pixels(), Preprocessing((2, 3)), alone)
 
 
 def test_without_an_own_uncertainty_the_distance_to_the_nearest_other_stands_in():
