@@ -1,4 +1,4 @@
-"""Decoding against the fastest single library calls, and the memory of a million images.
+"""Decoding against the fastest library calls, memory of a million images, matches of many labels.
 
 Real JPEG files of CUB-200-2011, found under RCIR_DATA, and the same scaled up to photographs of
 1,500 pixels. All decode to 224 x 224 RGB on one core; seconds are of CPU time, so that a busy
@@ -14,6 +14,7 @@ import sys
 import tarfile
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -31,6 +32,7 @@ SIZE, PHOTOGRAPH = (224, 224), 1500
 FILES, PHOTOGRAPHS, REPEATS = 400, 60, 5
 NEAR = 0.5  # mean difference of 255 from a full decode, up to which a call counts as equal
 GALLERY, QUERIES, DEPTH, LABELS = 1_000_000, 1000, 200, 14
+TAGGED, TAGS, EACH = 100_000, 1000, 5
 OURS, FULL = "Preprocessing.resized", "PIL, full decode"
 
 
@@ -159,6 +161,23 @@ def relevance(kind: str, n: int, rng: np.random.Generator) -> Relevance:
     return WithinRadius(rng.uniform(0, 17_000, (n, 2)), 25.0)
 
 
+def tagged(skew: float) -> tuple[float, float]:
+    """Seconds and GiB to count the matches of many-label images among themselves.
+
+    Args:
+        skew: of the tags: the k-th is drawn in proportion to k to the power of minus `skew`.
+    """
+    share = 1 / np.arange(1, TAGS + 1) ** skew
+    drawn = np.random.default_rng(0).choice(TAGS, (TAGGED, EACH), p=share / share.sum())
+    images = SharedLabel.of_lists(drawn.tolist(), TAGS)
+    taken = seconds(time.process_time, lambda: images.totals(images))
+    tracemalloc.start()
+    images.totals(images)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return taken, peak / 2**30
+
+
 def remember(kind: str) -> None:
     """In a process of its own: print the peak memory in GiB."""
     rng = np.random.default_rng(0)
@@ -197,14 +216,20 @@ def main() -> None:
         found[OURS] / max(rate for name, rate in found.items() if name != OURS)
         for found in (rates, large)
     ]
+    many = {f"tags of skew {skew:g}": tagged(skew) for skew in (0.0, 1.0)}
     figures = {
         "images_per_second_per_core": rates[OURS],
         "speedup_over_full_decode": large[OURS] / large[FULL],
         "ours_over_best_library_call": min(ratios),
         "million_gallery_gib": max(memory.values()),
+        "many_label_totals_seconds": max(taken for taken, _ in many.values()),
+        "many_label_totals_gib": max(peak for _, peak in many.values()),
     }
     rows += more + transform()
     rows += [(f"GiB, {GALLERY:,} images, {k}", f"{v:.2f}", "", "", "") for k, v in memory.items()]
+    for name, (taken, peak) in many.items():
+        what = f"matches of {TAGGED:,} images, {EACH} of {TAGS:,} {name}"
+        rows.append((what, f"{taken:.1f} s", f"{peak:.2f} GiB", "", ""))
     columns = ["way", "images/s", "to full decode", "mean difference", "of the worst image"]
     report(f"To {SIZE[0]} x {SIZE[1]} RGB", columns, rows, figures, options.json)
 

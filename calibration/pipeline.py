@@ -53,13 +53,13 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     what is reported is measured on the test split; no query is in two of them.
 
     Raises:
-        InvalidData: there is no such run, or it is not finished.
+        InvalidData: there is no such run, or it is not finished; or the output holds something
+            else.
         CorruptRetriever: what lies at the retriever's place is something else.
     """
     started = time.monotonic()
     run = runs.find_run(config.run)
     output = Path(config.output) if config.output else run.path
-    output.mkdir(parents=True, exist_ok=True)
     _check_output(output)
     splits = load_splits(run.data)
     asked = _outside(run.data, config.ood)
@@ -106,18 +106,18 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
     Raises:
         InvalidConfig: the retriever is not a folder, and no output is named; or `ood` is its own
             data set.
-        InvalidData: the retriever does not say which data set it was made of, or that set now
-            gives another gallery.
+        InvalidData: the retriever does not say which queries it was calibrated with, or its data
+            set now gives others, or another gallery; or the output holds something else.
         NoRetriever, CorruptRetriever, StaleCalibration: of the retriever.
     """
     started = time.monotonic()
     retriever = api.load(config.retriever)
     if config.output is None and not Path(config.retriever).is_dir():
         raise InvalidConfig(f"nothing can be written beside {config.retriever}: name an output")
-    if "data" not in retriever.origin or not retriever.controllers:
+    if not {"data", "queries"} <= retriever.origin.keys() or not retriever.controllers:
         raise InvalidData(
             f"{config.retriever} was not made by `python -m calibration`: it does not say which "
-            "data set its test queries are in"
+            "queries it was calibrated with"
         )
     if retriever.calibrated_on != retriever.fingerprints():
         raise StaleCalibration(f"{config.retriever} has changed since calibration: calibrate again")
@@ -135,7 +135,6 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
         )
     asked = _outside(data, config.ood)
     output = Path(config.output or Path(config.retriever).absolute().parent / "evaluation")
-    output.mkdir(parents=True, exist_ok=True)
     _check_output(output)
     queries = _judge(retriever, splits, retriever.origin.get("group"))
     outside = _uncertainty(retriever, asked)
@@ -183,7 +182,10 @@ def _outside(data: DataConfig, name: str | None) -> ImageSet | None:
         raise InvalidConfig(f"ood is {name}, the set that the retriever searches: name another")
     found = find_dataset(name)
     other = DataConfig(name, data.root, data.download)
-    return load_splits(other).test if found.composed else found.read(data_root(other)).queries
+    if found.composed:
+        return load_splits(other).test
+    options = {"download": True} if data.download and found.downloads else {}
+    return found.read(data_root(other), **options).queries
 
 
 def _uncertainty(retriever: Retriever, images: ImageSet | None) -> NDArray[np.float64] | None:
@@ -208,6 +210,7 @@ def _publish(
         pictures = {name: figures.to_svg(figure) for name, figure in drawn.items()}
         text = report.render(evaluation, pictures)
     page, results = output / PAGE, output / RESULTS
+    output.mkdir(parents=True, exist_ok=True)
     # Results first: they are what says that a page is ours.
     write_results(results, evaluation, time.monotonic() - started)
     page.write_text(text, encoding="utf-8")
@@ -222,6 +225,8 @@ def _publish(
 
 def _check_output(output: Path) -> None:
     """Pages and results that another evaluation did not write are left alone."""
+    if output.exists() and not output.is_dir():
+        raise InvalidData(f"{output} is a file: choose another output")
     names = [name for name in (PAGE, RESULTS) if (output / name).exists()]
     try:
         ours = not names or "n_calibration" in json.loads((output / RESULTS).read_text())

@@ -17,6 +17,7 @@ from rich.table import Table
 from rcir.api import VARIABLE, default_retriever, use
 from rcir.config import reporting_errors
 from rcir.data import DATASETS, DataConfig, data_root
+from rcir.data.datasets import find_dataset
 from rcir.data.verification import verify
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk import Risk
@@ -63,14 +64,18 @@ def _list(options: Namespace, root: Path) -> None:
     table.columns[1].justify = "right"
     for name, found in DATASETS.items():
         images = "" if found.images is None else f"{found.images:,}"
-        there = not found.folder or (root / found.folder).exists()
-        title = found.title if there and found.folder else f"{found.title}\n  {found.get}"
+        there = found.there(root)
+        title = found.title if there and found.places else f"{found.title}\n  {found.get}"
         table.add_row(name, images, "yes" if there else "no", title)
     console.print(f"in {root}:", soft_wrap=True)
     console.print(table)
 
 
 def _check(options: Namespace, root: Path) -> None:
+    known = find_dataset(options.name)
+    if known.composed and not known.whole:
+        console.print(f"{options.name} {known.get}: it needs no check")
+        return
     given = {}
     for option in options.option:
         name, equals, value = option.partition("=")
@@ -99,7 +104,10 @@ def _check(options: Namespace, root: Path) -> None:
             f"this copy of {options.name} is not whole: {sum(found.parts.values()):,}{expected}, "
             f"{len(found.unreadable)} unreadable"
         )
-    console.print("all can be read")
+    if found.published is None:
+        console.print("all pictures can be read; there is no published number to compare with")
+    else:
+        console.print("all can be read")
 
 
 def demo(options: Namespace) -> None:

@@ -77,8 +77,22 @@ def test_a_whole_copy(own, capsys):
     shown = capsys.readouterr()
     lines = [line for line in shown.out.splitlines() if line.strip()]
     assert lines[0] == "folder: 12 images (train 6, queries 6)"
-    assert lines[-1] == "all can be read"
+    assert lines[-1] == ("all pictures can be read; there is no published number to compare with")
     assert shown.err == ""
+
+
+def test_a_set_that_needs_no_check_is_told_so(tmp_path, capsys):
+    assert check(tmp_path, name="digits") == 0
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("digits comes with scikit-learn: it needs no check\n", "")
+
+
+@pytest.mark.data
+def test_omniglot_is_checked(data_root, capsys):
+    assert check(data_root, name="omniglot") == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert lines[0].startswith("omniglot: 19,280 images (train ")
+    assert lines[-1] == "all can be read"
 
 
 @pytest.mark.data
@@ -134,7 +148,6 @@ def test_what_was_left_out_and_classes_of_one_image_are_shown(own, capsys):
     ("name", "arguments", "said"),
     [
         ("cub", [], "data.name 'cub' is unknown"),
-        ("digits", [], "its reader checks it whenever it is read"),
         ("folder", [], "options of folder: .*path"),
         ("folder", ["--option", "path"], "--option path: give NAME=VALUE"),
         ("folder", ["--option", "path=[a"], r"--option path=\[a: .* is not a value of YAML"),

@@ -4,7 +4,9 @@ import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from rcir.config import parse
 from training import TrainingConfig
@@ -12,7 +14,14 @@ from training import TrainingConfig
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted(path.name for path in (ROOT / "configs").glob("*.yaml") if "tune" not in path.name)
 # What a command of the README needs to be over in seconds.
-SHORTER = {"-m training": ["--epochs", "1", "--data.options", '{"train": 500, "validation": 300}']}
+SHORTER = {
+    "-m training": ["--epochs", "1"],
+    "digits-btl.yaml": ["--data.options", '{"train": 500, "validation": 300}'],
+    "own-folder.yaml": [
+        *("--encoder.pretrained", "false", "--encoder.backbone", "cifar-cnn"),
+        *("--preprocessing.size", "[16, 16]"),
+    ],
+}
 
 
 def commands():
@@ -27,6 +36,11 @@ def test_the_commands_of_the_readme_run_in_its_order(demo, tmp_path, monkeypatch
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "demo").symlink_to(demo / "runs" / "demo")
+    for name in "abcdefgh":
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(6):
+            pixels = np.random.default_rng(number).integers(0, 256, (20, 20, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
     assert len(commands()) >= 7
     for line in commands():
         words = shlex.split(line)

@@ -290,6 +290,47 @@ def test_a_bound_that_does_not_exist_is_refused_before_anything_is_fitted(folder
         own.calibrate(own.judge(splits.adapter), own.judge(splits.calibration), bound="chernoff")
 
 
+def matching_by(kind, numbers):
+    """What two-digit numbers match by, and the arrays that may be written to."""
+    if kind == "label":
+        relevance = SameLabel(np.array(numbers))
+        return relevance, [relevance.labels]
+    if kind == "shared labels":
+        digits = np.c_[numbers // 10, 10 + numbers % 10]
+        relevance = SharedLabel.of_lists(digits.tolist(), 20)
+        return relevance, [getattr(relevance.labels, name) for name in ("data", "indices")]
+    relevance = WithinRadius(np.c_[numbers // 10, numbers % 10].astype(float), 1.0)
+    return relevance, [relevance.places]
+
+
+@pytest.mark.parametrize("kind", ["label", "shared labels", "places"])
+def test_what_the_gallery_matches_is_a_copy_that_cannot_be_written_to(retriever, splits, kind):
+    encoder, gallery, test = retriever.encoder, splits.gallery, splits.test
+    known, written = matching_by(kind, gallery.labels)
+    asked, _ = matching_by(kind, test.labels)
+    given = ImageSet(gallery.images, known.labels if kind == "label" else None, gallery.ids)
+    if kind != "label":
+        given = ImageSet(gallery.images, None, gallery.ids, {}, known)
+    built = Retriever.build(encoder, Preprocessing(), given, depth=20)
+    queries = ImageSet(test.images, None, test.ids, {}, asked)
+    if kind == "label":
+        queries = test
+    before, facts = built.judge(queries), built.fingerprints()
+    assert before.totals.sum() > 0
+    for values in written:
+        values[:] = 0
+    after = built.judge(queries)
+    np.testing.assert_array_equal(after.relevant, before.relevant)
+    np.testing.assert_array_equal(after.totals, before.totals)
+    built.relevance = built.relevance  # as it is
+    assert load_facts(built) == facts
+    own = built.relevance.places if kind == "places" else built.relevance.labels
+    arrays = [own.data, own.indices, own.indptr] if kind == "shared labels" else [own]
+    for values in arrays:
+        with pytest.raises(ValueError, match="read-only"):
+            values[0] = 1
+
+
 def test_the_gallerys_uncertainties_are_a_copy(retriever, splits):
     given = np.linspace(0, 1, len(splits.gallery))
     built = Retriever(

@@ -13,7 +13,6 @@ from pathlib import Path
 import mlflow
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from mlflow import MlflowClient
 
 import rcir
@@ -40,7 +39,7 @@ def test_metrics_tags_and_files_arrive(client, tmp_path):
     for step in (1, 2):
         run.log_metrics({"m": step / 2}, step)
     run.log_tags({"later": "tag"})
-    run.log_figure(Figure(), "drawn")
+    run.log_figure("<svg>drawn</svg>", "drawn")
     (tmp_path / "one.txt").write_text("1")
     run.log_file(tmp_path / "one.txt")
     history = client.get_metric_history(run.id, "m")
@@ -50,6 +49,16 @@ def test_metrics_tags_and_files_arrive(client, tmp_path):
     assert tracking.run_tag(run, "later") == "tag"
     assert tracking.run_tag(run, "never") is None
     assert {item.path for item in client.list_artifacts(run.id)} == {"figures", "one.txt"}
+    drawn = client.download_artifacts(run.id, "figures/drawn.svg", str(tmp_path))
+    assert Path(drawn).read_text() == "<svg>drawn</svg>"
+
+
+def test_more_metrics_than_a_call_takes_arrive_all(client):
+    """MLflow refuses more than 1,000 in one call."""
+    run = tracking.start_run("many", {})
+    given = {f"m{number}": number / 8 for number in range(1001)}
+    run.log_metrics(given)
+    assert client.get_run(run.id).data.metrics == given
 
 
 def test_a_part_is_below_its_whole_in_the_same_store(client, monkeypatch):

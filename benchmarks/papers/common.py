@@ -15,7 +15,6 @@ import numpy as np
 import ray
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
 
 from rcir.data import ImageSet
 from rcir.encoders import Encoder
@@ -27,7 +26,7 @@ from rcir.metrics import (
     score_rankings,
     sparsification,
 )
-from rcir.runs import RunFolder
+from rcir.runs import RunFolder, find_run
 
 DEPTH = 10
 
@@ -117,21 +116,44 @@ def spread(values: Sequence[float | None]) -> str:
     return f"{np.mean(known):.3f}{deviation}"
 
 
+def history(run: RunFolder, name: str) -> list[float]:
+    """A metric of a training, epoch by epoch."""
+    client = mlflow.MlflowClient(tracking_uri=run.tracking_uri)
+    logged = client.get_metric_history(run.mlflow_run, name)
+    return [metric.value for metric in sorted(logged, key=lambda metric: metric.step)]
+
+
+def hours(runs: Mapping[str, RunFolder]) -> float:
+    """What the epochs of trainings took, those of an ensemble's members as well."""
+    seconds = 0.0
+    for run in runs.values():
+        members = sorted((run.path / "members").glob("member-*"))
+        for one in [find_run(str(member)) for member in members] or [run]:
+            seconds += sum(history(one, "seconds"))
+    return seconds / 3600
+
+
 def show(
     title: str,
     columns: Sequence[str],
     rows: Sequence[Sequence[str]],
     figures: Mapping[str, float],
+    runs: Mapping[str, RunFolder],
     path: Path | None,
 ) -> None:
-    """Print the table as Markdown, the versions and the figures; write the figures as JSON."""
-    console = Console(width=160, highlight=False)
-    console.print(f"### {title}\n")
-    for cells in (columns, ["---"] * len(columns), *rows):
-        console.print(f"| {' | '.join(cells)} |", soft_wrap=True)
+    """Print the table as Markdown, how it was made, and how the trainings went."""
     versions = ", ".join(
         f"{module.__name__} {module.__version__}" for module in (torch, np, faiss, ray, mlflow)
     )
-    console.print(f"\nPython {sys.version.split()[0]}, {versions}\n")
+    print(f"### {title}\n")
+    for cells in (columns, ["---"] * len(columns), *rows):
+        print(f"| {' | '.join(cells)} |")
+    print(
+        f"\nPrinted by `python {' '.join(sys.argv)}`, Python {sys.version.split()[0]}, {versions}."
+    )
+    print(f"Trainings: {hours(runs):.1f} hours on one core.\n\nValidation recall at 1 by epoch:\n")
+    for name, run in runs.items():
+        recalls = " ".join(f"{value:.3f}" for value in history(run, "validation/recall_at_1"))
+        print(f"- {name}: {recalls}")
     if path is not None:
         path.write_text(json.dumps({"figures": dict(figures)}, indent=1))

@@ -6,17 +6,16 @@ to 98 train, 99 to 196 evaluate.
 
 from __future__ import annotations
 
-import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.io import loadmat
-from scipy.io.matlab import MatReadError
 
 from rcir.data.division import Source
 from rcir.data.listing import Listing, require_images, require_unique
+from rcir.data.mat import read_mat
 from rcir.errors import DataUnavailable, InvalidData
 
 FOLDER = "stanford_cars"
@@ -27,11 +26,6 @@ UNLABELLED = "cars_test_annos.mat"
 GET = (
     "get the pictures and cars_annos.mat, or the devkit and cars_test_annos_withlabels.mat, of the "
     "page of the Cars Dataset (Stanford AI Lab)"
-)
-DAMAGED = (
-    *(OSError, ValueError, TypeError, KeyError, IndexError, EOFError, NotImplementedError),
-    # The last two are what scipy raises of some damaged files without compression.
-    *(zlib.error, MatReadError, MemoryError, UnboundLocalError),
 )
 
 
@@ -102,31 +96,27 @@ def read_annotations(path: Path) -> tuple[list[str], NDArray[np.int64] | None]:
     Raises:
         InvalidData: it is damaged.
     """
-    try:
-        entries = loadmat(path, squeeze_me=True)["annotations"].reshape(-1)
+
+    def take(content: Mapping[str, Any]) -> tuple[list[str], NDArray[np.float64] | None]:
+        entries = content["annotations"].reshape(-1)
         fields = entries.dtype.names or ()
         files = entries["relative_im_path" if "relative_im_path" in fields else "fname"]
-        names = [str(file) for file in files.tolist()]
-        if "class" not in fields:
-            return names, None
-        labels = np.array(entries["class"].tolist(), np.float64)
-    except DAMAGED as error:
-        raise _damaged(path, error) from error
+        labels = np.array(entries["class"].tolist(), np.float64) if "class" in fields else None
+        return [str(file) for file in files.tolist()], labels
+
+    names, labels = read_mat(path, take, squeeze=True)
+    if labels is None:
+        return names, None
     if labels.ndim != 1 or not np.isfinite(labels).all() or (labels % 1).any():
         raise InvalidData(f"{path} has labels that are not whole numbers: fetch it again")
     return names, labels.astype(np.int64)
 
 
 def _classes(path: Path) -> list[str]:
-    try:
-        names: NDArray[Any] = loadmat(path, squeeze_me=True)["class_names"]
-        return [str(name) for name in names.reshape(-1).tolist()]
-    except DAMAGED as error:
-        raise _damaged(path, error) from error
+    def take(content: Mapping[str, Any]) -> list[str]:
+        return [str(name) for name in content["class_names"].reshape(-1).tolist()]
 
-
-def _damaged(path: Path, error: BaseException) -> InvalidData:
-    return InvalidData(f"{path} cannot be read ({error!r}): fetch it again")
+    return read_mat(path, take, squeeze=True)
 
 
 def _find(folder: Path, file: str) -> Path:

@@ -29,18 +29,16 @@ def read(root: Path, download: bool = False) -> Source:
 
     Args:
         root: folder that holds `cifar-10-batches-bin`.
-        download: fetch the official archive where that folder is not there.
+        download: fetch the official archive where a file of it is not there.
 
     Raises:
         DataUnavailable: the files are not there (and could not be downloaded).
         InvalidData: a file is damaged.
     """
     folder = root / FOLDER
-    if download and not folder.is_dir():
+    if download and not all((folder / file).is_file() for file in TRAIN + TEST):
         _download(root)
-    return Source(
-        _part(folder, "train", TRAIN), _part(folder, "test", ("test_batch.bin",)), "train"
-    )
+    return Source(_part(folder, "train", TRAIN), _part(folder, "test", TEST), "train")
 
 
 def _download(root: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,8 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.records import ImageSet, Splits
-from rcir.data.relevance import SameLabel
+from rcir.data.relevance import SameLabel, WithinRadius
 from rcir.errors import InvalidData
+
+PARTS = ("validation", "gallery", "adapter", "calibration")
+CELLS = (40.0, 20.0, 10.0, 5.0, 2.5, 1.25)  # sides of a grid's cells, of the radius
 
 
 @dataclass(frozen=True)
@@ -44,33 +46,52 @@ def divide(
 ) -> Splits:
     """The splits of a data set, drawn at random.
 
-    Every part is given as a share (below 1) or as a number (from 1 on).
+    Every part is given as a share (below 1, at least one is taken) or as a number (from 1 on).
+
+    Validation images must match each other and be as new to training as queries are:
+
+    - Where the labels of both halves are disjoint, whole classes validate.
+    - Of places (`WithinRadius`), whole cells of a grid validate, so that only images near a cell's
+      border match a training image. The cells are 40 times the radius wide; where no such cells
+      hold about as many images as asked, half as wide, and so on down to 1.25 times the radius.
+    - Else, and where the gallery is drawn from the training half, single images validate.
 
     Args:
         source: the data set.
         seed: decides who is in which part.
-        validation: of the training half: of its classes in a zero-shot set, else of its images.
-        gallery: of the half that it is drawn from; in a zero-shot set the same share of every
-            class, rounded up, so that an image that is alone in its class is searched, not asked.
+        validation: of the training half: of its classes, or of its images, see above; of places,
+            from half to one and a half times as many are taken.
+        gallery: of the half that it is drawn from, unless it is published. In a zero-shot set a
+            share is that of every class, rounded up; a number, from the number of classes on, is
+            met exactly and spread alike. An image alone in its class is searched, not asked.
         adapter, calibration: of the queries; those that remain are the test queries.
 
     Raises:
         InvalidData: a part would be empty, or nothing would remain.
+
+    Example:
+        >>> labels = np.repeat(np.arange(10), 6)
+        >>> images = ImageSet(np.zeros((60, 8, 8), np.uint8), labels, [str(n) for n in range(60)])
+        >>> halves = images.subset(np.arange(30)), images.subset(np.arange(30, 60))
+        >>> splits = divide(Source(*halves, "queries"), validation=0.2, adapter=4)
+        >>> {part: len(found) for part, found in vars(splits).items()}
+        {'train': 24, 'validation': 6, 'gallery': 15, 'adapter': 4, 'calibration': 4, 'test': 7}
     """
     rng = np.random.default_rng(seed)
     train, queries = source.train, source.queries
-    if isinstance(source.gallery, ImageSet):
-        chosen, rest = _draw(rng, len(train), {"validation": validation})
-        searched = source.gallery
-    elif source.gallery == "train":
+    if source.gallery == "train":
         chosen, held, rest = _draw(rng, len(train), {"validation": validation, "gallery": gallery})
         searched = train.subset(held)
+    elif isinstance(source.gallery, ImageSet):
+        chosen, rest = _draw_validation(rng, source, validation)
+        searched = source.gallery
     else:
-        chosen, rest = _draw_classes(rng, train, validation)
+        _require_pairs(queries)
+        chosen, rest = _draw_validation(rng, source, validation)
         held, asked = _draw_of_each_class(rng, queries, gallery)
         searched, queries = queries.subset(held), queries.subset(asked)
     first, second, third = _draw(
-        rng, len(queries), {"adapter": adapter, "calibration": calibration}
+        rng, len(queries), {"adapter": adapter, "calibration": calibration}, "queries"
     )
     return Splits(
         train=train.subset(rest),
@@ -86,58 +107,114 @@ def _draw(
     rng: np.random.Generator, n: int, parts: dict[str, float], what: str = "images"
 ) -> list[NDArray[np.int64]]:
     """Rows of each part, then those that remain, in random order."""
-    numbers = [_number(name, share, n) for name, share in parts.items()]
+    numbers = [_number(name, share, n, what) for name, share in parts.items()]
     if sum(numbers) >= n:
-        asked = " + ".join(f"{name} {share:g}" for name, share in parts.items())
-        raise InvalidData(f"{asked} must leave some of {n} {what} over: ask for less")
+        raise _too_much(parts, n, what)
     return np.split(rng.permutation(n), np.cumsum(numbers))
 
 
-def _number(name: str, share: float, n: int) -> int:
-    number = 0
-    if math.isfinite(share):
-        number = round(share * n) if share < 1 else int(share)
-    if number < 1 or (share >= 1 and number != share):
+def _too_much(parts: dict[str, float], n: int, what: str) -> InvalidData:
+    asked = " + ".join(f"{name} {share:g}" for name, share in parts.items())
+    few = f", or have more {what}" if n <= len(parts) else ""
+    return InvalidData(f"{asked} must leave some of {n} {what} over: ask for less{few}")
+
+
+def _number(name: str, share: float, n: int, what: str) -> int:
+    if isinstance(share, bool) or not (0 < share < 1 or (share >= 1 and share % 1 == 0)):
         raise InvalidData(
-            f"{name} is {share:g}, of {n}: give a share between 0 and 1 that is at least one, or a "
-            "whole number from 1 on"
+            f"{name} is {share if isinstance(share, bool) else f'{share:g}'}, of {n} {what}: give "
+            "a share between 0 and 1, or a whole number from 1 on"
         )
-    return number
+    return max(1, round(share * n)) if share < 1 else int(share)
 
 
-def _draw_classes(
-    rng: np.random.Generator, images: ImageSet, share: float
+def _draw_validation(
+    rng: np.random.Generator, source: Source, share: float
 ) -> list[NDArray[np.int64]]:
-    """Rows of a share of the classes, and of the others; of the images where there are none."""
-    if not isinstance(images.relevance, SameLabel):
+    """Rows of the training half that validate, and the others."""
+    images, relevance = source.train, source.train.relevance
+    asked = source.queries.relevance
+    if isinstance(relevance, WithinRadius):
+        return _draw_cells(rng, relevance, share)
+    if not isinstance(relevance, SameLabel) or (
+        isinstance(source.gallery, ImageSet)
+        and isinstance(asked, SameLabel)
+        and np.isin(asked.labels, relevance.labels).any()
+    ):
         return _draw(rng, len(images), {"validation": share})
-    classes, number = np.unique(images.relevance.labels, return_inverse=True)
+    classes, number = np.unique(relevance.labels, return_inverse=True)
     part = np.zeros(len(classes), bool)
     part[_draw(rng, len(classes), {"validation": share}, "classes")[0]] = True
     return [np.flatnonzero(part[number]), np.flatnonzero(~part[number])]
 
 
+def _draw_cells(
+    rng: np.random.Generator, where: WithinRadius, share: float
+) -> list[NDArray[np.int64]]:
+    """Rows of whole cells of a grid, and the others."""
+    n = len(where)
+    number = _number("validation", share, n, "images")
+    if number >= n:
+        raise _too_much({"validation": share}, n, "images")
+    for times in CELLS:
+        steps = (where.places - where.places.min(0)) // (times * where.radius)
+        _, cell, counts = np.unique(steps, axis=0, return_inverse=True, return_counts=True)
+        part, taken = np.zeros(len(counts), bool), 0
+        for chosen in rng.permutation(len(counts)):
+            if taken < number and taken + counts[chosen] <= min(1.5 * number, n - 1):
+                part[chosen] = True
+                taken += counts[chosen]
+        if 2 * taken >= number:
+            of_part = part[cell.reshape(-1)]
+            return [np.flatnonzero(of_part), np.flatnonzero(~of_part)]
+    raise InvalidData(
+        f"validation {share:g} of {n} images, about {number}, cannot be drawn apart from those "
+        f"that train: too many places lie within {times:g} times the radius of {where.radius:g}; "
+        "ask for another number, or have more places"
+    )
+
+
+def _require_pairs(images: ImageSet) -> None:
+    if not isinstance(images.relevance, SameLabel):
+        return
+    n = len(np.unique(images.relevance.labels))
+    if n == len(images):
+        raise InvalidData(
+            f"no query remains: each of the {n} classes to evaluate on has one image, and it is "
+            "searched; at least two of a class are needed, one to search and one to ask"
+        )
+
+
 def _draw_of_each_class(
     rng: np.random.Generator, images: ImageSet, share: float
 ) -> list[NDArray[np.int64]]:
-    """Rows of a share of every class, and the others."""
+    """Rows of a share of every class, and the others; of a number, spread alike."""
     if not isinstance(images.relevance, SameLabel):
         return _draw(rng, len(images), {"gallery": share})
     n = len(images)
-    number = _number("gallery", share, n)
+    number = _number("gallery", share, n, "images")
     if number >= n:
-        raise InvalidData(f"gallery {share:g} must leave some of {n} images over: ask for less")
-    if share >= 1:
-        share = number / n
+        raise _too_much({"gallery": share}, n, "images")
     order = rng.permutation(n)
     labels = images.relevance.labels[order]
     _, which, counts = np.unique(labels, return_inverse=True, return_counts=True)
     by_label = np.argsort(which, kind="stable")
     place = np.empty(n, np.int64)
     place[by_label] = np.arange(n) - np.repeat(np.cumsum(counts) - counts, counts)
-    # 0.07 of 100 is 7, and a little more in floating point.
-    held = place < np.ceil(np.round(share * counts, 9))[which]
+    if share < 1:
+        # 0.07 of 100 is 7, and a little more in floating point.
+        held = place < np.ceil(np.round(share * counts, 9))[which]
+    elif number < len(counts):
+        raise InvalidData(
+            f"gallery {number} is less than the {len(counts)} classes to evaluate on: give at "
+            "least one image for each, or a share"
+        )
+    else:
+        held = np.zeros(n, bool)
+        held[np.argsort(place / counts[which], kind="stable")[:number]] = True
+    if held.all():
+        raise InvalidData(
+            f"gallery {share:g} of each of {len(counts)} classes, rounded up, is all of their {n} "
+            "images, and no query remains: ask for less"
+        )
     return [order[held], order[~held]]
-
-
-PARTS = ("validation", "gallery", "adapter", "calibration")

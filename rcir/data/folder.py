@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.division import Source
+from rcir.data.options import require_draw
 from rcir.data.records import ImageSet
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
@@ -62,8 +63,19 @@ def read(
     Raises:
         DataUnavailable: there is no such folder.
         InvalidData: no pictures, no class folders, or too few of them.
-        InvalidConfig: `train` does not fit.
+        InvalidConfig: `train` does not fit, or `draw` is below 0.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as above:
+        ...     for name in ("fruit/apple/1.jpg", "fruit/apple/2.jpg", "fruit/pear/1.jpg"):
+        ...         (Path(above) / name).parent.mkdir(parents=True, exist_ok=True)
+        ...         (Path(above) / name).touch()
+        ...     source = read(Path(above), "fruit")
+        >>> source.train.ids, source.queries.ids, source.gallery
+        (['apple/1.jpg', 'apple/2.jpg'], ['pear/1.jpg'], 'queries')
     """
+    require_draw(draw)
     folder = root / path
     if not folder.is_dir():
         raise DataUnavailable(f"there is no folder {folder}: name it with data.options.path")

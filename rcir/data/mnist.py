@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
-from urllib.error import URLError
 
 import numpy as np
 from numpy.typing import NDArray
 from torchvision.datasets import MNIST, FashionMNIST
-from torchvision.datasets.utils import check_integrity
+from torchvision.datasets.utils import check_integrity, download_url
 
 from rcir.data.division import Source
 from rcir.data.records import ImageSet
 from rcir.errors import DataUnavailable, InvalidData
+
+GET = (
+    "put the four official .gz files there, and name the folder above with data.root or the "
+    "environment variable RCIR_DATA"
+)
 
 
 def read_mnist(root: Path, download: bool = False) -> Source:
     """The 60,000 training and 10,000 test images of handwritten digits.
 
     Args:
-        root: folder that holds the four official gzip files in `mnist`.
-        download: fetch them with torchvision into `MNIST` where they are not there.
+        root: folder that holds the four official gzip files in `mnist`, or in `MNIST/raw` as
+            torchvision has them.
+        download: fetch those that are not there, or are damaged.
 
     Raises:
         DataUnavailable: the files are not there (and could not be downloaded).
@@ -36,12 +41,18 @@ def read_fashion_mnist(root: Path, download: bool = False) -> Source:
 
 
 def _read(root: Path, name: str, kind: type[MNIST], download: bool) -> Source:
-    folder = root / name
-    if folder.is_dir():
-        arrays = [_idx(folder / file, checksum) for file, checksum in kind.resources]
-        pairs = [(arrays[0], arrays[1]), (arrays[2], arrays[3])]
-    else:
-        pairs = _torchvision(root, folder, kind, download)
+    places = (root / name, root / kind.__name__ / "raw")
+    there = [sum((place / file).is_file() for file, _ in kind.resources) for place in places]
+    folder = places[int(np.argmax(there))]
+    if not download and not any(there):
+        raise DataUnavailable(
+            f"{kind.__name__} is not in {folder}: {GET}, or set data.download=true"
+        )
+    if download:
+        for file, checksum in kind.resources:
+            _fetch(folder, file, checksum, kind)
+    arrays = [_idx(folder / file, checksum) for file, checksum in kind.resources]
+    pairs = [(arrays[0], arrays[1]), (arrays[2], arrays[3])]
     train, test = (
         ImageSet(images, labels.astype(np.int64), [f"{part}-{n:05d}" for n in range(len(images))])
         for part, (images, labels) in zip(("train", "test"), pairs, strict=True)
@@ -49,18 +60,20 @@ def _read(root: Path, name: str, kind: type[MNIST], download: bool) -> Source:
     return Source(train, test, gallery="train")
 
 
-def _torchvision(
-    root: Path, folder: Path, kind: type[MNIST], download: bool
-) -> list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
-    try:
-        sets = [kind(str(root), train, download=download) for train in (True, False)]
-    except (RuntimeError, URLError) as error:
-        raise DataUnavailable(
-            f"{kind.__name__} is not in {folder}: put the four official .gz files there, name the "
-            "folder above with data.root or the environment variable RCIR_DATA, or set "
-            "data.download=true"
-        ) from error
-    return [(part.data.numpy(), part.targets.numpy().astype(np.uint8)) for part in sets]
+def _fetch(folder: Path, file: str, checksum: str, kind: type[MNIST]) -> None:
+    if check_integrity(str(folder / file), checksum):
+        return
+    reasons = []
+    for mirror in kind.mirrors:
+        try:
+            download_url(mirror + file, str(folder), file, checksum)
+        except (RuntimeError, OSError) as error:  # URLError is an OSError
+            reasons.append(f"{mirror}{file}: {error}")
+        else:
+            return
+    raise DataUnavailable(
+        f"{kind.__name__} cannot be fetched into {folder} ({'; '.join(reasons)}): {GET}"
+    )
 
 
 def _idx(path: Path, checksum: str) -> NDArray[np.uint8]:

@@ -7,7 +7,6 @@ the publishers, who score uploaded results: nothing can be calibrated or measure
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from rcir.data.division import Source
+from rcir.data.listing import require_images
 from rcir.data.records import ImageSet
 from rcir.data.relevance import WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
@@ -25,7 +25,7 @@ RADIUS = 25.0  # metres
 APART = 1e6  # metres; cities lie in different UTM zones, where equal coordinates are other places
 
 
-def read(root: Path, cities: Sequence[str] | None = None) -> Source:
+def read(root: Path, cities: str | Sequence[str] | None = None) -> Source:
     """Train on the training cities; ask the queries of cph and sf, search their database images.
 
     Images match if they were taken within 25 m of each other, in the same city. Panoramas are left
@@ -34,7 +34,7 @@ def read(root: Path, cities: Sequence[str] | None = None) -> Source:
     Args:
         root: folder that holds `msls/train_val/<city>/{database,query}`, each with
             `postprocessed.csv`, `raw.csv` and the folder `images`.
-        cities: that train; all that are there, unless given.
+        cities: names of those that train; all that are there, unless given.
 
     Returns:
         Images as paths; places in metres: easting, northing, and the city's number times 1,000 km;
@@ -112,19 +112,10 @@ def _table(folder: Path, city: str, side: str) -> pd.DataFrame:
             "unpack the archives again"
         )
     table["pano"] = table.pano.astype(bool)
-    files = _files(place / "images")
     table["place"], table["file"] = f"{city}/{side}/images/", table.key + ".jpg"
-    shown = table[~table.pano]
-    if absent := [name for name in shown.file.tolist() if name not in files]:
-        raise DataUnavailable(
-            f"{len(absent)} images are not in {place / 'images'}, the first is {absent[0]}: unpack "
-            "all archives of MSLS"
-        )
+    shown = table.file[~table.pano].tolist()
+    require_images(place / "images", shown, "postprocessed.csv", "unpack all archives of MSLS")
     return table
-
-
-def _files(folder: Path) -> set[str]:
-    return {entry.name for entry in os.scandir(folder)} if folder.is_dir() else set()
 
 
 def _csv(path: Path, columns: list[str]) -> pd.DataFrame:

@@ -67,6 +67,11 @@ def read(
     Raises:
         InvalidConfig: an option is out of its range.
         DataUnavailable, InvalidData: of MNIST.
+
+    Example:
+        >>> source = read(Path("data"), digits=3)  # doctest: +SKIP
+        >>> len(source.train), source.train.images.shape  # doctest: +SKIP
+        (99400, (99400, 28, 84))
     """
     if not 1 <= digits <= 4 or gap not in ("number", "instance"):
         raise InvalidConfig(

@@ -15,11 +15,31 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from rcir.data.division import Source
 from rcir.data.records import ImageSet, Splits
 from rcir.errors import DataUnavailable, InvalidData
 
 ARCHIVE = Path("omniglot") / "images_background.zip"
 ALPHABETS, DRAWINGS, SIDE = 30, 20, 105
+
+
+def read(root: Path) -> Source:
+    """All drawings, the first half of the alphabets by name to train, the others to evaluate.
+
+    Published is one set, without halves; `load` draws alphabets instead.
+
+    Args:
+        root: folder that holds `omniglot/images_background.zip`.
+
+    Raises:
+        DataUnavailable, InvalidData: see `load`.
+    """
+    images, labels, alphabets, names, ids = _read(root / ARCHIVE)
+    every = ImageSet(images, labels, ids, {"alphabet": names[alphabets]})
+    trains = alphabets < ALPHABETS // 2
+    return Source(
+        every.subset(np.flatnonzero(trains)), every.subset(np.flatnonzero(~trains)), "queries"
+    )
 
 
 def load(

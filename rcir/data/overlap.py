@@ -7,6 +7,7 @@ has makes more pairs than can be listed: those are counted as bits, 64 images at
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +46,7 @@ def products(own: csr_array, theirs: csr_array) -> Iterator[tuple[slice, csr_arr
     across = theirs.T.tocsr()
     block = np.cumsum(_pairs(own, theirs)) // BLOCK
     edges = [0, *(np.flatnonzero(np.diff(block)) + 1).tolist(), own.shape[0]]
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         yield slice(start, stop), own[start:stop] @ across
 
 

@@ -6,9 +6,8 @@ within 25 m of each other.
 
 from __future__ import annotations
 
-import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,20 +15,18 @@ from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.io import loadmat
-from scipy.io.matlab import MatReadError
 
 from rcir.data.division import Source
+from rcir.data.listing import require_images
+from rcir.data.mat import read_mat
 from rcir.data.records import ImageSet
 from rcir.data.relevance import WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
 Version = Literal["30k", "250k"]
 QUERIES = "queries_real"
-DAMAGED = (
-    *(OSError, ValueError, TypeError, KeyError, IndexError, EOFError, NotImplementedError),
-    *(zlib.error, BadZipFile, MatReadError),
-)
+# Of NumPy's files; those of MATLAB are read by `read_mat`.
+DAMAGED = (OSError, ValueError, TypeError, KeyError, EOFError, zlib.error, BadZipFile)
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,12 @@ def read(root: Path, version: Version = "30k", split: Literal["test", "val"] = "
     train, held = (
         read_index(folder / "datasets" / f"pitts{version}_{part}.mat") for part in ("train", split)
     )
-    _check_files(folder, [*train.gallery, *train.queries, *held.gallery, *held.queries])
+    require_images(
+        folder,
+        [*train.gallery, *train.queries, *held.gallery, *held.queries],
+        "the index files",
+        f"unpack the database there and the queries into {folder / QUERIES}",
+    )
     places = np.concatenate([train.gallery_places, train.query_places])
     return Source(
         _images(folder, train.gallery + train.queries, places, train.radius),
@@ -99,10 +101,7 @@ def read_index(path: Path) -> Index:
                 f"{file} is not there: the index files come with NetVLAD's data set "
                 "specifications, netvlad_v100_datasets.tar.gz"
             )
-    try:
-        fields = _npz(path, *names) if names else _mat(path)
-    except DAMAGED as error:
-        raise InvalidData(f"{path} cannot be read ({error!r}): fetch it again") from error
+    fields = _npz(path, *names) if names else read_mat(path, _mat)
     gallery, gallery_places, queries, query_places, radius = fields
     queries = [name if name.startswith(QUERIES + "/") else f"{QUERIES}/{name}" for name in queries]
     if len({*gallery, *queries}) < len(gallery) + len(queries):
@@ -119,8 +118,8 @@ def read_index(path: Path) -> Index:
 Fields = tuple[list[str], NDArray[Any], list[str], NDArray[Any], float]
 
 
-def _mat(path: Path) -> Fields:
-    struct = loadmat(path)["dbStruct"][0, 0]
+def _mat(content: Mapping[str, Any]) -> Fields:
+    struct = content["dbStruct"][0, 0]
     known = struct.dtype.names or ()
     names = [
         [str(cell.item()).strip() for cell in struct[field].reshape(-1)]
@@ -138,16 +137,19 @@ def _name_files(path: Path) -> list[Path]:
 
 
 def _npz(path: Path, gallery: Path, queries: Path) -> Fields:
-    names = [
-        [
-            name.removeprefix("./").removeprefix("Pittsburgh250k/")
-            for name in part.read_text().split()
+    try:
+        names = [
+            [
+                name.removeprefix("./").removeprefix("Pittsburgh250k/")
+                for name in part.read_text().split()
+            ]
+            for part in (gallery, queries)
         ]
-        for part in (gallery, queries)
-    ]
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-        radius = float(arrays["posDistThr"].item())
-        return names[0], arrays["utmDb"], names[1], arrays["utmQ"], radius
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            radius = float(arrays["posDistThr"].item())
+            return names[0], arrays["utmDb"], names[1], arrays["utmQ"], radius
+    except DAMAGED as error:
+        raise InvalidData(f"{path} cannot be read ({error!r}): fetch it again") from error
 
 
 def _places(path: Path, name: str, values: NDArray[Any], n: int) -> NDArray[np.float64]:
@@ -167,22 +169,3 @@ def _images(
 ) -> ImageSet:
     paths = [folder / name for name in names]
     return ImageSet(paths, None, names, relevance=WithinRadius(places, radius))
-
-
-def _check_files(folder: Path, names: Iterable[str]) -> None:
-    """Every folder is listed once: 250,000 files are too many to ask for one by one."""
-    there: dict[str, set[str]] = {}
-    absent = []
-    for name in names:
-        parent, _, file = name.rpartition("/")
-        if parent not in there:
-            place = folder / parent
-            listed = os.scandir(place) if place.is_dir() else ()
-            there[parent] = {entry.name for entry in listed}
-        if file not in there[parent]:
-            absent.append(name)
-    if absent:
-        raise DataUnavailable(
-            f"{len(absent)} images are not in {folder}, the first is {absent[0]}: unpack the "
-            f"database there and the queries into {folder / QUERIES}"
-        )

@@ -24,7 +24,8 @@ class Preprocessing:
         size: (height, width) of the encoder's input; images of another size are resized to it
             (bilinear, antialiased).
         channels: 1 for grey, 3 for RGB.
-        mean, std: per channel, subtracted from and divided into values in [0, 1].
+        mean, std: one for all channels or one for each, subtracted from and divided into values in
+            [0, 1].
 
     Example:
         >>> import numpy as np
@@ -43,10 +44,11 @@ class Preprocessing:
             raise InvalidConfig(f"preprocessing.channels is {self.channels}; it must be 1 or 3")
         if len(self.size) != 2 or min(self.size) < 1:
             raise InvalidConfig(f"preprocessing.size is {self.size}; it must be height and width")
-        if len(self.mean) != self.channels or len(self.std) != self.channels or min(self.std) <= 0:
+        lengths = {len(self.mean), len(self.std)}
+        if not lengths <= {1, self.channels} or min(self.std) <= 0:
             raise InvalidConfig(
-                f"preprocessing.mean {self.mean} and std {self.std} must each have "
-                f"{self.channels} values, those of std above 0"
+                f"preprocessing.mean {self.mean} and std {self.std} must each have one value, or "
+                f"one for each of {self.channels} channels, those of std above 0"
             )
 
     @classmethod

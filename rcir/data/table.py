@@ -15,7 +15,6 @@ Needed are `path` and exactly one of `label`, `labels`, and `x` with `y`.
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
 
@@ -27,6 +26,8 @@ from scipy.sparse import csr_array
 
 from rcir.data.division import Source
 from rcir.data.folder import halves_of_classes, halves_of_each_class, labelled, of_parts
+from rcir.data.listing import require_images
+from rcir.data.options import require_draw
 from rcir.data.records import ImageSet
 from rcir.data.relevance import SharedLabel, WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
@@ -60,8 +61,20 @@ def read(
     Raises:
         DataUnavailable: the table or an image is not there.
         InvalidData: the table cannot be read, or a column or value is missing, wrong or twice.
-        InvalidConfig: the radius is not above 0.
+        InvalidConfig: the radius is not above 0, or `draw` is below.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     rows = ["path,label,split", "1.png,pear,train", "2.png,pear,query"]
+        ...     _ = (Path(folder) / "pictures.csv").write_text("\\n".join(rows))
+        ...     for name in ("1.png", "2.png"):
+        ...         (Path(folder) / name).touch()
+        ...     source = read(Path(folder), "pictures.csv")
+        >>> source.train.ids, source.queries.ids, source.gallery
+        (['1.png'], ['2.png'], 'train')
     """
+    require_draw(draw)
     if not radius > 0 or not np.isfinite(radius):
         raise InvalidConfig(f"data.options.radius is {radius}; it must be above 0")
     file = root / path
@@ -73,7 +86,7 @@ def read(
     ids = table["key" if "key" in table else "path"]
     _refuse(file, ids, ids.duplicated(), "is there twice, and it names the image")
     paths = [file.parent / name for name in table.path]
-    _check_files(file, table.path, paths)
+    require_images(file.parent, table.path.tolist(), file.name, "correct the column path")
 
     attributes = {"group": table.group.to_numpy(str)} if "group" in table else {}
     notes = [f"column {name} was not used" for name in table if name not in COLUMNS]
@@ -187,24 +200,6 @@ def _several(file: Path, values: pd.Series) -> SharedLabel:
 def _is_text(values: pd.Series) -> bool:
     there = values.dropna()
     return len(there) > 0 and all(isinstance(value, str) for value in there)
-
-
-def _check_files(file: Path, names: pd.Series, paths: list[Path]) -> None:
-    """Every folder is listed once, not every file asked for."""
-    there: dict[str, set[str]] = {}
-    absent = []
-    for row, path in enumerate(paths):
-        parent, name = os.path.split(path)
-        if parent not in there:
-            listed = os.scandir(parent) if Path(parent).is_dir() else ()
-            there[parent] = {entry.name for entry in listed}
-        if name not in there[parent]:
-            absent.append(row)
-    if absent:
-        raise DataUnavailable(
-            f"{file}: {len(absent)} of {len(paths)} images are not there, the first is "
-            f"{names[absent[0]]} of row {absent[0] + 1}, looked for at {paths[absent[0]]}"
-        )
 
 
 def _published(file: Path, split: pd.Series, images: ImageSet, notes: tuple[str, ...]) -> Source:

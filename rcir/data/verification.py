@@ -14,6 +14,7 @@ import numpy as np
 from rcir.data.datasets import find_dataset
 from rcir.data.division import Source
 from rcir.data.images import ImageLike, read_image
+from rcir.data.options import require_options
 from rcir.data.records import ImageSet
 from rcir.data.relevance import SameLabel
 from rcir.errors import InvalidConfig, InvalidImage
@@ -25,7 +26,8 @@ class Findings:
 
     Attributes:
         parts: number of images of the training half, the queries and, if published, the gallery.
-        published: number of images that there should be; None if there is no such number.
+        published: number of images that there should be with the options; None if there is no such
+            number: what is missing then shows only where an index lists it.
         unreadable: of each picture that cannot be decoded, what is wrong with it.
         alone: number of classes of the evaluation half with one image only: nothing can match it.
         notes: what the reader left out, and why.
@@ -39,7 +41,7 @@ class Findings:
 
     @property
     def complete(self) -> bool:
-        """Whether every picture can be read and none is missing."""
+        """Whether every picture can be read, and as many are there as are published, if known."""
         whole = self.published is None or sum(self.parts.values()) == self.published
         return whole and not self.unreadable
 
@@ -61,14 +63,23 @@ def verify(
     Raises:
         InvalidConfig: no such data set, or no such option.
         DataUnavailable, InvalidData: of the set's reader.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for place in ("apple/1.png", "apple/2.png", "pear/1.png"):
+        ...         (Path(folder) / place).parent.mkdir(exist_ok=True)
+        ...         Image.new("L", (8, 8)).save(Path(folder) / place)
+        ...     found = verify("folder", Path(folder), {"path": "."})
+        >>> found.parts, found.unreadable, found.published
+        ({'train': 2, 'queries': 1}, (), None)
     """
     found = find_dataset(name)
-    if found.composed:
-        raise InvalidConfig(f"{name} ({found.get}): its reader checks it whenever it is read")
-    try:
-        source = found.read(root, **options)
-    except TypeError as error:
-        raise InvalidConfig(f"options of {name}: {error}") from error
+    if found.composed and not found.whole:
+        raise InvalidConfig(f"{name} {found.get}: it needs no check")
+    require_options(f"options of {name}", found.function(), options)
+    source = found.read(root, **options)
     parts = _parts(source)
     pictures = [
         image
@@ -82,7 +93,7 @@ def verify(
         unreadable = tuple(fault for fault in watched if fault is not None)
     return Findings(
         {part: len(images) for part, images in parts.items()},
-        found.images,
+        found.published(options),
         unreadable,
         _alone(source),
         source.notes,

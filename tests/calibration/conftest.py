@@ -37,3 +37,13 @@ def chosen(trained, tracking_uri, tmp_path_factory):
 def undrawn(monkeypatch):
     """Without figures, which take most of the time."""
     monkeypatch.setattr("calibration.drawing.draw", lambda *_: {})
+
+
+@pytest.fixture
+def never_embedded(monkeypatch):
+    """No image may be embedded."""
+
+    def refuse(*_):
+        pytest.fail("something was embedded")
+
+    monkeypatch.setattr("rcir.searcher.embed", refuse)

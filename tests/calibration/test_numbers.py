@@ -1,6 +1,7 @@
 """What is reported, computed again with nothing but searches, NumPy and SciPy."""
 
 import json
+import statistics
 
 import numpy as np
 import pytest
@@ -203,7 +204,26 @@ def test_metrics_for_tracking_have_a_flat_name_for_every_statement(outcome):
         name = f"test/alpha-{row.alpha:g}/{slug}/test_risk"
         assert metrics.get(name) == row.test_risk
     assert all(isinstance(value, float | int) for value in metrics.values())
-    assert not any("alpha-0.001" in name for name in metrics)
+    # What certifies nothing has no numbers but that.
+    assert {name: value for name, value in metrics.items() if "alpha-0.001" in name} == {
+        f"test/alpha-0.001/divisions/{rule}/{name}": 0
+        for rule in ("minmax", "constant", "1-cosine", "uncontrolled")
+        for name in ("certified", "violations")
+    }
+
+
+def test_metrics_for_tracking_have_the_spread_over_divisions(outcome):
+    metrics, repeats = outcome.evaluation.metrics(), outcome.evaluation.repeats
+    for alpha in (0.2, 0.3):
+        column = repeats.alphas.tolist().index(alpha)
+        for rule, name in (("1 - cosine", "1-cosine"), ("minmax", "minmax")):
+            place = f"test/alpha-{alpha:g}/divisions/{name}"
+            risks = repeats.rules[rule].risk[:, column]
+            known = risks[~np.isnan(risks)].tolist()
+            assert metrics[f"{place}/certified"] == len(known) / 20
+            assert metrics[f"{place}/risk"] == pytest.approx(statistics.fmean(known))
+            assert metrics[f"{place}/risk_std"] == pytest.approx(statistics.pstdev(known))
+            assert metrics[f"{place}/coverage"] == pytest.approx(1 - statistics.fmean(known))
 
 
 def test_results_json_has_these_keys_and_the_same_numbers(outcome):
@@ -212,7 +232,16 @@ def test_results_json_has_these_keys_and_the_same_numbers(outcome):
     assert results.pop("seconds") > 0
     rows = results.pop("rows")
     others = results.pop("others")
-    assert results.pop("repeats") == evaluation.repeats.summary((0.001, 0.2, 0.3))
+    repeats = results.pop("repeats")
+    assert list(repeats) == ["minmax", "constant", "1 - cosine", "uncontrolled"]
+    for levels in repeats.values():
+        assert list(levels) == ["0.001", *(f"{percent / 100:g}" for percent in range(2, 41, 2))]
+    for rule, levels in evaluation.repeats.summary((0.001, 0.2, 0.3)).items():
+        for alpha, values in levels.items():
+            assert repeats[rule][alpha] == values
+    by_delta = results.pop("repeats_by_delta")
+    assert list(by_delta) == ["0.001", "0.01", "0.05", "0.1", "0.2", "0.5"]
+    assert by_delta == evaluation.repeats.summary_of_deltas()
     assert results == {
         "adapter_comparison": {},
         "dataset": "digits",

@@ -16,7 +16,7 @@ from calibration import CalibrationConfig, calibrate
 from calibration.__main__ import main
 from rcir.data import load_splits
 from rcir.encoders import EncoderConfig
-from rcir.errors import CorruptRetriever, InvalidData
+from rcir.errors import CorruptRetriever, InvalidConfig, InvalidData
 from training import train
 
 
@@ -191,7 +191,7 @@ def test_the_mlflow_run_gets_retriever_report_and_numbers(trained, tracking_uri)
     assert metrics["test/alpha-0.2/kappa"] == row.kappa
     assert metrics["test/alpha-0.2/mean_size"] == row.mean_size
     figures = {item.path for item in client.list_artifacts(trained.mlflow_run, "figures")}
-    assert {f"figures/{name}.png" for name in ("risk", "size", "sizes", "reliability")} <= figures
+    assert {f"figures/{name}.svg" for name in ("risk", "size", "sizes", "reliability")} <= figures
     loaded = rcir.load(f"runs:/{trained.mlflow_run}/retriever")
     assert loaded.fingerprints() == outcome.retriever.fingerprints()
 
@@ -253,3 +253,22 @@ def test_a_report_of_something_else_is_left_alone(trained, tmp_path):
         calibrated(trained)
     assert [path.name for path in (tmp_path / "output").iterdir()] == ["report.html"]
     assert (tmp_path / "output" / "report.html").read_text() == "mine"
+
+
+@pytest.mark.usefixtures("never_embedded")
+def test_an_output_that_is_occupied_is_refused_before_anything_is_embedded(trained, tmp_path):
+    output = tmp_path / "output"
+    output.mkdir()
+    (output / "results.json").write_text("[]")
+    with pytest.raises(InvalidData, match=r"results.json of something else"):
+        calibrated(trained)
+    with pytest.raises(InvalidData, match=r"results.json is a file"):
+        calibrated(trained, output=str(output / "results.json"))
+    assert (output / "results.json").read_text() == "[]"
+
+
+@pytest.mark.usefixtures("never_embedded")
+def test_other_data_that_do_not_exist_are_refused_before_anything_is_embedded(trained):
+    with pytest.raises(InvalidConfig, match="'birdsong' is unknown"):
+        calibrated(trained, ood="birdsong")
+    assert not Path("output").exists()

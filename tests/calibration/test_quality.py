@@ -1,6 +1,7 @@
 """Rankings and uncertainties: every number again with loops, scikit-learn and SciPy."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -236,13 +237,16 @@ def expected_numbers(retriever, test, images, gallery, cross, outside):
     found["ausc_query_only"] = area(uncertainty, right)
     found["ausc_oracle"] = area(-right, right)
     found["ausc_random"] = right.mean()
-    deepest = precisions[max(precisions)]
-    found["pearson_average_precision"] = np.corrcoef(uncertainty, deepest)[0, 1]
+    found["outside_range"] = np.mean(
+        [not tuning.min() <= value <= tuning.max() for value in uncertainty]
+    )
+    whole = np.array([whole_precision(ranking) for ranking in rankings])
+    found["pearson_average_precision"] = np.corrcoef(uncertainty, whole)[0, 1]
     if len(rows) >= 100:
         groups = [[] for _ in range(100)]
-        for rank, row in enumerate(np.argsort(deepest, kind="stable")):
+        for rank, row in enumerate(np.argsort(whole, kind="stable")):
             groups[rank * 100 // len(rows)].append(row)
-        means = [(uncertainty[rows].mean(), deepest[rows].mean()) for rows in groups]
+        means = [(uncertainty[rows].mean(), whole[rows].mean()) for rows in groups]
         found["pearson_percentiles"] = np.corrcoef(np.array(means).T)[0, 1]
     if "occluded" in images.attributes:
         found["auroc_occlusion"] = roc_auc_score(images.attributes["occluded"], all_uncertain)
@@ -252,8 +256,15 @@ def expected_numbers(retriever, test, images, gallery, cross, outside):
         votes = np.array(
             [vote(gallery.labels[order[row, :5]].tolist()) == images.labels[row] for row in rows]
         )
+        found["knn_accuracy_gallery"] = votes.mean()
+        apart = cdist(test.found.vectors, test.found.vectors)
+        np.fill_diagonal(apart, np.inf)
+        nearest = images.labels[np.argsort(apart, axis=1, kind="stable")[:, :5]].tolist()
+        votes = np.array(
+            [vote(own) == label for own, label in zip(nearest, images.labels, strict=True)]
+        )
         found["knn_accuracy"] = votes.mean()
-        found["kendall_knn"] = falling(votes, uncertainty, lambda values, _: values.mean())
+        found["kendall_knn"] = falling(votes, all_uncertain, lambda values, _: values.mean())
         pairs = sample_pairs(images.labels, 10_000, rng)
         matching = images.labels[pairs[:, 0]] == images.labels[pairs[:, 1]]
         cosine = np.sum(np.prod(test.found.vectors[pairs].astype(float), axis=1), axis=1)
@@ -266,21 +277,22 @@ def expected_numbers(retriever, test, images, gallery, cross, outside):
         drawn = draw(retriever.encoder, retriever.preprocessing, images.images)
         if drawn is not None:
             found["ece_lam_at_1"] = error_of_votes(drawn, images.labels)
-        whole = np.array([whole_precision(ranking) for ranking in rankings])
         by_class = [
             whole[images.labels[rows] == label].mean() for label in set(images.labels[rows])
         ]
         found["map_macro"] = np.mean(by_class)
-    found["map"] = np.mean([whole_precision(ranking) for ranking in rankings])
+    found["map"] = whole.mean()
     if items is not None:
         removals = [np.argsort(-items, kind="stable"), *(rng.permutation(g) for _ in range(5))]
-        cleaned = []
+        cleaned, left_out = [], []
         for removal in removals:
             gone = set(removal[: g // 5].tolist())
             kept = [[cross[row][item] for item in order[row] if item not in gone] for row in rows]
             cleaned.append(np.mean([whole_precision(rest) for rest in kept if any(rest)]))
+            left_out.append(sum(not any(rest) for rest in kept))
         found["map_cleaned_20"] = cleaned[0]
         found["map_cleaned_20_random"] = np.mean(cleaned[1:])
+        found["unmatched_cleaned_20"] = left_out[0]
     if outside is not None:
         positive = np.repeat([0, 1], [len(all_uncertain), len(outside)])
         score = np.r_[all_uncertain, outside]
@@ -307,6 +319,7 @@ def test_queries_without_a_match_are_counted_and_left_out(cases, cross, measured
     quality = measured["unmatched"]
     assert quality.unmatched > 50
     n = len(cases["unmatched"][2]) - quality.unmatched
+    assert quality.whole == n
     assert quality.reliability.count.sum() == n
     assert all(curve.count.sum() == n for curve in quality.curves.values())
 
@@ -406,9 +419,39 @@ def test_large_galleries_are_not_ranked_as_a_whole(cases, monkeypatch):
     monkeypatch.setattr("calibration.quality.FULL_GALLERY", len(retriever.index) - 1)
     quality = assess(retriever, test, images)
     assert quality.cleaning is None
-    assert not {"map", "map_macro", "map_cleaned_20"} & quality.numbers.keys()
+    assert quality.whole == 0
+    numbers = quality.numbers.keys()
+    assert not {"map", "map_macro"} & numbers
+    assert not any(name.startswith("pearson") or "cleaned" in name for name in numbers)
     assert quality.outside is None
     assert not any(name.startswith("ood") for name in quality.numbers)
+
+
+def test_whole_rankings_are_of_as_many_queries_as_are_said(cases, cross, monkeypatch):
+    monkeypatch.setattr("calibration.quality.FULL_QUERIES", 120)
+    retriever, test, images, gallery, _ = cases["unmatched"]
+    quality = assess(retriever, test, images)
+    assert quality.whole == 120
+    _, order = retriever.index.search(test.found.vectors, len(gallery))
+    rows = np.flatnonzero(cross["unmatched"].any(axis=1))[:120]
+    whole = [whole_precision(cross["unmatched"][row][order[row]]) for row in rows]
+    assert quality.numbers["map"] == pytest.approx(np.mean(whole))
+    expected = np.corrcoef(test.found.uncertainty[rows], whole)[0, 1]
+    assert quality.numbers["pearson_average_precision"] == pytest.approx(expected)
+
+
+def test_uncertainties_beyond_those_of_the_adapter_split_are_counted(cases):
+    """A quarter of the queries is given an uncertainty that the adapter split never had."""
+    retriever, test, images, *_ = cases["plain"]
+    tuning = retriever.controllers[None].tuning.uncertainty
+    uncertainty = np.full(400, np.median(tuning))
+    uncertainty[:60], uncertainty[60:100] = tuning.max() + 1, tuning.min() - 1
+    uncertainty[100], uncertainty[101] = tuning.max(), tuning.min()
+    rankings = replace(test.found.rankings, uncertainty=uncertainty)
+    judged = replace(test, found=replace(test.found, rankings=rankings))
+    numbers = assess(retriever, judged, images).numbers
+    assert (test.totals > 0).all()
+    assert numbers["outside_range"] == 0.25
 
 
 def test_one_kind_of_outcome_has_no_auroc(cases):

@@ -1,5 +1,6 @@
 """The guarantee over random divisions, each calibrated and measured by hand."""
 
+import statistics
 from types import SimpleNamespace
 
 import numpy as np
@@ -232,9 +233,32 @@ def test_the_summary_is_of_the_divisions_that_certified_something(found):
                     continue
                 values = getattr(found.rules[name], part)[:, column]
                 assert row[part] == pytest.approx(sum(values[~np.isnan(values)]) / len(risks))
+            if risks:
+                sizes = found.rules[name].mean[:, column]
+                spread = statistics.pstdev(sizes[~np.isnan(sizes)].tolist())
+                assert row["mean_std"] == pytest.approx(spread)
+                assert row["risk_std"] == pytest.approx(statistics.pstdev(risks))
+                assert row["coverage"] == pytest.approx(1 - sum(risks) / len(risks))
+            else:
+                assert {row[part] for part in ("mean_std", "risk_std", "coverage")} == {None}
     assert summary["minmax"]["0.001"]["certified"] == 0
     assert summary["minmax"]["0.001"]["violations"] == 0
     assert summary["minmax"]["0.3"]["certified"] == 1
+
+
+def test_the_summary_of_deltas_is_at_their_one_level():
+    """Violations are of the level that the deltas share."""
+    found = repeat(*synthetic(400, 300), (0.12, 0.3), 0.05)
+    summary = found.summary_of_deltas()
+    assert list(summary) == [f"{delta:g}" for delta in found.deltas]
+    for column, row in enumerate(summary.values()):
+        risks = found.by_delta.risk[:, column]
+        known = risks[~np.isnan(risks)].tolist()
+        assert row["certified"] == len(known) / 20
+        assert row["violations"] == sum(risk > 0.12 for risk in known) / 20
+        assert row["risk"] == pytest.approx(statistics.fmean(known))
+    # Delta of the sweep of levels: the same divisions, the same numbers.
+    assert summary["0.05"] == found.summary((0.12,))["minmax"]["0.12"]
 
 
 def test_the_evaluation_reports_these_repeats(outcome, found):

@@ -4,6 +4,7 @@ import tarfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -74,13 +75,23 @@ def test_red_green_and_blue_are_the_last_axis(tmp_path):
 
 
 @pytest.mark.parametrize("file", ["data_batch_3.bin", "test_batch.bin"])
-def test_a_missing_file_says_where_it_belongs(tmp_path, file):
+def test_a_missing_file_says_where_it_belongs(tmp_path, file, monkeypatch):
     with pytest.raises(DataUnavailable, match=r"data_batch_1\.bin is not there: .*data\.download"):
         read(tmp_path)
     write(tmp_path / "cifar-10-batches-bin")
     (tmp_path / "cifar-10-batches-bin" / file).unlink()
     with pytest.raises(DataUnavailable, match=f"{file} is not there"):
+        read(tmp_path)
+    asked = []
+
+    def fail(url, root, **options):
+        asked.append(url)
+        raise URLError("no network")
+
+    monkeypatch.setattr(cifar, "download_and_extract_archive", fail)
+    with pytest.raises(DataUnavailable, match=r"cannot be fetched .*no network"):
         read(tmp_path, download=True)
+    assert asked == [cifar.URL]
 
 
 @pytest.mark.parametrize(

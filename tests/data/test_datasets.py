@@ -13,7 +13,7 @@ from rcir.data.division import PARTS, Source, divide
 from rcir.data.records import ImageSet
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
-SMALL = {"validation": 4, "gallery": 12, "adapter": 3, "calibration": 3}
+SMALL = {"validation": 4, "gallery": 24, "adapter": 3, "calibration": 3}
 
 
 def pictures(root, classes=6, each=4):
@@ -37,7 +37,7 @@ def reader(monkeypatch):
         part = ImageSet(np.zeros((40, 2, 2), np.uint8), np.repeat(np.arange(20), 2), ["x"] * 40)
         return Source(part, part, "queries")
 
-    monkeypatch.setattr(DataSet, "_function", lambda self: read)
+    monkeypatch.setattr(DataSet, "function", lambda self: read)
     return calls
 
 
@@ -68,6 +68,7 @@ def test_published_numbers_are_those_of_the_papers():
         **{"mnist": 60_000 + 10_000, "fashion-mnist": 60_000 + 10_000, "cifar10": 60_000},
         **{"svhn": 73_257 + 26_032, "omniglot": 964 * 20, "cub200": 5_864 + 5_924},
         **{"cars196": 8_054 + 8_131, "sop": 59_551 + 60_502, "lfw": 9_525 + 3_708},
+        "market1501": 12_936 + 19_732 - 3_819 + 3_368,
         "duke": 16_522 + 2_228 + 17_661,
         "pitts30k": 10_000 + 7_416 + 10_000 + 6_816,
         "pitts250k": 91_464 + 7_824 + 83_952 + 8_280,
@@ -84,6 +85,75 @@ def test_an_unknown_name_is_refused_with_all_that_there_are():
 def test_an_unknown_option_is_refused(name, tmp_path):
     with pytest.raises(InvalidConfig, match=rf"data\.options of {name}: .*colour"):
         load_splits(DataConfig(name, root=str(tmp_path), options={"colour": 3}))
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "allowed"),
+    [
+        ("folder", "path", 5, "a text or a path"),
+        ("folder", "path", None, "a text or a path"),
+        ("folder", "train", "apple", "a list, each a text or null"),
+        ("folder", "train", [3], "a list, each a text or null"),
+        ("folder", "open_set", 1, "true or false"),
+        ("folder", "draw", 0.5, "a whole number"),
+        ("folder", "draw", True, "a whole number"),
+        ("folder", "validation", True, "a number"),
+        ("folder", "gallery", "half", "a number"),
+        ("n-digit-mnist", "digits", 2.5, "a whole number"),
+        ("n-digit-mnist", "corrupt", "0.5", "a number"),
+        ("n-digit-mnist", "gap", "class", "one of 'number', 'instance'"),
+        ("pitts30k", "version", 30, "one of '30k', '250k'"),
+        ("digits", "train", 100.0, "a whole number"),
+        ("omniglot", "gallery", None, "a whole number"),
+        ("table", "radius", True, "a number"),
+        ("msls", "cities", [1], "a text or a list, each a text or null"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name(name, option, value, allowed, tmp_path):
+    options = {"path": "own"} if name in ("folder", "table") else {}
+    with pytest.raises(InvalidConfig) as said:
+        load_splits(DataConfig(name, root=str(tmp_path), options=options | {option: value}))
+    assert str(said.value) == f"data.options of {name}: {option} is {value!r}; it must be {allowed}"
+
+
+def test_whole_numbers_are_numbers_and_numpys_are_too(reader, tmp_path):
+    options = {"validation": np.int64(3), "gallery": np.float32(0.5), "adapter": 4, "radius": 3}
+    load_splits(DataConfig("table", root=str(tmp_path), options=options))
+    assert reader == [(tmp_path, {"radius": 3})]
+
+
+def test_a_fault_of_a_reader_is_not_taken_for_a_wrong_option(monkeypatch, tmp_path):
+    def read(root, size=3):
+        return len(size)
+
+    monkeypatch.setattr(DataSet, "function", lambda self: read)
+    with pytest.raises(TypeError, match="has no len"):
+        load_splits(DataConfig("sop", root=str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["seed", "root"])
+def test_what_is_not_an_option_of_the_set_is_refused_as_one(name, tmp_path):
+    with pytest.raises(InvalidConfig, match=rf"there is no option {name}; there are open_set, "):
+        load_splits(DataConfig("digits", options={name: 1}))
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("MNIST/raw", "mnist"),
+        ("MNIST/raw", "n-digit-mnist"),
+        ("FashionMNIST/raw", "fashion-mnist"),
+        ("lfw-py", "lfw"),
+        ("pittsburgh/datasets/pitts30k_train.mat", "pitts30k"),
+        ("pittsburgh/datasets/pitts250k_train.mat", "pitts250k"),
+    ],
+)
+def test_a_set_is_there_where_its_reader_looks_for_it(place, name, tmp_path):
+    nothing = {each for each, found in DATASETS.items() if not found.places}
+    assert {each for each, found in DATASETS.items() if found.there(tmp_path)} == nothing
+    (tmp_path / place).mkdir(parents=True)
+    there = {each for each, found in DATASETS.items() if found.there(tmp_path)} - nothing
+    assert there == {name} | ({"mnist", "n-digit-mnist"} if place == "MNIST/raw" else set())
 
 
 def test_a_needed_option_that_is_not_given_is_named(tmp_path):
@@ -143,12 +213,12 @@ def test_a_download_is_asked_only_of_a_reader_that_can(reader, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, found in DATASETS.items() if found.folder and not found.downloads]
+    "name", [name for name, found in DATASETS.items() if found.places and not found.downloads]
 )
 def test_a_set_that_cannot_be_fetched_says_where_it_comes_from(name, tmp_path):
     with pytest.raises(DataUnavailable) as said:
         load_splits(DataConfig(name, root=str(tmp_path), download=True))
-    for part in (str(tmp_path / DATASETS[name].folder), "cannot be fetched", DATASETS[name].get):
+    for part in (str(tmp_path / DATASETS[name].places[0]), "cannot be fetched", DATASETS[name].get):
         assert part in str(said.value)
     assert "RCIR_DATA" in str(said.value)
     assert list(tmp_path.iterdir()) == []
@@ -190,7 +260,7 @@ def test_the_options_of_a_folder_reach_its_reader(tmp_path):
 
 def test_a_folder_that_is_too_small_is_refused(tmp_path):
     pictures(tmp_path, classes=2, each=1)
-    with pytest.raises(InvalidData, match="give a share between 0 and 1 that is at least one"):
+    with pytest.raises(InvalidData, match=r"each of the 1 classes .* has one image"):
         load_splits(DataConfig("folder", root=str(tmp_path), options={"path": "own"}))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from rcir.data.division import Source, divide
 from rcir.data.records import ImageSet, Splits
-from rcir.data.relevance import WithinRadius
+from rcir.data.relevance import SharedLabel, WithinRadius
 from rcir.errors import InvalidData
 
 QUERIES = ("adapter", "calibration", "test")
@@ -153,12 +153,21 @@ def test_an_image_alone_in_its_class_is_searched_not_asked():
             assert set(getattr(splits, name).labels) <= set(splits.gallery.labels)
 
 
-def test_a_number_of_the_gallery_is_that_share_of_every_class():
-    n = sum(EVALUATION)
-    splits = divide(zero_shot(), gallery=20)
-    assert Counter(splits.gallery.labels.tolist()) == {
-        label: math.ceil(count * 20 / n) for label, count in enumerate(EVALUATION, 20)
-    }
+@pytest.mark.parametrize("number", [13, 14, 20, 39, 60, 74])
+def test_a_number_of_the_gallery_is_met_and_spread_over_the_classes(number):
+    counts = np.array(EVALUATION)
+    gallery = divide(zero_shot(), gallery=number, adapter=1, calibration=1).gallery
+    searched = Counter(gallery.labels.tolist())
+    held = np.array([searched[label] for label in range(20, 33)])
+    assert held.sum() == number
+    assert (held >= 1).all()
+    # No image is searched out of turn: none could go to a class that has a smaller share by one.
+    assert ((held - 1) / counts).max() <= (held / counts).min() + 1e-9
+
+
+def test_a_number_of_the_gallery_that_leaves_a_class_out_is_refused():
+    with pytest.raises(InvalidData, match=r"gallery 12 is less than the 13 classes"):
+        divide(zero_shot(), gallery=12)
 
 
 def test_which_images_of_a_class_are_searched_is_drawn():
@@ -202,26 +211,137 @@ def test_parts_are_given_as_shares_or_as_numbers(source):
     assert (len(shares.calibration), len(shares.test)) == (30, 15)
 
 
-def test_places_have_no_classes_and_are_drawn_as_images():
+def test_images_of_places_keep_their_places():
     source = Source(places(50, "train"), places(40, "query"), "queries")
     splits = divide(source, validation=0.2, gallery=0.5, adapter=5, calibration=6)
-    assert sizes(splits) == {
-        **{"train": 40, "validation": 10, "gallery": 20},
+    assert sizes(splits) | {"train": 0, "validation": 0} == {
+        **{"train": 0, "validation": 0, "gallery": 20},
         **{"adapter": 5, "calibration": 6, "test": 9},
     }
     assert len(set(ids(splits))) == 90
+    assert 5 <= len(splits.validation) <= 15
     for images, half in ((splits.train, source.train), (splits.test, source.queries)):
         rows = [half.ids.index(name) for name in images.ids]
         np.testing.assert_array_equal(images.relevance.places, half.relevance.places[rows])
 
 
+def set_of_places(positions, name, radius=25.0):
+    names = [f"{name}-{i}" for i in range(len(positions))]
+    relevance = WithinRadius(np.asarray(positions, float), radius)
+    return ImageSet(np.zeros((len(names), 1, 1), np.uint8), None, names, {}, relevance)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("validation", [0.1, 0.3, 400])
+def test_validation_places_match_each_other_and_lie_apart_from_training(seed, validation):
+    """A city of 8 x 6 km in which every place was photographed about four times."""
+    rng = np.random.default_rng(seed)
+    corners = np.repeat(rng.uniform(0, [8000, 6000], (1000, 2)), 4, axis=0)
+    city = 5e5 + corners + rng.normal(0, 4, corners.shape)
+    source = Source(set_of_places(city, "train"), places(60, "query"), places(30, "gallery"))
+    splits = divide(source, seed=seed, validation=validation)
+    wanted = validation if validation > 1 else validation * 4000
+    assert 0.5 * wanted <= len(splits.validation) <= 1.5 * wanted
+    assert len(splits.validation) + len(splits.train) == 4000
+    where, trains = splits.validation.relevance, splits.train.relevance
+    assert (where.totals(where) > 1).mean() > 0.95
+    # Of images drawn one by one nearly all would have a neighbour on the other side.
+    assert (where.totals(trains) > 0).mean() < 0.3
+
+
+def test_cities_that_share_coordinates_are_divided_apart():
+    """The third coordinate is the city's."""
+    rng = np.random.default_rng(0)
+    city = np.column_stack([rng.uniform(0, 900, (400, 2)), 1e6 * np.repeat(np.arange(8), 50)])
+    other = set_of_places(rng.uniform(0, 90, (40, 3)), "query")
+    splits = divide(Source(set_of_places(city, "train"), other, other), validation=0.25)
+    kinds = [set(part.relevance.places[:, 2]) for part in (splits.train, splits.validation)]
+    assert (len(kinds[0]), len(kinds[1]), kinds[0] & kinds[1]) == (6, 2, set())
+
+
+def test_places_that_cannot_be_told_apart_are_refused():
+    other = places(40, "query")
+    same = set_of_places(np.zeros((30, 2)), "train")
+    with pytest.raises(
+        InvalidData, match=r"validation 0\.1 of 30 images, about 3, cannot be drawn"
+    ):
+        divide(Source(same, other, other))
+    with pytest.raises(InvalidData, match="validation 30 must leave some of 30 images over"):
+        divide(Source(same, other, other), validation=30)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whole_classes_validate_where_the_queries_show_other_classes(seed):
+    """People of Market-1501: none is in both halves, the gallery is published."""
+    queries, gallery = part([3] * 20, "query", first=20), part([2] * 25, "gallery", first=18)
+    splits = divide(Source(part(TRAIN, "train"), queries, gallery), seed=seed, validation=0.2)
+    trains, validates = (set(images.labels) for images in (splits.train, splits.validation))
+    assert (len(trains), len(validates), trains & validates) == (16, 4, set())
+    assert len(splits.validation) == 24
+
+
+def test_shared_labels_have_no_classes_and_validate_as_images():
+    def half(n, name):
+        relevance = SharedLabel.of_lists([[i % 5, 5] for i in range(n)], 6)
+        names = [f"{name}-{i}" for i in range(n)]
+        return ImageSet(np.zeros((n, 1, 1), np.uint8), None, names, {}, relevance)
+
+    splits = divide(Source(half(50, "train"), half(40, "query"), half(20, "gallery")))
+    assert (len(splits.validation), len(splits.train)) == (5, 45)
+
+
+def test_a_share_of_few_is_at_least_one():
+    """Three classes to train on, a tenth of which would be none."""
+    source = Source(part([4] * 3, "train"), part([3] * 3, "query", first=3), "queries")
+    splits = divide(source)
+    assert sizes(splits) == {
+        **{"train": 8, "validation": 4, "gallery": 6},
+        **{"adapter": 1, "calibration": 1, "test": 1},
+    }
+    for name in ("validation", "adapter", "calibration", "gallery"):
+        assert len(getattr(divide(closed(), **{name: 0.001}), name)) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"validation": 0}, "validation is 0, of 20 classes: give"),
+        ({"gallery": 0}, "gallery is 0, of 77 images: give"),
+        ({"adapter": -2}, r"adapter is -2, of 3\d queries: give"),
+        ({"validation": True}, "validation is True, of 20 classes: give"),
+    ],
+)
+def test_what_a_part_is_taken_of_is_named(asked, said):
+    with pytest.raises(InvalidData, match=said):
+        divide(zero_shot(), **asked)
+
+
+def test_too_few_classes_for_any_size_say_so():
+    source = Source(part([4], "train"), part([4] * 3, "query", first=3), "queries")
+    with pytest.raises(InvalidData, match=r"some of 1 classes over: .*or have more classes"):
+        divide(source)
+
+
+@pytest.mark.parametrize("asked", [{}, {"validation": 900}, {"gallery": 0.1}, {"adapter": 900}])
+def test_classes_of_one_image_leave_no_query(asked):
+    source = Source(part([4] * 9, "train"), part([1] * 7, "query", first=9), "queries")
+    with pytest.raises(InvalidData, match=r"no query remains: each of the 7 classes .* one image"):
+        divide(source, **asked)
+
+
+def test_a_share_that_is_all_of_every_class_leaves_no_query():
+    source = Source(part([4] * 9, "train"), part([3] * 7, "query", first=9), "queries")
+    with pytest.raises(InvalidData, match=r"gallery 0\.9 of each of 7 classes, .* all of their 21"):
+        divide(source, gallery=0.9)
+
+
 @pytest.mark.parametrize("source", [zero_shot, closed, published])
 @pytest.mark.parametrize("name", ["validation", "adapter", "calibration", "gallery"])
-@pytest.mark.parametrize("share", [0, -0.2, -3, 0.001, 1.5, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("share", [0, -0.2, -3, 1.5, math.nan, math.inf, -math.inf])
 def test_a_part_of_no_image_or_a_broken_number_is_refused(source, name, share):
     if source is published and name == "gallery":
         return
-    with pytest.raises(InvalidData, match=rf"^{name} is {share:g}, of \d+: give a share"):
+    with pytest.raises(InvalidData, match=rf"^{name} is {share:g}, of \d+ [a-z]+: give a share"):
         divide(source(), **{name: share})
 
 
@@ -231,8 +351,12 @@ def test_a_part_of_no_image_or_a_broken_number_is_refused(source, name, share):
         (closed, {"validation": 60, "gallery": 60}, "validation 60 .* gallery 60 .* of 120 images"),
         (closed, {"validation": 0.5}, "validation 0.5 .* gallery 0.5 must leave some of 120"),
         (published, {"validation": 120}, "validation 120 must leave some of 120"),
-        (published, {"adapter": 30, "calibration": 30}, "adapter 30 .* calibration 30 .* of 60"),
-        (published, {"adapter": 0.5, "calibration": 0.5}, "adapter 0.5 .* of 60 images"),
+        (
+            published,
+            {"adapter": 30, "calibration": 30},
+            "adapter 30 .* calibration 30 .* of 60 queries",
+        ),
+        (published, {"adapter": 0.5, "calibration": 0.5}, "adapter 0.5 .* of 60 queries"),
         (zero_shot, {"validation": 20}, "validation 20 must leave some of 20 classes"),
         (zero_shot, {"gallery": 77}, "gallery 77 must leave some of 77 images"),
         (zero_shot, {"gallery": 900}, "gallery 900 must leave some of 77 images"),

@@ -205,3 +205,9 @@ def test_folders_that_do_not_do_are_refused(tmp_path, names, said):
 def test_a_missing_folder_is_said(tmp_path):
     with pytest.raises(DataUnavailable, match=r"there is no folder .*/nowhere: name it"):
         read(tmp_path, "nowhere")
+
+
+@pytest.mark.parametrize("open_set", [True, False])
+def test_a_draw_below_0_is_refused(tmp_path, open_set):
+    with pytest.raises(InvalidConfig, match=r"data\.options\.draw is -1; at least 0"):
+        read(tmp_path, ".", open_set=open_set, draw=-1)

@@ -1,11 +1,12 @@
 import gzip
+from pathlib import Path
 from urllib.error import URLError
 
 import numpy as np
 import pytest
 from torchvision.datasets import MNIST, FashionMNIST
 
-from rcir.data import DataConfig, load_splits
+from rcir.data import DATASETS, DataConfig, load_splits, mnist
 from rcir.data.mnist import read_fashion_mnist, read_mnist
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
@@ -107,20 +108,56 @@ def test_a_missing_folder_says_where_the_files_belong(name, tmp_path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_download_without_a_network_says_where_the_files_belong(name, tmp_path, monkeypatch):
-    reader, kind = READERS[name]
+def test_a_download_without_a_network_says_why_and_where_the_files_belong(
+    name, tmp_path, monkeypatch
+):
     asked = []
 
-    def fail(self):
-        asked.append(type(self))
+    def fail(url, root, file, md5):
+        asked.append(url)
         raise URLError("no network")
 
-    monkeypatch.setattr(MNIST, "download", fail)
-    with pytest.raises(DataUnavailable, match="put the four official"):
-        reader(tmp_path, download=True)
-    with pytest.raises(DataUnavailable, match="put the four official"):
-        load_splits(DataConfig(name, root=str(tmp_path), download=True))
-    assert asked == [kind, kind]
+    monkeypatch.setattr(mnist, "download_url", fail)
+    reader, kind = READERS[name]
+    for load in (
+        lambda: reader(tmp_path, download=True),
+        lambda: load_splits(DataConfig(name, root=str(tmp_path), download=True)),
+    ):
+        with pytest.raises(DataUnavailable, match=r"no network.* put the four official"):
+            load()
+    assert asked == [mirror + kind.resources[0][0] for mirror in kind.mirrors] * 2
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("there", [0, 3])
+def test_what_is_not_there_is_fetched_once(name, there, data_root, tmp_path, monkeypatch):
+    asked = []
+
+    def fetch(url, root, file, md5):
+        asked.append(file)
+        Path(root).mkdir(exist_ok=True)
+        (Path(root) / file).symlink_to(data_root / name / file)
+
+    monkeypatch.setattr(mnist, "download_url", fetch)
+    files = [*FILES, *TEST_FILES]
+    if there:
+        (tmp_path / name).mkdir()
+    for file in files[:there]:
+        (tmp_path / name / file).symlink_to(data_root / name / file)
+    for _ in range(2):
+        assert len(READERS[name][0](tmp_path, download=True).train) == 60_000
+    assert sorted(asked) == sorted(files[there:])
+    assert DATASETS[name].there(tmp_path)
+    assert len(READERS[name][0](tmp_path).queries) == 10_000
+
+
+@pytest.mark.data
+def test_files_are_found_where_torchvision_puts_them(name, data_root, tmp_path):
+    folder = tmp_path / READERS[name][1].__name__
+    folder.mkdir()
+    (folder / "raw").symlink_to(data_root / name)
+    assert DATASETS[name].there(tmp_path)
+    assert len(READERS[name][0](tmp_path).train) == 60_000
 
 
 @pytest.mark.data
@@ -128,7 +165,7 @@ def test_a_download_without_a_network_says_where_the_files_belong(name, tmp_path
     "options", [{"validation": 40_000, "gallery": 20_000}, {"adapter": 5_000, "calibration": 5_000}]
 )
 def test_parts_that_leave_nothing_over_are_refused(name, options, data_root):
-    with pytest.raises(InvalidData, match=r"must leave some of [16]0000 images over"):
+    with pytest.raises(InvalidData, match=r"must leave some of [16]0000 (images|queries) over"):
         load_splits(DataConfig(name, root=str(data_root), options=options))
 
 

@@ -130,12 +130,12 @@ def test_what_is_not_there_is_said(tmp_path):
     place = tmp_path / "msls" / "train_val" / "sf" / "query"
     for key in ("4-sf_query", "7-sf_query"):
         (place / "images" / f"{key}.jpg").unlink()
-    with pytest.raises(DataUnavailable, match=r"2 images are not in .*, the first is 4-sf_query"):
+    with pytest.raises(DataUnavailable, match=r"2 of 10 images .* missing .* 4-sf_query"):
         read(tmp_path)
     for path in (place / "images").iterdir():
         path.unlink()
     (place / "images").rmdir()
-    with pytest.raises(DataUnavailable, match=r"10 images are not in .*sf/query/images"):
+    with pytest.raises(DataUnavailable, match=r"10 of 10 images .*sf/query/images"):
         read(tmp_path)
     (place / "raw.csv").unlink()
     with pytest.raises(DataUnavailable, match=r"sf/query/raw\.csv is not there"):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rcir.data import DataConfig, load_splits
+from rcir.data import DataConfig, load_splits, omniglot
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
 QUERIES = ("adapter", "calibration", "test")
@@ -129,6 +129,15 @@ def test_the_seed_decides_who_is_where(tmp_path):
     for name, part in vars(first).items():
         assert list(getattr(again, name).ids) == list(part.ids)
         assert list(getattr(other, name).ids) != list(part.ids)
+
+
+@pytest.mark.data
+def test_the_whole_set_is_read_in_halves_of_alphabets(data_root):
+    source = omniglot.read(data_root)
+    kinds = alphabets(source.train), alphabets(source.queries)
+    assert (len(kinds[0]), len(kinds[1]), kinds[0] & kinds[1]) == (15, 15, set())
+    assert len({*source.train.ids, *source.queries.ids}) == 964 * 20
+    assert source.gallery == "queries"
 
 
 def test_a_missing_archive_says_where_it_belongs(tmp_path, monkeypatch):

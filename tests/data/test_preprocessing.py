@@ -228,10 +228,18 @@ def test_one_bad_image_refuses_the_batch(wrong):
         {"mean": (0.0, 0.0)},
         {"std": (0.0,)},
         {"std": (-1.0,)},
-        {"channels": 3},
+        {"channels": 3, "mean": (0.5, 0.5)},
     ],
     ids=str,
 )
 def test_configurations_that_make_no_sense_are_refused(options):
     with pytest.raises(InvalidConfig, match=r"preprocessing\."):
         Preprocessing(**options)
+
+
+def test_one_mean_and_deviation_serve_all_channels():
+    image = np.random.default_rng(0).integers(0, 256, (4, 4, 3), np.uint8)
+    one = Preprocessing((4, 4), 3, (0.25,), (0.5,))([image])
+    three = Preprocessing((4, 4), 3, (0.25,) * 3, (0.5,) * 3)([image])
+    assert torch.equal(one, three)
+    assert one[0, 2, 1, 3].item() == pytest.approx((image[1, 3, 2] / 255 - 0.25) / 0.5, rel=1e-6)

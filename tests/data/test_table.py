@@ -291,11 +291,11 @@ def test_missing_images_are_named(tmp_path):
     path = write(tmp_path, label=list("abab"))
     for name in ("1.png", "3.png"):
         (tmp_path / "pictures" / name).unlink()
-    said = r"2 of 4 images are not there, the first is pictures/1\.png of row 2, looked for at /"
+    said = r"2 of 4 images listed in .* missing from /.* instance pictures/1\.png, pictures/3\.png"
     with pytest.raises(DataUnavailable, match=said):
         read(tmp_path, path)
     table = pd.DataFrame({"path": ["nowhere/1.png"], "label": ["a"]})
-    with pytest.raises(DataUnavailable, match=r"1 of 1 images .*nowhere/1\.png of row 1"):
+    with pytest.raises(DataUnavailable, match=r"1 of 1 images .*nowhere/1\.png"):
         read(tmp_path, save(table, path))
 
 
@@ -328,3 +328,10 @@ def test_a_missing_table_is_said(tmp_path):
 def test_a_radius_that_is_none_is_refused(tmp_path, radius):
     with pytest.raises(InvalidConfig, match="must be above 0"):
         read(tmp_path, write(tmp_path, x=[1, 2], y=[1, 2]), radius=radius)
+
+
+@pytest.mark.parametrize("open_set", [True, False])
+def test_a_draw_below_0_is_refused(tmp_path, open_set):
+    path = write(tmp_path, label=list("aabb"))
+    with pytest.raises(InvalidConfig, match=r"data\.options\.draw is -1; at least 0"):
+        read(tmp_path, path, open_set=open_set, draw=-1)

@@ -158,10 +158,34 @@ def test_progress_sees_every_picture(tmp_path):
     assert tuple(fault for fault in seen if fault) == found.unreadable
 
 
-@pytest.mark.parametrize("name", ["digits", "omniglot"])
-def test_a_composed_set_is_refused(name, tmp_path):
-    with pytest.raises(InvalidConfig, match=f"{name} .*whenever it is read"):
-        verify(name, tmp_path, {})
+def test_a_set_that_comes_with_a_library_is_not_checked(tmp_path):
+    with pytest.raises(InvalidConfig, match=r"digits comes with scikit-learn: it needs no check"):
+        verify("digits", tmp_path, {})
+
+
+@pytest.mark.data
+def test_a_set_that_draws_its_own_splits_is_checked_as_it_is_published(data_root):
+    found = verify("omniglot", data_root, {})
+    assert sum(found.parts.values()) == found.published == 19_280
+    assert (found.complete, found.alone) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "published"),
+    [
+        ("pitts30k", {}, 34_232),
+        ("pitts30k", {"split": "val"}, 35_024),
+        ("pitts30k", {"version": "250k"}, 191_520),
+        ("pitts250k", {}, 191_520),
+        ("pitts250k", {"split": "val"}, 185_544),
+        ("clothing1m", {}, None),
+        ("clothing1m", {"noisy": False}, 72_409),
+        ("folder", {"path": "own"}, None),
+        ("market1501", {}, 32_668 + 3_368 - 3_819),
+    ],
+)
+def test_the_published_number_is_that_of_the_options(name, options, published):
+    assert DATASETS[name].published(options) == published
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Figures of pictures and points show the arrays they are given."""
 
 import io
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -186,6 +187,27 @@ def test_a_map_of_many_points_is_a_small_svg():
     figure.savefig(buffer, format="svg")
     assert buffer.getvalue().count(b"<image") >= 2
     assert len(buffer.getvalue()) < 500_000
+
+
+def test_without_classes_the_map_is_by_uncertainty_alone(drawn):
+    rng = np.random.default_rng(0)
+    points, uncertainty = rng.normal(size=(50, 2)), rng.uniform(size=50)
+    figure = figures.projection(points, None, uncertainty)
+    panel, bar = figure.axes
+    (scatter,) = panel.collections
+    order = np.argsort(uncertainty)
+    np.testing.assert_array_equal(scatter.get_offsets(), points[order])
+    np.testing.assert_array_equal(scatter.get_array(), uncertainty[order])
+    assert bar.get_ylabel() == "uncertainty"
+    assert figure.legends == []
+    drawn(figure)
+
+
+def test_a_figure_is_the_text_of_an_svg_file():
+    text = figures.to_svg(figures.query_sets([row([True])]))
+    drawing = ElementTree.fromstring(text)
+    assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
+    assert len(list(drawing.iter("{http://www.w3.org/2000/svg}image"))) == 2
 
 
 def test_a_map_of_constant_uncertainty_can_be_drawn(drawn):

@@ -1,6 +1,7 @@
 """What training leaves in MLflow."""
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -77,6 +78,6 @@ def test_the_best_checkpoint_is_an_artifact(client, run, trained, tmp_path):
 
 def test_the_reliability_diagram_is_an_artifact(client, run, tmp_path):
     path = client.download_artifacts(
-        run.info.run_id, "figures/validation_reliability.png", str(tmp_path)
+        run.info.run_id, "figures/validation_reliability.svg", str(tmp_path)
     )
-    assert Path(path).read_bytes().startswith(b"\x89PNG")
+    assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"

@@ -1,13 +1,17 @@
 """Training on Ray workers gives what training in this process gives."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
+import torch
 from mlflow import MlflowClient
 from safetensors.torch import load_file
 
-from rcir.data import DataConfig
+from rcir.data import DataConfig, load_splits
 from rcir.errors import InvalidData
-from training import train
+from rcir.mining import MiningConfig
+from training import loop, train
 
 pytestmark = [
     pytest.mark.distributed,
@@ -31,8 +35,10 @@ def test_two_workers_take_the_steps_of_one_process(tiny):
         for workers in (0, 2)
     )
     assert history(together, "tuples") == history(alone, "tuples")
-    for name in ("loss", "validation/recall_at_1", "validation/auroc_miss"):
-        np.testing.assert_allclose(history(together, name), history(alone, name), rtol=1e-3)
+    np.testing.assert_allclose(history(together, "loss"), history(alone, "loss"), rtol=1e-3)
+    # Of 100 validation images, rounding may exchange the nearest ones of a few.
+    for name in ("validation/recall_at_1", "validation/auroc_miss"):
+        np.testing.assert_allclose(history(together, name), history(alone, name), atol=0.025)
     # Adam's steps hardly depend on the scale of a gradient, but its moments do.
     for name in ("model.safetensors", "optimizer.safetensors"):
         file = f"checkpoints/epoch-0002/{name}"
@@ -40,6 +46,28 @@ def test_two_workers_take_the_steps_of_one_process(tiny):
         assert found.keys() == expected.keys()
         for key, values in expected.items():
             assert (found[key] - values).norm() <= 1e-2 * values.norm(), (name, key)
+
+
+def test_a_worker_without_a_tuple_in_a_batch_waits_for_the_other(tiny):
+    """A share is three images: a tuple needs two of them to match, and the third not to."""
+    data = DataConfig("digits", options={**PARTS, "calibration": 100, "train": 240})
+    mining = MiningConfig("random", "hardest", count=1, scope="batch")
+    config = tiny("shares", epochs=2, batch=6, data=data, mining=mining, num_workers=2)
+    labels = load_splits(data).train.labels
+    kinds, expected = Counter(), []
+    for epoch in (1, 2):
+        generator = torch.Generator().manual_seed(loop._seed(config, epoch, rank=-1))
+        order = torch.randperm(240, generator=generator).numpy()
+        batches = [labels[order[start : start + 6]] for start in range(0, 240, 6)]
+        found = [[len(set(batch[rank::2])) == 2 for rank in (0, 1)] for batch in batches]
+        kinds.update(sum(shares) for shares in found)
+        expected.append(2 * np.sum(found))
+    assert kinds[0] > 0, "batches without a tuple on any worker"
+    assert kinds[1] > 0, "batches with tuples on one worker"
+    run = train(config)
+    assert run.encoder().config.method == "btl"
+    assert np.isfinite(history(run, "loss")).all()
+    assert history(run, "tuples") == expected
 
 
 def test_what_a_worker_raises_on_purpose_arrives_as_itself(tiny):

@@ -1,0 +1,93 @@
+"""Whether options are what a data set's reader takes: their names, and types of values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, signature
+from numbers import Integral, Real
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from rcir.errors import InvalidConfig
+
+GIVEN = ("root", "seed")  # to readers, but not as options
+NAMES: dict[Any, str] = {
+    **{int: "a whole number", float: "a number", bool: "true or false", str: "a text"},
+    **{Path: "a path", NoneType: "null"},
+}
+
+
+def require_options(
+    where: str,
+    reader: Callable[..., Any],
+    options: Mapping[str, Any],
+    sizes: Sequence[str] = (),
+) -> None:
+    """Raise `InvalidConfig` unless a reader takes the options; their ranges are the reader's.
+
+    Args:
+        where: what the options are called in messages.
+        reader: its annotations tell the kinds: numbers, bool, text, paths, `Literal`, sequences.
+        options: to be checked.
+        sizes: names of further options, which are numbers.
+
+    Example:
+        >>> def read(root: Path, draw: int = 0) -> None: ...
+        >>> require_options("options", read, {"draw": 2.5})
+        Traceback (most recent call last):
+        rcir.errors.InvalidConfig: options: draw is 2.5; it must be a whole number
+    """
+    parameters = {
+        name: found for name, found in signature(reader).parameters.items() if name not in GIVEN
+    }
+    anything = any(found.kind is Parameter.VAR_KEYWORD for found in parameters.values())
+    known = [*parameters, *sizes]
+    if (unknown := [name for name in options if name not in known]) and not anything:
+        raise InvalidConfig(
+            f"{where}: there is no option {', '.join(map(str, unknown))}; there are "
+            f"{', '.join(known) or 'none'}"
+        )
+    needed = [
+        name
+        for name, found in parameters.items()
+        if found.default is Parameter.empty and found.kind is not Parameter.VAR_KEYWORD
+    ]
+    if missing := [name for name in needed if name not in options]:
+        raise InvalidConfig(f"{where}: {', '.join(missing)} is needed; give it")
+    kinds = get_type_hints(reader) | dict.fromkeys(sizes, float)
+    for name, value in options.items():
+        if name in kinds and not _fits(value, kinds[name]):
+            raise InvalidConfig(f"{where}: {name} is {value!r}; it must be {_named(kinds[name])}")
+
+
+def require_draw(draw: int) -> None:
+    """Raise `InvalidConfig` unless it can seed a generator."""
+    if draw < 0:
+        raise InvalidConfig(f"data.options.draw is {draw}; at least 0")
+
+
+def _fits(value: object, kind: Any) -> bool:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_fits(value, each) for each in arguments)
+    if origin is Literal:
+        return any(value == each and type(value) is type(each) for each in arguments)
+    if origin is Sequence:
+        # Text is a sequence of letters, which nobody means.
+        return isinstance(value, list | tuple) and all(_fits(v, arguments[0]) for v in value)
+    if kind in (int, float):
+        allowed = Integral if kind is int else Real
+        return isinstance(value, allowed) and not isinstance(value, bool)
+    return kind is Any or isinstance(value, kind)
+
+
+def _named(kind: Any) -> str:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(_named(each) for each in arguments)
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, arguments))}"
+    if origin is Sequence:
+        return f"a list, each {_named(arguments[0])}"
+    return NAMES.get(kind, str(kind))
