@@ -1,8 +1,9 @@
 """Data sets, all as one record type; splits; preprocessing."""
 
 from rcir.data.augmentation import Augmentation
-from rcir.data.datasets import DATASETS, DataConfig, data_root, load_splits
+from rcir.data.datasets import DATASETS
 from rcir.data.images import ImageLike, read_image
+from rcir.data.loading import DataConfig, data_root, load_splits
 from rcir.data.preprocessing import Preprocessing
 from rcir.data.records import ImageSet, Splits
 

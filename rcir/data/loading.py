@@ -1,0 +1,67 @@
+"""A configuration that names a data set, and the splits it gives."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rcir.data.datasets import find_dataset
+from rcir.data.records import Splits
+from rcir.errors import DataUnavailable, InvalidConfig
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which data set, and how it is split.
+
+    Args:
+        name: of the data set; `rcir data list` shows all.
+        root: folder of the data sets' files; the environment variable RCIR_DATA unless given.
+        download: fetch what is not there, if that is possible.
+        seed: decides who is in which split; at least 0.
+        options: sizes of the parts (see `rcir.data.division.divide`) and what else the set's reader
+            takes.
+    """
+
+    name: str = "digits"
+    root: str | None = None
+    download: bool = False
+    seed: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise InvalidConfig(f"data.seed is {self.seed}; at least 0")
+
+
+def data_root(config: DataConfig) -> Path:
+    """The folder of the data sets' files, absolute: given, named by RCIR_DATA, or `data`."""
+    return Path(config.root or os.environ.get("RCIR_DATA") or "data").absolute()
+
+
+def load_splits(config: DataConfig) -> Splits:
+    """The splits of the configured data set.
+
+    Raises:
+        InvalidConfig: no such data set, or no such option.
+        DataUnavailable, InvalidData: see the set's own reader.
+
+    Example:
+        >>> splits = load_splits(DataConfig("digits", options={"test": 500}))
+        >>> len(splits.gallery), len(splits.test), splits.test.images.shape
+        (1500, 500, (500, 8, 16))
+    """
+    found, root = find_dataset(config.name), data_root(config)
+    found.require(f"data.options of {config.name}", config.options)
+    options = dict(config.options)
+    if config.download and found.downloads:
+        options["download"] = True
+    elif config.download and not found.there(root):
+        raise DataUnavailable(
+            f"{root / found.places[0]} is not there, and {config.name} cannot be fetched "
+            f"({found.get}): put it there, and name the folder above it with data.root or the "
+            "environment variable RCIR_DATA"
+        )
+    return found.load(root, config.seed, **options)
