@@ -16,7 +16,7 @@ from rcir.candidates import Candidates, Judged
 from rcir.data.images import ImageLike
 from rcir.data.preprocessing import Preprocessing
 from rcir.data.records import ImageSet
-from rcir.data.relevance import Relevance, SameLabel, relevance_of
+from rcir.data.relevance import Relevance, SameLabel, SharedLabel, relevance_of
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder
 from rcir.encoders.batches import embed
@@ -208,9 +208,13 @@ def _arrays(embedding: Embedding) -> tuple[NDArray[np.float32], NDArray[np.float
 
 def _own(relevance: Relevance) -> Relevance:
     """A copy that nobody else can write to."""
-    return relevance_of(
+    own = relevance_of(
         {name: _frozen(values.copy()) for name, values in relevance.arrays().items()}
     )
+    if isinstance(own, SharedLabel):  # its matrix has arrays of its own
+        for values in (own.labels.data, own.labels.indices, own.labels.indptr):
+            _frozen(values)
+    return own
 
 
 def _frozen(values: NDArray[Any]) -> NDArray[Any]:

@@ -98,6 +98,21 @@ def read_images(
     return images
 
 
+def faults(sources: Sequence[ImageLike]) -> Iterator[str | None]:
+    """Of each image, in order, what `read_image` says is wrong with it, or None; in threads."""
+
+    def fault(source: ImageLike) -> str | None:
+        try:
+            _read(source, 3, None)
+        except InvalidImage as error:
+            return str(error)
+        return None
+
+    # Once for all threads, as in `read_images`.
+    with _no_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield from pool.map(fault, sources)
+
+
 def resize(
     images: NDArray[np.uint8], size: tuple[int, int], extent: tuple[float, float] | None = None
 ) -> Tensor:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +11,11 @@ import numpy as np
 
 from rcir.data.datasets import find_dataset
 from rcir.data.division import Source
-from rcir.data.images import ImageLike, read_image
+from rcir.data.images import faults
 from rcir.data.options import require_options
 from rcir.data.records import ImageSet
 from rcir.data.relevance import SameLabel
-from rcir.errors import InvalidConfig, InvalidImage
+from rcir.errors import InvalidConfig
 
 
 @dataclass(frozen=True)
@@ -87,10 +85,9 @@ def verify(
         if not isinstance(images.images, np.ndarray)
         for image in images.images
     ]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        faults = pool.map(_fault, pictures)
-        watched = faults if progress is None else progress(faults, len(pictures))
-        unreadable = tuple(fault for fault in watched if fault is not None)
+    found_faults = faults(pictures)
+    watched = found_faults if progress is None else progress(found_faults, len(pictures))
+    unreadable = tuple(fault for fault in watched if fault is not None)
     return Findings(
         {part: len(images) for part, images in parts.items()},
         found.published(options),
@@ -103,14 +100,6 @@ def verify(
 def _parts(source: Source) -> dict[str, ImageSet]:
     parts = {"train": source.train, "queries": source.queries}
     return parts | ({"gallery": source.gallery} if isinstance(source.gallery, ImageSet) else {})
-
-
-def _fault(image: ImageLike) -> str | None:
-    try:
-        read_image(image, channels=3)
-    except InvalidImage as error:
-        return str(error)
-    return None
 
 
 def _alone(source: Source) -> int:
