@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.error import URLError
 
 import numpy as np
+from torchvision.datasets import CIFAR10
 from torchvision.datasets.utils import download_and_extract_archive
 
 from rcir.data.division import Source
@@ -13,7 +14,7 @@ from rcir.data.records import ImageSet
 from rcir.errors import DataUnavailable, InvalidData
 
 FOLDER = "cifar-10-batches-bin"
-URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+URL = CIFAR10.url.replace("python", "binary")
 MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
 
 TRAIN = tuple(f"data_batch_{n}.bin" for n in range(1, 6))
