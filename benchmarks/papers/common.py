@@ -123,14 +123,15 @@ def history(run: RunFolder, name: str) -> list[float]:
     return [metric.value for metric in sorted(logged, key=lambda metric: metric.step)]
 
 
-def hours(runs: Mapping[str, RunFolder]) -> float:
-    """What the epochs of trainings took, those of an ensemble's members as well."""
-    seconds = 0.0
-    for run in runs.values():
+def trainings(runs: Mapping[str, RunFolder]) -> dict[str, RunFolder]:
+    """The same runs, an ensemble's members in place of the ensemble."""
+    found = {}
+    for name, run in runs.items():
         members = sorted((run.path / "members").glob("member-*"))
-        for one in [find_run(str(member)) for member in members] or [run]:
-            seconds += sum(history(one, "seconds"))
-    return seconds / 3600
+        found |= {f"{name}, {member.name}": find_run(str(member)) for member in members}
+        if not members:
+            found[name] = run
+    return found
 
 
 def show(
@@ -151,8 +152,10 @@ def show(
     print(
         f"\nPrinted by `python {' '.join(sys.argv)}`, Python {sys.version.split()[0]}, {versions}."
     )
-    print(f"Trainings: {hours(runs):.1f} hours on one core.\n\nValidation recall at 1 by epoch:\n")
-    for name, run in runs.items():
+    every = trainings(runs)
+    hours = sum(sum(history(run, "seconds")) for run in every.values()) / 3600
+    print(f"Trainings: {hours:.1f} hours on one core.\n\nValidation recall at 1 by epoch:\n")
+    for name, run in every.items():
         recalls = " ".join(f"{value:.3f}" for value in history(run, "validation/recall_at_1"))
         print(f"- {name}: {recalls}")
     if path is not None:
