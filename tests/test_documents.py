@@ -19,7 +19,7 @@ SHORTER = {
     "digits-btl.yaml": ["--data.options", '{"train": 500, "validation": 300}'],
     "own-folder.yaml": [
         *("--encoder.pretrained", "false", "--encoder.backbone", "cifar-cnn"),
-        *("--preprocessing.size", "[16, 16]"),
+        *("--preprocessing.size", "[20, 20]"),
     ],
 }
 

@@ -18,7 +18,7 @@ def build_backbone(name: str, channels: int, pretrained: bool) -> nn.Module:
     """A network from images (n, channels, H, W) to non-negative feature maps (n, C, h, w).
 
     Args:
-        name: "mnist-cnn" (two convolutions, from 8 x 8 pixels), "cifar-cnn" (three, from 16 x 16;
+        name: "mnist-cnn" (two convolutions, from 8 x 8 pixels), "cifar-cnn" (three, from 18 x 18;
             both from Warburg et al., 2023, arXiv 2302.01332), "resnet50" or "densenet161".
         channels: of the images, 1 or 3; the torchvision networks take 3.
         pretrained: start from torchvision's ImageNet weights; the torchvision networks only.
