@@ -38,7 +38,7 @@ class OptimizerConfig:
             raise InvalidConfig(f"optimizer.gamma is {self.gamma}; it must lie in (0, 1]")
 
 
-# Smallest certified sets and highest recall on `digits`; printed by benchmarks/mining.py.
+# Smallest certified sets and highest recall on `digits`; printed by benchmarks/mining_choices.py.
 MINING: dict[str, tuple[Positive, Negatives]] = {
     "deterministic": ("nearest", "top-random"),
     "mc-dropout": ("nearest", "top-random"),
@@ -55,10 +55,21 @@ class TrainingConfig:
         name: of the run and of its folder.
         storage: folder of all runs; on a cluster, one that every node sees.
         seed: decides initial weights, order, mining and augmentation; at least 0.
-        epochs: passes over the training images, each of them once an anchor.
+        epochs: passes over the training images, each of them once an anchor (with mining.cache
+            "sampled", of mining.refresh steps).
+        patience: stop after so many epochs without a better recall on the validation images; 0
+            trains all of them.
+        min_delta: by how much a better recall must exceed the best so far.
         batch: tuples per step, over all workers; with mining.scope "batch", images.
-        num_workers: Ray workers; 0 trains in this process.
+        parts: a batch is computed in so many parts, each a forward pass of its own: dropout and
+            batch normalisation see one part at a time. What is computed depends on them, not on
+            who computes it, and more of them than workers take less memory each. None for as many
+            as there are workers (the most there may be).
+        num_workers: Ray workers, or the fewest and the most of them, which come and go with the
+            cluster; 0 trains in this process.
+        max_failures: how often in a row, without a new checkpoint, lost workers are replaced.
         use_gpu: one GPU per worker; with 0 workers, the GPU of this process.
+        compile: let torch.compile fuse the encoder for training; takes a minute to start.
         precision: of the backbone while it is trained; "bfloat16" is several times as fast where
             the processor has it. Weights, heads and losses stay in float32, and so does all
             embedding outside of training.
@@ -75,9 +86,14 @@ class TrainingConfig:
     storage: str = "runs"
     seed: int = 0
     epochs: int = 8
+    patience: int = 0
+    min_delta: float = 0.0
     batch: int = 64
-    num_workers: int = 0
+    parts: int | None = None
+    num_workers: int | tuple[int, int] = 0
+    max_failures: int = 3
     use_gpu: bool = False
+    compile: bool = False
     precision: Literal["float32", "bfloat16"] = "float32"
     data: DataConfig = field(default_factory=DataConfig)
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
@@ -88,13 +104,26 @@ class TrainingConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     def __post_init__(self) -> None:
-        for name, least in (("seed", 0), ("epochs", 1), ("batch", 1), ("num_workers", 0)):
+        for name, least in (("seed", 0), ("epochs", 1), ("patience", 0), ("batch", 1)):
             if getattr(self, name) < least:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; at least {least}")
-        if self.batch < self.num_workers:
+        if not 0 <= self.min_delta < 1:
+            raise InvalidConfig(f"min_delta is {self.min_delta}; it must lie in [0, 1)")
+        if self.max_failures < 0:
+            raise InvalidConfig(f"max_failures is {self.max_failures}; at least 0")
+        if isinstance(self.num_workers, int):
+            if self.num_workers < 0:
+                raise InvalidConfig(f"num_workers is {self.num_workers}; at least 0")
+        elif not (len(self.num_workers) == 2 and 1 <= self.num_workers[0] <= self.num_workers[1]):
             raise InvalidConfig(
-                f"a batch of {self.batch} tuples does not fill {self.num_workers} workers: raise "
-                "batch"
+                f"num_workers is {list(self.num_workers)}; give one number, or the fewest (at least "
+                "1) and the most"
+            )
+        if not self.most_workers <= self.n_parts <= self.batch:
+            raise InvalidConfig(
+                f"a batch of {self.batch} tuples in {self.n_parts} parts does not fill "
+                f"{self.most_workers} workers: parts must be at least the number of workers and at "
+                "most batch"
             )
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise InvalidConfig(f"name is {self.name!r}; it must be usable as the name of a folder")
@@ -111,3 +140,13 @@ class TrainingConfig:
             negatives=self.mining.negatives or negatives,
         )
         object.__setattr__(self, "mining", mining)
+
+    @property
+    def most_workers(self) -> int:
+        """The most processes that train at a time."""
+        return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[1]
+
+    @property
+    def n_parts(self) -> int:
+        """Number of parts of a batch."""
+        return max(1, self.most_workers) if self.parts is None else self.parts

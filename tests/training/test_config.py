@@ -11,7 +11,10 @@ from training import OptimizerConfig, TrainingConfig
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("seed", -1), ("epochs", 0), ("batch", 0), ("num_workers", -1)],
+    [
+        *(("seed", -1), ("epochs", 0), ("batch", 0), ("num_workers", -1), ("patience", -1)),
+        *(("min_delta", -0.1), ("min_delta", 1.0), ("min_delta", math.nan), ("max_failures", -1)),
+    ],
 )
 def test_counts_below_their_least_are_refused_by_name(option, value):
     with pytest.raises(InvalidConfig, match=f"{option} is {value}"):
@@ -32,9 +35,24 @@ def test_an_optimizer_that_cannot_learn_is_refused_by_name(option, value):
 
 
 def test_every_worker_needs_a_tuple_of_each_batch():
-    with pytest.raises(InvalidConfig, match="batch of 3 tuples does not fill 4 workers"):
+    with pytest.raises(InvalidConfig, match="batch of 3 tuples in 4 parts does not fill 4 workers"):
         TrainingConfig("run", batch=3, num_workers=4)
-    assert TrainingConfig("run", batch=4, num_workers=4).batch == 4
+    assert TrainingConfig("run", batch=4, num_workers=4).n_parts == 4
+
+
+def test_every_worker_needs_a_part_of_each_batch():
+    with pytest.raises(InvalidConfig, match="in 2 parts does not fill 3 workers"):
+        TrainingConfig("run", parts=2, num_workers=(1, 3))
+    with pytest.raises(InvalidConfig, match="of 8 tuples in 9 parts"):
+        TrainingConfig("run", batch=8, parts=9)
+    assert TrainingConfig("run", num_workers=(1, 3)).n_parts == 3
+    assert TrainingConfig("run", parts=6, num_workers=2).n_parts == 6
+
+
+@pytest.mark.parametrize("range_", [(0, 2), (3, 2), (1, 2, 3)])
+def test_a_range_of_workers_goes_up(range_):
+    with pytest.raises(InvalidConfig, match="num_workers is .*give one number, or the fewest"):
+        TrainingConfig("run", num_workers=range_)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", ".hidden"])
