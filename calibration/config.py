@@ -24,6 +24,9 @@ class CalibrationConfig:
         alphas: levels to report. The retriever answers any.
         delta: probability of misleading calibration queries to report. The retriever answers any.
         ood: data set whose test images are asked as well: how well does uncertainty tell them?
+        num_workers: Ray workers that embed gallery and queries; 0 embeds in this process. A
+            calibration that was interrupted goes on where it was.
+        use_gpu: one GPU per worker; with 0 workers, the GPU of this process.
     """
 
     run: str
@@ -35,9 +38,13 @@ class CalibrationConfig:
     alphas: tuple[float, ...] = (0.05, 0.1, 0.2)
     delta: float = 0.1
     ood: str | None = None
+    num_workers: int = 0
+    use_gpu: bool = False
 
     def __post_init__(self) -> None:
         _check_levels(self.alphas, self.delta)
+        if self.num_workers < 0:
+            raise InvalidConfig(f"num_workers is {self.num_workers}; at least 0")
         if self.depth < 1:
             raise InvalidConfig(f"depth is {self.depth}; at least 1 candidate must be searched")
 

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from calibration import drawing, report
 from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.evaluation import Evaluation, Queries, evaluate
-from calibration.progress import step
+from calibration.progress import embedding, step
 from rcir import api, figures, runs, storage, tracking
 from rcir.candidates import Judged
 from rcir.data import DataConfig, ImageSet, Splits, data_root, load_splits
 from rcir.data.datasets import find_dataset
-from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
+from rcir.encoders.batches import Embedder
+from rcir.errors import CorruptRetriever, InvalidConfig, InvalidData, StaleCalibration
 from rcir.retriever import Retriever
 
 PAGE, RESULTS = "report.html", "results.json"
@@ -50,21 +51,30 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     """Index the gallery, fit adapter and controller, measure, write and track.
 
     The size adapter is fitted on the adapter split, the controller on the calibration split, and
-    what is reported is measured on the test split; no query is in two of them.
+    what is reported is measured on the test split; no query is in two of them. What was embedded
+    is kept in the folder `embeddings` of the output until the retriever is saved.
 
     Raises:
         InvalidData: there is no such run, or it is not finished; or the output holds something
             else.
         CorruptRetriever: what lies at the retriever's place is something else.
+        InvalidImage: of an image that cannot be read.
+        InvalidConfig: there is no GPU to use.
     """
     started = time.monotonic()
     run = runs.find_run(config.run)
     output = Path(config.output) if config.output else run.path
+    place = output / "retriever"
     _check_output(output)
+    _check_place(place)
     splits = load_splits(run.data)
+    _check_group(splits, config.group)
     asked = _outside(run.data, config.ood)
-    with step(f"gallery: {len(splits.gallery):,} images"):
-        retriever = Retriever.build(run.encoder(), run.preprocessing, splits.gallery, config.depth)
+    embedder = Embedder(config.num_workers, config.use_gpu, output / "embeddings")
+    with embedding("gallery", splits.gallery, embedder) as shown:
+        retriever = Retriever.build(
+            run.encoder(), run.preprocessing, splits.gallery, config.depth, shown
+        )
     data = replace(run.data, root=str(data_root(run.data)) if run.data.root else None)
     retriever.origin = {
         "data": asdict(data),
@@ -72,8 +82,8 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
         "run": run.mlflow_run,
         "group": config.group,
     }
-    queries = _judge(retriever, splits, config.group)
-    outside = _uncertainty(retriever, asked)
+    queries = _judge(retriever, splits, config.group, embedder)
+    outside = _uncertainty(retriever, asked, embedder)
     with step("calibration"):
         comparisons = retriever.calibrate(
             queries.adapter,
@@ -94,7 +104,8 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
             comparisons[None],
             outside,
         )
-    folder = storage.save(retriever, output / "retriever")
+    folder = storage.save(retriever, place)
+    embedder.clear()
     run.tracked.log_folder(folder, "retriever")
     page = _publish(output, retriever, evaluation, queries.test, splits, run.tracked, started)
     return Calibrated(retriever, folder, page, evaluation, queries.test, splits)
@@ -136,8 +147,8 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
     asked = _outside(data, config.ood)
     output = Path(config.output or Path(config.retriever).absolute().parent / "evaluation")
     _check_output(output)
-    queries = _judge(retriever, splits, retriever.origin.get("group"))
-    outside = _uncertainty(retriever, asked)
+    queries = _judge(retriever, splits, retriever.origin.get("group"), Embedder())
+    outside = _uncertainty(retriever, asked, Embedder())
     with step("evaluation"):
         evaluation = evaluate(
             data.name, retriever, queries, splits.test, config.alphas, config.delta, {}, outside
@@ -157,12 +168,12 @@ def _is_of(retriever: Retriever, gallery: ImageSet) -> bool:
     )
 
 
-def _judge(retriever: Retriever, splits: Splits, group: str | None) -> Queries:
+def _judge(retriever: Retriever, splits: Splits, group: str | None, embedder: Embedder) -> Queries:
     found = []
     for name in ("adapter", "calibration", "test"):
         images = getattr(splits, name)
-        with step(f"{name} queries: {len(images):,}"):
-            found.append(retriever.judge(images, group))
+        with embedding(f"{name} queries", images, embedder) as shown:
+            found.append(retriever.judge(images, group, shown))
     return Queries(*found)
 
 
@@ -188,11 +199,13 @@ def _outside(data: DataConfig, name: str | None) -> ImageSet | None:
     return found.read(data_root(other), **options).queries
 
 
-def _uncertainty(retriever: Retriever, images: ImageSet | None) -> NDArray[np.float64] | None:
+def _uncertainty(
+    retriever: Retriever, images: ImageSet | None, embedder: Embedder
+) -> NDArray[np.float64] | None:
     if images is None:
         return None
-    with step(f"out-of-distribution queries: {len(images):,}"):
-        return retriever.search(images.images).uncertainty
+    with embedding("out-of-distribution queries", images, embedder) as shown:
+        return retriever.search(images.images, shown).uncertainty
 
 
 def _publish(
@@ -236,6 +249,25 @@ def _check_output(output: Path) -> None:
         raise InvalidData(
             f"{output} holds {' and '.join(names)} of something else: choose another output"
         )
+
+
+def _check_place(place: Path) -> None:
+    """Refuse what `storage.save` would refuse after all the work."""
+    if place.exists() and not storage._is_ours(place):
+        raise CorruptRetriever(
+            f"{place} holds something other than a retriever: it is left alone; choose another "
+            "output"
+        )
+
+
+def _check_group(splits: Splits, group: str | None) -> None:
+    for name in ("adapter", "calibration", "test") if group is not None else ():
+        attributes = getattr(splits, name).attributes
+        if group not in attributes:
+            raise InvalidData(
+                f"the {name} queries have no attribute {group!r}; they have "
+                f"{', '.join(attributes) or 'none'}"
+            )
 
 
 def write_results(path: Path, evaluation: Evaluation, seconds: float) -> None:

@@ -47,6 +47,14 @@ class TrainingDiverged(RcirError):
     """The loss of a training became NaN or infinite."""
 
 
+class CheckpointFailed(RcirError):
+    """A checkpoint of a training could not be written; those before it are kept."""
+
+
+class WorkersLost(RcirError):
+    """The workers of a training failed again and again without getting further."""
+
+
 class RiskUnattainable(RcirError):
     """No set size certifies the asked ``alpha`` at the asked ``delta``.
 

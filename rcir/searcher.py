@@ -19,7 +19,7 @@ from rcir.data.records import ImageSet
 from rcir.data.relevance import Relevance, SameLabel, SharedLabel, relevance_of
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder
-from rcir.encoders.batches import embed
+from rcir.encoders.batches import Embed, embed
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index.base import Index
 from rcir.index.flat import FlatIndex
@@ -76,12 +76,21 @@ class Searcher:
 
     @classmethod
     def build(
-        cls, encoder: Encoder, preprocessing: Preprocessing, gallery: ImageSet, depth: int = 200
+        cls,
+        encoder: Encoder,
+        preprocessing: Preprocessing,
+        gallery: ImageSet,
+        depth: int = 200,
+        embedder: Embed | None = None,
     ) -> Self:
-        """Embed and index a gallery; the result still has to be calibrated."""
+        """Embed and index a gallery; the result still has to be calibrated.
+
+        Args:
+            embedder: what embeds, see `rcir.encoders.batches.Embedder`; `embed` unless given.
+        """
         if len(gallery) == 0:
             raise InvalidData("the gallery is empty: give at least one image")
-        vectors, uncertainty = _arrays(embed(encoder, preprocessing, gallery.images))
+        vectors, uncertainty = _arrays((embedder or embed)(encoder, preprocessing, gallery.images))
         index = FlatIndex(vectors.shape[1])
         index.add(vectors)
         ids, relevance = gallery.ids, gallery.relevance
@@ -97,9 +106,18 @@ class Searcher:
         """Number of candidates searched for each query; no set is larger."""
         return min(self.max_depth, len(self.index))
 
-    def search(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> Candidates:
-        """The nearest gallery images of each query, without any guarantee."""
-        vectors, uncertainty = _arrays(embed(self.encoder, self.preprocessing, images))
+    def search(
+        self, images: Sequence[ImageLike] | NDArray[np.uint8], embedder: Embed | None = None
+    ) -> Candidates:
+        """The nearest gallery images of each query, without any guarantee.
+
+        Args:
+            images: the queries.
+            embedder: as in `build`.
+        """
+        vectors, uncertainty = _arrays(
+            (embedder or embed)(self.encoder, self.preprocessing, images)
+        )
         distances, positions = self.index.search(vectors, self.depth)
         if uncertainty is None:
             # Unit vectors: 1 - cos = |x - y|^2 / 2.
@@ -114,12 +132,15 @@ class Searcher:
         )
         return Candidates(rankings, positions, vectors, self.fingerprints())
 
-    def judge(self, queries: ImageSet, group: str | None = None) -> Judged:
+    def judge(
+        self, queries: ImageSet, group: str | None = None, embedder: Embed | None = None
+    ) -> Judged:
         """Search queries of which it is known which gallery images they match.
 
         Args:
             queries: images with labels, or with what else makes them match (`rcir.data.relevance`).
             group: which of their attributes says what group each belongs to.
+            embedder: as in `build`.
 
         Raises:
             InvalidData: the gallery has no labels, or of another kind than the queries, or the
@@ -135,7 +156,7 @@ class Searcher:
         if group is not None and not (isinstance(group, str) and group in queries.attributes):
             known = ", ".join(queries.attributes) or "none"
             raise InvalidData(f"the queries have no attribute {group!r}; they have {known}")
-        found = self.search(queries.images)
+        found = self.search(queries.images, embedder)
         relevant = queries.relevance.of(self.relevance, found.positions)
         totals = queries.relevance.totals(self.relevance)
         groups = None if group is None else queries.attributes[group].astype(str)

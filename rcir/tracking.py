@@ -7,10 +7,11 @@ directory, which `mlflow ui` shows without being told.
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ from rcir.errors import NoRetriever, TrackingUnavailable
 EXPERIMENT = "rcir"
 BATCH = 500  # metrics in a call; a server takes no more than 1,000
 PARENT_TAG = "mlflow.parentRunId"
+RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 Loaded = TypeVar("Loaded")
 
 # A new SQLite store says how it was made, at whichever call comes first.
@@ -47,47 +49,68 @@ class TrackedRun:
         self.uri = uri
         self._client = MlflowClient(tracking_uri=uri)
 
+    def __reduce__(self) -> tuple[type[TrackedRun], tuple[str, str]]:
+        return TrackedRun, (self.id, self.uri)  # for processes of a cluster
+
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Log parameters once; those logged before keep their first value."""
-        known = self._client.get_run(self.id).data.params
-        new = [Param(name, str(value)) for name, value in params.items() if name not in known]
-        if new:
-            self._client.log_batch(self.id, params=new)
+        with _reachable(self.uri):
+            known = self._client.get_run(self.id).data.params
+            new = [Param(name, str(value)) for name, value in params.items() if name not in known]
+            if new:
+                self._client.log_batch(self.id, params=new)
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags."""
-        self._client.log_batch(self.id, tags=[RunTag(*item) for item in tags.items()])
+        with _reachable(self.uri):
+            self._client.log_batch(self.id, tags=[RunTag(*item) for item in tags.items()])
 
     def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
         """Log metrics of one step."""
         now = int(1000 * time.time())
         logged = [Metric(name, float(value), now, step) for name, value in metrics.items()]
-        for start in range(0, len(logged), BATCH):
-            self._client.log_batch(self.id, metrics=logged[start : start + BATCH])
+        with _reachable(self.uri):
+            for start in range(0, len(logged), BATCH):
+                self._client.log_batch(self.id, metrics=logged[start : start + BATCH])
+
+    def steps(self, metric: str) -> set[int]:
+        """The steps of which a metric is logged."""
+        with _reachable(self.uri):
+            return {logged.step for logged in self._client.get_metric_history(self.id, metric)}
 
     def log_figure(self, svg: str, name: str) -> None:
         """Log a figure as `figures/NAME.svg`."""
-        self._client.log_text(self.id, svg, f"figures/{name}.svg")
+        with _reachable(self.uri):
+            self._client.log_text(self.id, svg, f"figures/{name}.svg")
 
     def log_folder(self, folder: Path, name: str) -> None:
         """Log the files of a folder as the artifact folder `name`."""
-        self._client.log_artifacts(self.id, str(folder), name)
+        with _reachable(self.uri):
+            self._client.log_artifacts(self.id, str(folder), name)
 
     def log_file(self, path: Path) -> None:
         """Log a file as an artifact."""
-        self._client.log_artifact(self.id, str(path))
+        with _reachable(self.uri):
+            self._client.log_artifact(self.id, str(path))
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Mark the run as running inside the block, finished or failed behind it."""
-        self._client.update_run(self.id, status="RUNNING")
+        with _reachable(self.uri):
+            self._client.update_run(self.id, status="RUNNING")
         try:
             yield
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
-            self._client.set_terminated(self.id, "KILLED" if interrupted else "FAILED")
+            # What happened matters more than that it could not be noted.
+            with suppress(TrackingUnavailable):
+                self._end("KILLED" if interrupted else "FAILED")
             raise
-        self._client.set_terminated(self.id, "FINISHED")
+        self._end("FINISHED")
+
+    def _end(self, status: str) -> None:
+        with _reachable(self.uri):
+            self._client.set_terminated(self.id, status)
 
 
 def start_run(name: str, tags: Mapping[str, str], parent: TrackedRun | None = None) -> TrackedRun:
@@ -137,7 +160,13 @@ def _store() -> str:
 
 @contextmanager
 def _reachable(uri: str) -> Iterator[None]:
-    """What MLflow says of a store it cannot use, as `TrackingUnavailable`."""
+    """What MLflow says of a store it cannot use, as `TrackingUnavailable`, after a few seconds.
+
+    By itself, MLflow would try for minutes to reach a server that is away.
+    """
+    own = RETRIES not in os.environ
+    if own:
+        os.environ[RETRIES] = "2"
     try:
         yield
     except MlflowException as error:
@@ -146,11 +175,16 @@ def _reachable(uri: str) -> Iterator[None]:
             f"MLflow cannot use the tracking store {uri} ({reason}): start its server, or set "
             "MLFLOW_TRACKING_URI to another, for instance sqlite:///mlflow.db"
         ) from error
+    finally:
+        if own:
+            os.environ.pop(RETRIES, None)
 
 
 def run_tag(run: TrackedRun, name: str) -> str | None:
     """A tag of a run, or None."""
-    return MlflowClient(tracking_uri=run.uri).get_run(run.id).data.tags.get(name)
+    with _reachable(run.uri):
+        tag: str | None = MlflowClient(tracking_uri=run.uri).get_run(run.id).data.tags.get(name)
+    return tag
 
 
 def with_downloaded(uri: str, load: Callable[[Path], Loaded]) -> Loaded:

@@ -1,6 +1,13 @@
 """Fixtures that several test packages share."""
 
 import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -88,12 +95,70 @@ def trained(tiny, tracking_uri, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ray_cluster():
-    """Two CPUs of this machine as a Ray cluster, in a folder with a short name (its sockets)."""
+    """A Ray cluster on this machine, in a folder with a short name (its sockets)."""
     import ray
 
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         patch.chdir(folder)
         patch.setenv("RAY_AUTH_MODE", "disabled")
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+        ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
         yield
         ray.shutdown()
+
+
+class Server:
+    """A real `mlflow server` on loopback that can be stopped and started again."""
+
+    def __init__(self, folder):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.address = f"http://127.0.0.1:{port}"
+        self._folder = folder
+        self._command = [
+            *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"),
+            *("--port", str(port), "--workers", "1"),
+            *("--backend-store-uri", f"sqlite:///{folder / 'server.db'}"),
+            *("--artifacts-destination", str(folder / "artifacts")),
+        ]
+        self._process = None
+
+    def start(self):
+        log = (self._folder / "server.log").open("a")
+        with log:
+            self._process = subprocess.Popen(
+                self._command,
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "0",
+                },
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        for _ in range(600):
+            assert self._process.poll() is None, (self._folder / "server.log").read_text()
+            try:
+                with urllib.request.urlopen(f"{self.address}/health", timeout=1):
+                    return
+            except (urllib.error.URLError, TimeoutError):
+                time.sleep(0.1)
+
+    def stop(self):
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGTERM)  # the server and its worker
+            self._process.wait()
+            self._process = None
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A tracking server, which MLFLOW_TRACKING_URI names."""
+    started = Server(tmp_path)
+    try:
+        started.start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", started.address)
+        yield started
+    finally:
+        started.stop()

@@ -1,13 +1,6 @@
 """What MLflow is told, against a local store and against a real server."""
 
-import os
-import signal
-import socket
 import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import mlflow
@@ -89,39 +82,6 @@ def test_an_id_that_mlflow_does_not_know_is_no_run():
     assert tracking.find_run(run.id).id == run.id
 
 
-@pytest.fixture
-def server(tmp_path, monkeypatch):
-    """A tracking server of its own on loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    store, files = f"sqlite:///{tmp_path / 'server.db'}", str(tmp_path / "server-files")
-    address = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--backend-store-uri", store, "--workers", "1"]
-    with (tmp_path / "server.log").open("w") as log:
-        process = subprocess.Popen(
-            [*command, "--artifacts-destination", files],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "0"},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
-        for _ in range(600):
-            assert process.poll() is None, (tmp_path / "server.log").read_text()
-            try:
-                with urllib.request.urlopen(f"{address}/health", timeout=1):
-                    break
-            except (urllib.error.URLError, TimeoutError):
-                time.sleep(0.1)
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
-        yield address
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)  # the server and its worker
-        process.wait()
-
-
 @pytest.mark.distributed
 def test_a_retriever_comes_back_from_a_server_as_it_was_calibrated(server, tiny):
     run = train(tiny(epochs=1))
@@ -136,7 +96,7 @@ def test_a_retriever_comes_back_from_a_server_as_it_was_calibrated(server, tiny)
         np.testing.assert_array_equal(found.distances, expected.distances)
         assert found.guarantee == expected.guarantee
 
-    client = MlflowClient(server)
+    client = MlflowClient(server.address)
     stored = client.get_run(run.mlflow_run)
     assert stored.info.status == "FINISHED"
     assert stored.data.params["data.options.train"] == "300"

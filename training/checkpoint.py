@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from rcir.errors import CheckpointFailed
 from rcir.storage import save_tensors, write_folder
 
 PATTERN = re.compile(r"epoch-(\d+)")
@@ -55,7 +56,11 @@ def save(
     optimizer: torch.optim.Optimizer,
     scheduler: torch.optim.lr_scheduler.LRScheduler,
 ) -> None:
-    """Write the checkpoint of `progress.epoch`, then drop all but it and the best."""
+    """Write the checkpoint of `progress.epoch`, then drop all but it and the best.
+
+    Raises:
+        CheckpointFailed: the disk is full, or refuses; earlier checkpoints are kept.
+    """
     state = optimizer.state_dict()
     tensors = {
         f"{index}.{name}": value
@@ -73,7 +78,14 @@ def save(
         save_tensors(tensors, folder / "optimizer.safetensors")
         (folder / "state.json").write_text(json.dumps(numbers, indent=1))
 
-    write_folder(checkpoint_folder(run, progress.epoch), fill)
+    folder = checkpoint_folder(run, progress.epoch)
+    try:
+        write_folder(folder, fill)
+    except OSError as error:
+        raise CheckpointFailed(
+            f"{folder} could not be written ({error.strerror or error}): make room, and give the "
+            "same command again; it continues from the checkpoint before"
+        ) from error
     for epoch in _epochs(run):
         if epoch not in (progress.epoch, progress.best_epoch):
             shutil.rmtree(checkpoint_folder(run, epoch))
@@ -92,18 +104,27 @@ def restore(
     folder = checkpoint_folder(run, max(epochs))
     numbers = json.loads((folder / "state.json").read_text())
     restore_weights(run, max(epochs), model)
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for key, value in load_file(folder / "optimizer.safetensors").items():
         index, name = key.split(".", 1)
-        state.setdefault(int(index), {})[name] = value
+        weight = weights[int(index)].detach()
+        # Laid out in memory as its weight, which fused optimizers count on.
+        laid_out = torch.empty_like(weight).copy_(value) if value.shape == weight.shape else value
+        state.setdefault(int(index), {})[name] = laid_out
     optimizer.load_state_dict({"state": state, "param_groups": numbers["param_groups"]})
     scheduler.load_state_dict(numbers["scheduler"])
     return Progress(**numbers["progress"])
 
 
+def last_epoch(run: Path) -> int:
+    """The epoch of the last checkpoint; 0 if there is none."""
+    return max(_epochs(run), default=0)
+
+
 def best_epoch(run: Path) -> int:
     """The epoch whose weights were best on the validation images."""
-    folder = checkpoint_folder(run, max(_epochs(run)))
+    folder = checkpoint_folder(run, last_epoch(run))
     return int(json.loads((folder / "state.json").read_text())["progress"]["best_epoch"])
 
 

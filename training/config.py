@@ -116,8 +116,8 @@ class TrainingConfig:
                 raise InvalidConfig(f"num_workers is {self.num_workers}; at least 0")
         elif not (len(self.num_workers) == 2 and 1 <= self.num_workers[0] <= self.num_workers[1]):
             raise InvalidConfig(
-                f"num_workers is {list(self.num_workers)}; give one number, or the fewest (at least "
-                "1) and the most"
+                f"num_workers is {list(self.num_workers)}; give one number, or the fewest (at "
+                "least 1) and the most"
             )
         if not self.most_workers <= self.n_parts <= self.batch:
             raise InvalidConfig(

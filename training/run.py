@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import ray.train
 import torch
-from ray.train.torch import TorchTrainer
 
 from rcir import figures, tracking
 from rcir.config import flatten
@@ -19,17 +15,18 @@ from rcir.data import Splits, data_root, load_splits
 from rcir.encoders import Encoder, EncoderConfig, build_encoder
 from rcir.encoders.batches import BATCH
 from rcir.encoders.deep_ensemble import DeepEnsemble
-from rcir.errors import InvalidConfig, RcirError
+from rcir.errors import InvalidConfig
 from rcir.metrics import confidence, reliability
 from rcir.runs import FOLDER_TAG, RunFolder, read_run
 from training import checkpoint
 from training.config import TrainingConfig
-from training.loop import Job, training_loop
+from training.history import History
+from training.launch import launch, side_by_side
 from training.progress import console
 from training.validation import validate
 
 # What may differ between a run and its continuation.
-RESOURCES = ("num_workers", "use_gpu", "storage")
+RESOURCES = ("num_workers", "max_failures", "use_gpu", "compile", "storage")
 
 
 def train(config: TrainingConfig, parent: tracking.TrackedRun | None = None) -> RunFolder:
@@ -44,6 +41,10 @@ def train(config: TrainingConfig, parent: tracking.TrackedRun | None = None) -> 
 
     Raises:
         InvalidConfig: the folder holds a run of another configuration.
+        TrackingUnavailable: MLflow cannot be reached at the start or at the end. While it trains, a
+            run goes on without; given again, it logs what was not logged.
+        TrainingDiverged, CheckpointFailed, WorkersLost: training stopped; given again after the
+            latter two, it continues from the last checkpoint.
         DataUnavailable, InvalidData: of the data set.
 
     Example:
@@ -68,7 +69,7 @@ def train(config: TrainingConfig, parent: tracking.TrackedRun | None = None) -> 
         else:
             encoder = _train_one(config, run)
         run.save_encoder(encoder)
-        _log(run, encoder, splits)
+        _log(config, run, encoder, splits)
         run = replace(run, finished=True)
         run.write()
     return run
@@ -110,42 +111,33 @@ def _folder(config: TrainingConfig) -> Path:
 
 
 def _train_one(config: TrainingConfig, run: RunFolder) -> Encoder:
-    """Train on Ray; the weights of the epoch that was best on the validation images."""
-    data = replace(config.data, root=str(data_root(config.data)))  # workers run elsewhere
-    job = Job(replace(config, data=data), str(run.path), (run.mlflow_run, run.tracking_uri))
-    with _quiet_ray(), _own_errors():
-        TorchTrainer(
-            training_loop,
-            train_loop_config={"job": job},
-            scaling_config=ray.train.ScalingConfig(
-                num_workers=config.num_workers, use_gpu=config.use_gpu
-            ),
-            run_config=ray.train.RunConfig(name="ray", storage_path=str(run.path)),
-        ).fit()
+    """Train; the weights of the epoch that was best on the validation images."""
+    launch(config, run)
     encoder = _build(config.encoder, config)
     best = checkpoint.best_epoch(run.path)
     checkpoint.restore_weights(run.path, best, encoder)
-    run.tracked.log_folder(checkpoint.checkpoint_folder(run.path, best), "checkpoint")
     return encoder.eval()
 
 
 def _train_members(config: TrainingConfig, run: RunFolder, splits: Splits) -> Encoder:
-    """Train the members of an ensemble one after the other, and rotate them onto the first."""
-    members = []
-    for number in range(config.encoder.members):
-        console.print(f"member {number + 1}/{config.encoder.members}")
-        member = replace(
+    """Train the members of an ensemble side by side, and rotate them onto the first."""
+    members = [
+        replace(
             config,
             name=f"member-{number}",
             storage=str(run.path / "members"),
             seed=_member_seed(config.seed, number),
             encoder=replace(config.encoder, method="deterministic"),
+            data=replace(config.data, root=str(data_root(config.data))),
         )
-        members.append(train(member, parent=run.tracked).encoder())
+        for number in range(config.encoder.members)
+    ]
+    jobs = [partial(train, member, run.tracked) for member in members]
+    trained = side_by_side(jobs, on_ray=config.most_workers > 0)
     ensemble = _build(config.encoder, config)
     assert isinstance(ensemble, DeepEnsemble)
-    for slot, trained in zip(ensemble.members, members, strict=True):
-        slot.load_state_dict(trained.state_dict())
+    for slot, member in zip(ensemble.members, trained, strict=True):
+        slot.load_state_dict(member.encoder().state_dict())
     ensemble.eval()
     images = splits.train.images
     with torch.inference_mode():
@@ -174,8 +166,12 @@ def _member_seed(seed: int, number: int) -> int:
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
 
 
-def _log(run: RunFolder, encoder: Encoder, splits: Splits) -> None:
-    """Final metrics and the reliability diagram of the chosen weights."""
+def _log(config: TrainingConfig, run: RunFolder, encoder: Encoder, splits: Splits) -> None:
+    """All that MLflow is to have of a training that is done."""
+    if config.encoder.method != "deep-ensemble":
+        History(run.path, run.tracked).log()
+        best = checkpoint.best_epoch(run.path)
+        run.tracked.log_folder(checkpoint.checkpoint_folder(run.path, best), "checkpoint")
     found = validate(encoder, run.preprocessing, splits.validation)
     run.tracked.log_metrics(
         {name.replace("validation", "chosen"): value for name, value in found.metrics().items()}
@@ -190,27 +186,3 @@ def _log(run: RunFolder, encoder: Encoder, splits: Splits) -> None:
 def _json(value: object) -> object:
     """A value as it is after a round trip through JSON."""
     return list(value) if isinstance(value, tuple) else value
-
-
-@contextlib.contextmanager
-def _quiet_ray() -> Iterator[None]:
-    """Ray's notes on itself are for its log, not for the screen."""
-    logger = logging.getLogger("ray.train")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def _own_errors() -> Iterator[None]:
-    """What rcir raises on purpose in a Ray worker is raised here as what it is."""
-    try:
-        yield
-    except ray.train.WorkerGroupError as error:
-        for failure in error.worker_failures.values():
-            if isinstance(failure, RcirError):
-                raise failure from error
-        raise

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from rcir.data import ImageSet, Preprocessing
+from rcir.embedding import Embedding
 from rcir.encoders import Encoder
 from rcir.encoders.batches import embed
 from rcir.errors import InvalidData, RiskUnattainable, TrainingDiverged
@@ -69,6 +70,11 @@ class Validation:
 
 
 def validate(encoder: Encoder, preprocessing: Preprocessing, images: ImageSet) -> Validation:
+    """Embed the validation images, and search them among themselves; see `judge`."""
+    return judge(embed(encoder, preprocessing, images.images), images)
+
+
+def judge(embedding: Embedding, images: ImageSet) -> Validation:
     """Search the validation images among themselves, each left out of its own search.
 
     Raises:
@@ -77,7 +83,6 @@ def validate(encoder: Encoder, preprocessing: Preprocessing, images: ImageSet) -
     """
     if len(images) < 3:
         raise InvalidData(f"{len(images)} validation images: at least 3 must search each other")
-    embedding = embed(encoder, preprocessing, images.images)
     vectors = embedding.mean
     stated = vectors if embedding.uncertainty is None else embedding.uncertainty
     if not (vectors.isfinite().all() and stated.isfinite().all()):

@@ -88,7 +88,7 @@ def _trial(
     trial = tune.get_context().get_trial_id()
     chosen: TrainingConfig = override(config.training, values)
     run = train(
-        replace(chosen, name=f"trial-{trial}", storage=folder, num_workers=_workers(chosen)),
+        replace(chosen, name=f"trial-{trial}", storage=folder, num_workers=chosen.num_workers or 1),
         tracking.TrackedRun(*parent),
     )
     return _judged(run, config) | {"folder": str(run.path)}
@@ -103,7 +103,7 @@ def _judged(run: runs.RunFolder, config: TuningConfig) -> dict[str, Any]:
 
 
 def _workers(config: TrainingConfig) -> int:
-    return max(1, config.num_workers)
+    return max(1, config.most_workers)
 
 
 def _side_by_side(config: TrainingConfig) -> int:

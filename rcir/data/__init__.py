@@ -1,6 +1,6 @@
 """Data sets, all as one record type; splits; preprocessing."""
 
-from rcir.data.augmentation import Augmentation
+from rcir.data.augmentation import Augmentation, Changes
 from rcir.data.datasets import DATASETS
 from rcir.data.images import ImageLike, read_image
 from rcir.data.loading import DataConfig, data_root, load_splits
@@ -10,6 +10,7 @@ from rcir.data.records import ImageSet, Splits
 __all__ = [
     "DATASETS",
     "Augmentation",
+    "Changes",
     "DataConfig",
     "ImageLike",
     "ImageSet",

@@ -37,29 +37,29 @@ def count_overlaps(own: csr_array, theirs: csr_array) -> NDArray[np.int64]:
     own = own[first]
     # A word of bits takes about as long as a pair.
     words = own.nnz * (theirs.shape[0] // WORD)
-    count = _count_pairs if _pairs(own, theirs).sum() <= words else _count_bits
+    steps = _pairs(own, np.bincount(theirs.indices, minlength=theirs.shape[1])).sum()
+    count = _count_pairs if steps <= words else _count_bits
     return count(own, theirs)[which]
 
 
-def products(own: csr_array, theirs: csr_array) -> Iterator[tuple[slice, csr_array]]:
-    """Runs of rows of `own`, and their product with all rows of `theirs`: what shares a label."""
-    across = theirs.T.tocsr()
-    block = np.cumsum(_pairs(own, theirs)) // BLOCK
+def products(own: csr_array, by_label: csr_array) -> Iterator[tuple[slice, csr_array]]:
+    """Runs of rows of `own`, and their product with `by_label`, the other rows transposed: what
+    shares a label."""
+    block = np.cumsum(_pairs(own, np.diff(by_label.indptr))) // BLOCK
     edges = [0, *(np.flatnonzero(np.diff(block)) + 1).tolist(), own.shape[0]]
     for start, stop in pairwise(edges):
-        yield slice(start, stop), own[start:stop] @ across
+        yield slice(start, stop), own[start:stop] @ by_label
 
 
-def _pairs(own: csr_array, theirs: csr_array) -> NDArray[np.int64]:
-    """(n,) of each row of `own`: the steps of a sparse product."""
-    frequency = np.bincount(theirs.indices, minlength=theirs.shape[1])
+def _pairs(own: csr_array, frequency: NDArray[np.integer]) -> NDArray[np.int64]:
+    """(n,) of each row of `own`: the steps of a sparse product with rows of such frequencies."""
     total = np.concatenate([[0], np.cumsum(frequency[own.indices])])
     return np.diff(total[own.indptr])
 
 
 def _count_pairs(own: csr_array, theirs: csr_array) -> NDArray[np.int64]:
     found = np.zeros(own.shape[0], np.int64)
-    for rows, product in products(own, theirs):
+    for rows, product in products(own, theirs.T.tocsr()):
         found[rows] = np.diff(product.indptr)
     return found
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 from scipy.spatial import KDTree
-from scipy.spatial.distance import cdist
 
 from rcir.data.overlap import count_overlaps, products
 from rcir.errors import InvalidData
 
 Rows = NDArray[np.integer[Any]]
+Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class Relevance(Protocol):
@@ -49,8 +50,17 @@ class Relevance(Protocol):
         """(n,) number of true matches of each image in a gallery."""
         ...
 
-    def among(self, rows: Rows) -> NDArray[np.bool_]:
-        """(m, n) whether each of some images matches each image of this set."""
+    def pairs(self, rows: Rows) -> Pairs:
+        """What matches each of some images, among the images of this set.
+
+        Args:
+            rows: (m,) of this set, in any order.
+
+        Returns:
+            indptr (m + 1,) and columns (total,): `columns[indptr[i] : indptr[i + 1]]` are the
+            images that match `rows[i]`, ascending; itself is one of them, unless it has no label.
+            Memory grows with their number: ask for as many rows as that allows.
+        """
         ...
 
     def joined(self, others: Any) -> Self:
@@ -93,8 +103,18 @@ class SameLabel:
         first = np.searchsorted(ordered, self.labels)
         return np.asarray(np.searchsorted(ordered, self.labels, "right") - first, np.int64)
 
-    def among(self, rows: Rows) -> NDArray[np.bool_]:
-        return np.asarray(self.labels[rows, None] == self.labels)
+    def pairs(self, rows: Rows) -> Pairs:
+        order, ordered = self._ordered
+        first = np.searchsorted(ordered, self.labels[rows])
+        indptr = _indptr(np.searchsorted(ordered, self.labels[rows], "right") - first)
+        steps = np.repeat(first - indptr[:-1], np.diff(indptr))
+        return indptr, order[steps + np.arange(indptr[-1])]
+
+    @cached_property
+    def _ordered(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The images by label, then row; and their labels."""
+        order = np.argsort(self.labels, kind="stable")
+        return order, self.labels[order]
 
     def joined(self, others: SameLabel) -> SameLabel:
         _require_kind(SameLabel, others)
@@ -145,11 +165,17 @@ class SharedLabel:
     def totals(self, gallery: SharedLabel) -> NDArray[np.int64]:
         return count_overlaps(self.labels, gallery.labels)
 
-    def among(self, rows: Rows) -> NDArray[np.bool_]:
-        found = np.empty((len(rows), len(self)), np.bool_)
-        for run, product in products(self.labels[rows], self.labels):
-            found[run] = product.toarray()
-        return found
+    def pairs(self, rows: Rows) -> Pairs:
+        found = [product.sorted_indices() for _, product in products(self.labels[rows], self._by)]
+        counts = [np.diff(product.indptr) for product in found]
+        columns = [product.indices for product in found]
+        none = np.empty(0, np.int64)
+        return _indptr(np.concatenate([*counts, none])), np.concatenate([*columns, none])
+
+    @cached_property
+    def _by(self) -> csr_array:
+        """(number of labels, n): which images have each label."""
+        return self.labels.T.tocsr()
 
     def joined(self, others: SharedLabel) -> SharedLabel:
         _require_kind(SharedLabel, others)
@@ -203,12 +229,21 @@ class WithinRadius:
         return (np.square(steps).sum(-1) <= self.radius**2) & (positions >= 0)
 
     def totals(self, gallery: WithinRadius) -> NDArray[np.int64]:
-        tree = KDTree(gallery.places)
-        counts = tree.query_ball_point(self.places, self.radius, return_length=True)
+        counts = gallery._tree.query_ball_point(self.places, self.radius, return_length=True)
         return np.asarray(counts, np.int64)
 
-    def among(self, rows: Rows) -> NDArray[np.bool_]:
-        return cdist(self.places[rows], self.places, "sqeuclidean") <= self.radius**2
+    def pairs(self, rows: Rows) -> Pairs:
+        if not len(rows):
+            return np.zeros(1, np.int64), np.empty(0, np.int64)
+        some = KDTree(self.places[rows])
+        near = some.sparse_distance_matrix(self._tree, self.radius, output_type="ndarray")
+        order = np.lexsort((near["j"], near["i"]))
+        counts = np.bincount(near["i"], minlength=len(rows))
+        return _indptr(counts), near["j"][order].astype(np.int64)
+
+    @cached_property
+    def _tree(self) -> KDTree:
+        return KDTree(self.places)
 
     def joined(self, others: WithinRadius) -> WithinRadius:
         _require_kind(WithinRadius, others)
@@ -232,6 +267,11 @@ def relevance_of(arrays: Mapping[str, NDArray[Any]]) -> Relevance:
     entries = np.ones(len(arrays["indices"]), np.bool_)
     shape = tuple(arrays["shape"].tolist())
     return SharedLabel(csr_array((entries, arrays["indices"], arrays["indptr"]), shape=shape))
+
+
+def _indptr(counts: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """Where what belongs to each row starts, and where the last ends."""
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
 def _require_kind(kind: type, others: object) -> None:

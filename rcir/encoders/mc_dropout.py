@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,25 +19,59 @@ from rcir.encoders.base import Encoder, EncoderConfig
 from rcir.encoders.deterministic import Deterministic
 from rcir.errors import InvalidConfig
 
+SIDE_BY_SIDE = 64  # images times passes in one forward pass, unless the images alone are more
+
 
 class DropoutConv(nn.Module):
-    """A convolution whose output is thinned: at random in training, by a fixed mask in a pass."""
+    """A convolution whose output is thinned: at random in training, by fixed masks in a pass."""
 
     def __init__(self, conv: nn.Conv2d, probability: float) -> None:
         super().__init__()
         self.conv = conv
         self.probability = probability
-        self.generator: torch.Generator | None = None
+        self.thinning: Thinning | None = None
 
     def forward(self, images: Tensor) -> Tensor:
+        if self.thinning is not None:
+            return self.thinning(self, images)
         output = self.conv(images)
-        if self.training:
-            return F.dropout(output, self.probability)
-        if self.generator is None:
-            return output
-        keep = 1 - self.probability
-        mask = torch.rand(output.shape[1:], generator=self.generator) < keep
-        return output * mask.to(output.device) / keep
+        return F.dropout(output, self.probability) if self.training else output
+
+
+class Thinning:
+    """The masks of all passes for images of one shape on one device.
+
+    Pass t draws from a generator of its own, seeded with t, one mask for each convolution in the
+    order in which they run; that is when the masks are drawn, for all passes at once.
+    """
+
+    def __init__(self, passes: int) -> None:
+        self.masks: dict[DropoutConv, Tensor] = {}  # each (passes, C, H, W)
+        self._generators = [torch.Generator().manual_seed(seed) for seed in range(passes)]
+        self.rows = slice(0, 0)  # the passes at work, side by side
+        self.below: Tensor | None = None  # what lies below the first mask, the same for all passes
+
+    def __call__(self, layer: DropoutConv, images: Tensor) -> Tensor:
+        """The thinned output of a layer, (passes * n, C, H, W)."""
+        first = layer is next(iter(self.masks), layer)
+        if not first:
+            output = layer.conv(images)
+        elif self.below is None:
+            output = self.below = layer.conv(images)
+        else:
+            output = self.below
+        keep = 1 - layer.probability
+        if layer not in self.masks:
+            self.masks[layer] = self._draw(output.shape[1:], keep).to(output.device)
+        factors = self.masks[layer][self.rows, None] / keep
+        if first:
+            return (output * factors).flatten(0, 1)
+        # In place: on a CPU, memory for a second output takes longer than the multiplication.
+        output.unflatten(0, (len(factors), len(output) // len(factors))).mul_(factors)
+        return output
+
+    def _draw(self, shape: torch.Size, keep: float) -> Tensor:
+        return torch.stack([torch.rand(shape, generator=each) < keep for each in self._generators])
 
 
 class MCDropout(Encoder):
@@ -47,6 +82,9 @@ class MCDropout(Encoder):
     two images are compared under the same networks. With ``z_t`` the unit vectors of the passes,
     `mean` is their mean at unit length, `variance` (n, d) their unbiased variance, and
     `uncertainty` (n,) the mean of that over the dimensions.
+
+    The masks for images of the last shape and device are kept: one byte for each pass and each
+    value that a convolution gives for one image (resnet50 at 224 x 224 pixels: 11 MB a pass).
     """
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
@@ -54,8 +92,13 @@ class MCDropout(Encoder):
         self.network = Deterministic(config, channels, size)
         self.passes = config.passes
         self.convolutions = list(_wrap(self.network, config.dropout))
+        self._kept: tuple[object, Thinning] | None = None
         if not self.convolutions:
             raise InvalidConfig(f"{config.backbone} has no convolution to put dropout on")
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy, or a replica elsewhere, draws the same masks when it needs them.
+        return self.__dict__ | {"_kept": None}
 
     def forward(self, images: Tensor) -> Embedding:
         embedding: Embedding = self.network(images)
@@ -66,11 +109,19 @@ class MCDropout(Encoder):
 
     def _passes(self, images: Tensor) -> Tensor:
         """The unit vectors of the passes, (passes, n, dim)."""
-        passes = []
-        for seed in range(self.passes):
-            with self._masks(seed):
-                passes.append(self.network(images).mean)
-        return torch.stack(passes)
+        kind = (images.shape[1:], images.device)
+        known, self._kept = self._kept, None  # kept again when all of its masks are drawn
+        thinning = known[1] if known and known[0] == kind else Thinning(self.passes)
+        count = max(1, SIDE_BY_SIDE // max(1, len(images)))
+        vectors = []
+        with self._thinned(thinning):
+            for start in range(0, self.passes, count):
+                rows = slice(start, min(start + count, self.passes))
+                thinning.rows = rows
+                together = self.network(images).mean
+                vectors.append(together.unflatten(0, (rows.stop - start, len(images))))
+        self._kept = (kind, thinning)
+        return torch.cat(vectors)
 
     def _embed(self, images: Tensor) -> Embedding:
         stacked = self._passes(images)
@@ -78,15 +129,15 @@ class MCDropout(Encoder):
         return Embedding(F.normalize(stacked.mean(dim=0)), variance, variance.mean(dim=1))
 
     @contextmanager
-    def _masks(self, seed: int) -> Iterator[None]:
-        generator = torch.Generator().manual_seed(seed)
+    def _thinned(self, thinning: Thinning) -> Iterator[None]:
         for convolution in self.convolutions:
-            convolution.generator = generator
+            convolution.thinning = thinning
         try:
             yield
         finally:
+            thinning.below = None
             for convolution in self.convolutions:
-                convolution.generator = None
+                convolution.thinning = None
 
 
 def _wrap(module: nn.Module, probability: float) -> Iterator[DropoutConv]:

@@ -47,3 +47,4 @@ def never_embedded(monkeypatch):
         pytest.fail("something was embedded")
 
     monkeypatch.setattr("rcir.searcher.embed", refuse)
+    monkeypatch.setattr("calibration.pipeline.Embedder.__call__", refuse)

@@ -15,7 +15,7 @@ import rcir
 from calibration import CalibrationConfig, calibrate
 from calibration.__main__ import main
 from rcir.data import load_splits
-from rcir.encoders import EncoderConfig
+from rcir.encoders import EncoderConfig, batches
 from rcir.errors import CorruptRetriever, InvalidConfig, InvalidData
 from training import train
 
@@ -210,10 +210,8 @@ def test_without_an_output_everything_lands_in_the_run(trained, tmp_path):
     shutil.copytree(trained.path, moved)
     outcome = calibrate(CalibrationConfig(str(moved), alphas=(0.3,)))
     assert outcome.folder == moved / "retriever"
-    assert {path.name for path in moved.iterdir()} == {
-        *("run.json", "checkpoints", "encoder.safetensors"),
-        *("retriever", "report.html", "results.json"),
-    }
+    added = {path.name for path in moved.iterdir()} - {path.name for path in trained.path.iterdir()}
+    assert added == {"retriever", "report.html", "results.json"}
 
 
 def test_a_run_that_is_not_finished_is_refused(trained, tmp_path):
@@ -224,6 +222,7 @@ def test_a_run_that_is_not_finished_is_refused(trained, tmp_path):
     assert not (tmp_path / "output").exists()
 
 
+@pytest.mark.usefixtures("never_embedded")
 def test_a_place_that_holds_something_else_is_left_alone(trained, tmp_path):
     place = tmp_path / "output" / "retriever"
     place.mkdir(parents=True)
@@ -244,6 +243,78 @@ def test_an_earlier_retriever_is_replaced_as_a_whole(trained):
     assert {path.name for path in second.folder.parent.iterdir()} == {
         *("retriever", "report.html", "results.json")
     }
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_interrupted_calibration_embeds_what_is_missing(trained, monkeypatch, capsys):
+    output = Path("output")
+    blocks = []
+    fill = batches.embed_block
+
+    def interrupted(encoder, preprocessing, images):
+        if len(blocks) == 7:
+            raise KeyboardInterrupt
+        blocks.append(len(images))
+        return fill(encoder, preprocessing, images)
+
+    monkeypatch.setattr(batches, "CHUNK", 100)
+    with monkeypatch.context() as patch:
+        patch.setattr(batches, "embed_block", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            calibrated(trained, alphas=(0.3,))
+    # Three blocks of the gallery, three of the adapter split, one of the calibration split.
+    assert [path.name for path in output.iterdir()] == ["embeddings"]
+    assert len(list((output / "embeddings").iterdir())) == 7
+    rest = []
+    monkeypatch.setattr(
+        batches, "embed_block", lambda *given: rest.append(len(given[2])) or fill(*given)
+    )
+    monkeypatch.setattr("calibration.progress.LONG", 0)
+    capsys.readouterr()
+    again = calibrated(trained, alphas=(0.3,))
+    assert rest == [100] * 5
+    assert {path.name for path in output.iterdir()} == {"retriever", "report.html", "results.json"}
+    shown = re.sub(r"  [\d.]+ s$", "", capsys.readouterr().out, flags=re.MULTILINE)
+    assert shown.splitlines() == [
+        "gallery: 300 images embedded (300 of them before)",
+        "adapter queries: 300 images embedded (300 of them before)",
+        "calibration queries: 300 images embedded (100 of them before)",
+        "test queries: 300 images embedded",
+    ]
+    monkeypatch.setattr(batches, "CHUNK", 1000)
+    whole = calibrated(trained, "whole", alphas=(0.3,))
+    assert whole.retriever.fingerprints() == again.retriever.fingerprints()
+    assert whole.evaluation.rows == again.evaluation.rows
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_gallery_and_queries_are_embedded_by_as_many_workers_as_asked(trained, monkeypatch):
+    asked = []
+
+    def embed_on_replicas(encoder, preprocessing, blocks, count, use_gpu):
+        asked.append((sum(map(len, blocks.values())), count, use_gpu))
+        for number, images in reversed(blocks.items()):
+            yield number, batches.embed_block(encoder, preprocessing, images)
+
+    command = ["--run", str(trained.path), "--output", "output", "--alphas", "[0.3]"]
+    with monkeypatch.context() as patch:
+        patch.setattr("rcir.encoders.replicas.embed_on_replicas", embed_on_replicas)
+        patch.setattr(batches, "CHUNK", 100)
+        assert main([*command, "--num_workers", "3", "--use_gpu", "true"]) == 0
+    assert asked == [(300, 3, True)] * 4
+    alone = calibrated(trained, "alone", alphas=(0.3,))
+    loaded = rcir.load("output/retriever")
+    assert loaded.fingerprints() == alone.retriever.fingerprints()
+
+
+@pytest.mark.usefixtures("never_embedded")
+def test_workers_that_cannot_be_are_refused(trained, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(InvalidConfig, match="num_workers is -1"):
+        calibrated(trained, num_workers=-1)
+    with pytest.raises(InvalidConfig, match="no CUDA device"):
+        calibrated(trained, use_gpu=True)
+    assert not Path("output").exists()
 
 
 def test_a_report_of_something_else_is_left_alone(trained, tmp_path):

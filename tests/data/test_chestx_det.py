@@ -80,10 +80,11 @@ def test_the_official_images_are_divided_by_finding(folder, published, tmp_path,
     assert len(source.train) + len(source.queries) == len(shown)
     assert source.notes == ("611 images without a finding were left out",)
     rows = np.random.default_rng(0).choice(len(source.queries), 50, replace=False)
-    matches = source.queries.relevance.among(rows)
-    for row, matched in zip(rows, matches, strict=True):
+    indptr, columns = source.queries.relevance.pairs(rows)
+    for row, matched in zip(rows, np.split(columns, indptr[1:-1]), strict=True):
         own = shown[source.queries.ids[row]]
-        assert matched.tolist() == [not own.isdisjoint(shown[name]) for name in source.queries.ids]
+        shares = [not own.isdisjoint(shown[name]) for name in source.queries.ids]
+        assert matched.tolist() == np.flatnonzero(shares).tolist()
     splits = divide(source)
     assert len(splits.gallery) + len(splits.test) < len(source.queries)
 
@@ -105,8 +106,9 @@ def test_images_with_a_training_finding_train(tmp_path, places):
     assert source.queries.images == [folder / name for name in source.queries.ids]
     assert [read_image(path, 1).shape[1] for path in source.queries.images] == [3, 4, 8]
     assert source.queries.labels is None
-    matches = source.queries.relevance.among(np.arange(3)).astype(int).tolist()
-    assert matches == [[1, 0, 1], [0, 1, 1], [1, 1, 1]]
+    indptr, columns = source.queries.relevance.pairs(np.arange(3))
+    assert indptr.tolist() == [0, 2, 4, 7]
+    assert columns.tolist() == [0, 2, 1, 2, 0, 1, 2]
     assert source.gallery == "queries"
     assert source.notes == ("2 images without a finding were left out",)
 

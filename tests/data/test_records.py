@@ -63,7 +63,9 @@ def test_images_without_labels_have_another_relevance(relevance, matches):
     assert part.ids == ["image-4", "image-0", "image-1"]
     assert type(part.relevance) is type(relevance)
     assert len(part.relevance) == 3
-    assert part.relevance.among(np.arange(3)).astype(int).tolist() == matches
+    indptr, columns = part.relevance.pairs(np.arange(3))
+    assert indptr.tolist() == np.cumsum([0, *np.sum(matches, 1)]).tolist()
+    assert columns.tolist() == np.nonzero(matches)[1].tolist()
 
 
 def test_neither_labels_nor_a_relevance_is_refused():

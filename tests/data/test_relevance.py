@@ -1,3 +1,4 @@
+import itertools
 import time
 import tracemalloc
 
@@ -78,6 +79,19 @@ def facts(kind, request):
     return kind.draw(rng, N_QUERIES), kind.draw(rng, N_GALLERY)
 
 
+def dense(relevance, rows):
+    """(m, n) the pairs of some rows as a table; each once, and ascending."""
+    indptr, columns = relevance.pairs(rows)
+    assert indptr.dtype == columns.dtype == np.int64
+    assert indptr[0] == 0
+    assert indptr[-1] == len(columns)
+    table = np.zeros((len(rows), len(relevance)), bool)
+    for row, (start, stop) in zip(table, itertools.pairwise(indptr), strict=True):
+        assert (np.diff(columns[start:stop]) > 0).all()
+        row[columns[start:stop]] = True
+    return table
+
+
 def naive(kind, queries, gallery):
     return np.array([[kind.match(one, other) for other in gallery] for one in queries], bool)
 
@@ -119,10 +133,11 @@ def test_an_empty_gallery_has_no_match(kind, facts):
 def test_matches_within_a_set_are_those_of_a_loop(kind, facts):
     rows = np.array([5, 0, 5, N_GALLERY - 1])
     gallery = facts[1]
-    matches = kind.make(gallery).among(rows)
-    assert matches.dtype == bool
+    images = kind.make(gallery)
     expected = naive(kind, [gallery[row] for row in rows], gallery)
-    np.testing.assert_array_equal(matches, expected)
+    np.testing.assert_array_equal(dense(images, rows), expected)
+    np.testing.assert_array_equal(dense(images, rows[::-1]), expected[::-1])
+    assert dense(images, rows[:0]).shape == (0, N_GALLERY)
 
 
 def test_a_subset_is_what_some_images_show_in_that_order(kind, facts):
@@ -174,7 +189,7 @@ def test_arrays_make_it_again(kind, facts):
     assert type(again) is type(kind.make(gallery))
     assert len(again) == N_GALLERY
     expected = naive(kind, gallery, gallery)
-    np.testing.assert_array_equal(again.among(np.arange(N_GALLERY)), expected)
+    np.testing.assert_array_equal(dense(again, np.arange(N_GALLERY)), expected)
     own = kind.make(queries).totals(again)
     assert own.tolist() == naive(kind, queries, gallery).sum(1).tolist()
 
@@ -202,7 +217,7 @@ def test_images_without_labels_match_nothing_not_even_themselves():
     none = SharedLabel.of_lists([[], [], []], 4)
     assert len(none) == 3
     assert none.totals(none).tolist() == [0, 0, 0]
-    assert not none.among(np.arange(3)).any()
+    assert not dense(none, np.arange(3)).any()
     assert len(SharedLabel.of_lists([], 4)) == 0
 
 
@@ -224,8 +239,8 @@ def test_the_three_ways_to_ask_agree_on_the_radius():
     found = query.of(gallery, np.arange(len(ring))[None])[0]
     assert 0.3 < found[:4000].mean() < 0.7  # rounded either way
     assert query.totals(gallery).tolist() == [found.sum()]
-    among = query.joined(gallery).among(np.array([0]))[0, 1:]
-    np.testing.assert_array_equal(among, found)
+    pairs = dense(query.joined(gallery), np.array([0]))[0, 1:]
+    np.testing.assert_array_equal(pairs, found)
 
 
 @pytest.mark.parametrize(
@@ -291,8 +306,8 @@ def test_labels_in_common_are_counted_as_a_dense_product_counts_them(
     expected = (queries.labels.toarray().astype(int) @ gallery.labels.toarray().T) > 0
     found = getattr(overlap, count)(queries.labels, gallery.labels)
     np.testing.assert_array_equal(found, expected.sum(1))
-    among = gallery.joined(queries).among(np.arange(333, 333 + 211))
-    np.testing.assert_array_equal(among[:, :333], expected)
+    pairs = dense(gallery.joined(queries), np.arange(333, 333 + 211))
+    np.testing.assert_array_equal(pairs[:, :333], expected)
 
 
 def test_rows_of_the_same_labels_are_one_combination():
@@ -310,16 +325,16 @@ def test_many_images_of_many_labels_take_little_memory_and_time(n_labels, skew):
     totals = images.totals(images)
     assert time.process_time() - start < 5
     rows = rng.choice(len(images), 20, replace=False)
-    among = images.among(rows)
+    pairs = dense(images, rows)
     tracemalloc.start()
     images.subset(np.arange(5000)).totals(images)
-    images.among(rows)
+    images.pairs(rows)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 120 * 2**20
-    dense = images.labels.toarray()
-    for row, matches in zip(rows, among, strict=True):
-        expected = (dense & dense[row]).any(1)
+    labels = images.labels.toarray()
+    for row, matches in zip(rows, pairs, strict=True):
+        expected = (labels & labels[row]).any(1)
         np.testing.assert_array_equal(matches, expected)
         assert totals[row] == expected.sum()
 

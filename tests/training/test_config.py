@@ -51,7 +51,7 @@ def test_every_worker_needs_a_part_of_each_batch():
 
 @pytest.mark.parametrize("range_", [(0, 2), (3, 2), (1, 2, 3)])
 def test_a_range_of_workers_goes_up(range_):
-    with pytest.raises(InvalidConfig, match="num_workers is .*give one number, or the fewest"):
+    with pytest.raises(InvalidConfig, match=r"num_workers is .*give one number, or the fewest"):
         TrainingConfig("run", num_workers=range_)
 
 

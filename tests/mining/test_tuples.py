@@ -1,10 +1,10 @@
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from rcir import mining
 from rcir.data.relevance import SameLabel
 from rcir.errors import InvalidConfig
 from rcir.mining import MiningConfig, mine
@@ -126,28 +126,7 @@ def test_random_choices_take_everyone_about_equally_often():
     assert np.abs(chosen[positives(0)] - 400 / 11).max() < 5 * np.sqrt(400 / 11)
 
 
-@pytest.mark.parametrize("rows_at_a_time", [1, 7, 49])
-@pytest.mark.parametrize("negatives", ["hardest", "violating", "semi-hard"])
-def test_blocks_do_not_change_the_answer(monkeypatch, rows_at_a_time, negatives):
-    config = MiningConfig("farthest", negatives, count=3)
-    whole = run(config)
-    monkeypatch.setattr(mining, "BLOCK_ELEMENTS", rows_at_a_time * len(LABELS))
-    blocks = run(config)
-    for name in ("anchor", "positive", "valid"):
-        assert torch.equal(getattr(whole, name), getattr(blocks, name))
-    assert torch.equal(whole.negatives[whole.valid], blocks.negatives[blocks.valid])
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"count": 0}, "at least 1"),
-        ({"count": 11, "pool": 10}, "raise it"),
-        ({"margin": -0.1}, "must not be negative"),
-        ({"positive": "easiest"}, "choose one of nearest, random, farthest"),
-        ({"negatives": "hard"}, "choose one of hardest, violating, semi-hard, top-random"),
-    ],
-)
-def test_configurations_that_make_no_sense_are_refused(wrong, message):
-    with pytest.raises(InvalidConfig, match=message):
-        MiningConfig(**wrong)
+@pytest.mark.parametrize("open_part", [{"positive": None}, {"negatives": None}])
+def test_what_is_left_open_cannot_be_mined(open_part):
+    with pytest.raises(InvalidConfig, match="must both be chosen"):
+        run(replace(ANY, **open_part))

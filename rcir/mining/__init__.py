@@ -1,0 +1,17 @@
+"""Who is the hardest positive and who are the hardest negatives of an anchor, and among whom."""
+
+from rcir.mining.config import Cache, MiningConfig, Negatives, Positive, Scope
+from rcir.mining.sampling import label_batches, sample_images
+from rcir.mining.tuples import Tuples, mine
+
+__all__ = [
+    "Cache",
+    "MiningConfig",
+    "Negatives",
+    "Positive",
+    "Scope",
+    "Tuples",
+    "label_batches",
+    "mine",
+    "sample_images",
+]

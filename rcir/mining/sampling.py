@@ -1,0 +1,137 @@
+"""Which images to mine among where not all can be: some of a large set, batches of some labels."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.data.relevance import Relevance
+from rcir.errors import InvalidConfig, InvalidData
+
+PAIR_ELEMENTS = 1 << 22  # matching pairs held at a time, about
+TRIES = 1 << 20  # images tried at a time
+
+
+def sample_images(relevance: Relevance, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Some images of a large set, most of which have a match among them.
+
+    Anchors are drawn at random, each with one of its matches at random, until there are enough: of
+    5,000 images drawn singly from a million, hardly any would match another. An image that matches
+    no other is never drawn.
+
+    Args:
+        relevance: of the n images.
+        size: number of images.
+        rng: decides.
+
+    Returns:
+        (size,) different rows, ascending; fewer where fewer images match another. At most one of
+        them has no match among them.
+
+    Example:
+        >>> from rcir.data.relevance import SameLabel
+        >>> labels = SameLabel(np.array([7, 3, 7, 5, 3, 3]))
+        >>> sample_images(labels, 5, np.random.default_rng(0)).tolist()
+        [0, 1, 2, 4, 5]
+    """
+    chosen = np.zeros(len(relevance), np.bool_)
+    order, used, n_chosen = rng.permutation(len(relevance)), 0, 0
+    while n_chosen < size and used < len(order):
+        anchors = order[used : used + -(-(size - n_chosen) // 2)]
+        used += len(anchors)
+        totals = relevance.subset(anchors).totals(relevance)
+        anchors, totals = anchors[totals > 1], totals[totals > 1]
+        pairs = np.stack([anchors, _matches(relevance, anchors, totals, rng)], 1).reshape(-1)
+        new, first = np.unique(pairs, return_index=True)
+        first = np.sort(first[~chosen[new]])[: size - n_chosen]
+        chosen[pairs[first]] = True
+        n_chosen += len(first)
+    return np.flatnonzero(chosen)
+
+
+def _matches(
+    relevance: Relevance,
+    anchors: NDArray[np.int64],
+    totals: NDArray[np.int64],
+    rng: np.random.Generator,
+) -> NDArray[np.int64]:
+    """(m,) a match of each anchor, not itself, each as likely as any other.
+
+    Few matches are listed. Where there are more than the root of n, as many tries find one.
+    """
+    n = len(relevance)
+    found = np.empty_like(anchors)
+    few = totals <= n**0.5
+    listed = np.flatnonzero(few)
+    block = np.cumsum(totals[listed]) // PAIR_ELEMENTS
+    for run in np.split(listed, np.flatnonzero(np.diff(block)) + 1):
+        indptr, columns = relevance.pairs(anchors[run])
+        others = columns[columns != np.repeat(anchors[run], np.diff(indptr))]
+        first = indptr[:-1] - np.arange(len(run))  # itself was one of each
+        found[run] = others[first + rng.integers(0, totals[run] - 1)]
+    left = np.flatnonzero(~few)
+    while len(left):
+        some = left[: max(1, TRIES // int(n**0.5 + 1))]
+        tries = rng.integers(0, n, (len(some), int(n**0.5) + 1))
+        hit = relevance.subset(anchors[some]).of(relevance, tries)
+        hit &= tries != anchors[some, None]
+        found[some] = tries[np.arange(len(some)), hit.argmax(1)]
+        left = np.concatenate([some[~hit.any(1)], left[len(some) :]])
+    return found
+
+
+def label_batches(
+    labels: NDArray[np.int64], batch: int, per_label: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Batches of a few images of each of several labels.
+
+    Hermans et al., 2017. The labels of a batch are different, and drawn by how many images they
+    have left. An epoch ends when too few labels have any: every image is in it at most once, but
+    those of a label with fewer than `per_label` images are repeated, as evenly as can be. Of the
+    images of a larger label, some are left over where `per_label` does not divide their number.
+
+    Args:
+        labels: (n,).
+        batch: number of images of a batch, a multiple of `per_label`.
+        per_label: number of images of a label in a batch.
+        rng: decides.
+
+    Returns:
+        (steps, batch) rows; those of one label are next to each other.
+
+    Raises:
+        InvalidConfig: `batch` is not a multiple, at least twofold, of `per_label`.
+        InvalidData: there are fewer labels than a batch needs.
+
+    Example:
+        >>> labels = np.array([7, 3, 7, 3, 7, 3, 7, 3])
+        >>> rows = label_batches(labels, 4, 2, np.random.default_rng(0))
+        >>> rows.shape, np.sort(labels[rows]).tolist()
+        ((2, 4), [[3, 3, 7, 7], [3, 3, 7, 7]])
+    """
+    if per_label < 1 or batch % per_label or batch < 2 * per_label:
+        raise InvalidConfig(
+            f"batch is {batch} and mining.per_label {per_label}: give a batch that is a multiple "
+            "of it, of two labels or more"
+        )
+    many = batch // per_label
+    names, counts = np.unique(labels, return_counts=True)
+    if len(names) < many:
+        raise InvalidData(
+            f"there are images of {len(names)} labels, but a batch of {batch} with "
+            f"mining.per_label {per_label} needs {many}: lower batch, or raise mining.per_label"
+        )
+    shuffled = np.lexsort((rng.random(len(labels)), labels))
+    first = np.cumsum(counts) - counts
+    left = np.maximum(1, counts // per_label)  # groups of images, each for one batch
+    used = np.zeros_like(left)
+    steps = []
+    while len(open_ := np.flatnonzero(left)) >= many:
+        # The shortest exponential waiting times: without replacement, in proportion to `left`.
+        waiting = rng.exponential(size=len(open_)) / left[open_]
+        now = open_[np.argpartition(waiting, many - 1)[:many]]
+        members = (used[now, None] * per_label + np.arange(per_label)) % counts[now, None]
+        steps.append(shuffled[first[now, None] + members].reshape(-1))
+        left[now] -= 1
+        used[now] += 1
+    return np.stack(steps)

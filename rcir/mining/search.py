@@ -1,0 +1,205 @@
+"""The positive and the nearest negatives of a block of anchors, exactly and in bounded memory.
+
+One matrix product ranks all images, up to its rounding. Exact distances are computed of a few
+candidates only; where, given the rounding, these might not hold the answer, of all images.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rcir.data.relevance import Relevance
+from rcir.mining.config import MiningConfig
+
+BLOCK_ELEMENTS = 1 << 25  # distances held at a time: 128 MiB of float32
+PAIR_ELEMENTS = 1 << 22  # matching pairs held at a time, at most
+GROUP = 64  # columns of which only the nearest is looked at first
+DIRECT = "donot_use_mm_for_euclid_dist"  # of differences, coordinate by coordinate
+EXTRA = 16  # candidates beyond those wanted
+
+
+class Search:
+    """The images of a cache, searched by some of them.
+
+    Args:
+        cache: (n, d) embeddings.
+        relevance: of the n images.
+        wanted: number of negatives per anchor.
+
+    Attributes:
+        block: number of anchors that may be searched at a time.
+    """
+
+    def __init__(self, cache: Tensor, relevance: Relevance, wanted: int) -> None:
+        n, d = cache.shape
+        self._cache, self._relevance, self._wanted = cache, relevance, wanted
+        self._squares = cache.square().sum(1)
+        # Of |y|^2 - 2 x.y: a few times what is measured, for random vectors of 16 to 2,048 numbers.
+        scale = self._squares.max().item() if n else 0.0
+        self._error = 4 * d**0.5 * torch.finfo(cache.dtype).eps * scale
+        self.block = max(1, BLOCK_ELEMENTS // max(1, n, (wanted + EXTRA) * d))
+        self._buffer = cache.new_empty(0)  # of the first block's size
+
+    def tuples(
+        self, rows: Tensor, config: MiningConfig, draws: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What is found for each of b anchors.
+
+        Args:
+            rows: (b,) of the anchors, b up to `block`.
+            config: what to look for.
+            draws: (b,) from [0, 1), which decide random positives.
+
+        Returns:
+            Whether there is a positive (b,), its row (b,), rows of negatives (b, wanted), and their
+            distances, ascending and infinite where there is none.
+        """
+        if len(rows) * len(self._cache) > self._buffer.numel():
+            self._buffer = self._cache.new_empty(len(rows), len(self._cache))
+        values = self._buffer[: len(rows)]
+        # Within a row, |x|^2 changes no order.
+        torch.addmm(self._squares, self._cache[rows], self._cache.T, alpha=-2, out=values)
+        step = max(1, PAIR_ELEMENTS // len(self._cache))
+        parts = [
+            self._positives(values[at : at + step], rows[at : at + step], config, draws[at:][:step])
+            for at in range(0, len(rows), step)
+        ]
+        has, positive = (torch.cat(part) for part in zip(*parts, strict=True))
+        reach = self._distances(rows, positive[:, None])[:, 0]
+        columns, distance, undecided = self._candidates(values, rows, reach, config)
+        again = (undecided & has).nonzero()[:, 0]
+        for some in again.split(max(1, len(values) // 8)):
+            columns[some], distance[some] = self._slowly(rows[some], reach[some], config)
+        return has, positive, columns, distance
+
+    def _positives(
+        self, values: Tensor, rows: Tensor, config: MiningConfig, draws: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Whether there is a positive, and which; the values of all matches become infinite."""
+        columns, counts = self._pairs(rows)
+        place = torch.arange(len(rows), device=rows.device).repeat_interleave(counts)
+        flat = place * values.shape[1] + columns
+        has = counts > 1  # itself is one
+        positive = rows.clone()
+        if config.positive == "random":
+            itself = (columns == rows[place]).nonzero()[:, 0]
+            pick = counts.cumsum(0) - counts + (draws.to(rows.device) * (counts - 1)).long()
+            pick[counts > 0] += pick[counts > 0] >= itself
+            positive[has] = columns[pick[has]]
+        else:
+            sign = 1 if config.positive == "nearest" else -1
+            values[torch.arange(len(rows), device=rows.device), rows] = sign * torch.inf
+            value = values.view(-1)[flat] * sign
+            close = ~(value > (_least(value, place, len(rows)) + 2 * self._error)[place])
+            positive = self._extreme(rows, place[close], columns[close], sign)
+        values.view(-1)[flat] = torch.inf
+        return has, positive
+
+    def _extreme(self, rows: Tensor, place: Tensor, columns: Tensor, sign: int) -> Tensor:
+        """(b,) which of some columns of each row is the nearest, or with sign -1 the farthest."""
+        step = max(1, PAIR_ELEMENTS // self._cache.shape[1])
+        distance = [
+            self._distances(rows[place[at : at + step]], columns[at : at + step, None])[:, 0]
+            for at in range(0, len(place), step)
+        ]
+        signed = sign * torch.cat([*distance, self._cache.new_empty(0)])
+        equal = signed == _least(signed, place, len(rows))[place]
+        found = rows.new_full((len(rows),), len(self._cache))
+        found.scatter_reduce_(0, place[equal], columns[equal], "amin")
+        return torch.where(found < len(self._cache), found, rows)
+
+    def _candidates(
+        self, values: Tensor, rows: Tensor, reach: Tensor, config: MiningConfig
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Negatives, their distances, and for which anchors others might be nearer than these."""
+        squares = self._squares[rows]
+        if config.negatives == "semi-hard":
+            values.masked_fill_(
+                values <= (reach.square() - squares - self._error)[:, None], torch.inf
+            )
+        value, columns = _smallest(values, min(self._wanted + EXTRA, values.shape[1]))
+        distance = self._distances(rows, columns).masked_fill_(value.isinf(), torch.inf)
+        _exclude(distance, reach, config)
+        columns, distance = _ranked(columns, distance, self._wanted)
+        limit = distance[:, -1]
+        if config.negatives in ("violating", "semi-hard"):
+            limit = limit.minimum(reach + config.margin)
+        rest = value[:, -1] + squares - self._error  # no other is nearer than its root
+        undecided = rest.isfinite() & (rest < limit.square())
+        return columns, distance, undecided & (value.shape[1] < values.shape[1])
+
+    def _slowly(self, rows: Tensor, reach: Tensor, config: MiningConfig) -> tuple[Tensor, Tensor]:
+        """Negatives and their distances, of all images: where many are about equally near."""
+        n = len(self._cache)
+        distance = torch.cdist(self._cache[rows], self._cache, compute_mode=DIRECT)
+        columns, counts = self._pairs(rows)
+        place = torch.arange(len(rows), device=rows.device).repeat_interleave(counts)
+        distance[place, columns] = torch.inf
+        _exclude(distance, reach, config)
+        k = min(self._wanted, n)
+        last = distance.topk(k, largest=False).values[:, -1:]
+        # All that are nearer than the last, then the lower rows of those equally near.
+        order = torch.arange(n, device=rows.device)
+        order = torch.where(distance < last, order - n, torch.where(distance == last, order, n))
+        chosen = order.topk(k, largest=False).indices
+        return _ranked(chosen, distance.gather(1, chosen), self._wanted)
+
+    def _pairs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The matches of each row, row after row, and (b,) their numbers."""
+        indptr, columns = self._relevance.pairs(rows.cpu().numpy())
+        device = self._cache.device
+        return (
+            torch.from_numpy(columns).to(device),
+            torch.from_numpy(np.diff(indptr)).to(device),
+        )
+
+    def _distances(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """(b, k) exact distances of each of (b,) rows to (b, k) others."""
+        own, others = self._cache[rows], self._cache[columns]
+        return torch.cdist(own[:, None], others, compute_mode=DIRECT)[:, 0]
+
+
+def _least(values: Tensor, place: Tensor, n: int) -> Tensor:
+    """(n,) the least of the values of each place; infinity where there is none."""
+    return values.new_full((n,), torch.inf).scatter_reduce_(0, place, values, "amin")
+
+
+def _exclude(distance: Tensor, reach: Tensor, config: MiningConfig) -> None:
+    """Make infinite what is too far, or not farther than the positive, which is at `reach`."""
+    if config.negatives in ("violating", "semi-hard"):
+        distance.masked_fill_(distance >= (reach + config.margin)[:, None], torch.inf)
+    if config.negatives == "semi-hard":
+        distance.masked_fill_(distance <= reach[:, None], torch.inf)
+
+
+def _smallest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k smallest of each row, ascending, and their columns.
+
+    The k smallest lie in the k groups of the smallest least members. Columns a group's number apart
+    make a group, so that the least members are found along contiguous memory.
+    """
+    groups = values.shape[1] // GROUP
+    if groups <= k:
+        found = values.topk(k, largest=False)
+        return found.values, found.indices
+    least = values[:, : groups * GROUP].unflatten(1, (GROUP, groups)).amin(1)
+    best = least.topk(k, largest=False, sorted=False).indices
+    steps = torch.arange(0, groups * GROUP, groups, device=values.device)
+    rest = torch.arange(groups * GROUP, values.shape[1], device=values.device)
+    members = torch.cat(
+        [(best[:, :, None] + steps).flatten(1), rest.expand(len(values), -1)], dim=1
+    )
+    found = values.gather(1, members).topk(k, largest=False)
+    return found.values, members.gather(1, found.indices)
+
+
+def _ranked(columns: Tensor, distance: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k nearest of each row, of equally near ones the lower; infinitely far ones fill up."""
+    columns, order = columns.sort(1)
+    distance, nearest = distance.gather(1, order).sort(dim=1, stable=True)
+    columns = columns.gather(1, nearest)
+    missing = max(0, k - columns.shape[1])
+    return pad(columns, (0, missing))[:, :k], pad(distance, (0, missing), value=torch.inf)[:, :k]

@@ -1,0 +1,313 @@
+"""Random changes of training images against torchvision, Pillow and the claimed distributions."""
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.ndimage import maximum_filter
+from scipy.stats import kstest
+from sklearn.datasets import load_sample_images
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional as reference
+
+from rcir.data import Augmentation, Changes
+from rcir.data.warp import draw_warps, warp
+from rcir.errors import InvalidConfig
+
+RECIPE = {"flip": True, "rotation": 10.0, "crop": 0.4, "jitter": (0.2, 0.2, 0.2, 0.1)}
+EVERYTHING = Augmentation(occlusion=0.7, **RECIPE)
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def noise(*shape, seed=0):
+    return torch.from_numpy(rng(seed).integers(0, 256, shape, dtype=np.uint8))
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    """Two photographs, (2, 3, 96, 144)."""
+    photographs = np.stack([image[::4, ::4] for image in load_sample_images().images])
+    return torch.from_numpy(photographs[:, :96, :144].copy()).permute(0, 3, 1, 2)
+
+
+def decomposed(matrix, size):
+    """Angle in radians, scale and centre (x, y) of the crop, whether mirrored, of a warp."""
+    half = np.array([size[1], size[0]]) / 2
+    linear = half[:, None] * matrix[:, :2].astype(float) / half
+    scale = np.linalg.norm(linear, axis=0)
+    angle = np.arctan2(-linear[0, 1], linear[1, 1])
+    rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    mirrored = np.linalg.det(linear) < 0
+    np.testing.assert_allclose(
+        rotation * scale * [-1 if mirrored else 1, 1], linear, atol=1e-6, err_msg="sheared"
+    )
+    return angle, scale, rotation.T @ (half * matrix[:, 2]) / half, mirrored
+
+
+# What it is given, and what it costs.
+
+
+def test_nothing_to_do_draws_nothing_and_returns_the_images_themselves():
+    generator, images = rng(), noise(4, 3, 8, 8)
+    changes = Augmentation().draw(4, (8, 8), generator)
+    assert changes(images) is images
+    assert changes[1:3](images) is images
+    assert generator.bit_generator.state == rng().bit_generator.state
+
+
+def test_images_are_not_written_to():
+    images = noise(5, 3, 16, 16)
+    before = images.clone()
+    for option in ({"occlusion": 1.0}, {"flip": True}, {"rotation": 9}, {"jitter": (1, 1, 1, 0.5)}):
+        changed = Augmentation(**option).draw(5, (16, 16), rng())(images)
+        assert changed.dtype == torch.uint8
+        assert not torch.equal(changed, before)
+        assert torch.equal(images, before)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "named"),
+    [
+        *[("occlusion", -0.1, "-0.1"), ("occlusion", 1.1, "1.1"), ("occlusion", np.nan, "nan")],
+        *[("rotation", -1, "-1"), ("rotation", 181, "181"), ("rotation", np.nan, "nan")],
+        *[("crop", 0, "0"), ("crop", 1.2, "1.2"), ("crop", np.nan, "nan")],
+        *[("jitter", (1.1, 0, 0, 0), r"\[1.1, 0, 0, 0\]"), ("jitter", (0, 0, 0, 0.6), "0.6")],
+        *[("jitter", (0, -0.1, 0, 0), "-0.1"), ("jitter", (0.2,), r"\[0.2\]")],
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(option, value, named):
+    with pytest.raises(InvalidConfig, match=f"augmentation.{option} is .*{named}"):
+        Augmentation(**{option: value})
+
+
+# The same result however a batch is shared out.
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("option", [None, "occlusion", "flip", "rotation", "crop", "jitter"])
+def test_rows_changed_alone_are_those_of_the_whole_batch(channels, option):
+    value = {"occlusion": 0.7, **RECIPE}
+    augmentation = EVERYTHING if option is None else Augmentation(**{option: value[option]})
+    images = noise(23, channels, 37, 74)  # neither a multiple of what processors do at once
+    changes = augmentation.draw(23, (37, 74), rng())
+    whole = changes(images)
+    order = rng(1).permutation(23)
+    halves = [slice(0, 11), slice(11, 23), slice(1, 23, 2), slice(5, 6), slice(3, 3)]
+    for rows in (*halves, order, order[:7], *order[:, None]):
+        assert torch.equal(changes[rows](images[rows]), whole[rows])
+    for rows in (slice(0, 23, 3), order):
+        assert torch.equal(changes[rows][2:5](images[rows][2:5]), whole[rows][2:5])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_threads_and_blocks_make_no_difference(channels, monkeypatch):
+    images = noise(4, channels, 211, 211)
+    changes = EVERYTHING.draw(4, (211, 211), rng())
+    whole = changes(images)
+    torch.set_num_threads(2)
+    try:
+        for elements in (1, 1 << 30):
+            monkeypatch.setattr("rcir.data.augmentation.BLOCK_ELEMENTS", elements)
+            assert torch.equal(changes(images), whole)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_the_generator_decides_everything():
+    first, second, other = (EVERYTHING.draw(50, (20, 40), rng(seed)) for seed in (3, 3, 4))
+    for field in fields(Changes):
+        values = [getattr(drawn, field.name) for drawn in (first, second, other)]
+        if field.name == "mirrored":  # by the warps
+            assert values == [None] * 3
+            continue
+        assert len(values[0]) == 50
+        np.testing.assert_array_equal(values[0], values[1])
+        assert (values[0] != values[2]).any()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_changes_images_as_a_processor_does(pictures):
+    changes = EVERYTHING.draw(2, (96, 144), rng())
+    squares = np.array([[[5, 9, 30]], [[0, 0, 0]]])
+    images = pictures[..., :96]
+    changes = Changes(**{**vars(changes), "squares": squares})
+    there = changes(images.cuda())
+    assert there.is_cuda
+    assert (there.cpu().int() - changes(images).int()).abs().max() <= 1
+
+
+# Warps.
+
+
+def test_flips_mirror_half_of_the_images_exactly():
+    images = noise(2000, 1, 3, 4)
+    changed = Augmentation(flip=True).draw(2000, (3, 4), rng())(images)
+    mirrored = (changed == images.flip(-1)).all((1, 2, 3))
+    assert ((changed == images).all((1, 2, 3)) | mirrored).all()
+    assert abs(mirrored.float().mean() - 0.5) < 4 * 0.5 / np.sqrt(2000)
+
+
+@pytest.mark.parametrize("option", [{"rotation": 30}, {"rotation": 180}])
+def test_rotations_are_those_of_torchvision(pictures, option):
+    size = pictures.shape[-2:]
+    changes = Augmentation(**option).draw(2, size, rng())
+    for image, matrix, changed in zip(pictures, changes.warps, changes(pictures), strict=True):
+        angle, scale, centre, _ = decomposed(matrix, size)
+        np.testing.assert_allclose([*scale, *centre], [1, 1, 0, 0], atol=1e-6)
+        expected = reference.rotate(image, float(np.degrees(angle)), InterpolationMode.BILINEAR)
+        difference = (changed.int() - expected.int()).abs()
+        assert (difference <= 1).float().mean() > 0.999  # floating point at the black corners
+
+
+def test_a_crop_is_torchvisions_resized_crop(pictures):
+    top, left, height, width = 12, 30, 64, 90
+    matrix = [
+        [width / 144, 0, (2 * left + width) / 144 - 1],
+        [0, height / 96, (2 * top + height) / 96 - 1],
+    ]
+    changed = warp(pictures.float(), torch.tensor([matrix, matrix]))
+    expected = reference.resized_crop(pictures.float(), top, left, height, width, [96, 144])
+    # The sampled places at the crop's border lie half a pixel outside, where torchvision repeats.
+    inner = (..., slice(2, -2), slice(2, -2))
+    torch.testing.assert_close(changed[inner], expected[inner], atol=0.05, rtol=0)
+
+
+def test_all_in_one_warp_is_rotation_then_crop_then_mirroring():
+    y, x = np.mgrid[:90, :120]
+    image = (128 + 60 * np.sin(x / 17) + 60 * np.cos(y / 13 + x / 40)).astype(np.float32)
+    matrices = Augmentation(**{**RECIPE, "jitter": (0, 0, 0, 0)}).draw(12, (90, 120), rng()).warps
+    changed = warp(torch.from_numpy(image).expand(12, 1, -1, -1), torch.from_numpy(matrices))
+    seen = set()
+    for matrix, result in zip(matrices, changed[:, 0].numpy(), strict=True):
+        angle, scale, centre, mirrored = decomposed(matrix, (90, 120))
+        rotated = reference.rotate(
+            torch.from_numpy(image)[None], np.degrees(angle), InterpolationMode.BILINEAR
+        )[0]
+        low, high = ((centre + 1) / 2 + sign * scale / 2 for sign in (-1, 1))
+        box = (*(low * [120, 90]), *(high * [120, 90]))
+        expected = np.asarray(
+            Image.fromarray(rotated.numpy()).transform(
+                (120, 90), Image.Transform.EXTENT, box, Image.Resampling.BILINEAR
+            )
+        )
+        expected = expected[:, ::-1] if mirrored else expected
+        # Not where black of outside is mixed in: once here, twice there.
+        black = maximum_filter(np.minimum(expected, result) < 1, 9)
+        inner = ~black & (np.pad(np.zeros((84, 114)), 3, constant_values=1) == 0)
+        assert inner.mean() > 0.5
+        assert np.abs(result - expected)[inner].max() < 1
+        seen.add(bool(mirrored))
+    assert seen == {True, False}
+
+
+def test_warps_are_drawn_as_they_are_said_to_be():
+    n, size = 4000, (90, 120)
+    matrices = draw_warps(n, size, 10.0, 0.4, np.arange(n) % 2 == 0, rng())
+    parts = [decomposed(matrix, size) for matrix in matrices]
+    angle, scale, centre, mirrored = (np.array(part) for part in zip(*parts, strict=True))
+    np.testing.assert_array_equal(mirrored, np.arange(n) % 2 == 0)
+    assert kstest(np.degrees(angle), "uniform", (-10, 20)).pvalue > 1e-3
+    area, ratio = scale.prod(1), scale[:, 0] / scale[:, 1]
+    assert kstest(area, "uniform", (0.4, 0.6)).pvalue > 1e-3
+    # A crop never leaves the image: the larger it is, the fewer ratios fit.
+    assert scale.max() <= 1 + 1e-6
+    assert (np.abs(centre) <= 1 - scale + 1e-6).all()
+    limit = np.minimum(np.log(4 / 3), -np.log(area) + 1e-6)
+    assert kstest(np.log(ratio) / limit, "uniform", (-1, 2)).pvalue > 1e-3
+    assert np.exp(np.abs(np.log(ratio))).max() == pytest.approx(4 / 3, abs=0.01)
+    room = scale < 0.99
+    place = (centre / np.maximum(1 - scale, 1e-9))[room]
+    assert kstest(place, "uniform", (-1, 2)).pvalue > 1e-3
+
+
+def test_without_rotation_nothing_is_black_and_without_crop_nothing_is_lost():
+    white = torch.full((60, 1, 40, 40), 255, dtype=torch.uint8)
+    cropped = Augmentation(crop=0.3).draw(60, (40, 40), rng())(white)
+    assert cropped[..., 1:-1, 1:-1].min() == 255
+    rotated = Augmentation(rotation=45).draw(60, (40, 40), rng())(white)
+    assert rotated[..., 10:30, 10:30].min() == 255
+    assert rotated[..., 0, 0].float().mean() < 30
+
+
+# Colours.
+
+ADJUST = {
+    "brightness": (reference.adjust_brightness, (0.0, 0.4, 0.9, 1.0, 1.3, 2.0)),
+    "contrast": (reference.adjust_contrast, (0.0, 0.4, 0.9, 1.0, 1.3, 2.0)),
+    "saturation": (reference.adjust_saturation, (0.0, 0.4, 0.9, 1.0, 1.3, 2.0)),
+    "hue": (reference.adjust_hue, (-0.5, -0.23, -0.1, 0.0, 0.1, 0.37, 0.5)),
+}
+
+
+def corners():
+    """All 8 corners of the colour cube, greys and what lies next to them, as one image."""
+    axis = np.array([0, 1, 2, 127, 128, 253, 254, 255], np.uint8)
+    cube = np.stack(np.meshgrid(axis, axis, axis), -1).reshape(1, 16, 32, 3)
+    return torch.from_numpy(cube).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("name", ADJUST)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_each_colour_change_is_torchvisions(name, channels, pictures):
+    adjust, values = ADJUST[name]
+    for kind in (pictures, noise(2, 3, 16, 32), corners()):
+        images = kind[:1, :channels].expand(len(values), -1, -1, -1)
+        changed = Changes(**{name: np.array(values, np.float32)})(images)
+        for image, value, result in zip(images, values, changed, strict=True):
+            expected = adjust(image, value).int()
+            assert (result.int() - expected).abs().max() <= 2, value
+
+
+def test_colours_change_in_order(pictures):
+    values = {"brightness": 1.3, "contrast": 0.7, "saturation": 1.4, "hue": -0.1}
+    expected = pictures.float() / 255
+    for name, value in values.items():
+        expected = ADJUST[name][0](expected, value)
+    one = {name: np.full(2, value, np.float32) for name, value in values.items()}
+    difference = (Changes(**one)(pictures) - expected * 255).abs()
+    assert difference.max() < 2.5  # one rounding, between brightness and contrast, grows
+    assert difference.mean() < 0.5
+
+
+def test_jitter_is_uniform_in_its_ranges():
+    changes = Augmentation(jitter=(0.2, 0.3, 0.4, 0.1)).draw(4000, (8, 8), rng())
+    for name, centre, spread in (
+        *[("brightness", 1, 0.2), ("contrast", 1, 0.3), ("saturation", 1, 0.4), ("hue", 0, 0.1)],
+    ):
+        drawn = getattr(changes, name)
+        assert kstest(drawn, "uniform", (centre - spread, 2 * spread)).pvalue > 1e-3
+    drawn = np.stack([changes.brightness, changes.contrast, changes.saturation, changes.hue])
+    assert np.abs(np.corrcoef(drawn) - np.eye(4)).max() < 5 / np.sqrt(4000)
+
+
+# All of it.
+
+
+def test_squares_come_last_and_are_black():
+    images = torch.full((300, 3, 16, 32), 90, dtype=torch.uint8)
+    augmentation = Augmentation(occlusion=1.0, jitter=(0.2, 0.2, 0.2, 0.1))
+    changes = augmentation.draw(300, (16, 32), rng())
+    changed = changes(images)
+    hidden = (changed == 0).all(1)
+    # The sum over both tiles of the squares' areas, and nothing else is black.
+    np.testing.assert_array_equal(hidden.sum((1, 2)), (changes.squares[..., 2] ** 2).sum(1))
+    assert changed[(~hidden)[:, None].expand_as(changed)].min() >= 60
+
+
+def test_a_picture_stays_that_picture(pictures):
+    many = pictures[:1].expand(40, -1, -1, -1)
+    changed = Augmentation(**RECIPE).draw(40, (96, 144), rng())(many)
+    assert len(torch.unique(changed.flatten(1), dim=0)) == 40
+    small, other = (
+        torch.nn.functional.adaptive_avg_pool2d(images.float(), (4, 6)).flatten(1)
+        for images in (changed, pictures)
+    )
+    near = [float(torch.corrcoef(torch.stack([row, other[0]]))[0, 1]) for row in small]
+    far = [float(torch.corrcoef(torch.stack([row, other[1]]))[0, 1]) for row in small]
+    assert np.mean(np.array(near) > far) > 0.9

@@ -1,0 +1,163 @@
+import itertools
+import time
+import tracemalloc
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius
+from rcir.errors import InvalidConfig, InvalidData
+from rcir.mining import label_batches, sample_images, sampling
+
+N = 200_000
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def large(kind):
+    """Images of which few, or very many, match each other; some match none."""
+    draw = rng(1)
+    if kind == "few of a label":
+        return SameLabel(draw.integers(0, N // 3, N))
+    if kind == "ten labels":
+        return SameLabel(draw.integers(0, 10, N))
+    if kind == "14 findings":
+        lists = draw.integers(0, 14, (N, 2)).tolist()
+        return SharedLabel.of_lists([one[: row % 3] for row, one in enumerate(lists)], 14)
+    if kind == "many tags":
+        return SharedLabel.of_lists(draw.integers(0, 20_000, (N, 3)).tolist(), 20_000)
+    return WithinRadius(draw.uniform(0, 15_000, (N, 2)), 25.0)
+
+
+@pytest.mark.parametrize(
+    "kind", ["few of a label", "ten labels", "14 findings", "many tags", "places"]
+)
+def test_a_sample_of_a_large_set_matches_within_itself(kind):
+    relevance = large(kind)
+    tracemalloc.start()
+    start = time.process_time()
+    rows = sample_images(relevance, 2500, rng())
+    assert time.process_time() - start < 10  # tracing slows it down
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 200 * 2**20
+    assert rows.dtype == np.int64
+    assert len(rows) == 2500
+    assert (np.diff(rows) > 0).all()
+    assert 0 <= rows[0] < rows[-1] < N
+    some = relevance.subset(rows)
+    assert np.count_nonzero(some.totals(some) < 2) <= 1
+    # As many from each half of the set: 1,250, with a standard deviation of at most 35.
+    assert abs(np.count_nonzero(rows < N // 2) - 1250) < 180
+
+
+@pytest.mark.parametrize("each", [4, 10])  # matches that are listed, and that are tried for
+def test_every_anchor_and_each_of_its_matches_is_as_likely(each):
+    relevance = SameLabel(np.append(np.arange(20) // each, 99))
+    draw = rng()
+    pairs = Counter(tuple(sample_images(relevance, 2, draw).tolist()) for _ in range(3000))
+    possible = [
+        pair for pair in itertools.combinations(range(20), 2) if pair[0] // each == pair[1] // each
+    ]
+    assert set(pairs) <= set(possible)
+    expected = 3000 / len(possible)
+    drawn = np.array([pairs[pair] for pair in possible])
+    assert np.abs(drawn - expected).max() < 5 * expected**0.5
+
+
+@pytest.mark.parametrize("size", [1, 6, 7, 500])
+def test_sizes_odd_and_larger_than_what_matches(size):
+    # The last two match nothing, the three before have no label at all.
+    relevance = SharedLabel.of_lists([*([n // 3] for n in range(12)), [], [], [], [7], [8]], 9)
+    for seed in range(20):
+        rows = sample_images(relevance, size, rng(seed))
+        assert len(rows) == min(size, 12)
+        assert set(rows.tolist()) <= set(range(12))
+        groups = np.bincount(rows // 3)
+        assert np.count_nonzero(groups == 1) <= 1
+
+
+def test_a_sample_is_decided_by_the_generator_not_by_memory(monkeypatch):
+    relevance = SameLabel(rng(5).integers(0, 300, 1000))
+    whole = sample_images(relevance, 100, rng(3))
+    assert not np.array_equal(whole, sample_images(relevance, 100, rng(4)))
+    monkeypatch.setattr(sampling, "PAIR_ELEMENTS", 10)
+    np.testing.assert_array_equal(sample_images(relevance, 100, rng(3)), whole)
+
+
+def test_images_that_match_nothing_give_no_sample():
+    assert sample_images(SameLabel(np.arange(10)), 4, rng()).tolist() == []
+    assert sample_images(SameLabel(np.empty(0, np.int64)), 4, rng()).tolist() == []
+
+
+LABELS = np.concatenate([np.full(n, label) for label, n in enumerate([1, 2, 3, 4, 5, 8, 9, 30])])
+
+
+@pytest.mark.parametrize(("batch", "per_label"), [(8, 4), (12, 4), (16, 2), (6, 3), (12, 6)])
+def test_batches_hold_a_few_images_of_each_of_several_labels(batch, per_label):
+    shuffled = rng(9).permutation(LABELS)
+    rows = label_batches(shuffled, batch, per_label, rng())
+    assert rows.dtype == np.int64
+    assert rows.shape[1] == batch
+    assert len(rows) > 0
+    groups = shuffled[rows].reshape(len(rows), -1, per_label)
+    assert (groups == groups[:, :, :1]).all()
+    used = Counter()
+    for own, step in zip(groups[:, :, 0].tolist(), rows, strict=True):
+        assert len(set(own)) == len(own) == batch // per_label
+        for label, members in zip(own, step.reshape(-1, per_label).tolist(), strict=True):
+            held = np.count_nonzero(shuffled == label)
+            times = Counter(members)
+            if held >= per_label:
+                assert set(times.values()) == {1}
+            else:
+                assert len(times) == held
+                assert max(times.values()) - min(times.values()) <= 1
+            used.update(times.keys())
+    assert max(used.values()) == 1
+    # Too few labels have images left for one more batch.
+    left = {
+        label: max(1, np.count_nonzero(label == LABELS) // per_label)
+        - np.count_nonzero(groups[:, :, 0] == label)
+        for label in range(8)
+    }
+    assert min(left.values()) >= 0
+    assert np.count_nonzero(list(left.values())) < batch // per_label
+
+
+def test_equal_labels_leave_hardly_an_image_over():
+    rows = label_batches(np.arange(1000) % 10, 32, 4, rng())
+    assert len(rows) >= 29  # of 31
+    others = label_batches(np.arange(1000) % 10, 32, 4, rng(1))
+    assert not np.array_equal(rows[0], others[0])
+    np.testing.assert_array_equal(rows, label_batches(np.arange(1000) % 10, 32, 4, rng()))
+
+
+def test_batches_of_many_labels_are_fast():
+    start = time.process_time()
+    rows = label_batches(rng().integers(0, 11_318, 60_000), 128, 4, rng())
+    assert time.process_time() - start < 5
+    assert len(rows) > 300
+
+
+def test_images_of_a_label_take_turns_over_the_epochs():
+    draw, seen = rng(), Counter()
+    for _ in range(300):
+        seen.update(label_batches(np.array([0] * 7 + [1, 1, 1]), 6, 3, draw).reshape(-1).tolist())
+    # Each of the seven is one of three: 300 * 3 / 7 times, with a standard deviation of 8.6.
+    assert seen[7] == seen[8] == seen[9] == 300
+    assert max(abs(seen[row] - 900 / 7) for row in range(7)) < 43
+
+
+@pytest.mark.parametrize(("batch", "per_label"), [(10, 4), (4, 4), (0, 4), (8, 0)])
+def test_batches_that_are_no_multiple_are_refused(batch, per_label):
+    with pytest.raises(InvalidConfig, match=rf"batch is {batch} and mining\.per_label {per_label}"):
+        label_batches(LABELS, batch, per_label, rng())
+
+
+def test_fewer_labels_than_a_batch_needs_are_refused():
+    with pytest.raises(InvalidData, match=r"8 labels, but a batch of 36 .* needs 9: lower batch"):
+        label_batches(LABELS, 36, 4, rng())

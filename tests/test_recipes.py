@@ -1,0 +1,176 @@
+"""The configurations that come with the package: what they name is there and fits together."""
+
+import json
+from dataclasses import replace
+from itertools import combinations, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.io import loadmat, savemat
+
+from rcir.config import parse
+from rcir.data import load_splits
+from rcir.data.datasets import find_dataset
+from rcir.data.relevance import SameLabel
+from rcir.encoders import METHODS, build_encoder
+from training import TrainingConfig
+
+FOLDER = Path(__file__).parents[1] / "configs"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml") if not path.stem.startswith("tune-"))
+# Sets of Cai et al. (AAAI 2025), their names here, and their negatives per anchor.
+SETS = {
+    "cub200": ("cub200", 5),
+    "car196": ("cars196", 5),
+    "pittsburgh": ("pitts30k", 10),
+    "chestxdet": ("chestx-det", 5),
+}
+RECIPES = [f"{name}-{method}" for name, method in product(SETS, METHODS)]
+
+
+def read(name, *options):
+    return parse(TrainingConfig, ["--config", str(FOLDER / f"{name}.yaml"), *options], "test", "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_configuration_names_a_set_and_options_that_it_takes(name):
+    config = read(name)
+    assert config.name == name
+    find_dataset(config.data.name).require("data.options", config.data.options)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_the_published_one(name):
+    config = read(name)
+    data, negatives = SETS[name.partition("-")[0]]
+    assert (config.data.name, config.encoder.method) == (data, name.partition("-")[2])
+    # Section 4 and supplement of the paper, and its code.
+    assert (config.batch, config.epochs, config.patience, config.min_delta) == (8, 60, 5, 5e-4)
+    optimizer = config.optimizer
+    assert (optimizer.lr, optimizer.weight_decay) == (1e-5, 1e-3)
+    assert (optimizer.schedule, optimizer.gamma) == ("exponential", 0.99)
+    augmentation = config.augmentation
+    assert (augmentation.flip, augmentation.rotation, augmentation.crop) == (True, 10, 0.4)
+    assert (augmentation.jitter, augmentation.occlusion) == ((0.2, 0.2, 0.2, 0.1), 0)
+    assert config.preprocessing.size == (224, 224)
+    assert config.preprocessing.mean == (0.485, 0.456, 0.406)
+    assert config.preprocessing.std == (0.229, 0.224, 0.225)
+    encoder = config.encoder
+    assert (encoder.backbone, encoder.pooling, encoder.dim) == ("resnet50", "gem", 2048)
+    assert encoder.pretrained
+    assert (encoder.dropout, encoder.passes, encoder.members) == (0.1, 20, 5)
+    assert config.loss.kl_scale == 1e-6
+    mining = config.mining
+    assert (mining.negatives, mining.count, mining.margin) == ("violating", negatives, 0.1)
+    # Not the farthest of the paper's text: it turns variances upside down.
+    assert mining.positive == ("random" if encoder.method == "btl" else "nearest")
+
+
+def test_recipes_build_the_published_networks():
+    """One of each method: by the published number of parameters of ResNet-50 and its classifier."""
+    for method in METHODS:
+        encoder = replace(read(f"cub200-{method}").encoder, pretrained=False, members=2)
+        with torch.device("meta"):  # shapes without numbers
+            built = build_encoder(encoder, 3, (64, 64))
+        expected = 25_557_032 - (2048 * 1000 + 1000) + 1 + (2048 * 2048 + 2048)
+        if method == "btl":
+            expected += 1 + (2048 * 500 + 500) + (500 + 1)
+        if method == "deep-ensemble":
+            expected *= 2
+        assert sum(weights.numel() for weights in built.parameters()) == expected, method
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in RECIPES])
+def test_other_configurations_build_encoders(name):
+    config = read(name)
+    channels, size = config.preprocessing.channels, config.preprocessing.size
+    if config.encoder.pretrained:
+        size = (64, 64)  # of a large network, which takes any
+    encoder = build_encoder(replace(config.encoder, pretrained=False), channels, size)
+    embedding = encoder.embed(torch.zeros(2, channels, *size))
+    members = config.encoder.members if config.encoder.method == "deep-ensemble" else 1
+    assert embedding.mean.shape == (2, config.encoder.dim * members)
+
+
+# Every third row of the published index files, with empty files for pictures: whoever opened one
+# would fail.
+
+
+def touch(folder, names):
+    for parent in {(folder / name).parent for name in names}:
+        parent.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).touch()
+
+
+def cub200(annotations, root):
+    folder, published = root / "CUB_200_2011", annotations / "cub200"
+    folder.mkdir()
+    (folder / "classes.txt").symlink_to(published / "classes.txt")
+    for file in ("image_class_labels.txt", "images.txt"):
+        lines = (published / file).read_text().splitlines()[::3]
+        (folder / file).write_text("\n".join(lines))
+    touch(folder / "images", [line.split()[1] for line in lines])
+
+
+def car196(annotations, root):
+    """The test labels are published apart: here, those of other training images."""
+    folder, published = root / "stanford_cars", annotations / "cars196"
+    folder.mkdir()
+    (folder / "cars_meta.mat").symlink_to(published / "cars_meta.mat")
+    entries = loadmat(published / "cars_train_annos.mat")["annotations"]
+    for start, part, file in (
+        *[(0, "train", "cars_train_annos.mat"), (1, "test", "cars_test_annos_withlabels.mat")],
+    ):
+        chosen = entries[:, start::6]
+        savemat(folder / file, {"annotations": chosen})
+        touch(folder / f"cars_{part}", [str(entry["fname"].item()) for entry in chosen[0]])
+
+
+def chestxdet(annotations, root):
+    folder = root / "ChestX-Det"
+    folder.mkdir()
+    for half in ("train", "test"):
+        file = annotations / "chestx-det" / f"ChestX_Det_{half}.json"
+        entries = json.loads(file.read_text())[::3]
+        (folder / file.name).write_text(json.dumps(entries))
+        touch(folder / f"{half}_data", [entry["file_name"] for entry in entries])
+
+
+def pittsburgh(annotations, root):
+    """Only positions of the test split are there: here, the western half of them trains."""
+    published = annotations / "pitts30k"
+    with np.load(published / "pitts30k_test.npz") as arrays:
+        places = {"Db": arrays["utmDb"], "Q": arrays["utmQ"]}
+    middle = np.median(places["Db"][:, 0])
+    folder = root / "pittsburgh"
+    (folder / "datasets").mkdir(parents=True)
+    for split, sign in (("train", 1), ("test", -1)):
+        struct = {"posDistThr": 25.0}
+        for kind, images, file in (("Db", "dbImageFns", "index"), ("Q", "qImageFns", "query")):
+            lines = (published / f"pitts30k_imageNames_{file}.txt").read_text().splitlines()
+            chosen = np.flatnonzero(sign * (middle - places[kind][:, 0]) > 0)[::3]
+            names = np.empty((len(chosen), 1), object)
+            names[:, 0] = [lines[row].removeprefix("./Pittsburgh250k/") for row in chosen]
+            struct |= {images: names, f"utm{kind}": places[kind][chosen].T}
+            touch(folder, names[:, 0])
+        savemat(folder / "datasets" / f"pitts30k_{split}.mat", {"dbStruct": struct})
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("lay_out", [cub200, car196, chestxdet, pittsburgh])
+def test_validation_images_are_none_that_training_or_the_test_sees(lay_out, data_root, tmp_path):
+    lay_out(data_root / "annotations", tmp_path)
+    config = read(f"{lay_out.__name__}-btl", "--data.root", str(tmp_path))
+    splits = load_splits(config.data)
+    ids = {part: set(images.ids) for part, images in vars(splits).items()}
+    assert all(len(ids[part]) == len(images) > 20 for part, images in vars(splits).items())
+    for one, other in combinations(ids, 2):
+        assert not ids[one] & ids[other], (one, other)
+    train, validation, test = splits.train, splits.validation, splits.test
+    if isinstance(train.relevance, SameLabel):
+        kinds = [set(images.labels.tolist()) for images in (train, validation, test)]
+        assert all(not one & other for one, other in combinations(kinds, 2))
+    # And validation can measure something: almost all of its images match another one.
+    assert np.mean(validation.relevance.totals(validation.relevance) > 1) > 0.9

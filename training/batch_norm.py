@@ -1,0 +1,62 @@
+"""Running statistics of batch normalisation that no number of workers changes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from training.workers import Workers
+
+
+class PartStatistics:
+    """Moves running statistics once a step, towards the mean over the parts of the batch.
+
+    Torch would move them with every part that a worker computes, and not tell the others. Here
+    each part writes its statistics to tensors of its own; `finish` averages them over all parts,
+    whoever computed them. Of one part it does what torch does by itself.
+
+    Args:
+        encoder: whose layers of batch normalisation are meant, if it has any.
+        workers: among whom the parts of a batch are dealt out.
+    """
+
+    def __init__(self, encoder: nn.Module, workers: Workers) -> None:
+        self._workers = workers
+        self._layers = [
+            layer
+            for layer in encoder.modules()
+            if isinstance(layer, _BatchNorm) and layer.track_running_stats
+        ]
+        self._momentum = [float(layer.momentum or 0) for layer in self._layers]
+        self._running = self._current()
+        self._parts: list[list[Tensor]] = []
+
+    def start_part(self) -> None:
+        """Before the forward pass of a part."""
+        for layer in self._layers:
+            layer.momentum = 1.0  # what is written is of this part alone
+            layer.running_mean = torch.zeros_like(layer.running_mean)  # type: ignore[arg-type]
+            layer.running_var = torch.zeros_like(layer.running_var)  # type: ignore[arg-type]
+        self._parts.append(self._current())
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """After the forward passes of all parts of a batch; on every worker."""
+        if self._layers:
+            own = torch.stack([torch.cat(part) for part in self._parts]).sum(0)
+            total = self._workers.summed(torch.cat([own, own.new_tensor([len(self._parts)])]))
+            mean = (total[:-1] / total[-1]).split([len(values) for values in self._running])
+            for i, (layer, momentum) in enumerate(zip(self._layers, self._momentum, strict=True)):
+                layer.running_mean, layer.running_var = self._running[2 * i : 2 * i + 2]
+                layer.running_mean.lerp_(mean[2 * i], momentum)
+                layer.running_var.lerp_(mean[2 * i + 1], momentum)
+                layer.momentum = momentum
+                if layer.num_batches_tracked is not None:
+                    layer.num_batches_tracked -= len(self._parts) - 1
+        self._parts = []
+
+    def _current(self) -> list[Tensor]:
+        """Means and variances, two for each layer."""
+        found = [(layer.running_mean, layer.running_var) for layer in self._layers]
+        return [values for pair in found for values in pair if values is not None]

@@ -1,0 +1,91 @@
+"""Mining among all training images, or a sample of them: what an epoch starts with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rcir.data import ImageSet
+from rcir.mining import Tuples, mine, sample_images
+from training.config import TrainingConfig
+from training.loading import loaded
+from training.randomness import MINING, ORDER, SAMPLE, numpy_generator, torch_generator
+from training.workers import Workers
+
+BLOCK = 256  # images in a forward pass
+ANCHORS = 4096  # mined at a time
+
+
+def mined_tuples(
+    config: TrainingConfig,
+    images: ImageSet,
+    embed: Callable[[Tensor], Tensor],
+    workers: Workers,
+    epoch: int,
+) -> Tuples:
+    """The tuples of an epoch, in the order of training; rows are those of `images`, on the CPU.
+
+    Blocks of images, and then of anchors, are shared out among the workers; what comes of a block
+    does not depend on who computes it.
+
+    Args:
+        embed: uint8 images (n, C, H, W) to embeddings (n, d), both on the workers' device.
+    """
+    chosen = np.arange(len(images))
+    relevance, n_anchors = images.relevance, len(images)
+    if config.mining.cache == "sampled":
+        size = min(config.mining.sample, len(images))
+        rng = numpy_generator(config.seed, epoch, SAMPLE)
+        chosen = sample_images(images.relevance, size, rng)
+        relevance = relevance.subset(chosen)
+        n_anchors = config.mining.refresh * config.batch
+    cache = _cache(config, images, chosen, embed, workers)
+    order = torch_generator(config.seed, epoch, ORDER)
+    rounds = -(-n_anchors // len(chosen))
+    anchors = torch.cat([torch.randperm(len(chosen), generator=order) for _ in range(rounds)])
+    blocks = anchors[:n_anchors].split(ANCHORS)
+    own = [
+        mine(
+            cache,
+            relevance,
+            blocks[number],
+            config.mining,
+            torch_generator(config.seed, epoch, MINING, number),
+        )
+        for number in workers.share(len(blocks))
+    ]
+    own = own or [mine(cache, relevance, anchors[:0], config.mining, order)]
+    return _gathered(own, torch.from_numpy(chosen), workers)
+
+
+def _cache(
+    config: TrainingConfig,
+    images: ImageSet,
+    rows: NDArray[np.int64],
+    embed: Callable[[Tensor], Tensor],
+    workers: Workers,
+) -> Tensor:
+    """Embeddings of the un-augmented images of some rows, on every worker."""
+    starts = range(0, len(rows), BLOCK)
+    blocks = [rows[starts[i] : starts[i] + BLOCK] for i in workers.share(len(starts))]
+    pixels = loaded(images, config.preprocessing, blocks, workers.device)
+    own = [embed(batch) for batch in pixels]
+    return workers.gathered(torch.cat(own) if own else torch.zeros(0, config.encoder.dim))
+
+
+def _gathered(own: list[Tuples], rows: Tensor, workers: Workers) -> Tuples:
+    """The tuples of all workers, of rows of the training images."""
+    columns = [torch.cat([members_of(part), part.valid], 1) for part in own]
+    table = workers.gathered(torch.cat(columns)).cpu()
+    count = own[0].negatives.shape[1]
+    members = rows[table[:, : 2 + count]]
+    return Tuples(members[:, 0], members[:, 1], members[:, 2:], table[:, 2 + count :].bool())
+
+
+def members_of(tuples: Tuples) -> Tensor:
+    """(n, 2 + count) rows of tuples: anchor, positive, negatives."""
+    return torch.cat([tuples.anchor[:, None], tuples.positive[:, None], tuples.negatives], 1)

@@ -1,0 +1,221 @@
+"""One epoch of training: mine tuples, and take a step for each batch of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rcir.data import Changes, ImageSet
+from rcir.embedding import Embedding
+from rcir.encoders import Encoder
+from rcir.errors import InvalidConfig, TrainingDiverged
+from rcir.losses import tuple_losses
+from rcir.mining import label_batches, mine
+from training.batch_norm import PartStatistics
+from training.cache import members_of, mined_tuples
+from training.config import TrainingConfig
+from training.loading import loaded
+from training.progress import EpochBar
+from training.randomness import (
+    AUGMENTATION,
+    DROPOUT,
+    MINING,
+    ORDER,
+    numpy_generator,
+    seed,
+    torch_generator,
+)
+from training.workers import Workers
+
+
+@dataclass
+class Trainer:
+    """What this worker trains with.
+
+    A batch is computed in parts. Part p of P holds every P-th tuple (or image) from the p-th on,
+    and belongs to worker p mod the number of workers; its dropout is drawn for it, its batch
+    normalisation is of it alone. So the steps are the same whatever the number of workers.
+
+    Attributes:
+        config: of the run.
+        encoder: what is trained.
+        model: the encoder, wrapped so that gradients are averaged over the workers.
+        optimizer: of the encoder's weights.
+        images: to train on.
+        workers: this process and the others.
+    """
+
+    config: TrainingConfig
+    encoder: Encoder
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    images: ImageSet
+    workers: Workers
+
+    def __post_init__(self) -> None:
+        self._own_parts = range(self.workers.rank, self.config.n_parts, self.workers.count)
+        self._statistics = PartStatistics(self.encoder, self.workers)
+
+    def epoch(self, epoch: int, bar: EpochBar) -> dict[str, float]:
+        """Train for an epoch; its mean loss and its number of tuples.
+
+        Raises:
+            TrainingDiverged: the loss became NaN or infinite.
+        """
+        steps = self._cached if self.config.mining.scope == "epoch" else self._online
+        losses, n_tuples = [], 0
+        for loss, mined in steps(epoch, bar):
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            losses.append(loss)
+            n_tuples += mined
+            bar.advance()
+        if not losses:
+            self.optimizer.step()  # without gradients: nothing but a note to the schedule
+            losses.append(torch.zeros((), device=self.workers.device))
+        mean = self.workers.summed(torch.stack(losses).mean()).item() / self.workers.count
+        if not np.isfinite(mean):
+            raise TrainingDiverged(
+                f"the loss of epoch {epoch} is {mean}: train anew, under another name, with a "
+                "lower optimizer.lr; checkpoints of earlier epochs are kept"
+            )
+        return {"loss": mean, "tuples": float(n_tuples)}
+
+    def _cached(self, epoch: int, bar: EpochBar) -> Iterator[tuple[Tensor, int]]:
+        """Gradients of each batch of the tuples of an epoch; yields its loss and their number.
+
+        The losses of the workers are to be averaged.
+        """
+        config, n_parts = self.config, self.config.n_parts
+        self.encoder.eval()
+        with torch.no_grad():
+            tuples = mined_tuples(config, self.images, self._embed, self.workers, epoch)
+        self.encoder.train()
+        # A last batch of fewer tuples than parts is left out.
+        starts = [s for s in range(0, len(tuples), config.batch) if len(tuples) - s >= n_parts]
+        bar.start(len(starts))
+        batches = [tuples[start : start + config.batch] for start in starts]
+        members = [members_of(batch) for batch in batches]
+        own = (_by_role(rows[part::n_parts]) for rows in members for part in self._own_parts)
+        pixels = loaded(self.images, config.preprocessing, own, self.workers.device)
+        for step, batch in enumerate(batches):
+            places = torch.arange(members[step].numel()).view(members[step].shape)
+            changes = self._changes(epoch, step, places.numel())
+            total = torch.zeros((), device=self.workers.device)
+            for part in self._own_parts:
+                with self._synchronised(part):
+                    changed = changes[_by_role(places[part::n_parts])](next(pixels))
+                    embedding = self._forward(changed, epoch, step, part)
+                    valid = batch.valid[part::n_parts].to(self.workers.device)
+                    # Averaged over the workers, these sums become the mean over the batch.
+                    share = self.workers.count / len(batch)
+                    loss = tuple_losses(embedding, valid, config.loss).sum() * share
+                    loss.backward()
+                total += loss.detach()
+            self._statistics.finish()
+            yield total, len(batch)
+
+    def _online(self, epoch: int, bar: EpochBar) -> Iterator[tuple[Tensor, int]]:
+        """Gradients of the tuples within each batch of images; yields as `_cached` does."""
+        config, n_parts, device = self.config, self.config.n_parts, self.workers.device
+        batches = self._batches(epoch)
+        self.encoder.train()
+        bar.start(len(batches))
+        own = (batch[part::n_parts] for batch in batches for part in self._own_parts)
+        pixels = loaded(self.images, config.preprocessing, own, device)
+        for step, batch in enumerate(batches):
+            changes = self._changes(epoch, step, len(batch))
+            parts = []
+            for part in self._own_parts:
+                with self._synchronised(part):
+                    changed = changes[np.arange(len(batch))[part::n_parts]](next(pixels))
+                    parts.append(self._forward(changed, epoch, step, part))
+            self._statistics.finish()
+            embedding = self._of_all(Embedding.concatenate(parts), len(batch))
+            tuples = mine(
+                embedding.mean.detach(),
+                self.images.relevance.subset(batch),
+                torch.arange(len(batch)),
+                config.mining,
+                torch_generator(config.seed, epoch, MINING, step),
+            )
+            if len(tuples) == 0:  # on every worker
+                continue
+            members = embedding[torch.from_numpy(_by_role(members_of(tuples))).to(device)]
+            loss = tuple_losses(members, tuples.valid, config.loss).mean()
+            # Each worker has the gradients of its own embeddings, and they are averaged.
+            (loss * self.workers.count).backward()
+            yield loss.detach(), len(tuples)
+
+    def _batches(self, epoch: int) -> list[NDArray[np.int64]]:
+        """Images in batches of one size, shuffled; by label if there are to be several of each."""
+        config, labels = self.config, self.images.labels
+        rng = numpy_generator(config.seed, epoch, ORDER)
+        if config.mining.per_label is not None:
+            if labels is None:
+                raise InvalidConfig(
+                    f"mining.per_label is {config.mining.per_label}, but the images of "
+                    f"{config.data.name} have not one label each: leave it out"
+                )
+            return list(label_batches(labels, config.batch, config.mining.per_label, rng))
+        order, size = rng.permutation(len(self.images)), min(config.batch, len(self.images))
+        # A smaller last batch has fewer tuples to offer.
+        return [order[start : start + size] for start in range(0, len(order) - size + 1, size)]
+
+    def _changes(self, epoch: int, step: int, n: int) -> Changes:
+        """Random changes of all images of a step, drawn alike on every worker."""
+        rng = numpy_generator(self.config.seed, epoch, AUGMENTATION, step)
+        return self.config.augmentation.draw(n, self.config.preprocessing.size, rng)
+
+    def _forward(self, pixels: Tensor, epoch: int, step: int, part: int) -> Embedding:
+        """Embed a part of a batch, with gradients."""
+        torch.manual_seed(seed(self.config.seed, epoch, DROPOUT, step, part))
+        self._statistics.start_part()
+        return self._embedding(self.model, pixels)
+
+    def _embed(self, pixels: Tensor) -> Tensor:
+        """Embed images as they are, for the cache."""
+        return self._embedding(self.encoder, pixels).mean
+
+    def _embedding(self, model: nn.Module, pixels: Tensor) -> Embedding:
+        config = self.config
+        images = config.preprocessing.normalise(pixels).to(memory_format=torch.channels_last)
+        with torch.autocast(images.device.type, torch.bfloat16, config.precision == "bfloat16"):
+            embedding: Embedding = model(images)
+        return embedding
+
+    def _of_all(self, own: Embedding, n: int) -> Embedding:
+        """The embeddings of a whole batch of n, those of other workers without gradients."""
+        parts = [torch.arange(n)[part :: self.config.n_parts] for part in self._own_parts]
+        places = torch.cat(parts).to(self.workers.device)
+        all_places = self.workers.gathered(places)
+
+        def joined(values: Tensor) -> Tensor:
+            rows = self.workers.gathered(values.detach())
+            return (
+                torch.empty_like(rows).index_copy(0, all_places, rows).index_copy(0, places, values)
+            )
+
+        variance = None if own.variance is None else joined(own.variance)
+        return Embedding(joined(own.mean), variance)
+
+    def _synchronised(self, part: int) -> contextlib.AbstractContextManager[None]:
+        """Average gradients over the workers with the last of this worker's parts only."""
+        if isinstance(self.model, DistributedDataParallel) and part != self._own_parts[-1]:
+            waiting: contextlib.AbstractContextManager[None] = self.model.no_sync()
+            return waiting
+        return contextlib.nullcontext()
+
+
+def _by_role(members: Tensor) -> NDArray[np.int64]:
+    """Members of tuples (n, 2 + count) as losses take them: anchors, positives, negatives."""
+    ordered = torch.cat([members[:, 0], members[:, 1], members[:, 2:].flatten()])
+    rows: NDArray[np.int64] = ordered.cpu().numpy()
+    return rows

@@ -1,0 +1,72 @@
+"""The processes that train together, and what they tell each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import ray.train
+import ray.train.torch
+import torch
+import torch.distributed
+from torch import Tensor
+
+from rcir.errors import InvalidConfig
+
+
+@dataclass(frozen=True)
+class Workers:
+    """This process among those that train together; alone, everything here is at once done.
+
+    Attributes:
+        rank: of this process, from 0.
+        count: of all.
+        device: that this process computes on.
+    """
+
+    rank: int
+    count: int
+    device: torch.device
+
+    @classmethod
+    def joined(cls, use_gpu: bool) -> Workers:
+        """Those of the Ray training that calls this; `InvalidConfig` if there is no GPU to use."""
+        if use_gpu and not torch.cuda.is_available():
+            raise InvalidConfig(
+                "use_gpu is true, but torch finds no CUDA device: set use_gpu=false"
+            )
+        device = ray.train.torch.get_device() if use_gpu else torch.device("cpu")
+        context = ray.train.get_context()
+        return cls(context.get_world_rank(), context.get_world_size(), device)
+
+    def share(self, n: int) -> range:
+        """The run of 0, ..., n - 1 that is for this process; runs follow each other by rank."""
+        return range(n * self.rank // self.count, n * (self.rank + 1) // self.count)
+
+    def gathered(self, own: Tensor) -> Tensor:
+        """The rows of all processes, by rank; each may bring another number of them."""
+        if self.count == 1:
+            return own
+        own = own.to(self.device)
+        lengths = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.count)]
+        torch.distributed.all_gather(lengths, torch.tensor([len(own)], device=self.device))
+        longest = int(torch.cat(lengths).max())
+        padded = own.new_zeros(longest, *own.shape[1:])
+        padded[: len(own)] = own
+        everyone = [torch.empty_like(padded) for _ in range(self.count)]
+        torch.distributed.all_gather(everyone, padded)
+        return torch.cat([rows[: int(n)] for rows, n in zip(everyone, lengths, strict=True)])
+
+    def summed(self, own: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.count > 1:
+            own = own.clone()
+            torch.distributed.all_reduce(own)
+        return own
+
+    def told_by_first(self, metrics: Mapping[str, float] | None) -> dict[str, float]:
+        """What the first process knows; the others give None."""
+        told = [metrics]
+        if self.count > 1:
+            torch.distributed.broadcast_object_list(told, device=self.device)
+        return dict(told[0] or {})
