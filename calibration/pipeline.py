@@ -19,8 +19,8 @@ from rcir import api, figures, runs, storage, tracking
 from rcir.candidates import Judged
 from rcir.data import DataConfig, ImageSet, Splits, data_root, load_splits
 from rcir.data.datasets import find_dataset
-from rcir.encoders.batches import Embedder
-from rcir.errors import CorruptRetriever, InvalidConfig, InvalidData, StaleCalibration
+from rcir.encoders.embedder import Embedder
+from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.retriever import Retriever
 
 PAGE, RESULTS = "report.html", "results.json"
@@ -66,7 +66,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     output = Path(config.output) if config.output else run.path
     place = output / "retriever"
     _check_output(output)
-    _check_place(place)
+    storage.check_place(place)
     splits = load_splits(run.data)
     _check_group(splits, config.group)
     asked = _outside(run.data, config.ood)
@@ -248,15 +248,6 @@ def _check_output(output: Path) -> None:
     if not ours:
         raise InvalidData(
             f"{output} holds {' and '.join(names)} of something else: choose another output"
-        )
-
-
-def _check_place(place: Path) -> None:
-    """Refuse what `storage.save` would refuse after all the work."""
-    if place.exists() and not storage._is_ours(place):
-        raise CorruptRetriever(
-            f"{place} holds something other than a retriever: it is left alone; choose another "
-            "output"
         )
 
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from calibration.table import console
 from rcir.data import ImageSet
-from rcir.encoders.batches import Embedder
+from rcir.encoders.embedder import Embedder
 
 LONG = 10.0  # seconds
 

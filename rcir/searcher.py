@@ -86,7 +86,7 @@ class Searcher:
         """Embed and index a gallery; the result still has to be calibrated.
 
         Args:
-            embedder: what embeds, see `rcir.encoders.batches.Embedder`; `embed` unless given.
+            embedder: what embeds, see `rcir.encoders.embedder.Embedder`; `embed` unless given.
         """
         if len(gallery) == 0:
             raise InvalidData("the gallery is empty: give at least one image")

@@ -73,13 +73,18 @@ def save(retriever: Retriever, folder: str | os.PathLike[str]) -> Path:
         CorruptRetriever: what is there is not a retriever and nothing else; it is kept.
     """
     target = Path(folder)
+    check_place(target)
+    write_folder(target, lambda aside: _fill(retriever, aside))
+    return target
+
+
+def check_place(target: Path) -> None:
+    """Raise the `CorruptRetriever` that `save` would raise."""
     if target.exists() and not _is_ours(target):
         raise CorruptRetriever(
             f"{target} holds something other than a retriever: it is left alone; choose another "
             "folder"
         )
-    write_folder(target, lambda aside: _fill(retriever, aside))
-    return target
 
 
 def load(folder: str | os.PathLike[str]) -> Retriever:

@@ -151,6 +151,11 @@ def find_run(run_id: str) -> TrackedRun | None:
     return TrackedRun(run_id, uri)
 
 
+def is_chosen() -> bool:
+    """Whether a tracking store was named, by the environment or in code."""
+    return bool(mlflow.is_tracking_uri_set())
+
+
 def _store() -> str:
     """The configured tracking store; a relative SQLite file is found from other folders too."""
     uri = mlflow.get_tracking_uri()

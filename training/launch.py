@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -13,6 +11,7 @@ import ray.train
 from ray.exceptions import RayTaskError
 from ray.train.torch import TorchTrainer
 
+from rcir.cluster import join_cluster, quiet
 from rcir.data import data_root
 from rcir.errors import RcirError, WorkersLost
 from rcir.runs import RunFolder
@@ -36,6 +35,8 @@ def launch(config: TrainingConfig, run: RunFolder) -> None:
     """
     data = replace(config.data, root=str(data_root(config.data)))  # workers run elsewhere
     job = Job(replace(config, data=data), str(run.path), (run.mlflow_run, run.tracking_uri))
+    if config.most_workers:
+        join_cluster(shown=True)
     failures = 0
     while True:
         before = checkpoint.last_epoch(run.path)
@@ -49,7 +50,7 @@ def launch(config: TrainingConfig, run: RunFolder) -> None:
             run_config=ray.train.RunConfig(name="ray", storage_path=str(run.path)),
         )
         try:
-            with _quiet_ray():
+            with quiet("ray.train"):
                 trainer.fit()
             return
         except ray.train.WorkerGroupError as error:
@@ -77,6 +78,7 @@ def side_by_side(jobs: Sequence[Callable[[], Done]], on_ray: bool) -> list[Done]
     """
     if not on_ray:
         return [job() for job in jobs]
+    join_cluster(shown=True)
     task: Any = ray.remote(num_cpus=0)(_call)
     results = [task.remote(job) for job in jobs]
     done, failed = [], []
@@ -93,15 +95,3 @@ def side_by_side(jobs: Sequence[Callable[[], Done]], on_ray: bool) -> list[Done]
 
 def _call(job: Callable[[], Done]) -> Done:
     return job()
-
-
-@contextlib.contextmanager
-def _quiet_ray() -> Iterator[None]:
-    """Ray's notes on itself are for its log, not for the screen."""
-    logger = logging.getLogger("ray.train")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -13,6 +13,7 @@ import ray.train
 import ray.train.torch
 import torch
 
+from rcir.cluster import quiet
 from rcir.data import ImageSet, load_splits
 from rcir.embedding import Embedding
 from rcir.encoders import Encoder, build_encoder
@@ -46,7 +47,11 @@ class Job:
 
 def training_loop(arguments: dict[str, Job]) -> None:
     """Train from the last checkpoint on, or from the start."""
-    job = arguments["job"]
+    with quiet("ray.train"):
+        _train(arguments["job"])
+
+
+def _train(job: Job) -> None:
     config, folder = job.config, Path(job.folder)
     workers = Workers.joined(config.use_gpu)
     history = History(folder, TrackedRun(*job.run))

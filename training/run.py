@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from rcir import figures, tracking
+from rcir.cluster import in_submitted_job
 from rcir.config import flatten
 from rcir.data import Splits, data_root, load_splits
 from rcir.encoders import Encoder, EncoderConfig, build_encoder
@@ -40,7 +41,8 @@ def train(config: TrainingConfig, parent: tracking.TrackedRun | None = None) -> 
         parent: the MLflow run this one is part of.
 
     Raises:
-        InvalidConfig: the folder holds a run of another configuration.
+        InvalidConfig: the folder holds a run of another configuration, or what is written would be
+            lost with a submitted job.
         TrackingUnavailable: MLflow cannot be reached at the start or at the end. While it trains, a
             run goes on without; given again, it logs what was not logged.
         TrainingDiverged, CheckpointFailed, WorkersLost: training stopped; given again after the
@@ -55,6 +57,7 @@ def train(config: TrainingConfig, parent: tracking.TrackedRun | None = None) -> 
         >>> run.finished, run.encoder().config.method
         (True, 'btl')
     """
+    _check_places(config)
     run = _found(config)
     if run is not None and run.finished:
         done = f"{run.path} is trained already; choose another name to train anew"
@@ -73,6 +76,22 @@ def train(config: TrainingConfig, parent: tracking.TrackedRun | None = None) -> 
         run = replace(run, finished=True)
         run.write()
     return run
+
+
+def _check_places(config: TrainingConfig) -> None:
+    """A submitted job runs in a copy of the code that Ray removes: nothing may be written there."""
+    if not in_submitted_job():
+        return
+    if not Path(config.storage).is_absolute():
+        raise InvalidConfig(
+            f"storage is {config.storage}, a folder in the job's copy of the code, which Ray "
+            "removes: give an absolute one that every node sees"
+        )
+    if not tracking.is_chosen():
+        raise InvalidConfig(
+            "MLFLOW_TRACKING_URI is not set, and mlflow.db would lie in the job's copy of the "
+            "code, which Ray removes: set it on the nodes or in the job's runtime environment"
+        )
 
 
 def _found(config: TrainingConfig) -> RunFolder | None:

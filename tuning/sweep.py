@@ -10,6 +10,7 @@ import ray
 from ray import tune
 
 from rcir import runs, tracking
+from rcir.cluster import join_cluster
 from rcir.config import flatten
 from rcir.data import load_splits
 from rcir.errors import InvalidConfig
@@ -108,7 +109,7 @@ def _workers(config: TrainingConfig) -> int:
 
 def _side_by_side(config: TrainingConfig) -> int:
     """How many trials the cluster holds at a time: with more, workers would wait for each other."""
-    ray.init(ignore_reinit_error=True, log_to_driver=False)
+    join_cluster()
     total = ray.cluster_resources().get("GPU" if config.use_gpu else "CPU", 0)
     if total < _workers(config):
         raise InvalidConfig(

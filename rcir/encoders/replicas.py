@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
+from rcir.cluster import join_cluster, quiet
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder
@@ -50,8 +51,7 @@ def embed_on_replicas(
         InvalidConfig: a GPU is asked for and the cluster has none.
     """
     with _quiet():
-        if not ray.is_initialized():
-            ray.init(log_to_driver=False, logging_level=logging.WARNING)
+        join_cluster()
         threads = _threads() if use_gpu else 1
         model = ray.put((copy.deepcopy(encoder).cpu(), preprocessing, threads))
         for window in _windows(blocks, ray.cluster_resources()["object_store_memory"] / 2):
@@ -158,15 +158,10 @@ def _quiet() -> Iterator[None]:
     """Ray's notes on itself are for its log, not for the screen."""
     context = ray.data.DataContext.get_current()
     shown = context.enable_progress_bars
-    # The last one warns that it shows none.
-    quiet = {"ray": logging.WARNING, "ray.data": logging.WARNING, SHOWING: logging.ERROR}
-    levels = {name: logging.getLogger(name).level for name in quiet}
     context.enable_progress_bars = False
-    for name, level in quiet.items():
-        logging.getLogger(name).setLevel(level)
     try:
-        yield
+        # The last one warns that it shows none.
+        with quiet("ray", "ray.data"), quiet(SHOWING, level=logging.ERROR):
+            yield
     finally:
         context.enable_progress_bars = shown
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)

@@ -15,7 +15,7 @@ import rcir
 from calibration import CalibrationConfig, calibrate
 from calibration.__main__ import main
 from rcir.data import load_splits
-from rcir.encoders import EncoderConfig, batches
+from rcir.encoders import EncoderConfig, batches, embedder
 from rcir.errors import CorruptRetriever, InvalidConfig, InvalidData
 from training import train
 
@@ -259,7 +259,7 @@ def test_an_interrupted_calibration_embeds_what_is_missing(trained, monkeypatch,
 
     monkeypatch.setattr(batches, "CHUNK", 100)
     with monkeypatch.context() as patch:
-        patch.setattr(batches, "embed_block", interrupted)
+        patch.setattr(embedder, "embed_block", interrupted)
         with pytest.raises(KeyboardInterrupt):
             calibrated(trained, alphas=(0.3,))
     # Three blocks of the gallery, three of the adapter split, one of the calibration split.
@@ -267,7 +267,7 @@ def test_an_interrupted_calibration_embeds_what_is_missing(trained, monkeypatch,
     assert len(list((output / "embeddings").iterdir())) == 7
     rest = []
     monkeypatch.setattr(
-        batches, "embed_block", lambda *given: rest.append(len(given[2])) or fill(*given)
+        embedder, "embed_block", lambda *given: rest.append(len(given[2])) or fill(*given)
     )
     monkeypatch.setattr("calibration.progress.LONG", 0)
     capsys.readouterr()

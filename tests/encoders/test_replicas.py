@@ -15,7 +15,8 @@ from PIL import Image
 
 from rcir.data import Preprocessing
 from rcir.encoders import EncoderConfig, batches, build_encoder
-from rcir.encoders.batches import Embedder, embed
+from rcir.encoders.batches import embed
+from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidImage
 
 COUNT, BLOCK = 230, 50  # four blocks and a rest
@@ -97,14 +98,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from rcir.data import Preprocessing
-from rcir.encoders import EncoderConfig, batches, build_encoder
+from rcir.encoders import EncoderConfig, batches, build_encoder, embedder
 
 batches.CHUNK = {block}
 torch.manual_seed(0)
 encoder = build_encoder(EncoderConfig("btl", dim=8, passes=3, members=2), 1, (8, 16)).eval()
 images = np.random.default_rng(0).integers(0, 256, ({count}, 9, 17), np.uint8)
 wait = lambda *_: time.sleep(0.5)
-batches.Embedder(folder=Path(sys.argv[1]), progress=wait)(encoder, Preprocessing(), images)
+embedder.Embedder(folder=Path(sys.argv[1]), progress=wait)(encoder, Preprocessing(), images)
 """
 
 
@@ -242,7 +243,7 @@ def test_the_gpu_of_this_process_embeds_and_the_encoder_stays_where_it_is():
 def test_arrays_fill_a_bounded_part_of_the_object_store():
     from rcir.encoders.replicas import _windows
 
-    blocks = dict(enumerate(batches._blocks(IMAGES)))
+    blocks = dict(enumerate(batches.blocks_of(IMAGES)))
     size = blocks[0].nbytes
     assert list(_windows(blocks, 2.5 * size)) == [[0, 1], [2, 3], [4]]
     assert list(_windows(blocks, 0)) == [[0], [1], [2], [3], [4]]

@@ -1,0 +1,41 @@
+"""The Ray cluster that a process works on, and its notes on itself."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+
+
+def join_cluster(shown: bool = False) -> None:
+    """Join the cluster that RAY_ADDRESS names, or one that runs on this machine, or start one.
+
+    A process that has joined one stays in it.
+
+    Args:
+        shown: whether what workers print appears on this process's screen.
+    """
+    if not ray.is_initialized():
+        ray.init(include_dashboard=False, log_to_driver=shown, logging_level=logging.WARNING)
+
+
+def in_submitted_job() -> bool:
+    """Whether this process was started by `ray job submit`."""
+    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+
+
+@contextmanager
+def quiet(*names: str, level: int = logging.WARNING) -> Iterator[None]:
+    """Some of Ray's loggers say less: their notes are for Ray's log, not for the screen."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        for logger, before in zip(loggers, levels, strict=True):
+            logger.setLevel(before)

@@ -1,0 +1,159 @@
+"""Embedding a large set of images: on several workers, and an interruption loses one block."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from rcir.data.images import read_image
+from rcir.data.preprocessing import Preprocessing
+from rcir.embedding import Embedding
+from rcir.encoders.base import Encoder
+from rcir.encoders.batches import Images, blocks_of, embed_block, from_arrays, to_arrays
+from rcir.errors import InvalidConfig
+
+PART = "part-"  # how the name of the file of a block begins
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """`embed` for many images: on several workers, and without doing again what was done before.
+
+    Args:
+        num_workers: replicas of the encoder, on Ray's workers; 0 embeds in this process.
+        use_gpu: one GPU per replica; with 0 workers, the GPU of this process.
+        folder: keeps each finished block as a file, named by a digest of encoder, preprocessing and
+            images (files: their names, sizes and times); a block found there is not embedded again.
+        progress: told of each finished block how many images it has, and whether it was found.
+
+    Example:
+        >>> from rcir.encoders import EncoderConfig, build_encoder
+        >>> encoder = build_encoder(EncoderConfig("btl", dim=16), channels=1, size=(8, 16))
+        >>> Embedder()(encoder, Preprocessing(), np.zeros((2000, 8, 16), np.uint8)).mean.shape
+        torch.Size([2000, 16])
+    """
+
+    num_workers: int = 0
+    use_gpu: bool = False
+    folder: Path | None = None
+    progress: Callable[[int, bool], None] = lambda images, found: None
+
+    def __post_init__(self) -> None:
+        if self.num_workers < 0:
+            raise InvalidConfig(f"num_workers is {self.num_workers}; at least 0")
+        if self.use_gpu and self.num_workers == 0 and not torch.cuda.is_available():
+            raise InvalidConfig("use_gpu is true, and this process has no CUDA device")
+
+    def __call__(self, encoder: Encoder, preprocessing: Preprocessing, images: Images) -> Embedding:
+        """Embed images, in their order; the result is on the CPU.
+
+        Raises:
+            InvalidImage: of an image that cannot be read.
+            InvalidConfig: Ray's cluster has no GPU to use.
+        """
+        blocks = blocks_of(images)
+        parts = self._parts(encoder, preprocessing, blocks)
+        done: dict[int, Embedding] = {}
+        for number, part in parts.items():
+            found = _read(part, len(blocks[number]))
+            if found is not None:
+                done[number] = found
+                self.progress(len(found), True)
+        missing = {number: block for number, block in enumerate(blocks) if number not in done}
+        for number, embedding in self._embedded(encoder, preprocessing, missing):
+            done[number] = embedding
+            if number in parts:
+                _write(parts[number], embedding)
+            self.progress(len(embedding), False)
+        return Embedding.concatenate([done[number] for number in range(len(blocks))])
+
+    def clear(self) -> None:
+        """Remove the blocks that the folder keeps, and the folder unless it holds anything else."""
+        if self.folder is None or not self.folder.is_dir():
+            return
+        for path in [*self.folder.glob(f"{PART}*"), *self.folder.glob(f".{PART}*")]:
+            path.unlink()
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+    def _parts(
+        self, encoder: Encoder, preprocessing: Preprocessing, blocks: Sequence[Images]
+    ) -> dict[int, Path]:
+        """Where each block is kept, if there is a folder."""
+        if self.folder is None:
+            return {}
+        encoded = encoder.fingerprint() + json.dumps(asdict(preprocessing), sort_keys=True)
+        parts = {}
+        for number, block in enumerate(blocks):
+            digest = hashlib.sha256(encoded.encode())
+            for fact in _facts(block, preprocessing.channels):
+                digest.update(fact)
+            parts[number] = self.folder / f"{PART}{digest.hexdigest()}.safetensors"
+        return parts
+
+    def _embedded(
+        self, encoder: Encoder, preprocessing: Preprocessing, blocks: Mapping[int, Images]
+    ) -> Iterator[tuple[int, Embedding]]:
+        """The embedding of each block by its number, in any order."""
+        if self.num_workers > 0 and blocks:
+            # Ray is imported where there is work for it only.
+            from rcir.encoders.replicas import embed_on_replicas
+
+            yield from embed_on_replicas(
+                encoder, preprocessing, blocks, self.num_workers, self.use_gpu
+            )
+            return
+        if self.use_gpu:
+            encoder = copy.deepcopy(encoder).cuda()
+        for number, block in blocks.items():
+            yield number, from_arrays(to_arrays(embed_block(encoder, preprocessing, block)))
+
+
+def _facts(images: Images, channels: int) -> Iterator[Any]:
+    """What tells the images of a block from others, as bytes or arrays of bytes."""
+    if isinstance(images, np.ndarray) and images.dtype == np.uint8:
+        yield str(images.shape).encode()
+        yield np.ascontiguousarray(images)
+        return
+    for image in images:
+        if isinstance(image, str | os.PathLike):
+            path = Path(image).absolute()
+            yield f"{path}\0".encode()
+            # Reading a file that is not there says so.
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                yield f"{status.st_size}\0{status.st_mtime_ns}\0".encode()
+        else:
+            pixels = read_image(image, channels)
+            yield str(pixels.shape).encode()
+            yield np.ascontiguousarray(pixels)
+
+
+def _read(part: Path, images: int) -> Embedding | None:
+    """A finished block; None if it is not there, or by half."""
+    try:
+        found = from_arrays(load_file(part))
+    except (OSError, SafetensorError, TypeError, ValueError):
+        return None
+    return found if len(found) == images else None
+
+
+def _write(part: Path, embedding: Embedding) -> None:
+    """Write a block aside, then rename it into place."""
+    part.parent.mkdir(parents=True, exist_ok=True)
+    aside = part.with_name(f".{part.name}-{uuid.uuid4().hex}")
+    aside.write_bytes(save(to_arrays(embedding)))
+    aside.replace(part)
