@@ -56,7 +56,7 @@ class TrainingConfig:
         storage: folder of all runs; on a cluster, one that every node sees.
         seed: decides initial weights, order, mining and augmentation; at least 0.
         epochs: passes over the training images, each of them once an anchor (with mining.cache
-            "sampled", of mining.refresh steps).
+            "sampled", of up to mining.refresh steps).
         patience: stop after so many epochs without a better recall on the validation images; 0
             trains all of them.
         min_delta: by how much a better recall must exceed the best so far.
@@ -124,6 +124,12 @@ class TrainingConfig:
                 f"a batch of {self.batch} tuples in {self.n_parts} parts does not fill "
                 f"{self.most_workers} workers: parts must be at least the number of workers and at "
                 "most batch"
+            )
+        group = self.mining.per_label
+        if group is not None and (self.batch % group or self.batch < 2 * group):
+            raise InvalidConfig(
+                f"batch is {self.batch} and mining.per_label {group}: give a batch that is a "
+                "multiple of it, of two labels or more"
             )
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise InvalidConfig(f"name is {self.name!r}; it must be usable as the name of a folder")

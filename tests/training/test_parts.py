@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from rcir.data import DataConfig, load_splits
+from rcir.data import DataConfig, ImageSet, load_splits
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.losses import tuple_losses
 from rcir.mining import MiningConfig
+from training import OptimizerConfig
 from training.progress import EpochBar
 from training.trainer import Trainer
 from training.workers import Workers
@@ -62,7 +63,7 @@ def test_one_part_and_six_train_alike(tiny, scope):
     seen = forward_passes(six)
     expected, found = epochs(one, last=2), epochs(six, last=2)
     assert [each["tuples"] for each in found] == [each["tuples"] for each in expected]
-    assert min(each["tuples"] for each in found) > 100
+    assert min(each["tuples"] for each in found) > 50
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours["loss"], theirs["loss"], rtol=1e-4)
     for name, values in one.encoder.state_dict().items():
@@ -81,8 +82,8 @@ def test_one_part_and_six_train_alike(tiny, scope):
     assert sum(passes[:6]) == 35 * members
 
 
-def naive_loss(encoder, pixels, labels):
-    """The mean loss over all anchors, whose members are found by brute force."""
+def naive_tuples(encoder, pixels, labels):
+    """Embeddings of the members of all tuples, which are found by brute force, and their mask."""
     with torch.no_grad():
         vectors = encoder.eval()(pixels).mean.double()
     distances = torch.cdist(vectors, vectors).numpy()
@@ -101,7 +102,7 @@ def test_the_gradient_is_that_of_the_mean_loss_of_all_tuples(tiny, scope, parts)
     trainer, naive = trainer_of(config), trainer_of(config)
     labels = naive.images.labels
     pixels = config.preprocessing(naive.images.images)
-    loss = tuple_losses(*naive_loss(naive.encoder, pixels, labels), config.loss).mean()
+    loss = tuple_losses(*naive_tuples(naive.encoder, pixels, labels), config.loss).mean()
     loss.backward()
     (found,) = epochs(trainer)
     assert found["tuples"] == 313
@@ -123,18 +124,21 @@ def test_a_last_batch_of_fewer_tuples_than_parts_is_left_out(tiny, parts, left_o
 
 
 def test_dropout_is_drawn_for_each_part_of_each_step(tiny):
-    """Among parts of the same images, and from step to step; but not from run to run."""
-    config = tiny(
-        batch=35, parts=2, data=DATA, encoder=EncoderConfig("mc-dropout", dim=8, passes=2)
-    )
-    trainer, again = trainer_of(config), trainer_of(config)
-    draws = {
-        (step, part): trainer._forward(torch.full((4, 1, 8, 16), 200), 1, step, part).mean
-        for step in (0, 1)
-        for part in (0, 1)
+    """Of pictures that are all the same, by weights that stay as they are."""
+    options = {
+        **{"batch": 32, "parts": 2, "mining": MINING["batch"]},
+        "encoder": EncoderConfig("mc-dropout", dim=8, passes=2),
+        "optimizer": OptimizerConfig(lr=1e-12),
     }
-    torch.manual_seed(5)
-    repeated = again._forward(torch.full((4, 1, 8, 16), 200), 1, 1, 0).mean
-    assert torch.equal(repeated, draws[1, 0])
-    flat = torch.stack([values.flatten() for values in draws.values()])
-    assert (torch.pdist(flat) > 1e-3).all()
+    same = ImageSet(np.full((96, 8, 16), 200, np.uint8), np.arange(96) % 4, list(range(96)))
+    drawn = []
+    for seed in (5, 6):
+        trainer = trainer_of(tiny(**options), same)
+        trainer.encoder.register_forward_hook(
+            lambda encoder, given, output: drawn.append(output.mean.detach().flatten())
+        )
+        torch.manual_seed(seed)  # of the process, which is to change nothing
+        epochs(trainer)
+    first, again = torch.stack(drawn[:6]), torch.stack(drawn[6:])
+    assert torch.equal(first, again)
+    assert (torch.pdist(first) > 1e-3).all()

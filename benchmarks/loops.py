@@ -1,0 +1,151 @@
+"""Our training loop beside bare PyTorch ones, on the same images, network and device."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pytorch_metric_learning.losses import TripletMarginLoss
+from pytorch_metric_learning.miners import BatchHardMiner
+from torch import Tensor
+
+from rcir.data import ImageSet
+from rcir.embedding import Embedding
+from rcir.encoders import Encoder, build_encoder
+from rcir.losses import tuple_losses
+from rcir.mining import label_batches
+from training import TrainingConfig
+from training.progress import EpochBar
+from training.trainer import Trainer
+from training.workers import Workers
+
+Loss = Callable[[TrainingConfig, Embedding, Tensor], Tensor]
+STEPS = 9  # of a bare loop; the first one warms up
+FORWARD = 256  # images
+
+
+def compare_loops(
+    config: TrainingConfig, images: ImageSet, device: torch.device, rounds: int
+) -> dict[str, float]:
+    """Images per second of an epoch of ours and of the bare loops, and ours over theirs.
+
+    The bare loop takes t_step seconds per image for a step without mining, t_forward for a forward
+    pass. An epoch of ours that trains on n images and embeds m for the cache may take
+    n * t_step + m * t_forward; the ratio is that over what it takes.
+    """
+    per_tuple = 2 + config.mining.count
+    size = per_tuple * config.batch
+    times: dict[str, list[float]] = {name: [] for name in ("bare", "peer", "forward", "ours")}
+    trained = 0.0
+    for number in range(rounds + 1):
+        measured = {
+            "bare": bare_loop(config, images, device, size, by_tuples),
+            "peer": bare_loop(config, images, device, size, by_peer),
+            "forward": forward_only(config, images, device),
+        }
+        encoder, optimizer = fresh(config, device)
+        trainer = Trainer(config, encoder, encoder, optimizer, images, Workers(0, 1, device))
+        started = time.perf_counter()
+        with EpochBar(1, 1, shown=False) as bar:
+            trained = per_tuple * trainer.epoch(1, bar)["tuples"]
+        measured["ours"] = time.perf_counter() - started  # its loss was read: the GPU is done
+        if number:  # the first round warms up
+            for name, value in measured.items():
+                times[name].append(value)
+
+    def ratio(loop: str) -> float:
+        """Round by round, so that a machine that slows down slows both."""
+        rows = zip(times[loop], times["forward"], times["ours"], strict=True)
+        return statistics.median((trained * t + len(images) * f) / ours for t, f, ours in rows)
+
+    found = {name: statistics.median(values) for name, values in times.items()}
+    return {
+        "ours_over_bare": ratio("bare"),
+        "ours_over_peer": ratio("peer"),
+        "bare_images_per_second": 1 / found["bare"],
+        "peer_images_per_second": 1 / found["peer"],
+        "forward_images_per_second": 1 / found["forward"],
+        "ours_images_per_second": (trained + len(images)) / found["ours"],
+    }
+
+
+def bare_loop(
+    config: TrainingConfig, images: ImageSet, device: torch.device, size: int, loss_of: Loss
+) -> float:
+    """Seconds per image: pick, normalise, embed, loss, gradients, Adam."""
+    encoder, optimizer = fresh(config, device)
+    labels = images.relevance.labels
+    batches = label_batches(labels, size, 4, np.random.default_rng(0))
+    encoder.train()
+    seconds = []
+    for step in range(STEPS):
+        started = time.perf_counter()
+        rows = batches[step % len(batches)]
+        embedding = forward(config, encoder, images, rows, device)
+        loss_of(config, embedding, torch.from_numpy(labels[rows]).to(device)).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        synchronise(device)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[1:]) / size
+
+
+def by_tuples(config: TrainingConfig, embedding: Embedding, labels: Tensor) -> Tensor:
+    """Our loss of tuples as they come: nothing is mined."""
+    count = config.mining.count
+    valid = torch.ones(len(labels) // (2 + count), count, dtype=torch.bool, device=labels.device)
+    return tuple_losses(embedding, valid, config.loss).mean()
+
+
+def by_peer(config: TrainingConfig, embedding: Embedding, labels: Tensor) -> Tensor:
+    """pytorch-metric-learning: batch-hard mining, triplet margin loss."""
+    hard = BatchHardMiner()(embedding.mean, labels)
+    loss: Tensor = TripletMarginLoss(margin=0.1)(embedding.mean, labels, hard)
+    return loss
+
+
+def forward_only(config: TrainingConfig, images: ImageSet, device: torch.device) -> float:
+    """Seconds per image of a forward pass without gradients."""
+    encoder = fresh(config, device)[0].eval()
+    seconds = []
+    for _ in range(4):
+        started = time.perf_counter()
+        with torch.no_grad():
+            forward(config, encoder, images, np.arange(FORWARD), device)
+        synchronise(device)
+        seconds.append((time.perf_counter() - started) / FORWARD)
+    return statistics.median(seconds)
+
+
+def forward(
+    config: TrainingConfig,
+    encoder: Encoder,
+    images: ImageSet,
+    rows: NDArray[np.int64],
+    device: torch.device,
+) -> Embedding:
+    """Embed some images as training does."""
+    pixels = config.preprocessing.resized(images.pick(rows)).to(device)
+    given = config.preprocessing.normalise(pixels).to(memory_format=torch.channels_last)
+    with torch.autocast(device.type, torch.bfloat16, config.precision == "bfloat16"):
+        embedding: Embedding = encoder(given)
+    return embedding
+
+
+def fresh(config: TrainingConfig, device: torch.device) -> tuple[Encoder, torch.optim.Optimizer]:
+    """An untrained encoder, the same each time, and its optimizer."""
+    torch.manual_seed(0)
+    preprocessing = config.preprocessing
+    encoder = build_encoder(config.encoder, preprocessing.channels, preprocessing.size)
+    encoder.to(device, memory_format=torch.channels_last)
+    return encoder, torch.optim.Adam(encoder.parameters(), config.optimizer.lr, fused=True)
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the GPU, if it is one."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()

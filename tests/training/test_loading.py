@@ -1,0 +1,104 @@
+"""Images on their way to the device: the right ones, in order, each read once."""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from rcir.data import ImageSet, Preprocessing
+from rcir.errors import InvalidImage
+from training.loading import loaded
+
+CPU = torch.device("cpu")
+SIZE = Preprocessing(size=(6, 5))
+BATCHES = [np.array(rows) for rows in ([3, 0, 3, 8], [1], [9, 8, 7, 6, 5, 5, 5], [2, 2], [0, 4])]
+
+
+def pictures(n=10):
+    """Of one size, none like another."""
+    return np.random.default_rng(2).integers(0, 256, (n, 12, 9), dtype=np.uint8)
+
+
+class Recorded(Sequence):
+    """Pictures that note who asked for them."""
+
+    def __init__(self, images):
+        self.images, self.read = images, []
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, row):
+        self.read.append((row, threading.current_thread()))
+        return self.images[row]
+
+
+def image_set(images):
+    return ImageSet(images, np.zeros(len(images), np.int64), [str(i) for i in range(len(images))])
+
+
+def files(folder, images):
+    """Paths of PNG files."""
+    paths = [folder / f"{i}.png" for i in range(len(images))]
+    for path, image in zip(paths, images, strict=True):
+        Image.fromarray(image).save(path)
+    return paths
+
+
+@pytest.mark.parametrize("kind", ["array", "sequence", "files"])
+def test_every_row_is_what_preprocessing_makes_of_its_image(kind, tmp_path):
+    given = {
+        "array": pictures,
+        "sequence": lambda: list(pictures()),
+        "files": lambda: files(tmp_path, pictures()),
+    }[kind]()
+    expected = [SIZE.resized([image])[0] for image in given]
+    found = list(loaded(image_set(given), SIZE, iter(BATCHES), CPU))
+    assert len(found) == len(BATCHES)
+    for batch, rows in zip(found, BATCHES, strict=True):
+        assert (batch.dtype, batch.device) == (torch.uint8, CPU)
+        assert torch.equal(batch, torch.stack([expected[row] for row in rows]))
+
+
+def test_no_batches_are_none():
+    assert list(loaded(image_set(pictures()), SIZE, [], CPU)) == []
+
+
+def test_what_a_batch_names_twice_is_read_once_by_another_thread():
+    images = Recorded(list(pictures()))
+    list(loaded(image_set(images), SIZE, BATCHES, CPU))
+    rows = [row for row, _ in images.read]
+    assert rows == [row for batch in BATCHES for row in sorted(set(batch.tolist()))]
+    assert threading.current_thread() not in {thread for _, thread in images.read}
+
+
+def test_only_a_few_batches_are_read_ahead():
+    images = Recorded(list(pictures(100)))
+    batches = loaded(image_set(images), SIZE, np.arange(100).reshape(50, 2), CPU)
+    next(batches)
+    batches.close()
+    assert 2 <= len(images.read) <= 10
+
+
+def test_an_image_that_cannot_be_read_is_refused_when_its_batch_comes(tmp_path):
+    paths = files(tmp_path, pictures())
+    paths[6].write_bytes(paths[6].read_bytes()[:60])
+    batches = loaded(image_set(paths), SIZE, BATCHES, CPU)
+    assert [len(next(batches)) for _ in range(2)] == [4, 1]
+    with pytest.raises(InvalidImage, match=r"6\.png is truncated"):
+        next(batches)
+    assert list(batches) == []
+
+
+@pytest.mark.parametrize("taken", [1, 4])
+def test_who_stops_early_leaves_no_thread_behind(taken):
+    before = set(threading.enumerate())
+    batches = loaded(image_set(pictures()), SIZE, BATCHES, CPU)
+    for _ in range(taken):
+        next(batches)
+    assert set(threading.enumerate()) > before
+    batches.close()
+    assert set(threading.enumerate()) == before
