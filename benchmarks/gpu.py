@@ -1,8 +1,8 @@
 """What a GPU is used for: ResNet-50, 224 x 224, Bayesian Triplet Loss, bfloat16, images in memory.
 
 `ours_over_bare` and the rest are those of benchmarks/training.py; `peak_gib` is the most GPU memory
-that was held; `dropout_1` and `dropout_64` are the time of MC dropout with 20 passes over that of 20
-forward passes of the same network, for 1 and 64 images. Ends at once where there is no GPU.
+that was held; `dropout_1` and `dropout_64` are the time of MC dropout with 20 passes over that of
+20 forward passes of the same network, for 1 and 64 images. Ends at once where there is no GPU.
 """
 
 from __future__ import annotations

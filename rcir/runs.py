@@ -2,6 +2,7 @@
 
 run.json             configuration, MLflow run, state
 checkpoints/         one folder per kept epoch, see `training.checkpoint`
+metrics.json         of every epoch, logged to MLflow or not, see `training.history`
 encoder.safetensors  the chosen weights, once training is finished
 """
 

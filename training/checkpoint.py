@@ -2,6 +2,7 @@
 
     model.safetensors      weights
     optimizer.safetensors  tensors of the optimizer's state
+    validation.safetensors what the validation images showed
     state.json             epoch, metrics, numbers of optimizer and scheduler, seed
 
 Every random draw of an epoch comes from generators seeded by (seed, epoch), so these two are the
@@ -18,11 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save as save_arrays
 from safetensors.torch import load_file
 from torch import nn
 
 from rcir.errors import CheckpointFailed
 from rcir.storage import save_tensors, write_folder
+from training.validation import Validation
 
 PATTERN = re.compile(r"epoch-(\d+)")
 
@@ -55,6 +59,7 @@ def save(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scheduler: torch.optim.lr_scheduler.LRScheduler,
+    validation: Validation,
 ) -> None:
     """Write the checkpoint of `progress.epoch`, then drop all but it and the best.
 
@@ -76,6 +81,7 @@ def save(
     def fill(folder: Path) -> None:
         save_tensors(model.state_dict(), folder / "model.safetensors")
         save_tensors(tensors, folder / "optimizer.safetensors")
+        (folder / "validation.safetensors").write_bytes(save_arrays(validation.arrays()))
         (folder / "state.json").write_text(json.dumps(numbers, indent=1))
 
     folder = checkpoint_folder(run, progress.epoch)
@@ -126,6 +132,12 @@ def best_epoch(run: Path) -> int:
     """The epoch whose weights were best on the validation images."""
     folder = checkpoint_folder(run, last_epoch(run))
     return int(json.loads((folder / "state.json").read_text())["progress"]["best_epoch"])
+
+
+def restore_validation(run: Path, epoch: int) -> Validation:
+    """What the validation images showed after an epoch."""
+    path = checkpoint_folder(run, epoch) / "validation.safetensors"
+    return Validation.from_arrays(load_arrays(path))
 
 
 def restore_weights(run: Path, epoch: int, model: nn.Module) -> None:

@@ -90,15 +90,15 @@ def _train(job: Job) -> None:
         with torch.random.fork_rng(_generators(workers)), bar:
             trained = trainer.epoch(epoch, bar)
         embedding = _embedded(config, encoder, splits.validation, workers)
-        metrics = judge(embedding, splits.validation).metrics() if workers.rank == 0 else None
-        metrics = workers.told_by_first(metrics) | trained
+        found = judge(embedding, splits.validation) if workers.rank == 0 else None
+        metrics = workers.told_by_first(found.metrics() if found else None) | trained
         metrics |= {"lr": scheduler.get_last_lr()[0], "seconds": time.monotonic() - started}
         scheduler.step()
         _advance(progress, config, metrics)
-        if workers.rank == 0:
+        if found is not None:
             # Metrics first: an epoch that is not repeated has left them.
             history.add(epoch, metrics)
-            checkpoint.save(folder, progress, encoder, optimizer, scheduler)
+            checkpoint.save(folder, progress, encoder, optimizer, scheduler, found)
             bar.summary(metrics)
         ray.train.report(metrics)
 

@@ -6,28 +6,27 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from rcir import figures, tracking
+from rcir import tracking
 from rcir.cluster import in_submitted_job
 from rcir.config import flatten
-from rcir.data import Splits, data_root, load_splits
-from rcir.encoders import Encoder, EncoderConfig, build_encoder
-from rcir.encoders.batches import BATCH
-from rcir.encoders.deep_ensemble import DeepEnsemble
+from rcir.data import Splits, load_splits
+from rcir.encoders import Encoder, build_encoder
+from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig
 from rcir.metrics import confidence, reliability
 from rcir.runs import FOLDER_TAG, RunFolder, read_run
 from training import checkpoint
 from training.config import TrainingConfig
+from training.ensemble import combined, member_configs
 from training.history import History
 from training.launch import launch, side_by_side
 from training.progress import console
-from training.validation import validate
+from training.validation import Validation, judge
 
 # What may differ between a run and its continuation.
-RESOURCES = ("num_workers", "max_failures", "use_gpu", "compile", "storage")
+RESOURCES = ("num_workers", "max_failures", "use_gpu", "compile", "storage", "data.root")
 
 
 def train(config: TrainingConfig, parent: tracking.TrackedRun | None = None) -> RunFolder:
@@ -64,15 +63,15 @@ def train(config: TrainingConfig, parent: tracking.TrackedRun | None = None) -> 
         console.print(done, soft_wrap=True)
         return run
     splits = load_splits(config.data)
-    _build(config.encoder, config)  # what cannot be built leaves nothing behind
+    _check_encoder(config)
     run = run or _start(config, parent)
     with run.tracked.active():
         if config.encoder.method == "deep-ensemble":
-            encoder = _train_members(config, run, splits)
+            encoder, found = _train_members(config, run, splits)
         else:
-            encoder = _train_one(config, run)
+            encoder, found = _train_one(config, run)
         run.save_encoder(encoder)
-        _log(config, run, encoder, splits)
+        _log(config, run, found)
         run = replace(run, finished=True)
         run.write()
     return run
@@ -91,6 +90,16 @@ def _check_places(config: TrainingConfig) -> None:
         raise InvalidConfig(
             "MLFLOW_TRACKING_URI is not set, and mlflow.db would lie in the job's copy of the "
             "code, which Ray removes: set it on the nodes or in the job's runtime environment"
+        )
+
+
+def _check_encoder(config: TrainingConfig) -> None:
+    """What cannot be built leaves nothing behind; on the meta device, to try costs nothing."""
+    with torch.device("meta"):
+        build_encoder(
+            replace(config.encoder, pretrained=False),
+            config.preprocessing.channels,
+            config.preprocessing.size,
         )
 
 
@@ -129,72 +138,45 @@ def _folder(config: TrainingConfig) -> Path:
     return Path(config.storage).absolute() / config.name
 
 
-def _train_one(config: TrainingConfig, run: RunFolder) -> Encoder:
-    """Train; the weights of the epoch that was best on the validation images."""
+def _train_one(config: TrainingConfig, run: RunFolder) -> tuple[Encoder, Validation]:
+    """Train; the epoch that was best on the validation images."""
     launch(config, run)
-    encoder = _build(config.encoder, config)
-    best = checkpoint.best_epoch(run.path)
-    checkpoint.restore_weights(run.path, best, encoder)
-    return encoder.eval()
-
-
-def _train_members(config: TrainingConfig, run: RunFolder, splits: Splits) -> Encoder:
-    """Train the members of an ensemble side by side, and rotate them onto the first."""
-    members = [
-        replace(
-            config,
-            name=f"member-{number}",
-            storage=str(run.path / "members"),
-            seed=_member_seed(config.seed, number),
-            encoder=replace(config.encoder, method="deterministic"),
-            data=replace(config.data, root=str(data_root(config.data))),
-        )
-        for number in range(config.encoder.members)
-    ]
-    jobs = [partial(train, member, run.tracked) for member in members]
-    trained = side_by_side(jobs, on_ray=config.most_workers > 0)
-    ensemble = _build(config.encoder, config)
-    assert isinstance(ensemble, DeepEnsemble)
-    for slot, member in zip(ensemble.members, trained, strict=True):
-        slot.load_state_dict(member.encoder().state_dict())
-    ensemble.eval()
-    images = splits.train.images
-    with torch.inference_mode():
-        vectors = [
-            ensemble.member_vectors(config.preprocessing(images[start : start + BATCH]))
-            for start in range(0, len(images), BATCH)
-        ]
-    ensemble.align(torch.cat(vectors, dim=1))
-    return ensemble
-
-
-def _build(encoder: EncoderConfig, config: TrainingConfig) -> Encoder:
-    """An encoder to load weights into; the caller's random numbers are left alone."""
-    with torch.random.fork_rng():
-        built = build_encoder(
-            replace(encoder, pretrained=False),
+    with torch.random.fork_rng():  # the caller's random numbers are left alone
+        encoder = build_encoder(
+            replace(config.encoder, pretrained=False),
             config.preprocessing.channels,
             config.preprocessing.size,
         )
-    built.config = encoder
-    return built
+    encoder.config = config.encoder
+    best = checkpoint.best_epoch(run.path)
+    checkpoint.restore_weights(run.path, best, encoder)
+    return encoder.eval(), checkpoint.restore_validation(run.path, best)
 
 
-def _member_seed(seed: int, number: int) -> int:
-    """Seeds of members, apart also between ensembles of neighbouring seeds."""
-    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+def _train_members(
+    config: TrainingConfig, run: RunFolder, splits: Splits
+) -> tuple[Encoder, Validation]:
+    """Train the members of an ensemble side by side, and put them together."""
+    jobs = [partial(train, member, run.tracked) for member in member_configs(config, run.path)]
+    trained = side_by_side(jobs, on_ray=config.most_workers > 0)
+    embedder = Embedder(config.most_workers, config.use_gpu)
+    members = [member.encoder() for member in trained]
+    ensemble = combined(config, members, splits.train, embedder)
+    images = splits.validation
+    return ensemble, judge(embedder(ensemble, config.preprocessing, images.images), images)
 
 
-def _log(config: TrainingConfig, run: RunFolder, encoder: Encoder, splits: Splits) -> None:
+def _log(config: TrainingConfig, run: RunFolder, found: Validation) -> None:
     """All that MLflow is to have of a training that is done."""
     if config.encoder.method != "deep-ensemble":
         History(run.path, run.tracked).log()
         best = checkpoint.best_epoch(run.path)
         run.tracked.log_folder(checkpoint.checkpoint_folder(run.path, best), "checkpoint")
-    found = validate(encoder, run.preprocessing, splits.validation)
     run.tracked.log_metrics(
         {name.replace("validation", "chosen"): value for name, value in found.metrics().items()}
     )
+    from rcir import figures  # slow to import; workers need none
+
     half = found.uncertainty[::2]  # its range scales the other half
     scaled = confidence(found.uncertainty[1::2], half.min(), half.max())
     diagram = reliability(scaled, found.correct[1::2])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score
 
 from rcir.data import ImageSet, Preprocessing
 from rcir.embedding import Embedding
@@ -55,6 +56,15 @@ class Validation:
         except RiskUnattainable:
             return float(self.depth)
 
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """What it takes to make it again, by name."""
+        return vars(self) | {"depth": np.array([self.depth])}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """What was given as `arrays`."""
+        return cls(**dict(arrays) | {"depth": int(arrays["depth"][0])})  # type: ignore[arg-type]
+
     def metrics(self) -> dict[str, float]:
         """Recall at 1, the certified size at alpha = delta = 0.1, and the AUROC of misses.
 
@@ -65,6 +75,8 @@ class Validation:
             "validation/certified_size": self.certified_size(0.1, 0.1),
         }
         if 0 < self.correct.sum() < len(self.correct):
+            from sklearn.metrics import roc_auc_score  # slow to import; not every worker needs it
+
             found["validation/auroc_miss"] = float(roc_auc_score(~self.correct, self.uncertainty))
         return found
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 
 from rcir.data.augmentation import occlude
 from rcir.data.n_digit_mnist import released_classes
@@ -100,6 +99,8 @@ def load(
             f"data.options: train {train}, validation {validation}, gallery {gallery}, adapter "
             f"{adapter}, calibration {calibration}, test {test}; each must be at least 1"
         )
+    from sklearn.datasets import load_digits  # slow to import; other sets need none
+
     bunch = load_digits()
     digits = np.round(bunch.images * (255 / 16)).astype(np.uint8)
     targets = bunch.target.astype(np.int64)

@@ -12,7 +12,7 @@ from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import InvalidConfig
 from rcir.mining import MiningConfig, mine
 from tests.training.test_learning import OPTIONS, recall
-from training import TrainingConfig, loop, train
+from training import TrainingConfig, train, trainer
 
 BATCH = MiningConfig("random", "hardest", count=8, scope="batch")
 
@@ -25,7 +25,7 @@ def test_every_image_is_embedded_once_an_epoch_and_is_an_anchor_of_its_batch(tin
         seen.append((cache, relevance.labels, tuples))
         return tuples
 
-    monkeypatch.setattr(loop, "mine", recorded)
+    monkeypatch.setattr(trainer, "mine", recorded)
     config = tiny(epochs=1, batch=50, mining=BATCH)
     run = train(config)
     labels = np.concatenate([labels for _, labels, _ in seen])

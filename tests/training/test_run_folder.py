@@ -25,6 +25,7 @@ def recalls(run):
 def test_the_folder_holds_nothing_but_what_is_documented(trained):
     assert {path.name for path in trained.path.iterdir()} == {
         "run.json",
+        "metrics.json",
         "checkpoints",
         "encoder.safetensors",
     }
@@ -111,3 +112,14 @@ def test_occlusion_needs_square_tiles():
         TrainingConfig(
             "tiles", augmentation=Augmentation(0.5), preprocessing=Preprocessing(size=(20, 30))
         )
+
+
+def test_a_submitted_job_writes_nothing_into_its_copy_of_the_code(tiny, tmp_path, monkeypatch):
+    """Ray sets this variable for the jobs that are submitted to it, and removes their folder."""
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    with pytest.raises(InvalidConfig, match="storage is runs, a folder in the job's copy"):
+        train(tiny())
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    with pytest.raises(InvalidConfig, match="MLFLOW_TRACKING_URI is not set"):
+        train(tiny(storage=str(tmp_path)))
+    assert not list(tmp_path.iterdir())

@@ -127,7 +127,7 @@ def test_labels_are_needed_for_batches_of_labels(tiny):
 
 def test_a_batch_needs_enough_labels(tiny):
     trainer = trainer_of(tiny(batch=32, mining=PER_LABEL), numbered(np.arange(70) % 7))
-    with pytest.raises(InvalidData, match="images of 7 labels, but .* needs 8"):
+    with pytest.raises(InvalidData, match=r"images of 7 labels, but .* needs 8"):
         epochs(trainer)
 
 

@@ -9,6 +9,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 from safetensors.torch import load
 
+REST = ("state.json", "validation.safetensors")
 METRICS = {"loss", "tuples", "lr", "seconds", "validation/recall_at_1", "validation/auroc_miss"}
 
 
@@ -67,8 +68,7 @@ def test_the_chosen_weights_have_metrics_of_the_best_epoch(client, run):
 def test_the_best_checkpoint_is_an_artifact(client, run, trained, tmp_path):
     names = {item.path for item in client.list_artifacts(run.info.run_id, "checkpoint")}
     assert names == {
-        f"checkpoint/{name}"
-        for name in ("model.safetensors", "optimizer.safetensors", "state.json")
+        f"checkpoint/{name}" for name in ("model.safetensors", "optimizer.safetensors", *REST)
     }
     path = client.download_artifacts(run.info.run_id, "checkpoint/model.safetensors", str(tmp_path))
     logged = load(Path(path).read_bytes())
