@@ -10,6 +10,17 @@ from pathlib import Path
 import pytest
 
 
+AFTER_DEMO = ("README.md", "api.py", "retriever.py")  # whose examples use what the demo made
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a file stay in one process, since they share fixtures; all of the demo in one, too."""
+    for item in items:
+        demo = item.path.name in AFTER_DEMO or "demo" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("demo" if demo else str(item.path)))
+
+
 @pytest.fixture(scope="session")
 def tracking_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
     """One SQLite tracking store for all tests that do not bring their own."""
@@ -36,7 +47,7 @@ def _isolated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing is written outside `tmp_path`, and no retriever is named from outside."""
-    after_demo = request.node.path.name in ("README.md", "api.py", "retriever.py")
+    after_demo = request.node.path.name in AFTER_DEMO
     monkeypatch.chdir(request.getfixturevalue("demo") if after_demo else tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
     monkeypatch.delenv("RCIR_RETRIEVER", raising=False)

@@ -25,7 +25,7 @@ from training.workers import Workers
 
 Loss = Callable[[TrainingConfig, Embedding, Tensor], Tensor]
 STEPS = 9  # of a bare loop; the first one warms up
-FORWARD = 256  # images
+FORWARD = 128  # images
 
 
 def compare_loops(

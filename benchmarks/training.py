@@ -33,7 +33,7 @@ CONFIG = TrainingConfig(
     name="benchmark",
     epochs=1,
     batch=16,
-    data=DataConfig("digits", options={"train": 512}),
+    data=DataConfig("digits", options={"train": 192}),
     preprocessing=Preprocessing(size=(64, 64), channels=3),
     encoder=EncoderConfig("deterministic", "resnet50", "gem", dim=128),
     mining=MiningConfig("nearest", "hardest", count=2),
@@ -51,7 +51,7 @@ SMALL = replace(
 def main() -> None:
     """Measure and print."""
     command = parser(__doc__)
-    command.add_argument("--rounds", type=int, default=3, help="of the comparison of loops")
+    command.add_argument("--rounds", type=int, default=5, help="of the comparison of loops")
     options = command.parse_args()
     images = load_splits(CONFIG.data).train
     figures = compare_loops(CONFIG, images, torch.device("cpu"), options.rounds)

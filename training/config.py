@@ -63,8 +63,9 @@ class TrainingConfig:
         batch: tuples per step, over all workers; with mining.scope "batch", images.
         parts: a batch is computed in so many parts, each a forward pass of its own: dropout and
             batch normalisation see one part at a time. What is computed depends on them, not on
-            who computes it, and more of them than workers take less memory each. None for as many
-            as there are workers (the most there may be).
+            who computes it. More parts than workers take less memory, except with mining.scope
+            "batch", where all of a batch is mined together. None for as many as there are workers
+            (the most there may be).
         num_workers: Ray workers, or the fewest and the most of them, which come and go with the
             cluster; 0 trains in this process.
         max_failures: how often in a row, without a new checkpoint, lost workers are replaced.
