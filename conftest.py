@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-
 AFTER_DEMO = ("README.md", "api.py", "retriever.py")  # whose examples use what the demo made
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a file stay in one process, since they share fixtures; all of the demo in one, too."""
+    """Tests of a file stay in one process, with their fixtures; so do all that use the demo."""
     for item in items:
         demo = item.path.name in AFTER_DEMO or "demo" in getattr(item, "fixturenames", ())
         item.add_marker(pytest.mark.xdist_group("demo" if demo else str(item.path)))

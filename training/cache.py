@@ -38,9 +38,8 @@ def mined_tuples(
     chosen = np.arange(len(images))
     relevance, n_anchors = images.relevance, len(images)
     if config.mining.cache == "sampled":
-        size = min(config.mining.sample, len(images))
         rng = numpy_generator(config.seed, epoch, SAMPLE)
-        chosen = sample_images(images.relevance, size, rng)
+        chosen = sample_images(images.relevance, config.mining.sample, rng)
         relevance = relevance.subset(chosen)
         n_anchors = config.mining.refresh * config.batch
     cache = _cache(config, images, chosen, embed, workers)

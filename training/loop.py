@@ -18,7 +18,6 @@ from rcir.data import ImageSet, load_splits
 from rcir.embedding import Embedding
 from rcir.encoders import Encoder, build_encoder
 from rcir.encoders.batches import BATCH, embed
-from rcir.errors import InvalidData
 from rcir.tracking import TrackedRun
 from training import checkpoint
 from training.checkpoint import Progress
@@ -57,7 +56,6 @@ def _train(job: Job) -> None:
     history = History(folder, TrackedRun(*job.run))
 
     splits = load_splits(config.data)
-    _check(config, splits.train)
     with torch.random.fork_rng(_generators(workers)):
         torch.manual_seed(config.seed)
         encoder = build_encoder(
@@ -80,7 +78,7 @@ def _train(job: Job) -> None:
     model = ray.train.torch.prepare_model(
         compiled,
         move_to_device=False,
-        parallel_strategy_kwargs={"broadcast_buffers": False},
+        parallel_strategy_kwargs={"forward_sync_buffers": False},
     )
     trainer = Trainer(config, encoder, model, optimizer, splits.train, workers)
 
@@ -127,21 +125,6 @@ def _embedded(
     part = embed(encoder, config.preprocessing, images.pick(some))[: len(rows)]
     stated = None if part.uncertainty is None else workers.gathered(part.uncertainty)
     return Embedding(workers.gathered(part.mean), uncertainty=stated)
-
-
-def _check(config: TrainingConfig, images: ImageSet) -> None:
-    """Whether there can be tuples at all; an epoch without one is none that training needs."""
-    matches = images.relevance.totals(images.relevance)  # each image counts itself
-    if not np.any((matches > 1) & (matches < len(images))):
-        raise InvalidData(
-            "no anchor has a positive and a negative: some training image must match another one "
-            "and not match a third"
-        )
-    if len(images) < config.n_parts:
-        raise InvalidData(
-            f"{len(images)} training images do not fill {config.n_parts} parts of a batch: give "
-            "more, or train with fewer parts and workers"
-        )
 
 
 def _generators(workers: Workers) -> list[torch.device]:

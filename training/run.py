@@ -6,15 +6,16 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from rcir import tracking
 from rcir.cluster import in_submitted_job
 from rcir.config import flatten
-from rcir.data import Splits, load_splits
+from rcir.data import ImageSet, Splits, load_splits
 from rcir.encoders import Encoder, build_encoder
 from rcir.encoders.embedder import Embedder
-from rcir.errors import InvalidConfig
+from rcir.errors import InvalidConfig, InvalidData
 from rcir.metrics import confidence, reliability
 from rcir.runs import FOLDER_TAG, RunFolder, read_run
 from training import checkpoint
@@ -23,6 +24,7 @@ from training.ensemble import combined, member_configs
 from training.history import History
 from training.launch import launch, side_by_side
 from training.progress import console
+from training.trainer import image_batches
 from training.validation import Validation, judge
 
 # What may differ between a run and its continuation.
@@ -64,6 +66,7 @@ def train(config: TrainingConfig, parent: tracking.TrackedRun | None = None) -> 
         return run
     splits = load_splits(config.data)
     _check_encoder(config)
+    _check_images(config, splits.train)
     run = run or _start(config, parent)
     with run.tracked.active():
         if config.encoder.method == "deep-ensemble":
@@ -101,6 +104,25 @@ def _check_encoder(config: TrainingConfig) -> None:
             config.preprocessing.channels,
             config.preprocessing.size,
         )
+
+
+def _check_images(config: TrainingConfig, images: ImageSet) -> None:
+    """Whether there can be tuples at all; an epoch without one is none that training needs."""
+    matches = images.relevance.totals(images.relevance)  # each image counts itself
+    sampled = config.mining.cache == "sampled"  # where an image without a match is never drawn
+    candidates = np.sum(matches > 1) if sampled else len(images)
+    if not np.any((matches > 1) & (matches < candidates)):
+        raise InvalidData(
+            "no anchor has a positive and a negative: some training image must match another one "
+            "and not match a third"
+        )
+    if len(images) < config.n_parts:
+        raise InvalidData(
+            f"{len(images)} training images do not fill {config.n_parts} parts of a batch: give "
+            "more, or train with fewer parts and workers"
+        )
+    if config.mining.scope == "batch":
+        image_batches(config, images, epoch=1)
 
 
 def _found(config: TrainingConfig) -> RunFolder | None:

@@ -125,7 +125,7 @@ class Trainer:
     def _online(self, epoch: int, bar: EpochBar) -> Iterator[tuple[Tensor, int]]:
         """Gradients of the tuples within each batch of images; yields as `_cached` does."""
         config, n_parts, device = self.config, self.config.n_parts, self.workers.device
-        batches = self._batches(epoch)
+        batches = image_batches(config, self.images, epoch)
         self.encoder.train()
         bar.start(len(batches))
         own = (batch[part::n_parts] for batch in batches for part in self._own_parts)
@@ -153,21 +153,6 @@ class Trainer:
             # Each worker has the gradients of its own embeddings, and they are averaged.
             (loss * self.workers.count).backward()
             yield loss.detach(), len(tuples)
-
-    def _batches(self, epoch: int) -> list[NDArray[np.int64]]:
-        """Images in batches of one size, shuffled; by label if there are to be several of each."""
-        config, labels = self.config, self.images.labels
-        rng = numpy_generator(config.seed, epoch, ORDER)
-        if config.mining.per_label is not None:
-            if labels is None:
-                raise InvalidConfig(
-                    f"mining.per_label is {config.mining.per_label}, but the images of "
-                    f"{config.data.name} have not one label each: leave it out"
-                )
-            return list(label_batches(labels, config.batch, config.mining.per_label, rng))
-        order, size = rng.permutation(len(self.images)), min(config.batch, len(self.images))
-        # A smaller last batch has fewer tuples to offer.
-        return [order[start : start + size] for start in range(0, len(order) - size + 1, size)]
 
     def _changes(self, epoch: int, step: int, n: int) -> Changes:
         """Random changes of all images of a step, drawn alike on every worker."""
@@ -212,6 +197,26 @@ class Trainer:
             waiting: contextlib.AbstractContextManager[None] = self.model.no_sync()
             return waiting
         return contextlib.nullcontext()
+
+
+def image_batches(config: TrainingConfig, images: ImageSet, epoch: int) -> list[NDArray[np.int64]]:
+    """Rows of images to mine within, in batches of one size; by label if there are to be several.
+
+    Raises:
+        InvalidConfig: there are to be several of each label, but images have not one label each.
+        InvalidData: there are fewer labels than a batch needs.
+    """
+    rng = numpy_generator(config.seed, epoch, ORDER)
+    if config.mining.per_label is not None:
+        if images.labels is None:
+            raise InvalidConfig(
+                f"mining.per_label is {config.mining.per_label}, but the images of "
+                f"{config.data.name} have not one label each: leave it out"
+            )
+        return list(label_batches(images.labels, config.batch, config.mining.per_label, rng))
+    order, size = rng.permutation(len(images)), min(config.batch, len(images))
+    # A smaller last batch has fewer tuples to offer.
+    return [order[start : start + size] for start in range(0, len(order) - size + 1, size)]
 
 
 def _by_role(members: Tensor) -> NDArray[np.int64]:

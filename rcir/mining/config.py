@@ -34,8 +34,8 @@ class MiningConfig:
             they are embedded for the step itself: one forward pass serves all tuples.
         cache: scope "epoch": which images are embedded at its start: "full", all; or "sampled",
             only `sample` of them, drawn anew for every epoch, so that memory does not grow with
-            the set. An epoch then is `refresh` steps (Warburg et al., ICCV 2021: 5,000 images,
-            1,000 steps).
+            the set. An epoch then is at most `refresh` steps (Warburg et al., ICCV 2021: 5,000
+            images, 1,000 steps).
         sample: cache "sampled": number of images; at least 2.
         refresh: cache "sampled": number of steps after which others are drawn; at least 1.
         per_label: scope "batch": so many images of each of batch / `per_label` labels make a

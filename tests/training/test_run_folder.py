@@ -11,7 +11,10 @@ from safetensors.torch import load_file
 from rcir.data import Augmentation, Preprocessing
 from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidConfig, InvalidData
+from rcir.mining import MiningConfig
 from training import OptimizerConfig, TrainingConfig, train
+
+PER_LABEL = MiningConfig("farthest", "hardest", scope="batch", per_label=2)
 
 
 def recalls(run):
@@ -122,4 +125,22 @@ def test_a_submitted_job_writes_nothing_into_its_copy_of_the_code(tiny, tmp_path
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     with pytest.raises(InvalidConfig, match="MLFLOW_TRACKING_URI is not set"):
         train(tiny(storage=str(tmp_path)))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"options": {"train": 1}}, InvalidData, "no anchor has a positive and a negative"),
+        ({"parts": 310, "batch": 320}, InvalidData, "300 training images do not fill 310"),
+        ({"batch": 280, "mining": PER_LABEL}, InvalidData, "images of 60 labels"),
+    ],
+)
+def test_images_that_cannot_be_trained_on_leave_nothing_behind(
+    changes, error, said, tiny, tmp_path
+):
+    config = tiny(**{name: value for name, value in changes.items() if name != "options"})
+    options = config.data.options | changes.get("options", {})
+    with pytest.raises(error, match=said):
+        train(replace(config, data=replace(config.data, options=options)))
     assert not list(tmp_path.iterdir())

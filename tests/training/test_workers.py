@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 
 from rcir.data import Augmentation, DataConfig, Preprocessing
 from rcir.encoders import EncoderConfig
-from rcir.errors import InvalidData
+from rcir.errors import TrainingDiverged
 from rcir.mining import MiningConfig
-from training import train
+from training import OptimizerConfig, train
 
 pytestmark = [
     pytest.mark.distributed,
@@ -94,7 +94,8 @@ def test_members_of_an_ensemble_train_side_by_side(tiny):
         np.testing.assert_allclose(values, expected[name], rtol=1e-3, atol=1e-4)
 
 
-def test_what_a_worker_raises_on_purpose_arrives_as_itself(tiny):
-    lonely = DataConfig("digits", options={**PARTS, "train": 2})
-    with pytest.raises(InvalidData, match="no anchor has a positive"):
-        train(tiny(epochs=1, data=lonely, num_workers=2))
+def test_what_a_worker_raises_on_purpose_arrives_as_itself_and_is_not_tried_again(tiny, capsys):
+    config = tiny(batch=1000, optimizer=OptimizerConfig(lr=1e30), num_workers=1)
+    with pytest.raises(TrainingDiverged, match=r"lower optimizer\.lr"):
+        train(config)
+    assert "training continues" not in capsys.readouterr().out
