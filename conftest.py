@@ -50,3 +50,4 @@ def _isolated(
     monkeypatch.chdir(request.getfixturevalue("demo") if after_demo else tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
     monkeypatch.delenv("RCIR_RETRIEVER", raising=False)
+    monkeypatch.delenv("RCIR_RUNS", raising=False)

@@ -105,9 +105,9 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
             outside,
         )
     folder = storage.save(retriever, place)
-    embedder.clear()
     run.tracked.log_folder(folder, "retriever")
     page = _publish(output, retriever, evaluation, queries.test, splits, run.tracked, started)
+    embedder.clear()
     return Calibrated(retriever, folder, page, evaluation, queries.test, splits)
 
 

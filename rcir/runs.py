@@ -3,6 +3,7 @@
 run.json             configuration, MLflow run, state
 checkpoints/         one folder per kept epoch, see `training.checkpoint`
 metrics.json         of every epoch, logged to MLflow or not, see `training.history`
+lock                 held by the process that trains
 encoder.safetensors  the chosen weights, once training is finished
 """
 
@@ -127,5 +128,8 @@ def write_json(path: Path, values: Any) -> None:
     """Write JSON aside, then rename it into place."""
     text = json.dumps(values, indent=1)
     aside = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
-    aside.write_text(text)
-    aside.replace(path)
+    try:
+        aside.write_text(text)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)

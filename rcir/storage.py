@@ -57,13 +57,25 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     aside.mkdir()
     try:
         fill(aside)
+        for path in (*aside.rglob("*"), aside):  # on disk before anything is replaced
+            _sync(path)
         old = aside.with_name(aside.name + "-old")
         if folder.exists():
             folder.rename(old)
         aside.rename(folder)
+        _sync(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    """Have the system write to disk what it holds of a file or a folder."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def save(retriever: Retriever, folder: str | os.PathLike[str]) -> Path:

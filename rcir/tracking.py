@@ -28,7 +28,8 @@ from rcir.errors import NoRetriever, TrackingUnavailable
 EXPERIMENT = "rcir"
 BATCH = 500  # metrics in a call; a server takes no more than 1,000
 PARENT_TAG = "mlflow.parentRunId"
-RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+# By itself, MLflow waits minutes for a server that is away or does not answer.
+IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 Loaded = TypeVar("Loaded")
 
 # A new SQLite store says how it was made, at whichever call comes first.
@@ -165,24 +166,20 @@ def _store() -> str:
 
 @contextmanager
 def _reachable(uri: str) -> Iterator[None]:
-    """What MLflow says of a store it cannot use, as `TrackingUnavailable`, after a few seconds.
-
-    By itself, MLflow would try for minutes to reach a server that is away.
-    """
-    own = RETRIES not in os.environ
-    if own:
-        os.environ[RETRIES] = "2"
+    """What MLflow says of a store it cannot use, as `TrackingUnavailable`, in half a minute."""
+    own = {name: value for name, value in IMPATIENT.items() if name not in os.environ}
+    os.environ.update(own)
     try:
         yield
     except MlflowException as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = str(error).strip().partition("\n")[0]
         raise TrackingUnavailable(
             f"MLflow cannot use the tracking store {uri} ({reason}): start its server, or set "
             "MLFLOW_TRACKING_URI to another, for instance sqlite:///mlflow.db"
         ) from error
     finally:
-        if own:
-            os.environ.pop(RETRIES, None)
+        for name in own:
+            os.environ.pop(name, None)
 
 
 def run_tag(run: TrackedRun, name: str) -> str | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from rcir.errors import CheckpointFailed
 from rcir.storage import save_tensors, write_folder
 from training.validation import Validation
 
+PATIENCE = 60  # seconds after which a shared folder shows what another node wrote
 PATTERN = re.compile(r"epoch-(\d+)")
 
 
@@ -95,21 +97,24 @@ def save(
     for epoch in _epochs(run):
         if epoch not in (progress.epoch, progress.best_epoch):
             shutil.rmtree(checkpoint_folder(run, epoch))
+    for aside in folder.parent.glob(".epoch-*"):  # of a process that was killed while it wrote
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def restore(
     run: Path,
+    epoch: int,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scheduler: torch.optim.lr_scheduler.LRScheduler,
-) -> Progress | None:
-    """Load the last checkpoint of a run into its parts; None if there is none."""
-    epochs = _epochs(run)
-    if not epochs:
-        return None
-    folder = checkpoint_folder(run, max(epochs))
+) -> Progress:
+    """Load the checkpoint of an epoch into its parts; wait for what this node does not yet see."""
+    folder = checkpoint_folder(run, epoch)
+    until = time.monotonic() + PATIENCE
+    while not folder.is_dir() and time.monotonic() < until:
+        time.sleep(1)
     numbers = json.loads((folder / "state.json").read_text())
-    restore_weights(run, max(epochs), model)
+    restore_weights(run, epoch, model)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for key, value in load_file(folder / "optimizer.safetensors").items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -53,7 +54,8 @@ class TrainingConfig:
 
     Args:
         name: of the run and of its folder.
-        storage: folder of all runs; on a cluster, one that every node sees.
+        storage: folder of all runs; the environment variable RCIR_RUNS, or else `runs`. On a
+            cluster, one that every node sees.
         seed: decides initial weights, order, mining and augmentation; at least 0.
         epochs: passes over the training images, each of them once an anchor (with mining.cache
             "sampled", of up to mining.refresh steps).
@@ -65,7 +67,7 @@ class TrainingConfig:
             batch normalisation see one part at a time. What is computed depends on them, not on
             who computes it. More parts than workers take less memory, except with mining.scope
             "batch", where all of a batch is mined together. None for as many as there are workers
-            (the most there may be).
+            (the most there may be) when the run is begun.
         num_workers: Ray workers, or the fewest and the most of them, which come and go with the
             cluster; 0 trains in this process.
         max_failures: how often in a row, without a new checkpoint, lost workers are replaced.
@@ -84,7 +86,7 @@ class TrainingConfig:
     """
 
     name: str
-    storage: str = "runs"
+    storage: str = field(default_factory=lambda: os.environ.get("RCIR_RUNS", "runs"))
     seed: int = 0
     epochs: int = 8
     patience: int = 0

@@ -14,6 +14,9 @@ from rcir.encoders import Encoder, build_encoder
 from rcir.encoders.deep_ensemble import DeepEnsemble
 from rcir.encoders.embedder import Embedder
 from training.config import TrainingConfig
+from training.randomness import numpy_generator
+
+ALIGNED = 20_000  # images are many times what a rotation takes
 
 
 def member_configs(config: TrainingConfig, folder: Path) -> list[TrainingConfig]:
@@ -34,7 +37,7 @@ def member_configs(config: TrainingConfig, folder: Path) -> list[TrainingConfig]
 def combined(
     config: TrainingConfig, members: Sequence[Encoder], images: ImageSet, embedder: Embedder
 ) -> Encoder:
-    """The ensemble of trained members, rotated onto the first as they embed some images."""
+    """The ensemble of trained members, rotated onto the first as they embed some of the images."""
     encoder = replace(config.encoder, pretrained=False)
     channels, size = config.preprocessing.channels, config.preprocessing.size
     with torch.random.fork_rng():
@@ -45,8 +48,10 @@ def combined(
     assert isinstance(ensemble, DeepEnsemble)
     for slot, member in zip(joint.members, members, strict=True):
         slot.load_state_dict(member.state_dict())
-    vectors = embedder(joint.eval(), config.preprocessing, images.images).mean
-    split = vectors.view(len(images), len(members), -1).transpose(0, 1)
+    rng = numpy_generator(config.seed)
+    rows = np.sort(rng.permutation(len(images))[:ALIGNED])
+    vectors = embedder(joint.eval(), config.preprocessing, images.pick(rows)).mean
+    split = vectors.view(len(rows), len(members), -1).transpose(0, 1)
     ensemble.load_state_dict(joint.state_dict())
     ensemble.align(split * len(members) ** 0.5)
     ensemble.config = config.encoder

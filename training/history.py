@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from rcir.errors import TrackingUnavailable
+from rcir.errors import CheckpointFailed, TrackingUnavailable
 from rcir.runs import write_json
 from rcir.tracking import TrackedRun
 from training.progress import console
@@ -26,8 +26,18 @@ class History:
         self._tracked = tracked
 
     def add(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Write down the metrics of an epoch, and log what is not logged yet."""
-        write_json(self._file, self._written() | {str(epoch): dict(metrics)})
+        """Write down the metrics of an epoch, and log what is not logged yet.
+
+        Raises:
+            CheckpointFailed: the disk is full, or refuses.
+        """
+        try:
+            write_json(self._file, self._written() | {str(epoch): dict(metrics)})
+        except OSError as error:
+            raise CheckpointFailed(
+                f"{self._file} could not be written ({error.strerror or error}): make room, and "
+                "give the same command again; it continues from the last checkpoint"
+            ) from error
         try:
             self.log()
         except TrackingUnavailable as error:

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 import ray
 import ray.train
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError
 from ray.train.torch import TorchTrainer
 
 from rcir.cluster import join_cluster, quiet
 from rcir.data import data_root
-from rcir.errors import RcirError, WorkersLost
+from rcir.errors import InvalidConfig, RcirError, WorkersLost
 from rcir.runs import RunFolder
 from training import checkpoint
 from training.config import TrainingConfig
@@ -30,44 +30,72 @@ def launch(config: TrainingConfig, run: RunFolder) -> None:
     last checkpoint.
 
     Raises:
+        InvalidConfig: a GPU is asked for and the cluster has none.
         WorkersLost: `config.max_failures` times in a row without a new checkpoint.
         RcirError: what a worker raised on purpose; that is not tried again.
     """
     data = replace(config.data, root=str(data_root(config.data)))  # workers run elsewhere
     job = Job(replace(config, data=data), str(run.path), (run.mlflow_run, run.tracking_uri))
-    if config.most_workers:
-        join_cluster(shown=True)
+    scaling = _scaling(config)
     failures = 0
     while True:
         before = checkpoint.last_epoch(run.path)
         trainer = TorchTrainer(
             training_loop,
             train_loop_config={"job": job},
-            scaling_config=ray.train.ScalingConfig(
-                num_workers=config.num_workers,  # type: ignore[arg-type]
-                use_gpu=config.use_gpu,
-            ),
+            scaling_config=scaling,
             run_config=ray.train.RunConfig(name="ray", storage_path=str(run.path)),
         )
         try:
             with quiet("ray.train"):
                 trainer.fit()
             return
-        except ray.train.WorkerGroupError as error:
-            for failure in error.worker_failures.values():
-                if isinstance(failure, RcirError):
-                    raise failure from error
+        except ray.train.TrainingFailedError as error:
+            causes = list(getattr(error, "worker_failures", {}).values()) or [error]
+            for cause in causes:
+                if isinstance(cause, RcirError):
+                    raise cause from error
             reached = checkpoint.last_epoch(run.path)
             failures = 1 if reached > before else failures + 1
-            reasons = {type(each).__name__ for each in error.worker_failures.values()}
-            what = f"workers failed after epoch {reached} ({', '.join(sorted(reasons))})"
+            kinds = ", ".join(sorted({type(cause).__name__ for cause in causes}))
+            what = f"workers failed after epoch {reached} ({kinds})"
             if failures > config.max_failures:
-                first = str(next(iter(error.worker_failures.values()))).strip().splitlines()[0]
+                first = str(causes[0]).strip().partition("\n")[0]
                 raise WorkersLost(
                     f"{what}, {failures} times in a row, at last by: {first}: see Ray's log, and "
                     f"give the same command again; it continues {run.path} from there"
                 ) from error
             console.print(f"{what}: training continues from there", soft_wrap=True)
+
+
+def _scaling(config: TrainingConfig) -> ray.train.ScalingConfig:
+    """The workers to start, in a cluster that this process has joined; none need no cluster.
+
+    A worker with a GPU gets its share of the CPUs too, to read images.
+    """
+    each = {}
+    if config.most_workers:
+        join_cluster(shown=True)
+        there = ray.cluster_resources()
+        kind = "GPU" if config.use_gpu else "CPU"
+        least = config.num_workers if isinstance(config.num_workers, int) else config.num_workers[0]
+        if config.use_gpu:
+            if not there.get("GPU"):
+                raise InvalidConfig(
+                    "use_gpu is true, and Ray's cluster has no GPU: start a node with one, or set "
+                    "use_gpu=false"
+                )
+            each = {"GPU": 1.0, "CPU": float(max(1, there.get("CPU", 1) // there["GPU"]))}
+        if there.get(kind, 0) < least:
+            console.print(
+                f"waiting for {least} {kind}s: the cluster has {there.get(kind, 0):g}",
+                soft_wrap=True,
+            )
+    return ray.train.ScalingConfig(
+        num_workers=config.num_workers,  # type: ignore[arg-type]
+        use_gpu=config.use_gpu,
+        resources_per_worker=each or None,
+    )
 
 
 def side_by_side(jobs: Sequence[Callable[[], Done]], on_ray: bool) -> list[Done]:
@@ -85,10 +113,10 @@ def side_by_side(jobs: Sequence[Callable[[], Done]], on_ray: bool) -> list[Done]
     for result in results:
         try:
             done.append(ray.get(result))
-        except RayTaskError as error:
+        except RayError as error:
             failed.append(error)
     if failed:
-        cause = failed[0].cause
+        cause = getattr(failed[0], "cause", None)
         raise cause if isinstance(cause, RcirError) else failed[0]
     return done
 

@@ -69,9 +69,11 @@ def _train(job: Job) -> None:
         fused=True,
     )
     scheduler = _scheduler(optimizer, config)
-    progress = checkpoint.restore(folder, encoder, optimizer, scheduler) or Progress(
-        seed=config.seed
-    )
+    # The first worker says from which: another one may see a shared folder as it was a while ago.
+    last = workers.told_by_first(checkpoint.last_epoch(folder))
+    progress = Progress(seed=config.seed)
+    if last:
+        progress = checkpoint.restore(folder, last, encoder, optimizer, scheduler)
     # The loss calls the wrapped model, whose gradients are averaged over the workers; all else
     # uses the encoder itself. Buffers are the trainer's business.
     compiled: Any = torch.compile(encoder) if config.compile else encoder

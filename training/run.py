@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 
 from rcir import tracking
 from rcir.cluster import in_submitted_job
@@ -27,6 +30,7 @@ from training.progress import console
 from training.trainer import image_batches
 from training.validation import Validation, judge
 
+LOCK = "lock"
 # What may differ between a run and its continuation.
 RESOURCES = ("num_workers", "max_failures", "use_gpu", "compile", "storage", "data.root")
 
@@ -67,7 +71,21 @@ def train(config: TrainingConfig, parent: tracking.TrackedRun | None = None) -> 
     splits = load_splits(config.data)
     _check_encoder(config)
     _check_images(config, splits.train)
-    run = run or _start(config, parent)
+    with _alone(config):
+        run = run or _start(config, parent)
+        parts = run.config["parts"]
+        if parts < config.most_workers:
+            raise InvalidConfig(
+                f"{run.path} was begun with batches in {parts} parts, for as many workers at most: "
+                f"continue it with those instead of {config.most_workers}, or begin anew under "
+                "another name, with parts to spare"
+            )
+        return _finished(replace(config, parts=parts), run, splits)
+
+
+def _finished(config: TrainingConfig, run: RunFolder, splits: Splits) -> RunFolder:
+    """Train what is not trained yet, choose the weights, log."""
+    run.tracked.log_params(flatten(run.config))
     with run.tracked.active():
         if config.encoder.method == "deep-ensemble":
             encoder, found = _train_members(config, run, splits)
@@ -132,6 +150,8 @@ def _found(config: TrainingConfig) -> RunFolder | None:
     if found is None:
         return None
     old, new = flatten(found.config), flatten(asdict(config))
+    if config.parts is None:  # it keeps those that it was begun with
+        new["parts"] = old.get("parts")
     changed = sorted(
         name
         for name in old.keys() | new.keys()
@@ -147,13 +167,26 @@ def _found(config: TrainingConfig) -> RunFolder | None:
 
 def _start(config: TrainingConfig, parent: tracking.TrackedRun | None) -> RunFolder:
     """A new run, in its folder and in MLflow."""
-    folder, plain = _folder(config), asdict(config)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder, plain = _folder(config), asdict(replace(config, parts=config.n_parts))
     tracked = tracking.start_run(config.name, {FOLDER_TAG: str(folder)}, parent)
-    tracked.log_params(flatten(plain))
     run = RunFolder(folder, plain, tracked.id, tracked.uri)
     run.write()
     return run
+
+
+@contextmanager
+def _alone(config: TrainingConfig) -> Iterator[None]:
+    """Keep other processes from training in the same folder; the lock ends with the process."""
+    folder = _folder(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / LOCK, timeout=0):
+            yield
+    except Timeout as error:
+        raise InvalidConfig(
+            f"{folder} is being trained by another process: wait for it or stop it, or choose "
+            "another name"
+        ) from error
 
 
 def _folder(config: TrainingConfig) -> Path:

@@ -139,20 +139,31 @@ class Trainer:
                     parts.append(self._forward(changed, epoch, step, part))
             self._statistics.finish()
             embedding = self._of_all(Embedding.concatenate(parts), len(batch))
-            tuples = mine(
-                embedding.mean.detach(),
-                self.images.relevance.subset(batch),
-                torch.arange(len(batch)),
-                config.mining,
-                torch_generator(config.seed, epoch, MINING, step),
+            # By one worker for all: at a tie, different hardware might choose differently.
+            first = self.workers.rank == 0
+            rows, valid = self.workers.told_by_first(
+                self._within(embedding.mean.detach(), batch, epoch, step) if first else None
             )
-            if len(tuples) == 0:  # on every worker
+            if len(valid) == 0:
                 continue
-            members = embedding[torch.from_numpy(_by_role(members_of(tuples))).to(device)]
-            loss = tuple_losses(members, tuples.valid, config.loss).mean()
+            members = embedding[torch.from_numpy(rows).to(device)]
+            loss = tuple_losses(members, valid.to(device), config.loss).mean()
             # Each worker has the gradients of its own embeddings, and they are averaged.
             (loss * self.workers.count).backward()
-            yield loss.detach(), len(tuples)
+            yield loss.detach(), len(valid)
+
+    def _within(
+        self, vectors: Tensor, batch: NDArray[np.int64], epoch: int, step: int
+    ) -> tuple[NDArray[np.int64], Tensor]:
+        """The tuples within a batch: places of their members, and which negatives count."""
+        tuples = mine(
+            vectors,
+            self.images.relevance.subset(batch),
+            torch.arange(len(batch)),
+            self.config.mining,
+            torch_generator(self.config.seed, epoch, MINING, step),
+        )
+        return _by_role(members_of(tuples)), tuples.valid.cpu()
 
     def _changes(self, epoch: int, step: int, n: int) -> Changes:
         """Random changes of all images of a step, drawn alike on every worker."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import ray.train
 import ray.train.torch
@@ -12,6 +12,8 @@ import torch.distributed
 from torch import Tensor
 
 from rcir.errors import InvalidConfig
+
+Told = TypeVar("Told")
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,10 @@ class Workers:
             torch.distributed.all_reduce(own)
         return own
 
-    def told_by_first(self, metrics: Mapping[str, float] | None) -> dict[str, float]:
-        """What the first process knows; the others give None."""
-        told = [metrics]
+    def told_by_first(self, known: Told | None) -> Told:
+        """What the first process knows; nothing in it may be on a GPU. Others may give None."""
+        told: list[Any] = [known]
         if self.count > 1:
             torch.distributed.broadcast_object_list(told, device=self.device)
-        return dict(told[0] or {})
+        found: Told = told[0]
+        return found

@@ -16,6 +16,7 @@ from rcir.mining.config import MiningConfig
 
 BLOCK_ELEMENTS = 1 << 25  # distances held at a time: 128 MiB of float32
 PAIR_ELEMENTS = 1 << 22  # matching pairs held at a time, at most
+SQUARED = 1 << 14  # rows that are squared at a time
 GROUP = 64  # columns of which only the nearest is looked at first
 DIRECT = "donot_use_mm_for_euclid_dist"  # of differences, coordinate by coordinate
 EXTRA = 16  # candidates beyond those wanted
@@ -36,7 +37,8 @@ class Search:
     def __init__(self, cache: Tensor, relevance: Relevance, wanted: int) -> None:
         n, d = cache.shape
         self._cache, self._relevance, self._wanted = cache, relevance, wanted
-        self._squares = cache.square().sum(1)
+        # By parts: the whole would be a second cache.
+        self._squares = torch.cat([part.square().sum(1) for part in cache.split(SQUARED)])
         # Of |y|^2 - 2 x.y: a few times what is measured, for random vectors of 16 to 2,048 numbers.
         scale = self._squares.max().item() if n else 0.0
         self._error = 4 * d**0.5 * torch.finfo(cache.dtype).eps * scale

@@ -1,10 +1,12 @@
+import json
+
 import pytest
 import torch
 
-from rcir.data import DataConfig, load_splits
+from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import EncoderConfig
 from rcir.encoders.batches import embed
-from training import TrainingConfig, train
+from training import OptimizerConfig, TrainingConfig, train
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,3 +42,29 @@ def test_one_gpu_step_follows_the_cpu(tmp_path):
     cpu, gpu = weights(False), weights(True)
     for name, values in cpu.items():
         torch.testing.assert_close(gpu[name].cpu(), values, atol=1e-2, rtol=1e-1)
+
+
+@pytest.mark.distributed
+def test_a_worker_with_a_gpu_trains_in_bfloat16_and_parts_and_is_continued(tmp_path, ray_cluster):
+    """ResNet-50 with batch normalisation, stopped after its first epoch of two."""
+
+    def config(name, **changes):
+        return TrainingConfig(
+            **{
+                **{"name": name, "storage": str(tmp_path), "use_gpu": True, "epochs": 2},
+                **{"parts": 2, "precision": "bfloat16", "num_workers": 1, "data": TINY},
+                "preprocessing": Preprocessing(size=(32, 32), channels=3),
+                "encoder": EncoderConfig("btl", "resnet50", "gem", dim=16),
+                "optimizer": OptimizerConfig(lr=1e-4, schedule="constant"),
+                **changes,
+            }
+        )
+
+    whole = train(config("whole"))
+    half = train(config("half", epochs=1))
+    stored = json.loads((half.path / "run.json").read_text())
+    stored["config"]["epochs"] = 2
+    (half.path / "run.json").write_text(json.dumps(stored | {"finished": False}))
+    found = train(config("half")).encoder().state_dict()
+    for name, values in whole.encoder().state_dict().items():
+        torch.testing.assert_close(found[name], values, rtol=0.05, atol=0.01)

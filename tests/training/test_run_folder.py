@@ -1,6 +1,9 @@
 """What training leaves on disk."""
 
 import json
+import subprocess
+import sys
+import time
 from dataclasses import asdict, replace
 
 import pytest
@@ -29,6 +32,7 @@ def test_the_folder_holds_nothing_but_what_is_documented(trained):
     assert {path.name for path in trained.path.iterdir()} == {
         "run.json",
         "metrics.json",
+        "lock",
         "checkpoints",
         "encoder.safetensors",
     }
@@ -36,7 +40,7 @@ def test_the_folder_holds_nothing_but_what_is_documented(trained):
 
 def test_run_json_holds_the_configuration_and_the_mlflow_run(trained, tiny, tracking_uri):
     stored = json.loads((trained.path / "run.json").read_text())
-    assert stored["config"] == json.loads(json.dumps(asdict(tiny(seed=4))))
+    assert stored["config"] == json.loads(json.dumps(asdict(tiny(seed=4, parts=1))))
     assert stored["finished"] is True
     assert stored["tracking_uri"] == tracking_uri
     assert MlflowClient(tracking_uri).get_run(stored["mlflow_run"]).info.run_name == "tiny"
@@ -144,3 +148,38 @@ def test_images_that_cannot_be_trained_on_leave_nothing_behind(
     with pytest.raises(error, match=said):
         train(replace(config, data=replace(config.data, options=options)))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_keeps_the_parts_it_was_begun_with(trained, tiny):
+    assert train(tiny(seed=4, storage=str(trained.path.parent))).finished
+    with pytest.raises(InvalidConfig, match="another parts"):
+        train(tiny(seed=4, storage=str(trained.path.parent), parts=2))
+    begun = train(tiny("begun", epochs=1))
+    (begun.path / "encoder.safetensors").unlink()
+    replace(begun, finished=False).write()
+    with pytest.raises(InvalidConfig, match=r"begun with batches in 1 parts.* instead of 2"):
+        train(tiny("begun", epochs=1, num_workers=2))
+
+
+def test_two_processes_do_not_train_in_one_folder(tiny, tmp_path):
+    folder = tmp_path / "runs" / "tiny"
+    folder.mkdir(parents=True)
+    code = f"from filelock import FileLock; held = FileLock('{folder}/lock').acquire(); input()"
+    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    try:
+        while not (folder / "lock").exists():
+            time.sleep(0.02)
+        time.sleep(0.2)
+        with pytest.raises(InvalidConfig, match="is being trained by another process"):
+            train(tiny(epochs=1))
+    finally:
+        other.kill()
+        other.communicate()
+    assert train(tiny(epochs=1)).finished  # the lock ended with the process
+
+
+def test_the_environment_names_the_folder_of_runs(monkeypatch):
+    assert TrainingConfig("run").storage == "runs"
+    monkeypatch.setenv("RCIR_RUNS", "/shared/runs")
+    assert TrainingConfig("run").storage == "/shared/runs"
+    assert TrainingConfig("run", storage="here").storage == "here"
