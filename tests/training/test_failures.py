@@ -43,6 +43,8 @@ def cluster():
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         patch.chdir(folder)
         patch.setenv("RAY_AUTH_MODE", "disabled")
+        # How long Ray waits for a lost node to come back; a minute by itself.
+        patch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "30")
         head = {"num_cpus": 1, "temp_dir": folder, "include_dashboard": False}
         nodes = Cluster(initialize_head=True, head_node_args=head)
         nodes.second = nodes.add_node(num_cpus=1)
