@@ -12,12 +12,10 @@ import pytest
 AFTER_DEMO = ("README.md", "api.py", "retriever.py")  # whose examples use what the demo made
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a file stay in one process, with their fixtures; so do all that use the demo."""
-    for item in items:
-        demo = item.path.name in AFTER_DEMO or "demo" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("demo" if demo else str(item.path)))
+    """Tests that start clusters come first: two processes then end at about the same time."""
+    items.sort(key=lambda item: item.get_closest_marker("distributed") is None)
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from training.workers import Workers
 Loss = Callable[[TrainingConfig, Embedding, Tensor], Tensor]
 STEPS = 9  # of a bare loop; the first one warms up
 FORWARD = 128  # images
+PASSES = 20  # of MC dropout
 
 
 def compare_loops(
@@ -39,11 +41,13 @@ def compare_loops(
     """
     per_tuple = 2 + config.mining.count
     size = per_tuple * config.batch
-    times: dict[str, list[float]] = {name: [] for name in ("bare", "peer", "forward", "ours")}
+    kinds = ("bare", "synthetic", "peer", "forward", "ours")
+    times: dict[str, list[float]] = {name: [] for name in kinds}
     trained = 0.0
     for number in range(rounds + 1):
         measured = {
             "bare": bare_loop(config, images, device, size, by_tuples),
+            "synthetic": bare_loop(config, images, device, size, by_tuples, synthetic=True),
             "peer": bare_loop(config, images, device, size, by_peer),
             "forward": forward_only(config, images, device),
         }
@@ -65,8 +69,10 @@ def compare_loops(
     found = {name: statistics.median(values) for name, values in times.items()}
     return {
         "ours_over_bare": ratio("bare"),
+        "ours_over_synthetic": ratio("synthetic"),
         "ours_over_peer": ratio("peer"),
         "bare_images_per_second": 1 / found["bare"],
+        "synthetic_images_per_second": 1 / found["synthetic"],
         "peer_images_per_second": 1 / found["peer"],
         "forward_images_per_second": 1 / found["forward"],
         "ours_images_per_second": (trained + len(images)) / found["ours"],
@@ -74,18 +80,30 @@ def compare_loops(
 
 
 def bare_loop(
-    config: TrainingConfig, images: ImageSet, device: torch.device, size: int, loss_of: Loss
+    config: TrainingConfig,
+    images: ImageSet,
+    device: torch.device,
+    size: int,
+    loss_of: Loss,
+    synthetic: bool = False,
 ) -> float:
-    """Seconds per image: pick, normalise, embed, loss, gradients, Adam."""
+    """Seconds per image: pick, normalise, embed, loss, gradients, Adam.
+
+    Args:
+        synthetic: one batch is on the device already, and used in every step.
+    """
     encoder, optimizer = fresh(config, device)
     labels = images.relevance.labels
     batches = label_batches(labels, size, 4, np.random.default_rng(0))
     encoder.train()
     seconds = []
+    given = pixels(config, images, batches[0], device)
     for step in range(STEPS):
         started = time.perf_counter()
-        rows = batches[step % len(batches)]
-        embedding = forward(config, encoder, images, rows, device)
+        rows = batches[0 if synthetic else step % len(batches)]
+        if not synthetic:
+            given = pixels(config, images, rows, device)
+        embedding = forward(config, encoder, given)
         loss_of(config, embedding, torch.from_numpy(labels[rows]).to(device)).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -115,23 +133,23 @@ def forward_only(config: TrainingConfig, images: ImageSet, device: torch.device)
     for _ in range(4):
         started = time.perf_counter()
         with torch.no_grad():
-            forward(config, encoder, images, np.arange(FORWARD), device)
+            forward(config, encoder, pixels(config, images, np.arange(FORWARD), device))
         synchronise(device)
         seconds.append((time.perf_counter() - started) / FORWARD)
     return statistics.median(seconds)
 
 
-def forward(
-    config: TrainingConfig,
-    encoder: Encoder,
-    images: ImageSet,
-    rows: NDArray[np.int64],
-    device: torch.device,
-) -> Embedding:
-    """Embed some images as training does."""
-    pixels = config.preprocessing.resized(images.pick(rows)).to(device)
-    given = config.preprocessing.normalise(pixels).to(memory_format=torch.channels_last)
-    with torch.autocast(device.type, torch.bfloat16, config.precision == "bfloat16"):
+def pixels(
+    config: TrainingConfig, images: ImageSet, rows: NDArray[np.int64], device: torch.device
+) -> Tensor:
+    """Some images as the encoder takes them."""
+    resized = config.preprocessing.resized(images.pick(rows)).to(device)
+    return config.preprocessing.normalise(resized).to(memory_format=torch.channels_last)
+
+
+def forward(config: TrainingConfig, encoder: Encoder, given: Tensor) -> Embedding:
+    """Embed as training does."""
+    with torch.autocast(given.device.type, torch.bfloat16, config.precision == "bfloat16"):
         embedding: Embedding = encoder(given)
     return embedding
 
@@ -143,6 +161,26 @@ def fresh(config: TrainingConfig, device: torch.device) -> tuple[Encoder, torch.
     encoder = build_encoder(config.encoder, preprocessing.channels, preprocessing.size)
     encoder.to(device, memory_format=torch.channels_last)
     return encoder, torch.optim.Adam(encoder.parameters(), config.optimizer.lr, fused=True)
+
+
+def dropout(config: TrainingConfig, n: int, device: torch.device) -> float:
+    """Time of MC dropout over that of as many plain forward passes as it samples, for n images."""
+    sampling = replace(config.encoder, method="mc-dropout", passes=PASSES)
+    channels, size = config.preprocessing.channels, config.preprocessing.size
+    sampled = build_encoder(sampling, channels, size).to(device).eval()
+    plain = build_encoder(replace(sampling, method="deterministic"), channels, size)
+    plain.to(device).eval()
+    images = torch.rand(n, channels, *size, device=device)
+
+    def seconds(encoder: Encoder, times: int) -> float:
+        started = time.perf_counter()
+        for _ in range(times):
+            encoder.embed(images)
+        synchronise(device)
+        return time.perf_counter() - started
+
+    seconds(sampled, 1), seconds(plain, 1)  # the first draws masks, and chooses algorithms
+    return statistics.median(seconds(sampled, 1) / seconds(plain, PASSES) for _ in range(3))
 
 
 def synchronise(device: torch.device) -> None:

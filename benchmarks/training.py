@@ -3,10 +3,12 @@
 `ours_over_bare`: the same steps in a bare PyTorch loop without mining take t_step seconds per
 image, forward passes alone t_forward. An epoch of ours trains on n images and embeds m for the
 cache; it may take n * t_step + m * t_forward, and the figure is that over what it takes.
-`ours_over_peer` is the same beside pytorch-metric-learning's triplet loss with its batch-hard miner
-in the bare loop. `overhead_per_epoch`: what lies between the epochs of a tracked Ray training
-(checkpoint, metrics, report to Ray), over 60 s. `weak_scaling_2`: images per second and worker of
-two workers with twice the images and the batch, over those of one. Takes about five minutes.
+`ours_over_synthetic` is the same beside a bare loop on one batch that is always there,
+`ours_over_peer` beside pytorch-metric-learning's triplet loss with its batch-hard miner.
+`overhead_per_epoch`: what lies between the epochs of a tracked Ray training (checkpoint, metrics,
+report to Ray), over 60 s. `weak_scaling_2`: images per second and worker of two workers with twice
+the images and the batch, over those of one. `dropout_1` and `dropout_64`: MC dropout with 20 passes
+over 20 forward passes of the same network, for so many images. Takes about eight minutes.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # as Ray gives each worker one CP
 import ray
 import torch
 from common import parser, report
-from loops import compare_loops
+from loops import compare_loops, dropout
 from mlflow import MlflowClient
 
 from rcir.data import DataConfig, Preprocessing, load_splits
@@ -56,6 +58,7 @@ def main() -> None:
     options = command.parse_args()
     images = load_splits(CONFIG.data).train
     figures = compare_loops(CONFIG, images, torch.device("cpu"), options.rounds)
+    figures |= {f"dropout_{n}": dropout(CONFIG, n, torch.device("cpu")) for n in (1, 64)}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)

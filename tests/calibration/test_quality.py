@@ -308,8 +308,8 @@ def test_every_number_is_what_loops_and_other_libraries_give(case):
     expected = expected_numbers(retriever, test, images, gallery, cross, quality.outside)
     assert set(quality.numbers) == set(expected)
     for name, value in expected.items():
-        # A draw's distances may tie in single precision, and one vote is one of thousands.
-        close = 2e-3 if name == "ece_lam_at_1" else 1e-6
+        # Distances may tie in single precision: a vote is one of thousands, a pair of 100,000s.
+        close = {"ece_lam_at_1": 2e-3, "verification_ap": 5e-6}.get(name, 1e-6)
         assert quality.numbers[name] == pytest.approx(value, abs=close), name
 
 
