@@ -108,7 +108,8 @@ class Embedder:
         self, encoder: Encoder, preprocessing: Preprocessing, blocks: Mapping[int, Images]
     ) -> Iterator[tuple[int, Embedding]]:
         """The embedding of each block by its number, in any order."""
-        if self.num_workers > 0 and blocks:
+        # One block on a CPU is no work to share.
+        if self.num_workers > 0 and (self.use_gpu or len(blocks) > 1) and blocks:
             # Ray is imported where there is work for it only.
             from rcir.encoders.replicas import embed_on_replicas
 
