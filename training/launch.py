@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from rcir.errors import InvalidConfig, RcirError, WorkersLost
 from rcir.runs import RunFolder
 from training import checkpoint
 from training.config import TrainingConfig
-from training.loop import Job, training_loop
+from training.loop import Job
 from training.progress import console
 
 Done = TypeVar("Done")
@@ -41,8 +42,7 @@ def launch(config: TrainingConfig, run: RunFolder) -> None:
     while True:
         before = checkpoint.last_epoch(run.path)
         trainer = TorchTrainer(
-            training_loop,
-            train_loop_config={"job": job},
+            _packed(job),
             scaling_config=scaling,
             run_config=ray.train.RunConfig(name="ray", storage_path=str(run.path)),
         )
@@ -66,6 +66,20 @@ def launch(config: TrainingConfig, run: RunFolder) -> None:
                     f"give the same command again; it continues {run.path} from there"
                 ) from error
             console.print(f"{what}: training continues from there", soft_wrap=True)
+
+
+def _packed(job: Job) -> Callable[[], None]:
+    """The loop as Ray carries it: whoever only hands it on needs not import what is in it."""
+    content = pickle.dumps(job)
+
+    def run() -> None:
+        import pickle
+
+        from training.loop import training_loop
+
+        training_loop(pickle.loads(content))
+
+    return run
 
 
 def _scaling(config: TrainingConfig) -> ray.train.ScalingConfig:

@@ -44,10 +44,10 @@ class Job:
     run: tuple[str, str]
 
 
-def training_loop(arguments: dict[str, Job]) -> None:
+def training_loop(job: Job) -> None:
     """Train from the last checkpoint on, or from the start."""
     with quiet("ray.train"):
-        _train(arguments["job"])
+        _train(job)
 
 
 def _train(job: Job) -> None:

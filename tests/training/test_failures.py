@@ -101,26 +101,27 @@ def undisturbed(tiny, tracking_uri, tmp_path_factory):
         return train(tiny("undisturbed", **RUN))
 
 
-def test_workers_and_nodes_may_be_lost(cluster, undisturbed, tiny, tmp_path, capsys):
+def test_nodes_and_workers_may_be_lost(cluster, undisturbed, tiny, tmp_path, capsys):
     checkpoints = tmp_path / "runs" / "lost" / "checkpoints"
-    config = tiny("lost", **RUN, num_workers=(1, 2), max_failures=0)
-    killer = after(
-        checkpoints / "epoch-0001", lambda: os.kill(workers_of(cluster)[0], signal.SIGKILL)
+    remover = after(
+        checkpoints / "epoch-0001",
+        lambda: cluster.remove_node(cluster.second, allow_graceful=False),
     )
     with pytest.raises(WorkersLost, match=r"workers failed after epoch .*give the same command"):
-        train(config)
-    killer.join()
+        train(tiny("lost", **RUN, num_workers=2, max_failures=0))
+    remover.join()
     half = read_run(tmp_path / "runs" / "lost")
     reached = max(steps(half))
     assert 1 <= reached < 4
     assert not half.finished
 
-    remover = after(
+    killer = after(
         checkpoints / f"epoch-{reached + 1:04d}",
-        lambda: cluster.remove_node(cluster.second, allow_graceful=False),
+        lambda: os.kill(workers_of(cluster)[0], signal.SIGKILL),
     )
-    found = train(tiny("lost", **RUN, num_workers=(1, 2)))  # replaces them by itself
-    remover.join()
+    # As many as there still may be, and another one in place of the one that is killed.
+    found = train(tiny("lost", **RUN, num_workers=(1, 2)))
+    killer.join()
     assert "training continues from there" in capsys.readouterr().out
     assert steps(found) == [1, 2, 3, 4]
     assert found.mlflow_run == half.mlflow_run
