@@ -72,7 +72,7 @@ def train(config: TrainingConfig, parent: tracking.TrackedRun | None = None) -> 
     _check_encoder(config)
     _check_images(config, splits.train)
     with _alone(config):
-        run = run or _start(config, parent)
+        run = _found(config) or _start(config, parent)  # it may have been begun meanwhile
         parts = run.config["parts"]
         if parts < config.most_workers:
             raise InvalidConfig(
