@@ -15,7 +15,8 @@ class CalibrationConfig:
 
     Args:
         run: folder of a training run, or the id of its MLflow run.
-        output: folder for `retriever`, `report.html`, `results.json`; the run's own unless given.
+        output: folder for `retriever`, `report.html`, `results.json` and `test.safetensors`, which
+            `rcir compare` reads; the run's own unless given.
         adapter: how set size depends on the query; "auto" takes what needs the smallest sets
             at the same miss risk.
         bound: confidence bound; "binomial" is exact, "hoeffding" that of Cai et al. (AAAI 2025).

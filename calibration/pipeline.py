@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +20,9 @@ from rcir.data import DataConfig, ImageSet, Splits, data_root, load_splits
 from rcir.data.datasets import find_dataset
 from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
+from rcir.measured import TEST, Measured, names_digest
 from rcir.retriever import Retriever
+from rcir.risk import Certified
 
 PAGE, RESULTS = "report.html", "results.json"
 
@@ -107,6 +108,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     folder = storage.save(retriever, place)
     run.tracked.log_folder(folder, "retriever")
     page = _publish(output, retriever, evaluation, queries.test, splits, run.tracked, started)
+    _measured(retriever, evaluation, queries.test, splits).write(output / TEST)
     embedder.clear()
     return Calibrated(retriever, folder, page, evaluation, queries.test, splits)
 
@@ -180,9 +182,23 @@ def _judge(retriever: Retriever, splits: Splits, group: str | None, embedder: Em
 def _digests(splits: Splits) -> dict[str, str]:
     """Of the names of the queries of each split, in order."""
     return {
-        name: hashlib.sha256(json.dumps(list(getattr(splits, name).ids)).encode()).hexdigest()
-        for name in ("adapter", "calibration", "test")
+        name: names_digest(getattr(splits, name).ids) for name in ("adapter", "calibration", "test")
     }
+
+
+def _measured(
+    retriever: Retriever, evaluation: Evaluation, test: Judged, splits: Splits
+) -> Measured:
+    """What `rcir compare` needs to tell whether another encoder is better."""
+    controller = retriever.controllers[None]
+    numbers = {name.removeprefix("test/"): value for name, value in evaluation.metrics().items()}
+    return Measured(
+        "test",
+        names_digest([*splits.calibration.ids, *splits.test.ids]),
+        [Certified(controller.calibration.scores, test.outcomes(controller.adapter).costs)],
+        numbers | {"ece": evaluation.quality.reliability.error},
+        controller.adapter.name,
+    )
 
 
 def _outside(data: DataConfig, name: str | None) -> ImageSet | None:
@@ -240,7 +256,7 @@ def _check_output(output: Path) -> None:
     """Pages and results that another evaluation did not write are left alone."""
     if output.exists() and not output.is_dir():
         raise InvalidData(f"{output} is a file: choose another output")
-    names = [name for name in (PAGE, RESULTS) if (output / name).exists()]
+    names = [name for name in (PAGE, RESULTS, TEST) if (output / name).exists()]
     try:
         ours = not names or "n_calibration" in json.loads((output / RESULTS).read_text())
     except (OSError, ValueError, TypeError):

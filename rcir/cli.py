@@ -110,6 +110,18 @@ def _check(options: Namespace, root: Path) -> None:
         console.print("all can be read")
 
 
+def compare(options: Namespace) -> None:
+    """Compare runs by how small their guaranteed sets are."""
+    from rcir.compare import compare_runs
+    from rcir.compare_table import print_comparison
+
+    found = compare_runs(options.runs, options.alphas, options.delta)
+    if options.json:
+        print(dumps(found.to_dict(), indent=1))
+    else:
+        print_comparison(found)
+
+
 def demo(options: Namespace) -> None:
     """Train, calibrate, measure and retrieve on handwritten two-digit numbers."""
     from rcir.demo import run
@@ -159,6 +171,16 @@ def _parser() -> ArgumentParser:
     measured.add_argument("--output", help="folder to write to (default: evaluation, beside it)")
     measured.add_argument("--alphas", type=float, nargs="+", default=[0.05, 0.1, 0.2])
     measured.add_argument("--delta", type=float, default=0.1)
+    compared = command(compare)
+    compared.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="folder of a training, sweep or calibration, or MLflow id; compared with the first",
+    )
+    compared.add_argument("--alphas", type=float, nargs="+", default=[0.05, 0.1, 0.2])
+    compared.add_argument("--delta", type=float, default=0.1)
+    compared.add_argument("--json", action="store_true", help="print JSON")
     sets = command(data).add_subparsers(required=True, metavar="ACTION")
     listed = sets.add_parser("list", help="which sets there are, and which are on disk")
     listed.set_defaults(action=_list)

@@ -18,7 +18,7 @@ from rcir.losses import LossConfig
 from training import TrainingConfig, train
 
 ALPHA = DELTA = 0.1
-PARTS = ("training", "queries", "retriever", "report.html", "results.json")
+PARTS = ("training", "queries", "retriever", "report.html", "results.json", "test.safetensors")
 
 
 def run(output: Path) -> None:

@@ -64,7 +64,8 @@ def test_what_was_measured_is_what_the_retriever_answers(output, results):
 
 def test_the_files_are_there(output):
     assert {path.name for path in output.iterdir()} == {
-        *("training", "queries", "retriever", "report.html", "results.json")
+        *("training", "queries", "retriever"),
+        *("report.html", "results.json", "test.safetensors"),
     }
     for name in ("easy", "medium", "hard"):
         with Image.open(output / "queries" / f"{name}.png") as query:

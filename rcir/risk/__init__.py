@@ -10,6 +10,7 @@ from rcir.risk.bounds import (
     p_value,
     required_calibration,
 )
+from rcir.risk.certified import Certified, mean_size
 from rcir.risk.choice import ADAPTERS, adapter_class, fit_adapter
 from rcir.risk.controller import Decision, Request, RiskController
 from rcir.risk.exchangeability import Exchangeability, check_exchangeability
@@ -28,6 +29,7 @@ __all__ = [
     "AbstentionController",
     "Answered",
     "Bound",
+    "Certified",
     "Constant",
     "Decision",
     "Exchangeability",
@@ -51,6 +53,7 @@ __all__ = [
     "check_level",
     "fit_adapter",
     "fixed_sequence",
+    "mean_size",
     "miss_rate_bound",
     "p_value",
     "required_calibration",

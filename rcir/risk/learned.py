@@ -87,7 +87,9 @@ class Learned(SizeAdapter):
             adapter.intercept = float(logit((found.sum() + 0.5) / (len(found) + 1)))
             return adapter
         scaler = StandardScaler().fit(features)
-        model = LogisticRegression(max_iter=1000).fit(scaler.transform(features), found)
+        # Few features: Newton's method is several times as fast as the default.
+        newton = LogisticRegression(solver="newton-cholesky", tol=1e-6)
+        model = newton.fit(scaler.transform(features), found)
         adapter.weights = model.coef_[0] / scaler.scale_
         adapter.intercept = float(model.intercept_[0] - adapter.weights @ scaler.mean_)
         return adapter

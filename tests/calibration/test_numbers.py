@@ -1,5 +1,6 @@
 """What is reported, computed again with nothing but searches, NumPy and SciPy."""
 
+import hashlib
 import json
 import statistics
 
@@ -10,6 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 import rcir
 from rcir.data import load_splits
+from rcir.measured import Measured
 
 DEPTH, DELTA = 150, 0.05
 
@@ -160,6 +162,27 @@ def test_other_statements_follow_from_the_answers_that_the_retriever_gives(outco
             assert row.bound == answers[0].guarantee.bound
     assert next(rows, None) is None
     assert certified >= {"miss, distinct labels", "recall", "miss, group False"}
+
+
+def test_what_others_are_compared_with_follows_from_the_splits(outcome, searched, trained):
+    found = Measured.read(outcome.folder.parent / "test.safetensors")
+    splits = load_splits(trained.data)
+    names = [*splits.calibration.ids, *splits.test.ids]
+    assert found.queries == hashlib.sha256(json.dumps(names).encode()).hexdigest()
+    assert (found.on, found.adapter) == ("test", "minmax")
+    adapter = searched["adapter"][0]
+    uncertainty, ranks = searched["calibration"]
+    (part,) = found.parts
+    assert part.scores == pytest.approx((ranks - 1) / scale(uncertainty, adapter), rel=1e-6)
+    prices = np.arange(DEPTH) / scale(searched["test"][0], adapter)[:, None]
+    assert part.costs == pytest.approx(prices, rel=1e-6)
+    for row in outcome.evaluation.rows[1:]:
+        assert part.sizes(row.alpha, DELTA).mean() == pytest.approx(row.mean_size)
+    logged = outcome.evaluation.metrics()
+    assert {
+        f"test/{name}": found.metrics[name] for name in found.metrics.keys() - {"ece"}
+    } == logged
+    assert found.metrics["ece"] == outcome.evaluation.quality.numbers["ece_btl_width_at_1"]
 
 
 def test_what_a_group_needs_follows_from_its_calibration_queries_alone(outcome, searched, trained):

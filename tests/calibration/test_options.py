@@ -211,7 +211,7 @@ def test_without_an_output_everything_lands_in_the_run(trained, tmp_path):
     outcome = calibrate(CalibrationConfig(str(moved), alphas=(0.3,)))
     assert outcome.folder == moved / "retriever"
     added = {path.name for path in moved.iterdir()} - {path.name for path in trained.path.iterdir()}
-    assert added == {"retriever", "report.html", "results.json"}
+    assert added == {"retriever", "report.html", "results.json", "test.safetensors"}
 
 
 def test_a_run_that_is_not_finished_is_refused(trained, tmp_path):
@@ -241,7 +241,7 @@ def test_an_earlier_retriever_is_replaced_as_a_whole(trained):
     assert first.folder == second.folder
     assert rcir.load(second.folder).controllers[None].adapter.name == "constant"
     assert {path.name for path in second.folder.parent.iterdir()} == {
-        *("retriever", "report.html", "results.json")
+        *("retriever", "report.html", "results.json", "test.safetensors")
     }
 
 
@@ -273,7 +273,8 @@ def test_an_interrupted_calibration_embeds_what_is_missing(trained, monkeypatch,
     capsys.readouterr()
     again = calibrated(trained, alphas=(0.3,))
     assert rest == [100] * 5
-    assert {path.name for path in output.iterdir()} == {"retriever", "report.html", "results.json"}
+    written = {"retriever", "report.html", "results.json", "test.safetensors"}
+    assert {path.name for path in output.iterdir()} == written
     shown = re.sub(r"  [\d.]+ s$", "", capsys.readouterr().out, flags=re.MULTILINE)
     assert shown.splitlines() == [
         "gallery: 300 images embedded (300 of them before)",
@@ -317,13 +318,14 @@ def test_workers_that_cannot_be_are_refused(trained, monkeypatch):
     assert not Path("output").exists()
 
 
-def test_a_report_of_something_else_is_left_alone(trained, tmp_path):
+@pytest.mark.parametrize("name", ["report.html", "test.safetensors"])
+def test_a_file_of_something_else_is_left_alone(trained, tmp_path, name):
     (tmp_path / "output").mkdir()
-    (tmp_path / "output" / "report.html").write_text("mine")
-    with pytest.raises(InvalidData, match=r"report.html of something else"):
+    (tmp_path / "output" / name).write_text("mine")
+    with pytest.raises(InvalidData, match=f"{name} of something else"):
         calibrated(trained)
-    assert [path.name for path in (tmp_path / "output").iterdir()] == ["report.html"]
-    assert (tmp_path / "output" / "report.html").read_text() == "mine"
+    assert [path.name for path in (tmp_path / "output").iterdir()] == [name]
+    assert (tmp_path / "output" / name).read_text() == "mine"
 
 
 @pytest.mark.usefixtures("never_embedded")

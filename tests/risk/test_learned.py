@@ -81,7 +81,8 @@ def test_the_hazard_is_a_logistic_model_of_candidates_seen_one_by_one(known, dep
             if possible(split, i, k, adapter.repeats):
                 rows.append(describe(split, i, k, split, adapter.repeats))
                 found.append(k + 1 == rank)
-    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(rows, found)
+    exact = LogisticRegression(tol=1e-10, max_iter=10_000)
+    model = make_pipeline(StandardScaler(), exact).fit(rows, found)
     hazard = adapter.hazard(asked)
     for i, k in itertools.product(range(25), range(asked.depth)):
         if possible(asked, i, k, adapter.repeats):

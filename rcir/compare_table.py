@@ -1,0 +1,94 @@
+"""What `rcir compare` shows on the screen."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from rcir.compare import Comparison, metric
+from rcir.risk.certified import Estimate
+
+WIDTH = 100  # at least, where there is no terminal to fit into
+
+
+def print_comparison(found: Comparison) -> None:
+    """Print the runs, their options, and which differ by more than noise."""
+    console = Console(highlight=False, markup=False)  # names of files may look like markup
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    console.print(
+        f"Mean set sizes certified at delta = {found.delta:g}, measured on {found.split} queries "
+        "(with 95% intervals):",
+        soft_wrap=True,
+    )
+    console.print(_sizes(found))
+    if found.differing:
+        console.print("\nOptions that differ:")
+        console.print(_options(found))
+    if any(found.differences.values()) and found.first is not None:
+        console.print(
+            f"\nMean set size less that of {found.runs[found.first].name}, paired on the same "
+            "queries\n(95% intervals that hold for all runs together):",
+            soft_wrap=True,
+        )
+        console.print(_differences(found))
+    for note in found.notes:
+        console.print(f"\n{note}", soft_wrap=True)
+    console.print(
+        "\nNoise is that of calibration and measured queries. Of another seed of the training it "
+        "says nothing.",
+        soft_wrap=True,
+    )
+
+
+def _sizes(found: Comparison) -> Table:
+    heads = (f"at alpha {alpha:g}" for alpha in found.alphas)
+    table = _table("run", "state", "recall\nat 1", "ECE", *heads)
+    for number, (run, one) in enumerate(zip(found.runs, found.found, strict=True)):
+        numbers = (metric(one, name) for name in ("recall_at_1", "ece"))
+        missing = "not certified" if one is not None and one.parts else "-"
+        levels = (found.sizes[alpha].get(number) for alpha in found.alphas)
+        table.add_row(
+            run.name,
+            run.state,
+            *("-" if value is None else f"{value:.3f}" for value in numbers),
+            *(missing if size is None else f"{size.value:.2f} {_ends(size)}" for size in levels),
+        )
+    return table
+
+
+def _options(found: Comparison) -> Table:
+    table = _table("run", *(name.replace(".", ".\n") for name in found.differing))
+    for run in found.runs:
+        table.add_row(run.name, *(_text(run.options.get(name, "-")) for name in found.differing))
+    return table
+
+
+def _differences(found: Comparison) -> Table:
+    table = _table("alpha", "run", "difference", "interval", "")
+    for alpha, differences in found.differences.items():
+        for number, difference in differences.items():
+            table.add_row(
+                f"{alpha:g}",
+                found.runs[number].name,
+                f"{difference.value:+.2f}",
+                _ends(difference, sign="+"),
+                "more than noise" if difference.beyond_noise else "within noise",
+            )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0))
+    for column in table.columns:
+        column.overflow = "fold"
+        column.no_wrap = column.header in ("run", "difference", "interval", "")
+    return table
+
+
+def _ends(estimate: Estimate, sign: str = "") -> str:
+    return f"[{estimate.low:{sign}.2f}, {estimate.high:{sign}.2f}]"
+
+
+def _text(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,194 @@
+"""How large certified sets are: of queries that calibrate and of others that are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.errors import InvalidData
+from rcir.risk.adapters import count_paid
+from rcir.risk.bounds import allowed_misses, check_level
+
+LEVEL = 0.95  # of intervals
+
+
+@dataclass(frozen=True)
+class Certified:
+    """What a calibration on some queries gives to others, both priced by one adapter.
+
+    Attributes:
+        scores: (n,) smallest kappa that serves each calibration query; infinite if none does.
+        costs: (m, depth) price of each rank of the measured queries, never falling along a row.
+
+    Example:
+        >>> scores = np.repeat(np.array([0, 1, 4, np.inf], np.float32), [86, 6, 6, 2])
+        >>> costs = np.tile(np.arange(50, dtype=np.float32), (3, 1))
+        >>> Certified(scores, costs).sizes(alpha=0.1, delta=0.1).tolist()
+        [5, 5, 5]
+    """
+
+    scores: NDArray[np.float32]
+    costs: NDArray[np.float32]
+
+    def kappa(self, alpha: float, delta: float) -> float:
+        """The smallest kappa that certifies alpha at delta, infinite if none does.
+
+        Raises:
+            InvalidRiskLevel: alpha or delta out of range.
+        """
+        allowed = allowed_misses(len(self.scores), alpha, delta)
+        return float(np.sort(self.scores)[::-1][allowed]) if allowed >= 0 else float("inf")
+
+    def sizes(self, alpha: float, delta: float) -> NDArray[np.int64]:
+        """(m,) set sizes; the whole depth where (alpha, delta) cannot be certified.
+
+        Raises:
+            InvalidRiskLevel: alpha or delta out of range.
+        """
+        return count_paid(self.costs, self.kappa(alpha, delta))
+
+    def redrawn(
+        self,
+        calibrating: NDArray[np.integer[Any]],
+        measured: NDArray[np.integer[Any]],
+        alpha: float,
+        delta: float,
+    ) -> NDArray[np.float64]:
+        """(draws,) the mean of `sizes` with other queries in each draw.
+
+        Args:
+            calibrating: (draws, n) the calibration queries of each draw.
+            measured: (draws, m) the measured queries of each draw.
+            alpha, delta: as in `sizes`.
+        """
+        n = len(self.scores)
+        allowed = allowed_misses(n, alpha, delta)
+        kappas = np.full(len(calibrating), np.inf, np.float32)
+        if allowed >= 0:
+            place = n - 1 - allowed
+            kappas = np.partition(self.scores[calibrating], place, axis=1)[:, place]
+        # Draws have few kappas, scores around one quantile: the sizes of all queries at each.
+        known, which = np.unique(kappas, return_inverse=True)
+        sizes = self._sizes_at(np.minimum(known, np.finfo(np.float32).max))
+        found: NDArray[np.float64] = sizes[which[:, None], measured].mean(axis=1)
+        return found
+
+    def _sizes_at(self, kappas: NDArray[np.float32]) -> NDArray[np.int32]:
+        """(g, m) set sizes at g increasing kappas: of each price, at which kappa it is paid."""
+        width = len(kappas) + 1
+        enters = np.searchsorted(kappas, self.costs, side="left")
+        enters += np.arange(len(self.costs))[:, None] * width
+        counts = np.bincount(enters.ravel(), minlength=len(self.costs) * width)
+        sizes = np.cumsum(counts.reshape(-1, width)[:, :-1], axis=1, dtype=np.int32)
+        return np.ascontiguousarray(sizes.T)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and the interval that noise leaves it.
+
+    Attributes:
+        value: the number.
+        low, high: ends of the interval.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def beyond_noise(self) -> bool:
+        """Whether 0 is outside the interval."""
+        return not self.low <= 0 <= self.high
+
+
+def mean_size(parts: Sequence[Certified], alpha: float, delta: float) -> float:
+    """The mean set size over the measured queries of all parts, see `Certified.sizes`."""
+    return float(np.concatenate([part.sizes(alpha, delta) for part in parts]).mean())
+
+
+def bootstrap(
+    runs: Sequence[Sequence[Certified]],
+    alpha: float,
+    delta: float,
+    draws: int = 1000,
+    seed: int = 0,
+) -> NDArray[np.float64]:
+    """Mean set sizes as they would be with other queries, for several runs on the same queries.
+
+    In each draw, calibration queries and measured queries are drawn with replacement, kappa is
+    calibrated anew on the former, and the latter are measured. The draws are the same for all runs,
+    so that what makes queries hard for all of them cancels out of differences.
+
+    The spread of the result is the noise of the calibration queries and of the measured queries.
+    Not in it is what the queries do not decide: the adapter split, the gallery, and the seed of the
+    training. Parts are drawn apart, and so are the two roles of a query that calibrates in one
+    part and is measured in another. Of few queries, or of runs that err on the same ones, the
+    intervals of differences are rather too wide than too narrow.
+
+    Args:
+        runs: the parts of each run; row i of part p is the same query in all runs.
+        alpha, delta: as in `Certified.sizes`.
+        draws: number of draws.
+        seed: decides them.
+
+    Returns:
+        (runs, draws) means as of `mean_size`.
+
+    Raises:
+        InvalidData: the runs are not of equally many queries.
+        InvalidRiskLevel: alpha or delta out of range.
+    """
+    shapes = [[(len(part.scores), len(part.costs)) for part in parts] for parts in runs]
+    if not shapes or not shapes[0] or any(shape != shapes[0] for shape in shapes):
+        raise InvalidData(
+            f"calibration and measured queries of each part of each run: {shapes}; these must be "
+            "the same for all runs"
+        )
+    rng = np.random.default_rng(seed)
+    sums = np.zeros((len(runs), draws))
+    for number, (n, m) in enumerate(shapes[0]):
+        calibrating = rng.integers(n, size=(draws, n), dtype=np.int32)
+        measured = rng.integers(m, size=(draws, m), dtype=np.int32)
+        for run, parts in enumerate(runs):
+            sums[run] += m * parts[number].redrawn(calibrating, measured, alpha, delta)
+    return sums / sum(m for _, m in shapes[0])
+
+
+def interval(values: NDArray[np.float64], level: float = LEVEL) -> tuple[float, float]:
+    """The percentile interval of draws: as many lie below as above it, a share `level` within.
+
+    Example:
+        >>> interval(np.arange(1001.0), level=0.5)
+        (250.0, 750.0)
+    """
+    tail = (1 - check_level("level", level)) / 2
+    low, high = np.quantile(values, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def compare(
+    runs: Sequence[Sequence[Certified]], alpha: float, delta: float, draws: int = 1000
+) -> tuple[list[Estimate], list[Estimate]]:
+    """The mean set size of each run, and how much each of the others differs from the first.
+
+    Both with 95% intervals of `bootstrap`, of which the docstring says what noise they hold. Those
+    of differences hold all together (Bonferroni): of runs that do not differ at all, about 1
+    comparison in 20 shows a difference beyond noise, however many runs there are.
+
+    Args:
+        runs, alpha, delta, draws: as in `bootstrap`.
+    """
+    drawn = bootstrap(runs, alpha, delta, draws)
+    values = [mean_size(parts, alpha, delta) for parts in runs]
+    sizes = [Estimate(value, *interval(row)) for value, row in zip(values, drawn, strict=True)]
+    level = 1 - (1 - LEVEL) / max(1, len(runs) - 1)
+    differences = [
+        Estimate(value - values[0], *interval(row - drawn[0], level))
+        for value, row in zip(values[1:], drawn[1:], strict=True)
+    ]
+    return sizes, differences

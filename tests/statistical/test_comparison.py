@@ -1,0 +1,104 @@
+"""How often the interval of a difference between two runs holds the true difference."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from rcir.risk import Certified, mean_size
+from rcir.risk.certified import bootstrap, compare, interval
+
+pytestmark = pytest.mark.statistical
+
+PAIRS, DRAWS, DEPTH = 600, 200, 12
+ALPHA, DELTA = 0.2, 0.1
+QUERIES = {1: 400, 4: 100}  # of a part, by number of parts
+
+
+def drawn_runs(rng, parts, skills=(1.0, 1.1)):
+    """Runs that find the same queries hard, each at its skill; in parts, as rotated.
+
+    With several parts, each query is measured in one of them and calibrates in another.
+    """
+    n = QUERIES[parts]
+    queries = n * max(2, parts)
+    hardness, luck = rng.gamma(2.0, size=queries), rng.exponential(size=queries)
+    runs = []
+    for skill in skills:
+        rank = np.floor(hardness * luck * skill * rng.lognormal(sigma=0.8, size=queries))
+        seen = hardness * rng.lognormal(sigma=0.2, size=queries)
+        scale = np.clip(seen / 8, 0.02, 1).astype(np.float32)
+        scores = np.where(rank < DEPTH, rank / scale, np.inf).astype(np.float32).reshape(-1, n)
+        costs = (np.arange(DEPTH) / scale[:, None]).astype(np.float32).reshape(-1, n, DEPTH)
+        runs.append([Certified(scores[i - 1], costs[i]) for i in range(parts)])
+    return runs
+
+
+def difference(pair):
+    first, second = (mean_size(parts, ALPHA, DELTA) for parts in pair)
+    return second - first
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    """By number of parts: pairs of runs, and the true difference, a mean over many like these."""
+
+    def pairs(parts):
+        rng = np.random.default_rng(0)
+        drawn = [drawn_runs(rng, parts) for _ in range(PAIRS)]
+        return drawn, np.mean([difference(drawn_runs(rng, parts)) for _ in range(2000)])
+
+    return cache(pairs)
+
+
+def departure(pairs, interval_of):
+    """By how many standard errors the share of intervals that hold the truth is off 95%."""
+    drawn, truth = pairs
+    ends = [interval_of(seed, pair) for seed, pair in enumerate(drawn)]
+    held = np.mean([low <= truth <= high for low, high in ends])
+    return (held - 0.95) / np.sqrt(0.95 * 0.05 / len(ends))
+
+
+def compared(_, pair):
+    found = compare(pair, ALPHA, DELTA, DRAWS)[1][0]
+    return found.low, found.high
+
+
+def with_kappa_as_it_is(seed, pair):
+    first, second = (np.concatenate([part.sizes(ALPHA, DELTA) for part in parts]) for parts in pair)
+    rows = np.random.default_rng(seed).integers(len(first), size=(DRAWS, len(first)))
+    return interval((second - first)[rows].mean(axis=1))
+
+
+def drawn_apart(seed, pair):
+    one, other = (
+        bootstrap([parts], ALPHA, DELTA, DRAWS, 2 * seed + i)[0] for i, parts in enumerate(pair)
+    )
+    return interval(other - one)
+
+
+def test_the_interval_holds_the_true_difference_as_often_as_it_says(pairs):
+    assert abs(departure(pairs(1), compared)) <= 3
+
+
+def test_a_kappa_that_is_not_calibrated_anew_would_be_noticed(pairs):
+    assert departure(pairs(1), with_kappa_as_it_is) < -3
+
+
+def test_runs_that_are_drawn_apart_would_be_noticed(pairs):
+    assert departure(pairs(1), drawn_apart) > 3
+
+
+def test_in_rotated_parts_it_holds_the_difference_at_least_as_often(pairs):
+    assert departure(pairs(4), compared) >= -3
+    assert departure(pairs(4), with_kappa_as_it_is) < -3
+
+
+def test_runs_that_do_not_differ_rarely_seem_to():
+    """Of three others, any: the level holds for the comparisons together."""
+    rng = np.random.default_rng(1)
+    wrong = []
+    for _ in range(PAIRS):
+        runs = drawn_runs(rng, 1, skills=(1.0,) * 4)
+        wrong.append(any(one.beyond_noise for one in compare(runs, ALPHA, DELTA, DRAWS)[1]))
+    assert np.mean(wrong) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / PAIRS)
