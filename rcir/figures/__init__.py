@@ -8,6 +8,7 @@ from rcir.figures.risk import (
     size_distributions,
     size_spread,
 )
+from rcir.figures.sweeps import parallel_coordinates, pareto, pareto_front
 from rcir.figures.uncertainty import (
     calibration_curves,
     in_and_out,
@@ -27,6 +28,9 @@ __all__ = [
     "calibration_curves",
     "delta_sweep",
     "in_and_out",
+    "parallel_coordinates",
+    "pareto",
+    "pareto_front",
     "project",
     "projection",
     "query_sets",
