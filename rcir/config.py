@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser
 
-from rcir.errors import RcirError
+from rcir.errors import InvalidConfig, RcirError
 
 Config = TypeVar("Config")
 
@@ -34,6 +34,24 @@ def parse(kind: type[Config], argv: Sequence[str] | None, prog: str, description
     filled = parser.instantiate(parser.parse_args(argv))
     values = {name: value for name, value in vars(filled).items() if name != "config"}
     return kind(**values)
+
+
+def from_plain(kind: type[Config], values: Mapping[str, Any]) -> Config:
+    """A configuration from nested plain values, each checked against its type.
+
+    Raises:
+        InvalidConfig: an option does not exist, or a value is not of its type or refused.
+    """
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(kind, as_group=False)
+    try:
+        filled = parser.instantiate(parser.parse_object(dict(values)))
+    except (ArgumentError, TypeError, ValueError) as error:
+        if isinstance(error, RcirError):
+            raise
+        reason = " ".join(str(error).split())
+        raise InvalidConfig(f"{kind.__name__} cannot be made of these values: {reason}") from error
+    return kind(**vars(filled))
 
 
 @contextmanager

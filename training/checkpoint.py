@@ -3,7 +3,7 @@
     model.safetensors      weights
     optimizer.safetensors  tensors of the optimizer's state
     validation.safetensors what the validation images showed
-    state.json             epoch, metrics, numbers of optimizer and scheduler, seed
+    state.json             epoch, best recall, numbers of the optimizer, seed
 
 Every random draw of an epoch comes from generators seeded by (seed, epoch), so these two are the
 random state: training that continues from a checkpoint draws what it would have drawn anyway.
@@ -60,7 +60,6 @@ def save(
     progress: Progress,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    scheduler: torch.optim.lr_scheduler.LRScheduler,
     validation: Validation,
 ) -> None:
     """Write the checkpoint of `progress.epoch`, then drop all but it and the best.
@@ -74,11 +73,7 @@ def save(
         for index, values in state["state"].items()
         for name, value in values.items()
     }
-    numbers = {
-        "progress": vars(progress),
-        "param_groups": state["param_groups"],
-        "scheduler": scheduler.state_dict(),
-    }
+    numbers = {"progress": vars(progress), "param_groups": state["param_groups"]}
 
     def fill(folder: Path) -> None:
         save_tensors(model.state_dict(), folder / "model.safetensors")
@@ -101,13 +96,7 @@ def save(
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def restore(
-    run: Path,
-    epoch: int,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scheduler: torch.optim.lr_scheduler.LRScheduler,
-) -> Progress:
+def restore(run: Path, epoch: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
     """Load the checkpoint of an epoch into its parts; wait for what this node does not yet see."""
     folder = checkpoint_folder(run, epoch)
     until = time.monotonic() + PATIENCE
@@ -124,7 +113,6 @@ def restore(
         laid_out = torch.empty_like(weight).copy_(value) if value.shape == weight.shape else value
         state.setdefault(int(index), {})[name] = laid_out
     optimizer.load_state_dict({"state": state, "param_groups": numbers["param_groups"]})
-    scheduler.load_state_dict(numbers["scheduler"])
     return Progress(**numbers["progress"])
 
 

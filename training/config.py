@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from typing import Any, Literal
 
+from rcir.config import from_plain
 from rcir.data import Augmentation, DataConfig, Preprocessing
 from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidConfig
@@ -21,7 +23,8 @@ class OptimizerConfig:
     Args:
         lr: learning rate at the start.
         weight_decay: L2 penalty.
-        schedule: "cosine" to 0 over all epochs, "exponential" by `gamma` per epoch, or "constant".
+        schedule: "cosine" to 0 over all epochs (Loshchilov & Hutter, ICLR 2017), "exponential" by
+            `gamma` per epoch, or "constant".
         gamma: factor per epoch of the exponential schedule.
     """
 
@@ -37,6 +40,47 @@ class OptimizerConfig:
             raise InvalidConfig(f"optimizer.weight_decay is {self.weight_decay}; at least 0")
         if not 0 < self.gamma <= 1:
             raise InvalidConfig(f"optimizer.gamma is {self.gamma}; it must lie in (0, 1]")
+
+    def rate(self, epoch: int, epochs: int) -> float:
+        """The learning rate of an epoch, from 1 on, of so many.
+
+        Example:
+            >>> optimizer = OptimizerConfig(lr=0.1)
+            >>> [round(optimizer.rate(epoch, 4), 3) for epoch in (1, 2, 3, 4)]
+            [0.1, 0.085, 0.05, 0.015]
+        """
+        if self.schedule == "cosine":
+            return self.lr * (1 + math.cos(math.pi * (epoch - 1) / epochs)) / 2
+        return self.lr * self.gamma ** (epoch - 1) if self.schedule == "exponential" else self.lr
+
+
+CHANGING = ("optimizer", "loss", "mining", "augmentation")  # options that need not stay the same
+
+
+@dataclass(frozen=True)
+class Change:
+    """Options that change while a run is trained.
+
+    Args:
+        epoch: the first with these values; at least 2.
+        options: values by dotted name, of optimizer, loss, mining or augmentation.
+    """
+
+    epoch: int
+    options: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.epoch < 2:
+            raise InvalidConfig(
+                f"changes name epoch {self.epoch}; at least 2: what holds from the first epoch on "
+                "belongs into the configuration itself"
+            )
+        for name in self.options:
+            group, dot, _ = name.partition(".")
+            if group not in CHANGING or not dot:
+                raise InvalidConfig(
+                    f"changes name {name}; only options of {', '.join(CHANGING)} may change"
+                )
 
 
 # Smallest certified sets and highest recall on `digits`; printed by benchmarks/mining_choices.py.
@@ -72,6 +116,8 @@ class TrainingConfig:
             cluster; 0 trains in this process.
         max_failures: how often in a row, without a new checkpoint, lost workers are replaced.
         use_gpu: one GPU per worker; with 0 workers, the GPU of this process.
+        threads: of the processor, per process; None for as many as torch, or Ray, takes. How many
+            add up a sum decides its last digits: runs repeat each other with the same number.
         compile: let torch.compile fuse the encoder for training; takes a minute to start.
         precision: of the backbone while it is trained; "bfloat16" is several times as fast where
             the processor has it. Weights, heads and losses stay in float32, and so does all
@@ -83,6 +129,8 @@ class TrainingConfig:
         loss: margins and weights of the loss.
         mining: how tuples are chosen; what is left open becomes the best for the encoder.
         optimizer: Adam and its schedule.
+        changes: what of augmentation, loss, mining and optimizer changes at later epochs, in their
+            order; each holds until another one.
     """
 
     name: str
@@ -96,6 +144,7 @@ class TrainingConfig:
     num_workers: int | tuple[int, int] = 0
     max_failures: int = 3
     use_gpu: bool = False
+    threads: int | None = None
     compile: bool = False
     precision: Literal["float32", "bfloat16"] = "float32"
     data: DataConfig = field(default_factory=DataConfig)
@@ -105,6 +154,7 @@ class TrainingConfig:
     loss: LossConfig = field(default_factory=LossConfig)
     mining: MiningConfig = field(default_factory=MiningConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    changes: tuple[Change, ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("seed", 0), ("epochs", 1), ("patience", 0), ("batch", 1)):
@@ -114,6 +164,8 @@ class TrainingConfig:
             raise InvalidConfig(f"min_delta is {self.min_delta}; it must lie in [0, 1)")
         if self.max_failures < 0:
             raise InvalidConfig(f"max_failures is {self.max_failures}; at least 0")
+        if self.threads is not None and self.threads < 1:
+            raise InvalidConfig(f"threads is {self.threads}; at least 1")
         if isinstance(self.num_workers, int):
             if self.num_workers < 0:
                 raise InvalidConfig(f"num_workers is {self.num_workers}; at least 0")
@@ -149,6 +201,34 @@ class TrainingConfig:
             negatives=self.mining.negatives or negatives,
         )
         object.__setattr__(self, "mining", mining)
+        self._check_changes()
+
+    def _check_changes(self) -> None:
+        at = [change.epoch for change in self.changes]
+        if at != sorted(set(at)) or (at and at[-1] > self.epochs):
+            raise InvalidConfig(
+                f"changes name the epochs {', '.join(map(str, at))}; they must go up, to at most "
+                f"epochs, which is {self.epochs}"
+            )
+        for epoch in at:
+            try:
+                self.at(epoch)
+            except InvalidConfig as error:
+                raise InvalidConfig(f"changes at epoch {epoch}: {error}") from error
+
+    def at(self, epoch: int) -> TrainingConfig:
+        """The configuration in force in an epoch, which has no changes itself.
+
+        Example:
+            >>> config = TrainingConfig("run", changes=(Change(3, {"optimizer.lr": 0.01}),))
+            >>> [config.at(epoch).optimizer.lr for epoch in (2, 3, 4)]
+            [0.001, 0.01, 0.01]
+        """
+        options: dict[str, Any] = {}
+        for change in self.changes:
+            if change.epoch <= epoch:
+                options |= change.options
+        return override(replace(self, changes=()), options)
 
     @property
     def most_workers(self) -> int:
@@ -159,3 +239,31 @@ class TrainingConfig:
     def n_parts(self) -> int:
         """Number of parts of a batch."""
         return max(1, self.most_workers) if self.parts is None else self.parts
+
+
+def override(config: TrainingConfig, values: Mapping[str, Any]) -> TrainingConfig:
+    """A copy of a configuration with other values of some options, by dotted name.
+
+    Raises:
+        InvalidConfig: there is no option of a name, a value is not of its type, or the values do
+            not fit together.
+
+    Example:
+        >>> override(TrainingConfig("run"), {"seed": 3, "encoder.dim": 8}).encoder.dim
+        8
+    """
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        group, _, option = name.rpartition(".")
+        groups.setdefault(group, {})[option] = value
+    changed: dict[str, Any] = {}
+    for group, options in groups.items():
+        if not group:
+            parsed = from_plain(TrainingConfig, {"name": config.name} | options)
+            changed |= {name: getattr(parsed, name) for name in options}
+            continue
+        before = getattr(config, group, None)
+        if not is_dataclass(before) or isinstance(before, type):
+            raise InvalidConfig(f"{group}.{next(iter(options))} is no option of a training")
+        changed[group] = from_plain(type(before), asdict(before) | options)
+    return replace(config, **changed)

@@ -18,17 +18,22 @@ from rcir.errors import InvalidConfig, RcirError, WorkersLost
 from rcir.runs import RunFolder
 from training import checkpoint
 from training.config import TrainingConfig
-from training.loop import Job
+from training.loop import Job, train_here
 from training.progress import console
 
 Done = TypeVar("Done")
 
 
-def launch(config: TrainingConfig, run: RunFolder) -> None:
-    """Train until the run's checkpoints hold all epochs.
+def launch(
+    config: TrainingConfig, run: RunFolder, callback: ray.train.UserCallback | None = None
+) -> None:
+    """Train until the run's checkpoints hold all epochs, on Ray or in this process and thread.
 
     Workers that are lost are replaced, as many of them as there then may be, and go on from the
     last checkpoint.
+
+    Args:
+        callback: told of every epoch, see `training.train`.
 
     Raises:
         InvalidConfig: a GPU is asked for and the cluster has none.
@@ -37,6 +42,9 @@ def launch(config: TrainingConfig, run: RunFolder) -> None:
     """
     data = replace(config.data, root=str(data_root(config.data)))  # workers run elsewhere
     job = Job(replace(config, data=data), str(run.path), (run.mlflow_run, run.tracking_uri))
+    if not config.most_workers:
+        train_here(job, callback)
+        return
     scaling = _scaling(config)
     failures = 0
     while True:
@@ -44,7 +52,11 @@ def launch(config: TrainingConfig, run: RunFolder) -> None:
         trainer = TorchTrainer(
             _packed(job),
             scaling_config=scaling,
-            run_config=ray.train.RunConfig(name="ray", storage_path=str(run.path)),
+            run_config=ray.train.RunConfig(
+                name="ray",
+                storage_path=str(run.path),
+                callbacks=[callback] if callback else None,  # type: ignore[list-item]
+            ),
         )
         try:
             with quiet("ray.train"):
@@ -83,28 +95,27 @@ def _packed(job: Job) -> Callable[[], None]:
 
 
 def _scaling(config: TrainingConfig) -> ray.train.ScalingConfig:
-    """The workers to start, in a cluster that this process has joined; none need no cluster.
+    """The workers to start, in a cluster that this process has joined.
 
     A worker with a GPU gets its share of the CPUs too, to read images.
     """
     each = {}
-    if config.most_workers:
-        join_cluster(shown=True)
-        there = ray.cluster_resources()
-        kind = "GPU" if config.use_gpu else "CPU"
-        least = config.num_workers if isinstance(config.num_workers, int) else config.num_workers[0]
-        if config.use_gpu:
-            if not there.get("GPU"):
-                raise InvalidConfig(
-                    "use_gpu is true, and Ray's cluster has no GPU: start a node with one, or set "
-                    "use_gpu=false"
-                )
-            each = {"GPU": 1.0, "CPU": float(max(1, there.get("CPU", 1) // there["GPU"]))}
-        if there.get(kind, 0) < least:
-            console.print(
-                f"waiting for {least} {kind}s: the cluster has {there.get(kind, 0):g}",
-                soft_wrap=True,
+    join_cluster(shown=True)
+    there = ray.cluster_resources()
+    kind = "GPU" if config.use_gpu else "CPU"
+    least = config.num_workers if isinstance(config.num_workers, int) else config.num_workers[0]
+    if config.use_gpu:
+        if not there.get("GPU"):
+            raise InvalidConfig(
+                "use_gpu is true, and Ray's cluster has no GPU: start a node with one, or set "
+                "use_gpu=false"
             )
+        each = {"GPU": 1.0, "CPU": float(max(1, there.get("CPU", 1) // there["GPU"]))}
+    if there.get(kind, 0) < least:
+        console.print(
+            f"waiting for {least} {kind}s: the cluster has {there.get(kind, 0):g}",
+            soft_wrap=True,
+        )
     return ray.train.ScalingConfig(
         num_workers=config.num_workers,  # type: ignore[arg-type]
         use_gpu=config.use_gpu,

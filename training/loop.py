@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import ray.train
 import ray.train.torch
 import torch
+from torch import nn
 
 from rcir.cluster import quiet
 from rcir.data import ImageSet, load_splits
@@ -45,14 +47,49 @@ class Job:
 
 
 def training_loop(job: Job) -> None:
-    """Train from the last checkpoint on, or from the start."""
-    with quiet("ray.train"):
-        _train(job)
+    """Train from the last checkpoint on, or from the start, as one of Ray's workers."""
+    with quiet("ray.train"), _threads(job.config.threads):
+        _train(job, Workers.joined(job.config.use_gpu), _averaging, ray.train.report)
 
 
-def _train(job: Job) -> None:
+def train_here(job: Job, callback: ray.train.UserCallback | None) -> None:
+    """Train in this process, without Ray, whose local mode a trial of Ray Tune may not use."""
+
+    def report(metrics: dict[str, float]) -> None:
+        if callback is not None:
+            callback.after_report(None, [metrics], None)  # type: ignore[arg-type]
+
+    with _threads(job.config.threads):
+        _train(job, Workers.alone(job.config.use_gpu), lambda encoder: encoder, report)
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    """So many threads inside the block, of those that torch adds up with."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _averaging(encoder: nn.Module) -> nn.Module:
+    """The encoder, wrapped so that gradients are averaged; buffers are the trainer's business."""
+    model: nn.Module = ray.train.torch.prepare_model(
+        encoder, move_to_device=False, parallel_strategy_kwargs={"forward_sync_buffers": False}
+    )
+    return model
+
+
+def _train(
+    job: Job,
+    workers: Workers,
+    wrapped: Callable[[nn.Module], nn.Module],
+    report: Callable[[dict[str, float]], None],
+) -> None:
+    """Train; `report` is told of every epoch, once its checkpoint is written."""
     config, folder = job.config, Path(job.folder)
-    workers = Workers.joined(config.use_gpu)
     history = History(folder, TrackedRun(*job.run))
 
     splits = load_splits(config.data)
@@ -62,45 +99,43 @@ def _train(job: Job) -> None:
             config.encoder, config.preprocessing.channels, config.preprocessing.size
         )
     encoder.to(workers.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = torch.optim.Adam(
-        encoder.parameters(),
-        config.optimizer.lr,
-        weight_decay=config.optimizer.weight_decay,
-        fused=True,
-    )
-    scheduler = _scheduler(optimizer, config)
+    optimizer = torch.optim.Adam(encoder.parameters(), fused=True)  # its rate is set every epoch
     # The first worker says from which: another one may see a shared folder as it was a while ago.
     last = workers.told_by_first(checkpoint.last_epoch(folder))
     progress = Progress(seed=config.seed)
     if last:
-        progress = checkpoint.restore(folder, last, encoder, optimizer, scheduler)
+        progress = checkpoint.restore(folder, last, encoder, optimizer)
     # The loss calls the wrapped model, whose gradients are averaged over the workers; all else
-    # uses the encoder itself. Buffers are the trainer's business.
+    # uses the encoder itself.
     compiled: Any = torch.compile(encoder) if config.compile else encoder
-    model = ray.train.torch.prepare_model(
-        compiled,
-        move_to_device=False,
-        parallel_strategy_kwargs={"forward_sync_buffers": False},
-    )
-    trainer = Trainer(config, encoder, model, optimizer, splits.train, workers)
+    trainer = Trainer(config, encoder, wrapped(compiled), optimizer, splits.train, workers)
 
     while not _done(progress, config):
         epoch, started = progress.epoch + 1, time.monotonic()
+        rate = _set(optimizer, config, epoch)
         bar = EpochBar(epoch, config.epochs, shown=workers.count == 1)
         with torch.random.fork_rng(_generators(workers)), bar:
             trained = trainer.epoch(epoch, bar)
         embedding = _embedded(config, encoder, splits.validation, workers)
         found = judge(embedding, splits.validation) if workers.rank == 0 else None
         metrics = workers.told_by_first(found.metrics() if found else None) | trained
-        metrics |= {"lr": scheduler.get_last_lr()[0], "seconds": time.monotonic() - started}
-        scheduler.step()
+        metrics |= {"lr": rate, "seconds": time.monotonic() - started}
         _advance(progress, config, metrics)
         if found is not None:
             # Metrics first: an epoch that is not repeated has left them.
             history.add(epoch, metrics)
-            checkpoint.save(folder, progress, encoder, optimizer, scheduler, found)
+            checkpoint.save(folder, progress, encoder, optimizer, found)
             bar.summary(metrics)
-        ray.train.report(metrics)
+        report(metrics | {"epoch": epoch})
+
+
+def _set(optimizer: torch.optim.Optimizer, config: TrainingConfig, epoch: int) -> float:
+    """Give an optimizer what is in force in an epoch; the learning rate."""
+    now = config.at(epoch).optimizer
+    rate = now.rate(epoch, config.epochs)
+    for group in optimizer.param_groups:
+        group.update(lr=rate, weight_decay=now.weight_decay)
+    return rate
 
 
 def _done(progress: Progress, config: TrainingConfig) -> bool:
@@ -132,11 +167,3 @@ def _embedded(
 def _generators(workers: Workers) -> list[torch.device]:
     """The devices whose random numbers training draws, beside the CPU."""
     return [workers.device] if workers.device.type == "cuda" else []
-
-
-def _scheduler(optimizer: torch.optim.Optimizer, config: TrainingConfig) -> Any:
-    schedules = torch.optim.lr_scheduler
-    if config.optimizer.schedule == "cosine":
-        return schedules.CosineAnnealingLR(optimizer, config.epochs)
-    gamma = config.optimizer.gamma if config.optimizer.schedule == "exponential" else 1.0
-    return schedules.ExponentialLR(optimizer, gamma)

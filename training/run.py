@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
+from ray.train import UserCallback
 
 from rcir import tracking
 from rcir.cluster import in_submitted_job
@@ -19,23 +17,25 @@ from rcir.data import ImageSet, Splits, load_splits
 from rcir.encoders import Encoder, build_encoder
 from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidData
+from rcir.measured import VALIDATION
 from rcir.metrics import confidence, reliability
-from rcir.runs import FOLDER_TAG, RunFolder, read_run
+from rcir.runs import RunFolder
 from training import checkpoint
 from training.config import TrainingConfig
 from training.ensemble import combined, member_configs
+from training.folder import alone_in, begin_run, folder_of, found_run
 from training.history import History
 from training.launch import launch, side_by_side
 from training.progress import console
 from training.trainer import image_batches
 from training.validation import Validation, judge
 
-LOCK = "lock"
-# What may differ between a run and its continuation.
-RESOURCES = ("num_workers", "max_failures", "use_gpu", "compile", "storage", "data.root")
 
-
-def train(config: TrainingConfig, parent: tracking.TrackedRun | None = None) -> RunFolder:
+def train(
+    config: TrainingConfig,
+    parent: tracking.TrackedRun | None = None,
+    callback: UserCallback | None = None,
+) -> RunFolder:
     """Train an encoder, or continue the run that its folder holds.
 
     The folder is `config.storage / config.name`. A run that was interrupted continues from its
@@ -44,6 +44,11 @@ def train(config: TrainingConfig, parent: tracking.TrackedRun | None = None) -> 
     Args:
         config: the run.
         parent: the MLflow run this one is part of.
+        callback: told of every epoch once its checkpoint is written, as Ray tells it:
+            `after_report(context, metrics, None)` with the first worker's metrics, which hold the
+            number of the epoch, at metrics[0]. Called in Ray's controller; with no workers, in this
+            process and thread, without a context, where it may stop the run with `SystemExit`. It
+            is not told of the members of an ensemble, which has no epochs of its own.
 
     Raises:
         InvalidConfig: the folder holds a run of another configuration, or what is written would be
@@ -62,17 +67,18 @@ def train(config: TrainingConfig, parent: tracking.TrackedRun | None = None) -> 
         >>> run.finished, run.encoder().config.method
         (True, 'btl')
     """
-    _check_places(config)
-    run = _found(config)
+    check_places(config)
+    run = found_run(config)
     if run is not None and run.finished:
         done = f"{run.path} is trained already; choose another name to train anew"
         console.print(done, soft_wrap=True)
         return run
     splits = load_splits(config.data)
     _check_encoder(config)
-    _check_images(config, splits.train)
-    with _alone(config):
-        run = _found(config) or _start(config, parent)  # it may have been begun meanwhile
+    for epoch in (1, *(change.epoch for change in config.changes)):
+        check_images(config.at(epoch), splits.train)
+    with alone_in(folder_of(config)):
+        run = found_run(config) or begin_run(config, parent)  # it may have been begun meanwhile
         parts = run.config["parts"]
         if parts < config.most_workers:
             raise InvalidConfig(
@@ -80,25 +86,29 @@ def train(config: TrainingConfig, parent: tracking.TrackedRun | None = None) -> 
                 f"continue it with those instead of {config.most_workers}, or begin anew under "
                 "another name, with parts to spare"
             )
-        return _finished(replace(config, parts=parts), run, splits)
+        return _finished(replace(config, parts=parts), run, splits, callback)
 
 
-def _finished(config: TrainingConfig, run: RunFolder, splits: Splits) -> RunFolder:
+def _finished(
+    config: TrainingConfig, run: RunFolder, splits: Splits, callback: UserCallback | None
+) -> RunFolder:
     """Train what is not trained yet, choose the weights, log."""
     run.tracked.log_params(flatten(run.config))
     with run.tracked.active():
         if config.encoder.method == "deep-ensemble":
             encoder, found = _train_members(config, run, splits)
         else:
-            encoder, found = _train_one(config, run)
+            encoder, found = _train_one(config, run, callback)
         run.save_encoder(encoder)
+        if found.certified:
+            found.measured(splits.validation).write(run.path / VALIDATION)
         _log(config, run, found)
         run = replace(run, finished=True)
         run.write()
     return run
 
 
-def _check_places(config: TrainingConfig) -> None:
+def check_places(config: TrainingConfig) -> None:
     """A submitted job runs in a copy of the code that Ray removes: nothing may be written there."""
     if not in_submitted_job():
         return
@@ -124,7 +134,7 @@ def _check_encoder(config: TrainingConfig) -> None:
         )
 
 
-def _check_images(config: TrainingConfig, images: ImageSet) -> None:
+def check_images(config: TrainingConfig, images: ImageSet) -> None:
     """Whether there can be tuples at all; an epoch without one is none that training needs."""
     matches = images.relevance.totals(images.relevance)  # each image counts itself
     sampled = config.mining.cache == "sampled"  # where an image without a match is never drawn
@@ -143,59 +153,11 @@ def _check_images(config: TrainingConfig, images: ImageSet) -> None:
         image_batches(config, images, epoch=1)
 
 
-def _found(config: TrainingConfig) -> RunFolder | None:
-    """The run that the folder holds, if any; it must be of the same configuration."""
-    folder = _folder(config)
-    found = read_run(folder)
-    if found is None:
-        return None
-    old, new = flatten(found.config), flatten(asdict(config))
-    if config.parts is None:  # it keeps those that it was begun with
-        new["parts"] = old.get("parts")
-    changed = sorted(
-        name
-        for name in old.keys() | new.keys()
-        if name not in RESOURCES and _json(old.get(name)) != _json(new.get(name))
-    )
-    if changed:
-        raise InvalidConfig(
-            f"{folder} holds a run with another {', '.join(changed)}: choose another name, or "
-            "remove that folder"
-        )
-    return found
-
-
-def _start(config: TrainingConfig, parent: tracking.TrackedRun | None) -> RunFolder:
-    """A new run, in its folder and in MLflow."""
-    folder, plain = _folder(config), asdict(replace(config, parts=config.n_parts))
-    tracked = tracking.start_run(config.name, {FOLDER_TAG: str(folder)}, parent)
-    run = RunFolder(folder, plain, tracked.id, tracked.uri)
-    run.write()
-    return run
-
-
-@contextmanager
-def _alone(config: TrainingConfig) -> Iterator[None]:
-    """Keep other processes from training in the same folder; the lock ends with the process."""
-    folder = _folder(config)
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / LOCK, timeout=0):
-            yield
-    except Timeout as error:
-        raise InvalidConfig(
-            f"{folder} is being trained by another process: wait for it or stop it, or choose "
-            "another name"
-        ) from error
-
-
-def _folder(config: TrainingConfig) -> Path:
-    return Path(config.storage).absolute() / config.name
-
-
-def _train_one(config: TrainingConfig, run: RunFolder) -> tuple[Encoder, Validation]:
+def _train_one(
+    config: TrainingConfig, run: RunFolder, callback: UserCallback | None
+) -> tuple[Encoder, Validation]:
     """Train; the epoch that was best on the validation images."""
-    launch(config, run)
+    launch(config, run, callback)
     with torch.random.fork_rng():  # the caller's random numbers are left alone
         encoder = build_encoder(
             replace(config.encoder, pretrained=False),
@@ -237,8 +199,3 @@ def _log(config: TrainingConfig, run: RunFolder, found: Validation) -> None:
     diagram = reliability(scaled, found.correct[1::2])
     svg = figures.to_svg(figures.reliability_diagram(diagram))
     run.tracked.log_figure(svg, "validation_reliability")
-
-
-def _json(value: object) -> object:
-    """A value as it is after a round trip through JSON."""
-    return list(value) if isinstance(value, tuple) else value

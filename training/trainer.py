@@ -44,7 +44,7 @@ class Trainer:
     normalisation is of it alone. So the steps are the same whatever the number of workers.
 
     Attributes:
-        config: of the run.
+        config: of the run; `options` is what of it is in force in the epoch being trained.
         encoder: what is trained.
         model: the encoder, wrapped so that gradients are averaged over the workers.
         optimizer: of the encoder's weights.
@@ -62,6 +62,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self._own_parts = range(self.workers.rank, self.config.n_parts, self.workers.count)
         self._statistics = PartStatistics(self.encoder, self.workers)
+        self.options = self.config
 
     def epoch(self, epoch: int, bar: EpochBar) -> dict[str, float]:
         """Train for an epoch; its mean loss and its number of tuples.
@@ -69,7 +70,8 @@ class Trainer:
         Raises:
             TrainingDiverged: the loss became NaN or infinite.
         """
-        steps = self._cached if self.config.mining.scope == "epoch" else self._online
+        self.options = self.config.at(epoch)
+        steps = self._cached if self.options.mining.scope == "epoch" else self._online
         losses, n_tuples = [], 0
         for loss, mined in steps(epoch, bar):
             self.optimizer.step()
@@ -78,7 +80,6 @@ class Trainer:
             n_tuples += mined
             bar.advance()
         if not losses:
-            self.optimizer.step()  # without gradients: nothing but a note to the schedule
             losses.append(torch.zeros((), device=self.workers.device))
         mean = self.workers.summed(torch.stack(losses).mean()).item() / self.workers.count
         if not np.isfinite(mean):
@@ -93,7 +94,7 @@ class Trainer:
 
         The losses of the workers are to be averaged.
         """
-        config, n_parts = self.config, self.config.n_parts
+        config, n_parts = self.options, self.config.n_parts
         self.encoder.eval()
         with torch.no_grad():
             tuples = mined_tuples(config, self.images, self._embed, self.workers, epoch)
@@ -124,7 +125,7 @@ class Trainer:
 
     def _online(self, epoch: int, bar: EpochBar) -> Iterator[tuple[Tensor, int]]:
         """Gradients of the tuples within each batch of images; yields as `_cached` does."""
-        config, n_parts, device = self.config, self.config.n_parts, self.workers.device
+        config, n_parts, device = self.options, self.config.n_parts, self.workers.device
         batches = image_batches(config, self.images, epoch)
         self.encoder.train()
         bar.start(len(batches))
@@ -160,7 +161,7 @@ class Trainer:
             vectors,
             self.images.relevance.subset(batch),
             torch.arange(len(batch)),
-            self.config.mining,
+            self.options.mining,
             torch_generator(self.config.seed, epoch, MINING, step),
         )
         return _by_role(members_of(tuples)), tuples.valid.cpu()
@@ -168,7 +169,7 @@ class Trainer:
     def _changes(self, epoch: int, step: int, n: int) -> Changes:
         """Random changes of all images of a step, drawn alike on every worker."""
         rng = numpy_generator(self.config.seed, epoch, AUGMENTATION, step)
-        return self.config.augmentation.draw(n, self.config.preprocessing.size, rng)
+        return self.options.augmentation.draw(n, self.config.preprocessing.size, rng)
 
     def _forward(self, pixels: Tensor, epoch: int, step: int, part: int) -> Embedding:
         """Embed a part of a batch, with gradients."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -13,12 +13,14 @@ from rcir.data import ImageSet, Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders import Encoder
 from rcir.encoders.batches import embed
-from rcir.errors import InvalidData, RiskUnattainable, TrainingDiverged
+from rcir.errors import InvalidData, TrainingDiverged
 from rcir.index import nearest_others
-from rcir.metrics import first_match_ranks, recall_at_k
-from rcir.risk import MinMax, MissController, Rankings
+from rcir.measured import Measured, names_digest
+from rcir.metrics import confidence, first_match_ranks, recall_at_k, reliability
+from rcir.risk import Certified, mean_size
+from training.certification import DEPTH, certify
 
-DEPTH = 200
+ALPHAS, DELTA = (0.05, 0.1, 0.2), 0.1
 
 
 @dataclass(frozen=True)
@@ -30,50 +32,58 @@ class Validation:
         uncertainty: (n,) of the images, as a retriever would state it.
         matched: (n,) whether another image matches at all.
         depth: number of candidates that were searched.
+        certified: what a calibration on these images would certify, see `certify`.
     """
 
     ranks: NDArray[np.float64]
     uncertainty: NDArray[np.float64]
     matched: NDArray[np.bool_]
     depth: int
+    certified: list[Certified] = field(default_factory=list)
 
     @property
     def correct(self) -> NDArray[np.bool_]:
         """(n,) whether the nearest other image matches."""
         return self.ranks == 1
 
-    def certified_size(self, alpha: float, delta: float) -> float:
-        """The mean set size that a calibration on these images would certify.
-
-        Half of the images fit the size adapter ("minmax"), the others calibrate. What cannot be
-        certified counts as the whole search depth.
-        """
-        first, second = (Rankings(self.uncertainty[start::2], self.depth) for start in (0, 1))
-        adapter = MinMax.fit(first, self.ranks[::2])
-        controller = MissController.calibrate(adapter, second, self.ranks[1::2])
-        try:
-            return float(controller.size(second, alpha, delta).mean())
-        except RiskUnattainable:
-            return float(self.depth)
+    def measured(self, images: ImageSet) -> Measured:
+        """What other runs are compared with, if anything can be certified of the images."""
+        metrics = {name.removeprefix("validation/"): v for name, v in self.metrics().items()}
+        return Measured("validation", names_digest(images.ids), self.certified, metrics, "auto")
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What it takes to make it again, by name."""
-        return vars(self) | {"depth": np.array([self.depth])}
+        own = {name: getattr(self, name) for name in ("ranks", "uncertainty", "matched")}
+        for number, part in enumerate(self.certified):
+            own |= {f"scores.{number}": part.scores, f"costs.{number}": part.costs}
+        return own | {"depth": np.array([self.depth])}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """What was given as `arrays`."""
-        return cls(**dict(arrays) | {"depth": int(arrays["depth"][0])})  # type: ignore[arg-type]
+        numbers = range(sum(name.startswith("scores.") for name in arrays))
+        return cls(
+            arrays["ranks"],
+            arrays["uncertainty"],
+            arrays["matched"],
+            int(arrays["depth"][0]),
+            [Certified(arrays[f"scores.{n}"], arrays[f"costs.{n}"]) for n in numbers],
+        )
 
     def metrics(self) -> dict[str, float]:
-        """Recall at 1, the certified size at alpha = delta = 0.1, and the AUROC of misses.
+        """Recall at 1, mean certified sizes at delta = 0.1, calibration error, AUROC of misses.
 
-        Recall is of the images that another one matches.
+        Recall is of the images that another one matches. What cannot be told is left out: sizes
+        with too few images, the AUROC where all are right or all wrong.
         """
-        found = {
-            "validation/recall_at_1": recall_at_k(self.ranks[self.matched], 1),
-            "validation/certified_size": self.certified_size(0.1, 0.1),
-        }
+        found = {"validation/recall_at_1": recall_at_k(self.ranks[self.matched], 1)}
+        # The range of one half scales the other.
+        half = self.uncertainty[::2]
+        scaled = confidence(self.uncertainty[1::2], half.min(), half.max())
+        found["validation/ece"] = reliability(scaled, self.correct[1::2]).error
+        for alpha in ALPHAS if self.certified else ():
+            size = mean_size(self.certified, alpha, DELTA)
+            found[f"validation/certified_size_{alpha:g}"] = size
         if 0 < self.correct.sum() < len(self.correct):
             from sklearn.metrics import roc_auc_score  # slow to import; not every worker needs it
 
@@ -104,11 +114,12 @@ def judge(embedding: Embedding, images: ImageSet) -> Validation:
         )
     distances, positions = nearest_others(vectors, min(DEPTH, len(images) - 1))
     ranks = first_match_ranks(images.relevance.of(images.relevance, positions))
-    if embedding.uncertainty is None:
-        uncertainty = distances[:, 0].astype(np.float64) ** 2 / 2
-    else:
-        uncertainty = embedding.uncertainty.cpu().numpy().astype(np.float64)
+    own = None
+    if embedding.uncertainty is not None:
+        own = embedding.uncertainty.cpu().numpy().astype(np.float64)
     matched = images.relevance.totals(images.relevance) > 1  # each image counts itself
     if not matched.any():
         raise InvalidData("no validation image matches another one: choose others")
-    return Validation(ranks, uncertainty, matched, positions.shape[1])
+    uncertainty = distances[:, 0].astype(np.float64) ** 2 / 2 if own is None else own
+    certified = certify(vectors.cpu().numpy(), own, images)
+    return Validation(ranks, uncertainty, matched, positions.shape[1], certified)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rcir.errors import InvalidConfig
 
+CPU = torch.device("cpu")
 Told = TypeVar("Told")
 
 
@@ -33,13 +34,16 @@ class Workers:
     @classmethod
     def joined(cls, use_gpu: bool) -> Workers:
         """Those of the Ray training that calls this; `InvalidConfig` if there is no GPU to use."""
-        if use_gpu and not torch.cuda.is_available():
-            raise InvalidConfig(
-                "use_gpu is true, but torch finds no CUDA device: set use_gpu=false"
-            )
-        device = ray.train.torch.get_device() if use_gpu else torch.device("cpu")
+        _check_gpu(use_gpu)
+        device = ray.train.torch.get_device() if use_gpu else CPU
         context = ray.train.get_context()
         return cls(context.get_world_rank(), context.get_world_size(), device)
+
+    @classmethod
+    def alone(cls, use_gpu: bool) -> Workers:
+        """This process without others; `InvalidConfig` if there is no GPU to use."""
+        _check_gpu(use_gpu)
+        return cls(0, 1, torch.device("cuda", torch.cuda.current_device()) if use_gpu else CPU)
 
     def share(self, n: int) -> range:
         """The run of 0, ..., n - 1 that is for this process; runs follow each other by rank."""
@@ -73,3 +77,8 @@ class Workers:
             torch.distributed.broadcast_object_list(told, device=self.device)
         found: Told = told[0]
         return found
+
+
+def _check_gpu(use_gpu: bool) -> None:
+    if use_gpu and not torch.cuda.is_available():
+        raise InvalidConfig("use_gpu is true, but torch finds no CUDA device: set use_gpu=false")

@@ -35,6 +35,7 @@ def test_the_folder_holds_nothing_but_what_is_documented(trained):
         "lock",
         "checkpoints",
         "encoder.safetensors",
+        "validation.safetensors",
     }
 
 

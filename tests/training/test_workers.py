@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import ray.train
 from mlflow import MlflowClient
 from safetensors.torch import load_file
 
@@ -92,6 +93,19 @@ def test_members_of_an_ensemble_train_side_by_side(tiny):
     expected = train(replace(config, name="in-turn")).encoder().state_dict()
     for name, values in found.encoder().state_dict().items():
         np.testing.assert_allclose(values, expected[name], rtol=1e-3, atol=1e-4)
+
+
+def test_a_callback_is_told_what_the_workers_report(tiny, tmp_path):
+    class Written(ray.train.UserCallback):  # carried to Ray's controller by value
+        def after_report(self, run_context, metrics, checkpoint):
+            with (tmp_path / "told").open("a") as file:
+                first = metrics[0]
+                file.write(f"{len(metrics)} {first['epoch']} {first['validation/recall_at_1']}\n")
+
+    run = train(tiny(epochs=2, num_workers=2), callback=Written())
+    recalls = history(run, "validation/recall_at_1")
+    expected = [f"2 {epoch} {recall}" for epoch, recall in zip((1, 2), recalls, strict=True)]
+    assert (tmp_path / "told").read_text().splitlines() == expected
 
 
 def test_what_a_worker_raises_on_purpose_arrives_as_itself_and_is_not_tried_again(tiny, capsys):

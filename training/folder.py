@@ -1,0 +1,92 @@
+"""The folder of a run, as training finds, begins and locks it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from rcir import tracking
+from rcir.config import flatten
+from rcir.errors import InvalidConfig
+from rcir.runs import FOLDER_TAG, RunFolder, read_run
+from training.config import TrainingConfig
+
+LOCK = "lock"
+# What may differ between a run and its continuation.
+RESOURCES = (
+    *("num_workers", "max_failures", "use_gpu", "threads", "compile", "storage", "data.root"),
+)
+
+
+def folder_of(config: TrainingConfig) -> Path:
+    """Where a run lies, absolute."""
+    return Path(config.storage).absolute() / config.name
+
+
+def found_run(config: TrainingConfig) -> RunFolder | None:
+    """The run that the folder holds, if any; `InvalidConfig` if it is of another configuration."""
+    folder = folder_of(config)
+    found = read_run(folder)
+    if found is None:
+        return None
+    old, new = flatten(found.config), flatten(asdict(config))
+    if config.parts is None:  # it keeps those that it was begun with
+        new["parts"] = old.get("parts")
+    changed = differing(old, new)
+    if changed:
+        raise InvalidConfig(
+            f"{folder} holds a run with another {', '.join(changed)}: choose another name, or "
+            "remove that folder"
+        )
+    return found
+
+
+def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Names of the options, resources apart, that differ between two flat configurations."""
+    return sorted(
+        name
+        for name in old.keys() | new.keys()
+        if name not in RESOURCES and as_json(old.get(name)) != as_json(new.get(name))
+    )
+
+
+def begin_run(config: TrainingConfig, parent: tracking.TrackedRun | None) -> RunFolder:
+    """A new run, in its folder and in MLflow."""
+    folder, plain = folder_of(config), asdict(replace(config, parts=config.n_parts))
+    tracked = tracking.start_run(config.name, {FOLDER_TAG: str(folder)}, parent)
+    run = RunFolder(folder, plain, tracked.id, tracked.uri)
+    run.write()
+    return run
+
+
+@contextmanager
+def alone_in(folder: Path, patience: float = 0) -> Iterator[None]:
+    """Keep other processes from training in a folder; the lock ends with the process.
+
+    Args:
+        folder: made if it is not there.
+        patience: seconds to wait for another process.
+
+    Raises:
+        InvalidConfig: another process trains in it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / LOCK, timeout=patience):
+            yield
+    except Timeout as error:
+        raise InvalidConfig(
+            f"{folder} is being trained by another process: wait for it or stop it, or choose "
+            "another name"
+        ) from error
+
+
+def as_json(value: object) -> object:
+    """A value as it is after a round trip through JSON."""
+    return json.loads(json.dumps(value))
