@@ -10,20 +10,16 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
-
-import mlflow
-from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag
-from mlflow.exceptions import MlflowException
-from mlflow.tracking.context.registry import resolve_tags
-from mlflow.utils.git_utils import get_git_commit
-from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rcir.errors import NoRetriever, TrackingUnavailable
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 EXPERIMENT = "rcir"
 BATCH = 500  # metrics in a call; a server takes no more than 1,000
@@ -32,9 +28,21 @@ PARENT_TAG = "mlflow.parentRunId"
 IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 Loaded = TypeVar("Loaded")
 
-# A new SQLite store says how it was made, at whichever call comes first.
-for _name in ("mlflow.store.db.utils", "alembic"):
-    logging.getLogger(_name).setLevel(logging.WARNING)
+
+def _mlflow() -> Any:
+    """MLflow, imported when first used: it is slow to import, and not every worker logs."""
+    import mlflow
+
+    # A new SQLite store says how it was made, at whichever call comes first. MLflow sets the levels
+    # of its loggers when it is imported: these are set after it.
+    for name in ("mlflow.store.db.utils", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    return mlflow
+
+
+def _client(uri: str) -> MlflowClient:
+    client: MlflowClient = _mlflow().MlflowClient(tracking_uri=uri)
+    return client
 
 
 class TrackedRun:
@@ -48,13 +56,18 @@ class TrackedRun:
     def __init__(self, run_id: str, uri: str) -> None:
         self.id = run_id
         self.uri = uri
-        self._client = MlflowClient(tracking_uri=uri)
+
+    @cached_property
+    def _client(self) -> MlflowClient:
+        return _client(self.uri)
 
     def __reduce__(self) -> tuple[type[TrackedRun], tuple[str, str]]:
         return TrackedRun, (self.id, self.uri)  # for processes of a cluster
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Log parameters once; those logged before keep their first value."""
+        from mlflow.entities import Param
+
         with _reachable(self.uri):
             known = self._client.get_run(self.id).data.params
             new = [Param(name, str(value)) for name, value in params.items() if name not in known]
@@ -63,11 +76,15 @@ class TrackedRun:
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags."""
+        from mlflow.entities import RunTag
+
         with _reachable(self.uri):
             self._client.log_batch(self.id, tags=[RunTag(*item) for item in tags.items()])
 
     def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
         """Log metrics of one step."""
+        from mlflow.entities import Metric
+
         now = int(1000 * time.time())
         logged = [Metric(name, float(value), now, step) for name, value in metrics.items()]
         with _reachable(self.uri):
@@ -83,6 +100,11 @@ class TrackedRun:
         """Log a figure as `figures/NAME.svg`."""
         with _reachable(self.uri):
             self._client.log_text(self.id, svg, f"figures/{name}.svg")
+
+    def log_table(self, columns: Mapping[str, Sequence[Any]], name: str) -> None:
+        """Log a table as `NAME.json`, which MLflow's page shows beside those of other runs."""
+        with _reachable(self.uri):
+            self._client.log_table(self.id, dict(columns), f"{name}.json")
 
     def log_folder(self, folder: Path, name: str) -> None:
         """Log the files of a folder as the artifact folder `name`."""
@@ -102,14 +124,15 @@ class TrackedRun:
         try:
             yield
         except BaseException as error:
-            interrupted = isinstance(error, KeyboardInterrupt)
+            interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
             # What happened matters more than that it could not be noted.
             with suppress(TrackingUnavailable):
-                self._end("KILLED" if interrupted else "FAILED")
+                self.end("KILLED" if interrupted else "FAILED")
             raise
-        self._end("FINISHED")
+        self.end("FINISHED")
 
-    def _end(self, status: str) -> None:
+    def end(self, status: str) -> None:
+        """Mark the run as ended: "FINISHED", "FAILED" or "KILLED"."""
         with _reachable(self.uri):
             self._client.set_terminated(self.id, status)
 
@@ -122,12 +145,16 @@ def start_run(name: str, tags: Mapping[str, str], parent: TrackedRun | None = No
         tags: added to what MLflow finds out by itself (user, source, git revision).
         parent: the run this one is part of.
     """
+    from mlflow.tracking.context.registry import resolve_tags
+    from mlflow.utils.git_utils import get_git_commit
+    from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
+
     uri = parent.uri if parent else _store()
     family = {PARENT_TAG: parent.id} if parent else {}
     revision = get_git_commit(str(Path(__file__).parent))
     code = {MLFLOW_GIT_COMMIT: revision} if revision else {}
     with _reachable(uri):
-        client = MlflowClient(tracking_uri=uri)
+        client = _client(uri)
         experiment = client.get_experiment_by_name(EXPERIMENT)
         experiment_id = (
             experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT)
@@ -140,10 +167,12 @@ def start_run(name: str, tags: Mapping[str, str], parent: TrackedRun | None = No
 
 def find_run(run_id: str) -> TrackedRun | None:
     """The run of an id in the configured tracking store, or None."""
+    from mlflow.exceptions import MlflowException
+
     uri = _store()
     with _reachable(uri):
         try:
-            MlflowClient(tracking_uri=uri).get_run(run_id)
+            _client(uri).get_run(run_id)
         except MlflowException as error:
             # Of an id that is none, some stores say that the value is invalid.
             if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
@@ -154,12 +183,12 @@ def find_run(run_id: str) -> TrackedRun | None:
 
 def is_chosen() -> bool:
     """Whether a tracking store was named, by the environment or in code."""
-    return bool(mlflow.is_tracking_uri_set())
+    return bool(_mlflow().is_tracking_uri_set())
 
 
 def _store() -> str:
     """The configured tracking store; a relative SQLite file is found from other folders too."""
-    uri = mlflow.get_tracking_uri()
+    uri: str = _mlflow().get_tracking_uri()
     place = uri.removeprefix("sqlite:///")
     return uri if place == uri else f"sqlite:///{Path(place).absolute()}"
 
@@ -167,6 +196,8 @@ def _store() -> str:
 @contextmanager
 def _reachable(uri: str) -> Iterator[None]:
     """What MLflow says of a store it cannot use, as `TrackingUnavailable`, in half a minute."""
+    from mlflow.exceptions import MlflowException
+
     own = {name: value for name, value in IMPATIENT.items() if name not in os.environ}
     os.environ.update(own)
     try:
@@ -185,7 +216,7 @@ def _reachable(uri: str) -> Iterator[None]:
 def run_tag(run: TrackedRun, name: str) -> str | None:
     """A tag of a run, or None."""
     with _reachable(run.uri):
-        tag: str | None = MlflowClient(tracking_uri=run.uri).get_run(run.id).data.tags.get(name)
+        tag: str | None = _client(run.uri).get_run(run.id).data.tags.get(name)
     return tag
 
 
@@ -195,9 +226,11 @@ def with_downloaded(uri: str, load: Callable[[Path], Loaded]) -> Loaded:
     Raises:
         NoRetriever: MLflow has nothing at that URI.
     """
+    from mlflow.exceptions import MlflowException
+
     with tempfile.TemporaryDirectory() as folder:
         try:
-            local = mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=folder)
+            local = _mlflow().artifacts.download_artifacts(artifact_uri=uri, dst_path=folder)
         except (MlflowException, OSError, ImportError, ValueError) as error:
             raise NoRetriever(
                 f"MLflow has nothing at {uri} ({error}): check the run's id and MLFLOW_TRACKING_URI"

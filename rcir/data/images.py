@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
 from torch import Tensor
 from torch.nn.functional import interpolate
-from torchvision.io import ImageReadMode, decode_jpeg
-from torchvision.transforms.v2 import functional as F
 
 from rcir.errors import InvalidImage
 
@@ -121,7 +119,9 @@ def resize(
     Args:
         extent: (height, width) of the part, from the upper left, that fills the size; None for all.
     """
-    tensor = torch.from_numpy(np.require(images, requirements=["C", "W"]))
+    values = np.require(images, requirements=["C", "W"]).reshape(-1)
+    # Shaped by torch: of one image, numpy's strides may hide that it is stored channels last.
+    tensor = torch.from_numpy(values).view(images.shape)
     tensor = tensor[:, None] if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
     if extent is not None and extent != tuple(tensor.shape[-2:]):
         # The output's size is rounded down, also from a hair below the wanted one.
@@ -129,8 +129,7 @@ def resize(
         return interpolate(tensor, scale_factor=scale, mode="bilinear", antialias=True)
     if tuple(tensor.shape[-2:]) == tuple(size):
         return tensor.contiguous()
-    resized: Tensor = F.resize(tensor, list(size), antialias=True)
-    return resized
+    return interpolate(tensor, size=size, mode="bilinear", antialias=True)
 
 
 def _read(source: ImageLike, channels: int, size: tuple[int, int] | None) -> NDArray[np.uint8]:
@@ -256,15 +255,25 @@ def _all_pixels(file: BinaryIO, size: tuple[int, int], channels: int) -> NDArray
         return None
     file.seek(0)
     content = bytearray(file.read(length))
-    mode = ImageReadMode.GRAY if channels == 1 else ImageReadMode.RGB
     try:
-        pixels = decode_jpeg(torch.frombuffer(content, dtype=torch.uint8), mode)
+        pixels = decode_jpeg(torch.frombuffer(content, dtype=torch.uint8), channels)
     except RuntimeError:
         return None
     if pixels.shape[:0:-1] != size:
         return None
     array: NDArray[np.uint8] = (pixels[0] if channels == 1 else pixels.permute(1, 2, 0)).numpy()
     return array
+
+
+def decode_jpeg(content: Tensor, channels: int) -> Tensor:
+    """uint8 (channels, H, W) of a file's bytes; `RuntimeError` for what torchvision refuses."""
+    # Slow to import; other files need none. The package, of which all threads wait for the same:
+    # they would wait for each other where one takes the package and one a module in it.
+    import torchvision
+
+    mode = "GRAY" if channels == 1 else "RGB"
+    pixels: Tensor = torchvision.io.decode_jpeg(content, torchvision.io.ImageReadMode[mode])
+    return pixels
 
 
 def _from_array(array: NDArray[Any], channels: int) -> NDArray[np.uint8]:

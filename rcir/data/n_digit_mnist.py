@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from rcir.data.augmentation import occlude
 from rcir.data.division import Source
-from rcir.data.mnist import read_mnist
 from rcir.data.records import ImageSet
 from rcir.errors import InvalidConfig
 
@@ -92,6 +91,8 @@ def read(
     if gap == "number" and unseen:
         test_classes = np.setdiff1d(every, train_classes)
     rng = np.random.default_rng(draw)
+    from rcir.data.mnist import read_mnist  # slow to import; the lists of classes need none
+
     mnist = read_mnist(root, download)
 
     def compose(

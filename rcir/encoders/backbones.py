@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchvision import models
 
 from rcir.errors import DataUnavailable, InvalidConfig
 
@@ -71,6 +70,8 @@ def _cifar_cnn(channels: int) -> nn.Module:
 
 
 def _torchvision(name: str, pretrained: bool) -> nn.Module:
+    from torchvision import models  # slow to import; the small networks need none
+
     try:
         return models.get_model(name, weights="DEFAULT" if pretrained else None)
     # No network, a download that fails its hash, a file in the cache that is cut short.
