@@ -1,6 +1,7 @@
 """Tuning: sweeps of trainings, judged by the set size that they would certify."""
 
 from tuning.config import TuningConfig
-from tuning.sweep import Trial, sweep
+from tuning.records import Records, Trial
+from tuning.sweep import sweep
 
-__all__ = ["Trial", "TuningConfig", "sweep"]
+__all__ = ["Records", "Trial", "TuningConfig", "sweep"]

@@ -5,38 +5,43 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
-
 from rcir.config import parse, reporting_errors
 from tuning.config import TuningConfig
-from tuning.sweep import sweep
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse, sweep, show the trials."""
+    """Parse, sweep, show the trials; calibrate the best if asked to."""
+    given = _spelled_out(sys.argv[1:] if argv is None else argv)
     with reporting_errors():
-        config = parse(TuningConfig, argv, "python -m tuning", "Sweep the options of a training.")
-        trials = sweep(config)
-        table = Table("certified size", "recall at 1", *config.space, "folder")
-        table.columns[-1].overflow = "fold"
-        for trial in trials:
-            values = [
-                f"{trial.values[name]:.3g}"
-                if isinstance(trial.values[name], float)
-                else str(trial.values[name])
-                for name in config.space
-            ]
-            table.add_row(
-                f"{trial.certified_size:.2f}",
-                f"{trial.recall_at_1:.3f}",
-                *values,
-                trial.folder.name,
-            )
-        Console(highlight=False).print(table)
-        if trials:
-            print(f"next: python -m calibration --run {trials[0].folder}")
-    return 0 if trials else 1
+        config = parse(TuningConfig, given, "python -m tuning", "Sweep the options of a training.")
+        # Slow to import; `--help` and a wrong option need none.
+        from tuning.records import BEST_FILE
+        from tuning.report import best_run, print_table
+        from tuning.sweep import sweep
+
+        records = sweep(config)
+        print_table(records)
+        run = best_run(records)
+        print(f"best: {run.path}\nits configuration: {records.folder / BEST_FILE}")
+        if not config.calibrate:
+            print(f"next: python -m calibration --run {run.path}")
+            return 0
+        from calibration import CalibrationConfig, calibrate
+        from calibration.table import print_table as print_calibration
+
+        outcome = calibrate(CalibrationConfig(str(run.path)))
+        print_calibration(outcome.evaluation)
+        print(f"retriever: {outcome.folder}\nreport: {outcome.report}")
+    return 0
+
+
+def _spelled_out(argv: Sequence[str]) -> list[str]:
+    """`--calibrate` alone means yes."""
+    following = [*argv[1:], "--"]
+    return [
+        "--calibrate=true" if option == "--calibrate" and after.startswith("--") else option
+        for option, after in zip(argv, following, strict=True)
+    ]
 
 
 if __name__ == "__main__":

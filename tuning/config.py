@@ -2,81 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
-
-from ray import tune
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from rcir.errors import InvalidConfig
 from rcir.risk import check_level
 from training import TrainingConfig
+from tuning.space import check_space
 
-SAMPLERS = {
-    "choice": lambda *values: tune.choice(list(values)),
-    "grid": lambda *values: tune.grid_search(list(values)),
-    "loguniform": tune.loguniform,
-    "uniform": tune.uniform,
-}
+CHANGEABLE = ("optimizer", "loss", "mining", "augmentation")  # while a training runs
 
 
 @dataclass(frozen=True)
 class TuningConfig:
-    """A sweep.
+    """A sweep: trainings that differ in some options, judged by the set size they would certify.
 
     Args:
-        training: what every trial has in common.
+        training: what all trials have in common; its name is the sweep's.
         space: what differs: dotted names of training options, each with one of
-            `{uniform: [low, high]}`, `{loguniform: [low, high]}`, `{choice: [...]}` (drawn at
-            random) or `{grid: [...]}` (all of them).
-        trials: number of random draws, for each point of the grid.
+            `{uniform: [low, high]}`, `{loguniform: [low, high]}` (whole numbers between whole
+            numbers), `{choice: [...]}` (drawn at random) or `{grid: [...]}` (all of them).
+        trials: number of draws: with search "random", for each point of the grid; with scheduler
+            "pbt", the size of the population.
+        seeds: how often each trial trains, with training.seed, training.seed + 1, ...; it is judged
+            by the mean.
+        search: "random" draws, or "tpe" (Optuna's tree-structured Parzen estimator), which draws
+            where earlier trials were good.
+        objectives: what "tpe" is to improve; with both, it looks for all good compromises.
+        scheduler: "none" trains every trial to the end; "asha" (asynchronous successive halving)
+            stops those that are behind; "pbt" (population-based training) lets those that are
+            behind go on from the weights of those ahead, with options changed a little.
+        interval: epochs before "asha" stops any; epochs between the exchanges of "pbt".
+        reduction: "asha" lets one in so many go on, at interval, interval * reduction, ... epochs.
         seed: of the draws.
         alpha, delta: the guarantee whose set size decides.
+        gpus_per_trial: with training.use_gpu and no workers, the share of a GPU that a trial takes,
+            in (0, 1].
+        calibrate: whether the best trial becomes a calibrated retriever.
     """
 
     training: TrainingConfig
     space: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     trials: int = 4
+    seeds: int = 1
+    search: Literal["random", "tpe"] = "random"
+    objectives: tuple[Literal["certified_size", "recall_at_1"], ...] = ("certified_size",)
+    scheduler: Literal["none", "asha", "pbt"] = "none"
+    interval: int = 1
+    reduction: int = 3
     seed: int = 0
     alpha: float = 0.1
     delta: float = 0.1
+    gpus_per_trial: float = 1.0
+    calibrate: bool = False
 
     def __post_init__(self) -> None:
         check_level("alpha", self.alpha)
         check_level("delta", self.delta)
-        if self.trials < 1 or not self.space:
+        for name, least in (("trials", 1), ("seeds", 1), ("interval", 1), ("reduction", 2)):
+            if getattr(self, name) < least:
+                raise InvalidConfig(f"{name} is {getattr(self, name)}; at least {least}")
+        if self.seed < 0:
+            raise InvalidConfig(f"seed is {self.seed}; at least 0")
+        if not self.objectives or len(set(self.objectives)) < len(self.objectives):
+            raise InvalidConfig("objectives: give certified_size, recall_at_1, or both")
+        if not 0 < self.gpus_per_trial <= 1:
+            raise InvalidConfig(f"gpus_per_trial is {self.gpus_per_trial}; it lies in (0, 1]")
+        if self.gpus_per_trial < 1 and (self.training.most_workers or not self.training.use_gpu):
             raise InvalidConfig(
-                f"trials is {self.trials} and space names {len(self.space)} options; needed: at "
-                "least 1 of each"
+                f"gpus_per_trial is {self.gpus_per_trial}: a GPU is shared by trials that train on "
+                "it without workers; set training.use_gpu to true and training.num_workers to 0"
             )
-        for name, sampler in self.space.items():
-            override(self.training, {name: _present(self.training, name)})
-            if len(sampler) != 1 or next(iter(sampler)) not in SAMPLERS:
-                raise InvalidConfig(
-                    f"space.{name} is {sampler}; give one of {', '.join(SAMPLERS)} with a list"
-                )
+        check_space(self.training, self.space)
+        grids = [name for name, sampler in self.space.items() if "grid" in sampler]
+        if grids and (self.search == "tpe" or self.scheduler == "pbt"):
+            raise InvalidConfig(
+                f"space.{grids[0]} is a grid, of which all points are trained, and {self.search} "
+                f"with {self.scheduler} chooses by itself: give choice"
+            )
+        if self.scheduler != "none" and self.training.encoder.method == "deep-ensemble":
+            raise InvalidConfig(
+                f"scheduler is {self.scheduler}, which looks at epochs, and an ensemble is judged "
+                "when all members are trained: set scheduler to none"
+            )
+        if self.scheduler != "none" and self.interval >= self.training.epochs:
+            raise InvalidConfig(
+                f"interval is {self.interval} and training.epochs {self.training.epochs}: "
+                f"{self.scheduler} would never act; give an interval below the epochs"
+            )
+        if self.scheduler == "pbt":
+            self._check_population()
 
-    def sampled(self) -> dict[str, Any]:
-        """The space as Ray Tune samples it."""
-        return {
-            name: SAMPLERS[kind](*values)
-            for name, sampler in self.space.items()
-            for kind, values in sampler.items()
-        }
-
-
-def override(config: Any, values: Mapping[str, Any]) -> Any:
-    """A copy of a configuration with other values of dotted names."""
-    for name, value in values.items():
-        head, _, rest = name.partition(".")
-        new = override(getattr(config, head), {rest: value}) if rest else value
-        config = replace(config, **{head: new})
-    return config
-
-
-def _present(config: Any, name: str) -> Any:
-    for part in name.split("."):
-        if not is_dataclass(config) or part not in {each.name for each in fields(config)}:
-            raise InvalidConfig(f"space names {name}, which is no option of a training")
-        config = getattr(config, part)
-    return config
+    def _check_population(self) -> None:
+        if self.trials < 2 or self.seeds > 1 or self.search != "random":
+            raise InvalidConfig(
+                f"pbt with trials {self.trials}, seeds {self.seeds}, search {self.search}: it "
+                "takes 2 trials at least, one seed, and search random"
+            )
+        if self.training.most_workers:
+            raise InvalidConfig(
+                f"pbt with training.num_workers {self.training.num_workers}: members of a "
+                "population train without workers; set it to 0"
+            )
+        fixed = [name for name in self.space if name.partition(".")[0] not in CHANGEABLE]
+        if fixed:
+            raise InvalidConfig(
+                f"pbt changes options while it trains, and {', '.join(fixed)} cannot be: it can "
+                f"change those of {', '.join(CHANGEABLE)}"
+            )

@@ -1,119 +1,195 @@
-"""A Ray Tune sweep: each trial trains, and says what set size it would certify."""
+"""A sweep: trials on a Ray cluster, their records, and what follows from them."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import ray
 from ray import tune
 
-from rcir import runs, tracking
-from rcir.cluster import join_cluster
+from rcir import tracking
+from rcir.cluster import join_cluster, quiet
 from rcir.config import flatten
-from rcir.data import load_splits
-from rcir.errors import InvalidConfig
-from training import TrainingConfig, train
-from training.validation import validate
-from tuning.config import TuningConfig, override
+from rcir.data import data_root, load_splits
+from rcir.errors import InvalidConfig, InvalidData
+from rcir.risk import required_calibration
+from rcir.runs import FOLDER_TAG, read_run
+from training.certification import PARTS
+from training.folder import alone_in
+from training.run import check_images, check_places
+from tuning.config import TuningConfig
+from tuning.records import Records, read_records
+from tuning.report import publish
+from tuning.search import numbered, resources, scheduler, search, side_by_side
+from tuning.space import Values, draw, with_values
+from tuning.trial import Plan, run_trial
+from tuning.watch import Watch, console
+
+# What may differ between a sweep and its continuation.
+RESOURCES = (
+    "gpus_per_trial",
+    "calibrate",
+    *(
+        f"training.{name}"
+        for name in ("num_workers", "max_failures", "use_gpu", "threads", "compile")
+    ),
+    "training.storage",
+    "training.data.root",
+)
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One training of a sweep.
-
-    Attributes:
-        values: the sampled options, by dotted name.
-        certified_size: mean set size that the validation images would certify.
-        recall_at_1: of the validation images.
-        folder: of the training run.
-    """
-
-    values: dict[str, Any]
-    certified_size: float
-    recall_at_1: float
-    folder: Path
-
-
-def sweep(config: TuningConfig) -> list[Trial]:
-    """Train all trials on a Ray cluster, one CPU each; the best first.
+def sweep(config: TuningConfig) -> Records:
+    """Train all trials on a Ray cluster, judge them, and write down which is best.
 
     Trials are judged on the validation images alone, which are neither calibration nor test
-    queries, so that the guarantee of whatever is calibrated afterwards stands.
+    queries, so that the guarantee of whatever is calibrated afterwards stands. A trial that fails
+    is recorded, and does not end the sweep. A sweep that was interrupted goes on when it is given
+    again: trials that ended are not trained again, others continue from their last checkpoint, in
+    the same MLflow runs; one that failed for a reason that may be gone is tried again.
+
+    Raises:
+        InvalidConfig: no trial could be trained: of the space, of the cluster, or because the
+            folder holds another sweep.
+        InvalidData, DataUnavailable: of the data set, or there are too few validation images for
+            the guarantee that is to decide.
+        TrackingUnavailable: MLflow cannot be reached at the start or at the end.
     """
+    check_places(config.training)
     folder = Path(config.training.storage).absolute() / config.training.name
-    parent = tracking.start_run(f"sweep {config.training.name}", {})
-    parent.log_params(flatten(asdict(config)))
-    with parent.active():
-        tuner = tune.Tuner(
-            # A trial only waits for its training workers: they hold the CPUs and GPUs, it one byte.
-            tune.with_resources(
-                tune.with_parameters(
-                    _trial, config=config, folder=str(folder), parent=(parent.id, parent.uri)
-                ),
-                {"memory": 1},
-            ),
-            param_space=config.sampled(),
-            tune_config=tune.TuneConfig(
-                num_samples=config.trials,
-                search_alg=tune.search.BasicVariantGenerator(
-                    random_state=config.seed, max_concurrent=_side_by_side(config.training)
-                ),
-            ),
-            run_config=tune.RunConfig(name="ray", storage_path=str(folder), verbose=0),
-        )
-        results = tuner.fit()
-        done = [results[i] for i in range(len(results)) if results[i].error is None]
-        trials = [
-            Trial(
-                result.config or {},
-                found["certified_size"],
-                found["recall_at_1"],
-                Path(found["folder"]),
-            )
-            for result in done
-            if (found := result.metrics)
-        ]
-        trials.sort(key=lambda trial: trial.certified_size)
-        if trials:
-            parent.log_metrics({"best/certified_size": trials[0].certified_size})
-            parent.log_tags({"rcir.best": str(trials[0].folder)})
-    return trials
-
-
-def _trial(
-    values: dict[str, Any], config: TuningConfig, folder: str, parent: tuple[str, str]
-) -> dict[str, Any]:
-    """Train with the sampled values. Inside Tune, Ray Train needs a worker: no local mode."""
-    trial = tune.get_context().get_trial_id()
-    chosen: TrainingConfig = override(config.training, values)
-    run = train(
-        replace(chosen, name=f"trial-{trial}", storage=folder, num_workers=chosen.num_workers or 1),
-        tracking.TrackedRun(*parent),
-    )
-    return _judged(run, config) | {"folder": str(run.path)}
-
-
-def _judged(run: runs.RunFolder, config: TuningConfig) -> dict[str, Any]:
-    found = validate(run.encoder(), run.preprocessing, load_splits(run.data).validation)
-    return {
-        "certified_size": found.certified_size(config.alpha, config.delta),
-        "recall_at_1": float(found.correct.mean()),
-    }
-
-
-def _workers(config: TrainingConfig) -> int:
-    return max(1, config.most_workers)
-
-
-def _side_by_side(config: TrainingConfig) -> int:
-    """How many trials the cluster holds at a time: with more, workers would wait for each other."""
+    found = _found(config, folder)
+    if found is not None and found.finished:
+        return found
+    drawn = _drawn(config)
+    _check_data(config)
     join_cluster()
-    total = ray.cluster_resources().get("GPU" if config.use_gpu else "CPU", 0)
-    if total < _workers(config):
-        raise InvalidConfig(
-            f"a trial needs {_workers(config)} {'GPUs' if config.use_gpu else 'CPUs'}, the cluster "
-            f"has {total:g}: lower training.num_workers"
+    at_once = side_by_side(config)
+    with alone_in(folder):
+        records = _found(config, folder) or _start(config, folder)  # it may have begun meanwhile
+        with records.tracked.active():
+            _run(config, records, drawn, at_once)
+            publish(records)
+    return records
+
+
+def _run(config: TuningConfig, records: Records, drawn: list[Values] | None, at_once: int) -> None:
+    total = config.trials if drawn is None else len(drawn)
+    known = [trial.values for _, trial in sorted(records.trials.items())]
+    if config.scheduler == "pbt" and drawn is not None:
+        drawn = known + drawn[len(known) :]  # the options that members have now
+    data = replace(config.training.data, root=str(data_root(config.training.data)))
+    # What Ray gives a trial; so that it can be repeated elsewhere.
+    training = replace(config.training, data=data, threads=config.training.threads or 1)
+    ended = {number: trial.state for number, trial in records.trials.items() if trial.done}
+    plan = Plan(replace(config, training=training), str(records.folder), records.tracked, ended)
+    watch = Watch(config, records, total)
+    shutil.rmtree(records.folder / "ray", ignore_errors=True)
+    searcher = search(config, known)
+    tuner = tune.Tuner(
+        tune.with_resources(tune.with_parameters(run_trial, plan=plan), resources(config)),
+        param_space=None
+        if drawn is None
+        else {"drawn": tune.grid_search([numbered(i, values) for i, values in enumerate(drawn)])},
+        tune_config=tune.TuneConfig(
+            num_samples=total if drawn is None else 1,
+            search_alg=searcher,
+            scheduler=scheduler(config),
+            # A population takes turns: all of its members are under way.
+            max_concurrent_trials=None if config.scheduler == "pbt" else at_once,
+            # The next trial takes over a process that has imported all it needs.
+            reuse_actors=not config.training.most_workers,
+            trial_dirname_creator=lambda trial: f"{trial.config['drawn']['number']:03d}",
+        ),
+        run_config=tune.RunConfig(
+            name="ray", storage_path=str(records.folder), callbacks=[watch], verbose=0
+        ),
+    )
+    console.print(f"{total} trials, {min(at_once, total)} at a time, in {records.folder}")
+    with quiet("ray.tune", level=logging.CRITICAL), _settings():  # what failed is in the records
+        tuner.fit()
+    watch.log()
+    records.finished = len(records.trials) == total and all(
+        trial.done for trial in records.trials.values()
+    )
+    records.write()
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    """Ray Tune leaves the screen and Ctrl-C to us; what the environment says goes first."""
+    own = {"RAY_AIR_NEW_OUTPUT": "0", "TUNE_DISABLE_SIGINT_HANDLER": "1"}
+    own = {name: value for name, value in own.items() if name not in os.environ}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for name in own:
+            os.environ.pop(name, None)
+
+
+def _drawn(config: TuningConfig) -> list[Values] | None:
+    """All trials, if they can be drawn before any is trained; each can be built."""
+    if config.search == "tpe":
+        return None
+    drawn = draw(config.space, config.trials, config.seed)
+    for values in drawn:
+        with_values(config.training, values)
+    return drawn
+
+
+def _check_data(config: TuningConfig) -> None:
+    """Whether the data set can be trained on, and its validation images certify anything."""
+    splits = load_splits(config.training.data)
+    check_images(config.training, splits.train)
+    each = len(splits.validation) // PARTS
+    needed = required_calibration(config.alpha, config.delta)
+    if needed is None or each < needed:
+        raise InvalidData(
+            f"{len(splits.validation)} validation images: a quarter of them, {each}, calibrates, "
+            f"and alpha {config.alpha:g} with delta {config.delta:g} takes {needed} at least; have "
+            "more, or ask for a larger alpha"
         )
-    return int(total // _workers(config))
+
+
+def _found(config: TuningConfig, folder: Path) -> Records | None:
+    """The sweep that the folder holds, if any; it must be of the same configuration."""
+    found = read_records(folder)
+    if found is None:
+        if read_run(folder) is not None:
+            raise InvalidConfig(f"{folder} holds a training run: choose another training.name")
+        return None
+    old, new = flatten(found.config), flatten(_plain(config))
+    changed = sorted(
+        name
+        for name in old.keys() | new.keys()
+        if name not in RESOURCES and old.get(name) != new.get(name)
+    )
+    if changed:
+        raise InvalidConfig(
+            f"{folder} holds a sweep with another {', '.join(changed)}: choose another "
+            "training.name, or remove that folder"
+        )
+    return found
+
+
+def _start(config: TuningConfig, folder: Path) -> Records:
+    """A new sweep, in its folder and in MLflow."""
+    name = config.training.name
+    tracked = tracking.start_run(name, {FOLDER_TAG: str(folder), "rcir.sweep": name})
+    plain = _plain(config)
+    records = Records(folder, plain, tracked.id, tracked.uri)
+    records.write()
+    tracked.log_params(flatten(plain))
+    return records
+
+
+def _plain(config: TuningConfig) -> dict[str, Any]:
+    """The configuration as it is after a round trip through JSON."""
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    return plain

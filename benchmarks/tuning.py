@@ -1,0 +1,105 @@
+"""What a sweep gains, and what it costs beyond its trainings.
+
+Sweeps `--config`, calibrates the best trial and the configuration that was varied, and compares
+their certified sets on test queries that neither sweep nor calibration saw (alpha and delta of the
+sweep). Then sweeps eight trials of about a minute, for what Ray Tune and MLflow add to trainings.
+About a quarter of an hour on two cores. A sweep that `--storage` holds is not trained again.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from common import parser, report
+
+from calibration import CalibrationConfig, calibrate
+from rcir.config import parse
+from rcir.measured import TEST, Measured
+from rcir.risk.certified import Estimate, compare
+from training import train
+from tuning import Records, TuningConfig, sweep
+from tuning.report import best_run, print_table
+from tuning.watch import shown
+
+MINUTE = {"epochs": 10, "trials": 8}
+
+
+def main() -> None:
+    """Sweep, compare, measure the overhead."""
+    command = parser(__doc__)
+    command.add_argument("--config", default="configs/tune-digits-btl.yaml", help="of the sweep")
+    command.add_argument("--storage", default="runs", help="folder of the runs")
+    command.add_argument("--gain-only", action="store_true", help="leave the overhead out")
+    options = command.parse_args()
+    given = ["--config", options.config, "--training.storage", options.storage]
+    config = parse(TuningConfig, given, "tuning", "")
+    started = time.monotonic()
+    records = sweep(config)
+    seconds = time.monotonic() - started
+    print_table(records)
+    best, default, difference = gain(config, records)
+    rows = [
+        ("best of the sweep, mean certified size of test queries", spelled(best)),
+        ("configuration that was varied", spelled(default)),
+        ("difference", spelled(difference) + ("" if difference.beyond_noise else ", within noise")),
+    ]
+    figures = {"best_over_default_size": best.value / default.value}
+    if seconds > 10:  # of a sweep that was there already nothing is known
+        figures["sweep_seconds"] = seconds
+    if not options.gain_only:
+        figures |= overhead(config)
+    title = f"{options.config}, alpha {config.alpha:g}, delta {config.delta:g}"
+    report(title, ("what", "value"), rows, figures, options.json)
+
+
+def gain(config: TuningConfig, records: Records) -> tuple[Estimate, Estimate, Estimate]:
+    """Certified sizes of the best trial, of the default, and their difference, on test queries."""
+    name = f"{config.training.name}-default"
+    default = train(replace(config.training, name=name, threads=1))
+    runs = (default, best_run(records))
+    for run in runs:
+        calibrate(CalibrationConfig(str(run.path), alphas=(config.alpha,), delta=config.delta))
+    found = [Measured.read(run.path / TEST) for run in runs]
+    sizes, differences = compare([each.parts for each in found], config.alpha, config.delta)
+    return sizes[1], sizes[0], differences[0]
+
+
+def overhead(config: TuningConfig) -> dict[str, float]:
+    """What trials of about a minute take beyond the seconds of their epochs."""
+    with tempfile.TemporaryDirectory() as folder:
+        training = replace(config.training, name="minute", storage=folder, epochs=MINUTE["epochs"])
+        timed = TuningConfig(
+            training, {"loss.kl_scale": {"loguniform": [1e-7, 1e-3]}}, MINUTE["trials"]
+        )
+        started = time.monotonic()
+        records = sweep(timed)
+        wall = time.monotonic() - started
+        trained = [epoch_seconds(Path(folder, "minute", trial.name)) for trial in records.ranked()]
+        taken = [trial.seconds for trial in records.ranked()]
+    for spent, alone in zip(taken, trained, strict=True):
+        print(f"a trial of {shown(alone)} s took {shown(spent)} s")
+    return {
+        "trial_seconds": float(np.mean(trained)),
+        "trial_overhead": float(np.sum(taken) / np.sum(trained) - 1),
+        "sweep_of_trials_seconds": wall,
+    }
+
+
+def epoch_seconds(run: Path) -> float:
+    """The seconds of all epochs of a training."""
+    epochs = json.loads((run / "metrics.json").read_text())
+    return float(sum(metrics["seconds"] for metrics in epochs.values()))
+
+
+def spelled(estimate: Estimate) -> str:
+    """A value and its 95% interval."""
+    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
+
+
+if __name__ == "__main__":
+    main()

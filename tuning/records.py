@@ -1,0 +1,144 @@
+"""The folder of a sweep, and what is known of its trials.
+
+sweep.json              configuration, MLflow run, trials
+best.yaml               the configuration of the best trial, for `python -m training`
+trial-000/              the training run of a trial, see `rcir.runs`
+trial-000-seed-1/       with another seed
+trial-000/reports.json  what the trial told Ray Tune
+ray/                    Ray Tune's own files; not read again
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rcir.errors import InvalidData
+from rcir.runs import write_json
+from rcir.tracking import TrackedRun
+
+SWEEP_FILE, REPORTS_FILE, BEST_FILE = "sweep.json", "reports.json", "best.yaml"
+State = Literal["running", "finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration of a sweep, and how it did.
+
+    Attributes:
+        number: from 0, in the order of the draws.
+        values: of the options that the sweep varies, by dotted name.
+        state: "stopped" is by the scheduler, before all epochs.
+        epochs: trained so far, over all seeds.
+        metrics: the last that are known, on the validation images, mean over seeds:
+            "certified_size" at the sweep's alpha and delta, "certified_size_0.05", ... at others,
+            "recall_at_1", "ece".
+        reason: why it failed.
+        final: whether a failed trial would fail again.
+        seconds: that it took, over all starts.
+    """
+
+    number: int
+    values: dict[str, Any]
+    state: State = "running"
+    epochs: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    reason: str = ""
+    final: bool = False
+    seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Of its (first) training run and of its folder."""
+        return trial_name(self.number)
+
+    @property
+    def certified_size(self) -> float:
+        """What it is judged by; infinite if it is not known."""
+        return self.metrics.get("certified_size", float("inf"))
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing left to train."""
+        return self.state in ("finished", "stopped") or (self.state == "failed" and self.final)
+
+
+@dataclass
+class Records:
+    """What `sweep.json` holds.
+
+    Attributes:
+        folder: of the sweep, absolute.
+        config: of the sweep, as plain values.
+        mlflow_run, tracking_uri: of the sweep's run in MLflow.
+        trials: by number.
+        finished: whether all trials are done.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    mlflow_run: str
+    tracking_uri: str
+    trials: dict[int, Trial] = field(default_factory=dict)
+    finished: bool = False
+
+    @property
+    def tracked(self) -> TrackedRun:
+        """The sweep's run in MLflow."""
+        return TrackedRun(self.mlflow_run, self.tracking_uri)
+
+    def ranked(self) -> list[Trial]:
+        """The trials, the best first: those that finished, by certified size and recall."""
+
+        def key(trial: Trial) -> tuple[bool, float, float, int]:
+            recall = trial.metrics.get("recall_at_1", 0.0)
+            return trial.state != "finished", trial.certified_size, -recall, trial.number
+
+        return sorted(self.trials.values(), key=key)
+
+    def write(self) -> None:
+        """Write `sweep.json`, all of it or nothing."""
+        plain = {name: value for name, value in vars(self).items() if name != "folder"}
+        trials = [
+            asdict(trial) | {"folder": trial.name} for _, trial in sorted(self.trials.items())
+        ]
+        levels = {name: self.config[name] for name in ("alpha", "delta")}
+        write_json(self.folder / SWEEP_FILE, plain | levels | {"trials": trials})
+
+
+def read_records(folder: Path) -> Records | None:
+    """The sweep in a folder, or None if there is none.
+
+    Raises:
+        InvalidData: its `sweep.json` cannot be read.
+    """
+    path = folder / SWEEP_FILE
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text())
+        trials = [_trial(values) for values in found["trials"]]
+        return Records(
+            folder,
+            found["config"],
+            found["mlflow_run"],
+            found["tracking_uri"],
+            {trial.number: trial for trial in trials},
+            found["finished"],
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidData(
+            f"{path} is damaged ({error}): remove {folder} and sweep again"
+        ) from error
+
+
+def _trial(values: Mapping[str, Any]) -> Trial:
+    return Trial(**{name: value for name, value in values.items() if name != "folder"})
+
+
+def trial_name(number: int) -> str:
+    """The name of a trial's (first) training run."""
+    return f"trial-{number:03d}"

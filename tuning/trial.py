@@ -1,0 +1,215 @@
+"""One trial, in the process that Ray Tune gives it: train, and report."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray.train
+from ray import tune
+from ray.tune.integration.ray_train import TuneReportCallback
+
+from rcir.config import flatten, from_plain
+from rcir.errors import CheckpointFailed, RcirError, TrackingUnavailable, WorkersLost
+from rcir.measured import VALIDATION, Measured
+from rcir.risk import Certified, mean_size
+from rcir.runs import read_run, write_json
+from rcir.tracking import TrackedRun
+from training import TrainingConfig, train
+from training.checkpoint import last_epoch, restore_validation
+from training.config import Change
+from training.folder import alone_in
+from training.fork import fork, snapshot
+from tuning.config import TuningConfig
+from tuning.records import REPORTS_FILE, State, trial_name
+from tuning.space import with_values
+
+SNAPSHOT = "run"
+ORPHANED = 60  # seconds; the processes of a killed sweep live on for some
+# What may go well at another time; anything else that rcir raises would be raised again.
+TRANSIENT = (CheckpointFailed, TrackingUnavailable, WorkersLost)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all trials are told.
+
+    Attributes:
+        config: of the sweep; where it stores and finds data is absolute.
+        folder: of the sweep.
+        parent: the sweep's run in MLflow.
+        ended: the trials that ended already, by number, and how.
+    """
+
+    config: TuningConfig
+    folder: str
+    parent: TrackedRun
+    ended: Mapping[int, State]
+
+
+def run_trial(given: dict[str, Any], plan: Plan) -> None:
+    """Train what was drawn, with every seed, and report each epoch to Ray Tune.
+
+    A trial that was begun before reports first what it reported then, so that scheduler and search
+    know it, and goes on from its last checkpoint. One that ended trains nothing.
+    """
+    # A member of a population takes over the options of another, and its number with them.
+    number = int(Path(tune.get_context().get_trial_dir()).name)
+    values = {name: value for name, value in given["drawn"].items() if name != "number"}
+    first = Path(plan.folder) / trial_name(number)
+    reports = Reports(first / REPORTS_FILE)
+    try:
+        if plan.config.scheduler == "pbt":
+            # What it told before is not told again: it has told it with other options.
+            config = _member(plan, first.name, values)
+        else:
+            config = with_values(plan.config.training, values)
+            config = replace(config, name=first.name, storage=plan.folder)
+            reports.repeat()
+        if plan.ended.get(number) != "stopped":
+            _train(plan, config, reports)
+    except Exception as error:
+        reports.failed(error)
+        raise
+
+
+def _train(plan: Plan, config: TrainingConfig, reports: Reports) -> None:
+    found: list[dict[str, float]] = []
+    for seed in range(plan.config.seeds):
+        one = replace(config, name=_seeded(config.name, seed), seed=config.seed + seed)
+        folder = Path(plan.folder) / one.name
+        with alone_in(folder, ORPHANED):
+            pass
+        run = train(one, plan.parent, None if seed else Epochs(plan.config, folder, reports))
+        known = Measured.read(run.path / VALIDATION)
+        found.append(_metrics(known.metrics, known.parts, plan.config))
+        mean = {name: sum(each[name] for each in found) / len(found) for name in found[0]}
+        done = seed + 1 == plan.config.seeds
+        reports.add(mean | {"epoch": config.epochs * (seed + 1), "finished": float(done)})
+
+
+def _member(plan: Plan, name: str, values: Mapping[str, Any]) -> TrainingConfig:
+    """What a member of a population trains: from where another one was, if it was told so."""
+    own = Path(plan.folder) / name
+    given = tune.get_checkpoint()
+    if given is not None:
+        with given.as_directory() as folder:
+            source = Path(folder) / SNAPSHOT
+            ahead = _configuration(source)
+            run = read_run(own)
+            now = None if run is None else _configuration(own)
+            if ahead.name != name or now is None or not _has(now, values):
+                change = Change(last_epoch(source) + 1, dict(values))
+                changes = (*ahead.changes, change)
+                fork(source, replace(ahead, name=name, storage=plan.folder, changes=changes))
+    if read_run(own) is not None:
+        return _configuration(own)
+    config = with_values(plan.config.training, values)
+    return replace(config, name=name, storage=plan.folder)
+
+
+def _configuration(folder: Path) -> TrainingConfig:
+    run = read_run(folder)
+    assert run is not None
+    plain = {name: value for name, value in run.config.items() if name != "data"}
+    # Options of a data set are anybody's; parsed, a name such as "3" would become a number.
+    return replace(from_plain(TrainingConfig, plain), data=run.data)
+
+
+def _has(config: TrainingConfig, values: Mapping[str, Any]) -> bool:
+    """Whether options have these values at the end of a training."""
+    options = flatten(asdict(config.at(config.epochs)))
+    return all(options[name] == value for name, value in values.items())
+
+
+class Epochs(ray.train.UserCallback):
+    """Reports the epochs of a training, but for the last, which is reported once all is written.
+
+    Ray Train calls it in its controller, a training without workers in its own thread.
+    """
+
+    def __init__(self, config: TuningConfig, folder: Path, reports: Reports) -> None:
+        self._config = config
+        self._folder = folder
+        self._reports = reports
+        # Made here, in the trial: it finds the way back to it.
+        self._forward = TuneReportCallback() if config.training.most_workers else None
+
+    def after_report(
+        self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any
+    ) -> None:
+        epoch = int(metrics[0]["epoch"])
+        if epoch == self._config.training.epochs:
+            return
+        found = restore_validation(self._folder, epoch)
+        names = {name.removeprefix("validation/"): value for name, value in found.metrics().items()}
+        report = _metrics(names, found.certified, self._config) | {"epoch": epoch, "finished": 0.0}
+        if self._forward is not None:
+            self._reports.write(report)
+            self._forward.after_report(run_context, [report], None)
+        elif self._config.scheduler == "pbt" and epoch % self._config.interval == 0:
+            self._reports.add(report, self._folder)
+        else:
+            self._reports.add(report)
+
+
+class Reports:
+    """What a trial told Ray Tune, in a file, so that it can be told again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def repeat(self) -> None:
+        """Tell all of it again."""
+        for report in read_reports(self._path)["reports"]:
+            tune.report(report)
+
+    def add(self, report: dict[str, float], run: Path | None = None) -> None:
+        """Write down, and tell; with the state of a training run, for others to go on from."""
+        self.write(report)
+        if run is None:
+            tune.report(report)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            snapshot(run, Path(folder) / SNAPSHOT)
+            tune.report(report, checkpoint=tune.Checkpoint.from_directory(folder))
+
+    def write(self, report: dict[str, float]) -> None:
+        """Write down what is told elsewhere; what was is not written again."""
+        known = read_reports(self._path)
+        if report not in known["reports"]:
+            known["reports"].append(report)
+        self._save(known)
+
+    def failed(self, error: Exception) -> None:
+        """Write down why the trial failed, for whoever sees only that it did."""
+        reason = " ".join(str(error).split()) or type(error).__name__
+        final = isinstance(error, RcirError) and not isinstance(error, TRANSIENT)
+        failure = {"reason": f"{type(error).__name__}: {reason}", "final": final}
+        self._save(read_reports(self._path) | {"failure": failure})
+
+    def _save(self, values: dict[str, Any]) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._path, values)
+
+
+def read_reports(path: Path) -> dict[str, Any]:
+    """What a trial told, and why it failed if it did."""
+    found: dict[str, Any] = {"reports": [], "failure": None}
+    return found | (json.loads(path.read_text()) if path.is_file() else {})
+
+
+def _metrics(
+    names: Mapping[str, float], parts: Sequence[Certified], config: TuningConfig
+) -> dict[str, float]:
+    """What a trial is judged by and shown with."""
+    size = mean_size(parts, config.alpha, config.delta)
+    return {"certified_size": size, "recall_at_1": names["recall_at_1"]} | dict(names)
+
+
+def _seeded(name: str, seed: int) -> str:
+    return f"{name}-seed-{seed}" if seed else name
