@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 LONGEST = "test_failures.py"
 AFTER_DEMO = ("README.md", "api.py", "retriever.py")  # whose examples use what the demo made
@@ -26,14 +27,24 @@ def tracking_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory, tracking_uri: str) -> Path:
-    """A folder in which `rcir demo --output runs/demo` has run; `screen.txt` is what it showed."""
-    folder = tmp_path_factory.mktemp("demo")
-    rcir = Path(sys.executable).with_name("rcir")
-    command = [rcir, "demo", "--output", "runs/demo"]
-    environment = os.environ | {"MLFLOW_TRACKING_URI": tracking_uri}
-    with (folder / "screen.txt").open("w") as screen:
-        subprocess.run(command, cwd=folder, env=environment, stdout=screen, check=True)
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which `rcir demo --output runs/demo` has run; `screen.txt` is what it showed.
+
+    It is made by the first process that needs it, for all that test at the same time.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent  # the processes have folders of their own in it
+    folder = shared / "demo"
+    with FileLock(shared / "demo.lock"):
+        if not (folder / "screen.txt").is_file():
+            folder.mkdir()
+            rcir = Path(sys.executable).with_name("rcir")
+            command = [rcir, "demo", "--output", "runs/demo"]
+            environment = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}"}
+            with (folder / "screen").open("w") as screen:
+                subprocess.run(command, cwd=folder, env=environment, stdout=screen, check=True)
+            (folder / "screen").rename(folder / "screen.txt")  # it is complete
     return folder
 
 

@@ -24,7 +24,8 @@ from rcir.runs import FOLDER_TAG, RUN_FILE, find_run, read_run
 SWEEP = "sweep.json"
 RETRIEVER = Path("retriever", "retriever.json")
 FILES: Mapping[Split, str] = {"validation": VALIDATION, "test": TEST}
-UNTOLD = ("name", "storage")  # options that differ between any two runs
+# What differs between any two runs, and what only says where they were trained.
+UNTOLD = ("name", "storage", "data.root", "num_workers", "max_failures", "use_gpu", "threads")
 DRAWS = 2000  # of 12 runs, about 5 then lie beyond each end of the interval of a difference
 
 
@@ -38,6 +39,7 @@ class Run:
         state: what became of it, such as "finished".
         options: of its training, by dotted name; empty if it is not known.
         measured: by split, what is there.
+        reported: of a trial, its last metrics on the validation images, at delta = 0.1.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Run:
     state: str
     options: dict[str, Any] = field(default_factory=dict)
     measured: dict[Split, Measured] = field(default_factory=dict)
+    reported: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,13 @@ class Comparison:
             if name not in UNTOLD and len({json.dumps(each.get(name)) for each in known}) > 1
         ]
 
+    def metric(self, number: int, name: str) -> float | None:
+        """A metric of a run; of a trial without weights the last it reported; None if unknown."""
+        run, one = self.runs[number], self.found[number]
+        known = one.metrics if one else run.reported if self.split == "validation" else {}
+        value = known.get(name, math.nan)
+        return value if math.isfinite(value) else None
+
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for JSON."""
         rows = []
@@ -94,7 +104,7 @@ class Comparison:
             row: dict[str, Any] = {"name": run.name, "folder": str(run.folder), "state": run.state}
             row["options"] = {name: run.options.get(name) for name in self.differing}
             for name in ("recall_at_1", "ece"):
-                row[name] = metric(one, name)
+                row[name] = self.metric(number, name)
             row["adapter"] = one and one.adapter
             for name in ("sizes", "differences"):
                 levels = getattr(self, name).items()
@@ -112,12 +122,6 @@ class Comparison:
             "runs": rows,
             "notes": self.notes,
         }
-
-
-def metric(measured: Measured | None, name: str) -> float | None:
-    """A metric, or None if it was not measured or is no number."""
-    value = math.nan if measured is None else measured.metrics.get(name, math.nan)
-    return value if math.isfinite(value) else None
 
 
 def compare_runs(
@@ -205,7 +209,7 @@ def _notes(runs: Sequence[Run], split: Split, groups: Sequence[Sequence[int]]) -
             "or calibrate on the same data set with the same options"
         )
     asked = {number for group in groups for number in group}
-    left = [run.name for number, run in enumerate(runs) if number not in asked]
+    left = [run.name for number, run in enumerate(runs) if number not in asked and not run.reported]
     if left:
         notes.append(f"no certified sizes on {split} queries: {', '.join(left)}")
     return notes
@@ -278,8 +282,10 @@ def _trials(folder: Path) -> list[Run]:
             known = _run(folder / name, name) or Run(name, folder / name, "")
             one = known.measured.get("validation")
             size = mean_size(one.parts, alpha, delta) if one and one.parts else math.inf
-            size = float(trial.get("metrics", {}).get("certified_size", size))
-            found.append((one is None, size, replace(known, state=str(trial["state"]))))
+            reported = {str(name): float(value) for name, value in trial["metrics"].items()}
+            size = reported.get("certified_size", size)
+            known = replace(known, state=str(trial["state"]), reported=reported)
+            found.append((one is None, size, known))
     except RcirError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:

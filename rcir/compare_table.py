@@ -5,10 +5,10 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from rcir.compare import Comparison, metric
+from rcir.compare import Comparison
 from rcir.risk.certified import Estimate
 
-WIDTH = 100  # at least, where there is no terminal to fit into
+WIDTH = 120  # at least, where there is no terminal to fit into
 
 
 def print_comparison(found: Comparison) -> None:
@@ -44,17 +44,26 @@ def print_comparison(found: Comparison) -> None:
 def _sizes(found: Comparison) -> Table:
     heads = (f"at alpha {alpha:g}" for alpha in found.alphas)
     table = _table("run", "state", "recall\nat 1", "ECE", *heads)
-    for number, (run, one) in enumerate(zip(found.runs, found.found, strict=True)):
-        numbers = (metric(one, name) for name in ("recall_at_1", "ece"))
-        missing = "not certified" if one is not None and one.parts else "-"
-        levels = (found.sizes[alpha].get(number) for alpha in found.alphas)
+    for number, run in enumerate(found.runs):
+        numbers = (found.metric(number, name) for name in ("recall_at_1", "ece"))
         table.add_row(
             run.name,
             run.state,
             *("-" if value is None else f"{value:.3f}" for value in numbers),
-            *(missing if size is None else f"{size.value:.2f} {_ends(size)}" for size in levels),
+            *(_size(found, number, alpha) for alpha in found.alphas),
         )
     return table
+
+
+def _size(found: Comparison, number: int, alpha: float) -> str:
+    """A size with its interval; of a trial that was stopped only what it reported."""
+    size, one = found.sizes[alpha].get(number), found.found[number]
+    if size is not None:
+        return f"{size.value:.2f} {_ends(size)}"
+    if one is not None and one.parts:
+        return "not certified"
+    reported = found.metric(number, f"certified_size_{alpha:g}") if found.delta == 0.1 else None
+    return "-" if reported is None else f"{reported:.2f}"
 
 
 def _options(found: Comparison) -> Table:

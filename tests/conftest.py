@@ -101,6 +101,8 @@ def ray_cluster():
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         patch.chdir(folder)
         patch.setenv("RAY_AUTH_MODE", "disabled")
+        # For every training, Ray starts a process that watches for machines being taken back.
+        patch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
         ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
         yield
         ray.shutdown()

@@ -18,6 +18,8 @@ from rcir.runs import RunFolder, read_run
 from tuning.records import BEST_FILE, SWEEP_FILE, Records, Trial
 from tuning.watch import console, shown
 
+WIDTH = 120  # at least, where there is no terminal to fit into
+
 
 def best_run(records: Records) -> RunFolder:
     """The (first) training run of the best trial.
@@ -105,8 +107,10 @@ def print_table(records: Records) -> None:
     intervals = _intervals(records, ranked)
     names = _short(records.config["space"])
     table = Table("trial", "certified size, 95%", "recall", "epochs", *names.values(), box=SIMPLE)
-    for column in table.columns[:4]:
-        column.no_wrap = True
+    for number, column in enumerate(table.columns):
+        column.no_wrap, column.overflow = number < 4, "fold"
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
     for trial in ranked:
         size = f"{trial.certified_size:.2f}{intervals.get(trial.number, '')}"
         recall = f"{trial.metrics['recall_at_1']:.3f}" if trial.metrics else "-"
