@@ -23,7 +23,7 @@ from rcir.measured import TEST, Measured
 from rcir.risk.certified import Estimate, compare
 from training import train
 from tuning import Records, TuningConfig, sweep
-from tuning.report import best_run, print_table
+from tuning.report import best_run, print_sweep
 from tuning.watch import shown
 
 MINUTE = {"epochs": 10, "trials": 8}
@@ -41,7 +41,7 @@ def main() -> None:
     started = time.monotonic()
     records = sweep(config)
     seconds = time.monotonic() - started
-    print_table(records)
+    print_sweep(records)
     best, default, difference = gain(config, records)
     rows = [
         ("best of the sweep, mean certified size of test queries", spelled(best)),

@@ -282,7 +282,7 @@ def _trials(folder: Path) -> list[Run]:
             known = _run(folder / name, name) or Run(name, folder / name, "")
             one = known.measured.get("validation")
             size = mean_size(one.parts, alpha, delta) if one and one.parts else math.inf
-            reported = {str(name): float(value) for name, value in trial["metrics"].items()}
+            reported = {str(name): float(value) for name, value in trial.get("metrics", {}).items()}
             size = reported.get("certified_size", size)
             known = replace(known, state=str(trial["state"]), reported=reported)
             found.append((one is None, size, known))

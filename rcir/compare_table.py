@@ -8,7 +8,7 @@ from rich.table import Table
 from rcir.compare import Comparison
 from rcir.risk.certified import Estimate
 
-WIDTH = 120  # at least, where there is no terminal to fit into
+WIDTH = 100  # at least, where there is no terminal to fit into
 
 
 def print_comparison(found: Comparison) -> None:
@@ -28,7 +28,8 @@ def print_comparison(found: Comparison) -> None:
     if any(found.differences.values()) and found.first is not None:
         console.print(
             f"\nMean set size less that of {found.runs[found.first].name}, paired on the same "
-            "queries\n(95% intervals that hold for all runs together):",
+            "queries\n(95% intervals that hold for all runs together; * is more than noise, "
+            "all else within it):",
             soft_wrap=True,
         )
         console.print(_differences(found))
@@ -59,11 +60,11 @@ def _size(found: Comparison, number: int, alpha: float) -> str:
     """A size with its interval; of a trial that was stopped only what it reported."""
     size, one = found.sizes[alpha].get(number), found.found[number]
     if size is not None:
-        return f"{size.value:.2f} {_ends(size)}"
+        return f"{_short(size.value)} {_ends(size)}"
     if one is not None and one.parts:
         return "not certified"
     reported = found.metric(number, f"certified_size_{alpha:g}") if found.delta == 0.1 else None
-    return "-" if reported is None else f"{reported:.2f}"
+    return "-" if reported is None else _short(reported)
 
 
 def _options(found: Comparison) -> Table:
@@ -74,29 +75,37 @@ def _options(found: Comparison) -> Table:
 
 
 def _differences(found: Comparison) -> Table:
-    table = _table("alpha", "run", "difference", "interval", "")
-    for alpha, differences in found.differences.items():
-        for number, difference in differences.items():
-            table.add_row(
-                f"{alpha:g}",
-                found.runs[number].name,
-                f"{difference.value:+.2f}",
-                _ends(difference, sign="+"),
-                "more than noise" if difference.beyond_noise else "within noise",
-            )
+    levels = [alpha for alpha, differences in found.differences.items() if differences]
+    table = _table("run", *(f"at alpha {alpha:g}" for alpha in levels))
+    for number, run in enumerate(found.runs):
+        cells = [found.differences[alpha].get(number) for alpha in levels]
+        if any(cells):
+            table.add_row(run.name, *(_difference(cell) for cell in cells))
     return table
+
+
+def _difference(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "-"
+    mark = " *" if estimate.beyond_noise else ""
+    return f"{_short(estimate.value, '+')} {_ends(estimate, '+')}{mark}"
 
 
 def _table(*columns: str) -> Table:
     table = Table(*columns, box=None, padding=(0, 2, 0, 0))
     for column in table.columns:
         column.overflow = "fold"
-        column.no_wrap = column.header in ("run", "difference", "interval", "")
+        column.no_wrap = column.header == "run"
     return table
 
 
 def _ends(estimate: Estimate, sign: str = "") -> str:
-    return f"[{estimate.low:{sign}.2f}, {estimate.high:{sign}.2f}]"
+    return f"[{_short(estimate.low, sign)}, {_short(estimate.high, sign)}]"
+
+
+def _short(size: float, sign: str = "") -> str:
+    """With three digits or so."""
+    return f"{size:{sign}.{2 if abs(size) < 10 else 1}f}"
 
 
 def _text(value: object) -> str:

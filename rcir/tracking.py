@@ -10,7 +10,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -100,11 +100,6 @@ class TrackedRun:
         """Log a figure as `figures/NAME.svg`."""
         with _reachable(self.uri):
             self._client.log_text(self.id, svg, f"figures/{name}.svg")
-
-    def log_table(self, columns: Mapping[str, Sequence[Any]], name: str) -> None:
-        """Log a table as `NAME.json`, which MLflow's page shows beside those of other runs."""
-        with _reachable(self.uri):
-            self._client.log_table(self.id, dict(columns), f"{name}.json")
 
     def log_folder(self, folder: Path, name: str) -> None:
         """Log the files of a folder as the artifact folder `name`."""

@@ -16,21 +16,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = parse(TuningConfig, given, "python -m tuning", "Sweep the options of a training.")
         # Slow to import; `--help` and a wrong option need none.
         from tuning.records import BEST_FILE
-        from tuning.report import best_run, print_table
+        from tuning.report import best_run, print_sweep
         from tuning.sweep import sweep
 
         records = sweep(config)
-        print_table(records)
+        print_sweep(records)
         run = best_run(records)
         print(f"best: {run.path}\nits configuration: {records.folder / BEST_FILE}")
         if not config.calibrate:
             print(f"next: python -m calibration --run {run.path}")
             return 0
         from calibration import CalibrationConfig, calibrate
-        from calibration.table import print_table as print_calibration
+        from calibration.table import print_table
 
         outcome = calibrate(CalibrationConfig(str(run.path)))
-        print_calibration(outcome.evaluation)
+        print_table(outcome.evaluation)
         print(f"retriever: {outcome.folder}\nreport: {outcome.report}")
     return 0
 

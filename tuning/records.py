@@ -2,6 +2,7 @@
 
 sweep.json              configuration, MLflow run, trials
 best.yaml               the configuration of the best trial, for `python -m training`
+trials.csv              the trials, the best first
 trial-000/              the training run of a trial, see `rcir.runs`
 trial-000-seed-1/       with another seed
 trial-000/reports.json  what the trial told Ray Tune
@@ -20,7 +21,8 @@ from rcir.errors import InvalidData
 from rcir.runs import write_json
 from rcir.tracking import TrackedRun
 
-SWEEP_FILE, REPORTS_FILE, BEST_FILE = "sweep.json", "reports.json", "best.yaml"
+SWEEP_FILE, REPORTS_FILE = "sweep.json", "reports.json"
+BEST_FILE, TABLE_FILE = "best.yaml", "trials.csv"
 State = Literal["running", "finished", "stopped", "failed"]
 
 

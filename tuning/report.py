@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import yaml
-from rich.box import SIMPLE
-from rich.table import Table
 
 from rcir import figures
+from rcir.compare import compare_runs
+from rcir.compare_table import print_comparison
 from rcir.errors import InvalidData
-from rcir.measured import VALIDATION, Measured
-from rcir.risk.certified import compare
 from rcir.runs import RunFolder, read_run
-from tuning.records import BEST_FILE, SWEEP_FILE, Records, Trial
-from tuning.watch import console, shown
-
-WIDTH = 120  # at least, where there is no terminal to fit into
+from training.validation import ALPHAS
+from tuning.records import BEST_FILE, SWEEP_FILE, TABLE_FILE, Records
+from tuning.watch import console
 
 
 def best_run(records: Records) -> RunFolder:
@@ -50,8 +47,8 @@ def publish(records: Records) -> None:
     tracked.log_metrics({f"sweep/{name}": value for name, value in best.metrics.items()})
     for name, svg in draw(records).items():
         tracked.log_figure(svg, name)
-    tracked.log_table(rows(records), "trials")
-    for file in (BEST_FILE, SWEEP_FILE):
+    table_of(records).to_csv(records.folder / TABLE_FILE, index=False)
+    for file in (BEST_FILE, TABLE_FILE, SWEEP_FILE):
         tracked.log_file(records.folder / file)
 
 
@@ -84,64 +81,23 @@ def draw(records: Records) -> dict[str, str]:
     return {name: figures.to_svg(figure) for name, figure in drawn.items()}
 
 
-def rows(records: Records) -> dict[str, list[Any]]:
-    """The trials as columns, the best first."""
+def table_of(records: Records) -> pd.DataFrame:
+    """The trials, the best first: metrics at sweep's end, options, why they failed."""
     ranked = records.ranked()
-    metrics = dict.fromkeys(name for trial in ranked for name in trial.metrics)
-    columns: dict[str, list[Any]] = {
-        "trial": [trial.number for trial in ranked],
-        "state": [trial.state for trial in ranked],
-        "epochs": [trial.epochs for trial in ranked],
-    }
-    columns |= {name: [trial.metrics.get(name) for trial in ranked] for name in metrics}
-    columns |= {
-        name: [trial.values.get(name) for trial in ranked] for name in records.config["space"]
-    }
-    return columns | {"reason": [trial.reason for trial in ranked]}
+    about = [
+        {"trial": trial.name, "state": trial.state, "epochs": trial.epochs} for trial in ranked
+    ]
+    rest = [trial.metrics | trial.values | {"reason": trial.reason} for trial in ranked]
+    return pd.DataFrame([first | more for first, more in zip(about, rest, strict=True)])
 
 
-def print_table(records: Records) -> None:
-    """Show the trials, the best first."""
+def print_sweep(records: Records) -> None:
+    """Show the trials, the best first, as `rcir compare` does, and why any failed."""
     alpha, delta = records.config["alpha"], records.config["delta"]
-    ranked = records.ranked()
-    intervals = _intervals(records, ranked)
-    names = _short(records.config["space"])
-    table = Table("trial", "certified size, 95%", "recall", "epochs", *names.values(), box=SIMPLE)
-    for number, column in enumerate(table.columns):
-        column.no_wrap, column.overflow = number < 4, "fold"
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
-    for trial in ranked:
-        size = f"{trial.certified_size:.2f}{intervals.get(trial.number, '')}"
-        recall = f"{trial.metrics['recall_at_1']:.3f}" if trial.metrics else "-"
-        epochs = f"{trial.epochs}" + ("" if trial.state == "finished" else f" {trial.state}")
-        values = (shown(trial.values[name]) for name in names)
-        size = size if trial.metrics else "-"
-        table.add_row(f"{trial.number:03d}", size, recall, epochs, *values)
-    console.print(
-        f"Mean certified set size at alpha {alpha:g}, delta {delta:g}, of the validation images:"
-    )
-    console.print(table)
-    for trial in ranked:
+    if any(trial.state == "finished" for trial in records.trials.values()):
+        levels = sorted({alpha, *ALPHAS})
+        print_comparison(compare_runs([str(records.folder)], levels, delta))
+    for trial in records.ranked():
         if trial.reason:
-            console.print(f"{trial.name} failed: {trial.reason}", soft_wrap=True)
-
-
-def _short(names: Collection[str]) -> dict[str, str]:
-    """Dotted names by what is behind the last dot, where that tells them apart."""
-    last = [name.rpartition(".")[2] for name in names]
-    return {
-        name: end if last.count(end) == 1 else name for name, end in zip(names, last, strict=True)
-    }
-
-
-def _intervals(records: Records, ranked: list[Trial]) -> dict[int, str]:
-    """Of the trials that finished, those of their first seed."""
-    finished = [trial for trial in ranked if trial.state == "finished"]
-    found = [Measured.read(records.folder / trial.name / VALIDATION) for trial in finished]
-    levels = records.config["alpha"], records.config["delta"]
-    sizes, _ = compare([each.parts for each in found], *levels) if found else ([], [])
-    return {
-        trial.number: f" [{size.low:.2f}, {size.high:.2f}]"
-        for trial, size in zip(finished, sizes, strict=True)
-    }
+            again = "" if trial.final else " (the same command tries it again)"
+            console.print(f"{trial.name} failed: {trial.reason}{again}", soft_wrap=True)
