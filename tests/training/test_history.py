@@ -18,6 +18,7 @@ def logged(run_id, address, name="loss"):
 
 
 def test_metrics_wait_for_a_server_that_is_away(server, tiny, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     run = tracking.start_run("waiting", {})
     history = History(tmp_path, run)
     history.add(1, {"loss": 1.0, "more": 0.1})

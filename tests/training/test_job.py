@@ -1,6 +1,7 @@
-"""Training submitted to a Ray cluster as a job, as docs/cluster.md says."""
+"""Trainings and sweeps submitted to a Ray cluster as jobs, as docs/cluster.md says."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -111,10 +112,12 @@ def address(environment, tmp_path_factory):
             stop(process)
 
 
-def submit(address, environment, *command):
+def submit(address, environment, *command, **variables):
     """`ray job submit` of the working tree, and what the job printed."""
+    job = [RAY, "job", "submit", "--address", address, "--working-dir", "."]
+    job += ["--runtime-env-json", json.dumps({"env_vars": variables})]
     return subprocess.run(
-        [RAY, "job", "submit", "--address", address, "--working-dir", ".", "--", *command],
+        [*job, "--", *command],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
@@ -139,9 +142,9 @@ def job(address, environment, command):
     return submit(address, environment, *command)
 
 
-def tracked(environment):
+def tracked(store):
     """All MLflow runs."""
-    client = MlflowClient(environment["MLFLOW_TRACKING_URI"])
+    client = MlflowClient(store)
     (experiment,) = client.search_experiments(filter_string="name = 'rcir'")
     return client, client.search_runs([experiment.experiment_id])
 
@@ -168,7 +171,7 @@ def test_a_submitted_training_is_finished_on_the_shared_storage(job, shared):
 
 def test_a_submitted_training_is_one_finished_mlflow_run(job, environment, shared):
     assert job.returncode == 0, job.stdout
-    client, (run,) = tracked(environment)
+    client, (run,) = tracked(environment["MLFLOW_TRACKING_URI"])
     assert run.info.status == "FINISHED"
     history = client.get_metric_history(run.info.run_id, "loss")
     assert [metric.step for metric in history] == [1, 2]
@@ -179,7 +182,7 @@ def test_a_submitted_training_is_one_finished_mlflow_run(job, environment, share
 def test_what_is_run_is_what_was_submitted(job, environment):
     """Not what is installed on the nodes: the copy that Ray made of the working tree."""
     assert job.returncode == 0, job.stdout
-    _, (run,) = tracked(environment)
+    _, (run,) = tracked(environment["MLFLOW_TRACKING_URI"])
     source = Path(run.data.tags["mlflow.source.name"])
     assert "working_dir_files" in source.parts
     assert source.parts[-2:] == ("training", "__main__.py")
@@ -193,5 +196,24 @@ def test_submitted_again_it_is_trained_already(job, address, environment, comman
     assert again.returncode == 0, again.stdout
     assert f"{shared / 'runs' / 'submitted'} is trained already" in again.stdout
     assert weights.stat().st_mtime_ns == before
-    _, (run,) = tracked(environment)
+    _, (run,) = tracked(environment["MLFLOW_TRACKING_URI"])
     assert run.info.status == "FINISHED"
+
+
+def test_a_submitted_sweep_trains_in_the_cluster_that_it_was_submitted_to(
+    address, environment, shared
+):
+    store = f"sqlite:///{shared / 'sweeps.db'}"
+    command = ["python", "-m", "tuning", "--config", "configs/tune-digits-btl.yaml"]
+    changes = {"trials": 2, "interval": 1, "training.name": "swept", "training.epochs": 2}
+    changes["training.data.options"] = SMALL.replace('"validation": 100', '"validation": 400')
+    changes["training.storage"] = shared / "runs"
+    options = [f"--{name}={value}" for name, value in changes.items()]
+    swept = submit(address, environment, *command, *options, MLFLOW_TRACKING_URI=store)
+    assert swept.returncode == 0, swept.stdout
+    assert (shared / "runs" / "swept" / "best.yaml").is_file()
+    _, runs = tracked(store)
+    parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    assert [run.data.tags["rcir.sweep"] for run in parents] == ["swept"]
+    children = {run.info.run_name for run in runs} - {"swept"}
+    assert children == {"trial-000", "trial-001"}
