@@ -11,15 +11,21 @@ import ray
 
 
 def join_cluster(shown: bool = False) -> None:
-    """Join the cluster that RAY_ADDRESS names, or one that runs on this machine, or start one.
+    """Join the cluster that RAY_ADDRESS names, or start one on this machine for this process alone.
 
-    A process that has joined one stays in it.
+    A process that has joined one stays in it. By itself Ray would join whatever runs on the
+    machine, such as what another training started for itself, and end with it.
 
     Args:
         shown: whether what workers print appears on this process's screen.
     """
     if not ray.is_initialized():
-        ray.init(include_dashboard=False, log_to_driver=shown, logging_level=logging.WARNING)
+        ray.init(
+            os.environ.get("RAY_ADDRESS", "local"),
+            include_dashboard=False,
+            log_to_driver=shown,
+            logging_level=logging.WARNING,
+        )
 
 
 def in_submitted_job() -> bool:

@@ -17,16 +17,16 @@ from rcir import tracking
 from rcir.config import flatten
 from rcir.errors import InvalidData, RcirError, TrackingUnavailable
 from rcir.measured import TEST, VALIDATION, Measured, Split
-from rcir.risk import check_level, mean_size
+from rcir.risk import check_level, is_certified, mean_size
 from rcir.risk.certified import Estimate, compare
-from rcir.runs import FOLDER_TAG, RUN_FILE, find_run, read_run
+from rcir.runs import FOLDER_TAG, RUN_FILE, RunFolder, find_run, read_run
 
 SWEEP = "sweep.json"
 RETRIEVER = Path("retriever", "retriever.json")
 FILES: Mapping[Split, str] = {"validation": VALIDATION, "test": TEST}
 # What differs between any two runs, and what only says where they were trained.
 UNTOLD = ("name", "storage", "data.root", "num_workers", "max_failures", "use_gpu", "threads")
-DRAWS = 2000  # of 12 runs, about 5 then lie beyond each end of the interval of a difference
+DRAWS = 2000
 
 
 @dataclass(frozen=True)
@@ -154,13 +154,12 @@ def compare_runs(
     sizes: dict[float, dict[int, Estimate]] = {alpha: {} for alpha in levels}
     differences: dict[float, dict[int, Estimate]] = {alpha: {} for alpha in levels}
     groups = _same_queries(runs, split)
+    chosen = split == "validation" and (folders[0] / SWEEP).is_file()  # the first, for its size
     for alpha in levels:
         for group in groups:
             parts = [runs[i].measured[split].parts for i in group]
-            of_each, beyond = compare(parts, alpha, delta, DRAWS)
-            certified = [
-                all(math.isfinite(part.kappa(alpha, delta)) for part in own) for own in parts
-            ]
+            of_each, beyond = compare(parts, alpha, delta, DRAWS, chosen)
+            certified = [is_certified(own, alpha, delta) for own in parts]
             sizes[alpha] |= {
                 i: size for i, size, is_so in zip(group, of_each, certified, strict=True) if is_so
             }
@@ -253,7 +252,7 @@ def _run(folder: Path, name: str) -> Run | None:
     trained = read_run(folder)
     if trained is not None:
         state = "finished" if trained.finished else "not finished"
-        return Run(name, folder, state, flatten(trained.config), measured)
+        return Run(name, folder, state, _options(trained), measured)
     if "test" not in measured:
         return None
     try:
@@ -264,28 +263,32 @@ def _run(folder: Path, name: str) -> Run | None:
     path = trained.path / VALIDATION
     if path.is_file():
         measured["validation"] = Measured.read(path)
-    return Run(name, folder, "calibrated", flatten(trained.config), measured)
+    return Run(name, folder, "calibrated", _options(trained), measured)
+
+
+def _options(run: RunFolder) -> dict[str, Any]:
+    """The options of a training by dotted name; of those that changed, as they were at last."""
+    options = flatten(run.config)
+    for change in options.pop("changes", []):
+        options |= change["options"]
+    return options
 
 
 def _trials(folder: Path) -> list[Run]:
-    """The trials of a sweep, that of the smallest sets first, those without any last.
+    """The trials of a sweep, that of the smallest sets first, those that did not finish last.
 
-    Of a trial with several seeds, the sweep knows the mean; what is compared is its first run.
+    Of a trial with several seeds, what was measured of all is compared.
     """
     path = folder / SWEEP
     found: list[tuple[bool, float, Run]] = []
     try:
         written = json.loads(path.read_text())
-        alpha, delta = float(written["alpha"]), float(written["delta"])
+        alpha, delta = (float(written["config"][name]) for name in ("alpha", "delta"))
         for trial in written["trials"]:
-            name = str(trial["folder"])
-            known = _run(folder / name, name) or Run(name, folder / name, "")
-            one = known.measured.get("validation")
+            run = _trial(folder, trial)
+            one = run.measured.get("validation")
             size = mean_size(one.parts, alpha, delta) if one and one.parts else math.inf
-            reported = {str(name): float(value) for name, value in trial.get("metrics", {}).items()}
-            size = reported.get("certified_size", size)
-            known = replace(known, state=str(trial["state"]), reported=reported)
-            found.append((one is None, size, known))
+            found.append((one is None, run.reported.get("certified_size", size), run))
     except RcirError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -295,6 +298,21 @@ def _trials(folder: Path) -> list[Run]:
     if not found:
         raise InvalidData(f"{path} lists no trial: let the sweep run first")
     return [run for *_, run in sorted(found, key=lambda each: each[:2])]
+
+
+def _trial(folder: Path, written: Mapping[str, Any]) -> Run:
+    """A trial as its sweep has written it down; measured once all its seeds are trained."""
+    names, state = [str(name) for name in written["folders"]], str(written["state"])
+    reported = {str(name): float(value) for name, value in written.get("metrics", {}).items()}
+    runs = [_run(folder / name, names[0]) for name in names]
+    first = runs[0] or Run(names[0], folder / names[0], "")
+    found = [run.measured["validation"] for run in runs if run and "validation" in run.measured]
+    measured = dict(first.measured)
+    measured.pop("validation", None)
+    if len(found) == len(names):
+        parts = [part for each in found for part in each.parts]
+        measured["validation"] = replace(found[0], parts=parts, metrics=found[0].metrics | reported)
+    return replace(first, state=state, measured=measured, reported=reported)
 
 
 def _named_apart(runs: list[Run]) -> list[Run]:

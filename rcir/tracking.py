@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "rcir"
 BATCH = 500  # metrics in a call; a server takes no more than 1,000
-PARENT_TAG = "mlflow.parentRunId"
+PARENT_TAG, SOURCE_TAG = "mlflow.parentRunId", "mlflow.source.name"
 # By itself, MLflow waits minutes for a server that is away or does not answer.
 IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 Loaded = TypeVar("Loaded")
@@ -145,7 +145,9 @@ def start_run(name: str, tags: Mapping[str, str], parent: TrackedRun | None = No
     from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 
     uri = parent.uri if parent else _store()
-    family = {PARENT_TAG: parent.id} if parent else {}
+    family = {}
+    if parent:  # begun by a process of Ray, whose name says nothing
+        family = {PARENT_TAG: parent.id, SOURCE_TAG: run_tag(parent, SOURCE_TAG) or ""}
     revision = get_git_commit(str(Path(__file__).parent))
     code = {MLFLOW_GIT_COMMIT: revision} if revision else {}
     with _reachable(uri):

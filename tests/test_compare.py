@@ -84,8 +84,8 @@ def a_sweep(folder, trials, alpha=0.1, delta=0.1):
     for number, (state, rank, options) in enumerate(trials):
         found = () if rank is None else (measured(rank),)
         a_run(folder / f"trial-{number:03d}", found, state == "finished", **options)
-        listed.append({"folder": f"trial-{number:03d}", "state": state, "number": number})
-    written = {"alpha": alpha, "delta": delta, "trials": listed}
+        listed.append({"folders": [f"trial-{number:03d}"], "state": state, "number": number})
+    written = {"config": {"alpha": alpha, "delta": delta}, "trials": listed}
     (folder / "sweep.json").write_text(json.dumps(written))
     return folder
 

@@ -74,7 +74,7 @@ def train(
         console.print(done, soft_wrap=True)
         return run
     splits = load_splits(config.data)
-    _check_encoder(config)
+    check_encoder(config)
     for epoch in (1, *(change.epoch for change in config.changes)):
         check_images(config.at(epoch), splits.train)
     with alone_in(folder_of(config)):
@@ -124,7 +124,7 @@ def check_places(config: TrainingConfig) -> None:
         )
 
 
-def _check_encoder(config: TrainingConfig) -> None:
+def check_encoder(config: TrainingConfig) -> None:
     """What cannot be built leaves nothing behind; on the meta device, to try costs nothing."""
     with torch.device("meta"):
         build_encoder(

@@ -17,7 +17,7 @@ from rcir.errors import InvalidData, TrainingDiverged
 from rcir.index import nearest_others
 from rcir.measured import Measured, names_digest
 from rcir.metrics import confidence, first_match_ranks, recall_at_k, reliability
-from rcir.risk import Certified, mean_size
+from rcir.risk import Certified, is_certified, mean_size
 from training.certification import DEPTH, certify
 
 ALPHAS, DELTA = (0.05, 0.1, 0.2), 0.1
@@ -32,7 +32,7 @@ class Validation:
         uncertainty: (n,) of the images, as a retriever would state it.
         matched: (n,) whether another image matches at all.
         depth: number of candidates that were searched.
-        certified: what a calibration on these images would certify, see `certify`.
+        certified: what calibrations on these images would certify, see `rehearsals`.
     """
 
     ranks: NDArray[np.float64]
@@ -73,17 +73,18 @@ class Validation:
     def metrics(self) -> dict[str, float]:
         """Recall at 1, mean certified sizes at delta = 0.1, calibration error, AUROC of misses.
 
-        Recall is of the images that another one matches. What cannot be told is left out: sizes
-        with too few images, the AUROC where all are right or all wrong.
+        Recall is of the images that another one matches. What cannot be told is left out: a size
+        that cannot be certified, the AUROC where all are right or all wrong.
         """
         found = {"validation/recall_at_1": recall_at_k(self.ranks[self.matched], 1)}
         # The range of one half scales the other.
         half = self.uncertainty[::2]
         scaled = confidence(self.uncertainty[1::2], half.min(), half.max())
         found["validation/ece"] = reliability(scaled, self.correct[1::2]).error
-        for alpha in ALPHAS if self.certified else ():
-            size = mean_size(self.certified, alpha, DELTA)
-            found[f"validation/certified_size_{alpha:g}"] = size
+        for alpha in ALPHAS:
+            if self.certified and is_certified(self.certified, alpha, DELTA):
+                size = mean_size(self.certified, alpha, DELTA)
+                found[f"validation/certified_size_{alpha:g}"] = size
         if 0 < self.correct.sum() < len(self.correct):
             from sklearn.metrics import roc_auc_score  # slow to import; not every worker needs it
 

@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from calibration import CalibrationConfig, calibrate
         from calibration.table import print_table
 
-        outcome = calibrate(CalibrationConfig(str(run.path)))
+        levels = tuple(sorted({*CalibrationConfig.alphas, config.alpha}))
+        outcome = calibrate(CalibrationConfig(str(run.path), alphas=levels, delta=config.delta))
         print_table(outcome.evaluation)
         print(f"retriever: {outcome.folder}\nreport: {outcome.report}")
     return 0

@@ -8,9 +8,8 @@ from typing import Any, Literal
 from rcir.errors import InvalidConfig
 from rcir.risk import check_level
 from training import TrainingConfig
-from tuning.space import check_space
-
-CHANGEABLE = ("optimizer", "loss", "mining", "augmentation")  # while a training runs
+from training.config import CHANGING
+from tuning.space import check_space, variations
 
 
 @dataclass(frozen=True)
@@ -20,15 +19,16 @@ class TuningConfig:
     Args:
         training: what all trials have in common; its name is the sweep's.
         space: what differs: dotted names of training options, each with one of
-            `{uniform: [low, high]}`, `{loguniform: [low, high]}` (whole numbers between whole
-            numbers), `{choice: [...]}` (drawn at random) or `{grid: [...]}` (all of them).
-        trials: number of draws: with search "random", for each point of the grid; with scheduler
-            "pbt", the size of the population.
+            `{uniform: [low, high]}`, `{loguniform: [low, high]}`, `{choice: [...]}` (drawn at
+            random) or `{grid: [...]}` (all of them).
+        trials: number of draws: with search "random", for each point of the grid, if anything is
+            drawn at all; with scheduler "pbt", the size of the population.
         seeds: how often each trial trains, with training.seed, training.seed + 1, ...; it is judged
             by the mean.
         search: "random" draws, or "tpe" (Optuna's tree-structured Parzen estimator), which draws
             where earlier trials were good.
-        objectives: what "tpe" is to improve; with both, it looks for all good compromises.
+        objectives: what "tpe" is to improve; with both, it looks for all good compromises. Sizes
+            decide which trial is best.
         scheduler: "none" trains every trial to the end; "asha" (asynchronous successive halving)
             stops those that are behind; "pbt" (population-based training) lets those that are
             behind go on from the weights of those ahead, with options changed a little.
@@ -66,6 +66,11 @@ class TuningConfig:
             raise InvalidConfig(f"seed is {self.seed}; at least 0")
         if not self.objectives or len(set(self.objectives)) < len(self.objectives):
             raise InvalidConfig("objectives: give certified_size, recall_at_1, or both")
+        if self.search != "tpe" and self.objectives != ("certified_size",):
+            raise InvalidConfig(
+                f"objectives are {', '.join(self.objectives)}, and search is {self.search}, which "
+                "has none: set search to tpe"
+            )
         if not 0 < self.gpus_per_trial <= 1:
             raise InvalidConfig(f"gpus_per_trial is {self.gpus_per_trial}; it lies in (0, 1]")
         if self.gpus_per_trial < 1 and (self.training.most_workers or not self.training.use_gpu):
@@ -80,7 +85,9 @@ class TuningConfig:
                 f"space.{grids[0]} is a grid, of which all points are trained, and {self.search} "
                 f"with {self.scheduler} chooses by itself: give choice"
             )
-        if self.scheduler != "none" and self.training.encoder.method == "deep-ensemble":
+        each = [self.training, *variations(self.training, self.space)]
+        methods = {one.encoder.method for one in each}
+        if self.scheduler != "none" and "deep-ensemble" in methods:
             raise InvalidConfig(
                 f"scheduler is {self.scheduler}, which looks at epochs, and an ensemble is judged "
                 "when all members are trained: set scheduler to none"
@@ -89,6 +96,10 @@ class TuningConfig:
             raise InvalidConfig(
                 f"interval is {self.interval} and training.epochs {self.training.epochs}: "
                 f"{self.scheduler} would never act; give an interval below the epochs"
+            )
+        if self.scheduler == "asha" and "epochs" in self.space:
+            raise InvalidConfig(
+                "space names epochs, and asha compares trials of equally many: set training.epochs"
             )
         if self.scheduler == "pbt":
             self._check_population()
@@ -104,9 +115,9 @@ class TuningConfig:
                 f"pbt with training.num_workers {self.training.num_workers}: members of a "
                 "population train without workers; set it to 0"
             )
-        fixed = [name for name in self.space if name.partition(".")[0] not in CHANGEABLE]
+        fixed = [name for name in self.space if name.partition(".")[0] not in CHANGING]
         if fixed:
             raise InvalidConfig(
                 f"pbt changes options while it trains, and {', '.join(fixed)} cannot be: it can "
-                f"change those of {', '.join(CHANGEABLE)}"
+                f"change those of {', '.join(CHANGING)}"
             )

@@ -23,7 +23,7 @@ from rcir.tracking import TrackedRun
 
 SWEEP_FILE, REPORTS_FILE = "sweep.json", "reports.json"
 BEST_FILE, TABLE_FILE = "best.yaml", "trials.csv"
-State = Literal["running", "finished", "stopped", "failed"]
+State = Literal["waiting", "running", "finished", "stopped", "failed"]
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,17 @@ class Trial:
         state: "stopped" is by the scheduler, before all epochs.
         epochs: trained so far, over all seeds.
         metrics: the last that are known, on the validation images, mean over seeds:
-            "certified_size" at the sweep's alpha and delta, "certified_size_0.05", ... at others,
-            "recall_at_1", "ece".
+            "certified_size" at the sweep's alpha and delta, "certified_size_0.05", ... at others
+            and delta = 0.1, where they can be certified, "recall_at_1", "ece"; with several seeds
+            "certified_size_deviation", the standard deviation between them.
         reason: why it failed.
         final: whether a failed trial would fail again.
-        seconds: that it took, over all starts.
+        seconds: that it took, since it was last started.
     """
 
     number: int
     values: dict[str, Any]
-    state: State = "running"
+    state: State = "waiting"
     epochs: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     reason: str = ""
@@ -59,7 +60,7 @@ class Trial:
 
     @property
     def certified_size(self) -> float:
-        """What it is judged by; infinite if it is not known."""
+        """What it is judged by; infinite if it is not known, or cannot be certified."""
         return self.metrics.get("certified_size", float("inf"))
 
     @property
@@ -104,11 +105,12 @@ class Records:
     def write(self) -> None:
         """Write `sweep.json`, all of it or nothing."""
         plain = {name: value for name, value in vars(self).items() if name != "folder"}
+        seeds = range(self.config["seeds"])
         trials = [
-            asdict(trial) | {"folder": trial.name} for _, trial in sorted(self.trials.items())
+            asdict(trial) | {"folders": [seeded(trial.name, seed) for seed in seeds]}
+            for _, trial in sorted(self.trials.items())
         ]
-        levels = {name: self.config[name] for name in ("alpha", "delta")}
-        write_json(self.folder / SWEEP_FILE, plain | levels | {"trials": trials})
+        write_json(self.folder / SWEEP_FILE, plain | {"trials": trials})
 
 
 def read_records(folder: Path) -> Records | None:
@@ -138,9 +140,14 @@ def read_records(folder: Path) -> Records | None:
 
 
 def _trial(values: Mapping[str, Any]) -> Trial:
-    return Trial(**{name: value for name, value in values.items() if name != "folder"})
+    return Trial(**{name: value for name, value in values.items() if name != "folders"})
 
 
 def trial_name(number: int) -> str:
     """The name of a trial's (first) training run."""
     return f"trial-{number:03d}"
+
+
+def seeded(name: str, seed: int) -> str:
+    """The name of a trial's training run with one of its seeds, from 0."""
+    return f"{name}-seed-{seed}" if seed else name

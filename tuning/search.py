@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,30 @@ from ray.tune.search.optuna import OptunaSearch
 from rcir.errors import InvalidConfig
 from tuning.config import TuningConfig
 from tuning.space import Values, domains
+from tuning.trial import JUDGED
 
-MODES = {"certified_size": "min", "recall_at_1": "max"}
+MODES = {JUDGED: "min", "recall_at_1": "max"}
+TOLD = {"certified_size": JUDGED, "recall_at_1": "recall_at_1"}  # objectives, as trials report
 
 
 class Numbered(OptunaSearch):
-    """Optuna's search, whose suggestions are numbered."""
+    """Optuna's search, whose suggestions are numbered, and noted before anything comes of them."""
 
-    _suggested = 0
+    def __init__(self, note: Callable[[int, Values], None], *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._note = note
+        self._suggested = 0
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: a sweep goes on from its own records."""
+        Path(checkpoint_path).touch()
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
         values = super().suggest(trial_id)
         if values is None:
             return None
         number, self._suggested = self._suggested, self._suggested + 1
+        self._note(number, values)
         return {"drawn": numbered(number, values)}
 
 
@@ -36,8 +47,15 @@ def numbered(number: int, values: Values) -> Values:
     return {"number": number} | values
 
 
-def search(config: TuningConfig, known: Sequence[Values]) -> Searcher | None:
-    """What suggests values, those that are known first; None if all trials are drawn beforehand."""
+def search(
+    config: TuningConfig, known: Sequence[Values], note: Callable[[int, Values], None]
+) -> Searcher | None:
+    """What suggests values, those that are known first; None if all trials are drawn beforehand.
+
+    Args:
+        known: of the trials of an earlier start, by number.
+        note: told the number and values of each suggestion.
+    """
     if config.search == "random":
         return None
     import optuna
@@ -45,22 +63,24 @@ def search(config: TuningConfig, known: Sequence[Values]) -> Searcher | None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     # Otherwise the draws of a sweep that goes on would be those that it began with.
     seed = np.random.SeedSequence([config.seed, len(known)]).generate_state(1)
+    told = [TOLD[name] for name in config.objectives]
+    modes = [MODES[name] for name in told]
+    several = len(told) > 1
     return Numbered(
-        OptunaSearch.convert_search_space(domains(config.space)),
-        metric=list(config.objectives) if len(config.objectives) > 1 else config.objectives[0],
-        mode=(
-            [MODES[name] for name in config.objectives]
-            if len(config.objectives) > 1
-            else MODES[config.objectives[0]]
+        note,
+        OptunaSearch.convert_search_space(domains(config.training, config.space)),
+        metric=told if several else told[0],
+        mode=modes if several else modes[0],
+        sampler=optuna.samplers.TPESampler(
+            seed=int(seed[0]), n_startup_trials=max(2, min(10, config.trials // 3))
         ),
-        sampler=optuna.samplers.TPESampler(seed=int(seed[0])),
         points_to_evaluate=[dict(values) for values in known] or None,
     )
 
 
 def scheduler(config: TuningConfig) -> TrialScheduler | None:
     """What stops trials, or sends them on from another's weights."""
-    judged: dict[str, Any] = {"time_attr": "epoch", "metric": "certified_size", "mode": "min"}
+    judged: dict[str, Any] = {"time_attr": "epoch", "metric": JUDGED, "mode": "min"}
     if config.scheduler == "asha":
         return ASHAScheduler(
             **judged,
@@ -77,7 +97,7 @@ def scheduler(config: TuningConfig) -> TrialScheduler | None:
         return PopulationBasedTraining(
             **judged,
             perturbation_interval=config.interval,
-            hyperparam_mutations={"drawn": domains(config.space) | choices},
+            hyperparam_mutations={"drawn": domains(config.training, config.space) | choices},
             custom_explore_fn=lambda given: {"drawn": _within(config.space, given["drawn"])},
             log_config=False,
         )
@@ -98,11 +118,13 @@ def resources(config: TuningConfig) -> dict[str, float]:
     training = config.training
     if training.most_workers:
         return {"memory": 1}
+    threads = training.threads or 1
     if not training.use_gpu:
-        return {"CPU": 1}
-    there = ray.cluster_resources()
-    share = there.get("CPU", 1) * config.gpus_per_trial / there["GPU"]
-    return {"CPU": max(1, int(share)), "GPU": config.gpus_per_trial}
+        return {"CPU": threads}
+    # Its share of the CPUs beside a GPU, to read images.
+    beside = [node.get("CPU", 1) / node["GPU"] for node in _nodes() if node.get("GPU")]
+    share = int(min(beside, default=1) * config.gpus_per_trial)
+    return {"CPU": max(threads, share), "GPU": config.gpus_per_trial}
 
 
 def side_by_side(config: TuningConfig) -> int:
@@ -113,14 +135,30 @@ def side_by_side(config: TuningConfig) -> int:
     """
     training = config.training
     kind = "GPU" if training.use_gpu else "CPU"
-    each = config.gpus_per_trial if training.use_gpu and not training.most_workers else 1
-    needed = max(1, training.most_workers) * each
-    there = ray.cluster_resources().get(kind, 0)
-    if there < needed:
+    if training.most_workers:  # they may lie on several nodes
+        held: dict[str, float] = {kind: training.most_workers}
+        count = int(ray.cluster_resources().get(kind, 0) // training.most_workers)
+    else:
+        held = resources(config)
+        count = sum(_held_by(node, held) for node in _nodes())
+    if not count:
+        needed = " and ".join(f"{number:g} {name}s" for name, number in held.items())
+        there = ", ".join(f"{ray.cluster_resources().get(name, 0):g} {name}s" for name in held)
         raise InvalidConfig(
-            f"a trial needs {needed:g} {kind}s, and Ray's cluster has {there:g}: lower "
-            "training.num_workers, set training.use_gpu to false, or start more nodes"
+            f"a trial needs {needed}, and Ray's cluster has {there}: lower training.num_workers or "
+            "training.threads, set training.use_gpu to false, or start more nodes"
         )
-    if each < 1:  # a trial's share lies on one GPU
-        return int(there) * int(1 / each)
-    return int(there // needed)
+    return count
+
+
+def _nodes() -> list[dict[str, float]]:
+    """The resources of the nodes that are alive."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _held_by(node: Mapping[str, float], held: Mapping[str, float]) -> int:
+    """How many trials a node has room for; shares of a GPU lie on one each."""
+    return min(
+        int(node.get(name, 0)) * int(1 / number) if number < 1 else int(node.get(name, 0) // number)
+        for name, number in held.items()
+    )

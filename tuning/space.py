@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from itertools import product
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 from ray import tune
 
 from rcir.errors import InvalidConfig
 from training import TrainingConfig
-from training.config import override
+from training.config import MINING, override
 
 KINDS = ("uniform", "loguniform", "choice", "grid")
 # What decides where and on what a run is trained, not what it learns; trials share it.
@@ -46,18 +47,33 @@ def check_space(training: TrainingConfig, space: Space) -> None:
         if name.partition(".")[0] in SHARED:
             instead = "seeds" if name == "seed" else "training"
             raise InvalidConfig(f"space names {name}, which all trials share: set it in {instead}")
+        if is_dataclass(getattr(training, name, None)):
+            raise InvalidConfig(f"space names {name}, a group of options: name one, {name}.OPTION")
         if len(sampler) != 1 or next(iter(sampler)) not in KINDS:
             raise InvalidConfig(
                 f"space.{name} is {dict(sampler)}; give one of {', '.join(KINDS)} with a list"
             )
-        kind, values = next(iter(sampler.items()))
-        _check_values(name, kind, values)
-        for value in values:
-            with_values(training, {name: value})
+        _check_values(name, *next(iter(sampler.items())))
+    variations(training, space)
+
+
+def variations(training: TrainingConfig, space: Space) -> list[TrainingConfig]:
+    """The training with each value of each option, and both ends of ranges, one at a time."""
+    return [
+        with_values(training, {name: value})
+        for name, sampler in space.items()
+        for value in next(iter(sampler.values()))
+    ]
 
 
 def with_values(training: TrainingConfig, values: Mapping[str, Any]) -> TrainingConfig:
-    """A training with other values of dotted options; `InvalidConfig` if it cannot have them."""
+    """A training with other values of dotted options; `InvalidConfig` if it cannot have them.
+
+    With another encoder, mining becomes the best for that one where it was for this.
+    """
+    mining = training.mining.positive, training.mining.negatives
+    if "encoder.method" in values and mining == MINING[training.encoder.method]:
+        values = {"mining.positive": None, "mining.negatives": None} | dict(values)
     try:
         return override(training, values)
     except InvalidConfig as error:
@@ -65,43 +81,48 @@ def with_values(training: TrainingConfig, values: Mapping[str, Any]) -> Training
         raise InvalidConfig(f"space: with {given}: {error}") from error
 
 
-def draw(space: Space, n: int, seed: int) -> list[Values]:
-    """n random draws for each point of the grid; the first points of the grid come first.
+def draw(training: TrainingConfig, space: Space, n: int, seed: int) -> list[Values]:
+    """n random draws for each point of the grid, or each point once if all is a grid.
 
     Every draw is new: the points of a grid do not share them.
     """
     rng = np.random.default_rng(seed)
     grids = {name: values["grid"] for name, values in space.items() if "grid" in values}
-    ranges = domains({name: values for name, values in space.items() if name not in grids})
+    drawn = {name: values for name, values in space.items() if name not in grids}
+    ranges = domains(training, drawn)
     return [
         {
             name: point[name] if name in point else _plain(ranges[name].sample(random_state=rng))
             for name in space
         }
-        for _ in range(n)
+        for _ in range(n if ranges else 1)
         for point in (dict(zip(grids, values, strict=True)) for values in product(*grids.values()))
     ]
 
 
-def domains(space: Space) -> dict[str, Any]:
-    """What is drawn at random, as Ray Tune samples it; whole numbers between whole numbers."""
-    found = {}
+def domains(training: TrainingConfig, space: Space) -> dict[str, Any]:
+    """What is drawn at random, as Ray Tune samples it; whole numbers for options that are."""
+    found: dict[str, Any] = {}
     for name, sampler in space.items():
         kind, values = next(iter(sampler.items()))
-        whole = kind != "choice" and all(isinstance(value, int) for value in values)
         if kind == "choice":
             found[name] = tune.choice(list(values))
-        elif kind == "uniform":
-            low, high = values
-            found[name] = tune.randint(low, high + 1) if whole else tune.uniform(low, high)
-        elif kind == "loguniform":
-            low, high = values
-            found[name] = tune.lograndint(low, high + 1) if whole else tune.loguniform(low, high)
+            continue
+        low, high = values
+        if _is_whole(training, name):
+            draw_whole = tune.randint if kind == "uniform" else tune.lograndint
+            found[name] = draw_whole(low, high + 1)
         else:
-            raise InvalidConfig(
-                f"space.{name} is a grid, which leaves nothing to search: give choice"
-            )
+            found[name] = (tune.uniform if kind == "uniform" else tune.loguniform)(low, high)
     return found
+
+
+def _is_whole(training: TrainingConfig, name: str) -> bool:
+    """Whether an option takes whole numbers only."""
+    group, _, option = name.rpartition(".")
+    kind = get_type_hints(type(getattr(training, group) if group else training))[option]
+    kinds = get_args(kind) or (kind,)
+    return int in kinds and float not in kinds
 
 
 def _check_values(name: str, kind: str, values: Sequence[Any]) -> None:

@@ -21,14 +21,14 @@ from rcir.data import data_root, load_splits
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk import required_calibration
 from rcir.runs import FOLDER_TAG, read_run
-from training.certification import PARTS
+from training.certification import rehearsals
 from training.folder import alone_in
-from training.run import check_images, check_places
+from training.run import check_encoder, check_images, check_places
 from tuning.config import TuningConfig
-from tuning.records import Records, read_records
+from tuning.records import Records, Trial, read_records
 from tuning.report import publish
 from tuning.search import numbered, resources, scheduler, search, side_by_side
-from tuning.space import Values, draw, with_values
+from tuning.space import Values, draw, variations, with_values
 from tuning.trial import Plan, run_trial
 from tuning.watch import Watch, console
 
@@ -67,22 +67,32 @@ def sweep(config: TuningConfig) -> Records:
     if found is not None and found.finished:
         return found
     drawn = _drawn(config)
-    _check_data(config)
+    _check_trials(config, drawn)
     join_cluster()
     at_once = side_by_side(config)
     with alone_in(folder):
         records = _found(config, folder) or _start(config, folder)  # it may have begun meanwhile
         with records.tracked.active():
-            _run(config, records, drawn, at_once)
+            done = _run(config, records, drawn, at_once)
             publish(records)
+            records.finished = done
+            records.write()
     return records
 
 
-def _run(config: TuningConfig, records: Records, drawn: list[Values] | None, at_once: int) -> None:
+def _run(config: TuningConfig, records: Records, drawn: list[Values] | None, at_once: int) -> bool:
+    """Train; whether nothing is left to train."""
     total = config.trials if drawn is None else len(drawn)
+    for number, values in enumerate(drawn or ()):
+        records.trials.setdefault(number, Trial(number, values))
     known = [trial.values for _, trial in sorted(records.trials.items())]
-    if config.scheduler == "pbt" and drawn is not None:
-        drawn = known + drawn[len(known) :]  # the options that members have now
+
+    def note(number: int, values: Values) -> None:
+        if number not in records.trials:
+            records.trials[number] = Trial(number, values)
+            records.write()
+
+    records.write()
     data = replace(config.training.data, root=str(data_root(config.training.data)))
     # What Ray gives a trial; so that it can be repeated elsewhere.
     training = replace(config.training, data=data, threads=config.training.threads or 1)
@@ -90,15 +100,15 @@ def _run(config: TuningConfig, records: Records, drawn: list[Values] | None, at_
     plan = Plan(replace(config, training=training), str(records.folder), records.tracked, ended)
     watch = Watch(config, records, total)
     shutil.rmtree(records.folder / "ray", ignore_errors=True)
-    searcher = search(config, known)
     tuner = tune.Tuner(
         tune.with_resources(tune.with_parameters(run_trial, plan=plan), resources(config)),
+        # Of a population the options that its members have now.
         param_space=None
         if drawn is None
-        else {"drawn": tune.grid_search([numbered(i, values) for i, values in enumerate(drawn)])},
+        else {"drawn": tune.grid_search([numbered(i, values) for i, values in enumerate(known)])},
         tune_config=tune.TuneConfig(
             num_samples=total if drawn is None else 1,
-            search_alg=searcher,
+            search_alg=search(config, known, note),
             scheduler=scheduler(config),
             # A population takes turns: all of its members are under way.
             max_concurrent_trials=None if config.scheduler == "pbt" else at_once,
@@ -113,11 +123,10 @@ def _run(config: TuningConfig, records: Records, drawn: list[Values] | None, at_
     console.print(f"{total} trials, {min(at_once, total)} at a time, in {records.folder}")
     with quiet("ray.tune", level=logging.CRITICAL), _settings():  # what failed is in the records
         tuner.fit()
+    watch.give_up()
     watch.log()
-    records.finished = len(records.trials) == total and all(
-        trial.done for trial in records.trials.values()
-    )
-    records.write()
+    done = [trial.done for trial in records.trials.values()]
+    return len(done) == total and all(done)
 
 
 @contextmanager
@@ -134,24 +143,25 @@ def _settings() -> Iterator[None]:
 
 
 def _drawn(config: TuningConfig) -> list[Values] | None:
-    """All trials, if they can be drawn before any is trained; each can be built."""
+    """All trials, if they can be drawn before any is trained."""
     if config.search == "tpe":
         return None
-    drawn = draw(config.space, config.trials, config.seed)
-    for values in drawn:
-        with_values(config.training, values)
-    return drawn
+    return draw(config.training, config.space, config.trials, config.seed)
 
 
-def _check_data(config: TuningConfig) -> None:
-    """Whether the data set can be trained on, and its validation images certify anything."""
+def _check_trials(config: TuningConfig, drawn: list[Values] | None) -> None:
+    """Whether trials can be trained and judged, as far as that can be told beforehand."""
     splits = load_splits(config.training.data)
-    check_images(config.training, splits.train)
-    each = len(splits.validation) // PARTS
+    each = [with_values(config.training, values) for values in drawn or ()]
+    for training in each or variations(config.training, config.space):
+        check_encoder(training)
+        check_images(training.at(1), splits.train)
+    counts = [len(roles.calibration) for roles in rehearsals(splits.validation)]
     needed = required_calibration(config.alpha, config.delta)
-    if needed is None or each < needed:
+    if not counts or needed is None or min(counts) < needed:
         raise InvalidData(
-            f"{len(splits.validation)} validation images: a quarter of them, {each}, calibrates, "
+            f"{len(splits.validation)} validation images, of which a quarter calibrates, those "
+            f"that match an image in another quarter: {min(counts, default=0)} in the smallest, "
             f"and alpha {config.alpha:g} with delta {config.delta:g} takes {needed} at least; have "
             "more, or ask for a larger alpha"
         )
@@ -185,7 +195,9 @@ def _start(config: TuningConfig, folder: Path) -> Records:
     plain = _plain(config)
     records = Records(folder, plain, tracked.id, tracked.uri)
     records.write()
-    tracked.log_params(flatten(plain))
+    # Those of the training are its trials'.
+    own = {name: value for name, value in plain.items() if name != "training"}
+    tracked.log_params(flatten(own))
     return records
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import ray.train
@@ -16,7 +18,7 @@ from ray.tune.integration.ray_train import TuneReportCallback
 from rcir.config import flatten, from_plain
 from rcir.errors import CheckpointFailed, RcirError, TrackingUnavailable, WorkersLost
 from rcir.measured import VALIDATION, Measured
-from rcir.risk import Certified, mean_size
+from rcir.risk import Certified, is_certified, mean_size
 from rcir.runs import read_run, write_json
 from rcir.tracking import TrackedRun
 from training import TrainingConfig, train
@@ -24,12 +26,15 @@ from training.checkpoint import last_epoch, restore_validation
 from training.config import Change
 from training.folder import alone_in
 from training.fork import fork, snapshot
+from training.validation import DELTA
 from tuning.config import TuningConfig
-from tuning.records import REPORTS_FILE, State, trial_name
+from tuning.records import REPORTS_FILE, State, seeded, trial_name
 from tuning.space import with_values
 
 SNAPSHOT = "run"
+JUDGED = "judged_size"  # as Ray Tune knows it
 ORPHANED = 60  # seconds; the processes of a killed sweep live on for some
+PATIENCE = 120  # seconds
 # What may go well at another time; anything else that rcir raises would be raised again.
 TRANSIENT = (CheckpointFailed, TrackingUnavailable, WorkersLost)
 
@@ -56,21 +61,31 @@ def run_trial(given: dict[str, Any], plan: Plan) -> None:
 
     A trial that was begun before reports first what it reported then, so that scheduler and search
     know it, and goes on from its last checkpoint. One that ended trains nothing.
+
+    Raises:
+        RcirError: why it cannot be trained, also if that was found before.
     """
+    # Before the next trial takes over this process, Ray Tune waits so long for the end of a stopped
+    # one, which MLflow may hold up; if it is not over by then, the next trial is lost.
+    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = f"{PATIENCE}"
     # A member of a population takes over the options of another, and its number with them.
     number = int(Path(tune.get_context().get_trial_dir()).name)
     values = {name: value for name, value in given["drawn"].items() if name != "number"}
     first = Path(plan.folder) / trial_name(number)
     reports = Reports(first / REPORTS_FILE)
+    ended = plan.ended.get(number)
+    if ended == "failed":
+        raise RcirError(read_reports(first / REPORTS_FILE)["failure"]["reason"])
     try:
         if plan.config.scheduler == "pbt":
-            # What it told before is not told again: it has told it with other options.
+            # It told what was before its end with other options.
             config = _member(plan, first.name, values)
+            reports.repeat(last=1 if ended else 0)
         else:
             config = with_values(plan.config.training, values)
             config = replace(config, name=first.name, storage=plan.folder)
             reports.repeat()
-        if plan.ended.get(number) != "stopped":
+        if ended is None:
             _train(plan, config, reports)
     except Exception as error:
         reports.failed(error)
@@ -79,17 +94,28 @@ def run_trial(given: dict[str, Any], plan: Plan) -> None:
 
 def _train(plan: Plan, config: TrainingConfig, reports: Reports) -> None:
     found: list[dict[str, float]] = []
+    trained = 0
     for seed in range(plan.config.seeds):
-        one = replace(config, name=_seeded(config.name, seed), seed=config.seed + seed)
+        one = replace(config, name=seeded(config.name, seed), seed=config.seed + seed)
         folder = Path(plan.folder) / one.name
         with alone_in(folder, ORPHANED):
             pass
-        run = train(one, plan.parent, None if seed else Epochs(plan.config, folder, reports))
+        told = None if seed else Epochs(plan.config, config.epochs, folder, reports)
+        run = train(one, plan.parent, told)
         known = Measured.read(run.path / VALIDATION)
         found.append(_metrics(known.metrics, known.parts, plan.config))
-        mean = {name: sum(each[name] for each in found) / len(found) for name in found[0]}
+        trained += last_epoch(run.path) or config.epochs  # an ensemble has none of its own
         done = seed + 1 == plan.config.seeds
-        reports.add(mean | {"epoch": config.epochs * (seed + 1), "finished": float(done)})
+        reports.add(_mean(found) | {"epoch": trained, "finished": float(done)})
+
+
+def _mean(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of metrics that all seeds have, and how far apart their sizes are."""
+    common = set.intersection(*(set(metrics) for metrics in found))
+    mean = {name: fmean(each[name] for each in found) for name in found[0] if name in common}
+    if len(found) > 1 and "certified_size" in mean:
+        mean["certified_size_deviation"] = stdev(each["certified_size"] for each in found)
+    return mean
 
 
 def _member(plan: Plan, name: str, values: Mapping[str, Any]) -> TrainingConfig:
@@ -132,8 +158,9 @@ class Epochs(ray.train.UserCallback):
     Ray Train calls it in its controller, a training without workers in its own thread.
     """
 
-    def __init__(self, config: TuningConfig, folder: Path, reports: Reports) -> None:
+    def __init__(self, config: TuningConfig, epochs: int, folder: Path, reports: Reports) -> None:
         self._config = config
+        self._epochs = epochs
         self._folder = folder
         self._reports = reports
         # Made here, in the trial: it finds the way back to it.
@@ -143,11 +170,21 @@ class Epochs(ray.train.UserCallback):
         self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any
     ) -> None:
         epoch = int(metrics[0]["epoch"])
-        if epoch == self._config.training.epochs:
+        if epoch == self._epochs:
             return
-        found = restore_validation(self._folder, epoch)
-        names = {name.removeprefix("validation/"): value for name, value in found.metrics().items()}
-        report = _metrics(names, found.certified, self._config) | {"epoch": epoch, "finished": 0.0}
+        try:
+            found = restore_validation(self._folder, epoch).certified
+        except FileNotFoundError:
+            # Ray asks workers every other second: of shorter epochs, some are gone by then.
+            found = []
+        names = {
+            name.removeprefix("validation/"): value
+            for name, value in metrics[0].items()
+            if name.startswith("validation/")
+        }
+        report = _metrics(names, found, self._config) | {"epoch": epoch, "finished": 0.0}
+        if JUDGED not in report:
+            return
         if self._forward is not None:
             self._reports.write(report)
             self._forward.after_report(run_context, [report], None)
@@ -163,9 +200,10 @@ class Reports:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def repeat(self) -> None:
-        """Tell all of it again."""
-        for report in read_reports(self._path)["reports"]:
+    def repeat(self, last: int | None = None) -> None:
+        """Tell all of it again, or the last so many."""
+        known = read_reports(self._path)["reports"]
+        for report in known if last is None else known[len(known) - last :]:
             tune.report(report)
 
     def add(self, report: dict[str, float], run: Path | None = None) -> None:
@@ -180,10 +218,9 @@ class Reports:
 
     def write(self, report: dict[str, float]) -> None:
         """Write down what is told elsewhere; what was is not written again."""
-        known = read_reports(self._path)
-        if report not in known["reports"]:
-            known["reports"].append(report)
-        self._save(known)
+        known = read_reports(self._path)["reports"]
+        if report not in known:  # and it has not failed since
+            self._save({"reports": [*known, report], "failure": None})
 
     def failed(self, error: Exception) -> None:
         """Write down why the trial failed, for whoever sees only that it did."""
@@ -206,10 +243,16 @@ def read_reports(path: Path) -> dict[str, Any]:
 def _metrics(
     names: Mapping[str, float], parts: Sequence[Certified], config: TuningConfig
 ) -> dict[str, float]:
-    """What a trial is judged by and shown with."""
-    size = mean_size(parts, config.alpha, config.delta)
-    return {"certified_size": size, "recall_at_1": names["recall_at_1"]} | dict(names)
+    """What a trial is judged by and shown with.
 
-
-def _seeded(name: str, seed: int) -> str:
-    return f"{name}-seed-{seed}" if seed else name
+    Where (alpha, delta) cannot be certified, there is no certified size, but something for search
+    and scheduler to improve: the mean of sizes of which some are the whole search depth.
+    """
+    found = dict(names)
+    if parts:
+        found[JUDGED] = mean_size(parts, config.alpha, config.delta)
+        if is_certified(parts, config.alpha, config.delta):
+            found["certified_size"] = found[JUDGED]
+    elif config.delta == DELTA and f"certified_size_{config.alpha:g}" in names:
+        found[JUDGED] = found["certified_size"] = names[f"certified_size_{config.alpha:g}"]
+    return found

@@ -13,9 +13,9 @@ from ray.tune.experiment import Trial as TuneTrial
 from rich.console import Console
 
 from rcir.errors import TrackingUnavailable
-from rcir.runs import read_run
+from rcir.runs import RunFolder, read_run
 from tuning.config import TuningConfig
-from tuning.records import REPORTS_FILE, Records, Trial
+from tuning.records import REPORTS_FILE, Records, Trial, seeded
 from tuning.trial import read_reports
 
 console = Console(highlight=False)
@@ -37,11 +37,11 @@ class Watch(Callback):
     def on_trial_start(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
     ) -> None:
-        number, values = _number(trial), _values(trial)
-        known = self._records.trials.get(number, Trial(number, values))
-        state = known.state if number in self._ended else "running"
-        self._started.setdefault(number, time.monotonic())
-        self._note(replace(known, values=values, state=state))
+        known = self._known(trial)
+        if known.number not in self._ended:
+            known = replace(known, state="running", reason="", final=False)
+        self._started.setdefault(known.number, time.monotonic())
+        self._note(replace(known, values=_values(trial)))
 
     def on_trial_result(
         self,
@@ -51,9 +51,8 @@ class Watch(Callback):
         result: dict[str, Any],
         **info: Any,
     ) -> None:
-        number = _number(trial)
-        if number not in self._ended:
-            known = self._records.trials[number]
+        known = self._known(trial)
+        if known.number not in self._ended:
             epochs = max(known.epochs, int(result["epoch"]))
             self._note(replace(known, values=_values(trial), epochs=epochs, metrics=_kept(result)))
 
@@ -61,58 +60,73 @@ class Watch(Callback):
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
     ) -> None:
         finished = bool((trial.last_result or {}).get("finished"))
-        self._end(_number(trial), state="finished" if finished else "stopped")
+        self._end(self._known(trial), state="finished" if finished else "stopped")
 
     def on_trial_error(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
     ) -> None:
-        number = _number(trial)
-        path = self._records.folder / self._records.trials[number].name / REPORTS_FILE
+        known = self._known(trial)  # Ray may not have come to start it
+        path = self._records.folder / known.name / REPORTS_FILE
         died = {"reason": f"its process died, see {trial.error_file}", "final": False}
         failure = read_reports(path)["failure"] or died
-        self._end(number, state="failed", **failure)
+        self._end(known, state="failed", **failure)
+
+    def give_up(self) -> None:
+        """Note that what has not ended by now will not: Ray Tune could not start it."""
+        for trial in list(self._records.trials.values()):
+            if trial.number not in self._ended:
+                self._end(trial, state="failed", reason="Ray Tune could not start it")
 
     def log(self) -> None:
         """Note in MLflow what each trial came to; `TrackingUnavailable` if it is away."""
         for trial in self._records.trials.values():
             self._log(trial)
 
-    def _end(self, number: int, **changes: Any) -> None:
-        if number in self._ended:  # it ended before, and only told again what it had told
+    def _known(self, trial: TuneTrial) -> Trial:
+        number = int(str(trial.custom_dirname))
+        return self._records.trials.get(number, Trial(number, _values(trial)))
+
+    def _end(self, trial: Trial, **changes: Any) -> None:
+        if trial.number in self._ended:  # it ended before, and only told again what it had told
             return
-        trial = self._records.trials[number]
-        seconds = trial.seconds + time.monotonic() - self._started[number]
+        now = time.monotonic()
+        seconds = now - self._started.get(trial.number, now)
         trial = replace(trial, seconds=seconds, **changes)
-        self._ended.add(number)
+        self._ended.add(trial.number)
         self._note(trial)
         with suppress(TrackingUnavailable):
             self._log(trial)
+            if trial.state != "finished":
+                for run in self._runs(trial):
+                    run.tracked.end("FAILED" if trial.state == "failed" else "KILLED")
         console.print(f"{len(self._ended)}/{self._total}  {line(trial)}", soft_wrap=True)
 
     def _note(self, trial: Trial) -> None:
         self._records.trials[trial.number] = trial
         self._records.write()
 
+    def _runs(self, trial: Trial) -> list[RunFolder]:
+        """The trainings of a trial that were begun."""
+        names = (seeded(trial.name, seed) for seed in range(self._config.seeds))
+        found = (read_run(self._records.folder / name) for name in names)
+        return [run for run in found if run is not None]
+
     def _log(self, trial: Trial) -> None:
-        run = read_run(self._records.folder / trial.name)
-        if run is None:  # it failed before it began
-            return
         tags = {"rcir.sweep": self._config.training.name, "rcir.trial": f"{trial.number:03d}"}
         tags["rcir.state"] = f"{trial.state}: {trial.reason}" if trial.reason else trial.state
-        run.tracked.log_tags(tags)
-        sizes = ("certified_size", "recall_at_1", "ece")
-        run.tracked.log_metrics(
-            {f"sweep/{name}": trial.metrics[name] for name in sizes if name in trial.metrics}
-        )
-        if trial.state != "finished":
-            run.tracked.end("FAILED" if trial.state == "failed" else "KILLED")
+        for run in self._runs(trial):
+            run.tracked.log_tags(tags)
+            # As they are at last: a member of a population was begun with others.
+            run.tracked.log_params({f"sweep/{name}": v for name, v in trial.values.items()})
+            run.tracked.log_metrics({f"sweep/{name}": v for name, v in trial.metrics.items()})
 
 
 def line(trial: Trial) -> str:
     """A trial in one line."""
     values = ", ".join(f"{name} {shown(value)}" for name, value in trial.values.items())
     state = trial.state if trial.state == "finished" else f"{trial.state} at epoch {trial.epochs}"
-    found = f"certified size {trial.certified_size:.2f}, " if trial.metrics else ""
+    size = trial.metrics.get("certified_size")
+    found = "" if size is None else f"certified size {size:.2f}, "
     reason = f" ({trial.reason})" if trial.reason else ""
     return f"{trial.name} {state}: {found}{values}  {trial.seconds:.0f} s{reason}"
 
@@ -120,10 +134,6 @@ def line(trial: Trial) -> str:
 def shown(value: Any) -> str:
     """An option's value, short."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _number(trial: TuneTrial) -> int:
-    return int(str(trial.custom_dirname))
 
 
 def _values(trial: TuneTrial) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from rcir.risk.bounds import (
     p_value,
     required_calibration,
 )
-from rcir.risk.certified import Certified, mean_size
+from rcir.risk.certified import Certified, is_certified, mean_size
 from rcir.risk.choice import ADAPTERS, adapter_class, fit_adapter
 from rcir.risk.controller import Decision, Request, RiskController
 from rcir.risk.exchangeability import Exchangeability, check_exchangeability
@@ -53,6 +53,7 @@ __all__ = [
     "check_level",
     "fit_adapter",
     "fixed_sequence",
+    "is_certified",
     "mean_size",
     "miss_rate_bound",
     "p_value",

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from rcir.errors import InvalidData
 from rcir.risk.adapters import count_paid
 from rcir.risk.bounds import allowed_misses, check_level
 
 LEVEL = 0.95  # of intervals
+FEWEST = 5  # draws beyond each end
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,11 @@ class Estimate:
         return not self.low <= 0 <= self.high
 
 
+def is_certified(parts: Sequence[Certified], alpha: float, delta: float) -> bool:
+    """Whether (alpha, delta) can be certified in all parts: otherwise sizes are the whole depth."""
+    return all(np.isfinite(part.kappa(alpha, delta)) for part in parts)
+
+
 def mean_size(parts: Sequence[Certified], alpha: float, delta: float) -> float:
     """The mean set size over the measured queries of all parts, see `Certified.sizes`."""
     return float(np.concatenate([part.sizes(alpha, delta) for part in parts]).mean())
@@ -162,17 +169,27 @@ def bootstrap(
 def interval(values: NDArray[np.float64], level: float = LEVEL) -> tuple[float, float]:
     """The percentile interval of draws: as many lie below as above it, a share `level` within.
 
+    Where fewer than five draws would lie beyond each end, the interval of a normal distribution
+    with their mean and spread.
+
     Example:
         >>> interval(np.arange(1001.0), level=0.5)
         (250.0, 750.0)
     """
     tail = (1 - check_level("level", level)) / 2
+    if tail * len(values) < FEWEST:
+        reach = -ndtri(tail) * values.std()
+        return float(values.mean() - reach), float(values.mean() + reach)
     low, high = np.quantile(values, [tail, 1 - tail])
     return float(low), float(high)
 
 
 def compare(
-    runs: Sequence[Sequence[Certified]], alpha: float, delta: float, draws: int = 1000
+    runs: Sequence[Sequence[Certified]],
+    alpha: float,
+    delta: float,
+    draws: int = 1000,
+    first_is_best: bool = False,
 ) -> tuple[list[Estimate], list[Estimate]]:
     """The mean set size of each run, and how much each of the others differs from the first.
 
@@ -182,11 +199,14 @@ def compare(
 
     Args:
         runs, alpha, delta, draws: as in `bootstrap`.
+        first_is_best: whether the first was made the first for its size, which it then takes the
+            intervals of all pairs to allow for.
     """
     drawn = bootstrap(runs, alpha, delta, draws)
     values = [mean_size(parts, alpha, delta) for parts in runs]
     sizes = [Estimate(value, *interval(row)) for value, row in zip(values, drawn, strict=True)]
-    level = 1 - (1 - LEVEL) / max(1, len(runs) - 1)
+    others = max(1, len(runs) - 1)
+    level = 1 - (1 - LEVEL) / (others * len(runs) / 2 if first_is_best else others)
     differences = [
         Estimate(value - values[0], *interval(row - drawn[0], level))
         for value, row in zip(values[1:], drawn[1:], strict=True)
