@@ -16,10 +16,14 @@ CONFIGS = sorted(path.name for path in (ROOT / "configs").glob("*.yaml") if "tun
 # What a command of the README needs to be over in seconds.
 SHORTER = {
     "-m training": ["--epochs", "1"],
-    "digits-btl.yaml": ["--data.options", '{"train": 500, "validation": 300}'],
+    "/digits-btl.yaml": ["--data.options", '{"train": 500, "validation": 300}'],
     "own-folder.yaml": [
         *("--encoder.pretrained", "false", "--encoder.backbone", "cifar-cnn"),
         *("--preprocessing.size", "[20, 20]"),
+    ],
+    "-m tuning": [
+        *("--trials", "2", "--scheduler", "none", "--training.epochs", "1"),
+        *("--training.data.options", '{"train": 500, "validation": 300}'),
     ],
 }
 
@@ -41,8 +45,28 @@ def test_the_commands_of_the_readme_run_in_its_order(demo, tmp_path, monkeypatch
         for number in range(6):
             pixels = np.random.default_rng(number).integers(0, 256, (20, 20, 3), np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
-    assert len(commands()) >= 7
-    for line in commands():
+    lines = [line for line in commands() if "tune-" not in line]
+    assert len(lines) >= 8
+    run(lines, monkeypatch)
+    assert (tmp_path / "runs" / "digits-btl" / "retriever" / "manifest.json").is_file()
+
+
+@pytest.mark.distributed
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
+def test_the_sweep_of_the_readme_runs(ray_cluster, tmp_path, monkeypatch):
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    lines = [line for line in commands() if "tune-" in line]
+    assert len(lines) >= 2
+    run(lines, monkeypatch)
+    folder = tmp_path / "runs" / "tune-digits-btl"
+    assert (folder / "best.yaml").is_file()
+    assert len(list(folder.glob("trial-*/retriever/manifest.json"))) == 1
+
+
+def run(lines, monkeypatch):
+    """Run shell commands in this process, shortened; each succeeds."""
+    for line in lines:
         words = shlex.split(line)
         module = "rcir.cli" if words[0].endswith("rcir") else words[words.index("-m") + 1]
         options = words[1:] if module == "rcir.cli" else words[3:]
@@ -51,7 +75,6 @@ def test_the_commands_of_the_readme_run_in_its_order(demo, tmp_path, monkeypatch
         with pytest.raises(SystemExit) as ended:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         assert ended.value.code in (0, None), line
-    assert (tmp_path / "runs" / "digits-btl" / "retriever" / "manifest.json").is_file()
 
 
 def test_every_place_that_a_document_names_exists():

@@ -87,6 +87,6 @@ def alone_in(folder: Path, patience: float = 0) -> Iterator[None]:
         ) from error
 
 
-def as_json(value: object) -> object:
+def as_json(value: Any) -> Any:
     """A value as it is after a round trip through JSON."""
     return json.loads(json.dumps(value))

@@ -14,20 +14,11 @@ from ray import tune
 from rcir.errors import InvalidConfig
 from training import TrainingConfig
 from training.config import MINING, override
+from training.folder import RESOURCES
 
 KINDS = ("uniform", "loguniform", "choice", "grid")
-# What decides where and on what a run is trained, not what it learns; trials share it.
-SHARED = (
-    "name",
-    "storage",
-    "seed",
-    "num_workers",
-    "max_failures",
-    "use_gpu",
-    "threads",
-    "data",
-    "changes",
-)
+# Trials share what they are trained on, and what only says where.
+SHARED = ("name", "seed", "data", "changes", *RESOURCES)
 
 Values = dict[str, Any]
 Space = Mapping[str, Mapping[str, Sequence[Any]]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -10,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from ray import tune
 
@@ -22,7 +20,7 @@ from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk import required_calibration
 from rcir.runs import FOLDER_TAG, read_run
 from training.certification import rehearsals
-from training.folder import alone_in
+from training.folder import RESOURCES, alone_in, as_json
 from training.run import check_encoder, check_images, check_places
 from tuning.config import TuningConfig
 from tuning.records import Records, Trial, read_records
@@ -33,16 +31,7 @@ from tuning.trial import Plan, run_trial
 from tuning.watch import Watch, console
 
 # What may differ between a sweep and its continuation.
-RESOURCES = (
-    "gpus_per_trial",
-    "calibrate",
-    *(
-        f"training.{name}"
-        for name in ("num_workers", "max_failures", "use_gpu", "threads", "compile")
-    ),
-    "training.storage",
-    "training.data.root",
-)
+OWN = ("gpus_per_trial", "calibrate", *(f"training.{name}" for name in RESOURCES))
 
 
 def sweep(config: TuningConfig) -> Records:
@@ -174,11 +163,11 @@ def _found(config: TuningConfig, folder: Path) -> Records | None:
         if read_run(folder) is not None:
             raise InvalidConfig(f"{folder} holds a training run: choose another training.name")
         return None
-    old, new = flatten(found.config), flatten(_plain(config))
+    old, new = flatten(found.config), flatten(as_json(asdict(config)))
     changed = sorted(
         name
         for name in old.keys() | new.keys()
-        if name not in RESOURCES and old.get(name) != new.get(name)
+        if name not in OWN and old.get(name) != new.get(name)
     )
     if changed:
         raise InvalidConfig(
@@ -192,16 +181,10 @@ def _start(config: TuningConfig, folder: Path) -> Records:
     """A new sweep, in its folder and in MLflow."""
     name = config.training.name
     tracked = tracking.start_run(name, {FOLDER_TAG: str(folder), "rcir.sweep": name})
-    plain = _plain(config)
+    plain = as_json(asdict(config))
     records = Records(folder, plain, tracked.id, tracked.uri)
     records.write()
     # Those of the training are its trials'.
     own = {name: value for name, value in plain.items() if name != "training"}
     tracked.log_params(flatten(own))
     return records
-
-
-def _plain(config: TuningConfig) -> dict[str, Any]:
-    """The configuration as it is after a round trip through JSON."""
-    plain: dict[str, Any] = json.loads(json.dumps(asdict(config)))
-    return plain
