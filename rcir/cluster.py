@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import ray
+from ray import PlacementGroupID
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 
 def join_cluster(shown: bool = False) -> None:
@@ -26,6 +28,14 @@ def join_cluster(shown: bool = False) -> None:
             log_to_driver=shown,
             logging_level=logging.WARNING,
         )
+
+
+def free(group: str) -> None:
+    """Give back what a placement group holds, by its id.
+
+    Ray would ask its dashboard which ones a process that ended has left, and there need be none.
+    """
+    remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group)))
 
 
 def in_submitted_job() -> bool:

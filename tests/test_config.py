@@ -1,12 +1,16 @@
 """Command lines and files as configurations, and what is shown when they are wrong."""
 
+import json
+from dataclasses import asdict
+
 import pytest
 import yaml
 
 from calibration.__main__ import main as calibration
-from rcir.config import flatten, parse, reporting_errors
+from rcir.config import flatten, from_plain, parse, reporting_errors
+from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidConfig
-from training import TrainingConfig
+from training import Change, OptimizerConfig, TrainingConfig
 from training.__main__ import main as training
 
 FILE = """
@@ -169,3 +173,41 @@ def test_flattened_names_are_dotted_and_empty_groups_stay():
 def test_an_invalid_configuration_reaches_python_callers_as_such():
     with pytest.raises(InvalidConfig, match="epochs is 0"):
         parsed("--name", "x", "--epochs", "0")
+
+
+def test_plain_values_become_the_configuration_that_they_were():
+    """Through JSON, which has lists for tuples."""
+    config = TrainingConfig(
+        "run",
+        num_workers=(1, 2),
+        encoder=EncoderConfig("btl", dim=4),
+        changes=(Change(2, {"optimizer.lr": 0.1}), Change(3, {"mining.negatives": "violating"})),
+    )
+    again = from_plain(TrainingConfig, json.loads(json.dumps(asdict(config))))
+    assert again == config
+    assert isinstance(again.changes[0], Change)
+
+
+def test_of_plain_values_those_that_are_named_differ_from_the_defaults():
+    assert from_plain(OptimizerConfig, {"lr": 1}) == OptimizerConfig(lr=1.0)
+    assert type(from_plain(OptimizerConfig, {"lr": 1}).lr) is float
+    assert from_plain(TrainingConfig, {"name": "n", "encoder": {"dim": 4}}).encoder.dim == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "named"),
+    [
+        (OptimizerConfig, {"lr": "fast"}, "lr"),
+        (OptimizerConfig, {"rate": 1.0}, "rate"),
+        (OptimizerConfig, {"schedule": "linear"}, "schedule"),
+        (TrainingConfig, {}, "name"),
+        (TrainingConfig, {"name": "n", "epochs": 1.5}, "epochs"),
+        (TrainingConfig, {"name": "n", "encoder": {"dims": 4}}, "dims"),
+        (TrainingConfig, {"name": "n", "encoder": 4}, "TrainingConfig cannot be made of"),
+        (TrainingConfig, {"name": "n", "changes": [{"epoch": 1, "options": {}}]}, "epoch 1"),
+    ],
+)
+def test_plain_values_that_are_no_configuration_are_named(kind, values, named, capsys):
+    with pytest.raises(InvalidConfig, match=named):
+        from_plain(kind, values)
+    assert capsys.readouterr().err == ""

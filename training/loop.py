@@ -13,6 +13,7 @@ import numpy as np
 import ray.train
 import ray.train.torch
 import torch
+from ray.util import get_current_placement_group
 from torch import nn
 
 from rcir.cluster import quiet
@@ -29,6 +30,8 @@ from training.progress import EpochBar
 from training.trainer import Trainer
 from training.validation import judge
 from training.workers import Workers
+
+GROUP = "placement_group"  # where its id is reported
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,15 @@ class Job:
 
 def training_loop(job: Job) -> None:
     """Train from the last checkpoint on, or from the start, as one of Ray's workers."""
+    # Whoever stops this training from outside has to free what its workers hold.
+    group = get_current_placement_group()
+    held = {GROUP: group.id.hex()} if group else {}
+
+    def report(metrics: dict[str, Any]) -> None:
+        ray.train.report(metrics | held)
+
     with quiet("ray.train"), _threads(job.config.threads):
-        _train(job, Workers.joined(job.config.use_gpu), _averaging, ray.train.report)
+        _train(job, Workers.joined(job.config.use_gpu), _averaging, report)
 
 
 def train_here(job: Job, callback: ray.train.UserCallback | None) -> None:

@@ -26,6 +26,7 @@ from training.checkpoint import last_epoch, restore_validation
 from training.config import Change
 from training.folder import alone_in
 from training.fork import fork, snapshot
+from training.loop import GROUP
 from training.validation import DELTA
 from tuning.config import TuningConfig
 from tuning.records import REPORTS_FILE, State, seeded, trial_name
@@ -187,7 +188,8 @@ class Epochs(ray.train.UserCallback):
             return
         if self._forward is not None:
             self._reports.write(report)
-            self._forward.after_report(run_context, [report], None)
+            held = {GROUP: metrics[0][GROUP]} if GROUP in metrics[0] else {}
+            self._forward.after_report(run_context, [report | held], None)
         elif self._config.scheduler == "pbt" and epoch % self._config.interval == 0:
             self._reports.add(report, self._folder)
         else:

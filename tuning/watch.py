@@ -12,8 +12,10 @@ from ray.tune import Callback
 from ray.tune.experiment import Trial as TuneTrial
 from rich.console import Console
 
+from rcir.cluster import free
 from rcir.errors import TrackingUnavailable
 from rcir.runs import RunFolder, read_run
+from training.loop import GROUP
 from tuning.config import TuningConfig
 from tuning.records import REPORTS_FILE, Records, Trial, seeded
 from tuning.trial import read_reports
@@ -60,11 +62,14 @@ class Watch(Callback):
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
     ) -> None:
         finished = bool((trial.last_result or {}).get("finished"))
+        if not finished:
+            _free(trial)
         self._end(self._known(trial), state="finished" if finished else "stopped")
 
     def on_trial_error(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
     ) -> None:
+        _free(trial)
         known = self._known(trial)  # Ray may not have come to start it
         path = self._records.folder / known.name / REPORTS_FILE
         died = {"reason": f"its process died, see {trial.error_file}", "final": False}
@@ -134,6 +139,13 @@ def line(trial: Trial) -> str:
 def shown(value: Any) -> str:
     """An option's value, short."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _free(trial: TuneTrial) -> None:
+    """Give back what the workers of a trial hold that did not come to its end."""
+    group = (trial.last_result or {}).get(GROUP)
+    if group is not None:
+        free(group)
 
 
 def _values(trial: TuneTrial) -> dict[str, Any]:

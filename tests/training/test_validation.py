@@ -1,8 +1,13 @@
 """Validation against brute force."""
 
+import hashlib
+import json
+
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load, save
+from scipy.stats import binom
 from sklearn.metrics import roc_auc_score
 
 from rcir.data import ImageSet, Preprocessing
@@ -10,7 +15,8 @@ from rcir.embedding import Embedding
 from rcir.encoders import EncoderConfig
 from rcir.encoders.base import Encoder
 from rcir.errors import InvalidData, TrainingDiverged
-from training.validation import validate
+from training.certification import certify
+from training.validation import Validation, validate
 
 
 class Pixels(Encoder):
@@ -109,3 +115,79 @@ def test_an_encoder_that_diverged_is_no_result():
 def test_two_images_are_too_few():
     with pytest.raises(InvalidData, match="2 validation images"):
         validate(Pixels(), Preprocessing((2, 3)), draw(2, copies=0))
+
+
+def counted(parts, alpha):
+    """Mean set size at delta = 0.1, each kappa tried and each rank counted; depth if none will."""
+    sizes = []
+    for part in parts:
+        paying = [np.isfinite(row).sum() for row in part.costs]
+        for kappa in np.sort(part.scores[np.isfinite(part.scores)]):
+            if binom.cdf(sum(part.scores > kappa), len(part.scores), alpha) <= 0.1:
+                paying = [sum(price <= kappa for price in row) for row in part.costs]
+                break
+        sizes += paying
+    return np.mean(sizes)
+
+
+def test_sizes_are_those_that_the_images_certify():
+    found = validate(Pixels(spread=1.0), Preprocessing((2, 3)), draw(240, copies=60))
+    assert sum(len(part.costs) for part in found.certified) == 240
+    metrics = found.metrics()
+    sizes = [metrics[f"validation/certified_size_{alpha}"] for alpha in ("0.05", "0.1", "0.2")]
+    assert sizes == pytest.approx([counted(found.certified, a) for a in (0.05, 0.1, 0.2)])
+    assert 60 >= sizes[0] > sizes[1] > sizes[2] >= 1
+
+
+@pytest.mark.parametrize("spread", [None, 1.0])
+def test_the_stated_uncertainty_is_what_sizes_depend_on(spread):
+    """Of an encoder with none, it is the distance to the nearest image of the quarter searched."""
+    images = draw(240, copies=0)
+    found = validate(Pixels(spread), Preprocessing((2, 3)), images)
+    vectors = torch.from_numpy(images.images.reshape(240, -1)) / 255
+    stated = None if spread is None else vectors.sum(1).double().numpy()
+    expected = certify(vectors.numpy(), stated, images)
+    for ours, theirs in zip(found.certified, expected, strict=True):
+        np.testing.assert_allclose(ours.scores, theirs.scores, rtol=1e-4)
+        np.testing.assert_allclose(ours.costs, theirs.costs, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("n", "copies"), [(7, 3), (8, 3), (100, 50), (240, 60)])
+def test_a_size_that_cannot_be_certified_is_left_out(n, copies):
+    found = validate(Pixels(), Preprocessing((2, 3)), draw(n, copies))
+    expected = {
+        f"validation/certified_size_{alpha}"
+        for alpha in ("0.05", "0.1", "0.2")
+        if found.certified
+        and all(
+            binom.cdf(np.isinf(part.scores).sum(), len(part.scores), float(alpha)) <= 0.1
+            for part in found.certified
+        )
+    }
+    assert len(expected) == {7: 0, 8: 0, 100: 2, 240: 3}[n]
+    assert {name for name in found.metrics() if "certified" in name} == expected
+
+
+@pytest.mark.parametrize("n", [7, 60])
+def test_it_can_be_stored(n):
+    found = validate(Pixels(spread=2.0), Preprocessing((2, 3)), draw(n, copies=3))
+    again = Validation.from_arrays(load(save(found.arrays())))
+    for name in ("ranks", "uncertainty", "matched"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(found, name))
+    assert again.depth == found.depth == n - 1
+    assert len(again.certified) == len(found.certified) == (4 if n == 60 else 0)
+    for ours, theirs in zip(again.certified, found.certified, strict=True):
+        np.testing.assert_array_equal(ours.scores, theirs.scores)
+        np.testing.assert_array_equal(ours.costs, theirs.costs)
+    assert again.metrics() == found.metrics()
+
+
+def test_what_is_compared_names_its_queries():
+    images = draw(60, copies=0)
+    found = validate(Pixels(), Preprocessing((2, 3)), images)
+    measured = found.measured(images)
+    names = json.dumps([str(number) for number in range(60)]).encode()
+    assert measured.queries == hashlib.sha256(names).hexdigest()
+    assert (measured.on, measured.parts) == ("validation", found.certified)
+    assert {f"validation/{name}" for name in measured.metrics} == found.metrics().keys()
+    assert measured.metrics["recall_at_1"] == np.mean(found.ranks[found.matched] == 1)

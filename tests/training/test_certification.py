@@ -1,0 +1,211 @@
+"""Certified sizes of the validation images, counted one by one; who plays which role in them."""
+
+from collections import Counter
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from rcir.data import ImageSet
+from rcir.data.relevance import SharedLabel, WithinRadius
+from rcir.risk.adapters import Constant
+from training import certification
+from training.certification import certify, rehearsals
+
+QUERIES = ("adapter", "calibration", "measured")
+
+
+def draw(n, seed=0):
+    """Images of six labels and what an encoder may say of them: clusters, and who is unsure."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 6, n)
+    noise = rng.gamma(1.0, size=n)
+    vectors = rng.normal(size=(6, 4))[labels] + noise[:, None] * rng.normal(size=(n, 4)) * 0.5
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors.astype(np.float32), noise, pictures(labels)
+
+
+def pictures(labels, relevance=None):
+    n = len(labels)
+    pixels, ids = np.zeros((n, 1, 1), np.uint8), [str(number) for number in range(n)]
+    return ImageSet(pixels, labels if relevance is None else None, ids, relevance=relevance)
+
+
+def alike(kind, labels):
+    """The images of these labels, matching as one kind does; and whether two of them match."""
+    if kind == "labels":
+        return pictures(labels), lambda a, b: labels[a] == labels[b]
+    if kind == "places":
+        where = np.stack([10.0 * labels, np.arange(len(labels)) % 7], axis=1)
+        near = WithinRadius(where, 3.0)
+        return pictures(labels, near), lambda a, b: np.hypot(*(where[a] - where[b])) <= 3
+    lists = [[label, (label + 1) % 6] if label < 2 else [label] for label in labels]
+    shared = SharedLabel.of_lists(lists, 6)
+    return pictures(labels, shared), lambda a, b: bool({*lists[a]} & {*lists[b]})
+
+
+@pytest.mark.parametrize("kind", ["labels", "places", "shared"])
+@pytest.mark.parametrize("n", [41, 400])
+def test_each_image_is_searched_once_and_asks_where_something_matches_it(n, kind):
+    images, match = alike(kind, draw(n)[2].labels)
+    found = rehearsals(images)
+    quarters = [{*roles.searched.tolist()} for roles in found]
+    assert sorted(chain(*quarters)) == list(range(n))
+    assert max(map(len, quarters)) - min(map(len, quarters)) <= (6 if kind == "labels" else 1)
+    for turn, roles in enumerate(found):
+        for number, name in enumerate(QUERIES, start=1):
+            asked = getattr(roles, name).tolist()
+            assert len(asked) == len({*asked})
+            assert {*asked} == {
+                image
+                for image in quarters[(turn + number) % 4]
+                if any(match(image, other) for other in quarters[turn])
+            }
+
+
+def test_no_image_has_two_roles_at_a_time_or_is_measured_twice():
+    found = rehearsals(draw(400)[2])
+    for roles in found:
+        everyone = list(chain(roles.searched, roles.adapter, roles.calibration, roles.measured))
+        assert len(everyone) == len({*everyone})
+    measured = list(chain(*(roles.measured for roles in found)))
+    assert len(measured) == len({*measured}) == 400
+
+
+def test_each_label_is_dealt_to_all_quarters_alike_and_at_random():
+    images = pictures(np.repeat(np.arange(50), np.arange(50) % 9 + 1))
+    found = rehearsals(images)
+    counts = [Counter(images.labels[roles.searched].tolist()) for roles in found]
+    for label in range(50):
+        each = [count[label] for count in counts]
+        assert max(each) - min(each) <= 1
+    # Labels with one image each are not all in the same quarter.
+    alone = [sum(count[label] for label in range(0, 50, 9)) for count in counts]
+    assert max(alone) < 6
+    # No quarter is a stretch of the images.
+    assert all(np.ptp(roles.searched) > 150 for roles in found)
+
+
+def test_neighbours_in_the_set_may_be_in_the_same_quarter():
+    """As they are not if the images of a label are dealt in their order."""
+    found = rehearsals(pictures(np.zeros(400, np.int64)))
+    assert [len(roles.searched) for roles in found] == [100] * 4
+    quarter = np.empty(400, np.int64)
+    for number, roles in enumerate(found):
+        quarter[roles.searched] = number
+    assert np.mean(quarter[1:] == quarter[:-1]) == pytest.approx(0.25, abs=0.1)
+
+
+def test_images_that_nothing_matches_are_searched_but_never_ask():
+    labels = np.r_[np.repeat(np.arange(6), 20), 100 + np.arange(40)]
+    found = rehearsals(pictures(labels))
+    assert sum(len(roles.searched) for roles in found) == 160
+    for roles in found:
+        assert (labels[np.r_[roles.adapter, roles.calibration, roles.measured]] < 100).all()
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ([0] * 7, 0),
+        ([0] * 8, 4),
+        (range(100), 0),  # no two match
+        ([0] * 3, 0),
+    ],
+)
+def test_of_too_few_images_nothing_is_certified(labels, expected):
+    images = pictures(np.array(labels))
+    assert len(rehearsals(images)) == expected
+    vectors = np.eye(4, dtype=np.float32)[np.arange(len(images)) % 4]
+    assert len(certify(vectors, None, images)) == expected
+
+
+@pytest.mark.parametrize("kind", ["labels", "places", "shared"])
+@pytest.mark.parametrize("n", [41, 199, 1000])
+def test_scores_and_costs_are_those_of_a_brute_force_search(n, kind, monkeypatch):
+    """At one price for all queries, where a score is a rank less one."""
+    monkeypatch.setattr(certification, "fit_adapter", lambda *_: (Constant(), {}))
+    vectors, uncertainty, images = draw(n)
+    images, match = alike(kind, images.labels)
+    found = certify(vectors, uncertainty, images)
+    assert len(found) == 4
+    for part, roles in zip(found, rehearsals(images), strict=True):
+        depth = min(200, len(roles.searched))
+        for query, score in zip(roles.calibration, part.scores, strict=True):
+            distances = np.square(vectors[roles.searched] - vectors[query]).sum(1)
+            candidates = roles.searched[np.argsort(distances, kind="stable")][:depth]
+            ranks = [rank for rank, one in enumerate(candidates) if match(one, query)]
+            assert score == (ranks[0] if ranks else np.inf)
+        expected = np.tile(np.arange(depth), (len(roles.measured), 1))
+        np.testing.assert_array_equal(part.costs, expected)
+
+
+def test_few_images_are_all_priced_alike():
+    vectors, uncertainty, images = draw(180)  # fewer than 50 fit the adapter
+    for part, roles in zip(certify(vectors, uncertainty, images), rehearsals(images), strict=True):
+        assert len(roles.adapter) < 50
+        expected = np.tile(np.arange(len(roles.searched)), (len(roles.measured), 1))
+        np.testing.assert_array_equal(part.costs, expected)
+
+
+class Witness(Constant):
+    """Notes who is priced, by uncertainty, which no two images share."""
+
+    def __init__(self, fitted):
+        self.seen = {"adapter": fitted.uncertainty}
+
+    def scores(self, rankings, ranks):
+        self.seen["calibration"] = rankings.uncertainty
+        self.seen["searched"] = np.unique(rankings.candidate_uncertainty)
+        return np.zeros(len(rankings), np.float32)
+
+    def costs(self, rankings):
+        self.seen["measured"] = rankings.uncertainty
+        assert {*rankings.candidate_uncertainty.ravel()} == {*self.seen["searched"]}
+        return np.zeros((len(rankings), rankings.depth), np.float32)
+
+
+@pytest.mark.parametrize("n", [63, 400])
+def test_each_quarter_does_what_it_is_for_and_nothing_else(n, monkeypatch):
+    vectors, _, images = draw(n)
+    witnesses = []
+
+    def fit(name, rankings, ranks):
+        assert name == "auto"
+        witnesses.append(Witness(rankings))
+        return witnesses[-1], {}
+
+    monkeypatch.setattr(certification, "fit_adapter", fit)
+    certify(vectors, np.arange(n) + 0.5, images)
+    for witness, roles in zip(witnesses, rehearsals(images), strict=True):
+        for name in ("searched", *QUERIES):
+            expected = sorted(getattr(roles, name) + 0.5)
+            assert sorted(witness.seen[name]) == expected
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_an_image_has_no_part_in_what_sizes_it(stated):
+    """Wherever it is embedded, what others are given stays as it is."""
+    vectors, uncertainty, images = draw(260)  # enough to fit an adapter that is not the simplest
+    given = uncertainty if stated else None
+    before = certify(vectors, given, images)
+    assert any(len(np.unique(part.costs[:, 1])) > 1 for part in before)
+    for turn, (part, roles) in enumerate(zip(before, rehearsals(images), strict=True)):
+        moved = vectors.copy()
+        moved[roles.measured[7]] *= -1
+        after = certify(moved, given, images)[turn]
+        np.testing.assert_array_equal(after.scores, part.scores)
+        others = np.arange(len(part.costs)) != 7
+        np.testing.assert_array_equal(after.costs[others], part.costs[others])
+
+
+def test_where_an_image_calibrates_only_its_own_score_depends_on_it(monkeypatch):
+    monkeypatch.setattr(certification, "fit_adapter", lambda *_: (Constant(), {}))
+    vectors, uncertainty, images = draw(80)
+    before = certify(vectors, uncertainty, images)[0]
+    row = int(np.argmin(before.scores))
+    moved = vectors.copy()
+    moved[rehearsals(images)[0].calibration[row]] *= -1
+    after = certify(moved, uncertainty, images)[0]
+    assert after.scores[row] > before.scores[row] == 0
+    np.testing.assert_array_equal(np.delete(after.scores, row), np.delete(before.scores, row))

@@ -1,0 +1,91 @@
+"""Fixtures of sweeps."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+import ray
+from mlflow import MlflowClient
+from ray.cluster_utils import Cluster
+from safetensors.numpy import load_file
+from scipy.stats import binom
+
+from rcir.data import DataConfig
+
+
+@pytest.fixture(scope="module")
+def one_cpu():
+    """The address of a cluster that trains one trial at a time; its folder's name is short."""
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
+        patch.chdir(folder)
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+        # Workers are asked for news this often; every other second by itself.
+        patch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.05")
+        # Where processes look for a cluster that they are not told of: they find this one alone.
+        patch.setenv("RAY_TMPDIR", folder)
+        session = Path(folder, "ray")
+        session.mkdir()
+        head = {"num_cpus": 1, "temp_dir": str(session), "include_dashboard": False}
+        node = Cluster(initialize_head=True, head_node_args=head)
+        ray.init(node.address, log_to_driver=False)
+        yield node.address
+        ray.shutdown()
+        node.shutdown()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A tracking store that only the tests of one file use."""
+    uri = f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", uri)
+        yield uri
+
+
+@pytest.fixture(scope="session")
+def small(tiny, tmp_path_factory):
+    """`tiny` with enough validation images to certify something."""
+    parts = {"train": 300, "validation": 400, "gallery": 200, "adapter": 100, "test": 200}
+    defaults = {
+        "data": DataConfig("digits", options={**parts, "calibration": 200}),
+        "storage": str(tmp_path_factory.mktemp("runs")),
+        "epochs": 2,
+    }
+    return lambda name, **changes: tiny(name, **(defaults | changes))
+
+
+@pytest.fixture(scope="session")
+def certified():
+    """`certified(run folder, alpha, delta)`: the mean set size, counted one by one, or None."""
+
+    def counted(folder, alpha, delta):
+        arrays, sizes = load_file(folder / "validation.safetensors"), []
+        for part in range(4):
+            scores, costs = arrays[f"scores.{part}"], arrays[f"costs.{part}"]
+            for kappa in np.sort(scores[np.isfinite(scores)]):
+                if binom.cdf(sum(scores > kappa), len(scores), alpha) <= delta:
+                    sizes += [sum(price <= kappa for price in row) for row in costs]
+                    break
+            else:
+                return None
+        return np.mean(sizes)
+
+    return counted
+
+
+@pytest.fixture(scope="session")
+def runs_in():
+    """`runs_in(store, parent)`: MLflow runs by name, which are all different; below one or all."""
+
+    def found(store, parent=None):
+        client = MlflowClient(store)
+        (experiment,) = client.search_experiments(filter_string="name = 'rcir'")
+        below = f"tags.`mlflow.parentRunId` = '{parent}'" if parent else ""
+        runs = client.search_runs([experiment.experiment_id], below)
+        by_name = {run.info.run_name: run for run in runs}
+        assert len(by_name) == len(runs), sorted(run.info.run_name for run in runs)
+        return by_name
+
+    return found

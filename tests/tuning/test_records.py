@@ -1,0 +1,150 @@
+"""What is written down of a sweep, read again, ranked and shown."""
+
+import json
+
+import numpy as np
+import pytest
+
+from rcir.errors import InvalidConfig, InvalidData
+from rcir.runs import RunFolder
+from training import TrainingConfig
+from tuning import Records, Trial, TuningConfig
+from tuning.records import read_records
+from tuning.report import best_run, table_of
+from tuning.search import resources, side_by_side
+
+SPACE = {"optimizer.lr": {"choice": [1e-3, 1e-4]}}
+ON_GPU = {"use_gpu": True}
+PLAIN = {"space": SPACE, "alpha": 0.1, "delta": 0.1, "seeds": 2}
+
+
+def trial(number, size, recall=0.5, state="finished", **others):
+    metrics = {"certified_size": size, "recall_at_1": recall}
+    return Trial(number, {"optimizer.lr": 1e-3}, state, 2, metrics, **others)
+
+
+@pytest.fixture
+def records(tmp_path):
+    trials = [
+        trial(0, 9.0),
+        trial(1, 1.0, state="stopped"),
+        trial(2, 7.0, recall=0.4),
+        Trial(3, {"optimizer.lr": 1e-4}, "failed", reason="TrainingDiverged: nan", final=True),
+        trial(4, 7.0, recall=0.6),
+        trial(5, 7.0, recall=0.6),
+        trial(6, 0.5, state="failed", reason="its process died"),
+        Trial(7, {"optimizer.lr": 1e-4}),
+        Trial(8, {"optimizer.lr": 1e-4}, "finished", 2, {"recall_at_1": 0.9}),  # not certified
+    ]
+    found = {each.number: each for each in trials}
+    return Records(tmp_path, PLAIN, "id", "sqlite:///mlflow.db", found)
+
+
+def test_only_trials_that_finished_are_ranked_by_size_then_recall(records):
+    order = [each.number for each in records.ranked()]
+    assert order[:5] == [4, 5, 2, 0, 8]
+    assert {*order[5:]} == {1, 3, 6, 7}
+
+
+def test_what_is_written_is_read_again(records):
+    records.finished = True
+    records.write()
+    assert read_records(records.folder) == records
+    # What other tools read.
+    found = json.loads((records.folder / "sweep.json").read_text())
+    assert (found["config"]["alpha"], found["config"]["delta"]) == (0.1, 0.1)
+    assert [each["folders"] for each in found["trials"]][:2] == [
+        ["trial-000", "trial-000-seed-1"],
+        ["trial-001", "trial-001-seed-1"],
+    ]
+
+
+def test_where_nothing_is_written_there_is_no_sweep(tmp_path):
+    assert read_records(tmp_path) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"trials": [{"numbre": 3}]}'])
+def test_a_damaged_file_is_named(tmp_path, content):
+    (tmp_path / "sweep.json").write_text(content)
+    with pytest.raises(InvalidData, match=r"sweep\.json is damaged"):
+        read_records(tmp_path)
+
+
+def test_a_failed_trial_is_tried_again_unless_it_would_fail_again(records):
+    done = {each.number for each in records.trials.values() if each.done}
+    assert done == {0, 1, 2, 3, 4, 5, 8}
+
+
+def test_the_table_has_a_row_for_each_trial(records):
+    table = table_of(records).set_index("trial")
+    assert list(table.index[:4]) == ["trial-004", "trial-005", "trial-002", "trial-000"]
+    assert table.reason["trial-003"] == "TrainingDiverged: nan"
+    assert table["optimizer.lr"]["trial-003"] == 1e-4
+    assert np.isnan(table.certified_size["trial-003"])
+    assert table.certified_size["trial-000"] == 9.0
+
+
+def test_the_best_is_a_run_that_finished(records):
+    RunFolder(records.folder / "trial-004", {}, "id", "uri", finished=True).path.mkdir()
+    RunFolder(records.folder / "trial-004", {}, "id", "uri", finished=True).write()
+    assert best_run(records).path == records.folder / "trial-004"
+    records.trials = {number: records.trials[number] for number in (1, 3)}
+    reason = "no trial of .* has finished; trial-003 failed: TrainingDiverged: nan"
+    with pytest.raises(InvalidData, match=reason):
+        best_run(records)
+
+
+def cluster(*nodes):
+    """What Ray says of a cluster of nodes, one of which is gone."""
+    gone = {"Alive": False, "Resources": {"CPU": 64, "GPU": 8}}
+    return [gone, *({"Alive": True, "Resources": node} for node in nodes)]
+
+
+@pytest.mark.parametrize(
+    ("training", "share", "nodes", "held", "at_once"),
+    [
+        ({}, 1.0, [{"CPU": 5}], {"CPU": 1}, 5),
+        ({"threads": 2}, 1.0, [{"CPU": 5}, {"CPU": 3}], {"CPU": 2}, 3),
+        ({"num_workers": 2}, 1.0, [{"CPU": 5}], {"memory": 1}, 2),
+        # Workers may lie on several nodes.
+        ({"num_workers": (1, 4)}, 1.0, [{"CPU": 3}, {"CPU": 5}], {"memory": 1}, 2),
+        ({"use_gpu": True, "num_workers": 2}, 1.0, [{"CPU": 8, "GPU": 5}], {"memory": 1}, 2),
+        (ON_GPU, 1.0, [{"CPU": 8, "GPU": 2}], {"CPU": 4, "GPU": 1}, 2),
+        # Two on each GPU: 0.4 of one and 0.1 of two others are no share of any.
+        (ON_GPU, 0.4, [{"CPU": 8, "GPU": 3}], {"CPU": 1, "GPU": 0.4}, 6),
+        (ON_GPU, 0.1, [{"CPU": 2, "GPU": 1}], {"CPU": 1, "GPU": 0.1}, 2),
+        # The node without a GPU is of no use.
+        (ON_GPU, 0.5, [{"CPU": 4, "GPU": 1}, {"CPU": 8}], {"CPU": 2, "GPU": 0.5}, 2),
+    ],
+)
+def test_trials_never_hold_more_than_the_cluster_has(
+    monkeypatch, training, share, nodes, held, at_once
+):
+    there = {kind: sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU")}
+    monkeypatch.setattr("ray.cluster_resources", lambda: there)
+    monkeypatch.setattr("ray.nodes", lambda: cluster(*nodes))
+    config = TuningConfig(TrainingConfig("sweep", **training), SPACE, gpus_per_trial=share)
+    assert resources(config) == held
+    assert side_by_side(config) == at_once
+    workers = config.training.most_workers
+    for kind in ("CPU", "GPU"):
+        assert at_once * held.get(kind, 0) <= there[kind]
+    assert at_once * workers <= there["GPU" if config.training.use_gpu else "CPU"]
+
+
+@pytest.mark.parametrize(
+    ("training", "share", "nodes", "message"),
+    [
+        (ON_GPU, 0.5, [{"CPU": 8}], r"0\.5 GPUs, and Ray's cluster has 8 CPUs and|0\.5 GPUs"),
+        # No node has as many as one trial takes.
+        ({"threads": 4}, 1.0, [{"CPU": 3}, {"CPU": 3}], "a trial needs 4 CPUs"),
+        ({"num_workers": 4}, 1.0, [{"CPU": 3}], "a trial needs 4 CPUs, and Ray's cluster has 3"),
+    ],
+)
+def test_what_no_node_has_is_refused(monkeypatch, training, share, nodes, message):
+    there = {kind: sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU")}
+    monkeypatch.setattr("ray.cluster_resources", lambda: there)
+    monkeypatch.setattr("ray.nodes", lambda: cluster(*nodes))
+    config = TuningConfig(TrainingConfig("sweep", **training), SPACE, gpus_per_trial=share)
+    with pytest.raises(InvalidConfig, match=message):
+        side_by_side(config)
