@@ -10,7 +10,7 @@ from rcir.risk.certified import bootstrap, compare, interval
 
 pytestmark = pytest.mark.statistical
 
-PAIRS, DRAWS, DEPTH = 600, 200, 12
+PAIRS, DRAWS, DEPTH, REPEATED = 600, 200, 12, 200
 ALPHA, DELTA = 0.2, 0.1
 QUERIES = {1: 400, 4: 100}  # of a part, by number of parts
 
@@ -102,3 +102,17 @@ def test_runs_that_do_not_differ_rarely_seem_to():
         runs = drawn_runs(rng, 1, skills=(1.0,) * 4)
         wrong.append(any(one.beyond_noise for one in compare(runs, ALPHA, DELTA, DRAWS)[1]))
     assert np.mean(wrong) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / PAIRS)
+
+
+def test_a_run_that_is_first_for_its_size_rarely_seems_better_than_those_it_is_like():
+    """The best of twelve like ones: it was chosen, which the intervals of all pairs allow for."""
+    rng = np.random.default_rng(2)
+    wrong = {True: [], False: []}
+    for _ in range(REPEATED):
+        runs = drawn_runs(rng, 1, skills=(1.0,) * 12)
+        runs.sort(key=lambda parts: mean_size(parts, ALPHA, DELTA))
+        for allowed, found in wrong.items():
+            others = compare(runs, ALPHA, DELTA, DRAWS, first_is_best=allowed)[1]
+            found.append(any(one.beyond_noise for one in others))
+    noise = 3 * np.sqrt(0.05 * 0.95 / REPEATED)
+    assert np.mean(wrong[True]) <= 0.05 + noise < np.mean(wrong[False])
