@@ -46,12 +46,12 @@ def from_plain(kind: type[Config], values: Mapping[str, Any]) -> Config:
     parser.add_class_arguments(kind, as_group=False)
     try:
         filled = parser.instantiate(parser.parse_object(dict(values)))
+        return kind(**vars(filled))
     except (ArgumentError, TypeError, ValueError) as error:
         if isinstance(error, RcirError):
             raise
         reason = " ".join(str(error).split())
         raise InvalidConfig(f"{kind.__name__} cannot be made of these values: {reason}") from error
-    return kind(**vars(filled))
 
 
 @contextmanager

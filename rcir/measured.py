@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from safetensors.numpy import save
 
 from rcir.errors import InvalidData
 from rcir.risk.certified import Certified
+from rcir.runs import write_whole
 
 VALIDATION, TEST = "validation.safetensors", "test.safetensors"
 Split = Literal["validation", "test"]
@@ -63,13 +63,8 @@ class Measured:
             arrays[f"scores.{number}"] = np.ascontiguousarray(part.scores, np.float32)
             arrays[f"costs.{number}"] = np.ascontiguousarray(part.costs, np.float32)
         facts = {name: getattr(self, name) for name in ("on", "queries", "metrics", "adapter")}
-        packed = save(arrays, {name: json.dumps(value) for name, value in facts.items()})
-        aside = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
-        try:
-            aside.write_bytes(packed)
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
+        told = {name: json.dumps(value) for name, value in facts.items()}
+        write_whole(path, save(arrays, told))
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -125,11 +125,15 @@ def find_run(reference: str) -> RunFolder:
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Write JSON aside, then rename it into place."""
-    text = json.dumps(values, indent=1)
+    """Write JSON, all of it or nothing."""
+    write_whole(path, json.dumps(values, indent=1).encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file aside, then rename it into place."""
     aside = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     try:
-        aside.write_text(text)
+        aside.write_bytes(content)
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
