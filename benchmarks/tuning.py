@@ -9,6 +9,9 @@ About a quarter of an hour on two cores. A sweep that `--storage` holds is not t
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -23,10 +26,9 @@ from rcir.measured import TEST, Measured
 from rcir.risk.certified import Estimate, compare
 from training import train
 from tuning import Records, TuningConfig, sweep
-from tuning.report import best_run, print_sweep
-from tuning.search import side_by_side
+from tuning.report import best_run
 
-MINUTE = {"epochs": 10, "trials": 10}
+MINUTE = {"training.epochs": 10, "trials": 10}
 
 
 def main() -> None:
@@ -40,9 +42,9 @@ def main() -> None:
     config = parse(TuningConfig, given, "tuning", "")
     there = Path(config.training.storage, config.training.name).exists()
     started = time.monotonic()
-    records = sweep(config)
+    swept(given)
     seconds = time.monotonic() - started
-    print_sweep(records)
+    records = sweep(config)  # it is finished: no more than read
     best, default, difference = gain(config, records)
     rows = [
         ("best of the sweep, mean certified size of test queries", spelled(best)),
@@ -53,7 +55,7 @@ def main() -> None:
     if not there:  # otherwise it took longer than just now
         figures["sweep_seconds"] = seconds
     if not options.gain_only:
-        figures |= overhead(config)
+        figures |= overhead(given)
     title = f"{options.config}, alpha {config.alpha:g}, delta {config.delta:g}"
     report(title, ("what", "value"), rows, figures, options.json)
 
@@ -70,18 +72,23 @@ def gain(config: TuningConfig, records: Records) -> tuple[Estimate, Estimate, Es
     return sizes[1], sizes[0], differences[0]
 
 
-def overhead(config: TuningConfig) -> dict[str, float]:
+def swept(options: list[str]) -> None:
+    """Sweep as a user does; Ray's processes would take this file for the package of its name."""
+    subprocess.run([sys.executable, "-m", "tuning", *options], check=True)
+
+
+def overhead(given: list[str]) -> dict[str, float]:
     """What trials of about a minute take beyond the seconds of their epochs."""
+    varied = json.dumps({"loss.kl_scale": {"loguniform": [1e-7, 1e-3]}})
     with tempfile.TemporaryDirectory() as folder:
-        training = replace(config.training, name="minute", storage=folder, epochs=MINUTE["epochs"])
-        timed = TuningConfig(
-            training, {"loss.kl_scale": {"loguniform": [1e-7, 1e-3]}}, MINUTE["trials"]
-        )
+        changes = {"training.name": "minute", "training.storage": folder, "scheduler": "none"}
+        changes |= {name: str(value) for name, value in MINUTE.items()} | {"space": varied}
         started = time.monotonic()
-        records = sweep(timed)
+        swept([*given, *(f"--{name}={value}" for name, value in changes.items())])
         wall = time.monotonic() - started
-        slots = min(MINUTE["trials"], side_by_side(timed))
-        trained = [epoch_seconds(Path(folder, "minute", trial.name)) for trial in records.ranked()]
+        runs = Path(folder, "minute").glob("trial-*")
+        trained = [epoch_seconds(run) for run in runs]
+    slots = min(len(trained), len(os.sched_getaffinity(0)))  # as Ray counts, a CPU for each
     print(f"{len(trained)} trials of {np.mean(trained):.0f} s, {slots} at a time: {wall:.0f} s")
     return {
         "trial_seconds": float(np.mean(trained)),
