@@ -16,8 +16,9 @@ AFTER_DEMO = ("README.md", "api.py", "retriever.py")  # whose examples use what 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The file that takes longest comes first: two processes then end at about the same time."""
-    items.sort(key=lambda item: item.path.name != LONGEST)
+    """Files that take long come first: two processes then end at about the same time."""
+    slow = {item.path for item in items if item.get_closest_marker("distributed")}
+    items.sort(key=lambda item: (item.path.name != LONGEST, item.path not in slow))
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from rich.table import Table
 from rcir.compare import Comparison
 from rcir.risk.certified import Estimate
 
-WIDTH = 100  # at least, where there is no terminal to fit into
+WIDTH = 160  # at least, where there is no terminal to fit into
 
 
 def print_comparison(found: Comparison) -> None:

@@ -10,20 +10,18 @@ from PIL import Image
 
 from rcir.config import parse
 from training import TrainingConfig
+from tuning import TuningConfig
+from tuning.__main__ import spelled_out
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted(path.name for path in (ROOT / "configs").glob("*.yaml") if "tune" not in path.name)
 # What a command of the README needs to be over in seconds.
 SHORTER = {
     "-m training": ["--epochs", "1"],
-    "/digits-btl.yaml": ["--data.options", '{"train": 500, "validation": 300}'],
+    "digits-btl.yaml": ["--data.options", '{"train": 500, "validation": 300}'],
     "own-folder.yaml": [
         *("--encoder.pretrained", "false", "--encoder.backbone", "cifar-cnn"),
         *("--preprocessing.size", "[20, 20]"),
-    ],
-    "-m tuning": [
-        *("--trials", "2", "--scheduler", "none", "--training.epochs", "1"),
-        *("--training.data.options", '{"train": 500, "validation": 300}'),
     ],
 }
 
@@ -51,17 +49,14 @@ def test_the_commands_of_the_readme_run_in_its_order(demo, tmp_path, monkeypatch
     assert (tmp_path / "runs" / "digits-btl" / "retriever" / "manifest.json").is_file()
 
 
-@pytest.mark.distributed
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
-def test_the_sweep_of_the_readme_runs(ray_cluster, tmp_path, monkeypatch):
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    lines = [line for line in commands() if "tune-" in line]
-    assert len(lines) >= 2
-    run(lines, monkeypatch)
-    folder = tmp_path / "runs" / "tune-digits-btl"
-    assert (folder / "best.yaml").is_file()
-    assert len(list(folder.glob("trial-*/retriever/manifest.json"))) == 1
+def test_the_sweep_of_the_readme_is_one(monkeypatch):
+    """A sweep is run, shown and calibrated in tests/tuning/test_command.py."""
+    monkeypatch.chdir(ROOT)
+    (line,) = (line for line in commands() if "-m tuning" in line)
+    options = spelled_out(shlex.split(line)[3:])
+    config = parse(TuningConfig, options, "python -m tuning", "")
+    assert config.calibrate
+    assert (config.trials, config.scheduler) == (12, "asha")
 
 
 def run(lines, monkeypatch):

@@ -11,7 +11,7 @@ from tuning.config import TuningConfig
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, sweep, show the trials; calibrate the best if asked to."""
-    given = _spelled_out(sys.argv[1:] if argv is None else argv)
+    given = spelled_out(sys.argv[1:] if argv is None else argv)
     with reporting_errors():
         config = parse(TuningConfig, given, "python -m tuning", "Sweep the options of a training.")
         # Slow to import; `--help` and a wrong option need none.
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _spelled_out(argv: Sequence[str]) -> list[str]:
+def spelled_out(argv: Sequence[str]) -> list[str]:
     """`--calibrate` alone means yes."""
     following = [*argv[1:], "--"]
     return [
