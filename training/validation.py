@@ -9,10 +9,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data import ImageSet, Preprocessing
+from rcir.data import ImageSet
 from rcir.embedding import Embedding
-from rcir.encoders import Encoder
-from rcir.encoders.batches import embed
 from rcir.errors import InvalidData, TrainingDiverged
 from rcir.index import nearest_others
 from rcir.measured import Measured, names_digest
@@ -90,11 +88,6 @@ class Validation:
 
             found["validation/auroc_miss"] = float(roc_auc_score(~self.correct, self.uncertainty))
         return found
-
-
-def validate(encoder: Encoder, preprocessing: Preprocessing, images: ImageSet) -> Validation:
-    """Embed the validation images, and search them among themselves; see `judge`."""
-    return judge(embed(encoder, preprocessing, images.images), images)
 
 
 def judge(embedding: Embedding, images: ImageSet) -> Validation:

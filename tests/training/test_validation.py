@@ -14,9 +14,10 @@ from rcir.data import ImageSet, Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders import EncoderConfig
 from rcir.encoders.base import Encoder
+from rcir.encoders.batches import embed
 from rcir.errors import InvalidData, TrainingDiverged
 from training.certification import certify
-from training.validation import Validation, validate
+from training.validation import Validation, judge
 
 
 class Pixels(Encoder):
@@ -31,6 +32,11 @@ class Pixels(Encoder):
         mean = images.flatten(1) + self.anchor
         uncertainty = None if self.spread is None else self.spread * mean.sum(1)
         return Embedding(mean, None, uncertainty)
+
+
+def validate(encoder, preprocessing, images):
+    """What the validation images show of an encoder, as training asks."""
+    return judge(embed(encoder, preprocessing, images.images), images)
 
 
 def draw(n, copies):
