@@ -11,7 +11,7 @@ from rcir.data.images import ImageLike
 from rcir.errors import NoRetriever
 from rcir.retrieval import Options, Retrieval
 from rcir.retriever import Retriever
-from rcir.risk.controller import Alpha
+from rcir.risk.request import Alpha
 
 VARIABLE = "RCIR_RETRIEVER"
 _default: Retriever | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,14 @@ class Candidates:
         """(n,) of the queries."""
         return self.rankings.uncertainty
 
+    def ordered(self, adapter: SizeAdapter) -> Candidates:
+        """In the order in which the adapter's sets take them."""
+        rankings, columns = adapter.ordered(self.rankings)
+        if columns is None:
+            return self
+        positions = np.take_along_axis(self.positions, columns, axis=1)
+        return replace(self, rankings=rankings, positions=positions)
+
     def distinct(self) -> tuple[Candidates, NDArray[np.int64]]:
         """Of each label its nearest item only, so that ranks count labels.
 
@@ -66,6 +74,8 @@ class Judged:
         totals: (n,) number of true matches in the whole gallery.
         groups: (n,) the group each query belongs to, such as a camera or a site, or None.
         one_label: whether all true matches of a query share one label, and no others have it.
+        clusters: (n,) the cluster each query belongs to, such as a video, or None.
+        cluster: what the clusters are, such as "video".
     """
 
     found: Candidates
@@ -73,6 +83,8 @@ class Judged:
     totals: NDArray[np.int64]
     groups: NDArray[np.str_] | None = None
     one_label: bool = False
+    clusters: NDArray[np.str_] | None = None
+    cluster: str | None = None
 
     def __post_init__(self) -> None:
         n = len(self.found.positions)
@@ -83,11 +95,14 @@ class Judged:
             )
         if self.relevant.dtype != np.bool_:
             raise InvalidData(f"relevant is of type {self.relevant.dtype}; it must be bool")
-        groups = self.groups
-        if groups is not None and (groups.shape != (n,) or groups.dtype.kind != "U"):
-            raise InvalidData(
-                f"{n} queries, groups {groups.shape} of type {groups.dtype}: give each a string"
-            )
+        for name in ("groups", "clusters"):
+            values = getattr(self, name)
+            if values is not None and (values.shape != (n,) or values.dtype.kind != "U"):
+                raise InvalidData(
+                    f"{n} queries, {name} {values.shape} of type {values.dtype}: give each a string"
+                )
+        if (self.clusters is None) != (self.cluster is None):
+            raise InvalidData("give clusters and what they are, such as 'video', or neither")
 
     @property
     def ranks(self) -> NDArray[np.float64]:
@@ -103,8 +118,11 @@ class Judged:
         found, columns = self.found.distinct()
         relevant = take_columns(self.relevant, columns, False)
         totals = self.totals > 0 if self.one_label else self.totals
-        return Judged(found, relevant, totals.astype(np.int64), self.groups, self.one_label)
+        return replace(self, found=found, relevant=relevant, totals=totals.astype(np.int64))
 
     def outcomes(self, adapter: SizeAdapter) -> Outcomes:
         """As risk control sees them, priced by an adapter."""
-        return Outcomes.of(adapter, self.found.rankings, self.relevant, self.totals)
+        codes = None
+        if self.clusters is not None:
+            codes = np.unique(self.clusters, return_inverse=True)[1].astype(np.int64)
+        return Outcomes.of(adapter, self.found.rankings, self.relevant, self.totals, codes)

@@ -10,19 +10,19 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.risk import Decision, Request, Risk
-from rcir.risk.controller import Alpha
+from rcir.risk import Decision, Request, Risk, RiskController
+from rcir.risk.request import Alpha, Mix
 
 Distinct = Literal["label"] | None
 
 CLAUSES: Mapping[str, str] = {
     "miss": "a true match is missing from at most {alpha} of the {sets}",
     "recall": (
-        "at most {alpha} of a query's true matches, on average over queries, are missing from the "
-        "{sets}"
+        "at most {alpha} of a query's true {matches}, on average over queries, are missing from "
+        "the {sets}"
     ),
     "false-discovery": (
-        "at most {alpha} of a set's items, on average over queries, are wrong in the {sets}"
+        "at most {alpha} of a set's {items}, on average over queries, are wrong in the {sets}"
     ),
 }
 
@@ -35,6 +35,8 @@ class Options(TypedDict, total=False):
     group: str | None
     abstain: bool
     simultaneous: bool
+    anytime: bool
+    mix: Mix
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,11 @@ class Guarantee:
         risk_bound: the level that is certified in fact, at most alpha (misses are whole numbers);
             None with several risks.
         threshold: with `abstain`, the doubt up to which queries are answered.
+        anytime: whether it holds at every moment since calibration began.
+        mix: the mix of groups that it speaks of: "any", or the share of each; None: as calibrated.
+        n_groups: number of groups of which any mix may come.
+        cluster: what the clusters are that queries come in, such as "video"; each counts alike.
+        n_clusters: number of those that the calibration queries came in.
     """
 
     alpha: Alpha
@@ -71,12 +78,17 @@ class Guarantee:
     n_calibration: int
     risk_bound: float | None
     threshold: float | None = None
+    anytime: bool = False
+    mix: Mix = None
+    n_groups: int | None = None
+    cluster: str | None = None
+    n_clusters: int | None = None
 
     @classmethod
     def of(
-        cls, request: Request, decision: Decision, adapter: str, distinct: Distinct
+        cls, request: Request, decision: Decision, controller: RiskController, distinct: Distinct
     ) -> Guarantee:
-        """What is guaranteed by a decision on a request."""
+        """What is guaranteed by a controller's decision on a request."""
         alpha = request.alpha
         return cls(
             alpha={risk: float(level) for risk, level in alpha.items()}
@@ -90,10 +102,15 @@ class Guarantee:
             simultaneous=request.simultaneous,
             kappa=decision.kappa,
             bound=decision.bound,
-            adapter=adapter,
+            adapter=controller.adapter.name,
             n_calibration=decision.n_calibration,
             risk_bound=decision.risk_bound,
             threshold=decision.threshold,
+            anytime=request.anytime,
+            mix=dict(request.mix) if isinstance(request.mix, Mapping) else request.mix,
+            n_groups=decision.n_groups,
+            cluster=controller.cluster,
+            n_clusters=decision.n_clusters,
         )
 
     def __str__(self) -> str:
@@ -101,24 +118,42 @@ class Guarantee:
         sets = "answers" if self.abstain else "sets"
         if self.distinct is not None:
             sets += f" of distinct {self.distinct}s"
-        clauses = [CLAUSES[risk].format(alpha=level, sets=sets) for risk, level in levels.items()]
+        named = {
+            "matches": "matches" if self.distinct is None else f"{self.distinct}s",
+            "items": "items" if self.distinct is None else f"{self.distinct}s",
+        }
+        clauses = [
+            CLAUSES[risk].format(alpha=level, sets=sets, **named) for risk, level in levels.items()
+        ]
         sure = (
-            "On average over calibrations"
+            "On average over calibrations, of which one that certifies nothing counts as none wrong"
             if self.delta is None
             else f"With probability at least {confidence(self.delta)}"
         )
         if self.simultaneous:
             sure += ", whatever alpha is chosen"
+        if self.anytime:
+            sure += ", at every moment since calibration began"
+        if self.mix == "any":
+            sure += f", whatever the mix of the {self.n_groups} groups"
+        elif isinstance(self.mix, Mapping):
+            shares = ", ".join(f"{group} {share:g}" for group, share in self.mix.items())
+            sure += f", where the groups come as {shares}"
         parameter = (
             f"kappa = {self.kappa:.4g}"
             if self.threshold is None
             else f"answered up to a doubt of {self.threshold:.4g}"
         )
         queries = "queries" if self.group is None else f"queries of group {self.group!r}"
+        like = f"{queries} like the {self.n_calibration} calibration queries"
+        if self.cluster is not None:
+            like = (
+                f"{queries} of any further {self.cluster} like the {self.n_clusters} of the "
+                f"{self.n_calibration} calibration queries, each {self.cluster} counted alike"
+            )
         return (
-            f"{sure}, {' and '.join(clauses)} returned to {queries} like the "
-            f"{self.n_calibration} calibration queries ({self.adapter} sizes, {self.bound} bound, "
-            f"{parameter})."
+            f"{sure}, {' and '.join(clauses)} returned to {like} ({self.adapter} sizes, "
+            f"{self.bound} bound, {parameter})."
         )
 
 
@@ -134,11 +169,12 @@ def confidence(delta: float) -> str:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Retrieval:
-    """The answer to one query: gallery items, nearest first, as many as the guarantee needs.
+    """The answer to one query: gallery items, the likeliest first, as many as the guarantee needs.
 
     Attributes:
         ids: names of the items.
-        distances: (size,) L2 distances in embedding space, ascending.
+        distances: (size,) L2 distances in embedding space; ascending, unless the sizes rank
+            candidates anew ("reranked", "match-probability").
         uncertainty: of the query; larger is less certain; comparable within one retriever only.
         guarantee: what is guaranteed of this set.
         labels: labels of the items, if the gallery has labels.

@@ -8,6 +8,7 @@ from typing import Any, Unpack, overload
 import numpy as np
 
 from rcir.candidates import Judged
+from rcir.control import check_clusters, control, extended
 from rcir.data.images import ImageLike
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.retrieval import Distinct, Guarantee, Options, Retrieval
@@ -19,11 +20,10 @@ from rcir.risk import (
     Risk,
     RiskController,
     check_exchangeability,
-    fit_adapter,
 )
 from rcir.risk.bounds import check_bound
 from rcir.risk.choice import ALPHAS, Comparison
-from rcir.risk.controller import Alpha
+from rcir.risk.request import Alpha, Mix
 from rcir.searcher import Searcher
 
 
@@ -57,9 +57,11 @@ class Retriever(Searcher):
 
         Args:
             adapter_split: queries to fit the size adapter on; they calibrate nothing.
-            calibration: other queries, exchangeable with those to come.
-            adapter: "constant", "minmax", "quantile", "learned", or "auto", which of them needs
-                the smallest sets on the adapter split, for the miss risk.
+            calibration: other queries, drawn independently of each other from where those to come
+                are; where they come in clusters, with these (`judge`), clusters are.
+            adapter: "constant", "minmax", "quantile", "learned", "boosted", "reranked", or "auto",
+                for each risk which of them needs the smallest sets on the adapter split; see
+                `rcir.risk.fit_adapter`.
             bound: confidence bound of the risk, see `rcir.risk.p_value`.
             alphas, delta: levels at which "auto" compares.
 
@@ -92,22 +94,50 @@ class Retriever(Searcher):
             )
         for judged in (adapter_split, calibration):
             self._check_searched(judged)
+        check_clusters(adapter_split, calibration)
         controllers: dict[Distinct, RiskController] = {}
         comparisons: dict[Distinct, Comparison] = {}
         for distinct in (None, "label") if self.labels is not None else (None,):
-            first, second = (
-                judged if distinct is None else judged.distinct()
-                for judged in (adapter_split, calibration)
-            )
-            fitted, comparisons[distinct] = fit_adapter(
-                adapter, first.found.rankings, first.ranks, alphas, delta
-            )
-            controllers[distinct] = RiskController(
-                fitted, first.outcomes(fitted), second.outcomes(fitted), bound, second.groups
+            halves = (adapter_split, calibration)
+            if distinct is not None:
+                halves = (adapter_split.distinct(), calibration.distinct())
+            controllers[distinct], comparisons[distinct] = control(
+                *halves, adapter, bound, alphas, delta
             )
         self.controllers = controllers
         self.calibrated_on = calibration.found.fingerprints
         return comparisons
+
+    def extend(self, queries: Judged) -> None:
+        """Add labelled queries to those calibrated on, in use, as often as wanted.
+
+        The size adapters stay as they are. From then on only guarantees that hold at every moment
+        since calibration began are given (`anytime=True`), so that one may look at the sets and go
+        on or stop; whoever does so with the others would stop where the queries mislead.
+
+        Args:
+            queries: exchangeable with the calibration queries, in the order in which their truth
+                became known; with groups if these had some.
+
+        Raises:
+            StaleCalibration: not calibrated, or changed since, or another one searched the queries.
+            InvalidData: the calibration queries come in clusters, or have groups and these do not.
+
+        Example:
+            >>> import rcir
+            >>> from rcir.data import DataConfig, load_splits
+            >>> retriever = rcir.load("runs/demo/retriever")
+            >>> retriever.extend(retriever.judge(load_splits(DataConfig("digits", seed=1)).test))
+            >>> answer = retriever.retrieve("runs/demo/queries/easy.png", 0.1, 0.1, anytime=True)
+            >>> answer.guarantee.n_calibration > 5000
+            True
+        """
+        self._valid_controller(None)
+        self._check_searched(queries)
+        self.controllers = {
+            distinct: extended(controller, queries if distinct is None else queries.distinct())
+            for distinct, controller in self.controllers.items()
+        }
 
     def check(self, recent: Judged) -> Exchangeability:
         """Test whether recent labelled queries look like the calibration queries.
@@ -146,12 +176,15 @@ class Retriever(Searcher):
         group: str | None = None,
         abstain: bool = False,
         simultaneous: bool = False,
+        anytime: bool = False,
+        mix: Mix = None,
     ) -> Retrieval | list[Retrieval]:
         """Retrieve a set that holds a true match with the asked guarantee.
 
         With probability at least 1 - delta over the calibration queries, at most a fraction alpha
-        of the queries exchangeable with them get a set without a true match. Any (alpha, delta) is
-        answered without calibrating again; the statement is for a pair fixed beforehand.
+        of further queries, drawn independently from where these were, get a set without a true
+        match. Any (alpha, delta) is answered without calibrating again; the statement is for a pair
+        fixed beforehand.
 
         Args:
             query: a path, a PIL image, a uint8 array (H, W), (H, W, 1) or (H, W, 3), or a list of
@@ -170,6 +203,10 @@ class Retriever(Searcher):
                 the share of wrong ones among those returned.
             simultaneous: the statement holds for all alpha at once, also one chosen after looking;
                 delta is then at most 0.5.
+            anytime: the statement holds at every moment since calibration began, for queries added
+                by `extend` until the sets were small enough.
+            mix: "any": the statement holds whatever shares the groups have among the queries; or
+                their shares, as {"day": 0.3, "night": 0.7}, for the risk in that mix.
 
         Raises:
             InvalidRiskLevel, InvalidImage, InvalidConfig: of the arguments.
@@ -185,10 +222,10 @@ class Retriever(Searcher):
             >>> retriever.retrieve(queries[0], 0.1, 0.1, distinct="label").size > 0
             True
         """
-        request = Request(alpha, delta, risk, group, abstain, simultaneous)
-        controller = self._valid_controller(distinct)
+        request = Request(alpha, delta, risk, group, abstain, simultaneous, anytime, mix)
+        controller = self._valid_controller(distinct).for_risk(request)
         decision = controller.decide(request)
-        guarantee = Guarantee.of(request, decision, controller.adapter.name, distinct)
+        guarantee = Guarantee.of(request, decision, controller, distinct)
         if isinstance(query, list | tuple):
             return self._retrieve(query, controller, decision, guarantee)
         return self._retrieve([query], controller, decision, guarantee)[0]
@@ -203,6 +240,7 @@ class Retriever(Searcher):
         found = self.search(images)
         if guarantee.distinct is not None:
             found, _ = found.distinct()
+        found = found.ordered(controller.adapter)
         sizes = controller.sizes(found.rankings, decision)
         # One look-up for the whole batch; each answer is a slice of it.
         row = np.repeat(np.arange(len(sizes)), sizes)
@@ -245,12 +283,15 @@ class Retriever(Searcher):
             )
         current = self.fingerprints()
         changed = [part for part in current if current[part] != self.calibrated_on.get(part)]
-        if self.controllers[distinct].depth != self.depth:
+        controller = self.controllers[distinct]
+        if controller.depth != self.depth:
             changed.append("search depth")
+        if not all(one.intact for one in (controller, *controller.own.values())):
+            changed.append("size adapter")
         if changed:
             raise StaleCalibration(
                 f"changed since calibration: {', '.join(changed)}. The guarantee does not cover "
                 "that: run `python -m calibration` again, or use `search` for neighbours without a "
                 "guarantee"
             )
-        return self.controllers[distinct]
+        return controller

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rcir.candidates import Candidates, Judged
 from rcir.data.images import ImageLike
@@ -62,7 +63,7 @@ class Searcher:
         )
         self.max_depth = depth
         self._fingerprints: dict[str, str] = {}
-        self._fingerprinted: tuple[list[object], list[int]] = ([], [])
+        self._fingerprinted: tuple[list[object], list[int], list[Tensor]] = ([], [], [])
         lengths = {
             len(values)
             for values in (self.ids, self.relevance, self.item_uncertainty)
@@ -133,7 +134,11 @@ class Searcher:
         return Candidates(rankings, positions, vectors, self.fingerprints())
 
     def judge(
-        self, queries: ImageSet, group: str | None = None, embedder: Embed | None = None
+        self,
+        queries: ImageSet,
+        group: str | None = None,
+        embedder: Embed | None = None,
+        cluster: str | None = None,
     ) -> Judged:
         """Search queries of which it is known which gallery images they match.
 
@@ -141,6 +146,8 @@ class Searcher:
             queries: images with labels, or with what else makes them match (`rcir.data.relevance`).
             group: which of their attributes says what group each belongs to.
             embedder: as in `build`.
+            cluster: which of their attributes says in what cluster each came, such as a video, a
+                patient or a place: queries that are not independent of each other.
 
         Raises:
             InvalidData: the gallery has no labels, or of another kind than the queries, or the
@@ -153,27 +160,34 @@ class Searcher:
                 f"the gallery's images match as {type(self.relevance).__name__}, the queries as "
                 f"{type(queries.relevance).__name__}: both must know the same of their images"
             )
-        if group is not None and not (isinstance(group, str) and group in queries.attributes):
-            known = ", ".join(queries.attributes) or "none"
-            raise InvalidData(f"the queries have no attribute {group!r}; they have {known}")
+        for name in (group, cluster):
+            if name is not None and not (isinstance(name, str) and name in queries.attributes):
+                known = ", ".join(queries.attributes) or "none"
+                raise InvalidData(f"the queries have no attribute {name!r}; they have {known}")
         found = self.search(queries.images, embedder)
         relevant = queries.relevance.of(self.relevance, found.positions)
         totals = queries.relevance.totals(self.relevance)
-        groups = None if group is None else queries.attributes[group].astype(str)
-        return Judged(found, relevant, totals, groups, one_label=self.labels is not None)
+        groups, clusters = (
+            None if name is None else queries.attributes[name].astype(str)
+            for name in (group, cluster)
+        )
+        one_label = self.labels is not None
+        return Judged(found, relevant, totals, groups, one_label, clusters, cluster)
 
     def fingerprints(self) -> dict[str, str]:
         """Digests of everything that calibration depends on; computed once per change.
 
-        A change in memory is noticed where a part is replaced, the gallery grows, or torch writes
-        to a weight; not where a weight is written to behind torch's back (`.data`, NumPy views).
+        A change in memory is noticed where a part is replaced, the gallery grows, torch writes to a
+        weight or replaces its memory (as a change of precision does), or a forward hook comes or
+        goes; not where a weight is written to behind torch's back (`.data`, NumPy views).
         """
         parts = [self.encoder, self.preprocessing, self.index, self.ids]
-        parts += [self.relevance, self.item_uncertainty]
+        parts += [self.relevance, self.item_uncertainty, *self.encoder.hooks().values()]
         # Torch counts its writes to a tensor.
         weights = (*self.encoder.parameters(), *self.encoder.buffers())
-        counts = [len(self.index), *(values._version for values in weights)]
-        known, known_counts = self._fingerprinted
+        counts = [len(self.index), len(parts)]
+        counts += [number for values in weights for number in (values._version, values.data_ptr())]
+        known, known_counts, _ = self._fingerprinted
         if known_counts != counts or not all(map(operator.is_, known, parts)):
             preprocessing = json.dumps(asdict(self.preprocessing), sort_keys=True)
             gallery = hashlib.sha256(json.dumps(self.ids.tolist()).encode())
@@ -188,7 +202,8 @@ class Searcher:
                 "gallery": gallery.hexdigest(),
                 "index": self.index.fingerprint(),
             }
-            self._fingerprinted = (parts, counts)
+            # What is referred to keeps its address: no other memory can be taken for it.
+            self._fingerprinted = (parts, counts, [values.data for values in weights])
         return self._fingerprints
 
     def add(

@@ -40,9 +40,9 @@ from rcir.encoders.base import Encoder
 from rcir.errors import CorruptRetriever, NoRetriever, RcirError
 from rcir.index import FlatIndex
 from rcir.retriever import Retriever
-from rcir.risk import Outcomes, RiskController, adapter_class
+from rcir.risk import Outcomes, Risk, RiskController, adapter_class
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST = "manifest.json"
 REQUIRED = {"retriever.json", "encoder.safetensors", "index.faiss", "gallery.json"}
 
@@ -158,20 +158,25 @@ def _fill(retriever: Retriever, folder: Path) -> None:
     arrays: dict[str, NDArray[Any]] = {}
     for distinct, controller in retriever.controllers.items():
         groups = None if controller.groups is None else controller.groups.tolist()
+        stored = {"main": controller} | {str(risk): own for risk, own in controller.own.items()}
         description["controllers"].append(
             {
                 "distinct": distinct,
-                "adapter": controller.adapter.name,
+                "adapters": {risk: one.adapter.name for risk, one in stored.items()},
                 "bound": controller.bound,
                 "groups": groups,
+                "cluster": controller.cluster,
+                "growing": controller.growing,
             }
         )
-        for part, values in (
-            ("adapter", controller.adapter.state()),
-            ("tuning", controller.tuning.arrays()),
-            ("calibration", controller.calibration.arrays()),
-        ):
-            arrays |= {f"{distinct}.{part}.{name}": array for name, array in values.items()}
+        for risk, one in stored.items():
+            for part, values in (
+                ("adapter", one.adapter.state()),
+                ("tuning", one.tuning.arrays()),
+                ("calibration", one.calibration.arrays()),
+            ):
+                place = f"{distinct}.{risk}.{part}"
+                arrays |= {f"{place}.{name}": array for name, array in values.items()}
     if arrays:
         (folder / "controller.safetensors").write_bytes(save_arrays(arrays))
     retriever.index.save(folder / "index.faiss")
@@ -256,23 +261,29 @@ def _read(folder: Path, files: Set[str]) -> Retriever:
 
 
 def _controller(kind: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> RiskController:
-    """One stored controller of the description `kind`."""
+    """One stored controller of the description `kind`, with those of risks of their own."""
 
-    def part(name: str) -> dict[str, NDArray[Any]]:
-        prefix = f"{kind['distinct']}.{name}."
+    def part(risk: str, name: str) -> dict[str, NDArray[Any]]:
+        prefix = f"{kind['distinct']}.{risk}.{name}."
         return {
             key.removeprefix(prefix): values
             for key, values in arrays.items()
             if key.startswith(prefix)
         }
 
-    return RiskController(
-        adapter_class(kind["adapter"]).from_state(part("adapter")),
-        Outcomes.from_arrays(part("tuning")),
-        Outcomes.from_arrays(part("calibration")),
-        kind["bound"],
-        None if kind["groups"] is None else np.array(kind["groups"], str),
-    )
+    def stored(risk: str, own: dict[Risk, RiskController]) -> RiskController:
+        return RiskController(
+            adapter_class(kind["adapters"][risk]).from_state(part(risk, "adapter")),
+            Outcomes.from_arrays(part(risk, "tuning")),
+            Outcomes.from_arrays(part(risk, "calibration")),
+            kind["bound"],
+            None if kind["groups"] is None else np.array(kind["groups"], str),
+            kind["cluster"],
+            own,
+            kind["growing"],
+        )
+
+    return stored("main", {risk: stored(risk, {}) for risk in kind["adapters"] if risk != "main"})
 
 
 def save_encoder(encoder: Encoder, path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +89,7 @@ class Encoder(nn.Module):
         if training:
             self.eval()
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), _full_precision():
                 yield
         finally:
             if training:
@@ -116,11 +116,41 @@ class Encoder(nn.Module):
     def _samples(self, images: Tensor, generator: torch.Generator) -> Tensor | None:
         return None
 
+    def hooks(self) -> dict[str, Any]:
+        """Forward hooks, which may change what is computed, by module and position."""
+        found: dict[str, Any] = {}
+        for name, module in self.named_modules():
+            for kind in ("_forward_pre_hooks", "_forward_hooks"):
+                for number, hook in enumerate(getattr(module, kind).values()):
+                    found[f"{name}.{kind}.{number}"] = hook
+        return found
+
     def fingerprint(self) -> str:
-        """A digest of the configuration, of every module and of every weight."""
+        """A digest of the configuration, of every module, hook and weight."""
         description = json.dumps(asdict(self.config), sort_keys=True) + repr(self)
+        for place, hook in self.hooks().items():
+            description += f"{place} {getattr(hook, '__qualname__', type(hook).__qualname__)}"
         digest = hashlib.sha256(description.encode())
         for name, values in sorted(self.state_dict().items()):
             digest.update(name.encode())
             digest.update(values.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Plain float32, whatever the caller's autocast or TF32 settings.
+
+    A query has to be embedded as the calibration queries were, up to the tolerance of
+    `rcir.risk.adapters`, on whatever device it is asked.
+    """
+    tf32: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [backend.allow_tf32 for backend in tf32]
+    for backend in tf32:
+        backend.allow_tf32 = False
+    try:
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            yield
+    finally:
+        for backend, allowed in zip(tf32, before, strict=True):
+            backend.allow_tf32 = allowed

@@ -2,6 +2,7 @@
 
 from rcir.risk.abstention import AbstentionController, Answered
 from rcir.risk.adapters import Constant, MinMax, Quantile, SizeAdapter
+from rcir.risk.boosted import Boosted
 from rcir.risk.bounds import (
     Bound,
     allowed_misses,
@@ -12,22 +13,26 @@ from rcir.risk.bounds import (
 )
 from rcir.risk.certified import Certified, is_certified, mean_size
 from rcir.risk.choice import ADAPTERS, adapter_class, fit_adapter
-from rcir.risk.controller import Decision, Request, RiskController
+from rcir.risk.controller import RiskController
 from rcir.risk.exchangeability import Exchangeability, check_exchangeability
 from rcir.risk.joint import JointController
 from rcir.risk.learned import Learned
+from rcir.risk.matching import MatchProbability
 from rcir.risk.means import upper_confidence_bound
 from rcir.risk.miss import MissController
 from rcir.risk.monitor import RiskMonitor
+from rcir.risk.monotone import MonotoneController
 from rcir.risk.outcomes import Outcomes, Risk
 from rcir.risk.rankings import Rankings
-from rcir.risk.recall import RecallController
+from rcir.risk.request import Decision, Request
+from rcir.risk.reranked import Reranked
 from rcir.risk.testing import bonferroni_holm, fixed_sequence
 
 __all__ = [
     "ADAPTERS",
     "AbstentionController",
     "Answered",
+    "Boosted",
     "Bound",
     "Certified",
     "Constant",
@@ -35,13 +40,15 @@ __all__ = [
     "Exchangeability",
     "JointController",
     "Learned",
+    "MatchProbability",
     "MinMax",
     "MissController",
+    "MonotoneController",
     "Outcomes",
     "Quantile",
     "Rankings",
-    "RecallController",
     "Request",
+    "Reranked",
     "Risk",
     "RiskController",
     "RiskMonitor",

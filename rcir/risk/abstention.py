@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData, RiskUnattainable
+from rcir.risk.adapters import widened
 from rcir.risk.bounds import check_level, p_values, required_calibration
 from rcir.risk.testing import fixed_sequence
 
@@ -60,7 +61,7 @@ class AbstentionController:
     def __init__(self, calibration: Answered, tuning: Answered) -> None:
         self.calibration, self.tuning = calibration, tuning
         places = np.linspace(0, len(tuning.doubt) - 1, THRESHOLDS).astype(np.int64)
-        self.thresholds = np.unique(np.sort(tuning.doubt)[places])
+        self.thresholds = np.unique(widened(np.sort(tuning.doubt)[places]))
 
     def threshold(self, alpha: float, delta: float) -> float:
         """Answer queries whose doubt is at most this.

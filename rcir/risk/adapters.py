@@ -1,10 +1,15 @@
 """Size adapters: how the set of a query grows with kappa.
 
 An adapter puts a price on every rank of every query, 0 on the first and never falling along the
-ranks; the set of a query holds the ranks whose price is at most kappa. So kappa = 0 gives everybody
-one candidate, larger kappa never a smaller set, and the smallest kappa that serves a query whose
-first match has rank r is the price of rank r. The guarantee holds for any adapter that was not
-fitted on the calibration queries; only the mean size differs.
+ranks; the set of a query holds the ranks whose price is at most kappa, up to a tolerance. So
+kappa = 0 gives everybody one candidate, larger kappa never a smaller set, and the smallest kappa
+that serves a query whose first match has rank r is the price of rank r. The guarantee holds for any
+adapter that was not fitted on the calibration queries; only the mean size differs.
+
+The tolerance: kappa is the score of one calibration query, to the last digit. The same picture
+asked again, alone or in another batch, on other threads or another machine, has prices that differ
+in their last digits, so that it would be served or not by chance. Sets therefore hold what costs up
+to `TOLERANCE` more than kappa, relatively.
 """
 
 from __future__ import annotations
@@ -17,9 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
+from rcir.metrics.ranking import first_match_ranks
 from rcir.risk.rankings import Floats, Rankings
 
 State = Mapping[str, NDArray[Any]]
+TOLERANCE = 1e-3  # of prices and doubts, relatively, between two embeddings of one picture
 
 
 class SizeAdapter(ABC):
@@ -29,17 +36,31 @@ class SizeAdapter(ABC):
 
     @classmethod
     @abstractmethod
-    def fit(cls, rankings: Rankings, ranks: Floats) -> Self:
+    def fit(cls, rankings: Rankings, truth: NDArray[Any]) -> Self:
         """Fit on the adapter split.
 
         Args:
             rankings: of n >= 2 queries that calibrate nothing.
-            ranks: (n,) rank of each query's first true match, from 1; infinite where there is none.
+            truth: (n,) rank of each query's first true match, from 1, infinite where there is none;
+                or (n, depth) bool, whether each candidate is a true match.
         """
+
+    @classmethod
+    def suits(cls, rankings: Rankings, ranks: NDArray[np.float64]) -> bool:
+        """Whether it can be fitted on an adapter split of these first matches."""
+        return True
+
+    def ordered(self, rankings: Rankings) -> tuple[Rankings, NDArray[np.int64] | None]:
+        """The rankings in the order in which sets take candidates, and the (n, depth) columns that
+        they stood in; None where the order stays, nearest first.
+        """
+        return rankings, None
 
     @abstractmethod
     def costs(self, rankings: Rankings) -> NDArray[np.float32]:
-        """(n, depth) prices of ranks: 0 first, never falling; infinite beyond all candidates."""
+        """(n, depth) prices of ranks as `ordered`: 0 first, never falling; infinite beyond all
+        candidates.
+        """
 
     @abstractmethod
     def state(self) -> State:
@@ -51,8 +72,15 @@ class SizeAdapter(ABC):
         """The adapter of a stored `state`."""
 
     def scores(self, rankings: Rankings, ranks: Floats) -> NDArray[np.float32]:
-        """(n,) the smallest kappa that serves each query; infinite where the rank is."""
-        return price_of_rank(self.costs(rankings), ranks)
+        """(n,) the smallest kappa that serves each query the candidate of a rank, counted nearest
+        first; infinite where the rank is.
+        """
+        ordered, columns = self.ordered(rankings)
+        if columns is not None:
+            known = np.isfinite(ranks)
+            places = np.argmax(columns == np.where(known, ranks, 1)[:, None] - 1, axis=1)
+            ranks = np.where(known, places + 1.0, np.inf)
+        return price_of_rank(self.costs(ordered), ranks)
 
     def sizes(self, rankings: Rankings, kappa: float) -> NDArray[np.int64]:
         """(n,) set sizes, at least 1: the number of ranks that `kappa` pays for."""
@@ -94,8 +122,8 @@ class Constant(ScaledAdapter):
     name = "constant"
 
     @classmethod
-    def fit(cls, rankings: Rankings, ranks: Floats) -> Self:
-        check_split(rankings, ranks)
+    def fit(cls, rankings: Rankings, truth: NDArray[Any]) -> Self:
+        check_split(rankings, truth)
         return cls()
 
     def scale(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -128,8 +156,8 @@ class MinMax(ScaledAdapter):
         self.low, self.high, self.floor = low, high, floor
 
     @classmethod
-    def fit(cls, rankings: Rankings, ranks: Floats) -> Self:
-        check_split(rankings, ranks)
+    def fit(cls, rankings: Rankings, truth: NDArray[Any]) -> Self:
+        check_split(rankings, truth)
         values = rankings.uncertainty
         return cls(float(values.min()), float(values.max()), 1 / len(values))
 
@@ -161,8 +189,8 @@ class Quantile(ScaledAdapter):
         self.sample = sample
 
     @classmethod
-    def fit(cls, rankings: Rankings, ranks: Floats) -> Self:
-        check_split(rankings, ranks)
+    def fit(cls, rankings: Rankings, truth: NDArray[Any]) -> Self:
+        check_split(rankings, truth)
         return cls(np.sort(rankings.uncertainty))
 
     def scale(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -178,11 +206,24 @@ class Quantile(ScaledAdapter):
         return cls(state["sample"])
 
 
+def widened(values: NDArray[Any]) -> NDArray[Any]:
+    """Thresholds and what rounding may have put above them.
+
+    Example:
+        >>> widened(np.array([0.0, 2.0, -1.0])).round(6).tolist()
+        [0.0, 2.002, -0.999]
+    """
+    wider: NDArray[Any] = values + TOLERANCE * np.abs(values)
+    return wider
+
+
 def count_paid(costs: NDArray[np.float32], kappa: float) -> NDArray[np.int64]:
-    """(n,) how many ranks of (n, depth) costs a kappa pays for; never those of no candidate."""
+    """(n,) how many ranks of (n, depth) costs a kappa pays for, `TOLERANCE` allowed; never those of
+    no candidate.
+    """
     if not kappa >= 0:
         raise InvalidData(f"kappa is {kappa}; it is at least 0")
-    affordable = np.float32(min(kappa, float(np.finfo(np.float32).max)))
+    affordable = np.float32(min(kappa * (1 + TOLERANCE), float(np.finfo(np.float32).max)))
     paid: NDArray[np.int64] = np.count_nonzero(costs <= affordable, axis=1)
     return paid
 
@@ -210,8 +251,20 @@ def check_ranks(rankings: Rankings, ranks: Floats) -> NDArray[np.float64]:
     return checked
 
 
-def check_split(rankings: Rankings, ranks: Floats) -> NDArray[np.float64]:
-    """The ranks of an adapter split, or `InvalidData`."""
+def check_split(rankings: Rankings, truth: NDArray[Any]) -> NDArray[np.float64]:
+    """The ranks of the first true matches of an adapter split, or `InvalidData`."""
     if len(rankings) < 2:
         raise InvalidData(f"the adapter split has {len(rankings)} queries; at least 2 are needed")
-    return check_ranks(rankings, ranks)
+    if np.ndim(truth) == 2:
+        truth = first_match_ranks(check_matches(rankings, truth))
+    return check_ranks(rankings, truth)
+
+
+def check_matches(rankings: Rankings, truth: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether each candidate is a true match, as (n, depth) bool, or `InvalidData`."""
+    if truth.shape != (len(rankings), rankings.depth) or truth.dtype != np.bool_:
+        raise InvalidData(
+            f"matches have shape {truth.shape} and type {truth.dtype}; needed is bool of shape "
+            f"{(len(rankings), rankings.depth)}: whether each candidate is a true match"
+        )
+    return truth

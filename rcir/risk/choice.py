@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,53 +15,74 @@ from rcir.risk.adapters import (
     Quantile,
     SizeAdapter,
     check_split,
-    price_of_rank,
+    count_paid,
+    widened,
 )
+from rcir.risk.boosted import Boosted
 from rcir.risk.bounds import allowed_misses
 from rcir.risk.learned import Learned
-from rcir.risk.rankings import Floats, Rankings
+from rcir.risk.matching import MatchProbability
+from rcir.risk.outcomes import Outcomes, Risk, check_risk
+from rcir.risk.rankings import Rankings
+from rcir.risk.reranked import Reranked
 
 ADAPTERS: Mapping[str, type[SizeAdapter]] = {
-    adapter.name: adapter for adapter in (Constant, MinMax, Quantile, Learned)
+    adapter.name: adapter for adapter in (Constant, MinMax, Quantile, Learned, Boosted, Reranked)
 }
+# What counts all matches cannot be told by who is the first.
+_OF_ALL_MATCHES = (Constant, MinMax, Quantile, MatchProbability)
+KNOWN: Mapping[str, type[SizeAdapter]] = {**ADAPTERS, MatchProbability.name: MatchProbability}
 ALPHAS = (0.05, 0.1, 0.2)
+LEVELS: Mapping[Risk, Sequence[float]] = {
+    "recall": (0.1, 0.2, 0.3, 0.5),
+    "false-discovery": (0.1, 0.2, 0.3, 0.5, 0.7),
+}
 FOLDS, FEWEST = 5, 50
+GRID = 256  # kappas at which recall and false discovery are compared
 
 Comparison = Mapping[str, Mapping[float, float]]
 
 
 def adapter_class(name: str) -> type[SizeAdapter]:
     """The adapter of a name, or `InvalidConfig`."""
-    if not isinstance(name, str) or name not in ADAPTERS:
+    if not isinstance(name, str) or name not in KNOWN:
         raise InvalidConfig(
             f"adapter {name!r} is unknown; choose one of {', '.join(ADAPTERS)}, auto"
         )
-    return ADAPTERS[name]
+    return KNOWN[name]
 
 
 def fit_adapter(
     name: str,
     rankings: Rankings,
-    ranks: Floats,
+    truth: NDArray[Any],
     alphas: Sequence[float] = ALPHAS,
     delta: float = 0.1,
+    risk: Risk = "miss",
+    totals: NDArray[np.int64] | None = None,
 ) -> tuple[SizeAdapter, Comparison]:
-    """Fit the named adapter, or with "auto" the one that needs the smallest sets (miss risk).
+    """Fit the named adapter, or with "auto" the one that suits a risk best.
 
     "auto" compares all adapters on the adapter split alone, each query sized by an adapter that
-    was fitted on the other four fifths, and takes the one with the smallest sets among those that
-    never need more than `Constant`. The calibration queries have no part in it, so that the
-    guarantee stands whatever it takes.
+    was fitted on the other four fifths, and takes the one with the smallest sets (for the
+    false-discovery risk: with the most true matches in them) among those that are never worse than
+    `Constant`. The calibration queries have no part in it, so that the guarantee stands whatever it
+    takes.
 
     Args:
-        name: "constant", "minmax", "quantile", "learned" or "auto".
-        rankings, ranks: the adapter split, see `SizeAdapter.fit`.
-        alphas, delta: levels at which sizes are compared.
+        name: "constant", "minmax", "quantile", "learned", "boosted", "reranked" or "auto". For the
+            other risks than misses the last four stand for "match-probability" where they learn.
+        rankings, truth: the adapter split, see `SizeAdapter.fit`; of other risks than misses truth
+            is (n, depth), whether each candidate is a true match.
+        alphas, delta: levels at which sizes are compared; other risks have levels of their own.
+        risk: "miss", "recall" or "false-discovery".
+        totals: (n,) numbers of true matches in the gallery; among the candidates unless given.
 
     Returns:
-        The adapter, fitted on the whole split, and for "auto" the mean set size of each adapter at
-        each alpha that as many calibration queries could certify (empty with fewer than 50
-        queries, on which nothing can be compared: then it is `Constant`).
+        The adapter, fitted on the whole split, and for "auto" the mean set size (the inverse of the
+        mean number of true matches, for false discovery) of each adapter at each alpha that as many
+        calibration queries could certify (empty with fewer than 50 queries, on which nothing can be
+        compared: then it is `Constant`).
 
     Raises:
         InvalidConfig: there is no such adapter.
@@ -74,48 +96,80 @@ def fit_adapter(
         >>> sizes[adapter.name][0.1] < sizes["constant"][0.1]
         True
     """
+    check_risk(risk)
     if name != "auto":
-        return adapter_class(name).fit(rankings, ranks), {}
-    checked = check_split(rankings, ranks)
+        kind = adapter_class(name)
+        if risk != "miss" and kind not in _OF_ALL_MATCHES:
+            kind = MatchProbability
+        return kind.fit(rankings, truth), {}
+    ranks = check_split(rankings, truth)
     if len(rankings) < FEWEST:
         return Constant(), {}
-    comparison = {
-        kind.name: _sizes(_cross_fitted(kind, rankings, checked), checked, alphas, delta)
-        for kind in ADAPTERS.values()
-    }
+    if np.ndim(truth) == 1:  # of misses no other match counts
+        truth = np.arange(1, rankings.depth + 1) == ranks[:, None]
+    given = truth.sum(axis=1) if totals is None else totals
+    kinds = ADAPTERS.values() if risk == "miss" else _OF_ALL_MATCHES
+    comparison = {}
+    for kind in kinds:
+        if kind.suits(rankings, ranks):
+            outcomes = _cross_fitted(kind, rankings, truth, given)
+            comparison[kind.name] = _sizes(outcomes, risk, alphas, delta)
     constant = comparison["constant"]
 
-    def log_ratio(sizes: Mapping[float, float]) -> float:
-        ratios = [sizes[alpha] / constant[alpha] for alpha in constant]
+    def log_ratio(kind: str) -> float:
+        sizes = comparison[kind]
+        ratios = [sizes.get(alpha, np.inf) / constant[alpha] for alpha in constant]
         return float(np.log(ratios).mean()) if ratios and max(ratios) <= 1 else np.inf
 
-    best = min(ADAPTERS, key=lambda kind: (log_ratio(comparison[kind]), kind != "constant"))
-    return ADAPTERS[best].fit(rankings, checked), comparison
+    best = min(comparison, key=lambda kind: (log_ratio(kind), kind != "constant"))
+    return KNOWN[best].fit(rankings, truth), comparison
 
 
 def _cross_fitted(
-    kind: type[SizeAdapter], rankings: Rankings, ranks: NDArray[np.float64]
-) -> NDArray[np.float32]:
-    """(n, depth) costs, those of every fifth query by an adapter fitted on the others."""
+    kind: type[SizeAdapter],
+    rankings: Rankings,
+    relevant: NDArray[np.bool_],
+    totals: NDArray[np.int64],
+) -> Outcomes:
+    """The queries, every fifth one sized by an adapter that was fitted on the others."""
     fold = np.arange(len(rankings)) % FOLDS
-    costs = np.empty((len(rankings), rankings.depth), np.float32)
+    parts = []
     for held in range(FOLDS):
         inside, outside = fold == held, fold != held
-        costs[inside] = kind.fit(rankings[outside], ranks[outside]).costs(rankings[inside])
-    return costs
+        fitted = kind.fit(rankings[outside], relevant[outside])
+        parts.append(Outcomes.of(fitted, rankings[inside], relevant[inside], totals[inside]))
+    joined = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ("costs", "relevant", "totals", "uncertainty", "doubt")
+    }
+    return Outcomes(**joined)
 
 
 def _sizes(
-    costs: NDArray[np.float32],
-    ranks: NDArray[np.float64],
-    alphas: Sequence[float],
-    delta: float,
+    outcomes: Outcomes, risk: Risk, alphas: Sequence[float], delta: float
 ) -> dict[float, float]:
-    """The mean set size at each alpha that this many queries certify."""
-    falling = np.sort(price_of_rank(costs, ranks))[::-1]
+    """How large sets have to be at each alpha that can be had, see `fit_adapter`."""
     sizes = {}
-    for alpha in alphas:
-        allowed = allowed_misses(len(falling), alpha, delta)
-        if allowed >= 0 and np.isfinite(falling[allowed]):
-            sizes[alpha] = float(np.count_nonzero(costs <= falling[allowed], axis=1).mean())
+    if risk == "miss":
+        falling = np.sort(outcomes.scores)[::-1]
+        for alpha in alphas:
+            allowed = allowed_misses(len(falling), alpha, delta)
+            if allowed >= 0 and np.isfinite(falling[allowed]):
+                sizes[alpha] = float(count_paid(outcomes.costs, falling[allowed]).mean())
+        return sizes
+    kappas = outcomes.steps(GRID)
+    losses = outcomes.losses(risk, widened(kappas)).mean(axis=0)
+    for alpha in LEVELS[risk]:
+        if not (losses <= alpha).any():
+            continue
+        if risk == "recall":
+            kappa = kappas[np.argmax(losses <= alpha)]
+            sizes[alpha] = float(count_paid(outcomes.costs, float(kappa)).mean())
+        else:
+            kappa = kappas[np.flatnonzero(losses <= alpha)[-1]]
+            paid = (
+                np.arange(outcomes.costs.shape[1])
+                < count_paid(outcomes.costs, float(kappa))[:, None]
+            )
+            sizes[alpha] = 1 / max(float((outcomes.relevant & paid).sum(axis=1).mean()), 1e-9)
     return sizes

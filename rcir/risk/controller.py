@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,79 +13,13 @@ from numpy.typing import NDArray
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.risk.abstention import AbstentionController, Answered
 from rcir.risk.adapters import SizeAdapter
-from rcir.risk.bounds import Bound, check_bound, check_level
+from rcir.risk.bounds import Bound, check_bound
 from rcir.risk.joint import JointController
 from rcir.risk.miss import MissController
-from rcir.risk.outcomes import Outcomes, Risk, check_risk
+from rcir.risk.monotone import MonotoneController
+from rcir.risk.outcomes import Outcomes, Risk
 from rcir.risk.rankings import Rankings
-from rcir.risk.recall import RecallController
-
-Alpha = float | Mapping[Risk, float]
-
-
-@dataclass(frozen=True)
-class Request:
-    """A statement to certify.
-
-    Attributes:
-        alpha: the level of `risk`, or several risks with their levels, that hold together.
-        delta: probability of misleading calibration queries; None for the marginal guarantee.
-        risk: "miss", "recall" or "false-discovery"; with several in `alpha`, leave it.
-        group: speak of the queries of this group only.
-        abstain: answer with one candidate, or not at all; the risk is that of the answers.
-        simultaneous: hold for all alpha at once.
-    """
-
-    alpha: Alpha
-    delta: float | None
-    risk: Risk = "miss"
-    group: str | None = None
-    abstain: bool = False
-    simultaneous: bool = False
-
-    def __post_init__(self) -> None:
-        if isinstance(self.alpha, Mapping) and len(self.alpha) == 1 and self.risk == "miss":
-            ((risk, alpha),) = self.alpha.items()
-            object.__setattr__(self, "risk", risk)
-            object.__setattr__(self, "alpha", alpha)
-        check_risk(self.risk)
-        if not isinstance(self.group, str | None):
-            raise InvalidConfig(f"group is {self.group!r}; it must be a string or None")
-        for name in ("abstain", "simultaneous"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidConfig(f"{name} is {getattr(self, name)!r}; it must be True or False")
-        if not isinstance(self.alpha, Mapping):
-            check_level("alpha", self.alpha)
-        if self.delta is not None:
-            check_level("delta", self.delta)
-        several = isinstance(self.alpha, Mapping)
-        if several and (self.risk != "miss" or self.abstain):
-            raise InvalidConfig("alpha names several risks: leave risk and abstain as they are")
-        if self.abstain and self.risk != "miss":
-            raise InvalidConfig(f"abstain=True bounds misses among answers, not {self.risk}")
-        if self.simultaneous and (several or self.risk != "miss" or self.abstain):
-            raise InvalidConfig("simultaneous=True is for the miss risk alone, of all answers")
-        if self.delta is None and (several or self.risk == "false-discovery" or self.abstain):
-            raise InvalidConfig("delta=None is for the miss or the recall risk alone: give a delta")
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What certifies a request.
-
-    Attributes:
-        kappa: ranks that cost at most this are in the set.
-        threshold: queries of greater doubt are not answered; None if all are.
-        bound: what the certificate rests on.
-        risk_bound: the risk that is certified in fact, at most alpha; None for several.
-        n_calibration: number of calibration queries it rests on.
-    """
-
-    kappa: float
-    threshold: float | None
-    bound: str
-    risk_bound: float | None
-    n_calibration: int
+from rcir.risk.request import Decision, Request
 
 
 class RiskController:
@@ -93,8 +28,14 @@ class RiskController:
     Attributes:
         adapter: fitted on the adapter split.
         tuning, calibration: outcomes of the adapter split and of the calibration queries.
-        bound: of the miss risk; the others take "hoeffding-bentkus" where it is "binomial".
+        bound: of the miss risk; the others take "hoeffding-bentkus" where it is "binomial", and
+            queries in clusters "betting".
         groups: (n,) the group of each calibration query, or None.
+        cluster: what the clusters of the calibration queries are, such as "video"; None where
+            queries are independent.
+        own: risks whose sets are chosen by an adapter of their own, with their controllers.
+        growing: whether calibration queries were added one by one; then every request has to be
+            `anytime`.
 
     Example:
         >>> from rcir.risk import Constant, Rankings
@@ -114,26 +55,51 @@ class RiskController:
         calibration: Outcomes,
         bound: Bound = "binomial",
         groups: NDArray[np.str_] | None = None,
+        cluster: str | None = None,
+        own: Mapping[Risk, RiskController] | None = None,
+        growing: bool = False,
     ) -> None:
         check_bound(bound)
         if tuning.costs.shape[1] != calibration.costs.shape[1]:
             raise InvalidData("adapter split and calibration queries were searched to other depths")
         if groups is not None and groups.shape != (len(calibration),):
             raise InvalidData(f"{len(calibration)} calibration queries, groups {groups.shape}")
+        if (cluster is None) != (calibration.clusters is None):
+            raise InvalidData("name what the clusters of the queries are, if they have any")
         self.adapter = adapter
         self.tuning, self.calibration = tuning, calibration
         self.bound: Bound = bound
         self.groups = groups
-        self._made: dict[tuple[Any, str | None], Any] = {}
+        self.cluster = cluster
+        self.own: dict[Risk, RiskController] = dict(own or {})
+        self.growing = growing
+        self._made: dict[Any, Any] = {}
+        self._adapter_digest = _digest(adapter)
+
+    @property
+    def intact(self) -> bool:
+        """Whether the adapter is, in its numbers, what this was made with."""
+        return _digest(self.adapter) == self._adapter_digest
 
     @property
     def depth(self) -> int:
         """Number of candidates that were searched."""
         return int(self.calibration.costs.shape[1])
 
+    def for_risk(self, request: Request) -> RiskController:
+        """The controller in charge of a request: that of the risk's own adapter, or this one."""
+        if isinstance(request.alpha, Mapping):
+            return self
+        return self.own.get(request.risk, self)
+
     def miss(self, group: str | None = None) -> MissController:
-        """The exact controller of the miss risk, for one group or all."""
-        return self._made_once(MissController, group)  # type: ignore[no-any-return]
+        """The exact controller of the miss risk, for one group or all independent queries."""
+        return self._once(  # type: ignore[no-any-return]
+            ("miss", group),
+            lambda: MissController(
+                self.adapter, self._outcomes(group).scores, self.depth, self.bound
+            ),
+        )
 
     def decide(self, request: Request) -> Decision:
         """What certifies the request.
@@ -142,9 +108,16 @@ class RiskController:
             InvalidRiskLevel, InvalidConfig: of the request.
             RiskUnattainable: nothing does.
         """
+        if self.growing and not request.anytime:
+            raise InvalidConfig(
+                "calibration queries were added one by one, so that a guarantee has to hold at "
+                "every moment: ask with anytime=True"
+            )
+        if request.mix == "any":
+            return self._of_any_mix(request)
         group = request.group
         try:
-            return self._decide(request)
+            decision = self._decide(request)
         except RiskUnattainable as error:
             if group is None:
                 raise
@@ -153,29 +126,70 @@ class RiskController:
                 minimum_alpha=error.minimum_alpha,
                 required_calibration=error.required_calibration,
             ) from None
+        if self.cluster is None:
+            return decision
+        return replace(decision, n_clusters=self._outcomes(group).units)
+
+    def _of_any_mix(self, request: Request) -> Decision:
+        """The largest sets that a group needs, each at its part of delta, serve every mix."""
+        groups = self._known_groups()
+        if not groups:
+            self._outcomes("")  # says that there are none
+        delta = float(request.delta or 0) / len(groups)
+        each = [
+            self.decide(replace(request, mix=None, group=group, delta=delta)) for group in groups
+        ]
+        clusters = [decision.n_clusters for decision in each if decision.n_clusters is not None]
+        return replace(
+            max(each, key=lambda decision: decision.kappa),
+            risk_bound=max(decision.risk_bound or 0.0 for decision in each),
+            n_calibration=len(self.calibration),
+            n_clusters=sum(clusters) if clusters else None,
+            n_groups=len(groups),
+        )
 
     def _decide(self, request: Request) -> Decision:
         alpha, delta, group = request.alpha, request.delta, request.group
-        n = self.miss(group).n_calibration
+        n = len(self._outcomes(group))
         if isinstance(alpha, Mapping) or request.risk == "false-discovery":
             alphas = alpha if isinstance(alpha, Mapping) else {request.risk: alpha}
-            joint = self._made_once(JointController, group)
+            joint = self._once(
+                ("joint", group),
+                lambda: JointController(self._outcomes(group), self.tuning, self._of_means),
+            )
             level = None if isinstance(alpha, Mapping) else float(alpha)
             kappa = joint.kappa(alphas, delta)
-            names = dict.fromkeys("binomial" if risk == "miss" else joint.bound for risk in alphas)
+            names = dict.fromkeys(joint.bound_of(risk) for risk in alphas)
             return Decision(kappa, None, " and ".join(names), level, n)
         if request.abstain:
-            threshold = self._made_once(AbstentionController, group).threshold(alpha, delta)
+            threshold = self._abstention(group).threshold(alpha, float(delta or 0))
             return Decision(0.0, threshold, "binomial", float(alpha), n)
-        if request.risk == "recall":
-            recall = self._made_once(RecallController, group)
-            bound = "conformal" if delta is None else recall.bound
-            return Decision(recall.kappa(alpha, delta), None, bound, float(alpha), n)
+        if request.risk == "recall" or self.cluster is not None or request.mix is not None:
+            return self._of_mean(request, n)
         miss = self.miss(group)
-        kappa = miss.kappa(alpha, delta, request.simultaneous)
-        bound = "conformal" if delta is None else "dkw" if request.simultaneous else self.bound
-        certified = miss.risk_bound(alpha, delta, request.simultaneous)
+        modes = {"simultaneous": request.simultaneous, "anytime": request.anytime}
+        bound: str = "conformal" if delta is None else self.bound
+        bound = "band" if request.simultaneous else "anytime" if request.anytime else bound
+        kappa, certified = miss.kappa(alpha, delta, **modes), miss.risk_bound(alpha, delta, **modes)
         return Decision(kappa, None, bound, certified, n)
+
+    def _of_mean(self, request: Request, n: int) -> Decision:
+        """Of losses in between 0 and 1: recall, clusters of queries, another mix of groups."""
+        if request.simultaneous or request.anytime:
+            raise InvalidConfig(
+                f"queries come in clusters ({self.cluster}): neither simultaneous nor anytime "
+                "guarantees are to be had of them"
+            )
+        weights = None if request.mix is None else self._weights(dict(request.mix))  # type: ignore[arg-type]
+        mean = self._once(
+            (request.risk, request.group, None if weights is None else weights.tobytes()),
+            lambda: MonotoneController(
+                self._outcomes(request.group), self.tuning, request.risk, self._of_means, weights
+            ),
+        )
+        alpha = float(request.alpha)  # type: ignore[arg-type]
+        bound = "conformal" if request.delta is None else mean.bound
+        return Decision(mean.kappa(alpha, request.delta), None, bound, alpha, n)
 
     def sizes(self, rankings: Rankings, decision: Decision) -> NDArray[np.int64]:
         """(n,) set sizes of queries that were searched as deep; 0 for those not answered."""
@@ -189,33 +203,65 @@ class RiskController:
             return (doubt <= decision.threshold).astype(np.int64)
         return self.adapter.sizes(rankings, decision.kappa)
 
-    def _made_once(self, kind: Any, group: str | None) -> Any:
-        """The controller of a kind and group, made once: the same few are asked for again."""
-        if (kind, group) not in self._made:
-            self._made[kind, group] = self._new(kind, self._outcomes(group))
-        return self._made[kind, group]
+    @property
+    def _of_means(self) -> Bound:
+        """The bound of losses in between 0 and 1."""
+        if self.bound != "binomial":
+            return self.bound
+        return "hoeffding-bentkus" if self.cluster is None else "betting"
 
-    def _new(self, kind: Any, calibration: Outcomes) -> Any:
-        if kind is MissController:
-            return MissController(self.adapter, calibration.scores, self.depth, self.bound)
-        if kind is AbstentionController:
-            return AbstentionController(
+    def _abstention(self, group: str | None) -> AbstentionController:
+        if self.cluster is not None:
+            raise InvalidConfig(
+                f"queries come in clusters ({self.cluster}): abstain=True needs independent queries"
+            )
+        return self._once(  # type: ignore[no-any-return]
+            ("abstention", group),
+            lambda: AbstentionController(
                 *(
                     Answered(outcomes.doubt, ~outcomes.relevant[:, 0])
-                    for outcomes in (calibration, self.tuning)
+                    for outcomes in (self._outcomes(group), self.tuning)
                 )
-            )
-        means: Bound = "hoeffding-bentkus" if self.bound == "binomial" else self.bound
-        return kind(calibration, self.tuning, means)
+            ),
+        )
+
+    def _weights(self, mix: Mapping[str, float]) -> NDArray[np.float64]:
+        """(n,) of mean 1, with which the calibration queries have a mix of groups."""
+        if self.cluster is not None:
+            raise InvalidConfig(f"queries come in clusters ({self.cluster}): mix can be 'any' only")
+        for group in mix:
+            self._outcomes(group)  # says which there are if this is none of them
+        groups = np.asarray(self.groups)
+        known, which, counts = np.unique(groups, return_inverse=True, return_counts=True)
+        shares = np.array([mix.get(group, 0.0) for group in known.tolist()])
+        weights: NDArray[np.float64] = (shares / counts)[which] * len(which)
+        return weights
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """A controller, made once: the same few are asked for again."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def _known_groups(self) -> list[str]:
+        return [] if self.groups is None else sorted(set(self.groups.tolist()))
 
     def _outcomes(self, group: str | None) -> Outcomes:
         """The calibration queries of a group."""
         if group is None:
             return self.calibration
-        known = [] if self.groups is None else sorted(set(self.groups.tolist()))
+        known = self._known_groups()
         if self.groups is None or group not in known:
             raise InvalidConfig(
                 f"group {group!r} has no calibration queries; "
                 + (f"there are {', '.join(map(repr, known))}" if known else "none have a group")
             )
         return self.calibration.subset(self.groups == group)
+
+
+def _digest(adapter: SizeAdapter) -> bytes:
+    """Of the numbers of an adapter."""
+    digest = hashlib.blake2b(adapter.name.encode())
+    for name, values in sorted(adapter.state().items()):
+        digest.update(name.encode() + np.ascontiguousarray(values).tobytes())
+    return digest.digest()

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, RiskUnattainable
+from rcir.risk.adapters import widened
 from rcir.risk.bounds import Bound, check_level, p_values
 from rcir.risk.outcomes import Outcomes, Risk, check_risk
 from rcir.risk.testing import bonferroni_holm, fixed_sequence
@@ -56,11 +57,7 @@ class JointController:
             choices = ", ".join(get_args(Procedure))
             raise InvalidConfig(f"procedure {procedure!r} is unknown; choose one of {choices}")
         self.procedure: Procedure = procedure
-        # Steps of the mean set size on the adapter split, finer where sets are small.
-        paid = np.sort(tuning.costs[np.isfinite(tuning.costs)])
-        means = np.geomspace(1, max(1.0, len(paid) / len(tuning)), CANDIDATES)
-        places = np.minimum((means * len(tuning)).astype(np.int64), len(paid)) - 1
-        self.kappas: NDArray[np.float32] = np.unique(paid[places])
+        self.kappas = tuning.steps(CANDIDATES)
         self._totals: dict[tuple[bool, Risk], NDArray[np.float64]] = {}
 
     def kappa(self, alphas: Mapping[Risk, float], delta: float) -> float:
@@ -87,6 +84,11 @@ class JointController:
         largest = set(alphas) == {"false-discovery"}
         return float(certified.max() if largest else certified.min())
 
+    def bound_of(self, risk: Risk) -> Bound:
+        """The bound of a risk: misses of independent queries are whole numbers."""
+        whole = risk == "miss" and self.calibration.clusters is None
+        return "binomial" if whole else self.bound
+
     def minimum_alpha(self, risk: Risk, delta: float) -> float | None:
         """The smallest alpha at which some kappa is certified for one risk; to 4 decimals."""
         low, high = 0, 10_000
@@ -107,11 +109,8 @@ class JointController:
 
     def _p_values(self, outcomes: Outcomes, alphas: Mapping[Risk, float]) -> NDArray[np.float64]:
         """(g,) for each kappa, of the hypothesis that some risk is above its alpha there."""
-        n = len(outcomes)
         each = [
-            p_values(
-                self._sums(outcomes, risk), n, alpha, "binomial" if risk == "miss" else self.bound
-            )
+            p_values(self._sums(outcomes, risk), outcomes.units, alpha, self.bound_of(risk))
             for risk, alpha in alphas.items()
         ]
         return np.max(each, axis=0)  # type: ignore[no-any-return]
@@ -120,7 +119,8 @@ class JointController:
         """(g,) summed losses at each kappa; computed once."""
         key = (outcomes is self.tuning, risk)
         if key not in self._totals:
-            self._totals[key] = outcomes.losses(risk, self.kappas).sum(axis=0)
+            # Of the sets that these kappas give, which `count_paid` allows a tolerance.
+            self._totals[key] = outcomes.unit_losses(risk, widened(self.kappas)).sum(axis=0)
         return self._totals[key]
 
     def _unattainable(self, alphas: Mapping[Risk, float], delta: float) -> RiskUnattainable:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.metrics.ranking import first_match_ranks
 from rcir.risk.adapters import SizeAdapter, price_of_rank
-from rcir.risk.rankings import Rankings
+from rcir.risk.rankings import Rankings, take_columns
 
 Risk = Literal["miss", "recall", "false-discovery"]
 
@@ -34,6 +34,8 @@ class Outcomes:
         totals: (n,) number of true matches in the whole gallery, within the search depth or not.
         uncertainty: (n,) of the queries.
         doubt: (n,) larger where the first candidate is less likely to be a true match.
+        clusters: (n,) integers, equal for queries of one cluster, such as a video or a patient,
+            that are not independent of each other; None where all queries are.
 
     Example:
         >>> from rcir.risk import Constant
@@ -51,10 +53,13 @@ class Outcomes:
     totals: NDArray[np.int64]
     uncertainty: NDArray[np.float64]
     doubt: NDArray[np.float64]
+    clusters: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.costs)
         lengths = {len(self.totals), len(self.uncertainty), len(self.doubt)}
+        if self.clusters is not None and self.clusters.shape != (n,):
+            raise InvalidData(f"{n} queries, clusters {self.clusters.shape}: give each one")
         if n == 0 or self.relevant.shape != self.costs.shape or lengths != {n}:
             raise InvalidData(
                 f"costs {self.costs.shape}, relevant {self.relevant.shape}, totals "
@@ -75,14 +80,17 @@ class Outcomes:
         rankings: Rankings,
         relevant: NDArray[np.bool_],
         totals: NDArray[np.int64],
+        clusters: NDArray[np.int64] | None = None,
     ) -> Outcomes:
-        """The outcomes of queries whose ranks an adapter prices."""
+        """The outcomes of queries whose ranks an adapter prices, in the adapter's order."""
+        rankings, columns = adapter.ordered(rankings)
         return cls(
             adapter.costs(rankings),
-            relevant,
+            relevant if columns is None else take_columns(relevant, columns, False),
             totals,
             rankings.uncertainty,
             adapter.doubt(rankings, size=1),
+            clusters,
         )
 
     def __len__(self) -> int:
@@ -96,7 +104,22 @@ class Outcomes:
             self.totals[rows],
             self.uncertainty[rows],
             self.doubt[rows],
+            None if self.clusters is None else self.clusters[rows],
         )
+
+    def joined(self, others: Outcomes) -> Outcomes:
+        """These queries, then independent others, priced by the same adapter."""
+        arrays, further = self.arrays(), others.arrays()
+        if self.costs.shape[1] != others.costs.shape[1] or "clusters" in {**arrays, **further}:
+            raise InvalidData("queries searched to another depth, or in clusters, cannot be added")
+        return Outcomes.from_arrays(
+            {name: np.concatenate([values, further[name]]) for name, values in arrays.items()}
+        )
+
+    @cached_property
+    def units(self) -> int:
+        """Number of independent units: of clusters, or of queries."""
+        return len(self) if self.clusters is None else len(np.unique(self.clusters))
 
     @cached_property
     def ranks(self) -> NDArray[np.float64]:
@@ -107,6 +130,16 @@ class Outcomes:
     def scores(self) -> NDArray[np.float32]:
         """(n,) the smallest kappa that serves each query."""
         return price_of_rank(self.costs, self.ranks)
+
+    def unit_losses(self, risk: Risk, kappas: NDArray[Any]) -> NDArray[np.float64]:
+        """(units, g) the loss of each query, or the mean loss of each cluster of queries."""
+        losses = self.losses(risk, kappas)
+        if self.clusters is None:
+            return losses
+        _, which, counts = np.unique(self.clusters, return_inverse=True, return_counts=True)
+        sums = np.zeros((len(counts), losses.shape[1]))
+        np.add.at(sums, which, losses)
+        return sums / counts[:, None]
 
     def losses(self, risk: Risk, kappas: NDArray[Any]) -> NDArray[np.float64]:
         """(n, g) the loss of each query at each of g increasing kappas.
@@ -124,15 +157,23 @@ class Outcomes:
             return 1 - hits / np.maximum(self.totals, 1)[:, None]
         return 1 - hits / self._counts(kappas, np.isfinite(self.costs))
 
+    def steps(self, number: int) -> NDArray[np.float32]:
+        """At most `number` kappas, ascending: steps of the mean set size, finer for small sets."""
+        paid = np.sort(self.costs[np.isfinite(self.costs)])
+        means = np.geomspace(1, max(1.0, len(paid) / len(self)), number)
+        places = np.minimum((means * len(self)).astype(np.int64), len(paid)) - 1
+        return np.unique(paid[places])
+
     def arrays(self) -> Mapping[str, NDArray[Any]]:
         """Everything as arrays to store."""
-        return {
+        arrays: dict[str, NDArray[Any]] = {
             "costs": self.costs,
             "relevant": self.relevant.astype(np.uint8),
             "totals": self.totals,
             "uncertainty": self.uncertainty,
             "doubt": self.doubt,
         }
+        return arrays if self.clusters is None else arrays | {"clusters": self.clusters}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Outcomes:

@@ -27,6 +27,8 @@ class Rankings:
             product; -1 where there were no more.
         candidate_uncertainty: (n, depth) of the candidates.
         votes: (n, depth) how many of the first 30 candidates share a candidate's key.
+        probability: (n, depth) of a candidate to be a true match, as learned by a size adapter that
+            put the candidates into its own order.
 
     Raises:
         InvalidData: shapes differ, an uncertainty is NaN or infinite, or a query has no candidate.
@@ -43,6 +45,7 @@ class Rankings:
     keys: NDArray[np.int64] | None = None
     candidate_uncertainty: Floats | None = None
     votes: NDArray[np.int64] | None = None
+    probability: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.uncertainty, np.ndarray):
@@ -63,7 +66,7 @@ class Rankings:
             if values is not None and np.isnan(values).any():
                 raise InvalidData(f"some {name} are NaN")
         shape = (len(self.uncertainty), self.depth)
-        for name in ("distances", "keys", "candidate_uncertainty", "votes"):
+        for name in ("distances", "keys", "candidate_uncertainty", "votes", "probability"):
             values = getattr(self, name)
             if values is not None and values.shape != shape:
                 raise InvalidData(f"{name} has shape {values.shape}; needed is (n, depth) {shape}")
@@ -83,6 +86,15 @@ class Rankings:
         }
         return replace(self, **arrays)
 
+    @property
+    def there(self) -> NDArray[np.bool_]:
+        """(n, depth) where there is a candidate."""
+        if self.distances is not None:
+            return ~np.isposinf(self.distances)
+        if self.keys is not None:
+            return np.asarray(self.keys >= 0)
+        return np.ones((len(self), self.depth), bool)
+
     def distinct(self) -> tuple[Rankings, NDArray[np.int64]]:
         """The rankings of keys: each key stands where its nearest candidate does.
 
@@ -100,15 +112,36 @@ class Rankings:
             return None if values is None else take_columns(values, columns, filler)
 
         distances = np.zeros(columns.shape) if self.distances is None else self.distances
+        votes = count_votes(self.keys) if self.votes is None else self.votes
         rankings = Rankings(
             self.uncertainty,
             self.depth,
             take(distances, np.inf),
             take(self.keys, -1),
             take(self.candidate_uncertainty, 0.0),
-            take(count_votes(self.keys), 0),
+            take(votes, 0),
         )
         return rankings, columns
+
+    def reordered(self, columns: NDArray[np.int64], probability: NDArray[np.float64]) -> Rankings:
+        """The same candidates in another order: (n, depth) the columns that they stood in.
+
+        Args:
+            probability: of the candidates in the new order.
+        """
+
+        def take(values: NDArray[Any] | None) -> NDArray[Any] | None:
+            return None if values is None else np.take_along_axis(values, columns, axis=1)
+
+        return Rankings(
+            self.uncertainty,
+            self.depth,
+            take(self.distances),
+            take(self.keys),
+            take(self.candidate_uncertainty),
+            take(self.votes),
+            probability,
+        )
 
 
 def take_columns(

@@ -26,6 +26,7 @@ def unattainable(
     minimum_alpha: float | None,
     required_calibration: int | None,
     deeper: str | None,
+    unit: str = "queries",
 ) -> RiskUnattainable:
     """The error that says what can be had instead."""
     advice = []
@@ -33,13 +34,14 @@ def unattainable(
     if rounded < 1:
         advice.append(f"ask for alpha >= {rounded:.4f} (chosen after looking: on new queries)")
     if required_calibration is not None and required_calibration > n:
-        advice.append(f"calibrate on about {required_calibration} new queries")
+        advice.append(f"calibrate on about {required_calibration} new {unit}")
     if deeper:
         advice.append(deeper)
+    of = "calibration" if unit == "queries" else f"{unit} of calibration"
     at = "on average" if delta is None else f"at delta = {float(delta):g}"
     return RiskUnattainable(
-        f"alpha = {float(alpha):g} {at} cannot be certified with {n} calibration queries: "
-        f"{', or '.join(advice) or 'ask for a larger alpha and calibrate on more queries'}",
+        f"alpha = {float(alpha):g} {at} cannot be certified with {n} {of} queries: "
+        f"{', or '.join(advice) or f'ask for a larger alpha and calibrate on more {unit}'}",
         minimum_alpha=minimum_alpha,
         required_calibration=required_calibration,
     )

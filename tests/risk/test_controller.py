@@ -12,9 +12,9 @@ from rcir.risk import (
     Constant,
     JointController,
     Learned,
+    MonotoneController,
     Outcomes,
     Quantile,
-    RecallController,
     Request,
     RiskController,
 )
@@ -103,7 +103,7 @@ def test_without_delta_the_guarantee_is_marginal(control, calibration, tuning):
     assert decision.bound == "conformal"
     assert decision.risk_bound == pytest.approx(100 / 501)
     recall = control.decide(Request(0.5, None, risk="recall"))
-    assert recall.kappa == RecallController(calibration, tuning).kappa(0.5, None)
+    assert recall.kappa == MonotoneController(calibration, tuning, "recall").kappa(0.5, None)
     assert recall.bound == "conformal"
 
 
@@ -114,7 +114,7 @@ def test_without_delta_the_guarantee_is_marginal(control, calibration, tuning):
 def test_decisions_are_those_of_the_controllers_beneath(bound, means, tuning, calibration):
     control = RiskController(ADAPTER, tuning, calibration, bound)
     recall = control.decide(Request(0.6, 0.1, risk="recall"))
-    assert recall.kappa == RecallController(calibration, tuning, means).kappa(0.6, 0.1)
+    assert recall.kappa == MonotoneController(calibration, tuning, "recall", means).kappa(0.6, 0.1)
     assert (recall.bound, recall.risk_bound) == (means, 0.6)
     joint = JointController(calibration, tuning, means)
     discovery = control.decide(Request(0.6, 0.1, risk="false-discovery"))

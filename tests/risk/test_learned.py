@@ -12,7 +12,7 @@ from sklearn.preprocessing import StandardScaler
 
 from rcir.errors import InvalidData
 from rcir.risk import Constant, Learned, MissController, Rankings
-from rcir.risk.learned import non_increasing
+from rcir.risk.hazard import non_increasing
 
 KNOWN = ("distances", "keys", "candidate_uncertainty")
 

@@ -11,8 +11,8 @@ from rcir.risk import (
     Constant,
     JointController,
     MissController,
+    MonotoneController,
     Rankings,
-    RecallController,
     RiskMonitor,
     allowed_misses,
     bonferroni_holm,
@@ -69,7 +69,7 @@ def test_the_controller_refuses_an_invalid_delta_but_none_is_the_marginal_guaran
 @pytest.mark.parametrize("value", INVALID)
 def test_every_other_controller_refuses_an_invalid_level(value, outcomes):
     asked = outcomes(100, seed=0)
-    recall, joint = RecallController(asked, asked), JointController(asked, asked)
+    recall, joint = MonotoneController(asked, asked, "recall"), JointController(asked, asked)
     answered = Answered(np.zeros(9), np.zeros(9, bool))
     abstention = AbstentionController(answered, answered)
     calls = [

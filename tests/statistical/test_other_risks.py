@@ -9,8 +9,8 @@ from rcir.risk import (
     ADAPTERS,
     Bound,
     JointController,
+    MonotoneController,
     Outcomes,
-    RecallController,
     bonferroni_holm,
     fixed_sequence,
     p_value,
@@ -53,7 +53,7 @@ def test_the_share_of_matches_that_sets_lack_exceeds_alpha_in_at_most_delta_of_t
     tuning, population = worlds[name].tuning.subset(slice(0, 50)), worlds[name].population
     failed = violated(
         population,
-        lambda calibration: RecallController(calibration, tuning, bound),
+        lambda calibration: MonotoneController(calibration, tuning, "recall", bound),
         lambda controller: controller.kappa(0.5, DELTA),
         {"recall": 0.5},
     )
@@ -69,7 +69,7 @@ def test_recall_holds_where_each_query_has_one_match(worlds, violated, excess, n
     def failed(delta, alpha=0.15):
         return violated(
             population,
-            lambda calibration: RecallController(calibration, tuning, bound),
+            lambda calibration: MonotoneController(calibration, tuning, "recall", bound),
             lambda controller: controller.kappa(alpha, delta),
             {"recall": alpha},
         )
@@ -86,7 +86,7 @@ def test_without_delta_the_lacking_share_of_matches_is_at_most_alpha_on_average(
     tuning, population = worlds[name].tuning, worlds[name].population
     if matches == "one":
         tuning, population = one_match(tuning), one_match(population)
-    controllers = [RecallController(population.subset(row), tuning) for row in draws(n)]
+    controllers = [MonotoneController(population.subset(row), tuning, "recall") for row in draws(n)]
     risk = true_risk(population, "recall")
     kappas = answers(lambda controller: controller.kappa(alpha, None), controllers)
     assert excess(np.nan_to_num(risk(kappas)), alpha) <= 3

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
-from rcir.risk import Constant, Outcomes, Quantile, Rankings, RecallController
+from rcir.risk import Constant, MonotoneController, Outcomes, Quantile, Rankings
 
 BOUNDS = ("hoeffding", "bentkus", "hoeffding-bentkus", "betting")
 LEVELS = [(0.35, 0.1), (0.5, 0.01), (0.6, 0.5), (0.8, 0.1)]
@@ -64,7 +64,7 @@ def test_kappa_is_the_smallest_from_which_all_are_certified(
     bet = stake(tables[1], alpha, delta, 250)
     passed = [certified(losses, alpha, delta, bound, bet, naive_p_value) for _, losses in tables[0]]
     first = len(passed) - passed[::-1].index(False) if False in passed else 0
-    controller = RecallController(*pair, bound)
+    controller = MonotoneController(*pair, "recall", bound)
     if first == len(passed):
         with pytest.raises(RiskUnattainable):
             controller.kappa(alpha, delta)
@@ -75,7 +75,7 @@ def test_kappa_is_the_smallest_from_which_all_are_certified(
 @pytest.mark.parametrize("alpha", [0.3, 0.45, 0.7, 0.95])
 def test_the_marginal_kappa_is_that_of_conformal_risk_control(alpha, pair, tables):
     passed = [(losses.sum() + 1) / 251 <= alpha for _, losses in tables[0]]
-    kappa = RecallController(*pair).kappa(alpha, None)
+    kappa = MonotoneController(*pair, "recall").kappa(alpha, None)
     assert kappa == tables[0][passed.index(True)][0]
 
 
@@ -85,7 +85,7 @@ def counted(hits, bound="hoeffding-bentkus", depth=4):
     outcomes = Outcomes.of(
         Constant(), Rankings(np.zeros(len(hits)), depth), relevant, np.full(len(hits), depth)
     )
-    return RecallController(outcomes, outcomes, bound)
+    return MonotoneController(outcomes, outcomes, "recall", bound)
 
 
 def refusal(controller, alpha, delta):
@@ -133,13 +133,14 @@ def test_tuning_queries_matter_to_the_betting_bound_alone(pair):
     calibration, tuning = pair
     for bound in BOUNDS[:3]:
         kappas = {
-            RecallController(calibration, t, bound).kappa(0.5, 0.1) for t in (tuning, pair[0])
+            MonotoneController(calibration, t, "recall", bound).kappa(0.5, 0.1)
+            for t in (tuning, pair[0])
         }
         assert len(kappas) == 1
 
 
 def test_a_bound_for_losses_of_zero_or_one_and_an_unknown_one_are_refused(pair):
     with pytest.raises(InvalidData, match="choose hoeffding-bentkus"):
-        RecallController(*pair, "binomial")
+        MonotoneController(*pair, "recall", "binomial")
     with pytest.raises(InvalidConfig, match="choose one of"):
-        RecallController(*pair, "wsr")
+        MonotoneController(*pair, "recall", "wsr")

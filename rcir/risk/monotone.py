@@ -1,4 +1,4 @@
-"""The share of true matches that a set lacks: a monotone risk with losses anywhere in [0, 1]."""
+"""Monotone risks with losses anywhere in [0, 1]: recall, and misses of clusters of queries."""
 
 from __future__ import annotations
 
@@ -7,24 +7,32 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidData
+from rcir.errors import InvalidData, InvalidRiskLevel
 from rcir.risk.bounds import Bound, check_bound, check_level, mean_bound, p_value
-from rcir.risk.outcomes import Outcomes
+from rcir.risk.outcomes import Outcomes, Risk
 from rcir.risk.refusal import required, unattainable
 
 
-class RecallController:
-    """Set sizes that hold, on average over queries, all but a share alpha of the true matches.
+class MonotoneController:
+    """Set sizes whose mean loss, of a risk that falls as sets grow, is at most alpha.
 
     Risk-controlling prediction sets (Bates et al., JACM 2021, theorem 1): the mean loss falls as
     kappa grows, and so does every bound here, so that the smallest certified kappa is found by
     bisection among the kappas at which some set gains a true match. These come from the
     calibration queries themselves, but nothing changes between them: they stand for all kappas.
 
+    Losses are of independent units. Where the queries come in clusters, the unit is the cluster and
+    its loss the mean of its queries', so that the certificate is for the queries of new clusters,
+    each cluster counted alike (the sampling of Lee, Barber and Willett, "Distribution-free
+    inference with hierarchical data", 2023).
+
     Args:
         calibration: the calibration queries.
         tuning: other queries, of the adapter split; the "betting" bound learns its stake there.
+        risk: "recall" or "miss".
         bound: see `rcir.risk.p_value`; not "binomial", which is for losses 0 or 1.
+        weights: (units,) of mean 1, not negative, for another mix of units than the calibration's;
+            they must not come from losses. Then the bound is "betting".
 
     Example:
         >>> from rcir.risk import Constant, Rankings
@@ -32,23 +40,30 @@ class RecallController:
         >>> queries = Rankings(np.zeros(400), depth=3)
         >>> outcomes = Outcomes.of(Constant(), queries, relevant, np.full(400, 2))
         >>> halves = (outcomes.subset(slice(start, None, 2)) for start in (0, 1))
-        >>> controller = RecallController(*halves)
+        >>> controller = MonotoneController(*halves, risk="recall")
         >>> controller.kappa(alpha=0.2, delta=0.1)  # sets of 2 lack a half in a quarter of them
         1.0
     """
 
     def __init__(
-        self, calibration: Outcomes, tuning: Outcomes, bound: Bound = "hoeffding-bentkus"
+        self,
+        calibration: Outcomes,
+        tuning: Outcomes,
+        risk: Risk,
+        bound: Bound = "hoeffding-bentkus",
+        weights: NDArray[np.float64] | None = None,
     ) -> None:
         check_bound(bound)
         if bound == "binomial":
             raise InvalidData("the binomial bound is for losses 0 or 1: choose hoeffding-bentkus")
+        if risk == "false-discovery":
+            raise InvalidData("the false-discovery risk need not fall as sets grow")
         self.calibration, self.tuning = calibration, tuning
-        self.bound: Bound = bound
+        self.risk: Risk = risk
+        self.bound: Bound = bound if weights is None else "betting"
+        self.weights = weights
         self._stakes: dict[tuple[float, float], float] = {}
-        self.kappas = np.unique(calibration.costs[calibration.relevant])
-        if len(self.kappas) == 0:
-            self.kappas = np.zeros(1, np.float32)
+        self.kappas = _steps(calibration)
 
     def kappa(self, alpha: float, delta: float | None) -> float:
         """The smallest certified kappa; alpha and delta as in `MissController.kappa`.
@@ -60,6 +75,8 @@ class RecallController:
         check_level("alpha", alpha)
         if delta is not None:
             check_level("delta", delta)
+        elif self.weights is not None:
+            raise InvalidRiskLevel("another mix of units needs a delta: give one, such as 0.1")
         low, high = -1, len(self.kappas) - 1
         if not self._certified(high, alpha, delta):
             raise self._unattainable(alpha, delta)
@@ -85,7 +102,7 @@ class RecallController:
             while smallest < 1 and not self._certified(last, smallest, delta):
                 smallest, step = smallest + step, 2 * step  # the inverse was rounded down
             return smallest if smallest < 1 else None
-        low, high = total / n, math.nextafter(1.0, 0.0)
+        low, high = min(total / n, 1.0), math.nextafter(1.0, 0.0)
         if not self._certified(last, high, delta):
             return None
         while high - low > 1e-9:  # the stake depends on alpha: no closed form
@@ -109,37 +126,52 @@ class RecallController:
         return p_value(total, n, alpha, self.bound) <= delta
 
     def _losses(self, index: int) -> NDArray[np.float64]:
-        return self.calibration.losses("recall", self.kappas[index : index + 1])[:, 0]
+        """(units,) at one kappa, weighted."""
+        kappa = self.kappas[index : index + 1]
+        losses = self.calibration.unit_losses(self.risk, kappa)[:, 0]
+        return losses if self.weights is None else losses * self.weights
 
     def _stake(self, alpha: float, delta: float) -> float:
         """The bet (Waudby-Smith and Ramdas, JRSS-B 2024, eq. 26) for the adapter split's variance.
 
-        One stake for every kappa and query keeps what is owned monotone in kappa.
+        One stake for every kappa and unit keeps what is owned monotone in kappa. Weighted losses
+        have means of their own: that of the product of independent factors is at most the mean's
+        power (arithmetic and geometric mean), so that the mean of all is what is refuted.
         """
-        kappas = np.unique(self.tuning.costs[self.tuning.relevant])
-        if len(kappas) == 0:
-            kappas = np.zeros(1, np.float32)
+        kappas = _steps(self.tuning)
         low, high = -1, len(kappas) - 1
         while high - low > 1:  # the sets whose mean loss on the adapter split is about alpha
             middle = (low + high) // 2
-            mean = self.tuning.losses("recall", kappas[middle : middle + 1]).mean()
+            mean = self.tuning.unit_losses(self.risk, kappas[middle : middle + 1]).mean()
             low, high = (low, middle) if mean <= alpha else (middle, high)
-        variance = float(self.tuning.losses("recall", kappas[high : high + 1]).var())
-        n = len(self.calibration)
-        # A split that shows no spread at all proves none: one query of spread 1/2 is added.
-        variance = (variance * len(self.tuning) + 0.25) / (len(self.tuning) + 1)
-        return min(1.0, math.sqrt(2 * math.log(1 / delta) / (n * variance)))
+        losses = self.tuning.unit_losses(self.risk, kappas[high : high + 1])
+        n = self.calibration.units
+        # A split that shows no spread at all proves none: one unit of spread 1/2 is added.
+        variance = (float(losses.var()) * len(losses) + 0.25) / (len(losses) + 1)
+        largest = 1.0
+        if self.weights is not None:
+            variance *= float((self.weights**2).mean())
+            largest = max(1.0, float(self.weights.max()))
+        return min(1.0 / largest, math.sqrt(2 * math.log(1 / delta) / (n * variance)))
 
     def _unattainable(self, alpha: float, delta: float | None) -> Exception:
         lost = float(self._losses(len(self.kappas) - 1).mean())
+        missing = "true matches" if self.risk == "recall" else "queries' matches"
         return unattainable(
             alpha,
             delta,
-            len(self.calibration),
+            self.calibration.units,
+            unit="queries" if self.calibration.clusters is None else "clusters",
             minimum_alpha=self.minimum_alpha(delta),
             required_calibration=required(alpha, delta, self.bound, lost),
             deeper=f"search deeper than {self.calibration.costs.shape[1]} candidates (a share "
-            f"{lost:.4f} of the true matches is not among them)"
+            f"{lost:.4f} of the {missing} is not among them)"
             if lost > 0
             else None,
         )
+
+
+def _steps(outcomes: Outcomes) -> NDArray[np.float32]:
+    """The kappas at which some set gains a true match, ascending."""
+    steps = np.unique(outcomes.costs[outcomes.relevant])
+    return steps if len(steps) else np.zeros(1, np.float32)

@@ -1,0 +1,131 @@
+"""What is known of candidates when a query is asked, as numbers for a learned score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from rcir.errors import InvalidData
+from rcir.risk.rankings import Floats, Rankings, count_votes, earlier_of_same_key
+
+PROFILE = (2, 5, 20, 50)  # ranks whose distance describes the neighbourhood of a query
+NEAR = 1e-6  # distance below which candidates are alike
+OPTIONAL = ("distances", "keys", "candidate_uncertainty")
+
+
+@dataclass(frozen=True)
+class Features:
+    """Rank, uncertainties, distances and how fast they grow, how many of the first candidates share
+    a candidate's key, how many keys and how many of its own came before it.
+
+    Attributes:
+        sample: sorted uncertainties of the adapter split.
+        uses: for each of distances, keys, candidate_uncertainty: whether it is looked at.
+
+    Example:
+        >>> split = Rankings(np.array([0.1, 0.2, 0.9]), depth=4)
+        >>> [values.shape for values in Features.fit(split).of(split, columns=2)]
+        [(1, 2), (3, 1), (3, 2)]
+    """
+
+    sample: NDArray[np.float64]
+    uses: tuple[bool, ...]
+
+    @classmethod
+    def fit(cls, rankings: Rankings) -> Self:
+        """The features that an adapter split has."""
+        uses = tuple(getattr(rankings, name) is not None for name in OPTIONAL)
+        return cls(np.sort(rankings.uncertainty), uses)
+
+    def of(self, rankings: Rankings, columns: int) -> list[NDArray[Any]]:
+        """Arrays that broadcast to (n, columns), one a feature.
+
+        Raises:
+            InvalidData: the queries lack what the adapter split had.
+        """
+        for name, used in zip(OPTIONAL, self.uses, strict=True):
+            if used and getattr(rankings, name) is None:
+                raise InvalidData(f"the adapter was fitted with {name}, which the queries lack")
+        number = np.log(np.arange(1.0, columns + 1))[None, :]
+        normal = self._normal(rankings.uncertainty)[:, None]
+        features: list[NDArray[Any]] = [number, normal, number * normal]
+        if self.uses[0] and rankings.distances is not None:
+            features += _neighbourhood(rankings.distances, columns)
+        if self.uses[1] and rankings.keys is not None:
+            before = earlier_of_same_key(rankings.keys[:, :columns])
+            votes = rankings.votes
+            if votes is None:
+                votes = count_votes(rankings.keys, columns)
+            keys_before = np.log(np.cumsum(before == 0, axis=1))
+            features += [votes[:, :columns], keys_before, np.log1p(before)]
+        if self.uses[2] and rankings.candidate_uncertainty is not None:
+            features.append(rankings.candidate_uncertainty[:, :columns])
+        return features
+
+    def _normal(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Uncertainties by their place in the adapter split, as a standard normal's quantile."""
+        below = np.searchsorted(self.sample, uncertainty, side="right")
+        return ndtri((below + 0.5) / (len(self.sample) + 1))  # type: ignore[no-any-return]
+
+
+def _neighbourhood(distances: Floats, columns: int) -> list[NDArray[Any]]:
+    """What distances tell: how near a candidate is, and how sharply the first one stands out."""
+    missing = np.isposinf(distances)
+    first = distances[:, :1]
+    farthest = np.where(missing, first, distances).max(axis=1, keepdims=True)
+    known = np.where(missing[:, :columns], farthest, distances[:, :columns])
+    at = [rank - 1 for rank in PROFILE if rank <= distances.shape[1]]
+    gaps = np.where(missing[:, at], farthest, distances[:, at]) - first
+    profile = np.log(np.maximum(gaps, NEAR))
+    return [known, first, known - first, *profile.T[:, :, None]]
+
+
+def flat(features: list[NDArray[Any]], chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """(rows, features) of the chosen cells of an (n, columns) mask.
+
+    Example:
+        >>> chosen = np.array([[True, False], [True, True]])
+        >>> flat([np.array([[1, 2]]), np.array([[5], [6]])], chosen)
+        array([[1., 5.],
+               [1., 6.],
+               [2., 6.]])
+    """
+    return np.stack(
+        [np.broadcast_to(values, chosen.shape)[chosen] for values in features], axis=1, dtype=float
+    )
+
+
+def linear(
+    features: list[NDArray[Any]],
+    weights: NDArray[np.float64],
+    intercept: float,
+    shape: tuple[int, int],
+) -> NDArray[np.float64]:
+    """The (n, columns) sums of weighted features."""
+    total = np.full(shape, intercept)
+    for weight, values in zip(weights, features, strict=True):
+        total += weight * values
+    return total
+
+
+def fit_logistic(
+    features: NDArray[np.float64], positive: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], float]:
+    """Weights and intercept of a logistic regression, of one class its smoothed rate."""
+    from scipy.special import logit
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    if positive.all() or not positive.any():  # one class: no model, but a rate
+        rate = (positive.sum() + 0.5) / (len(positive) + 1)
+        return np.zeros(features.shape[1]), float(logit(rate))
+    scaler = StandardScaler().fit(features)
+    # Few features: Newton's method is several times as fast as the default.
+    newton = LogisticRegression(solver="newton-cholesky", tol=1e-6)
+    model = newton.fit(scaler.transform(features), positive)
+    weights: NDArray[np.float64] = model.coef_[0] / scaler.scale_
+    return weights, float(model.intercept_[0] - weights @ scaler.mean_)

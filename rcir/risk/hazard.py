@@ -1,0 +1,136 @@
+"""Size adapters that learn where the first match is, and spend ranks where they pay most."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
+from scipy.special import expit
+
+from rcir.risk.adapters import TOLERANCE, SizeAdapter, check_split, count_paid
+from rcir.risk.features import Features, flat
+from rcir.risk.rankings import Rankings, earlier_of_same_key
+
+FLOOR = 1e-9  # probability below which ranks are all alike
+CHUNK = 4096
+
+
+class HazardAdapter(SizeAdapter):
+    """Prices ranks by one over the probability that the first match is there.
+
+    A hazard model gives h(k | x), the probability that candidate k is a match if none before it is,
+    from what is known when the query is asked (`rcir.risk.features`). Then
+    P(k | x) = h(k) (1 - h(1)) ... (1 - h(k - 1)), and sets that hold the ranks of probability
+    at least 1 / kappa are the smallest on average at their risk ("least ambiguous sets", Sadinle
+    et al., JASA 2019, Theorem 1). Sets are beginnings of a ranking, so that what counts is the
+    best rate of probability per rank that can be bought: the non-increasing (isotonic) fit of P.
+
+    Attributes:
+        features: what the model looks at.
+        repeats: whether a candidate can be the first match although one before it has its key.
+    """
+
+    def __init__(self, features: Features, repeats: bool) -> None:
+        self.features = features
+        self.repeats = repeats
+
+    @classmethod
+    def fit(cls, rankings: Rankings, truth: NDArray[Any]) -> Self:
+        ranks = check_split(rankings, truth)
+        number = np.arange(1, rankings.depth + 1)
+        match = number == ranks[:, None]
+        repeats = rankings.keys is None or bool(
+            (match & (earlier_of_same_key(rankings.keys) > 0)).any()
+        )
+        features = Features.fit(rankings)
+        impossible = _impossible(rankings, rankings.depth, repeats)
+        asked = (number <= ranks[:, None]) & ~impossible
+        rows = flat(features.of(rankings, rankings.depth), asked)
+        return cls._fitted(features, repeats, rows, match[asked])
+
+    @classmethod
+    @abstractmethod
+    def _fitted(
+        cls,
+        features: Features,
+        repeats: bool,
+        rows: NDArray[np.float64],
+        positive: NDArray[np.bool_],
+    ) -> Self:
+        """The adapter of candidates (rows, features) of which it is known which match first."""
+
+    @abstractmethod
+    def _logits(self, features: list[NDArray[Any]], shape: tuple[int, int]) -> NDArray[np.float64]:
+        """The hazard's (n, columns) logits of features that broadcast to that shape."""
+
+    def hazard(self, rankings: Rankings, columns: int | None = None) -> NDArray[np.float64]:
+        """(n, columns) probability that a candidate is a match if none before it is."""
+        shown = rankings.depth if columns is None else min(columns, rankings.depth)
+        features = self.features.of(rankings, shown)
+        hazard: NDArray[np.float64] = expit(self._logits(features, (len(rankings), shown)))
+        hazard[_impossible(rankings, shown, self.repeats)] = 0
+        return hazard
+
+    def costs(self, rankings: Rankings) -> NDArray[np.float32]:
+        return self._costs(rankings, rankings.depth)
+
+    def sizes(self, rankings: Rankings, kappa: float) -> NDArray[np.int64]:
+        # K - 1 ranks of probability 1 / kappa or more: K is at most 1 + kappa, what follows is not
+        # looked at (and one more, for rounding).
+        columns = int(min(2 + kappa * (1 + TOLERANCE), rankings.depth)) if kappa >= 0 else 1
+        costs = self._costs(rankings, columns)
+        return count_paid(costs, kappa)
+
+    def doubt(self, rankings: Rankings, size: int) -> NDArray[np.float64]:
+        none: NDArray[np.float64] = np.prod(1 - self.hazard(rankings, size), axis=1)
+        return none
+
+    def _costs(self, rankings: Rankings, columns: int) -> NDArray[np.float32]:
+        """The first columns of `costs`, exact in those that cost less than `columns`."""
+        hazard = self.hazard(rankings, columns)
+        probability = hazard.copy()
+        probability[:, 1:] *= np.cumprod(1 - hazard, axis=1)[:, :-1]
+        costs = np.zeros(hazard.shape, np.float32)  # the first candidate is in every set
+        if columns > 1:
+            costs[:, 1:] = prices(non_increasing(probability[:, 1:]))
+            np.maximum.accumulate(costs, axis=1, out=costs)  # of the smallest, digits were lost
+        if rankings.distances is not None:
+            costs[np.isposinf(rankings.distances[:, :columns])] = np.inf
+        return costs
+
+
+def _impossible(rankings: Rankings, columns: int, repeats: bool) -> NDArray[np.bool_]:
+    """(n, columns) where no first match can be."""
+    impossible = np.zeros((len(rankings), columns), bool)
+    if rankings.distances is not None:
+        impossible |= np.isposinf(rankings.distances[:, :columns])
+    if rankings.keys is not None and not repeats:
+        impossible |= earlier_of_same_key(rankings.keys[:, :columns]) > 0
+    return impossible
+
+
+def prices(probability: NDArray[np.float64]) -> NDArray[np.float32]:
+    """One over probabilities, of which the smallest are all alike."""
+    return (1 / np.maximum(probability, FLOOR)).astype(np.float32)
+
+
+def non_increasing(probability: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(n, m) the isotonic, non-increasing fit of every row of values in [0, 1].
+
+    Example:
+        >>> non_increasing(np.array([[0.5, 0.0, 0.2], [0.1, 0.3, 0.1]])).tolist()
+        [[0.5, 0.1, 0.1], [0.2, 0.2, 0.1]]
+    """
+    fitted = np.empty_like(probability)
+    for start in range(0, len(probability), CHUNK):
+        rows = probability[start : start + CHUNK]
+        # All rows as one sequence: each lies more than 1 below the last, so that none are pooled.
+        lowered = rows - 2.0 * np.arange(len(rows))[:, None]
+        blocks = isotonic_regression(lowered.ravel(), increasing=False).blocks
+        sums = np.add.reduceat(rows.ravel(), blocks[:-1])
+        counts = np.diff(blocks)
+        fitted[start : start + CHUNK] = np.repeat(sums / counts, counts).reshape(rows.shape)
+    return fitted

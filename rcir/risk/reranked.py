@@ -1,0 +1,175 @@
+"""A size adapter that ranks labels anew, by their learned probability of being the right one."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import softmax
+
+from rcir.errors import InvalidData
+from rcir.risk.adapters import SizeAdapter, State, check_split
+from rcir.risk.features import Features, linear
+from rcir.risk.hazard import FLOOR, prices
+from rcir.risk.rankings import Rankings, first_of_each_key
+
+MOST = 5000  # queries that the model is fitted on
+RIDGE = 1e-4
+STEPS, TOLERABLE = 50, 1e-8
+
+
+class Reranked(SizeAdapter):
+    """Takes the likeliest label first, and prices each by one over its probability.
+
+    For queries whose true matches all have one key. A conditional logit model (McFadden 1974) gives
+    P(key | x), that a key among the candidates is the right one, or that none is, from what is
+    known of its nearest candidate (`rcir.risk.features`). Sets that hold the keys of probability at
+    least 1 / kappa are the smallest on average at their risk ("least ambiguous sets", Sadinle et
+    al., JASA 2019, Theorem 1). Of a key only the nearest candidate can be the first match: the
+    others follow after all keys.
+
+    Attributes:
+        features: what the model looks at.
+        weights: of the features, in their order.
+        none: the utility of no key being right.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> keys = np.tile([0, 0, 1], (400, 1))
+        >>> distances = np.tile([1.0, 1.1, 1.2], (400, 1))
+        >>> sharp = rng.uniform(size=(400, 3)) + 2 * (np.arange(3) == 2)  # of candidates' variances
+        >>> queries = Rankings(np.ones(400), 3, distances, keys, sharp)
+        >>> adapter = Reranked.fit(queries, np.where(rng.uniform(size=400) < 0.8, 3, 1))
+        >>> adapter.ordered(queries[:1])[1].tolist()  # the farthest is the right one, mostly
+        [[2, 0, 1]]
+    """
+
+    name = "reranked"
+
+    def __init__(self, features: Features, weights: NDArray[np.float64], none: float) -> None:
+        self.features = features
+        self.weights = weights
+        self.none = none
+
+    @classmethod
+    def suits(cls, rankings: Rankings, ranks: NDArray[np.float64]) -> bool:
+        if rankings.keys is None:
+            return False
+        known = np.isfinite(ranks)
+        columns = np.where(known, ranks, 1).astype(np.int64) - 1
+        first = first_of_each_key(rankings.keys) == columns[:, None]
+        return bool(first.any(axis=1)[known].all())
+
+    @classmethod
+    def fit(cls, rankings: Rankings, truth: NDArray[Any]) -> Self:
+        ranks = check_split(rankings, truth)
+        if not cls.suits(rankings, ranks):
+            raise InvalidData(
+                "reranked sizes need candidates with keys (labels), of which a query's true "
+                "matches all have one: choose learned sizes"
+            )
+        features = Features.fit(rankings)
+        rows = slice(None)
+        if len(rankings) > MOST:
+            rows = np.random.default_rng(0).permutation(len(rankings))[:MOST]  # type: ignore[assignment]
+        columns, known, arrays = _labels(features, rankings[rows])
+        right = columns == ranks[rows][:, None] - 1
+        shape = known.shape
+        rivals = np.stack(
+            [np.broadcast_to(values, shape) for values in arrays], axis=2, dtype=float
+        )
+        mean, spread = rivals[known].mean(axis=0), rivals[known].std(axis=0)
+        spread[spread == 0] = 1
+        weights, none = _conditional_logit((rivals - mean) / spread, known, right)
+        weights = weights / spread
+        return cls(features, weights, none + float(weights @ mean))
+
+    def ordered(self, rankings: Rankings) -> tuple[Rankings, NDArray[np.int64] | None]:
+        if rankings.probability is not None:
+            return rankings, None
+        columns, known, arrays = _labels(self.features, rankings)
+        utility = linear(arrays, self.weights, 0.0, known.shape)
+        utility[~known] = -np.inf
+        none = np.full((len(utility), 1), self.none)
+        probability = softmax(np.concatenate([utility, none], axis=1), axis=1)[:, :-1]
+        order = np.argsort(-utility, axis=1, kind="stable")
+        # Where a candidate goes: keys by their probability, then what repeats a key, as it stood.
+        place = np.arange(rankings.depth) + np.full((len(rankings), 1), rankings.depth)
+        rows, labels = np.nonzero(np.take_along_axis(known, order, axis=1))
+        place[rows, columns[rows, order[rows, labels]]] = labels
+        taken = np.argsort(place, axis=1, kind="stable")
+        spread = np.zeros(place.shape)
+        spread[:, : probability.shape[1]] = np.take_along_axis(probability, order, axis=1)
+        return rankings.reordered(taken, spread), taken
+
+    def costs(self, rankings: Rankings) -> NDArray[np.float32]:
+        ordered, _ = self.ordered(rankings)
+        costs = prices(np.asarray(ordered.probability))
+        costs[:, 0] = 0  # the first candidate is in every set
+        costs[~ordered.there] = np.inf
+        return costs
+
+    def doubt(self, rankings: Rankings, size: int) -> NDArray[np.float64]:
+        probability = np.asarray(self.ordered(rankings)[0].probability)
+        return np.maximum(1 - probability[:, :size].sum(axis=1), 0.0)  # type: ignore[no-any-return]
+
+    def state(self) -> State:
+        return {
+            "weights": self.weights,
+            "none": np.array([self.none]),
+            "sample": self.features.sample,
+            "uses": np.array(self.features.uses, np.int64),
+        }
+
+    @classmethod
+    def from_state(cls, state: State) -> Self:
+        uses = tuple(bool(used) for used in state["uses"])
+        return cls(Features(state["sample"], uses), state["weights"], float(state["none"][0]))
+
+
+def _labels(
+    features: Features, rankings: Rankings
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], list[NDArray[Any]]]:
+    """The (n, m) columns of the nearest candidate of each key, whether there is one, and features
+    of the ranking of keys, that broadcast to (n, m).
+    """
+    distinct, columns = rankings.distinct()
+    width = max(1, int((columns >= 0).sum(axis=1).max(initial=0)))
+    columns = columns[:, :width]
+    return columns, columns >= 0, features.of(distinct, width)
+
+
+def _conditional_logit(
+    rivals: NDArray[np.float64], known: NDArray[np.bool_], right: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], float]:
+    """Weights of features (n, m, f) and the utility of none, by Newton's method with a ridge."""
+    n, _, f = rivals.shape
+    design = np.zeros((n, rivals.shape[1] + 1, f + 1))
+    design[:, :-1, :-1] = np.where(known[:, :, None], rivals, 0)
+    design[:, -1, -1] = 1
+    there = np.concatenate([known, np.ones((n, 1), bool)], axis=1)
+    chosen = np.concatenate([right, ~right.any(axis=1, keepdims=True)], axis=1)
+    flat = design.reshape(-1, f + 1)
+    observed = chosen.reshape(-1) @ flat
+
+    def state(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        utility = np.where(there, design @ weights, -np.inf)
+        probability = softmax(utility, axis=1)
+        likelihood = np.log(np.maximum(probability[chosen], FLOOR)).sum()
+        return float(likelihood - n * RIDGE * (weights @ weights)), probability
+
+    weights = np.zeros(f + 1)
+    value, probability = state(weights)
+    for _ in range(STEPS):
+        gradient = observed - probability.reshape(-1) @ flat - 2 * n * RIDGE * weights
+        means = np.einsum("nk,nkf->nf", probability, design)
+        hessian = (flat * probability.reshape(-1, 1)).T @ flat - means.T @ means
+        step = np.linalg.solve(hessian + 2 * n * RIDGE * np.eye(f + 1), gradient)
+        while (moved := state(weights + step))[0] < value and np.abs(step).max() > TOLERABLE:
+            step = step / 2
+        weights, gain = weights + step, moved[0] - value
+        value, probability = moved
+        if gain < TOLERABLE * n:
+            break
+    return weights[:-1], float(weights[-1])
