@@ -54,7 +54,7 @@ def draw_by_cluster(
         >>> clusters = np.repeat(["a", "b", "c", "d", "e"], 4)
         >>> rows = draw_by_cluster(np.random.default_rng(0), clusters, {"first": 0.2, "second": 6})
         >>> [sorted(set(clusters[part].tolist())) for part in rows]
-        [['c'], ['a', 'd'], ['b', 'e']]
+        [['d'], ['a', 'e'], ['b', 'c']]
     """
     number, n = _numbered(clusters)
     counts = [_count(asked, n, len(clusters)) for asked in parts.values()]
@@ -133,8 +133,8 @@ def cluster_warning(splits: Splits, named: str | None) -> str | None:
         return None
     return (
         f"{shared:,} of the {len(asked):,} clusters ({named}) of the calibration queries are also "
-        "in the gallery or among the training images: the guarantee is for new clusters of which "
-        "as many are"
+        "in the gallery or among the training images: nothing is guaranteed for new clusters that "
+        "are in neither"
     )
 
 
