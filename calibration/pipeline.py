@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +17,15 @@ from calibration.evaluation import Evaluation, Queries, evaluate
 from calibration.progress import embedding, step
 from rcir import api, figures, runs, storage, tracking
 from rcir.candidates import Judged
-from rcir.data import DataConfig, ImageSet, Splits, data_root, load_splits
+from rcir.data import (
+    DataConfig,
+    ImageSet,
+    Splits,
+    cluster_warning,
+    data_root,
+    load_splits,
+    with_cluster,
+)
 from rcir.data.datasets import find_dataset
 from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
@@ -68,7 +77,11 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     place = output / "retriever"
     _check_output(output)
     storage.check_place(place)
-    splits = load_splits(run.data)
+    cluster = getattr(config, "cluster", None)
+    data = with_cluster(run.data, cluster)
+    splits = load_splits(data)
+    if warning := cluster_warning(splits, cluster):
+        print(f"warning: {warning}", file=sys.stderr)
     _check_group(splits, config.group)
     asked = _outside(run.data, config.ood)
     embedder = Embedder(config.num_workers, config.use_gpu, output / "embeddings")
@@ -76,7 +89,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
         retriever = Retriever.build(
             run.encoder(), run.preprocessing, splits.gallery, config.depth, shown
         )
-    data = replace(run.data, root=str(data_root(run.data)) if run.data.root else None)
+    data = replace(data, root=str(data_root(data)) if data.root else None)
     retriever.origin = {
         "data": asdict(data),
         "queries": _digests(splits),

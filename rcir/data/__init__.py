@@ -1,9 +1,10 @@
 """Data sets, all as one record type; splits; preprocessing."""
 
 from rcir.data.augmentation import Augmentation, Changes
+from rcir.data.clusters import cluster_warning
 from rcir.data.datasets import DATASETS
 from rcir.data.images import ImageLike, read_image
-from rcir.data.loading import DataConfig, data_root, load_splits
+from rcir.data.loading import DataConfig, data_root, load_splits, with_cluster
 from rcir.data.preprocessing import Preprocessing
 from rcir.data.records import ImageSet, Splits
 
@@ -16,7 +17,9 @@ __all__ = [
     "ImageSet",
     "Preprocessing",
     "Splits",
+    "cluster_warning",
     "data_root",
     "load_splits",
     "read_image",
+    "with_cluster",
 ]

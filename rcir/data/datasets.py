@@ -14,6 +14,9 @@ from rcir.data.options import require_options
 from rcir.data.records import Splits
 from rcir.errors import InvalidConfig
 
+# Options of `divide`, and their kinds.
+DIVISION: dict[str, Any] = {**dict.fromkeys(PARTS, float), "cluster": str | None}
+
 
 @dataclass(frozen=True)
 class DataSet:
@@ -70,8 +73,8 @@ class DataSet:
         if self.composed:
             splits: Splits = _function(self.reader)(root, seed=seed, **options)
             return splits
-        sizes = {name: options.pop(name) for name in PARTS if name in options}
-        return divide(self.read(root, **options), seed=seed, **{**self.parts, **sizes})
+        how = {name: options.pop(name) for name in DIVISION if name in options}
+        return divide(self.read(root, **options), seed=seed, **{**self.parts, **how})
 
     def function(self) -> Callable[..., Any]:
         """What gives the set as published."""
@@ -82,7 +85,7 @@ class DataSet:
         if self.composed:
             require_options(where, _function(self.reader), options)
         else:
-            require_options(where, self.function(), options, PARTS)
+            require_options(where, self.function(), options, DIVISION)
 
 
 def _function(name: str) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rcir.data.clusters import clusters_of, draw_by_cluster, draw_gallery
 from rcir.data.records import ImageSet, Splits
 from rcir.data.relevance import SameLabel, WithinRadius
 from rcir.errors import InvalidData
@@ -43,6 +44,7 @@ def divide(
     gallery: float = 0.5,
     adapter: float = 0.3,
     calibration: float = 0.3,
+    cluster: str | None = None,
 ) -> Splits:
     """The splits of a data set, drawn at random.
 
@@ -65,9 +67,16 @@ def divide(
             share is that of every class, rounded up; a number, from the number of classes on, is
             met exactly and spread alike. An image alone in its class is searched, not asked.
         adapter, calibration: of the queries; those that remain are the test queries.
+        cluster: attribute of the queries: adapter, calibration and test queries are then of
+            different clusters. A share is one of the clusters; a number means as many clusters as
+            hold it on average, rounded up. A gallery that is drawn from the evaluation half is of
+            clusters of its own, which hold every label; where that would take far more clusters
+            than asked for (see `rcir.data.clusters.draw_gallery`), and in all other sets, it is
+            the same as without. Training and validation images are always the same as without.
 
     Raises:
         InvalidData: a part would be empty, or nothing would remain.
+        InvalidConfig: the queries have no attribute `cluster`.
 
     Example:
         >>> labels = np.repeat(np.arange(10), 6)
@@ -89,10 +98,18 @@ def divide(
         _require_pairs(queries)
         chosen, rest = _draw_validation(rng, source, validation)
         held, asked = _draw_of_each_class(rng, queries, gallery)
+        if cluster is not None:
+            known = clusters_of(queries, cluster)
+            apart = draw_gallery(rng, queries.relevance, known, gallery)
+            held, asked = apart or (held, asked)
         searched, queries = queries.subset(held), queries.subset(asked)
-    first, second, third = _draw(
-        rng, len(queries), {"adapter": adapter, "calibration": calibration}, "queries"
-    )
+    parts = {"adapter": adapter, "calibration": calibration}
+    if cluster is None:
+        first, second, third = _draw(rng, len(queries), parts, "queries")
+    else:
+        for name, share in parts.items():
+            _number(name, share, len(queries), "queries")
+        first, second, third = draw_by_cluster(rng, clusters_of(queries, cluster), parts)
     return Splits(
         train=train.subset(rest),
         validation=train.subset(chosen),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ class DataConfig:
         root: folder of the data sets' files; the environment variable RCIR_DATA unless given.
         download: fetch what is not there, if that is possible.
         seed: decides who is in which split; at least 0.
-        options: sizes of the parts (see `rcir.data.division.divide`) and what else the set's reader
-            takes.
+        options: sizes of the parts and `cluster`, whose queries stay together (see
+            `rcir.data.division.divide`), and what else the set's reader takes.
     """
 
     name: str = "digits"
@@ -34,6 +34,21 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise InvalidConfig(f"data.seed is {self.seed}; at least 0")
+
+
+def with_cluster(config: DataConfig, cluster: str | None) -> DataConfig:
+    """The same data set with its queries divided by clusters; unchanged if that is None.
+
+    The images that train and validate stay the same, so that an encoder which was trained without
+    can be calibrated with it.
+
+    Example:
+        >>> with_cluster(DataConfig("omniglot", seed=1), "drawer").options
+        {'cluster': 'drawer'}
+    """
+    if cluster is None:
+        return config
+    return replace(config, options={**config.options, "cluster": cluster})
 
 
 def data_root(config: DataConfig) -> Path:

@@ -22,6 +22,7 @@ from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 HELD_OUT = ("cph", "sf")
 SIDES = ("database", "query")
 RADIUS = 25.0  # metres
+TEXT = {"key": str, "sequence_key": str}  # which may look like numbers
 APART = 1e6  # metres; cities lie in different UTM zones, where equal coordinates are other places
 
 
@@ -33,12 +34,12 @@ def read(root: Path, cities: str | Sequence[str] | None = None) -> Source:
 
     Args:
         root: folder that holds `msls/train_val/<city>/{database,query}`, each with
-            `postprocessed.csv`, `raw.csv` and the folder `images`.
+            `postprocessed.csv`, `raw.csv`, `seq_info.csv` and the folder `images`.
         cities: names of those that train; all that are there, unless given.
 
     Returns:
         Images as paths; places in metres: easting, northing, and the city's number times 1,000 km;
-        the attribute "city".
+        the attributes "city" and "sequence", a drive or walk, which is their cluster.
 
     Raises:
         InvalidConfig: a city does not exist or is one of cph and sf.
@@ -81,8 +82,9 @@ def read(root: Path, cities: str | Sequence[str] | None = None) -> Source:
             paths,
             None,
             (table.place + table.file).tolist(),
-            {"city": table.city.to_numpy(str)},
+            {"city": table.city.to_numpy(str), "sequence": table.sequence_key.to_numpy(str)},
             WithinRadius(places, RADIUS),
+            "sequence",
         )
 
     return Source(
@@ -94,22 +96,23 @@ def read(root: Path, cities: str | Sequence[str] | None = None) -> Source:
 
 
 def _table(folder: Path, city: str, side: str) -> pd.DataFrame:
-    """One row per image: key, easting, northing, pano, place (relative to `folder`), file."""
+    """One row per image: key, easting, northing, pano, sequence_key, place in `folder`, file."""
     place = folder / city / side
     positions = _csv(place / "postprocessed.csv", ["key", "easting", "northing"])
     raw = _csv(place / "raw.csv", ["key", "pano"])
     known = {"true": True, "false": False, "1": True, "0": False}
     raw["pano"] = raw.pano.astype(str).str.lower().map(known)
-    table = positions.merge(raw, on="key", how="left")
+    sequences = _csv(place / "seq_info.csv", ["key", "sequence_key"])
+    table = positions.merge(raw, on="key", how="left").merge(sequences, on="key", how="left")
     for name in ("easting", "northing"):
         table[name] = pd.to_numeric(table[name], errors="coerce")
     numbers = table[["easting", "northing"]].to_numpy(float)
-    wrong = ~np.isfinite(numbers).all(1) | table.pano.isna().to_numpy()
+    wrong = ~np.isfinite(numbers).all(1) | table[["pano", "sequence_key"]].isna().any(axis=1)
     if wrong.any():
         raise InvalidData(
             f"{place}: {wrong.sum()} images, the first is {table.key[wrong.argmax()]}, have no "
-            "position in postprocessed.csv, or raw.csv does not say whether they are panoramas: "
-            "unpack the archives again"
+            "position in postprocessed.csv or no sequence in seq_info.csv, or raw.csv does not say "
+            "whether they are panoramas: unpack the archives again"
         )
     table["pano"] = table.pano.astype(bool)
     table["place"], table["file"] = f"{city}/{side}/images/", table.key + ".jpg"
@@ -120,7 +123,7 @@ def _table(folder: Path, city: str, side: str) -> pd.DataFrame:
 
 def _csv(path: Path, columns: list[str]) -> pd.DataFrame:
     try:
-        table = pd.read_csv(path, usecols=columns, dtype={"key": str}, keep_default_na=False)
+        table = pd.read_csv(path, usecols=columns, dtype=TEXT, keep_default_na=False)
     except FileNotFoundError as error:
         raise DataUnavailable(f"{path} is not there: unpack the metadata of MSLS") from error
     except ValueError as error:  # also of a parser, and of bytes that are no text

@@ -1,7 +1,8 @@
 """Omniglot's background set: 964 handwritten characters of 30 alphabets, 20 drawings of each.
 
 Lake, Salakhutdinov and Tenenbaum, "Human-level concept learning through probabilistic program
-induction", Science 2015.
+induction", Science 2015. The same 20 people drew all characters of an alphabet, and a file's name
+ends in the drawer's number, `0001_05.png`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from rcir.data.clusters import clusters_of, draw_by_cluster
 from rcir.data.division import Source
 from rcir.data.records import ImageSet, Splits
 from rcir.errors import DataUnavailable, InvalidData
@@ -34,9 +36,8 @@ def read(root: Path) -> Source:
     Raises:
         DataUnavailable, InvalidData: see `load`.
     """
-    images, labels, alphabets, names, ids = _read(root / ARCHIVE)
-    every = ImageSet(images, labels, ids, {"alphabet": names[alphabets]})
-    trains = alphabets < ALPHABETS // 2
+    every = _read(root / ARCHIVE)
+    trains = _alphabets(every) < ALPHABETS // 2
     return Source(
         every.subset(np.flatnonzero(trains)), every.subset(np.flatnonzero(~trains)), "queries"
     )
@@ -51,6 +52,7 @@ def load(
     gallery: int = 4,
     adapter: int = 2500,
     calibration: int = 2500,
+    cluster: str | None = None,
 ) -> Splits:
     """The splits of Omniglot: every alphabet is in training, in validation or in evaluation.
 
@@ -63,52 +65,64 @@ def load(
         train, validation: numbers of alphabets; the rest of the 30 are for evaluation.
         gallery: drawings per character.
         adapter, calibration: numbers of queries.
+        cluster: "drawer" or "alphabet": adapter, calibration and test queries are then of different
+            ones, as many as hold these numbers on average, rounded up. With "drawer", all drawings
+            of `gallery` drawers of each alphabet are searched. Training and validation images are
+            the same as without.
+
+    Returns:
+        The attributes "alphabet" and "drawer", as in "Greek/05", which is their cluster.
 
     Raises:
         DataUnavailable: the archive is not there.
         InvalidData: it is not the background set, or a part asks for more than there is.
+        InvalidConfig: there is no such attribute.
     """
     if min(train, validation) < 1 or train + validation >= ALPHABETS:
         raise InvalidData(
             f"train {train} + validation {validation} alphabets: each must be at least 1, and some "
             f"of {ALPHABETS} must remain for evaluation"
         )
-    images, labels, alphabets, names, ids = _read(root / ARCHIVE)
+    every = _read(root / ARCHIVE)
+    alphabets = _alphabets(every)
     rng = np.random.default_rng(seed)
     groups = np.split(rng.permutation(ALPHABETS), [train, train + validation])
     rows = [np.flatnonzero(np.isin(alphabets, group)) for group in groups]
     evaluation = rows[2].reshape(-1, DRAWINGS)  # the archive is sorted: a row per character
-    evaluation = rng.permuted(evaluation, axis=1)
-    queries = rng.permutation(evaluation[:, gallery:].reshape(-1))
+    drawn = rng.permuted(evaluation, axis=1)
+    if cluster == "drawer":
+        order = rng.permuted(np.tile(np.arange(DRAWINGS), (ALPHABETS, 1)), axis=1)
+        drawn = np.take_along_axis(evaluation, order[alphabets[evaluation[:, 0]]], axis=1)
+    queries = rng.permutation(drawn[:, gallery:].reshape(-1))
     if min(gallery, adapter, calibration) < 1 or adapter + calibration >= len(queries):
         raise InvalidData(
             f"gallery {gallery}, adapter {adapter}, calibration {calibration}: each must be at "
             f"least 1, and some of the {len(queries)} queries must remain to test on"
         )
-    first, second, third = np.split(queries, [adapter, adapter + calibration])
-
-    def part(chosen: NDArray[np.int64]) -> ImageSet:
-        return ImageSet(
-            images[chosen],
-            labels[chosen],
-            [ids[row] for row in chosen],
-            {"alphabet": names[alphabets[chosen]]},
-        )
-
+    if cluster is None:
+        parts = np.split(queries, [adapter, adapter + calibration])
+    else:
+        known = clusters_of(every, cluster)[queries]
+        sizes = {"adapter": adapter, "calibration": calibration}
+        parts = [queries[part] for part in draw_by_cluster(rng, known, sizes)]
+    first, second, third = parts
     return Splits(
-        train=part(rows[0]),
-        validation=part(rows[1]),
-        gallery=part(evaluation[:, :gallery].reshape(-1)),
-        adapter=part(first),
-        calibration=part(second),
-        test=part(third),
+        train=every.subset(rows[0]),
+        validation=every.subset(rows[1]),
+        gallery=every.subset(drawn[:, :gallery].reshape(-1)),
+        adapter=every.subset(first),
+        calibration=every.subset(second),
+        test=every.subset(third),
     )
 
 
-def _read(
-    archive: Path,
-) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], NDArray[np.str_], list[str]]:
-    """Images (n, 105, 105), strokes white; numbers of characters and alphabets; names of both."""
+def _alphabets(images: ImageSet) -> NDArray[np.int64]:
+    """Numbers of the alphabets, in the order of their names."""
+    return np.unique(images.attributes["alphabet"], return_inverse=True)[1].astype(np.int64)
+
+
+def _read(archive: Path) -> ImageSet:
+    """All images, (n, 105, 105), strokes white; sorted by alphabet, character and drawer."""
     if not archive.is_file():
         raise DataUnavailable(
             f"{archive} is not there: put Omniglot's images_background.zip there, and name the "
@@ -141,8 +155,16 @@ def _read(
             f"{len(kinds)} alphabets, of sizes {sorted(shapes)}; Omniglot's background set has "
             f"{DRAWINGS} of each character in {ALPHABETS} alphabets, of size {(SIDE, SIDE)}"
         )
+    drawers = np.array([path.stem.rpartition("_")[2] for path in paths])
+    if (drawers.reshape(-1, DRAWINGS) != drawers[:DRAWINGS]).any():
+        raise InvalidData(
+            f"{archive} does not name its drawings of each character by the same {DRAWINGS} "
+            f"drawers, {drawers[0]} to {drawers[DRAWINGS - 1]}: fetch it again"
+        )
     ids = ["/".join(path.parts[-3:]) for path in paths]
-    return np.stack(drawings), labels.astype(np.int64), alphabets.astype(np.int64), kinds, ids
+    named = np.char.add(np.char.add(kinds[alphabets], "/"), drawers)
+    attributes = {"alphabet": kinds[alphabets], "drawer": named}
+    return ImageSet(np.stack(drawings), labels.astype(np.int64), ids, attributes, cluster="drawer")
 
 
 def _decode(content: bytes) -> NDArray[np.uint8]:

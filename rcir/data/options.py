@@ -22,7 +22,7 @@ def require_options(
     where: str,
     reader: Callable[..., Any],
     options: Mapping[str, Any],
-    sizes: Sequence[str] = (),
+    further: Mapping[str, Any] | None = None,
 ) -> None:
     """Raise `InvalidConfig` unless a reader takes the options; their ranges are the reader's.
 
@@ -30,7 +30,7 @@ def require_options(
         where: what the options are called in messages.
         reader: its annotations tell the kinds: numbers, bool, text, paths, `Literal`, sequences.
         options: to be checked.
-        sizes: names of further options, which are numbers.
+        further: names of further options, and their kinds.
 
     Example:
         >>> def read(root: Path, draw: int = 0) -> None: ...
@@ -42,7 +42,8 @@ def require_options(
         name: found for name, found in signature(reader).parameters.items() if name not in GIVEN
     }
     anything = any(found.kind is Parameter.VAR_KEYWORD for found in parameters.values())
-    known = [*parameters, *sizes]
+    further = further or {}
+    known = [*parameters, *further]
     if (unknown := [name for name in options if name not in known]) and not anything:
         raise InvalidConfig(
             f"{where}: there is no option {', '.join(map(str, unknown))}; there are "
@@ -55,7 +56,7 @@ def require_options(
     ]
     if missing := [name for name in needed if name not in options]:
         raise InvalidConfig(f"{where}: {', '.join(missing)} is needed; give it")
-    kinds = get_type_hints(reader) | dict.fromkeys(sizes, float)
+    kinds = get_type_hints(reader) | dict(further)
     for name, value in options.items():
         if name in kinds and not _fits(value, kinds[name]):
             raise InvalidConfig(f"{where}: {name} is {value!r}; it must be {_named(kinds[name])}")

@@ -1,7 +1,7 @@
 """Pittsburgh (Torii et al., CVPR 2013): street views with positions, 30k and 250k.
 
 The splits are those of Arandjelovic et al. (NetVLAD, CVPR 2016). Images match if they were taken
-within 25 m of each other.
+within 25 m of each other. All 24 views of a panorama are images of their own.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ def read(root: Path, version: Version = "30k", split: Literal["test", "val"] = "
             database images as `000/000829_pitch1_yaw1.jpg`, queries below `queries_real`.
         version: "30k" or "250k".
         split: that evaluates; "test" or "val".
+
+    Returns:
+        Images as paths; places in metres; the attribute "panorama", which is their cluster.
 
     Raises:
         InvalidConfig: no such version or split.
@@ -168,4 +171,6 @@ def _images(
     folder: Path, names: Sequence[str], places: NDArray[np.float64], radius: float
 ) -> ImageSet:
     paths = [folder / name for name in names]
-    return ImageSet(paths, None, names, relevance=WithinRadius(places, radius))
+    panoramas = np.array([name.rpartition("_pitch")[0] or name for name in names])
+    relevance = WithinRadius(places, radius)
+    return ImageSet(paths, None, names, {"panorama": panoramas}, relevance, "panorama")

@@ -25,6 +25,8 @@ class ImageSet:
         ids: n names, unique within the set; what a retrieval returns.
         attributes: further facts per image, each an array of length n; for instance "occluded".
         relevance: which images match which; those of equal labels, unless given.
+        cluster: name of the attribute that tells which images resemble each other because they
+            were made together, for instance by one person; None where that is not known.
     """
 
     images: Sequence[ImageLike] | NDArray[np.uint8]
@@ -32,6 +34,7 @@ class ImageSet:
     ids: Sequence[str]
     attributes: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     relevance: Relevance = None  # type: ignore[assignment]  # of the labels
+    cluster: str | None = None
 
     def __post_init__(self) -> None:
         if self.relevance is None:
@@ -44,6 +47,11 @@ class ImageSet:
         for name, length in lengths.items():
             if length != len(self.images):
                 raise InvalidData(f"{len(self.images)} images but {length} {name}: give one each")
+        if self.cluster is not None and self.cluster not in self.attributes:
+            raise InvalidData(
+                f"cluster is {self.cluster!r}, which is no attribute; there are "
+                f"{', '.join(self.attributes) or 'none'}"
+            )
 
     def __len__(self) -> int:
         return len(self.images)
@@ -62,6 +70,7 @@ class ImageSet:
             [self.ids[row] for row in rows],
             {name: values[rows] for name, values in self.attributes.items()},
             self.relevance.subset(rows),
+            self.cluster,
         )
 
 

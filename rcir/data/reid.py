@@ -2,16 +2,18 @@
 
 Market-1501 is of Zheng et al. (ICCV 2015); DukeMTMC-reID of Ristani et al. (ECCVW 2016) and Zheng
 et al. (ICCV 2017). A file's name tells person and camera, `0002_c1s1_000451_03.jpg`: person 2,
-camera 1. Person -1 is a bad detection; person 0 in Market-1501's gallery is a distractor, whom no
-query shows.
+camera 1; in Market-1501 also which of the camera's sequences, `c1s1`. Person -1 is a bad detection;
+person 0 in Market-1501's gallery is a distractor, whom no query shows.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rcir.data.division import Source
 from rcir.data.listing import files_in
@@ -20,7 +22,7 @@ from rcir.errors import DataUnavailable, InvalidData
 
 MARKET, DUKE = "Market-1501-v15.09.15", "DukeMTMC-reID"
 TRAIN, QUERY, GALLERY = PARTS = ("bounding_box_train", "query", "bounding_box_test")
-NAME = re.compile(r"(-1|\d{1,9})_c(\d{1,9})(?!\d).*")
+NAME = re.compile(r"(-1|\d{1,9})_c(\d{1,9})(?!\d)(s\d+)?.*")
 ENDING = ".jpg"
 JUNK = -1
 
@@ -36,8 +38,9 @@ def read_market(root: Path) -> Source:
             `bounding_box_test`.
 
     Returns:
-        Images as paths; labels: numbers of people; the attribute "camera", its number. Images of
-        person -1 are left out, those of person 0 stay in the gallery.
+        Images as paths; labels: numbers of people; the attributes "camera", its number, and, where
+        names tell it, "sequence", which is their cluster. Images of person -1 are left out, those
+        of person 0 stay in the gallery.
 
     Raises:
         DataUnavailable: a folder is not there.
@@ -64,7 +67,8 @@ def _read(folder: Path, get: str) -> Source:
         nonlocal junk, others
         files = sorted(files_in(folder / part))
         names = [name for name in files if name.lower().endswith(ENDING)]
-        facts = np.array([_facts(folder / part, name) for name in names], np.int64).reshape(-1, 2)
+        found = [_facts(folder / part, name) for name in names]
+        facts = np.array([each[:2] for each in found], np.int64).reshape(-1, 2)
         rows = np.flatnonzero(facts[:, 0] != JUNK)
         if not len(rows):
             raise InvalidData(f"{folder / part} has no images of people: {get}")
@@ -72,7 +76,12 @@ def _read(folder: Path, get: str) -> Source:
         junk += len(names) - len(rows)
         ids = [f"{part}/{names[row]}" for row in rows]
         paths = [folder / name for name in ids]
-        return ImageSet(paths, facts[rows, 0], ids, {"camera": facts[rows, 1]})
+        attributes: dict[str, NDArray[Any]] = {"camera": facts[rows, 1]}
+        sequences = [f"c{found[row][1]}{found[row][2]}" for row in rows if found[row][2]]
+        if known := len(sequences) == len(rows):
+            attributes["sequence"] = np.array(sequences)
+        cluster = "sequence" if known else None
+        return ImageSet(paths, facts[rows, 0], ids, attributes, cluster=cluster)
 
     train, queries, gallery = (images(part) for part in PARTS)
     counts = {"images of person -1": junk, f"files that do not end in {ENDING}": others}
@@ -80,12 +89,12 @@ def _read(folder: Path, get: str) -> Source:
     return Source(train, queries, gallery, notes)
 
 
-def _facts(folder: Path, name: str) -> tuple[int, int]:
-    """Person and camera."""
+def _facts(folder: Path, name: str) -> tuple[int, int, str]:
+    """Person, camera and, as in "s1", the camera's sequence; empty if the name does not tell."""
     found = NAME.fullmatch(name)
     if found is None:
         raise InvalidData(
             f"{folder / name}: a name starts with person and camera, as in "
             f"0002_c1s1_000451_03{ENDING}: take the file away, or fetch the set again"
         )
-    return int(found[1]), int(found[2])
+    return int(found[1]), int(found[2]), found[3] or ""

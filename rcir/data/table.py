@@ -8,6 +8,7 @@
 | x, y | a place, in metres; images match if they are within a radius |
 | key | a unique name, what a retrieval returns; the path unless given |
 | group | kept as an attribute |
+| cluster | kept as an attribute: images of one cluster were made together |
 | split | train, query or gallery |
 
 Needed are `path` and exactly one of `label`, `labels`, and `x` with `y`.
@@ -16,6 +17,7 @@ Needed are `path` and exactly one of `label`, `labels`, and `x` with `y`.
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +34,7 @@ from rcir.data.records import ImageSet
 from rcir.data.relevance import SharedLabel, WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
-COLUMNS = ("path", "label", "labels", "x", "y", "key", "group", "split")
+COLUMNS = ("path", "label", "labels", "x", "y", "key", "group", "cluster", "split")
 SPLITS = ("train", "query", "gallery")
 
 
@@ -55,8 +57,8 @@ def read(
         draw: decides random halves.
 
     Returns:
-        Images as paths. Attributes: "class", the name of the label; "group". A row without any of
-        several labels matches nothing.
+        Images as paths. Attributes: "class", the name of the label; "group"; "cluster". A row
+        without any of several labels matches nothing.
 
     Raises:
         DataUnavailable: the table or an image is not there.
@@ -80,7 +82,7 @@ def read(
     file = root / path
     table = _table(file)
     kind = _kind(file, table)
-    for name in ("path", "label", "key", "group", "split"):
+    for name in ("path", "label", "key", "group", "cluster", "split"):
         if name in table:
             table[name] = _text(file, table[name])
     ids = table["key" if "key" in table else "path"]
@@ -88,7 +90,7 @@ def read(
     paths = [file.parent / name for name in table.path]
     require_images(file.parent, table.path.tolist(), file.name, "correct the column path")
 
-    attributes = {"group": table.group.to_numpy(str)} if "group" in table else {}
+    attributes = {name: table[name].to_numpy(str) for name in ("group", "cluster") if name in table}
     notes = [f"column {name} was not used" for name in table if name not in COLUMNS]
     if kind == "label":
         images = labelled(paths, ids.tolist(), table.label.tolist(), attributes)
@@ -100,6 +102,8 @@ def read(
     else:
         places = WithinRadius(_numbers(file, table[["x", "y"]]), float(radius))
         images = ImageSet(paths, None, ids.tolist(), attributes, places)
+    if "cluster" in table:
+        images = replace(images, cluster="cluster")
 
     if "split" in table:
         return _published(file, table["split"], images, tuple(notes))

@@ -102,6 +102,23 @@ def test_groups_adapters_and_bounds_that_do_not_exist_are_named(
     assert not Path("refused").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_queries_in_clusters_are_warned_of(trained, capsys, monkeypatch):
+    calibrated(trained)
+    assert capsys.readouterr().err == ""
+
+    def in_clusters(config):
+        splits = load_splits(config)
+        hands = {**splits.calibration.attributes, "hand": np.arange(300) % 12}
+        queries = replace(splits.calibration, attributes=hands, cluster="hand")
+        return replace(splits, calibration=queries)
+
+    monkeypatch.setattr("calibration.pipeline.load_splits", in_clusters)
+    calibrated(trained)
+    said = "warning: the 300 calibration queries come in 12 clusters (hand)"
+    assert capsys.readouterr().err.startswith(said)
+
+
 def test_by_default_the_adapter_with_the_smallest_sets_is_taken(chosen):
     """Smallest on average over the levels, in ratio to equal sizes, and never above them."""
     evaluation = chosen.evaluation

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rcir.data import DATASETS, DataConfig, data_root, load_splits
-from rcir.data.datasets import DataSet, find_dataset
+from rcir.data import DATASETS, DataConfig, data_root, load_splits, with_cluster
+from rcir.data.datasets import DIVISION, DataSet, find_dataset
 from rcir.data.division import PARTS, Source, divide
 from rcir.data.records import ImageSet
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
@@ -52,7 +52,7 @@ def test_every_set_has_a_reader_that_takes_what_it_is_given(name):
     assert ("seed" in parameters) == found.composed
     if not found.composed:
         # What `divide` takes never reaches the reader.
-        assert not set(PARTS) & set(parameters)
+        assert not set(DIVISION) & set(parameters)
     assert found.title
     assert found.get
     assert set(found.parts) <= set(PARTS)
@@ -60,7 +60,8 @@ def test_every_set_has_a_reader_that_takes_what_it_is_given(name):
 
 def test_parts_are_the_sizes_that_a_division_takes():
     parameters = signature(divide).parameters
-    assert set(PARTS) == set(parameters) - {"source", "seed"}
+    assert set(PARTS) == set(parameters) - {"source", "seed", "cluster"}
+    assert set(DIVISION) == set(parameters) - {"source", "seed"}
 
 
 def test_published_numbers_are_those_of_the_papers():
@@ -106,6 +107,8 @@ def test_an_unknown_option_is_refused(name, tmp_path):
         ("digits", "train", 100.0, "a whole number"),
         ("omniglot", "gallery", None, "a whole number"),
         ("table", "radius", True, "a number"),
+        ("table", "cluster", 3, "a text or null"),
+        ("omniglot", "cluster", ["drawer"], "a text or null"),
         ("msls", "cities", [1], "a text or a list, each a text or null"),
     ],
 )
@@ -202,6 +205,17 @@ def test_sizes_go_to_the_division_and_all_else_to_the_reader(reader, tmp_path):
     assert len(options) == 5  # not changed
     sizes = [len(part) for part in vars(splits).values()]
     assert sizes == [34, 6, 20, 4, 5, 11]
+
+
+def test_a_cluster_goes_to_the_division(reader, tmp_path):
+    config = DataConfig("sop", root=str(tmp_path), options={"validation": 3, "draw": 8})
+    assert with_cluster(config, None) == config
+    named = with_cluster(config, "camera")
+    assert named.options == {"validation": 3, "draw": 8, "cluster": "camera"}
+    assert replace(named, options=config.options) == config
+    with pytest.raises(InvalidConfig, match=r"'camera', but .* no such attribute; they have none"):
+        load_splits(named)
+    assert reader == [(tmp_path, {"draw": 8})]
 
 
 def test_a_download_is_asked_only_of_a_reader_that_can(reader, tmp_path):

@@ -1,5 +1,6 @@
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from rcir.data.division import Source, divide
 from rcir.data.records import ImageSet, Splits
 from rcir.data.relevance import SharedLabel, WithinRadius
-from rcir.errors import InvalidData
+from rcir.errors import InvalidConfig, InvalidData
 
 QUERIES = ("adapter", "calibration", "test")
 
@@ -365,6 +366,84 @@ def test_a_part_of_no_image_or_a_broken_number_is_refused(source, name, share):
 def test_parts_that_leave_nothing_over_are_refused(source, asked, said):
     with pytest.raises(InvalidData, match=f"{said}.*: ask for less"):
         divide(source(), **asked)
+
+
+def clustered(source, clusters):
+    """The same data set, its queries with the attribute "hand"."""
+    return replace(source, queries=replace(source.queries, attributes={"hand": clusters}))
+
+
+def hands(images):
+    return set(images.attributes["hand"].tolist())
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("seed", range(4))
+def test_queries_of_one_cluster_are_in_one_part_and_training_stays_the_same(source, seed):
+    given = source()
+    clusters = np.random.default_rng(seed).integers(0, 12, len(given.queries))
+    given = clustered(given, clusters)
+    plain = divide(given, seed=seed)
+    splits = divide(given, seed=seed, cluster="hand")
+    for name in ("train", "validation"):
+        assert getattr(splits, name).ids == getattr(plain, name).ids
+    assert sorted(ids(splits)) == sorted(ids(plain))
+    drawn = [hands(getattr(splits, name)) for name in QUERIES]
+    assert all(drawn)
+    assert sum(map(len, drawn)) == len(set.union(*drawn))
+    if source is not zero_shot:
+        assert splits.gallery.ids == plain.gallery.ids
+    again, other = (divide(given, seed=each, cluster="hand") for each in (seed, seed + 1))
+    assert again.test.ids == splits.test.ids
+    assert other.test.ids != splits.test.ids
+
+
+def test_a_drawn_gallery_has_clusters_of_its_own_and_every_class():
+    """Twenty people draw each of ten characters."""
+    people = np.tile(np.arange(20), 10)
+    source = Source(part(TRAIN, "train"), part([20] * 10, "query", first=20), "queries")
+    splits = divide(
+        clustered(source, people), gallery=0.2, adapter=30, calibration=0.5, cluster="hand"
+    )
+    assert np.unique(splits.gallery.labels, return_counts=True)[1].tolist() == [4] * 10
+    assert not hands(splits.gallery) & set.union(
+        *(hands(getattr(splits, name)) for name in QUERIES)
+    )
+    # Of 160 queries by 16 people: 30 by 3 of them, and half of the people.
+    assert [len(getattr(splits, name)) for name in QUERIES] == [30, 80, 50]
+
+
+def test_classes_in_one_cluster_each_keep_the_gallery_that_they_have_without():
+    source = Source(part(TRAIN, "train"), part([20] * 10, "query", first=20), "queries")
+    given = clustered(source, np.repeat(np.arange(5), 40))
+    plain, splits = divide(given, seed=3), divide(given, seed=3, cluster="hand")
+    assert splits.gallery.ids == plain.gallery.ids
+    assert sorted(ids(splits)) == sorted(ids(plain))
+    assert [len(hands(getattr(splits, name))) for name in QUERIES] == [2, 2, 1]
+
+
+def test_a_cluster_that_the_queries_do_not_have_is_refused_with_those_they_have():
+    given = clustered(closed(), np.arange(60))
+    with pytest.raises(InvalidConfig, match=r"cluster is 'camera', .*attribute; they have hand"):
+        divide(given, cluster="camera")
+
+
+@pytest.mark.parametrize(
+    ("clusters", "asked", "said"),
+    [
+        (
+            np.zeros(60),
+            {},
+            r"adapter 0\.3 \+ calibration 0\.3 of 60 queries in 1 clusters: .* 2 cl",
+        ),
+        (np.arange(60) % 6, {"adapter": 21, "calibration": 30}, "in 6 clusters: that is 6 cluster"),
+        (np.arange(60) % 6, {"calibration": 0}, r"^calibration is 0, of 60 queries: give a share"),
+    ],
+    ids=["one cluster", "too many", "none"],
+)
+def test_clusters_that_leave_nothing_over_are_refused(clusters, asked, said):
+    with pytest.raises(InvalidData, match=said):
+        divide(clustered(closed(), clusters), cluster="hand", **asked)
 
 
 def test_parts_that_just_fit_leave_one_image_over():

@@ -36,12 +36,19 @@ def write(root, cities=CITIES, n=12, panoramas=2):
     return tables
 
 
+def sequences(table):
+    """Of five images each; a key may look like a number."""
+    return [f"00{row // 5}" for row in range(len(table))]
+
+
 def save(folder, table, rng):
     n = len(table)
     unused = {"unique_cluster": 1, "control_panel": False, "night": False}
     positions = table[["key", "easting", "northing"]].assign(**unused, view_direction="Forward")
     positions.to_csv(folder / "postprocessed.csv")
     raw = table[["key"]].assign(lon=12.5, lat=55.7, ca=rng.uniform(0, 360, n), captured_at="2019")
+    frames = table[["key"]].assign(sequence_key=sequences(table), frame_number=range(n))
+    frames.to_csv(folder / "seq_info.csv")
     # Another order than in the other table.
     raw.assign(pano=table.pano).sample(frac=1, random_state=0).to_csv(folder / "raw.csv")
 
@@ -71,6 +78,13 @@ def test_cph_and_sf_evaluate_and_the_others_train(tmp_path):
         ids, places, cities = expected(tables, *sides)
         assert part.ids == ids
         assert part.attributes["city"].tolist() == cities
+        assert part.attributes["sequence"].tolist() == [
+            sequence
+            for each in sides
+            for sequence, pano in zip(sequences(tables[each]), tables[each].pano, strict=True)
+            if not pano
+        ]
+        assert part.cluster == "sequence"
         assert part.images == [tmp_path / "msls" / "train_val" / name for name in ids]
         assert all(path.is_file() for path in part.images)
         np.testing.assert_allclose(part.relevance.places[:, :2], places, rtol=0, atol=1e-6)
@@ -149,6 +163,8 @@ def test_what_is_not_there_is_said(tmp_path):
         ("raw.csv", lambda table: table.drop(columns="pano"), "cannot be read"),
         ("raw.csv", lambda table: table[table.key != "5-cph_query"], "1 images, .* 5-cph_query"),
         ("raw.csv", lambda table: table.assign(pano="maybe"), "12 images, .* 0-cph_query"),
+        ("seq_info.csv", lambda table: table[table.key != "5-cph_query"], "no sequence in seq_inf"),
+        ("seq_info.csv", lambda table: table.drop(columns="sequence_key"), "cannot be read"),
         ("raw.csv", lambda table: pd.concat([table, table]), "has the key .* twice"),
         ("postprocessed.csv", lambda table: table.assign(easting=""), "12 images"),
         ("postprocessed.csv", lambda table: table.assign(northing=np.inf), "12 images"),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rcir.data import DataConfig, load_splits, omniglot
+from rcir.data import DataConfig, load_splits, omniglot, with_cluster
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
 QUERIES = ("adapter", "calibration", "test")
@@ -138,6 +138,104 @@ def test_the_whole_set_is_read_in_halves_of_alphabets(data_root):
     assert (len(kinds[0]), len(kinds[1]), kinds[0] & kinds[1]) == (15, 15, set())
     assert len({*source.train.ids, *source.queries.ids}) == 964 * 20
     assert source.gallery == "queries"
+
+
+def drawers(part):
+    """Alphabet and the number that ends a file's name, by hand."""
+    return {f"{name.split('/')[0]}/{name[-6:-4]}" for name in part.ids}
+
+
+@pytest.mark.data
+def test_drawers_are_the_numbers_in_the_names_within_an_alphabet(drawings):
+    for part in vars(drawings).values():
+        assert part.cluster == "drawer"
+        expected = [f"{name.split('/')[0]}/{name[-6:-4]}" for name in part.ids]
+        assert part.attributes["drawer"].tolist() == expected
+    assert len(set.union(*map(drawers, vars(drawings).values()))) == 600
+
+
+@pytest.mark.data
+def test_drawings_of_one_drawer_are_alike(drawings):
+    """The ink of a drawing, beside that of others of its character, tells who drew it."""
+    order = np.argsort(drawings.train.ids)
+    ink = (drawings.train.images[order] > 0).mean((1, 2)).reshape(-1, 20)
+    ink -= ink.mean(axis=1, keepdims=True)
+    alphabet = drawings.train.attributes["alphabet"][order].reshape(-1, 20)[:, 0]
+
+    def alike(ink):
+        """Mean intraclass correlation of a drawer's drawings."""
+        found = []
+        for name in np.unique(alphabet):
+            own = ink[alphabet == name]
+            between, within = len(own) * own.mean(0).var(ddof=1), own.var(0, ddof=1).mean()
+            found.append((between - within) / (between + (len(own) - 1) * within))
+        return np.mean(found)
+
+    assert alike(ink) > 0.3
+    assert abs(alike(np.random.default_rng(0).permuted(ink, axis=1))) < 0.02
+
+
+@pytest.mark.data
+def test_drawers_that_search_calibrate_and_test_are_others(drawings, data_root):
+    splits = load_splits(with_cluster(DataConfig("omniglot", root=str(data_root)), "drawer"))
+    for name in ("train", "validation"):
+        assert getattr(splits, name).ids == getattr(drawings, name).ids
+        np.testing.assert_array_equal(getattr(splits, name).images, getattr(drawings, name).images)
+    evaluated = [
+        sorted(name for each in ("gallery", *QUERIES) for name in getattr(part, each).ids)
+        for part in (drawings, splits)
+    ]
+    assert evaluated[0] == evaluated[1]
+    drawn = [drawers(getattr(splits, name)) for name in ("gallery", *QUERIES)]
+    assert len(set.union(*drawn)) == sum(map(len, drawn)) == 300
+    # About 2,500 queries by as many drawers; four drawers of each alphabet are searched.
+    assert len(drawn[0]) == 60
+    assert len(drawn[1]) == len(drawn[2])
+    assert 2200 < len(splits.calibration) < 2800
+    assert set(np.unique(splits.gallery.labels, return_counts=True)[1].tolist()) == {4}
+
+
+@pytest.mark.data
+def test_new_drawers_are_not_new_without_a_cluster(drawings):
+    assert len(drawers(drawings.calibration) & drawers(drawings.test)) > 290
+
+
+def test_drawers_keep_together_in_a_small_archive(tmp_path):
+    write(tmp_path, characters=3)
+    plain, splits = load(tmp_path), load(tmp_path, cluster="drawer")
+    for name in ("train", "validation"):
+        assert getattr(splits, name).ids == getattr(plain, name).ids
+    drawn = [drawers(getattr(splits, name)) for name in ("gallery", *QUERIES)]
+    assert [len(each) for each in drawn] == [80, 34, 34, 320 - 68]  # 100 queries by 3 a drawer
+    assert len(set.union(*drawn)) == 400
+    assert len(splits.calibration) == 34 * 3
+
+
+def test_alphabets_keep_together_and_the_gallery_stays_the_same(tmp_path):
+    write(tmp_path, characters=2)
+    plain, splits = load(tmp_path), load(tmp_path, cluster="alphabet")
+    for name in ("train", "validation", "gallery"):
+        assert getattr(splits, name).ids == getattr(plain, name).ids
+    drawn = [alphabets(getattr(splits, name)) for name in QUERIES]
+    assert [len(each) for each in drawn] == [4, 4, 12]  # 100 queries, 32 of an alphabet
+    assert len(set.union(*drawn)) == 20
+
+
+def test_a_cluster_that_is_not_known_is_refused(tmp_path):
+    write(tmp_path)
+    with pytest.raises(InvalidConfig, match=r"cluster is 'person', .*; they have alphabet, drawer"):
+        load(tmp_path, cluster="person")
+
+
+def test_an_archive_of_other_drawers_is_refused(tmp_path):
+    path = write(tmp_path)
+    with zipfile.ZipFile(path) as opened:
+        content = {name: opened.read(name) for name in opened.namelist()}
+    with zipfile.ZipFile(path, "w") as opened:
+        for name, picture in content.items():
+            opened.writestr(name.replace("0003_07", "0003_27"), picture)
+    with pytest.raises(InvalidData, match="by the same 20 drawers, 00 to 19: fetch it again"):
+        load(tmp_path)
 
 
 def test_a_missing_archive_says_where_it_belongs(tmp_path, monkeypatch):

@@ -3,9 +3,18 @@ import pytest
 from scipy.io import savemat
 
 from rcir.data import ImageSet, pittsburgh
+from rcir.data.division import Source, divide
 from rcir.data.pittsburgh import read, read_index
 from rcir.data.relevance import WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
+
+QUERIES = ("adapter", "calibration", "test")
+
+
+def places(n):
+    positions = np.arange(2.0 * n).reshape(n, 2) * 1000
+    names = [str(k) for k in range(n)]
+    return ImageSet(names, None, names, relevance=WithinRadius(positions, 25.0))
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +141,28 @@ def test_the_parts_are_the_published_ones(tmp_path, version, split):
     )
     assert source.train.labels is None
     assert source.notes == ()
+    for images in (source.train, source.queries, source.gallery):
+        assert images.cluster == "panorama"
+        panoramas = images.attributes["panorama"].tolist()
+        assert all(
+            name in (f"{panorama}_pitch1_yaw1.jpg", f"{panorama}_pitch2_yaw1.jpg")
+            for name, panorama in zip(images.ids, panoramas, strict=True)
+        )
+
+
+@pytest.mark.data
+def test_the_published_queries_are_cut_from_panoramas_of_24_views(folder):
+    index = read_index(folder / "pitts30k_test.npz")
+    images = pittsburgh._images(folder, index.queries, index.query_places, index.radius)
+    names, counts = np.unique(images.attributes["panorama"], return_counts=True)
+    assert (len(names), (counts == 24).sum()) == (286, 282)
+    for name in names:  # taken at one place
+        own = images.relevance.places[images.attributes["panorama"] == name]
+        assert (own == own[0]).all()
+    parts = divide(Source(places(50), images, images), cluster="panorama")
+    drawn = [set(getattr(parts, part).attributes["panorama"]) for part in QUERIES]
+    assert sum(map(len, drawn)) == len(set.union(*drawn)) == 286
+    assert [len(each) for each in drawn] == [86, 86, 114]
 
 
 def test_the_radius_and_older_names_of_fields_are_the_files(tmp_path):

@@ -36,6 +36,16 @@ def test_images_are_picked_in_the_order_asked_for(as_list):
     assert [int(picture[0, 0]) for picture in picked] == [4, 1, 4]
 
 
+def test_a_subset_knows_its_clusters():
+    assert images().subset(np.array([3, 0])).cluster is None
+    assert images(cluster="occluded").subset(np.array([3, 0])).cluster == "occluded"
+
+
+def test_a_cluster_that_is_no_attribute_is_refused():
+    with pytest.raises(InvalidData, match=r"cluster is 'drawer', .* no attribute; .* are occluded"):
+        images(cluster="drawer")
+
+
 def test_images_match_by_their_labels_unless_said_otherwise():
     given = images(labels=np.array([7, 8, 7, 9, 8]))
     assert isinstance(given.relevance, SameLabel)

@@ -47,6 +47,13 @@ def check(folder, part, name, files):
     assert part.images == [folder / name / file for file in kept]
     assert part.labels.tolist() == [files[file][0] for file in kept]
     assert part.attributes["camera"].tolist() == [files[file][1] for file in kept]
+    if folder.name == "Market-1501-v15.09.15":
+        # The field of the name that tells the camera tells the camera's sequence too.
+        assert part.attributes["sequence"].tolist() == [file.split("_")[1] for file in kept]
+        assert part.cluster == "sequence"
+    else:
+        assert "sequence" not in part.attributes
+        assert part.cluster is None
     assert part.labels.dtype == part.attributes["camera"].dtype == np.int64
     assert read_image(part.images[0], 3).shape == (128, 64, 3)
 

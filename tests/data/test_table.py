@@ -109,6 +109,23 @@ def test_labels_are_halved_like_class_folders(tmp_path, form):
     assert source.train.attributes["group"].tolist() == ["a", "a", "b", "c"]
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "matching",
+    [{"label": list("abcdab")}, {"labels": list("aababb")}, {"x": range(6), "y": range(6)}],
+    ids=lambda columns: next(iter(columns)),
+)
+def test_a_column_cluster_names_the_clusters(tmp_path, form, matching):
+    source = read(tmp_path, write(tmp_path, form, **matching, cluster=[7, 7, 8, 8, 9, 9]))
+    assert source.notes == ()
+    for part in (source.train, source.queries):
+        assert part.cluster == "cluster"
+        assert part.attributes["cluster"].tolist() == [str(7 + row // 2) for row in rows(part)]
+    plain = read(tmp_path, write(tmp_path, form, **matching))
+    assert rows(plain.train) == rows(source.train)
+    assert plain.train.cluster is None
+
+
 def test_whole_numbers_are_labels_in_order_of_size(tmp_path):
     sources = [read(tmp_path, write(tmp_path, form, label=[100, 9, 10, 9])) for form in FORMS]
     alike(*sources)
@@ -254,6 +271,7 @@ def test_a_table_without_paths_is_refused(tmp_path):
         ({"label": ["a", None, "b", " "]}, r"label is empty: 2 of 4 rows, first row 2 \(.*row 4"),
         ({"label": list("abab"), "key": ["u", "v", None, "w"]}, "key is empty: 1 of 4 rows"),
         ({"label": list("abab"), "group": ["u", None, "v", "w"]}, "group is empty: 1 of 4 rows"),
+        ({"label": list("ab"), "cluster": ["u", " "]}, "cluster is empty: 1 of 2 rows"),
         ({"path": ["a.png", None], "label": ["a", "b"]}, "path is empty: 1 of 2 rows, first row 2"),
         (
             {"label": list("abab"), "key": ["u", "v", "v", "v"]},
