@@ -5,9 +5,11 @@ certificates hold together with probability 1 - delta. With n scores of continuo
 risk at the (m + 1)-th largest score is U_(m+1), the (m + 1)-th smallest of n uniform variables; m
 misses certify b_m, the Clopper-Pearson bound at eta, so that P(U_(m+1) > b_m) = eta for every m;
 some alpha in (0, 1) is certified wrongly if and only if U_(m+1) > b_m for some m (take alpha =
-b_m). Where scores tie, risks are smaller. eta makes the probability of that equal to delta. It is
-next to independent of alpha where the Dvoretzky-Kiefer-Wolfowitz band is of one width, set by
-alpha = 1/2: for alpha below about 0.15 many more misses are allowed, around 1/2 slightly fewer.
+b_m). Where scores tie, risks are smaller. eta makes the probability of that equal to delta.
+
+The Dvoretzky-Kiefer-Wolfowitz band is equally wide for all alpha, as wide as alpha = 1/2 needs.
+This one narrows with the spread of the misses: below alpha = 0.15 or so it allows more of them, far
+more where alpha is small, and around 1/2 a few less.
 
 Sources: Berk and Jones (Z. Wahrscheinlichkeitstheorie verw. Gebiete 47, 1979), whose test is by the
 most extreme local level; Aldor-Noiman et al. (The American Statistician 67, 2013), bands of equal
