@@ -11,8 +11,12 @@ import urllib.request
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import brentq
+from scipy.special import gammaln, xlogy
+from scipy.stats import beta
 
 from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import EncoderConfig, build_encoder
@@ -27,6 +31,35 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+def _crossing(n, level):
+    m = np.arange(n)
+    bounds, factorial = beta.isf(level, m + 1, n - m), gammaln(np.arange(n + 1) + 1)
+    first = np.zeros(n)
+    for k in m:
+        # Below its bound are exactly k: for the first time, or since it was so at an earlier bound.
+        start, before = np.append(0, m[:k]), np.append(0, bounds[:k])
+        share = (bounds[k] - before) / (1 - before)
+        log = factorial[n - start] - factorial[k - start] - factorial[n - k]
+        back = np.exp(log + xlogy(k - start, share) + xlogy(n - k, 1 - share))
+        first[k] = back[0] - first[:k] @ back[1:]
+    return first.sum()
+
+
+@pytest.fixture(scope="session")
+def naive_crossing():
+    """P(some number of misses certifies less than the risk, each judged at a level), as a sum.
+
+    Over the m that is the first at which at most m of n uniform variables are below their bound.
+    """
+    return _crossing
+
+
+@pytest.fixture(scope="session")
+def naive_local_level():
+    """The level at which that probability is delta."""
+    return lambda n, delta: brentq(lambda x: _crossing(n, x) - delta, delta / n, delta, xtol=1e-13)
 
 
 @pytest.fixture(scope="session")

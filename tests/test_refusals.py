@@ -21,7 +21,6 @@ DELTA = 0.1
         (0.3, None, {"abstain": True}, InvalidConfig, "delta=None is for"),
         (0.3, None, {"risk": "false-discovery"}, InvalidConfig, "delta=None is for"),
         (0.3, None, {"simultaneous": True}, InvalidRiskLevel, "need a delta"),
-        (0.3, 0.6, {"simultaneous": True}, InvalidRiskLevel, "up to 0.5"),
         ({"miss": 0.3, "recall": 0.9}, None, {}, InvalidConfig, "delta=None is for"),
         ({"miss": 0.3}, 0.1, {"risk": "recall"}, InvalidConfig, "names several risks"),
         ({"miss": 0.3, "recall": 0.9}, 0.1, {"abstain": True}, InvalidConfig, "several risks"),

@@ -227,13 +227,15 @@ def test_a_group_is_sized_by_its_own_calibration_queries(retriever, splits, fact
     assert (guarantee.group, guarantee.n_calibration) == (group, n)
 
 
-def test_levels_that_hold_at_once_rest_on_the_dkw_inequality(retriever, splits, facts):
+def test_levels_that_hold_at_once_rest_on_a_band(retriever, splits, facts, naive_local_level):
     scale, relevant, _, _ = facts
-    margin = math.sqrt(math.log(1 / DELTA) / (2 * 400))
+    level = naive_local_level(400, DELTA)
     plain = retriever.retrieve(splits.test.images[0], 0.3, DELTA).guarantee
     for alpha in (0.2, 0.3, 0.5):
         kappa = miss_kappa(
-            first_ranks(relevant), scale, lambda misses, alpha=alpha: misses / 400 + margin <= alpha
+            first_ranks(relevant),
+            scale,
+            lambda misses, alpha=alpha: binom.cdf(misses, 400, alpha) <= level,
         )
         guarantee = retriever.retrieve(
             splits.test.images[0], alpha, DELTA, simultaneous=True

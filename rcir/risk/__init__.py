@@ -2,6 +2,12 @@
 
 from rcir.risk.abstention import AbstentionController, Answered
 from rcir.risk.adapters import Constant, MinMax, Quantile, SizeAdapter
+from rcir.risk.anytime import (
+    anytime_allowed_misses,
+    anytime_miss_rate_bound,
+    anytime_required_calibration,
+)
+from rcir.risk.band import band_required_calibration, local_level
 from rcir.risk.boosted import Boosted
 from rcir.risk.bounds import (
     Bound,
@@ -55,12 +61,17 @@ __all__ = [
     "SizeAdapter",
     "adapter_class",
     "allowed_misses",
+    "anytime_allowed_misses",
+    "anytime_miss_rate_bound",
+    "anytime_required_calibration",
+    "band_required_calibration",
     "bonferroni_holm",
     "check_exchangeability",
     "check_level",
     "fit_adapter",
     "fixed_sequence",
     "is_certified",
+    "local_level",
     "mean_size",
     "miss_rate_bound",
     "p_value",

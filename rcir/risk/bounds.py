@@ -7,6 +7,7 @@ losses anywhere in [0, 1] see `rcir.risk.means`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Literal, get_args
 
@@ -123,13 +124,24 @@ def allowed_misses(n: int, alpha: float, delta: float, bound: Bound = "binomial"
     check_bound(bound)
     if not isinstance(n, Integral) or n < 0:
         raise InvalidData(f"n is {n!r}; a number of queries is an integer, at least 0")
-    low, high = -1, n  # `low` misses certify alpha, `high` do not
+    return most_misses(n, lambda misses: _certifies(misses, n, alpha, delta, bound))
+
+
+def most_misses(n: int, certifies: Callable[[int], bool]) -> int:
+    """The largest number of misses, below n, that certifies; -1 if none does.
+
+    Args:
+        n: number of calibration queries.
+        certifies: whether a number of misses does; true up to some number and false from there.
+
+    Example:
+        >>> most_misses(100, lambda misses: misses <= 7)
+        7
+    """
+    low, high = -1, n  # `low` misses certify, `high` do not
     while high - low > 1:
         middle = (low + high) // 2
-        if _certifies(middle, n, alpha, delta, bound):
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if certifies(middle) else (low, middle)
     return low
 
 
@@ -160,18 +172,34 @@ def mean_bound(total: float, n: int, delta: float, bound: Bound) -> float:
         return float(betainccinv(total + 1, n - total, delta))
     if bound == "hoeffding":
         return min(1.0, _hoeffding(total, n, delta))
+    return smallest_mean(
+        lambda alpha: p_value(total, n, alpha, bound), max(total / n, math.ulp(0.0)), delta
+    )
+
+
+def smallest_mean(p_value: Callable[[float], float], lowest: float, delta: float) -> float:
+    """The smallest alpha from `lowest` with a p-value of at most delta, 1 if there is none below.
+
+    Args:
+        p_value: of alpha in (0, 1), nowhere rising from `lowest` on.
+        lowest: where to begin, in (0, 1).
+        delta: in (0, 1).
+
+    Example:
+        >>> round(smallest_mean(lambda alpha: (1 - alpha) ** 2, 0.01, 0.25), 12)
+        0.5
+    """
     largest = math.nextafter(1.0, 0.0)
-    if p_value(total, n, largest, bound) > delta:
+    if p_value(largest) > delta:
         return 1.0
-    smallest = max(total / n, math.ulp(0.0))
-    if p_value(total, n, smallest, bound) <= delta:
-        return smallest
+    if p_value(lowest) <= delta:
+        return lowest
 
     def excess(alpha: float) -> float:
-        return math.log(max(p_value(total, n, alpha, bound), math.ulp(0.0))) - math.log(delta)
+        return math.log(max(p_value(alpha), math.ulp(0.0))) - math.log(delta)
 
-    found = float(brentq(excess, smallest, largest, xtol=1e-300, rtol=1e-15, maxiter=1000))
-    while p_value(total, n, found, bound) > delta:  # on the safe side of the root
+    found = float(brentq(excess, lowest, largest, xtol=1e-300, rtol=1e-15, maxiter=1000))
+    while p_value(found) > delta:  # on the safe side of the root
         found = math.nextafter(found, 2.0) if found == 0 else min(found * (1 + 1e-15), largest)
     return found
 
@@ -198,9 +226,21 @@ def required_calibration(
         True
     """
 
-    def enough(n: int) -> bool:
-        return allowed_misses(n, alpha, delta, bound) >= math.ceil(unmatched * n)
+    return fewest_queries(
+        lambda n: allowed_misses(n, alpha, delta, bound) >= math.ceil(unmatched * n)
+    )
 
+
+def fewest_queries(enough: Callable[[int], bool]) -> int | None:
+    """The smallest number of queries that is enough; None if there is none below a billion.
+
+    Args:
+        enough: whether a number of queries is; false up to some number and true from there.
+
+    Example:
+        >>> fewest_queries(lambda n: n >= 22)
+        22
+    """
     high = 1
     while not enough(high):
         high *= 2

@@ -4,23 +4,40 @@ With s_i the smallest kappa that serves calibration query i, the smallest kappa 
 (alpha, delta) is the (M + 1)-th largest s_i, M = `allowed_misses`: if its risk were above alpha, at
 most M of the n scores would lie at or above a kappa* that each reaches with probability alpha or
 more, which happens with probability at most delta. One sort serves every alpha and delta.
+
+For an alpha chosen after looking see `rcir.risk.band`, for calibration queries that arrive one by
+one `rcir.risk.anytime`: the same with other numbers of misses.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidData, InvalidRiskLevel, RiskUnattainable
-from rcir.risk import bounds
+from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel
 from rcir.risk.adapters import SizeAdapter, check_ranks
-from rcir.risk.bounds import Bound, check_bound, check_level
+from rcir.risk.anytime import (
+    anytime_allowed_misses,
+    anytime_miss_rate_bound,
+    anytime_required_calibration,
+)
+from rcir.risk.band import band_required_calibration, local_level
+from rcir.risk.bounds import Bound, allowed_misses, check_bound, check_level, miss_rate_bound
 from rcir.risk.rankings import Floats, Rankings
 from rcir.risk.refusal import required, unattainable
+
+
+class _Rule(NamedTuple):
+    """How misses among the calibration queries certify a risk, for one kind of statement."""
+
+    allowed: Callable[[float], int]  # the most misses that certify an alpha
+    smallest: Callable[[int], float]  # the smallest alpha that misses certify
+    required: Callable[[float], int | None]  # calibration queries with which alpha is certified
 
 
 class MissController:
@@ -89,7 +106,14 @@ class MissController:
         """Number of calibration queries without a match within the search depth."""
         return self.n_calibration - int(np.searchsorted(self.scores, np.inf))
 
-    def kappa(self, alpha: float, delta: float | None, simultaneous: bool = False) -> float:
+    def kappa(
+        self,
+        alpha: float,
+        delta: float | None,
+        simultaneous: bool = False,
+        *,
+        anytime: bool = False,
+    ) -> float:
         """The smallest kappa whose risk is at most alpha with probability at least 1 - delta.
 
         Args:
@@ -98,31 +122,37 @@ class MissController:
                 marginal guarantee: the risk is at most alpha on average over calibrations
                 (conformal risk control, Angelopoulos et al., ICLR 2024, theorem 1).
             simultaneous: whether the statement has to hold for all alpha at once, for an alpha
-                chosen after looking; by the Dvoretzky-Kiefer-Wolfowitz inequality with Massart's
-                constant, whatever the bound; delta is then at most 1/2.
+                chosen after looking; by a band of equal local levels, whatever the bound.
+            anytime: whether it has to hold at every number of calibration queries, which arrive one
+                by one, each calibrating anew, until the sets are small enough; by a test
+                supermartingale, whatever the bound, for one alpha fixed beforehand.
 
         Raises:
-            InvalidRiskLevel: alpha or delta out of range.
+            InvalidRiskLevel: alpha or delta out of range, or no delta for all alpha or numbers.
+            InvalidConfig: both simultaneous and anytime.
             RiskUnattainable: no kappa is certified.
         """
-        allowed = self._allowed(alpha, delta, simultaneous)
-        if allowed < self.unmatched:
-            raise self._unattainable(alpha, delta, simultaneous)
+        allowed = self._allowed(alpha, delta, simultaneous, anytime)
         return float(self.scores[self.n_calibration - 1 - allowed])
 
-    def risk_bound(self, alpha: float, delta: float | None, simultaneous: bool = False) -> float:
-        """The risk, at most alpha, that `kappa(alpha, delta, simultaneous)` certifies.
+    def risk_bound(
+        self,
+        alpha: float,
+        delta: float | None,
+        simultaneous: bool = False,
+        *,
+        anytime: bool = False,
+    ) -> float:
+        """The risk, at most alpha, that `kappa` certifies with the same arguments.
 
         The smallest level that allows the same number of misses. It depends on n, alpha and delta
-        only, not on what the calibration queries showed, which is why it may be claimed.
+        only, not on what the calibration queries showed, which is why it may be claimed. With
+        `anytime` it is alpha: one level is fixed for all n, whose smallest levels differ.
         """
-        allowed = self._allowed(alpha, delta, simultaneous)
-        if allowed < self.unmatched:
-            raise self._unattainable(alpha, delta, simultaneous)
-        if delta is None:
-            return (allowed + 1) / (self.n_calibration + 1)
-        bound = "hoeffding" if simultaneous else self.bound
-        return min(alpha, bounds.miss_rate_bound(allowed, self.n_calibration, delta, bound))
+        allowed = self._allowed(alpha, delta, simultaneous, anytime)
+        if anytime:
+            return float(alpha)
+        return min(alpha, self._rule(delta, simultaneous, anytime).smallest(allowed))
 
     def size(
         self,
@@ -130,9 +160,11 @@ class MissController:
         alpha: float,
         delta: float | None,
         simultaneous: bool = False,
+        *,
+        anytime: bool = False,
     ) -> NDArray[np.int64]:
-        """(n,) certified set sizes: `sizes` at `kappa(alpha, delta, simultaneous)`."""
-        return self.sizes(rankings, self.kappa(alpha, delta, simultaneous))
+        """(n,) certified set sizes: `sizes` at `kappa` with the same arguments."""
+        return self.sizes(rankings, self.kappa(alpha, delta, simultaneous, anytime=anytime))
 
     def sizes(self, rankings: Rankings, kappa: float) -> NDArray[np.int64]:
         """(n,) set sizes in {1, ..., depth} of queries that were searched as deep.
@@ -147,55 +179,84 @@ class MissController:
             )
         return self.adapter.sizes(rankings, kappa)
 
-    def minimum_alpha(self, delta: float | None, simultaneous: bool = False) -> float | None:
+    def minimum_alpha(
+        self, delta: float | None, simultaneous: bool = False, *, anytime: bool = False
+    ) -> float | None:
         """The smallest alpha that can be certified at delta; None if none below 1 can."""
-        n, lost = self.n_calibration, self.unmatched
-        if delta is None:
-            smallest = (lost + 1) / (n + 1)
-        else:
-            bound = "hoeffding" if simultaneous else self.bound
-            smallest = bounds.miss_rate_bound(lost, n, delta, bound)
+        rule = self._rule(delta, simultaneous, anytime)
+        smallest = rule.smallest(self.unmatched)
         step = math.ulp(smallest)
         while smallest < 1:
-            if self._allowed(smallest, delta, simultaneous) >= lost:
+            if rule.allowed(smallest) >= self.unmatched:
                 return smallest
             smallest, step = smallest + step, 2 * step  # the inverse was rounded down
         return None
 
     def required_calibration(
-        self, alpha: float, delta: float | None, simultaneous: bool = False
+        self,
+        alpha: float,
+        delta: float | None,
+        simultaneous: bool = False,
+        *,
+        anytime: bool = False,
     ) -> int | None:
         """Calibration queries needed for (alpha, delta) at today's share of unmatched queries."""
-        return required(
-            alpha,
-            delta,
-            "hoeffding" if simultaneous else self.bound,
-            self.unmatched / self.n_calibration,
-        )
+        return self._rule(delta, simultaneous, anytime).required(alpha)
 
-    def _allowed(self, alpha: float, delta: float | None, simultaneous: bool) -> int:
-        if delta is None:
-            if simultaneous:
-                raise InvalidRiskLevel("simultaneous levels need a delta: give one, such as 0.1")
-            # (misses + 1) / (n + 1) <= alpha
-            allowed = math.floor(Fraction(check_level("alpha", alpha)) * (len(self.scores) + 1)) - 1
-            return min(allowed, self.n_calibration - 1)
-        if simultaneous and check_level("delta", delta) > 0.5:
-            raise InvalidRiskLevel(f"delta is {delta}; simultaneous levels need one up to 0.5")
-        bound = "hoeffding" if simultaneous else self.bound
-        return bounds.allowed_misses(self.n_calibration, alpha, delta, bound)
-
-    def _unattainable(
-        self, alpha: float, delta: float | None, simultaneous: bool
-    ) -> RiskUnattainable:
-        return unattainable(
+    def _allowed(self, alpha: float, delta: float | None, simultaneous: bool, anytime: bool) -> int:
+        """The most misses that certify alpha; RiskUnattainable if more queries lack a match."""
+        rule = self._rule(delta, simultaneous, anytime)
+        allowed = rule.allowed(alpha)
+        if allowed >= self.unmatched:
+            return allowed
+        raise unattainable(
             alpha,
             delta,
             self.n_calibration,
-            minimum_alpha=self.minimum_alpha(delta, simultaneous),
-            required_calibration=self.required_calibration(alpha, delta, simultaneous),
+            minimum_alpha=self.minimum_alpha(delta, simultaneous, anytime=anytime),
+            required_calibration=rule.required(alpha),
             deeper=f"search deeper than {self.depth} candidates ({self.unmatched} of "
             f"{self.n_calibration} calibration queries have no match among them)"
             if self.unmatched
             else None,
         )
+
+    def _rule(self, delta: float | None, simultaneous: bool, anytime: bool) -> _Rule:
+        n, lost = self.n_calibration, self.unmatched
+        if simultaneous and anytime:
+            raise InvalidConfig(
+                "simultaneous=True and anytime=True exclude each other: choose all alpha at once, "
+                "or one alpha at every number of calibration queries"
+            )
+        if delta is None:
+            if simultaneous or anytime:
+                kind = "simultaneous levels" if simultaneous else "anytime-valid levels"
+                raise InvalidRiskLevel(f"{kind} need a delta: give one, such as 0.1")
+            return _Rule(
+                self._allowed_on_average,
+                lambda misses: (misses + 1) / (n + 1),
+                lambda alpha: required(alpha, None, self.bound, lost / n),
+            )
+        level = check_level("delta", delta)
+        if anytime:
+            return _Rule(
+                lambda alpha: anytime_allowed_misses(n, alpha, level),
+                lambda misses: anytime_miss_rate_bound(misses, n, level),
+                lambda alpha: anytime_required_calibration(alpha, level, lost / n),
+            )
+        if simultaneous:
+            return _Rule(
+                lambda alpha: allowed_misses(n, alpha, local_level(n, level)),
+                lambda misses: miss_rate_bound(misses, n, local_level(n, level)),
+                lambda alpha: band_required_calibration(alpha, level, lost / n),
+            )
+        return _Rule(
+            lambda alpha: allowed_misses(n, alpha, level, self.bound),
+            lambda misses: miss_rate_bound(misses, n, level, self.bound),
+            lambda alpha: required(alpha, level, self.bound, lost / n),
+        )
+
+    def _allowed_on_average(self, alpha: float) -> int:
+        # (misses + 1) / (n + 1) <= alpha
+        exact = Fraction(check_level("alpha", alpha)) * (self.n_calibration + 1)
+        return min(math.floor(exact) - 1, self.n_calibration - 1)

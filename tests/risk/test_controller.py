@@ -88,13 +88,14 @@ def test_every_other_statement_can_be_had_of_a_group(tuning, control, calibratio
         assert control.decide(asked).n_calibration == 250
 
 
-def test_levels_that_hold_at_once_pay_the_band(control, calibration):
+def test_levels_that_hold_at_once_pay_the_band(control, calibration, naive_local_level):
     decision = control.decide(Request(0.3, 0.1, simultaneous=True))
-    width = math.sqrt(math.log(10) / 1000)
-    allowed = max(m for m in range(500) if m / 500 + width <= 0.3)
+    level = naive_local_level(500, 0.1)
+    allowed = max(m for m in range(500) if binom.cdf(m, 500, 0.3) <= level)
     assert decision.kappa == smallest(calibration, allowed)
     assert decision.bound == "dkw"
-    assert decision.risk_bound == pytest.approx(allowed / 500 + width)
+    expected = beta.isf(level, allowed + 1, 500 - allowed)
+    assert decision.risk_bound == pytest.approx(expected, rel=1e-6)
 
 
 def test_without_delta_the_guarantee_is_marginal(control, calibration, tuning):

@@ -15,10 +15,15 @@ from rcir.risk import (
     Rankings,
     RiskMonitor,
     allowed_misses,
+    anytime_allowed_misses,
+    anytime_miss_rate_bound,
+    anytime_required_calibration,
+    band_required_calibration,
     bonferroni_holm,
     check_exchangeability,
     check_level,
     fixed_sequence,
+    local_level,
     miss_rate_bound,
     p_value,
     required_calibration,
@@ -59,6 +64,12 @@ def test_the_controller_refuses_an_invalid_delta_but_none_is_the_marginal_guaran
         lambda: controller.risk_bound(0.1, value),
         lambda: controller.minimum_alpha(value),
         lambda: controller.kappa(0.1, value, simultaneous=True),
+        lambda: controller.kappa(0.1, value, anytime=True),
+        lambda: local_level(100, value),
+        lambda: band_required_calibration(0.1, value),
+        lambda: anytime_allowed_misses(100, 0.1, value),
+        lambda: anytime_miss_rate_bound(1, 100, value),
+        lambda: anytime_required_calibration(0.1, value),
         lambda: controller.required_calibration(0.1, value),
     ):
         with pytest.raises(InvalidRiskLevel, match=r"delta is .* strictly between 0 and 1"):
@@ -84,6 +95,9 @@ def test_every_other_controller_refuses_an_invalid_level(value, outcomes):
         (lambda: bonferroni_holm([0.1], value), "delta"),
         (lambda: RiskMonitor(value), "alpha"),
         (lambda: RiskMonitor(0.1, value), "level"),
+        (lambda: band_required_calibration(value, 0.1), "alpha"),
+        (lambda: anytime_allowed_misses(100, value, 0.1), "alpha"),
+        (lambda: anytime_required_calibration(value, 0.1), "alpha"),
         (lambda: check_exchangeability(asked, asked).contradicted(value), "level"),
     ]
     if value is not None:  # the marginal guarantee

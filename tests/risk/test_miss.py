@@ -3,7 +3,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.integrate import quad
+from scipy.stats import beta, binom
 
 from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel
 from rcir.risk import ADAPTERS, Constant, MissController, Rankings
@@ -66,25 +67,49 @@ def test_the_marginal_kappa_is_the_smallest_with_a_corrected_risk_of_at_most_alp
 
 
 @pytest.mark.parametrize("bound", ["binomial", "betting"])
-@pytest.mark.parametrize(("alpha", "delta"), [(0.1, 0.1), (0.2, 0.5), (0.45, 0.01)])
-def test_simultaneous_levels_pay_the_width_of_the_massart_band(bound, alpha, delta):
+@pytest.mark.parametrize(("alpha", "delta"), [(0.1, 0.1), (0.2, 0.5), (0.45, 0.01), (0.1, 0.9)])
+def test_simultaneous_levels_are_judged_at_the_local_level(bound, alpha, delta, naive_local_level):
     rankings, ranks = calibration()
     controller = MissController.calibrate(Constant(), rankings, ranks, bound)
-    width = math.sqrt(math.log(1 / delta) / 600)
-    allowed = max(m for m in range(300) if m / 300 + width <= alpha)
+    level = naive_local_level(300, delta)
+    allowed = max(m for m in range(300) if binom.cdf(m, 300, alpha) <= level)
     kappa = controller.kappa(alpha, delta, simultaneous=True)
     assert_smallest(controller, kappa, rankings, ranks, allowed)
     certified = controller.risk_bound(alpha, delta, simultaneous=True)
-    assert certified == pytest.approx(allowed / 300 + width)
+    assert certified == pytest.approx(beta.isf(level, allowed + 1, 300 - allowed), rel=1e-6)
     sizes = controller.size(rankings, alpha, delta, simultaneous=True)
     assert sizes.tolist() == [min(60, 1 + int(kappa))] * 300
 
 
-def test_simultaneous_levels_need_a_delta_of_at_most_a_half():
+@pytest.mark.parametrize("bound", ["binomial", "betting"])
+@pytest.mark.parametrize(("alpha", "delta"), [(0.1, 0.1), (0.45, 0.01)])
+def test_a_calibration_that_goes_on_is_judged_by_the_mean_likelihood_ratio(bound, alpha, delta):
+    rankings, ranks = calibration()
+    controller = MissController.calibrate(Constant(), rankings, ranks, bound)
+
+    def wealth(misses):
+        def ratio(risk):
+            served = ((1 - risk) / (1 - alpha)) ** (300 - misses)
+            return (risk / alpha) ** misses * served / alpha
+
+        return quad(ratio, 0, alpha, points=[min(alpha, misses / 300)], limit=200)[0]
+
+    allowed = max(m for m in range(300) if wealth(m) >= 1 / delta)
+    kappa = controller.kappa(alpha, delta, anytime=True)
+    assert_smallest(controller, kappa, rankings, ranks, allowed)
+    assert controller.risk_bound(alpha, delta, anytime=True) == alpha
+    sizes = controller.size(rankings, alpha, delta, anytime=True)
+    assert sizes.tolist() == [min(60, 1 + int(kappa))] * 300
+
+
+def test_all_levels_and_all_numbers_of_queries_need_a_delta_and_exclude_each_other():
     controller = MissController(Constant(), np.zeros(100, np.float32), depth=5)
-    for delta, message in ((0.51, "up to 0.5"), (None, "need a delta")):
-        with pytest.raises(InvalidRiskLevel, match=message):
-            controller.kappa(0.9, delta, simultaneous=True)
+    for option in ("simultaneous", "anytime"):
+        with pytest.raises(InvalidRiskLevel, match="need a delta"):
+            controller.kappa(0.9, None, **{option: True})
+    for ask in (controller.kappa, controller.risk_bound, controller.required_calibration):
+        with pytest.raises(InvalidConfig, match="exclude each other"):
+            ask(0.9, 0.1, simultaneous=True, anytime=True)
 
 
 def test_one_more_miss_than_allowed_moves_kappa_to_the_next_rank():

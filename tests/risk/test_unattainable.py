@@ -2,6 +2,7 @@ import re
 
 import numpy as np
 import pytest
+from scipy.stats import beta
 
 from rcir.errors import RiskUnattainable
 from rcir.risk import Constant, MissController, Rankings
@@ -63,14 +64,31 @@ def test_the_number_required_for_the_marginal_guarantee_is_enough():
 
 
 @pytest.mark.parametrize(("served", "unmatched"), [(20, 0), (500, 10)])
-def test_simultaneous_levels_have_a_minimum_alpha_too(served, unmatched):
+def test_simultaneous_levels_have_a_minimum_alpha_too(served, unmatched, naive_local_level):
     calibrated = controller(served, unmatched)
     n = served + unmatched
     minimum = calibrated.minimum_alpha(0.1, simultaneous=True)
-    assert minimum == pytest.approx(unmatched / n + np.sqrt(np.log(10) / (2 * n)), rel=1e-12)
+    level = naive_local_level(n, 0.1)
+    assert minimum == pytest.approx(beta.isf(level, unmatched + 1, n - unmatched), rel=1e-6)
     assert calibrated.kappa(minimum, 0.1, simultaneous=True) == 0.0
     with pytest.raises(RiskUnattainable):
         calibrated.kappa(minimum - 1e-9, 0.1, simultaneous=True)
+
+
+@pytest.mark.parametrize("option", ["simultaneous", "anytime"])
+@pytest.mark.parametrize(("served", "unmatched"), [(20, 0), (196, 4), (96, 4)])
+def test_the_required_number_and_the_minimum_alpha_of_every_statement_suffice(
+    served, unmatched, option
+):
+    alpha, delta, chosen = 0.05, 0.01, {option: True}
+    with pytest.raises(RiskUnattainable) as caught:
+        controller(served, unmatched).kappa(alpha, delta, **chosen)
+    needed = caught.value.required_calibration
+    lost = int(np.ceil(needed * unmatched / (served + unmatched)))
+    assert controller(needed - lost, lost).kappa(alpha, delta, **chosen) == 0.0
+    assert controller(served, unmatched).kappa(caught.value.minimum_alpha, delta, **chosen) == 0.0
+    with pytest.raises(RiskUnattainable):
+        controller(served, unmatched).kappa(caught.value.minimum_alpha - 1e-7, delta, **chosen)
 
 
 def test_no_number_of_queries_is_named_where_none_would_do():
