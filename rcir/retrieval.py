@@ -56,6 +56,8 @@ class Guarantee:
         risk_bound: the level that is certified in fact, at most alpha (misses are whole numbers);
             None with several risks.
         threshold: with `abstain`, the doubt up to which queries are answered.
+        chosen_among: number of retrievers that the one that answered was chosen among, by results
+            on the calibration queries; 1 without such a choice.
     """
 
     alpha: Alpha
@@ -71,10 +73,16 @@ class Guarantee:
     n_calibration: int
     risk_bound: float | None
     threshold: float | None = None
+    chosen_among: int = 1
 
     @classmethod
     def of(
-        cls, request: Request, decision: Decision, adapter: str, distinct: Distinct
+        cls,
+        request: Request,
+        decision: Decision,
+        adapter: str,
+        distinct: Distinct,
+        chosen_among: int = 1,
     ) -> Guarantee:
         """What is guaranteed by a decision on a request."""
         alpha = request.alpha
@@ -94,6 +102,7 @@ class Guarantee:
             n_calibration=decision.n_calibration,
             risk_bound=decision.risk_bound,
             threshold=decision.threshold,
+            chosen_among=chosen_among,
         )
 
     def __str__(self) -> str:
@@ -109,6 +118,11 @@ class Guarantee:
         )
         if self.simultaneous:
             sure += ", whatever alpha is chosen"
+        if self.chosen_among > 1:
+            sure = (
+                f"Chosen among {self.chosen_among} retrievers after looking: "
+                f"{sure[0].lower()}{sure[1:]}"
+            )
         parameter = (
             f"kappa = {self.kappa:.4g}"
             if self.threshold is None

@@ -2,6 +2,7 @@
 
 from rcir.risk.abstention import AbstentionController, Answered
 from rcir.risk.adapters import Constant, MinMax, Quantile, SizeAdapter
+from rcir.risk.bonferroni import corrected, decide_chosen, smallest_certified
 from rcir.risk.bounds import (
     Bound,
     allowed_misses,
@@ -51,6 +52,8 @@ __all__ = [
     "bonferroni_holm",
     "check_exchangeability",
     "check_level",
+    "corrected",
+    "decide_chosen",
     "fit_adapter",
     "fixed_sequence",
     "is_certified",
@@ -58,5 +61,6 @@ __all__ = [
     "miss_rate_bound",
     "p_value",
     "required_calibration",
+    "smallest_certified",
     "upper_confidence_bound",
 ]
