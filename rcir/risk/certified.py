@@ -164,13 +164,19 @@ def bootstrap(
     return sums / sum(m for _, m in shape)
 
 
-def interval(values: NDArray[np.float64], level: float = LEVEL) -> tuple[float, float]:
-    """The interval of draws that holds a share `level` of them, on the safe side.
+def interval(
+    values: NDArray[np.float64], level: float = LEVEL, widened: bool = False
+) -> tuple[float, float]:
+    """The percentile interval of draws: as many lie below as above it, a share `level` within.
 
-    At each end the wider of two: the percentiles, and a normal distribution with the mean and the
-    spread of the draws. Sizes are whole numbers, so that the percentiles of few queries coincide
-    with each other although the mean lies between two sizes. Where fewer than five draws would lie
-    beyond each end, the normal distribution alone.
+    Where fewer than five draws would lie beyond each end, the interval of a normal distribution
+    with their mean and spread.
+
+    Args:
+        values: the draws.
+        level: share of them within.
+        widened: take the wider of both at each end. Sizes are whole numbers, so that percentiles
+            may coincide with each other although the mean lies between two sizes.
 
     Example:
         >>> interval(np.arange(1001.0), level=0.5)
@@ -178,11 +184,11 @@ def interval(values: NDArray[np.float64], level: float = LEVEL) -> tuple[float, 
     """
     tail = (1 - check_level("level", level)) / 2
     reach = -ndtri(tail) * values.std()
-    low, high = values.mean() - reach, values.mean() + reach
-    if tail * len(values) >= FEWEST:
-        ends = np.quantile(values, [tail, 1 - tail])
-        low, high = min(low, ends[0]), max(high, ends[1])
-    return float(low), float(high)
+    normal = float(values.mean() - reach), float(values.mean() + reach)
+    if tail * len(values) < FEWEST:
+        return normal
+    low, high = (float(end) for end in np.quantile(values, [tail, 1 - tail]))
+    return (min(low, normal[0]), max(high, normal[1])) if widened else (low, high)
 
 
 def why_no_interval(parts: Sequence[Certified], alpha: float, delta: float) -> str | None:
@@ -243,7 +249,10 @@ def compare(
         sizes = [Estimate(value, None, None) for value in values]
         return sizes, [Estimate(value - values[0], None, None) for value in values[1:]]
     drawn = bootstrap(runs, alpha, delta, draws)
-    sizes = [Estimate(value, *interval(row)) for value, row in zip(values, drawn, strict=True)]
+    sizes = [
+        Estimate(value, *interval(row, widened=True))
+        for value, row in zip(values, drawn, strict=True)
+    ]
     others = max(1, len(runs) - 1)
     level = 1 - (1 - LEVEL) / (others * len(runs) / 2 if first_is_best else others)
     differences = [

@@ -82,21 +82,24 @@ def test_runs_are_drawn_alike_and_seeds_are_not():
     assert (both[0] != bootstrap([first], 0.2, DELTA, seed=1)[0]).any()
 
 
-def test_each_end_is_the_wider_of_the_percentile_and_that_of_a_normal_distribution():
-    rng = np.random.default_rng(0)
-    skewed = rng.exponential(size=4000)
-    low, high = interval(skewed)
+def test_the_interval_leaves_as_many_draws_out_on_either_side():
+    values = np.random.default_rng(0).permutation(np.arange(1000.0))
+    low, high = interval(values)
+    assert (np.sum(values < low), np.sum(values > high)) == (25, 25)
+
+
+def test_a_widened_interval_is_at_each_end_the_wider_of_percentile_and_normal_distribution():
+    skewed = np.random.default_rng(0).exponential(size=4000)
+    low, high = interval(skewed, widened=True)
     assert low == pytest.approx(skewed.mean() - norm.ppf(0.975) * skewed.std())
     assert np.sum(skewed > high) == 100
-    low, high = interval(-skewed)
-    assert np.sum(-skewed < low) == 100
-    assert high == pytest.approx(-skewed.mean() + norm.ppf(0.975) * skewed.std())
+    assert interval(-skewed, widened=True) == pytest.approx((-high, -low))
 
 
 def test_draws_of_whole_sizes_that_nearly_all_agree_leave_room_for_the_mean():
-    """The percentiles of these draws are 4 and 4, their mean is above."""
     draws = np.repeat([4.0, 5.0], [980, 20])
-    low, high = interval(draws)
+    assert interval(draws) == (4, 4)
+    low, high = interval(draws, widened=True)
     assert low < 4
     assert high == pytest.approx(4.02 + norm.ppf(0.975) * np.sqrt(0.02 * 0.98))
 
@@ -114,10 +117,10 @@ def test_differences_hold_together():
     sizes, differences = compare(runs, 0.2, DELTA)
     assert [size.value for size in sizes] == [mean_size(run, 0.2, DELTA) for run in runs]
     for row, (size, difference) in enumerate(zip(sizes[1:], differences, strict=True), 1):
-        assert (size.low, size.high) == interval(drawn[row], 0.95)
+        assert (size.low, size.high) == interval(drawn[row], 0.95, widened=True)
         assert difference.value == size.value - sizes[0].value
-        ends = interval(drawn[row] - drawn[0], 1 - 0.05 / 3)
-        assert (difference.low, difference.high) == pytest.approx(ends)
+        ends = np.quantile(drawn[row] - drawn[0], [0.025 / 3, 1 - 0.025 / 3])
+        assert (difference.low, difference.high) == pytest.approx(tuple(ends))
     alone = compare(runs[:2], 0.2, DELTA)[1][0]
     assert alone.high - alone.low < differences[0].high - differences[0].low
 
