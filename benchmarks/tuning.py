@@ -49,7 +49,7 @@ def main() -> None:
     rows = [
         ("best of the sweep, mean certified size of test queries", spelled(best)),
         ("configuration that was varied", spelled(default)),
-        ("difference", spelled(difference) + ("" if difference.beyond_noise else ", within noise")),
+        ("difference", spelled(difference) + (", beyond noise" if difference.beyond_noise else "")),
     ]
     figures = {"best_over_default_size": best.value / default.value}
     if not there:  # otherwise it took longer than just now
@@ -111,7 +111,9 @@ def epoch_seconds(run: Path) -> float:
 
 
 def spelled(estimate: Estimate) -> str:
-    """A value and its 95% interval."""
+    """A value and its 95% interval, if there is one."""
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.3f} (no interval)"
     return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
 
 

@@ -31,7 +31,7 @@ from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.measured import TEST, Measured, names_digest
 from rcir.retriever import Retriever
-from rcir.risk import Certified
+from rcir.risk import Certified, corrected
 
 PAGE, RESULTS = "report.html", "results.json"
 
@@ -160,13 +160,15 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
             "so that some may be both: restore the data set's files, or calibrate again"
         )
     asked = _outside(data, config.ood)
+    # At this delta its sets are those that it returns at the asked one.
+    delta = corrected(config.delta, retriever.chosen_among)
     output = Path(config.output or Path(config.retriever).absolute().parent / "evaluation")
     _check_output(output)
     queries = _judge(retriever, splits, retriever.origin.get("group"), Embedder())
     outside = _uncertainty(retriever, asked, Embedder())
     with step("evaluation"):
         evaluation = evaluate(
-            data.name, retriever, queries, splits.test, config.alphas, config.delta, {}, outside
+            data.name, retriever, queries, splits.test, config.alphas, delta, {}, outside
         )
     tracked = tracking.find_run(retriever.origin.get("run", ""))
     page = _publish(output, retriever, evaluation, queries.test, splits, tracked, started)

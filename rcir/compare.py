@@ -1,53 +1,29 @@
 """Runs beside each other: how large their certified sets are, and whether they differ.
 
-A run is a training, a trial of a sweep, or the output of a calibration. What was measured of it is
-in its folder, see `rcir.measured`.
+Where runs are found, and what is known of each, see `rcir.found_runs`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any, get_args
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from rcir import tracking
-from rcir.config import flatten
-from rcir.errors import InvalidData, RcirError, TrackingUnavailable
-from rcir.measured import TEST, VALIDATION, Measured, Split
-from rcir.risk import check_level, is_certified, mean_size
-from rcir.risk.certified import Estimate, compare
-from rcir.runs import FOLDER_TAG, RUN_FILE, RunFolder, find_run, read_run
+from rcir.errors import InvalidData
+from rcir.found_runs import Run, is_sweep, read_runs, run_folder
+from rcir.measured import Measured, Split
+from rcir.risk import check_level, is_certified
+from rcir.risk.certified import Estimate, compare, why_no_interval
 
-SWEEP = "sweep.json"
-RETRIEVER = Path("retriever", "retriever.json")
-FILES: Mapping[Split, str] = {"validation": VALIDATION, "test": TEST}
 # What differs between any two runs, and what only says where they were trained.
 UNTOLD = ("name", "storage", "data.root", "num_workers", "max_failures", "use_gpu", "threads")
 DRAWS = 2000
-
-
-@dataclass(frozen=True)
-class Run:
-    """What is known of a run.
-
-    Attributes:
-        name: shown.
-        folder: where it is.
-        state: what became of it, such as "finished".
-        options: of its training, by dotted name; empty if it is not known.
-        measured: by split, what is there.
-        reported: of a trial, its last metrics on the validation images, at delta = 0.1.
-    """
-
-    name: str
-    folder: Path
-    state: str
-    options: dict[str, Any] = field(default_factory=dict)
-    measured: dict[Split, Measured] = field(default_factory=dict)
-    reported: dict[str, float] = field(default_factory=dict)
+LOOKED = (
+    "the smallest of these was found by looking: use --choose, or calibrate it anew on other "
+    "queries"
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +38,7 @@ class Comparison:
         sizes: by alpha, the mean certified size by position of the run; only of those certified.
         differences: by alpha, how much larger than those of the first run the sets are, by position
             of the run; empty unless all were measured on the same queries.
-        notes: what could not be compared, in words.
+        notes: what could not be compared, and what not to conclude, in words.
     """
 
     runs: list[Run]
@@ -143,8 +119,8 @@ def compare_runs(
     """
     levels = tuple(check_level("alpha", alpha) for alpha in alphas)
     check_level("delta", delta)
-    folders = [_folder(reference) for reference in references]
-    runs = _named_apart([run for folder in folders for run in _read(folder)])
+    folders = [run_folder(reference) for reference in references]
+    runs = read_runs(folders)
     if not any(run.measured for run in runs):
         raise InvalidData(
             f"nothing was measured of {', '.join(run.name for run in runs)}: finish the training "
@@ -153,8 +129,9 @@ def compare_runs(
     split = _split(runs)
     sizes: dict[float, dict[int, Estimate]] = {alpha: {} for alpha in levels}
     differences: dict[float, dict[int, Estimate]] = {alpha: {} for alpha in levels}
-    groups = _same_queries(runs, split)
-    chosen = split == "validation" and (folders[0] / SWEEP).is_file()  # the first, for its size
+    groups = same_queries(runs, split)
+    chosen = split == "validation" and is_sweep(folders[0])  # the first, for its size
+    without: dict[str, None] = {}  # an interval, why
     for alpha in levels:
         for group in groups:
             parts = [runs[i].measured[split].parts for i in group]
@@ -163,6 +140,9 @@ def compare_runs(
             sizes[alpha] |= {
                 i: size for i, size, is_so in zip(group, of_each, certified, strict=True) if is_so
             }
+            reason = why_no_interval(parts[0], alpha, delta)
+            if reason is not None and any(certified):
+                without[reason] = None
             if len(groups) == 1 and certified[0]:
                 differences[alpha] = {
                     i: difference
@@ -170,8 +150,10 @@ def compare_runs(
                     if is_so
                 }
     first = groups[0][0] if groups else None
-    notes = _notes(runs, split, groups)
-    if split == "validation" and any((folder / SWEEP).is_file() for folder in folders):
+    notes = [*without, *_notes(runs, split, groups)]
+    if split == "test" and any(len(group) > 1 for group in groups):
+        notes.append(LOOKED)
+    if split == "validation" and any(map(is_sweep, folders)):
         notes.append(
             "the trials are in the order of sizes on these very queries, so that the first looks "
             "better than it is: calibrate it to measure it on test queries"
@@ -183,12 +165,12 @@ def _split(runs: Sequence[Run]) -> Split:
     """Where to compare: on the test queries if these are the same for all that was measured."""
     known = [run for run in runs if run.measured]
     tested = all("test" in run.measured for run in known)
-    if tested and len(_same_queries(known, "test")) == 1:
+    if tested and len(same_queries(known, "test")) == 1:
         return "test"
     return "validation" if any("validation" in run.measured for run in known) else "test"
 
 
-def _same_queries(runs: Sequence[Run], split: Split) -> list[list[int]]:
+def same_queries(runs: Sequence[Run], split: Split) -> list[list[int]]:
     """Positions of the runs with measured sizes, those on the same queries together."""
     groups: dict[Any, list[int]] = {}
     for number, run in enumerate(runs):
@@ -212,112 +194,3 @@ def _notes(runs: Sequence[Run], split: Split, groups: Sequence[Sequence[int]]) -
     if left:
         notes.append(f"no certified sizes on {split} queries: {', '.join(left)}")
     return notes
-
-
-def _read(folder: Path) -> list[Run]:
-    """The run, or the trials of the sweep, in a folder."""
-    if (folder / SWEEP).is_file():
-        return _trials(folder)
-    run = _run(folder, folder.resolve().name)
-    if run is None:
-        raise InvalidData(
-            f"{folder} holds no run ({RUN_FILE}, {SWEEP} or {TEST}): give the folder that "
-            "`python -m training`, `python -m tuning` or `python -m calibration` wrote to"
-        )
-    return [run]
-
-
-def _folder(reference: str) -> Path:
-    """The folder that a path or an MLflow id names."""
-    if Path(reference).is_dir():
-        return Path(reference)
-    tracked = tracking.find_run(reference)
-    folder = tracking.run_tag(tracked, FOLDER_TAG) if tracked else None
-    if folder is None or not Path(folder).is_dir():
-        where = f"its folder {folder} is not on this machine" if folder else "MLflow has no such id"
-        raise InvalidData(
-            f"{reference} is no folder, and {where}: give the folder of a run, of a sweep or of a "
-            "calibration"
-        )
-    return Path(folder)
-
-
-def _run(folder: Path, name: str) -> Run | None:
-    """The run of a folder that training or calibration wrote, if it is one."""
-    measured = {
-        split: Measured.read(folder / FILES[split])
-        for split in get_args(Split)
-        if (folder / FILES[split]).is_file()
-    }
-    trained = read_run(folder)
-    if trained is not None:
-        state = "finished" if trained.finished else "not finished"
-        return Run(name, folder, state, _options(trained), measured)
-    if "test" not in measured:
-        return None
-    try:
-        origin = json.loads((folder / RETRIEVER).read_text())["origin"]
-        trained = find_run(origin["run"])
-    except (OSError, ValueError, KeyError, TypeError, TrackingUnavailable):
-        return Run(name, folder, "calibrated", {}, measured)  # elsewhere than it was trained
-    path = trained.path / VALIDATION
-    if path.is_file():
-        measured["validation"] = Measured.read(path)
-    return Run(name, folder, "calibrated", _options(trained), measured)
-
-
-def _options(run: RunFolder) -> dict[str, Any]:
-    """The options of a training by dotted name; of those that changed, as they were at last."""
-    options = flatten(run.config)
-    for change in options.pop("changes", []):
-        options |= change["options"]
-    return options
-
-
-def _trials(folder: Path) -> list[Run]:
-    """The trials of a sweep, that of the smallest sets first, those that did not finish last.
-
-    Of a trial with several seeds, what was measured of all is compared.
-    """
-    path = folder / SWEEP
-    found: list[tuple[bool, float, Run]] = []
-    try:
-        written = json.loads(path.read_text())
-        alpha, delta = (float(written["config"][name]) for name in ("alpha", "delta"))
-        for trial in written["trials"]:
-            run = _trial(folder, trial)
-            one = run.measured.get("validation")
-            size = mean_size(one.parts, alpha, delta) if one and one.parts else math.inf
-            found.append((one is None, run.reported.get("certified_size", size), run))
-    except RcirError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidData(
-            f"{path} is damaged ({error!r}): give the folders of the trials instead"
-        ) from error
-    if not found:
-        raise InvalidData(f"{path} lists no trial: let the sweep run first")
-    return [run for *_, run in sorted(found, key=lambda each: each[:2])]
-
-
-def _trial(folder: Path, written: Mapping[str, Any]) -> Run:
-    """A trial as its sweep has written it down; measured once all its seeds are trained."""
-    names, state = [str(name) for name in written["folders"]], str(written["state"])
-    reported = {str(name): float(value) for name, value in written.get("metrics", {}).items()}
-    runs = [_run(folder / name, names[0]) for name in names]
-    first = runs[0] or Run(names[0], folder / names[0], "")
-    found = [run.measured["validation"] for run in runs if run and "validation" in run.measured]
-    measured = dict(first.measured)
-    measured.pop("validation", None)
-    if len(found) == len(names):
-        parts = [part for each in found for part in each.parts]
-        measured["validation"] = replace(found[0], parts=parts, metrics=found[0].metrics | reported)
-    return replace(first, state=state, measured=measured, reported=reported)
-
-
-def _named_apart(runs: list[Run]) -> list[Run]:
-    """Runs of one name under their folders instead."""
-    names = [run.name for run in runs]
-    return [
-        run if names.count(run.name) == 1 else replace(run, name=str(run.folder)) for run in runs
-    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from rcir.choose import Choice
 from rcir.compare import Comparison
 from rcir.risk.certified import Estimate
 
@@ -13,11 +14,9 @@ WIDTH = 160  # at least, where there is no terminal to fit into
 
 def print_comparison(found: Comparison) -> None:
     """Print the runs, their options, and which differ by more than noise."""
-    console = Console(highlight=False, markup=False)  # names of files may look like markup
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
+    console = _console()
     console.print(
-        f"Mean set sizes certified at delta = {found.delta:g}, measured on {found.split} queries "
+        f"Mean set sizes certified at delta = {found.delta:.4g}, measured on {found.split} queries "
         "(with 95% intervals):",
         soft_wrap=True,
     )
@@ -26,10 +25,12 @@ def print_comparison(found: Comparison) -> None:
         console.print("\nOptions that differ:")
         console.print(_options(found))
     if any(found.differences.values()) and found.first is not None:
+        known = (each.low for levels in found.differences.values() for each in levels.values())
+        rest = "of those without one nothing is known" if None in known else "all else within it"
         console.print(
             f"\nMean set size less that of {found.runs[found.first].name}, paired on the same "
             "queries\n(95% intervals that hold for all runs together; * is more than noise, "
-            "all else within it):",
+            f"{rest}):",
             soft_wrap=True,
         )
         console.print(_differences(found))
@@ -40,6 +41,27 @@ def print_comparison(found: Comparison) -> None:
         "says nothing.",
         soft_wrap=True,
     )
+
+
+def print_choice(choice: Choice) -> None:
+    """Print what was compared, which is chosen, and what it says from now on."""
+    print_comparison(choice.comparison)
+    name, among = choice.comparison.runs[choice.number].name, choice.guarantee.chosen_among
+    copy = "its copy in MLflow, too" if choice.tracked else "copies made before are not"
+    _console().print(
+        f"\n{name} has the smallest sets. {choice.guarantee}\n"
+        f"Its mean size is {_short(choice.size)}; as the smallest of several it may be larger on "
+        f"other queries.\n{choice.folder} is marked ({copy}): it certifies every request at "
+        f"delta / {among} from now on.",
+        soft_wrap=True,
+    )
+
+
+def _console() -> Console:
+    console = Console(highlight=False, markup=False)  # names of files may look like markup
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    return console
 
 
 def _sizes(found: Comparison) -> Table:
@@ -100,6 +122,12 @@ def _table(*columns: str) -> Table:
 
 
 def _ends(estimate: Estimate, sign: str = "") -> str:
+    """The interval; where there is none, a note says why."""
+    if estimate.low is None or estimate.high is None:
+        return "(no interval)"
+    """The interval; the notes say why there is none."""
+    if estimate.low is None or estimate.high is None:
+        return "(no interval)"
     return f"[{_short(estimate.low, sign)}, {_short(estimate.high, sign)}]"
 
 

@@ -52,7 +52,8 @@ class Guarantee:
         abstain: whether it speaks of the queries that got an answer only.
         simultaneous: whether it holds for all alpha at once.
         kappa: the calibrated parameter of the size adapter.
-        bound: what it rests on: a confidence bound, "dkw" (simultaneous), "conformal" (on average).
+        bound: what it rests on: a confidence bound, "band" (simultaneous), "anytime", "conformal" (on
+            average).
         adapter: the size adapter.
         n_calibration: number of calibration queries.
         risk_bound: the level that is certified in fact, at most alpha (misses are whole numbers);
@@ -63,6 +64,8 @@ class Guarantee:
         n_groups: number of groups of which any mix may come.
         cluster: what the clusters are that queries come in, such as "video"; each counts alike.
         n_clusters: number of those that the calibration queries came in.
+        chosen_among: number of retrievers that the one that answered was chosen among, by results
+            on the calibration queries; 1 without such a choice.
     """
 
     alpha: Alpha
@@ -83,10 +86,16 @@ class Guarantee:
     n_groups: int | None = None
     cluster: str | None = None
     n_clusters: int | None = None
+    chosen_among: int = 1
 
     @classmethod
     def of(
-        cls, request: Request, decision: Decision, controller: RiskController, distinct: Distinct
+        cls,
+        request: Request,
+        decision: Decision,
+        controller: RiskController,
+        distinct: Distinct,
+        chosen_among: int = 1,
     ) -> Guarantee:
         """What is guaranteed by a controller's decision on a request."""
         alpha = request.alpha
@@ -111,6 +120,7 @@ class Guarantee:
             n_groups=decision.n_groups,
             cluster=controller.cluster,
             n_clusters=decision.n_clusters,
+            chosen_among=chosen_among,
         )
 
     def __str__(self) -> str:
@@ -139,6 +149,11 @@ class Guarantee:
         elif isinstance(self.mix, Mapping):
             shares = ", ".join(f"{group} {share:g}" for group, share in self.mix.items())
             sure += f", where the groups come as {shares}"
+        if self.chosen_among > 1:
+            sure = (
+                f"Chosen among {self.chosen_among} retrievers after looking: "
+                f"{sure[0].lower()}{sure[1:]}"
+            )
         parameter = (
             f"kappa = {self.kappa:.4g}"
             if self.threshold is None

@@ -20,6 +20,7 @@ from rcir.risk import (
     Risk,
     RiskController,
     check_exchangeability,
+    decide_chosen,
 )
 from rcir.risk.bounds import check_bound
 from rcir.risk.choice import ALPHAS, Comparison
@@ -36,6 +37,9 @@ class Retriever(Searcher):
         calibrated_on: fingerprints of all that the calibration depends on.
         origin: where it comes from, as plain values: the configuration of its data set ("data") and
             the MLflow run of its training ("run"), if known. No answer depends on it.
+        chosen_among: number of retrievers that it was chosen among, by results on its calibration
+            queries, see `rcir compare --choose`: every request is then certified at delta divided
+            by it. 1 without such a choice, and after `calibrate`.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -43,6 +47,7 @@ class Retriever(Searcher):
         self.controllers: dict[Distinct, RiskController] = {}
         self.calibrated_on: dict[str, str] = {}
         self.origin: dict[str, Any] = {}
+        self.chosen_among: int = 1
 
     def calibrate(
         self,
@@ -104,7 +109,7 @@ class Retriever(Searcher):
             controllers[distinct], comparisons[distinct] = control(
                 *halves, adapter, bound, alphas, delta
             )
-        self.controllers = controllers
+        self.controllers, self.chosen_among = controllers, 1
         self.calibrated_on = calibration.found.fingerprints
         return comparisons
 
@@ -191,7 +196,8 @@ class Retriever(Searcher):
                 such, which gives a list.
             alpha: level of the risk, in (0, 1); or several risks with their levels, all of which
                 then hold together: `{"miss": 0.1, "false-discovery": 0.5}`.
-            delta: in (0, 1); or None for a guarantee on average over calibrations.
+            delta: in (0, 1); or None for a guarantee on average over calibrations, not of a
+                retriever that was chosen among several.
             risk: "miss", a set without a true match; "recall", the share of the gallery's true
                 matches that the set lacks; "false-discovery", the share of the set that is none
                 (the set is then as large as alpha allows).
@@ -201,8 +207,7 @@ class Retriever(Searcher):
                 is then for the queries of this group.
             abstain: return the nearest image, or nothing where that is too uncertain; the risk is
                 the share of wrong ones among those returned.
-            simultaneous: the statement holds for all alpha at once, also one chosen after looking;
-                delta is then at most 0.5.
+            simultaneous: the statement holds for all alpha at once, also one chosen after looking.
             anytime: the statement holds at every moment since calibration began, for queries added
                 by `extend` until the sets were small enough.
             mix: "any": the statement holds whatever shares the groups have among the queries; or
@@ -224,8 +229,8 @@ class Retriever(Searcher):
         """
         request = Request(alpha, delta, risk, group, abstain, simultaneous, anytime, mix)
         controller = self._valid_controller(distinct).for_risk(request)
-        decision = controller.decide(request)
-        guarantee = Guarantee.of(request, decision, controller, distinct)
+        decision = decide_chosen(controller, request, self.chosen_among)
+        guarantee = Guarantee.of(request, decision, controller, distinct, self.chosen_among)
         if isinstance(query, list | tuple):
             return self._retrieve(query, controller, decision, guarantee)
         return self._retrieve([query], controller, decision, guarantee)[0]

@@ -1,7 +1,8 @@
 """A retriever as a folder of plain files, and back.
 
     manifest.json           format version, and the SHA-256 of every other file
-    retriever.json          encoder, preprocessing, depth, controller, and what it was calibrated on
+    retriever.json          encoder, preprocessing, depth, controller, what it was calibrated on,
+                            and how many retrievers it was chosen among
     encoder.safetensors     weights
     controller.safetensors  size adapters, outcomes of adapter split and calibration queries
     index.faiss             the index
@@ -41,6 +42,7 @@ from rcir.errors import CorruptRetriever, NoRetriever, RcirError
 from rcir.index import FlatIndex
 from rcir.retriever import Retriever
 from rcir.risk import Outcomes, Risk, RiskController, adapter_class
+from rcir.risk.bonferroni import check_among
 
 FORMAT = 4
 MANIFEST = "manifest.json"
@@ -152,6 +154,7 @@ def _fill(retriever: Retriever, folder: Path) -> None:
         "max_depth": retriever.max_depth,
         "calibrated_on": retriever.calibrated_on,
         "origin": retriever.origin,
+        "chosen_among": retriever.chosen_among,
         "controllers": [],
     }
     save_encoder(retriever.encoder, folder / "encoder.safetensors")
@@ -251,6 +254,7 @@ def _read(folder: Path, files: Set[str]) -> Retriever:
         uncertainty,
     )
     retriever.origin = description["origin"]
+    retriever.chosen_among = check_among(description["chosen_among"])
     if description["controllers"]:
         arrays = load_arrays(folder / "controller.safetensors")
         retriever.controllers = {

@@ -179,6 +179,34 @@ def test_a_clear_difference_is_more_than_noise(tmp_path, capsys):
     ]
 
 
+def test_of_few_queries_there_is_no_interval_and_the_screen_and_json_say_why(tmp_path, capsys):
+    folders = []
+    for rank in (3, 5):
+        whole = measured(rank)
+        few = [Certified(whole.parts[0].scores[:45], whole.parts[0].costs)]
+        folders.append(a_run(tmp_path / f"rank{rank}", [replace(whole, parts=few)]))
+    levels = ("--alphas", "0.05", "0.2")
+    reason = (
+        "no interval: 45 calibration queries allow no miss at alpha 0.05, so that one query "
+        "decides the size (184 would give an interval)"
+    )
+    found = compared(capsys, *folders, *levels)
+    assert found["notes"] == [reason]
+    first, second = found["runs"]
+    assert first["sizes"] == {
+        "0.05": {"value": 3, "low": None, "high": None},
+        "0.2": {"value": 3, "low": 3, "high": 3},
+    }
+    none = {"value": 2, "low": None, "high": None, "beyond_noise": False}
+    assert second["differences"]["0.05"] == none
+    assert second["differences"]["0.2"]["beyond_noise"]
+    text = shown(capsys, *folders, *levels)
+    assert reason in text
+    assert "* is more than noise, of those without one nothing is known)" in text
+    (line,) = (line for line in text.splitlines() if line.startswith("rank5") and "+" in line)
+    assert line.split() == ["rank5", "+2.00", "(no", "interval)", "+2.00", "[+2.00,", "+2.00]", "*"]
+
+
 def test_other_queries_are_said_to_differ_and_nothing_is_compared(tmp_path, capsys):
     folders = [
         a_run(tmp_path / name, [measured(rank, queries=queries)])

@@ -154,7 +154,7 @@ def test_another_format_is_refused_with_both_versions(folder, version):
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps(manifest | {"format": version}))
-    with pytest.raises(CorruptRetriever, match=f"has format {version}.*reads format 3"):
+    with pytest.raises(CorruptRetriever, match=f"has format {version}.*reads format 4"):
         load(folder)
 
 
@@ -170,6 +170,6 @@ def test_a_manifest_cannot_name_files_outside_the_folder(folder, tmp_path, outsi
 
 
 def test_a_manifest_that_lists_nothing_vouches_for_nothing(folder):
-    (folder / "manifest.json").write_text(json.dumps({"format": 3, "files": {}}, indent=1))
+    (folder / "manifest.json").write_text(json.dumps({"format": 4, "files": {}}, indent=1))
     with pytest.raises(CorruptRetriever, match=r"does not list encoder.safetensors"):
         load(folder)

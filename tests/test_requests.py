@@ -241,7 +241,7 @@ def test_levels_that_hold_at_once_rest_on_a_band(retriever, splits, facts, naive
             splits.test.images[0], alpha, DELTA, simultaneous=True
         ).guarantee
         assert guarantee.kappa == pytest.approx(kappa, rel=1e-6)
-        assert (guarantee.bound, guarantee.simultaneous) == ("dkw", True)
+        assert (guarantee.bound, guarantee.simultaneous) == ("band", True)
         assert guarantee.risk_bound <= alpha
         assert guarantee.alpha != 0.3 or guarantee.kappa > plain.kappa
 

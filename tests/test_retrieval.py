@@ -87,6 +87,11 @@ END = "calibration queries (quantile sizes, binomial bound, kappa = 12.5)."
             f"at most 0.05 of the sets returned to queries like the 3000 {END}",
         ),
         (
+            {"chosen_among": 12},
+            "Chosen among 12 retrievers after looking: with probability at least 0.9, a true match "
+            f"is missing from at most 0.05 of the sets returned to queries like the 3000 {END}",
+        ),
+        (
             {"delta": None},
             "On average over calibrations, a true match is missing from at most 0.05 of the sets "
             f"returned to queries like the 3000 {END}",

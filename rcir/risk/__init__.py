@@ -8,6 +8,7 @@ from rcir.risk.anytime import (
     anytime_required_calibration,
 )
 from rcir.risk.band import band_required_calibration, local_level
+from rcir.risk.bonferroni import corrected, decide_chosen, smallest_certified
 from rcir.risk.boosted import Boosted
 from rcir.risk.bounds import (
     Bound,
@@ -68,6 +69,8 @@ __all__ = [
     "bonferroni_holm",
     "check_exchangeability",
     "check_level",
+    "corrected",
+    "decide_chosen",
     "fit_adapter",
     "fixed_sequence",
     "is_certified",
@@ -76,5 +79,6 @@ __all__ = [
     "miss_rate_bound",
     "p_value",
     "required_calibration",
+    "smallest_certified",
     "upper_confidence_bound",
 ]

@@ -4,11 +4,11 @@ import time
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, norm
 
 from rcir.errors import InvalidData, InvalidRiskLevel
 from rcir.risk import Certified, mean_size
-from rcir.risk.certified import Estimate, bootstrap, compare, interval
+from rcir.risk.certified import Estimate, bootstrap, compare, interval, why_no_interval
 
 DELTA = 0.1
 
@@ -88,6 +88,28 @@ def test_the_interval_leaves_as_many_draws_out_on_either_side():
     assert (np.sum(values < low), np.sum(values > high)) == (25, 25)
 
 
+def test_a_widened_interval_is_at_each_end_the_wider_of_percentile_and_normal_distribution():
+    skewed = np.random.default_rng(0).exponential(size=4000)
+    low, high = interval(skewed, widened=True)
+    assert low == pytest.approx(skewed.mean() - norm.ppf(0.975) * skewed.std())
+    assert np.sum(skewed > high) == 100
+    assert interval(-skewed, widened=True) == pytest.approx((-high, -low))
+
+
+def test_draws_of_whole_sizes_that_nearly_all_agree_leave_room_for_the_mean():
+    draws = np.repeat([4.0, 5.0], [980, 20])
+    assert interval(draws) == (4, 4)
+    low, high = interval(draws, widened=True)
+    assert low < 4
+    assert high == pytest.approx(4.02 + norm.ppf(0.975) * np.sqrt(0.02 * 0.98))
+
+
+def test_few_draws_are_taken_for_those_of_a_normal_distribution():
+    draws = np.random.default_rng(0).exponential(size=100)
+    reach = norm.ppf(0.995) * draws.std()
+    assert interval(draws, 0.99) == pytest.approx((draws.mean() - reach, draws.mean() + reach))
+
+
 def test_differences_hold_together():
     """The more runs, the wider: the share left out is divided among them."""
     runs = [[part(seed, n=200, m=200)] for seed in (9, 10, 11, 12)]
@@ -95,7 +117,7 @@ def test_differences_hold_together():
     sizes, differences = compare(runs, 0.2, DELTA)
     assert [size.value for size in sizes] == [mean_size(run, 0.2, DELTA) for run in runs]
     for row, (size, difference) in enumerate(zip(sizes[1:], differences, strict=True), 1):
-        assert (size.low, size.high) == tuple(np.quantile(drawn[row], [0.025, 0.975]))
+        assert (size.low, size.high) == interval(drawn[row], 0.95, widened=True)
         assert difference.value == size.value - sizes[0].value
         ends = np.quantile(drawn[row] - drawn[0], [0.025 / 3, 1 - 0.025 / 3])
         assert (difference.low, difference.high) == pytest.approx(tuple(ends))
@@ -108,6 +130,47 @@ def test_differences_hold_together():
 )
 def test_a_difference_is_beyond_noise_if_the_interval_leaves_out_zero(low, high, beyond):
     assert Estimate(0.5, low, high).beyond_noise is beyond
+
+
+def test_without_an_interval_nothing_is_beyond_noise():
+    assert not Estimate(9.5, None, None).beyond_noise
+
+
+def binomial_allows(n, alpha):
+    """The most misses of n that probability DELTA has at most, -1 if none has."""
+    return int(np.count_nonzero(binom.cdf(np.arange(n), n, alpha) <= DELTA)) - 1
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.1, 0.2])
+@pytest.mark.parametrize("n", [15, 45, 60, 100, 250])
+def test_sizes_have_an_interval_where_at_least_five_misses_are_allowed(n, alpha):
+    runs = [[part(seed, n=n)] for seed in (0, 1)]
+    sizes, differences = compare(runs, alpha, DELTA)
+    reason, allowed = why_no_interval(runs[0], alpha, DELTA), binomial_allows(n, alpha)
+    assert [size.value for size in sizes] == [mean_size(run, alpha, DELTA) for run in runs]
+    assert differences[0].value == sizes[1].value - sizes[0].value
+    if allowed >= 5:
+        assert reason is None
+        assert all(each.low < each.high for each in sizes + differences)
+        return
+    assert all(each.low is each.high is None for each in sizes + differences)
+    misses, queries = {
+        **dict.fromkeys((-1, 0), ("no miss", "one query decides")),
+        1: ("1 miss", "2 queries decide"),
+        2: ("2 misses", "3 queries decide"),
+    }[allowed]
+    enough = next(m for m in range(n, 1000) if binomial_allows(m, alpha) >= 5)
+    assert reason == (
+        f"no interval: {n} calibration queries allow {misses} at alpha {alpha:g}, so that {queries}"
+        f" the size ({enough} would give an interval)"
+    )
+
+
+def test_the_part_of_the_fewest_calibration_queries_decides_whether_there_is_an_interval():
+    parts = [part(0, n=100), part(1, n=45)]
+    assert why_no_interval(parts[:1], 0.1, DELTA) is None
+    assert "45 calibration queries of a part allow 1 miss" in why_no_interval(parts, 0.1, DELTA)
+    assert compare([parts], 0.1, DELTA)[0][0].low is None
 
 
 def test_one_run_has_an_interval_and_no_difference():
@@ -134,8 +197,9 @@ def test_what_is_not_certified_takes_the_whole_depth_in_every_draw():
     ],
 )
 def test_runs_on_other_numbers_of_queries_are_refused(runs):
-    with pytest.raises(InvalidData, match="the same for all runs"):
-        bootstrap(runs, 0.1, DELTA)
+    for call in (bootstrap, compare):
+        with pytest.raises(InvalidData, match="the same for all runs"):
+            call(runs, 0.1, DELTA)
 
 
 @pytest.mark.parametrize(("alpha", "delta"), [(0, 0.1), (1, 0.1), (0.1, 0), (0.1, 2)])

@@ -93,7 +93,7 @@ def test_levels_that_hold_at_once_pay_the_band(control, calibration, naive_local
     level = naive_local_level(500, 0.1)
     allowed = max(m for m in range(500) if binom.cdf(m, 500, 0.3) <= level)
     assert decision.kappa == smallest(calibration, allowed)
-    assert decision.bound == "dkw"
+    assert decision.bound == "band"
     expected = beta.isf(level, allowed + 1, 500 - allowed)
     assert decision.risk_bound == pytest.approx(expected, rel=1e-6)
 

@@ -10,26 +10,27 @@ from rcir.risk.certified import bootstrap, compare, interval
 
 pytestmark = pytest.mark.statistical
 
-PAIRS, DRAWS, DEPTH, REPEATED = 600, 200, 12, 200
+PAIRS, DRAWS, DEPTH, REPEATED, REPEATED_FEW = 600, 200, 12, 200, 800
 ALPHA, DELTA = 0.2, 0.1
 QUERIES = {1: 400, 4: 100}  # of a part, by number of parts
 
 
-def drawn_runs(rng, parts, skills=(1.0, 1.1)):
+def drawn_runs(rng, parts, skills=(1.0, 1.1), n=None, depth=DEPTH, alike=False):
     """Runs that find the same queries hard, each at its skill; in parts, as rotated.
 
-    With several parts, each query is measured in one of them and calibrates in another.
+    With several parts, each query is measured in one of them and calibrates in another. Where all
+    queries are treated alike, scores are whole numbers.
     """
-    n = QUERIES[parts]
+    n = n or QUERIES[parts]
     queries = n * max(2, parts)
     hardness, luck = rng.gamma(2.0, size=queries), rng.exponential(size=queries)
     runs = []
     for skill in skills:
         rank = np.floor(hardness * luck * skill * rng.lognormal(sigma=0.8, size=queries))
         seen = hardness * rng.lognormal(sigma=0.2, size=queries)
-        scale = np.clip(seen / 8, 0.02, 1).astype(np.float32)
-        scores = np.where(rank < DEPTH, rank / scale, np.inf).astype(np.float32).reshape(-1, n)
-        costs = (np.arange(DEPTH) / scale[:, None]).astype(np.float32).reshape(-1, n, DEPTH)
+        scale = (np.clip(seen / 8, 0.02, 1) ** (not alike)).astype(np.float32)
+        scores = np.where(rank < depth, rank / scale, np.inf).astype(np.float32).reshape(-1, n)
+        costs = (np.arange(depth) / scale[:, None]).astype(np.float32).reshape(-1, n, depth)
         runs.append([Certified(scores[i - 1], costs[i]) for i in range(parts)])
     return runs
 
@@ -92,6 +93,62 @@ def test_runs_that_are_drawn_apart_would_be_noticed(pairs):
 def test_in_rotated_parts_it_holds_the_difference_at_least_as_often(pairs):
     assert departure(pairs(4), compared) >= -3
     assert departure(pairs(4), with_kappa_as_it_is) < -3
+
+
+@cache
+def held(n, alpha, parts=1, alike=False):
+    """How often `compare`, and percentiles of the bootstrap, hold what a mean over many runs is.
+
+    Of the size of a run, and of the difference between two: NaN where `compare` gives no
+    interval.
+    """
+    rng = np.random.default_rng(n)
+
+    def pair():
+        return drawn_runs(rng, parts, n=n, depth=60, alike=alike)
+
+    sizes = [[mean_size(run, alpha, DELTA) for run in pair()] for _ in range(2 * REPEATED_FEW)]
+    first, second = np.mean(sizes, axis=0)
+    found = []
+    for seed in range(REPEATED_FEW):
+        drawn = pair()
+        (size, _), (other,) = compare(drawn, alpha, DELTA, 500)
+        ends = [(each.low, each.high) for each in (size, other)]
+        if size.low is None:
+            rows = bootstrap(drawn, alpha, DELTA, DRAWS, seed)
+            plain = np.quantile(rows[0], [0.025, 0.975])
+            found.append((np.nan, np.nan, plain[0] <= first <= plain[1]))
+        else:
+            truths = first, second - first
+            hold = [low <= t <= high for (low, high), t in zip(ends, truths, strict=True)]
+            found.append((*hold, np.nan))
+    return np.mean(found, axis=0)
+
+
+@pytest.mark.parametrize(
+    ("n", "alpha", "alike"),
+    [
+        *((45, 0.2, False), (60, 0.2, True), (100, 0.1, True), (250, 0.05, False)),
+    ],
+)
+def test_where_there_is_an_interval_it_holds_the_truth_however_few_the_queries(n, alpha, alike):
+    size, difference, _ = held(n, alpha, alike=alike)
+    assert size >= 0.93
+    assert difference >= 0.93
+
+
+def test_in_rotated_parts_of_few_queries_it_holds_the_truth_too():
+    assert (held(45, 0.2, parts=4)[:2] >= 0.93).all()
+
+
+@pytest.mark.parametrize(
+    ("n", "alpha", "parts"),
+    [(45, 0.05, 1), (45, 0.05, 4), (60, 0.05, 1), (100, 0.05, 1)],
+)
+def test_there_is_none_where_that_of_the_bootstrap_would_hold_the_truth_too_rarely(n, alpha, parts):
+    size, difference, plain = held(n, alpha, parts)
+    assert np.isnan([size, difference]).all()
+    assert plain < 0.93 - 3 * np.sqrt(0.93 * 0.07 / REPEATED_FEW)
 
 
 def test_runs_that_do_not_differ_rarely_seem_to():
