@@ -18,7 +18,7 @@ from rcir.risk.joint import JointController
 from rcir.risk.learned import Learned
 from rcir.risk.means import upper_confidence_bound
 from rcir.risk.miss import MissController
-from rcir.risk.monitor import RiskMonitor
+from rcir.risk.monitor import ChangeDetector, RiskMonitor
 from rcir.risk.outcomes import Outcomes, Risk
 from rcir.risk.rankings import Rankings
 from rcir.risk.recall import RecallController
@@ -30,6 +30,7 @@ __all__ = [
     "Answered",
     "Bound",
     "Certified",
+    "ChangeDetector",
     "Constant",
     "Decision",
     "Exchangeability",
