@@ -28,9 +28,9 @@ from rcir.risk.bounds import check_level
 
 Floats = NDArray[np.float64]
 
-RISKS = 16  # that the risk may have risen to
+RISKS = 12  # that the risk may have risen to
 LATER = 0.25  # share of the wealth that is not bet from the first query on
-FROM_START = 0.2  # odds of a risk above alpha from the first query on, against the usual risk
+FROM_START = 0.3  # odds of a risk above alpha from the first query on, against the usual risk
 CHANGES = 5000  # queries between changes that the forecast expects; more the longer there is none
 MISSES = 100  # that the usual risk is estimated from, about
 BLOCK = 2**16  # queries at a time, to bound the memory
@@ -47,10 +47,11 @@ class RiskMonitor:
     level (Ville): queries may be watched one by one for ever.
 
     The bets follow a forecast of the loss, and are none while that is at most alpha. The forecast
-    is the usual risk of late, unless the risk has risen, at any query, to one of 16 risks from
+    is the usual risk of late, unless the risk has risen, at any query, to one of 12 risks from
     alpha on, each as probable as the losses make it (Shiryaev's statistic). So little is lost in
     good times, and a change shows against the usual risk, not against alpha. How good the forecast
-    is decides how soon an alarm comes, never how often it is false.
+    is decides how soon an alarm comes, never how often it is false. A risk above alpha by less than
+    a few hundredths of it may never be told.
 
     An alarm says that the risk is above alpha: the queries have changed, or the calibration was
     among the share delta. With `delta=None` many valid calibrations are: watch a larger alpha then.
@@ -63,7 +64,7 @@ class RiskMonitor:
         peak: the largest log of the wealth.
         staked: log of what the next loss is bet with.
         usual: log of the sum of the late losses, older ones counting less.
-        odds: (16,) log odds that the risk is each of the larger ones, against the usual risk.
+        odds: (12,) log odds that the risk is each of the larger ones, against the usual risk.
 
     The attributes are all there is to store: `RiskMonitor(**dataclasses.asdict(monitor))` goes on.
 
@@ -152,9 +153,9 @@ class ChangeDetector:
 
     For streams in which alarms are answered and the watch goes on (`reset`). Where `RiskMonitor`
     spreads one wealth over all queries, here every query starts a bet of 1, on each of some larger
-    risks alike; the alarm comes when all that they own together reaches `mean_time`. While the risk
-    is at most alpha, whatever the past, this sum gains at most 1 per query on average, so that the
-    mean number of queries until a false alarm is at least `mean_time` (the e-detector of Shiryaev
+    risks alike; the alarm comes when the wealth of all together, per risk, reaches `mean_time`.
+    While the risk is at most alpha, whatever the past, it gains at most 1 per query on average, so
+    that the mean number of queries until a false alarm is at least `mean_time` (the e-detector of Shiryaev
     and Roberts' kind; Shin, Ramdas and Rinaldo, NEJSDS 2024). A false alarm comes some day.
 
     Attributes:
@@ -162,8 +163,8 @@ class ChangeDetector:
         mean_time: number of queries between false alarms, on average at least; above 1.
         n: number of losses since the last `reset`.
         total: their sum.
-        peak: the largest log of what the bets own.
-        staked: (15,) log of what the next loss is bet with, for each of the larger risks.
+        peak: the largest log of the wealth.
+        staked: (11,) log of what the next loss is bet with, for each of the larger risks.
 
     The attributes are all there is to store: `ChangeDetector(**dataclasses.asdict(detector))` goes
     on.
@@ -200,7 +201,7 @@ class ChangeDetector:
 
     @property
     def alarm(self) -> bool:
-        """Whether the bets have owned `mean_time` since the last `reset`."""
+        """Whether the wealth has reached `mean_time` since the last `reset`."""
         return self.peak >= math.log(self.mean_time)
 
     def reset(self) -> None:
@@ -222,9 +223,9 @@ class ChangeDetector:
         for block in _blocks(losses):
             gains = _log_factor(block[:, None], above / self.alpha, below / (1 - self.alpha))
             staked = _staked(np.array(self.staked), gains, np.zeros((1, 1)))
-            owned = logsumexp(staked[:-1] + gains, axis=1) - math.log(RISKS - 1)
+            wealth = logsumexp(staked[:-1] + gains, axis=1) - math.log(RISKS - 1)
             self.n, self.total = self.n + len(block), self.total + float(block.sum())
-            self.peak, self.staked = max(self.peak, float(owned.max())), staked[-1].tolist()
+            self.peak, self.staked = max(self.peak, float(wealth.max())), staked[-1].tolist()
         return self.alarm
 
 
@@ -245,8 +246,8 @@ def _log_factor(losses: Floats, at_one: Floats, at_zero: Floats) -> Floats:
 
 
 def _risks(alpha: float) -> tuple[Floats, Floats]:
-    """Risks from alpha on, below 1, even in their logs; and 1 - risk, exact next to 1."""
-    logs = math.log(alpha) * (1 - np.arange(RISKS) / RISKS)
+    """Risks from alpha on, below 1, denser next to alpha; and 1 - risk, exact next to 1."""
+    logs = math.log(alpha) * (1 - (np.arange(RISKS) / RISKS) ** 2)
     return np.exp(logs), -np.expm1(logs)
 
 

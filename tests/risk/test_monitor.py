@@ -22,7 +22,7 @@ def kept(n):
 
 def forecasts(losses, alpha):
     """The forecast of each loss from those before: Bayes' rule over all times of one change."""
-    risks = [alpha ** (1 - j / 16) for j in range(16)]
+    risks = [alpha ** (1 - (j / 12) ** 2) for j in range(12)]
     risen, usual, given = [], [], []  # risen: (start, risk, odds)
     for n in range(len(losses) + 1):
         aged = [(1 - alpha / 100) ** (n - 1 - s) for s in range(n)]
@@ -33,8 +33,8 @@ def forecasts(losses, alpha):
                 / (1 / alpha + sum(aged)),
             )
         )
-        odds = 0.2 if n == 0 else 1 / (5000 + n)
-        risen += [(n, risk, odds / 16) for risk in risks]
+        odds = 0.3 if n == 0 else 1 / (5000 + n)
+        risen += [(n, risk, odds / 12) for risk in risks]
         weights = [
             odds * math.prod(factor(losses[s], risk, usual[s]) for s in range(start, n))
             for start, risk, odds in risen
@@ -118,7 +118,7 @@ def without_restarts(losses, alpha):
 @pytest.mark.parametrize("before", [0, 100, 10_000, 100_000])
 def test_a_late_rise_of_the_risk_is_told_about_as_soon_as_an_early_one(before):
     rng = np.random.default_rng(3)
-    soon = {0: 60, 100: 75, 10_000: 90, 100_000: 130}[before]
+    soon = {0: 60, 100: 90, 10_000: 90, 100_000: 130}[before]
     told, missed = [], []
     for _ in range(40 if before < 100_000 else 10):
         losses = np.append(rng.uniform(size=before) < 0.05, rng.uniform(size=soon) < 0.3)
@@ -217,7 +217,7 @@ def test_a_million_queries_neither_wear_the_wealth_out_nor_raise_it():
     monitor, detector = RiskMonitor(0.1), ChangeDetector(0.1, 1e9)
     assert not monitor.update(losses)
     assert not detector.update(losses[-100_000:])
-    # 0.05 has to become 100 or more, and 1 / 15 more than 1e9, at a factor of nearly 10 each.
+    # 0.05 has to become 100 or more, and 1 / 11 more than 1e9, at a factor of nearly 10 each.
     for watch in (monitor, detector):
         assert not watch.update(np.ones(3))
         assert watch.update(np.ones(13))
@@ -241,7 +241,7 @@ def test_nothing_missed_is_no_evidence():
 @pytest.mark.parametrize("alpha", [0.05, 0.2, 0.6])
 def test_what_the_detector_adds_up_is_one_bet_per_query_and_risk(name, alpha):
     losses = [float(loss) for loss in STREAMS[name]]
-    risks = [alpha ** (1 - j / 16) for j in range(1, 16)]
+    risks = [alpha ** (1 - (j / 12) ** 2) for j in range(1, 12)]
     detector, most = ChangeDetector(alpha, 1e9), 1.0
     for n in range(1, len(losses) + 1):
         detector.update(losses[n - 1])
@@ -250,7 +250,7 @@ def test_what_the_detector_adds_up_is_one_bet_per_query_and_risk(name, alpha):
             for risk in risks
             for start in range(n)
         ]
-        most = max(most, sum(owned) / 15)
+        most = max(most, sum(owned) / 11)
         assert math.exp(detector.peak) == pytest.approx(most, rel=1e-9)
 
 

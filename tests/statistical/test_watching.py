@@ -18,7 +18,7 @@ from rcir.risk import (
 pytestmark = pytest.mark.statistical
 
 STREAMS, ALPHA = 2_000, 0.1
-LENGTHS = {"misses": 1_500, "shares": 1_000, "waves": 1_000}
+LENGTHS = {"misses": 1_000, "shares": 1_000, "waves": 1_000}
 
 
 def streams(source, risk):
@@ -104,7 +104,7 @@ MEAN_TIME = 200
 @pytest.fixture(scope="module")
 def false_alarms():
     """For each of 2,000 streams at alpha, when the mean and when the best of the bets says so."""
-    rng, risks = np.random.default_rng(2), ALPHA ** (1 - np.arange(1, 16) / 16)
+    rng, risks = np.random.default_rng(2), ALPHA ** (1 - (np.arange(1, 12) / 12) ** 2)
     bets = np.zeros((STREAMS, len(risks)))
     stopped = np.zeros((2, STREAMS), int)
     for n in range(1, 4_000):
