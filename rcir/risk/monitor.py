@@ -155,8 +155,9 @@ class ChangeDetector:
     spreads one wealth over all queries, here every query starts a bet of 1, on each of some larger
     risks alike; the alarm comes when the wealth of all together, per risk, reaches `mean_time`.
     While the risk is at most alpha, whatever the past, it gains at most 1 per query on average, so
-    that the mean number of queries until a false alarm is at least `mean_time` (the e-detector of Shiryaev
-    and Roberts' kind; Shin, Ramdas and Rinaldo, NEJSDS 2024). A false alarm comes some day.
+    that the mean number of queries until a false alarm is at least `mean_time` (the e-detector of
+    Shiryaev and Roberts' kind; Shin, Ramdas and Rinaldo, NEJSDS 2024). A false alarm comes some
+    day.
 
     Attributes:
         alpha: the risk that is guaranteed.
