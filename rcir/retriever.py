@@ -144,18 +144,23 @@ class Retriever(Searcher):
             for distinct, controller in self.controllers.items()
         }
 
-    def check(self, recent: Judged) -> Exchangeability:
-        """Test whether recent labelled queries look like the calibration queries.
+    def check(self, recent: Judged, alpha: float = 0.1, delta: float = 0.1) -> Exchangeability:
+        """Test whether recent labelled queries look like the calibration queries, and the risk.
 
         Args:
             recent: queries of which `judge`, or you, know the true matches.
+            alpha, delta: the guarantee for misses that they were, or would be, answered with.
 
         Raises:
             StaleCalibration: not calibrated, or changed since, or another one searched the queries.
+            InvalidRiskLevel: alpha or delta is out of range.
+            RiskUnattainable: nothing certifies alpha at delta.
         """
         controller = self._valid_controller(None)
         self._check_searched(recent)
-        return check_exchangeability(controller.calibration, recent.outcomes(controller.adapter))
+        kappa = controller.decide(Request(alpha, delta)).kappa
+        outcomes = recent.outcomes(controller.adapter)
+        return check_exchangeability(controller.calibration, outcomes, certified=(kappa, alpha))
 
     @overload
     def retrieve(

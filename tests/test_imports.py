@@ -32,7 +32,8 @@ for risk in ("miss", "recall", "false-discovery"):
     control.decide(Request(0.9, 0.1, risk))
 control.decide(Request(0.9, 0.1, abstain=True))
 RiskMonitor(0.1).update([1, 0])
-check_exchangeability(known, known)
+ChangeDetector(0.1, 100).update([1, 0])
+check_exchangeability(known, known, certified=(1.0, 0.1))
 """
 
 

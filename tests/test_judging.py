@@ -4,13 +4,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import ks_2samp
+from scipy.stats import binomtest, ks_2samp
 
 from rcir.candidates import Judged
 from rcir.data import ImageSet, Preprocessing
 from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius
 from rcir.encoders import EncoderConfig, build_encoder
-from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
+from rcir.errors import (
+    InvalidConfig,
+    InvalidData,
+    InvalidRiskLevel,
+    RiskUnattainable,
+    StaleCalibration,
+)
 from rcir.retriever import Retriever
 from rcir.storage import load, save
 
@@ -162,7 +168,7 @@ def test_every_adapter_can_be_chosen_without_labels(unlabelled, splits):
 
 
 def test_queries_like_those_calibrated_with_are_not_contradicted(retriever, splits):
-    found = retriever.check(retriever.judge(splits.test))
+    found = retriever.check(retriever.judge(splits.test), alpha=0.5)
     assert (found.n_recent, found.n_calibration) == (100, 400)
     assert not found.contradicted()
     uncertainty = [
@@ -170,7 +176,15 @@ def test_queries_like_those_calibrated_with_are_not_contradicted(retriever, spli
     ]
     expected = ks_2samp(*uncertainty).pvalue
     assert found.p_values["uncertainty"] == pytest.approx(expected)
-    assert found.p_value == pytest.approx(min(1, 2 * min(found.p_values.values())))
+    assert found.p_value == pytest.approx(min(1, 3 * min(found.p_values.values())))
+    answers = retriever.retrieve(list(splits.test.images), alpha=0.5, delta=0.1)
+    missed = [
+        label not in answer.labels
+        for answer, label in zip(answers, splits.test.labels, strict=True)
+    ]
+    assert found.misses == sum(missed)
+    expected = binomtest(found.misses, 100, 0.5, alternative="greater").pvalue
+    assert found.p_values["risk"] == pytest.approx(expected)
 
 
 def test_queries_of_another_kind_are_contradicted(retriever, splits):
@@ -179,12 +193,12 @@ def test_queries_of_another_kind_are_contradicted(retriever, splits):
     noise = np.random.default_rng(0).integers(0, 256, part.images.shape, np.uint8)
     other = ImageSet(noise, part.labels, part.ids)
     for queries in (part, other):
-        assert retriever.check(retriever.judge(queries)).contradicted(0.01)
+        assert retriever.check(retriever.judge(queries), alpha=0.5).contradicted(0.01)
     # Right pictures with wrong labels: the uncertainty is the same, the score is not.
     shuffled = ImageSet(
         splits.calibration.images, np.roll(splits.calibration.labels, 1), splits.calibration.ids
     )
-    found = retriever.check(retriever.judge(shuffled))
+    found = retriever.check(retriever.judge(shuffled), alpha=0.5)
     assert found.p_values["uncertainty"] == 1
     assert found.p_values["score"] < 1e-6
 
@@ -192,7 +206,11 @@ def test_queries_of_another_kind_are_contradicted(retriever, splits):
 def test_a_check_needs_a_valid_calibration_and_two_queries(folder, unlabelled, splits):
     retriever = load(folder)
     with pytest.raises(InvalidData, match="1 recent queries"):
-        retriever.check(retriever.judge(splits.test.subset(np.arange(1))))
+        retriever.check(retriever.judge(splits.test.subset(np.arange(1))), alpha=0.5)
+    with pytest.raises(RiskUnattainable, match="alpha"):
+        retriever.check(retriever.judge(splits.test), alpha=0.001)
+    with pytest.raises(InvalidRiskLevel, match="delta is 2"):
+        retriever.check(retriever.judge(splits.test), alpha=0.5, delta=2)
     with pytest.raises(StaleCalibration, match="not calibrated"):
         unlabelled.check(told(unlabelled, splits, splits.test))
     retriever.add(splits.test.images[:1], ["new"], [1])

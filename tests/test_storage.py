@@ -81,7 +81,7 @@ def test_every_encoder_and_adapter_survives(splits, tmp_path, method, adapter):
     assert after == before
     assert (loaded.item_uncertainty is None) == (method == "deterministic")
     assert (tmp_path / "retriever" / "uncertainty.npy").exists() == (method != "deterministic")
-    assert str(loaded.check(second)) == str(built.check(second))
+    assert str(loaded.check(second, 0.5)) == str(built.check(second, 0.5))
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)

@@ -27,7 +27,7 @@ from rcir.risk.learned import Learned
 from rcir.risk.matching import MatchProbability
 from rcir.risk.means import upper_confidence_bound
 from rcir.risk.miss import MissController
-from rcir.risk.monitor import RiskMonitor
+from rcir.risk.monitor import ChangeDetector, RiskMonitor
 from rcir.risk.monotone import MonotoneController
 from rcir.risk.outcomes import Outcomes, Risk
 from rcir.risk.rankings import Rankings
@@ -42,6 +42,7 @@ __all__ = [
     "Boosted",
     "Bound",
     "Certified",
+    "ChangeDetector",
     "Constant",
     "Decision",
     "Exchangeability",

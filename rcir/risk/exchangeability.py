@@ -1,4 +1,4 @@
-"""Do recent queries look like the calibration queries?"""
+"""Do recent queries look like the calibration queries, and is the risk what was certified?"""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from scipy.special import bdtrc
 from scipy.stats import ks_2samp
 
 from rcir.errors import InvalidData
@@ -15,19 +17,25 @@ from rcir.risk.outcomes import Outcomes
 
 @dataclass(frozen=True)
 class Exchangeability:
-    """A test of "recent and calibration queries come from one source".
+    """A test of "recent and calibration queries come from one source, at a risk of at most alpha".
 
     Attributes:
         p_values: of the two-sample Kolmogorov-Smirnov test of each quantity: "uncertainty" of the
-            queries, and "score", the smallest kappa that serves them.
-        p_value: of both together (Bonferroni); where the hypothesis is true, it is at most x with
+            queries, and "score", the smallest kappa that serves them; and, where a risk was
+            certified, of the one-sided binomial test of "risk", the share of recent queries that
+            the certified kappa misses.
+        p_value: of all together (Bonferroni); where the hypothesis is true, it is at most x with
             probability at most x.
         n_calibration, n_recent: numbers of queries.
+        misses: number of recent queries that the certified kappa misses; None without one.
+        alpha: the certified risk; None without one.
     """
 
     p_values: Mapping[str, float]
     n_calibration: int
     n_recent: int
+    misses: int | None = None
+    alpha: float | None = None
 
     @property
     def p_value(self) -> float:
@@ -39,34 +47,50 @@ class Exchangeability:
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {value:.3g}" for name, value in self.p_values.items())
+        hypothesis = "that they come from one source"
+        missed = ""
+        if self.alpha is not None:
+            hypothesis += f" and at most {self.alpha:g} are missed"
+            missed = f"; {self.misses} of the recent ones were missed"
         return (
             f"{self.n_recent} recent against {self.n_calibration} calibration queries: p-value "
-            f"{self.p_value:.3g} that they come from one source ({parts})."
+            f"{self.p_value:.3g} {hypothesis} ({parts}){missed}."
         )
 
 
-def check_exchangeability(calibration: Outcomes, recent: Outcomes) -> Exchangeability:
+def check_exchangeability(
+    calibration: Outcomes, recent: Outcomes, certified: tuple[float, float] | None = None
+) -> Exchangeability:
     """Compare recent labelled queries with the calibration queries.
 
     No proof that they are alike: a small p-value says that they are not, a large one that these
     queries do not show it. Queries without any match within the search depth count as the largest
-    score.
+    score. With `certified` it is also tested whether the risk of the recent queries is at most the
+    one that was certified, which tells a higher risk sooner than the comparison does. It may be
+    higher without any change too: if the calibration was among the share delta.
+
+    Args:
+        calibration, recent: outcomes under the same adapter.
+        certified: (kappa, alpha): a kappa and the miss rate that it was certified for.
 
     Raises:
         InvalidData: fewer than 2 recent queries.
+        InvalidRiskLevel: alpha is out of range.
 
     Example:
         >>> import numpy as np
         >>> from rcir.risk import Constant, Rankings
-        >>> def outcomes(uncertainty):
-        ...     queries = Rankings(uncertainty, depth=1)
-        ...     found = np.ones((len(queries), 1), bool)
-        ...     return Outcomes.of(Constant(), queries, found, np.ones(len(queries), int))
         >>> rng = np.random.default_rng(0)
-        >>> calibration = outcomes(rng.normal(size=1000))
-        >>> check_exchangeability(calibration, outcomes(rng.normal(size=200))).contradicted()
-        False
-        >>> check_exchangeability(calibration, outcomes(rng.normal(1, size=200))).contradicted()
+        >>> def outcomes(n, risk, shift=0.0):  # sets of one candidate
+        ...     queries = Rankings(rng.normal(shift, size=n), depth=1)
+        ...     found = rng.uniform(size=(n, 1)) >= risk
+        ...     return Outcomes.of(Constant(), queries, found, np.ones(n, int))
+        >>> calibration, same = outcomes(400, 0.08), outcomes(200, 0.08)
+        >>> shifted, worse = outcomes(200, 0.08, shift=1), outcomes(200, 0.16)
+        >>> recent = (same, shifted, worse)
+        >>> [check_exchangeability(calibration, each).contradicted() for each in recent]
+        [False, True, False]
+        >>> check_exchangeability(calibration, worse, certified=(0.0, 0.1)).contradicted()
         True
     """
     if len(recent) < 2:
@@ -79,8 +103,10 @@ def check_exchangeability(calibration: Outcomes, recent: Outcomes) -> Exchangeab
         # SciPy says so where the exact p-value is out of reach, and takes the asymptotic one.
         warnings.filterwarnings("ignore", "ks_2samp: Exact calculation", RuntimeWarning)
         p_values = {name: float(ks_2samp(*pair).pvalue) for name, pair in pairs.items()}
-    return Exchangeability(
-        p_values,
-        len(calibration),
-        len(recent),
-    )
+    if certified is None:
+        return Exchangeability(p_values, len(calibration), len(recent))
+    kappa, alpha = certified[0], check_level("alpha", certified[1])
+    misses = int(np.count_nonzero(recent.losses("miss", np.array([kappa]))))
+    # P(Binomial(n, alpha) >= misses)
+    p_values["risk"] = float(bdtrc(misses - 1, len(recent), alpha)) if misses else 1.0
+    return Exchangeability(p_values, len(calibration), len(recent), misses, alpha)

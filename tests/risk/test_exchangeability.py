@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
-from scipy.stats import binom, ks_2samp
+from scipy.stats import binom, binomtest, ks_2samp
 
-from rcir.errors import InvalidData
+from rcir.errors import InvalidData, InvalidRiskLevel
 from rcir.risk import Constant, Outcomes, Rankings, check_exchangeability
 
 
@@ -63,6 +63,43 @@ def test_queries_without_a_match_count_as_the_largest_score():
     lost = Outcomes.of(Constant(), Rankings(draw(100, 5).uncertainty, 8), none, np.zeros(100, int))
     assert check_exchangeability(draw(300, 0), lost).p_values["score"] < 1e-10
     assert check_exchangeability(lost, lost).p_values["score"] == 1.0
+
+
+@pytest.mark.parametrize("later", [0.0, 0.7])
+@pytest.mark.parametrize("alpha", [0.05, 0.3])
+def test_a_certified_risk_is_tested_by_scipys_binomial_test(later, alpha):
+    calibration, recent = draw(300, 0), draw(80, 1, later=later)
+    kappa = float(np.sort(calibration.scores)[-20])
+    plain = check_exchangeability(calibration, recent)
+    found = check_exchangeability(calibration, recent, certified=(kappa, alpha))
+    # A constant adapter's kappa is a number of ranks, counted from 0.
+    misses = sum(not any(row[: int(kappa) + 1]) for row in recent.relevant.tolist())
+    expected = binomtest(misses, 80, alpha, alternative="greater").pvalue
+    assert 0 < misses < 80
+    assert found.p_values == pytest.approx({**plain.p_values, "risk": expected})
+    assert found.p_value == pytest.approx(min(1.0, 3 * min(found.p_values.values())))
+    assert (found.misses, found.alpha) == (misses, alpha)
+    assert (plain.misses, plain.alpha) == (None, None)
+    assert f"one source and at most {alpha} are missed" in str(found)
+    assert f"{misses} of the recent ones were missed" in str(found)
+    assert "missed" not in str(plain)
+
+
+def test_no_miss_is_no_evidence_of_a_risk():
+    found = check_exchangeability(draw(300, 0), draw(80, 1), certified=(7.0, 0.1))
+    assert (found.misses, found.p_values["risk"]) == (0, 1.0)
+
+
+def test_queries_without_a_match_are_missed_at_any_kappa():
+    none = np.zeros((100, 8), bool)
+    lost = Outcomes.of(Constant(), Rankings(draw(100, 5).uncertainty, 8), none, np.zeros(100, int))
+    assert check_exchangeability(lost, lost, certified=(7.0, 0.5)).misses == 100
+
+
+@pytest.mark.parametrize("alpha", [0, 1, -0.1, None, float("nan")])
+def test_a_certified_risk_that_is_none_is_refused(alpha):
+    with pytest.raises(InvalidRiskLevel, match="alpha is"):
+        check_exchangeability(draw(50, 0), draw(20, 1), certified=(1.0, alpha))
 
 
 @pytest.mark.parametrize("n", [1])

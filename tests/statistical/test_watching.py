@@ -5,14 +5,20 @@ from functools import cache
 
 import numpy as np
 import pytest
-from scipy.special import bdtrc
+from scipy.special import bdtrc, betaincc, betaln
 
-from rcir.risk import Outcomes, RiskMonitor, check_exchangeability
+from rcir.risk import (
+    ChangeDetector,
+    Outcomes,
+    RiskMonitor,
+    allowed_misses,
+    check_exchangeability,
+)
 
 pytestmark = pytest.mark.statistical
 
 STREAMS, ALPHA = 2_000, 0.1
-LENGTHS = {"misses": 2_000, "shares": 1_000}
+LENGTHS = {"misses": 1_000, "shares": 1_000, "waves": 1_000}
 
 
 def streams(source, risk):
@@ -21,8 +27,13 @@ def streams(source, risk):
     for _ in range(STREAMS):
         if source == "misses":
             yield rng.uniform(size=LENGTHS[source]) < risk
-        else:  # losses in between, as of recall
+        elif source == "shares":  # losses in between, as of recall
             yield rng.binomial(3, risk, LENGTHS[source]) / 3
+        else:  # of this mean only after easier ones, which make it look like a rise
+            yield rng.uniform(size=LENGTHS[source]) < np.repeat([risk / 10, risk], 100)[ROUND]
+
+
+ROUND = np.arange(LENGTHS["waves"]) % 200
 
 
 def watched(losses):
@@ -42,7 +53,7 @@ def test_a_kept_promise_raises_an_alarm_with_probability_level_at_most(excess, s
         assert excess(alarms, level) <= 3
 
 
-@pytest.mark.parametrize("source", LENGTHS)
+@pytest.mark.parametrize("source", ["misses", "shares"])
 def test_a_broken_promise_raises_the_alarm(source):
     seen = watched(stream[:500] for stream in streams(source, 0.2))
     assert np.mean([monitor.alarm for monitor in seen]) > 0.99
@@ -55,6 +66,81 @@ def test_a_fixed_sample_test_at_every_query_would_be_noticed(excess):
         p_values = bdtrc(np.cumsum(stream) - 1.0, n, ALPHA)  # P(Binomial(n, alpha) >= misses)
         wrong.append(bool((p_values <= 0.05).any()))
     assert excess(wrong, 0.05) > 3
+
+
+def test_bets_that_are_not_paid_for_would_be_noticed(excess):
+    """A bet of 1 from each query on is worth n after n queries, at no risk above alpha."""
+    wrong = []
+    for stream in streams("misses", ALPHA):
+        detector = ChangeDetector(ALPHA, mean_time=1 / 0.05)
+        wrong.append(detector.update(stream[:500]))
+    assert excess(wrong, 0.05) > 3
+
+
+def without_restarts(losses):
+    """Whether one bet on all risks above alpha alike, made once, ever owns 100."""
+    n, total = np.arange(1, len(losses) + 1), np.cumsum(losses)
+    with np.errstate(divide="ignore"):
+        above = np.log(betaincc(total + 1, n - total + 1, ALPHA))
+    mean = betaln(total + 1, n - total + 1) + above
+    return (mean - total * np.log(ALPHA) - (n - total + 1) * np.log1p(-ALPHA)).max() >= np.log(100)
+
+
+def test_half_the_rises_after_10_000_good_queries_are_told_within_75():
+    rng, told, once = np.random.default_rng(1), [], []
+    for _ in range(100):
+        losses = np.append(rng.uniform(size=10_000) < 0.05, rng.uniform(size=75) < 0.3)
+        monitor = RiskMonitor(ALPHA)
+        assert not monitor.update(losses[:-75])
+        told.append(monitor.update(losses[-75:]))
+        once.append(without_restarts(losses))
+    assert np.mean(told) > 0.5
+    assert np.mean(once) < 0.01
+
+
+MEAN_TIME = 200
+
+
+@pytest.fixture(scope="module")
+def false_alarms():
+    """For each of 2,000 streams at alpha, when the mean and when the best of the bets says so."""
+    rng, risks = np.random.default_rng(2), ALPHA ** (1 - (np.arange(1, 12) / 12) ** 2)
+    bets = np.zeros((STREAMS, len(risks)))
+    stopped = np.zeros((2, STREAMS), int)
+    for n in range(1, 4_000):
+        missed = rng.uniform(size=STREAMS) < ALPHA
+        bets = np.where(missed[:, None], risks / ALPHA, (1 - risks) / (1 - ALPHA)) * (bets + 1)
+        for row, owned in enumerate((bets.mean(axis=1), bets.max(axis=1))):
+            stopped[row, (stopped[row] == 0) & (owned >= MEAN_TIME)] = n
+        bets[stopped.all(axis=0)] = 0
+    stopped[stopped == 0] = 4_000  # at least
+    return stopped
+
+
+def test_false_alarms_of_a_detector_are_as_far_apart_as_promised(excess):
+    """In one stream that goes on after each alarm; queries are seen 50 at a time."""
+    rng, detector, apart = np.random.default_rng(3), ChangeDetector(ALPHA, MEAN_TIME), []
+    while len(apart) < 2_000:
+        if detector.update(rng.uniform(size=50) < ALPHA):
+            apart.append(detector.n - 49.0)  # the alarm was at one of the 50, at least the first
+            detector.reset()
+    assert excess(-np.array(apart), -MEAN_TIME) <= 3
+
+
+def test_a_detector_by_hand_agrees_and_the_best_bet_alone_would_be_noticed(excess, false_alarms):
+    mean, best = false_alarms
+    assert excess(-mean.astype(float), -MEAN_TIME) <= 3
+    assert excess(-best.astype(float), -MEAN_TIME) > 3
+
+
+@pytest.mark.parametrize("before", [0, 10_000])
+def test_a_detector_tells_a_rise_whenever_it_comes(before):
+    rng, told = np.random.default_rng(4), []
+    for _ in range(100):
+        detector = ChangeDetector(ALPHA, mean_time=100_000)
+        assert not detector.update(rng.uniform(size=before) < 0.05)
+        told.append(detector.update(rng.uniform(size=75) < 0.3))
+    assert np.mean(told) > 0.5
 
 
 def smooth(n):
@@ -101,3 +187,56 @@ def test_harder_queries_than_the_calibration_queries_are_told_apart(worlds, draw
         for old, new in zip(draws(150)[:200], draws(80, size=len(hard))[:200], strict=True)
     ]
     assert np.mean(found) > 0.99
+
+
+ASKED, RECENT = 0.1, 200
+
+
+@pytest.fixture(scope="module")
+def answered():
+    """`answered(risk)`: 2,000 checks of 200 recent queries of this risk at the certified kappa.
+
+    The scores of 1,000 calibration queries are uniform; those of recent queries are too, or larger
+    by a factor. Only calibrations that keep the promise count: of others the risk is above alpha.
+    """
+
+    def answered(risk):
+        rng, checks = np.random.default_rng(9), []
+        allowed = allowed_misses(1000, ASKED, 0.1)
+        while len(checks) < STREAMS:
+            calibration = scored(rng, 1.0, 1000)
+            kappa = float(np.sort(calibration.scores)[-1 - allowed])
+            if kappa >= 1 - ASKED:
+                factor = 1.0 if risk is None else kappa / (1 - risk)
+                recent = scored(rng, factor, RECENT)
+                checks.append(check_exchangeability(calibration, recent, certified=(kappa, ASKED)))
+        return checks
+
+    return cache(answered)
+
+
+def scored(rng, factor, n):
+    """Queries whose scores are uniform up to a factor; the uncertainty tells nothing of them."""
+    costs = np.stack([np.zeros(n), factor * rng.uniform(size=n)], axis=1).astype(np.float32)
+    relevant = np.tile([False, True], (n, 1))
+    return Outcomes(costs, relevant, np.ones(n, np.int64), rng.normal(size=n), np.zeros(n))
+
+
+@pytest.mark.parametrize("level", [0.01, 0.05, 0.2])
+def test_a_kept_promise_is_contradicted_with_probability_level_at_most(answered, excess, level):
+    checks = answered(None)
+    assert excess([check.contradicted(level) for check in checks], level) <= 3
+    assert excess([check.p_values["risk"] <= level for check in checks], level) <= 3
+
+
+def test_the_smallest_of_three_p_values_would_be_noticed(answered, excess):
+    wrong = [min(check.p_values.values()) <= 0.2 for check in answered(None)]
+    assert excess(wrong, 0.2) > 3
+
+
+def test_twice_the_risk_is_told_by_200_queries(answered):
+    checks = answered(0.2)
+    assert np.mean([check.misses for check in checks]) == pytest.approx(40, abs=0.5)
+    assert np.mean([check.contradicted() for check in checks]) >= 0.9
+    without = [2 * min(check.p_values["uncertainty"], check.p_values["score"]) for check in checks]
+    assert np.mean(np.array(without) <= 0.01) < 0.7
