@@ -14,15 +14,17 @@ from calibration import drawing, report
 from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.evaluation import Evaluation, Queries, evaluate
 from calibration.progress import embedding, step
+from calibration.table import console
 from rcir import api, figures, runs, storage, tracking
 from rcir.candidates import Judged
-from rcir.data import DataConfig, ImageSet, Splits, data_root, load_splits
+from rcir.data import DataConfig, ImageSet, Splits, data_root, load_splits, without_repeats
 from rcir.data.datasets import find_dataset
 from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.measured import TEST, Measured, names_digest
 from rcir.retriever import Retriever
 from rcir.risk import Certified
+from rcir.trained import TrainedOn
 
 PAGE, RESULTS = "report.html", "results.json"
 
@@ -52,11 +54,13 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     """Index the gallery, fit adapter and controller, measure, write and track.
 
     The size adapter is fitted on the adapter split, the controller on the calibration split, and
-    what is reported is measured on the test split; no query is in two of them. What was embedded
-    is kept in the folder `embeddings` of the output until the retriever is saved.
+    what is reported is measured on the test split; no query is in two of them, and pictures that
+    stand in two places are left out (`rcir.data.without_repeats`). What was embedded is kept in the
+    folder `embeddings` of the output until the retriever is saved.
 
     Raises:
-        InvalidData: there is no such run, or it is not finished; or the output holds something
+        InvalidData: there is no such run, or it is not finished; or it trained on what is to
+            certify it (`rcir.trained.TrainedOn.require_unseen`); or the output holds something
             else.
         CorruptRetriever: what lies at the retriever's place is something else.
         InvalidImage: of an image that cannot be read.
@@ -68,14 +72,14 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     place = output / "retriever"
     _check_output(output)
     storage.check_place(place)
-    splits = load_splits(run.data)
+    encoder, trained = run.encoder(), TrainedOn.read(run.path)
+    splits = _without_repeats(load_splits(run.data))
+    trained.require_unseen(splits)
     _check_group(splits, config.group)
     asked = _outside(run.data, config.ood)
     embedder = Embedder(config.num_workers, config.use_gpu, output / "embeddings")
     with embedding("gallery", splits.gallery, embedder) as shown:
-        retriever = Retriever.build(
-            run.encoder(), run.preprocessing, splits.gallery, config.depth, shown
-        )
+        retriever = Retriever.build(encoder, run.preprocessing, splits.gallery, config.depth, shown)
     data = replace(run.data, root=str(data_root(run.data)) if run.data.root else None)
     retriever.origin = {
         "data": asdict(data),
@@ -135,7 +139,7 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
     if retriever.calibrated_on != retriever.fingerprints():
         raise StaleCalibration(f"{config.retriever} has changed since calibration: calibrate again")
     data = DataConfig(**retriever.origin["data"])
-    splits = load_splits(data)
+    splits = _without_repeats(load_splits(data))
     if not _is_of(retriever, splits.gallery):
         raise InvalidData(
             f"{data.name} gives another gallery than the one in {config.retriever}: restore the "
@@ -158,6 +162,16 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
     tracked = tracking.find_run(retriever.origin.get("run", ""))
     page = _publish(output, retriever, evaluation, queries.test, splits, tracked, started)
     return Calibrated(retriever, Path(config.retriever), page, evaluation, queries.test, splits)
+
+
+def _without_repeats(splits: Splits) -> Splits:
+    """The splits without queries that stand elsewhere too; one line says how many those were."""
+    kept, left_out = without_repeats(splits)
+    if any(left_out.values()):
+        counts = ", ".join(f"{n} of the {name} queries" for name, n in left_out.items() if n)
+        said = f"left out, for the same picture stands elsewhere: {counts}"
+        console.print(said, soft_wrap=True)
+    return kept
 
 
 def _is_of(retriever: Retriever, gallery: ImageSet) -> bool:

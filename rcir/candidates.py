@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,14 @@ class Candidates:
         positions: (n, depth) positions in the gallery; -1 where there are no more.
         vectors: (n, d) embeddings of the queries.
         fingerprints: of the retriever that searched.
+        digests: (n,) of the queries, by which the same picture is known, see `rcir.data.digests`.
     """
 
     rankings: Rankings
     positions: NDArray[np.int64]
     vectors: NDArray[np.float32]
     fingerprints: dict[str, str]
+    digests: NDArray[np.bytes_]
 
     @property
     def distances(self) -> NDArray[np.floating[Any]]:
@@ -53,7 +55,7 @@ class Candidates:
         """
         rankings, columns = self.rankings.distinct()
         positions = take_columns(self.positions, columns, -1)
-        return Candidates(rankings, positions, self.vectors, self.fingerprints), columns
+        return replace(self, rankings=rankings, positions=positions), columns
 
 
 @dataclass(frozen=True)

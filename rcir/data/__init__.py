@@ -6,6 +6,7 @@ from rcir.data.images import ImageLike, read_image
 from rcir.data.loading import DataConfig, data_root, load_splits
 from rcir.data.preprocessing import Preprocessing
 from rcir.data.records import ImageSet, Splits
+from rcir.data.repeats import without_repeats
 
 __all__ = [
     "DATASETS",
@@ -19,4 +20,5 @@ __all__ = [
     "data_root",
     "load_splits",
     "read_image",
+    "without_repeats",
 ]

@@ -41,7 +41,7 @@ def digests(images: Sequence[ImageLike] | NDArray[Any]) -> NDArray[np.bytes_]:
         >>> bool(first == digests([np.array([[1], [2]], np.uint8)])[0])  # another shape
         False
     """
-    if len(images) and all(isinstance(image, str | os.PathLike) for image in images):
+    if len(images) > 1 and all(isinstance(image, str | os.PathLike) for image in images):
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             found = list(pool.map(_digest, images))
     else:
@@ -56,5 +56,5 @@ def _digest(image: ImageLike) -> str:
     grey = image.mode in ("1", "L") if isinstance(image, Image.Image) else np.ndim(image) == 2
     pixels = read_image(image, channels=1 if grey else 3)
     found = blake2b(repr(pixels.shape).encode(), digest_size=BYTES)
-    found.update(np.ascontiguousarray(pixels))
+    found.update(np.ascontiguousarray(pixels).data)
     return found.hexdigest()

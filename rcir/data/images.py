@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -112,7 +113,7 @@ def faults(sources: Sequence[ImageLike]) -> Iterator[str | None]:
 
 
 @contextmanager
-def open_image(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def open_image(path: str | os.PathLike[str]) -> Iterator[BufferedReader]:
     """The file of an image, open to be read; what goes wrong meanwhile becomes `InvalidImage`."""
     place = Path(path)
     if not place.is_file():
