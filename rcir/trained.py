@@ -74,7 +74,7 @@ class TrainedOn:
         try:
             found = json.loads(path.read_text())
             return cls(
-                np.array(found["images"], str).astype(np.bytes_),
+                np.array([str(each) for each in found["images"]], np.bytes_),
                 [str(name) for name in found["classes"]],
                 bool(found["zero_shot"]),
             )
