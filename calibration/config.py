@@ -17,10 +17,12 @@ class CalibrationConfig:
         run: folder of a training run, or the id of its MLflow run.
         output: folder for `retriever`, `report.html`, `results.json` and `test.safetensors`, which
             `rcir compare` reads; the run's own unless given.
-        adapter: how set size depends on the query; "auto" takes what needs the smallest sets
-            at the same miss risk.
+        adapter: how set size depends on the query; "auto" takes, for each risk, what needs the
+            smallest sets at the same risk.
         bound: confidence bound; "binomial" is exact, "hoeffding" that of Cai et al. (AAAI 2025).
         group: attribute of the queries, such as a camera; the retriever then answers per group.
+        cluster: attribute of the queries, such as a video or a patient, whose queries are not
+            independent of each other; queries are then divided, and calibrated with, by clusters.
         depth: candidates searched per query; no set is larger.
         alphas: levels to report. The retriever answers any.
         delta: probability of misleading calibration queries to report. The retriever answers any.
@@ -32,9 +34,12 @@ class CalibrationConfig:
 
     run: str
     output: str | None = None
-    adapter: Literal["auto", "constant", "minmax", "quantile", "learned"] = "auto"
+    adapter: Literal["auto", "constant", "minmax", "quantile", "learned", "boosted", "reranked"] = (
+        "auto"
+    )
     bound: Bound = "binomial"
     group: str | None = None
+    cluster: str | None = None
     depth: int = 200
     alphas: tuple[float, ...] = (0.05, 0.1, 0.2)
     delta: float = 0.1

@@ -35,15 +35,18 @@ def draw(
 
 def _of_sizes(retriever: Retriever, evaluation: Evaluation, test: Judged) -> dict[str, Figure]:
     repeats, adapter = evaluation.repeats, retriever.controllers[None].adapter
-    own = repeats.rules[adapter.name]
-    named = {f"{name} sizes": rule.mean for name, rule in repeats.rules.items()}
-    drawn = {
-        "risk": figures.risk_spread(repeats.alphas, own.risk, repeats.delta),
-        "size": figures.size_spread(repeats.alphas, named),
-        "delta": figures.delta_sweep(
-            repeats.deltas, repeats.by_delta.risk, repeats.by_delta.mean, repeats.alpha
-        ),
-    }
+    drawn = {}
+    if repeats is not None:
+        named = {f"{name} sizes": rule.mean for name, rule in repeats.rules.items()}
+        drawn = {
+            "risk": figures.risk_spread(
+                repeats.alphas, repeats.rules[adapter.name].risk, repeats.delta
+            ),
+            "size": figures.size_spread(repeats.alphas, named),
+            "delta": figures.delta_sweep(
+                repeats.deltas, repeats.by_delta.risk, repeats.by_delta.mean, repeats.alpha
+            ),
+        }
     sizes = {
         f"alpha = {row.alpha:g}": adapter.sizes(test.found.rankings, row.kappa)
         for row in evaluation.rows
@@ -105,6 +108,7 @@ def _of_queries(
         return {}
     row = min(certified, key=lambda row: abs(row.alpha - 0.1))
     adapter = retriever.controllers[None].adapter
+    test = test.ordered(adapter)
     sizes = adapter.sizes(test.found.rankings, float(row.kappa or 0))
     order = np.argsort(test.found.uncertainty, kind="stable")
     drawn = {}

@@ -12,20 +12,10 @@ from numpy.typing import NDArray
 
 from calibration.quality import Quality, assess
 from calibration.repeats import Repeats, repeat
-from calibration.statements import Row, measure, others
-from rcir.candidates import Judged
+from calibration.statements import Queries, Row, rows
+from calibration.subgroups import Part, subgroups
 from rcir.data import ImageSet
 from rcir.retriever import Retriever
-from rcir.risk import Request
-
-
-@dataclass(frozen=True)
-class Queries:
-    """What a retriever found for the queries of the three splits."""
-
-    adapter: Judged
-    calibration: Judged
-    test: Judged
 
 
 @dataclass(frozen=True)
@@ -39,7 +29,11 @@ class Evaluation:
         others: further statements at the asked levels.
         comparison: mean set size of each adapter at each level on the adapter split, if compared.
         quality: of rankings and uncertainties.
-        repeats: the guarantee over many random divisions of calibration and test queries.
+        parts: the risk of parts of the test queries, at the certified level nearest to 0.1.
+        parts_alpha: that level; None if nothing is certified.
+        cluster: what the clusters are that the queries come in, if any.
+        repeats: the guarantee over many random divisions of calibration and test queries; None of
+            queries in clusters.
         beyond_depth: number of test queries without a match in the search depth.
     """
 
@@ -51,7 +45,10 @@ class Evaluation:
     others: list[Row]
     comparison: Mapping[str, Mapping[float, float]]
     quality: Quality
-    repeats: Repeats
+    parts: list[Part]
+    parts_alpha: float | None
+    cluster: str | None
+    repeats: Repeats | None
     beyond_depth: int
 
     def metrics(self) -> dict[str, float]:
@@ -63,7 +60,8 @@ class Evaluation:
                 place += "/" + re.sub(r"[^\w.-]+", "-", row.statement)
             for name in ("kappa", "test_risk", "mean_size", "constant_size", "answered"):
                 named[f"{place}/{name}"] = getattr(row, name)
-        for rule, levels in self.repeats.summary([row.alpha for row in self.rows]).items():
+        summary = self.repeats.summary([row.alpha for row in self.rows]) if self.repeats else {}
+        for rule, levels in summary.items():
             for alpha, values in levels.items():
                 place = f"alpha-{alpha}/divisions/{rule.replace(' ', '')}"
                 named |= {f"{place}/{name}": value for name, value in values.items()}
@@ -77,8 +75,10 @@ class Evaluation:
             "quality": self.quality.numbers,
             "rows": [asdict(row) for row in self.rows],
             "others": [asdict(row) for row in self.others],
-            "repeats": self.repeats.summary(self.repeats.alphas.tolist()),
-            "repeats_by_delta": self.repeats.summary_of_deltas(),
+            "parts": [asdict(part) | {"risk": part.risk} for part in self.parts],
+            "parts_alpha": self.parts_alpha,
+            "repeats": self.repeats and self.repeats.summary(self.repeats.alphas.tolist()),
+            "repeats_by_delta": self.repeats and self.repeats.summary_of_deltas(),
             "adapter_comparison": self.comparison,
         }
 
@@ -105,15 +105,23 @@ def evaluate(
         outside: (m,) uncertainties of out-of-distribution queries.
     """
     controller, test = retriever.controllers[None], queries.test
+    misses, others = rows(retriever, queries, alphas, delta)
+    certified = [row for row in misses if row.kappa is not None]
+    at = min(certified, key=lambda row: abs(row.alpha - 0.1), default=None)
     return Evaluation(
         dataset=dataset,
         encoder=retriever.encoder.config.method,
         n_calibration=len(controller.calibration),
         n_test=len(test.ranks),
-        rows=[measure(controller, Request(alpha, delta), test) for alpha in alphas],
-        others=others(retriever, test, alphas, delta),
+        rows=misses,
+        others=others,
         comparison=comparison,
         quality=assess(retriever, test, images, outside),
-        repeats=repeat(retriever, queries.adapter, queries.calibration, test, alphas, delta),
+        parts=subgroups(retriever, test, images, float(at.kappa or 0)) if at else [],
+        parts_alpha=at.alpha if at else None,
+        cluster=controller.cluster,
+        repeats=None
+        if controller.cluster
+        else repeat(retriever, queries.adapter, queries.calibration, test, alphas, delta),
         beyond_depth=int(np.isinf(test.ranks).sum()),
     )

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from calibration import drawing, report
 from calibration.config import CalibrationConfig, EvaluationConfig
-from calibration.evaluation import Evaluation, Queries, evaluate
+from calibration.evaluation import Evaluation, evaluate
 from calibration.progress import embedding, step
+from calibration.statements import Queries
+from calibration.table import console
 from rcir import api, figures, runs, storage, tracking
 from rcir.candidates import Judged
 from rcir.data import (
@@ -25,6 +27,7 @@ from rcir.data import (
     data_root,
     load_splits,
     with_cluster,
+    without_repeats,
 )
 from rcir.data.datasets import find_dataset
 from rcir.encoders.embedder import Embedder
@@ -32,6 +35,7 @@ from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.measured import TEST, Measured, names_digest
 from rcir.retriever import Retriever
 from rcir.risk import Certified, corrected
+from rcir.trained import TrainedOn
 
 PAGE, RESULTS = "report.html", "results.json"
 
@@ -61,11 +65,13 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     """Index the gallery, fit adapter and controller, measure, write and track.
 
     The size adapter is fitted on the adapter split, the controller on the calibration split, and
-    what is reported is measured on the test split; no query is in two of them. What was embedded
-    is kept in the folder `embeddings` of the output until the retriever is saved.
+    what is reported is measured on the test split; no query is in two of them, and pictures that
+    stand in two places are left out (`rcir.data.without_repeats`). What was embedded is kept in the
+    folder `embeddings` of the output until the retriever is saved.
 
     Raises:
-        InvalidData: there is no such run, or it is not finished; or the output holds something
+        InvalidData: there is no such run, or it is not finished; or it trained on what is to
+            certify it (`rcir.trained.TrainedOn.require_unseen`); or the output holds something
             else.
         CorruptRetriever: what lies at the retriever's place is something else.
         InvalidImage: of an image that cannot be read.
@@ -77,26 +83,27 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     place = output / "retriever"
     _check_output(output)
     storage.check_place(place)
-    cluster = getattr(config, "cluster", None)
+    cluster = config.cluster or run.data.options.get("cluster")
     data = with_cluster(run.data, cluster)
-    splits = load_splits(data)
+    encoder, trained = run.encoder(), TrainedOn.read(run.path)
+    splits = _without_repeats(load_splits(data))
+    trained.require_unseen(splits)
     if warning := cluster_warning(splits, cluster):
         print(f"warning: {warning}", file=sys.stderr)
     _check_group(splits, config.group)
     asked = _outside(run.data, config.ood)
     embedder = Embedder(config.num_workers, config.use_gpu, output / "embeddings")
     with embedding("gallery", splits.gallery, embedder) as shown:
-        retriever = Retriever.build(
-            run.encoder(), run.preprocessing, splits.gallery, config.depth, shown
-        )
+        retriever = Retriever.build(encoder, run.preprocessing, splits.gallery, config.depth, shown)
     data = replace(data, root=str(data_root(data)) if data.root else None)
     retriever.origin = {
         "data": asdict(data),
         "queries": _digests(splits),
         "run": run.mlflow_run,
         "group": config.group,
+        "cluster": cluster,
     }
-    queries = _judge(retriever, splits, config.group, embedder)
+    queries = _judge(retriever, splits, embedder)
     outside = _uncertainty(retriever, asked, embedder)
     with step("calibration"):
         comparisons = retriever.calibrate(
@@ -148,7 +155,7 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
     if retriever.calibrated_on != retriever.fingerprints():
         raise StaleCalibration(f"{config.retriever} has changed since calibration: calibrate again")
     data = DataConfig(**retriever.origin["data"])
-    splits = load_splits(data)
+    splits = _without_repeats(load_splits(data))
     if not _is_of(retriever, splits.gallery):
         raise InvalidData(
             f"{data.name} gives another gallery than the one in {config.retriever}: restore the "
@@ -164,7 +171,7 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
     delta = corrected(config.delta, retriever.chosen_among)
     output = Path(config.output or Path(config.retriever).absolute().parent / "evaluation")
     _check_output(output)
-    queries = _judge(retriever, splits, retriever.origin.get("group"), Embedder())
+    queries = _judge(retriever, splits, Embedder())
     outside = _uncertainty(retriever, asked, Embedder())
     with step("evaluation"):
         evaluation = evaluate(
@@ -173,6 +180,16 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
     tracked = tracking.find_run(retriever.origin.get("run", ""))
     page = _publish(output, retriever, evaluation, queries.test, splits, tracked, started)
     return Calibrated(retriever, Path(config.retriever), page, evaluation, queries.test, splits)
+
+
+def _without_repeats(splits: Splits) -> Splits:
+    """The splits without queries that stand elsewhere too; one line says how many those were."""
+    kept, left_out = without_repeats(splits)
+    if any(left_out.values()):
+        counts = ", ".join(f"{n} of the {name} queries" for name, n in left_out.items() if n)
+        said = f"left out, for the same picture stands elsewhere: {counts}"
+        console.print(said, soft_wrap=True)
+    return kept
 
 
 def _is_of(retriever: Retriever, gallery: ImageSet) -> bool:
@@ -185,12 +202,14 @@ def _is_of(retriever: Retriever, gallery: ImageSet) -> bool:
     )
 
 
-def _judge(retriever: Retriever, splits: Splits, group: str | None, embedder: Embedder) -> Queries:
+def _judge(retriever: Retriever, splits: Splits, embedder: Embedder) -> Queries:
+    """The queries of the three splits, searched; the origin names their groups and clusters."""
+    group, cluster = (retriever.origin.get(name) for name in ("group", "cluster"))
     found = []
     for name in ("adapter", "calibration", "test"):
         images = getattr(splits, name)
         with embedding(f"{name} queries", images, embedder) as shown:
-            found.append(retriever.judge(images, group, shown))
+            found.append(retriever.judge(images, group, shown, cluster))
     return Queries(*found)
 
 
@@ -210,7 +229,10 @@ def _measured(
     return Measured(
         "test",
         names_digest([*splits.calibration.ids, *splits.test.ids]),
-        [Certified(controller.calibration.scores, test.outcomes(controller.adapter).costs)],
+        # What queries in clusters certify is no order statistic: there is nothing to compare.
+        [Certified(controller.calibration.scores, test.outcomes(controller.adapter).costs)]
+        if controller.cluster is None
+        else [],
         numbers | {"ece": evaluation.quality.reliability.error},
         controller.adapter.name,
     )

@@ -52,7 +52,7 @@ def render(evaluation: Evaluation, drawn: dict[str, str]) -> str:
         for name, value in evaluation.quality.numbers.items()
         if not name.startswith("ece")
     }
-    delta = evaluation.rows[0].delta
+    delta, repeats = evaluation.rows[0].delta, evaluation.repeats
     return environment.get_template("report.html").render(
         evaluation=evaluation,
         delta=delta,
@@ -61,8 +61,8 @@ def render(evaluation: Evaluation, drawn: dict[str, str]) -> str:
         labelled=any("labels" in row.statement for row in evaluation.others),
         numbers=numbers,
         errors=_errors(evaluation.quality.numbers),
-        summary=evaluation.repeats.summary([row.alpha for row in evaluation.rows]),
-        divisions=len(next(iter(evaluation.repeats.rules.values())).risk),
+        summary=repeats.summary([row.alpha for row in evaluation.rows]) if repeats else {},
+        divisions=len(next(iter(repeats.rules.values())).risk) if repeats else 0,
     )
 
 

@@ -11,7 +11,21 @@ import numpy as np
 from rcir.candidates import Judged
 from rcir.errors import RiskUnattainable
 from rcir.retriever import Retriever
-from rcir.risk import Constant, Outcomes, Request, RiskController
+from rcir.risk import Constant, Request, RiskController
+from rcir.risk.adapters import widened
+
+
+@dataclass(frozen=True)
+class Queries:
+    """What a retriever found for the queries of the three splits."""
+
+    adapter: Judged
+    calibration: Judged
+    test: Judged
+
+    def distinct(self) -> Queries:
+        """The same of labels."""
+        return Queries(*(part.distinct() for part in (self.adapter, self.calibration, self.test)))
 
 
 @dataclass(frozen=True)
@@ -41,39 +55,52 @@ class Row:
     answered: float | None = None
 
 
-def others(retriever: Retriever, test: Judged, alphas: Sequence[float], delta: float) -> list[Row]:
-    """What else can be certified of the same calibration queries."""
+def rows(
+    retriever: Retriever, queries: Queries, alphas: Sequence[float], delta: float
+) -> tuple[list[Row], list[Row]]:
+    """The miss risk at each alpha, and what else the same calibration queries certify."""
     controller = retriever.controllers[None]
-    rows = []
-    if "label" in retriever.controllers:
-        distinct, distinct_test = retriever.controllers["label"], test.distinct()
-        rows = [
-            measure(distinct, Request(alpha, delta), distinct_test, "miss, distinct labels")
+    options: dict[str, dict[str, Any]] = {}
+    if controller.cluster is None:
+        options["miss, abstaining"] = {"abstain": True}
+        options["miss, whatever alpha"] = {"simultaneous": True}
+    options |= {"recall": {"risk": "recall"}, "false discovery": {"risk": "false-discovery"}}
+    for group in [] if controller.groups is None else sorted(set(controller.groups.tolist())):
+        options[f"miss, group {group}"] = {"group": group}
+    if controller.groups is not None:
+        options["miss, any mix of groups"] = {"mix": "any"}
+
+    def measured(
+        controller: RiskController, queries: Queries, statements: dict[str, dict[str, Any]]
+    ) -> list[Row]:
+        alike = _alike(queries, controller)
+        return [
+            _measure(controller, alike, Request(alpha, delta, **asked), queries.test, statement)
+            for statement, asked in statements.items()
             for alpha in alphas
         ]
-    statements: dict[str, dict[str, Any]] = {
-        "miss, abstaining": {"abstain": True},
-        "recall": {"risk": "recall"},
-        "false discovery": {"risk": "false-discovery"},
-    }
-    for group in [] if controller.groups is None else sorted(set(controller.groups.tolist())):
-        statements[f"miss, group {group}"] = {"group": group}
-    rows += [
-        measure(controller, Request(alpha, delta, **options), test, statement)
-        for statement, options in statements.items()
-        for alpha in alphas
-    ]
-    return rows
+
+    distinct: list[Row] = []
+    if "label" in retriever.controllers:
+        labels: dict[str, dict[str, Any]] = {"miss, distinct labels": {}}
+        distinct = measured(retriever.controllers["label"], queries.distinct(), labels)
+    everything = measured(controller, queries, {"miss": {}, **options})
+    return everything[: len(alphas)], distinct + everything[len(alphas) :]
 
 
-def measure(
-    controller: RiskController, request: Request, test: Judged, statement: str = "miss"
+def _measure(
+    controller: RiskController,
+    alike: RiskController,
+    request: Request,
+    test: Judged,
+    statement: str,
 ) -> Row:
     """One statement on the test queries that it speaks of."""
+    controller = controller.for_risk(request)
     alpha, delta = float(request.alpha), float(request.delta or 0)  # type: ignore[arg-type]
     row = Row(statement, alpha, delta, controller.adapter.name, controller.bound)
     if not request.abstain:
-        row = replace(row, constant_size=constant_size(controller, request, test))
+        row = replace(row, constant_size=_constant_size(alike, request, test))
     try:
         decision = controller.decide(request)
     except RiskUnattainable:
@@ -81,37 +108,39 @@ def measure(
     asked = np.ones(len(test.ranks), bool)
     if request.group is not None and test.groups is not None:
         asked = test.groups == request.group
-    sizes = controller.sizes(test.found.rankings, decision)
-    rows = np.flatnonzero(asked & (sizes > 0))
+    ordered = test.ordered(controller.adapter)
+    sizes = controller.sizes(ordered.found.rankings, decision)
+    answered = np.flatnonzero(asked & (sizes > 0))
     row = replace(row, bound=decision.bound, kappa=decision.kappa)
-    if len(rows) == 0:
+    if len(answered) == 0:
         return replace(row, answered=0.0 if asked.any() else None)
-    outcomes = test.outcomes(controller.adapter).subset(rows)
+    outcomes = test.outcomes(controller.adapter).subset(answered)
+    kappa = widened(np.array([decision.kappa]))
     return replace(
         row,
-        test_risk=float(outcomes.losses(request.risk, np.array([decision.kappa])).mean()),
-        mean_size=float(sizes[rows].mean()),
-        answered=len(rows) / int(asked.sum()),
+        test_risk=float(outcomes.unit_losses(request.risk, kappa).mean()),
+        mean_size=float(sizes[answered].mean()),
+        answered=len(answered) / int(asked.sum()),
     )
 
 
-def constant_size(controller: RiskController, request: Request, test: Judged) -> float | None:
-    """The mean size that the constant adapter needs for the same statement."""
-    alike = RiskController(
-        Constant(),
-        _same_for_all(controller.tuning),
-        _same_for_all(controller.calibration),
+def _alike(queries: Queries, controller: RiskController) -> RiskController:
+    """The controller of the same queries with one size for all."""
+    constant = Constant()
+    return RiskController(
+        constant,
+        queries.adapter.outcomes(constant),
+        queries.calibration.outcomes(constant),
         controller.bound,
         controller.groups,
+        controller.cluster,
     )
+
+
+def _constant_size(alike: RiskController, request: Request, test: Judged) -> float | None:
+    """The mean size that the constant adapter needs for the same statement."""
     try:
         decision = alike.decide(request)
     except RiskUnattainable:
         return None
     return float(alike.sizes(test.found.rankings, decision).mean())
-
-
-def _same_for_all(outcomes: Outcomes) -> Outcomes:
-    """Outcomes with the prices of the constant adapter."""
-    prices = np.arange(outcomes.costs.shape[1], dtype=np.float32)
-    return replace(outcomes, costs=np.where(np.isinf(outcomes.costs), np.inf, prices))

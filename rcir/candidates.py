@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rcir.data.digests import digests
+from rcir.data.images import ImageLike
 from rcir.errors import InvalidData
 from rcir.metrics import first_match_ranks
 from rcir.risk import Outcomes, Rankings, SizeAdapter
@@ -25,12 +29,19 @@ class Candidates:
         positions: (n, depth) positions in the gallery; -1 where there are no more.
         vectors: (n, d) embeddings of the queries.
         fingerprints: of the retriever that searched.
+        images: the n queries.
     """
 
     rankings: Rankings
     positions: NDArray[np.int64]
     vectors: NDArray[np.float32]
     fingerprints: dict[str, str]
+    images: Sequence[ImageLike] | NDArray[np.uint8]
+
+    @cached_property
+    def digests(self) -> NDArray[np.bytes_]:
+        """(n,) by which the same query is known, see `rcir.data.digests`."""
+        return digests(self.images)
 
     @property
     def distances(self) -> NDArray[np.floating[Any]]:
@@ -61,7 +72,7 @@ class Candidates:
         """
         rankings, columns = self.rankings.distinct()
         positions = take_columns(self.positions, columns, -1)
-        return Candidates(rankings, positions, self.vectors, self.fingerprints), columns
+        return replace(self, rankings=rankings, positions=positions), columns
 
 
 @dataclass(frozen=True)
@@ -119,6 +130,15 @@ class Judged:
         relevant = take_columns(self.relevant, columns, False)
         totals = self.totals > 0 if self.one_label else self.totals
         return replace(self, found=found, relevant=relevant, totals=totals.astype(np.int64))
+
+    def ordered(self, adapter: SizeAdapter) -> Judged:
+        """In the order in which the adapter's sets take candidates."""
+        rankings, columns = adapter.ordered(self.found.rankings)
+        if columns is None:
+            return self
+        positions = np.take_along_axis(self.found.positions, columns, axis=1)
+        found = replace(self.found, rankings=rankings, positions=positions)
+        return replace(self, found=found, relevant=take_columns(self.relevant, columns, False))
 
     def outcomes(self, adapter: SizeAdapter) -> Outcomes:
         """As risk control sees them, priced by an adapter."""

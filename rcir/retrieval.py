@@ -52,8 +52,8 @@ class Guarantee:
         abstain: whether it speaks of the queries that got an answer only.
         simultaneous: whether it holds for all alpha at once.
         kappa: the calibrated parameter of the size adapter.
-        bound: what it rests on: a confidence bound, "band" (simultaneous), "anytime", "conformal" (on
-            average).
+        bound: what it rests on: a confidence bound, "band" (simultaneous), "anytime" or "conformal"
+            (on average).
         adapter: the size adapter.
         n_calibration: number of calibration queries.
         risk_bound: the level that is certified in fact, at most alpha (misses are whole numbers);

@@ -10,6 +10,7 @@ import numpy as np
 from rcir.candidates import Judged
 from rcir.control import check_clusters, control, extended
 from rcir.data.images import ImageLike
+from rcir.data.repeats import require_no_repeats, warn_of_copies
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.retrieval import Distinct, Guarantee, Options, Retrieval
 from rcir.risk import (
@@ -57,6 +58,7 @@ class Retriever(Searcher):
         bound: Bound = "binomial",
         alphas: Sequence[float] = ALPHAS,
         delta: float = 0.1,
+        recurring: bool = False,
     ) -> dict[Distinct, Comparison]:
         """Calibrate on queries that this retriever, as it is now, has searched.
 
@@ -69,6 +71,9 @@ class Retriever(Searcher):
                 `rcir.risk.fit_adapter`.
             bound: confidence bound of the risk, see `rcir.risk.p_value`.
             alphas, delta: levels at which "auto" compares.
+            recurring: allow calibration queries that are in the adapter split too, or come twice:
+                for pictures that recur in use exactly as they do here, each query drawn
+                independently of all others. Copies of one list of pictures are not.
 
         Returns:
             For sets of images (None) and sets of labels ("label") what "auto" compared, see
@@ -76,7 +81,8 @@ class Retriever(Searcher):
 
         Raises:
             StaleCalibration: the retriever has changed since it searched.
-            InvalidData: of the queries.
+            InvalidData: of the queries; or some of them are pictures of the gallery, of the adapter
+                split too, or the same (by digests; of pictures encoded anew it warns).
 
         Example:
             >>> import rcir
@@ -100,6 +106,12 @@ class Retriever(Searcher):
         for judged in (adapter_split, calibration):
             self._check_searched(judged)
         check_clusters(adapter_split, calibration)
+        require_no_repeats(
+            self.digests, adapter_split.found.digests, calibration.found.digests, recurring
+        )
+        known = self.digests is not None
+        warn_of_copies("queries of the adapter split", adapter_split.found.distances[:, 0], known)
+        warn_of_copies("calibration queries", calibration.found.distances[:, 0], known)
         controllers: dict[Distinct, RiskController] = {}
         comparisons: dict[Distinct, Comparison] = {}
         for distinct in (None, "label") if self.labels is not None else (None,):

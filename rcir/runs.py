@@ -2,6 +2,7 @@
 
 run.json             configuration, MLflow run, state
 checkpoints/         one folder per kept epoch, see `training.checkpoint`
+trained_on.json      pictures and classes it was trained on, see `rcir.trained`
 metrics.json         of every epoch, logged to MLflow or not, see `training.history`
 lock                 held by the process that trains
 encoder.safetensors  the chosen weights, once training is finished

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rcir.candidates import Candidates, Judged
+from rcir.data.digests import digests
 from rcir.data.images import ImageLike
 from rcir.data.preprocessing import Preprocessing
 from rcir.data.records import ImageSet
@@ -37,6 +38,7 @@ class Searcher:
             as labels; None if that is not known.
         max_depth: number of candidates to search for each query, if the gallery has as many.
         item_uncertainty: (n,) of the gallery images; None for an encoder without one.
+        digests: (n,) of the gallery images, see `rcir.data.digests`; None if they are not known.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Searcher:
         labels: NDArray[np.int64] | Relevance | None = None,
         depth: int = 200,
         item_uncertainty: NDArray[np.float64] | None = None,
+        digests: NDArray[np.bytes_] | None = None,
     ) -> None:
         if depth < 1:
             raise InvalidConfig(f"depth is {depth}; at least 1 candidate must be searched")
@@ -61,18 +64,19 @@ class Searcher:
         self.item_uncertainty = (
             None if item_uncertainty is None else _frozen(np.array(item_uncertainty, np.float64))
         )
+        self.digests = None if digests is None else _frozen(np.array(digests, np.bytes_))
         self.max_depth = depth
         self._fingerprints: dict[str, str] = {}
         self._fingerprinted: tuple[list[object], list[int], list[Tensor]] = ([], [], [])
         lengths = {
             len(values)
-            for values in (self.ids, self.relevance, self.item_uncertainty)
+            for values in (self.ids, self.relevance, self.item_uncertainty, self.digests)
             if values is not None
         }
         if lengths != {len(index)}:
             raise InvalidData(
-                f"the index holds {len(index)} images; ids, labels and uncertainties number "
-                f"{sorted(lengths)}: give one each"
+                f"the index holds {len(index)} images; ids, labels, uncertainties and digests "
+                f"number {sorted(lengths)}: give one each"
             )
 
     @classmethod
@@ -94,8 +98,8 @@ class Searcher:
         vectors, uncertainty = _arrays((embedder or embed)(encoder, preprocessing, gallery.images))
         index = FlatIndex(vectors.shape[1])
         index.add(vectors)
-        ids, relevance = gallery.ids, gallery.relevance
-        return cls(encoder, preprocessing, index, ids, relevance, depth, uncertainty)
+        ids, relevance, known = gallery.ids, gallery.relevance, digests(gallery.images)
+        return cls(encoder, preprocessing, index, ids, relevance, depth, uncertainty, known)
 
     @property
     def labels(self) -> NDArray[np.int64] | None:
@@ -131,7 +135,7 @@ class Searcher:
             None if self.labels is None else np.where(positions >= 0, self.labels[positions], -1),
             None if items is None else items[positions],
         )
-        return Candidates(rankings, positions, vectors, self.fingerprints())
+        return Candidates(rankings, positions, vectors, self.fingerprints(), images)
 
     def judge(
         self,
@@ -227,11 +231,14 @@ class Searcher:
             plain = self.labels is not None and not isinstance(labels, SameLabel)
             given = SameLabel(np.asarray(given, np.int64)) if plain else given
             longer = _own(longer.joined(given))
+        added = digests(images)
         self.index.add(vectors)
         self.ids = _frozen(np.concatenate([self.ids, np.array(ids, dtype=object)]))
         self.relevance = longer
         if self.item_uncertainty is not None and uncertainty is not None:
             self.item_uncertainty = _frozen(np.concatenate([self.item_uncertainty, uncertainty]))
+        if self.digests is not None:
+            self.digests = _frozen(np.concatenate([self.digests, added]))
 
 
 def _arrays(embedding: Embedding) -> tuple[NDArray[np.float32], NDArray[np.float64] | None]:

@@ -9,6 +9,7 @@
     gallery.json            ids
     relevance.safetensors   labels of the gallery images or what else says which queries match them
     uncertainty.npy         uncertainties of the gallery images, if the encoder states any
+    digests.npy             digests of the gallery images, if they are known
 
 Nothing in it is, or is read as, a pickle.
 """
@@ -189,6 +190,8 @@ def _fill(retriever: Retriever, folder: Path) -> None:
         (folder / "relevance.safetensors").write_bytes(save_arrays(facts))
     if retriever.item_uncertainty is not None:
         np.save(folder / "uncertainty.npy", retriever.item_uncertainty, allow_pickle=False)
+    if retriever.digests is not None:
+        np.save(folder / "digests.npy", retriever.digests, allow_pickle=False)
     (folder / "retriever.json").write_text(json.dumps(description, indent=1))
     checksums = {path.name: _checksum(path) for path in sorted(folder.iterdir())}
     (folder / MANIFEST).write_text(_manifest(checksums))
@@ -239,11 +242,13 @@ def _read(folder: Path, files: Set[str]) -> Retriever:
     description = json.loads((folder / "retriever.json").read_text())
     preprocessing = Preprocessing.from_dict(description["preprocessing"])
     config = EncoderConfig(**description["encoder"])
-    relevance = uncertainty = None
+    relevance = uncertainty = digests = None
     if "relevance.safetensors" in files:
         relevance = relevance_of(load_arrays(folder / "relevance.safetensors"))
     if "uncertainty.npy" in files:
         uncertainty = np.load(folder / "uncertainty.npy", allow_pickle=False)
+    if "digests.npy" in files:
+        digests = np.load(folder / "digests.npy", allow_pickle=False)
     retriever = Retriever(
         load_encoder(config, preprocessing, folder / "encoder.safetensors"),
         preprocessing,
@@ -252,6 +257,7 @@ def _read(folder: Path, files: Set[str]) -> Retriever:
         relevance,
         description["max_depth"],
         uncertainty,
+        digests,
     )
     retriever.origin = description["origin"]
     retriever.chosen_among = check_among(description["chosen_among"])

@@ -15,6 +15,7 @@ from rcir import tracking
 from rcir.config import flatten
 from rcir.errors import InvalidConfig
 from rcir.runs import FOLDER_TAG, RunFolder, read_run
+from rcir.trained import TrainedOn
 from training.config import TrainingConfig
 
 LOCK = "lock"
@@ -56,9 +57,12 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     )
 
 
-def begin_run(config: TrainingConfig, parent: tracking.TrackedRun | None) -> RunFolder:
-    """A new run, in its folder and in MLflow."""
+def begin_run(
+    config: TrainingConfig, parent: tracking.TrackedRun | None, trained: TrainedOn
+) -> RunFolder:
+    """A new run, in its folder and in MLflow; `trained` is what it will have been trained on."""
     folder, plain = folder_of(config), asdict(replace(config, parts=config.n_parts))
+    trained.write(folder)  # first: a run without it is taken for one of an earlier version
     tracked = tracking.start_run(config.name, {FOLDER_TAG: str(folder)}, parent)
     run = RunFolder(folder, plain, tracked.id, tracked.uri)
     run.write()

@@ -20,6 +20,7 @@ from rcir.measured import VALIDATION
 from rcir.runs import ENCODER_FILE, RunFolder, read_run, write_json
 from rcir.storage import write_folder
 from rcir.tracking import TrackedRun
+from rcir.trained import TrainedOn
 from training import checkpoint
 from training.config import TrainingConfig
 from training.folder import alone_in, begin_run, differing, folder_of
@@ -42,9 +43,11 @@ def snapshot(run: Path, target: Path) -> None:
     kept = {checkpoint.checkpoint_folder(run, last)}
     kept.add(checkpoint.checkpoint_folder(run, checkpoint.best_epoch(run)))
     metrics = json.loads((run / METRICS_FILE).read_text())
+    trained = TrainedOn.read(run)
 
     def fill(folder: Path) -> None:
         replace(found, path=folder, finished=False).write()
+        trained.write(folder)
         known = {epoch: values for epoch, values in metrics.items() if int(epoch) <= last}
         write_json(folder / METRICS_FILE, known)
         for each in kept:
@@ -78,11 +81,13 @@ def fork(source: Path, config: TrainingConfig, parent: TrackedRun | None = None)
         shutil.rmtree(aside, ignore_errors=True)  # of a process that was killed
         try:
             snapshot(source, aside / "new")
-            run = read_run(folder)
-            if run is not None:
+            run, trained = read_run(folder), TrainedOn.read(source)
+            if run is None:
+                run = begin_run(config, parent, trained)
+            else:
+                TrainedOn.read(folder).joined(trained).write(folder)
                 _cleared(run, aside / "old")
-            run = replace(run or begin_run(config, parent), config=plain, finished=False)
-            run.write()
+            replace(run, config=plain, finished=False).write()
             (aside / "new" / METRICS_FILE).replace(folder / METRICS_FILE)
             (aside / "new" / "checkpoints").rename(folder / "checkpoints")
         finally:

@@ -20,6 +20,7 @@ from rcir.errors import InvalidConfig, InvalidData
 from rcir.measured import VALIDATION
 from rcir.metrics import confidence, reliability
 from rcir.runs import RunFolder
+from rcir.trained import TrainedOn
 from training import checkpoint
 from training.config import TrainingConfig
 from training.ensemble import combined, member_configs
@@ -78,7 +79,11 @@ def train(
     for epoch in (1, *(change.epoch for change in config.changes)):
         check_images(config.at(epoch), splits.train)
     with alone_in(folder_of(config)):
-        run = found_run(config) or begin_run(config, parent)  # it may have been begun meanwhile
+        trained, run = TrainedOn.of(splits), found_run(config)  # it may have been begun meanwhile
+        if run is None:
+            run = begin_run(config, parent, trained)
+        else:  # the data set may have changed since
+            TrainedOn.read(run.path).joined(trained).write(run.path)
         parts = run.config["parts"]
         if parts < config.most_workers:
             raise InvalidConfig(

@@ -7,6 +7,7 @@ from rcir.data.images import ImageLike, read_image
 from rcir.data.loading import DataConfig, data_root, load_splits, with_cluster
 from rcir.data.preprocessing import Preprocessing
 from rcir.data.records import ImageSet, Splits
+from rcir.data.repeats import without_repeats
 
 __all__ = [
     "DATASETS",
@@ -22,4 +23,5 @@ __all__ = [
     "load_splits",
     "read_image",
     "with_cluster",
+    "without_repeats",
 ]

@@ -8,6 +8,8 @@ a black square of random size hides part of some digits, so that some images are
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +20,7 @@ from rcir.errors import InvalidConfig
 
 CLASSES = 100
 SIDE = 8
+ROUNDS = 10  # of drawing anew what came twice
 
 
 def class_lists(open_set: bool) -> tuple[list[int], list[int], list[int]]:
@@ -38,23 +41,55 @@ def _compose(
     digits: NDArray[np.uint8],
     targets: NDArray[np.int64],
     pool: NDArray[np.int64],
-    classes: list[int],
-    total: int,
+    labels: NDArray[np.int64],
     occlusion: float,
     rng: np.random.Generator,
-    name: str,
-) -> ImageSet:
-    """`total` numbers, classes as even as possible, each digit drawn from `pool`."""
-    labels = rng.permutation(np.resize(np.asarray(classes), total))
-    halves = np.empty((total, 2), np.int64)
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """A number for each label, each digit drawn from `pool`; and which of them are hit."""
+    halves = np.empty((len(labels), 2), np.int64)
     for position, wanted in enumerate((labels // 10, labels % 10)):
         for digit in range(10):
             rows = np.flatnonzero(wanted == digit)
             halves[rows, position] = rng.choice(pool[targets[pool] == digit], len(rows))
-    clean = digits[halves].transpose(0, 2, 1, 3).reshape(total, SIDE, 2 * SIDE)
-    images, occluded = occlude(clean, occlusion, rng)
-    ids = [f"{name}-{i:05d}-{label:02d}" for i, label in enumerate(labels)]
-    return ImageSet(images, labels.astype(np.int64), ids, {"occluded": occluded})
+    clean = digits[halves].transpose(0, 2, 1, 3).reshape(len(labels), SIDE, 2 * SIDE)
+    return occlude(clean, occlusion, rng)
+
+
+def _redraw_repeats(
+    queries: Sequence[ImageSet],
+    others: Sequence[ImageSet],
+    draw: Callable[[NDArray[np.int64]], tuple[NDArray[np.uint8], NDArray[np.bool_]]],
+    rng: np.random.Generator,
+) -> list[ImageSet]:
+    """The queries, with pictures that come twice drawn anew, as far as there are enough.
+
+    Which of several is kept is decided at random, so that no part of the queries is favoured.
+    """
+    images = np.concatenate([part.images for part in queries])
+    labels = np.concatenate([np.asarray(part.labels) for part in queries])
+    occluded = np.concatenate([part.attributes["occluded"] for part in queries])
+    known = _pixels(np.concatenate([part.images for part in others]))
+    for _ in range(ROUNDS):
+        order = rng.permutation(len(images))
+        pixels = _pixels(images)[order]
+        again = np.isin(pixels, known)
+        again[np.delete(np.arange(len(order)), np.unique(pixels, return_index=True)[1])] = True
+        rows = order[again]
+        if not len(rows):
+            break
+        images[rows], occluded[rows] = draw(labels[rows])
+    edges = np.cumsum([len(part) for part in queries])[:-1]
+    return [
+        ImageSet(pictures, part.labels, part.ids, {"occluded": hit})
+        for part, pictures, hit in zip(
+            queries, np.split(images, edges), np.split(occluded, edges), strict=True
+        )
+    ]
+
+
+def _pixels(images: NDArray[np.uint8]) -> NDArray[np.bytes_]:
+    """(n,) the pixels of each image; all are as long, so that zeros at the end tell nothing."""
+    return np.ascontiguousarray(images).reshape(len(images), -1).view(f"S{images[0].size}")[:, 0]
 
 
 def load(
@@ -75,10 +110,11 @@ def load(
 
     Digit instances are divided four ways before anything is composed (half for training, a tenth
     for validation, 15% for the gallery, a quarter for queries), so that no handwritten digit is
-    shared. Adapter, calibration and test queries are independent draws from one population: the
-    numbers that the query instances can form. The gallery is clean. Training images are part noisy
-    already as they are stored: mining must be able to see, and avoid, a noisy positive, or the
-    variance learns the wrong thing.
+    shared. Adapter, calibration and test queries are drawn from one population, the numbers that
+    the query instances can form; a picture that is drawn twice, or is one of another part, is drawn
+    anew (unless far more are asked for than there are). The gallery is clean. Training images are
+    part noisy already as they are stored: mining must be able to see, and avoid, a noisy positive,
+    or the variance learns the wrong thing.
 
     Args:
         root: unused; the digits come with scikit-learn.
@@ -112,13 +148,24 @@ def load(
     def compose(
         name: str, pool: NDArray[np.int64], classes: list[int], n: int, p: float
     ) -> ImageSet:
-        return _compose(digits, targets, pool, classes, n, p, rng, name)
+        labels = rng.permutation(np.resize(np.asarray(classes, np.int64), n))  # as even as can be
+        images, occluded = _compose(digits, targets, pool, labels, p, rng)
+        ids = [f"{name}-{i:05d}-{label:02d}" for i, label in enumerate(labels)]
+        return ImageSet(images, labels, ids, {"occluded": occluded})
 
-    return Splits(
-        train=compose("train", pools[0], train_classes, train, train_occlusion),
-        validation=compose("validation", pools[1], validation_classes, validation, occlusion),
-        gallery=compose("gallery", pools[2], evaluation_classes, gallery, 0.0),
-        adapter=compose("adapter", pools[3], evaluation_classes, adapter, occlusion),
-        calibration=compose("calibration", pools[3], evaluation_classes, calibration, occlusion),
-        test=compose("test", pools[3], evaluation_classes, test, occlusion),
+    others = [
+        compose("train", pools[0], train_classes, train, train_occlusion),
+        compose("validation", pools[1], validation_classes, validation, occlusion),
+        compose("gallery", pools[2], evaluation_classes, gallery, 0.0),
+    ]
+    sizes = {"adapter": adapter, "calibration": calibration, "test": test}
+    queries = [
+        compose(name, pools[3], evaluation_classes, n, occlusion) for name, n in sizes.items()
+    ]
+    queries = _redraw_repeats(
+        queries,
+        others,
+        lambda labels: _compose(digits, targets, pools[3], labels, occlusion, rng),
+        rng,
     )
+    return Splits(*others, *queries)

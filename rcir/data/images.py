@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -111,6 +112,16 @@ def faults(sources: Sequence[ImageLike]) -> Iterator[str | None]:
         yield from pool.map(fault, sources)
 
 
+@contextmanager
+def open_image(path: str | os.PathLike[str]) -> Iterator[BufferedReader]:
+    """The file of an image, open to be read; what goes wrong meanwhile becomes `InvalidImage`."""
+    place = Path(path)
+    if not place.is_file():
+        raise InvalidImage(f"there is no file {place}: give the path of an image file")
+    with _pillow(str(place)), place.open("rb") as file:
+        yield file
+
+
 def resize(
     images: NDArray[np.uint8], size: tuple[int, int], extent: tuple[float, float] | None = None
 ) -> Tensor:
@@ -140,11 +151,8 @@ def _read(source: ImageLike, channels: int, size: tuple[int, int] | None) -> NDA
             _check(source, "the PIL image")
             return _resized(_pixels(ImageOps.exif_transpose(source), channels), size)
     if isinstance(source, str | os.PathLike):
-        path = Path(source)
-        if not path.is_file():
-            raise InvalidImage(f"there is no file {path}: give the path of an image file")
-        with _pillow(str(path)), path.open("rb") as file, Image.open(file) as image:
-            _check(image, str(path))
+        with open_image(source) as file, Image.open(file) as image:
+            _check(image, str(Path(source)))
             if isinstance(image, JpegImagePlugin.JpegImageFile):
                 return _from_jpeg(file, image, channels, size)
             ImageOps.exif_transpose(image, in_place=True)

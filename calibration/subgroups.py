@@ -1,0 +1,87 @@
+"""The risk of parts of the queries, of which one guarantee for all says nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betainccinv, betaincinv
+
+from rcir.candidates import Judged
+from rcir.data import ImageSet
+from rcir.retriever import Retriever
+
+DECILES = 10
+SHOWN = 10  # classes, those that are missed most
+LEVEL = 0.95  # of intervals
+
+
+@dataclass(frozen=True)
+class Part:
+    """Test queries of one kind.
+
+    Attributes:
+        kind: "uncertainty", "class" or "group".
+        name: of the decile (1 is the most certain), class or group.
+        n: number of queries.
+        missed: how many got a set without a true match.
+        low, high: exact 95% interval of their miss rate (Clopper-Pearson).
+        mean_size: of their sets.
+    """
+
+    kind: str
+    name: str
+    n: int
+    missed: int
+    low: float
+    high: float
+    mean_size: float
+
+    @property
+    def risk(self) -> float:
+        """The share that was missed."""
+        return self.missed / self.n
+
+
+def subgroups(retriever: Retriever, test: Judged, images: ImageSet, kappa: float) -> list[Part]:
+    """Misses by decile of uncertainty, by class (of many those missed most) and by group.
+
+    Args:
+        retriever: that searched the queries.
+        test, images: the test queries.
+        kappa: of the guarantee for misses that they are answered with.
+    """
+    controller = retriever.controllers[None]
+    ordered = test.ordered(controller.adapter)
+    sizes = controller.adapter.sizes(ordered.found.rankings, kappa)
+    missed = ordered.ranks > sizes
+    order = np.argsort(test.found.uncertainty, kind="stable")
+    decile = np.empty(len(order), np.int64)
+    decile[order] = np.arange(len(order)) * min(DECILES, len(order)) // len(order) + 1
+    parts = _parts("uncertainty", decile, missed, sizes)
+    classes = images.attributes.get("class", images.labels)
+    if classes is not None:
+        found = _parts("class", np.asarray(classes), missed, sizes)
+        parts += sorted(found, key=lambda part: (-part.risk, -part.n))[:SHOWN]
+    if test.groups is not None:
+        parts += _parts("group", test.groups, missed, sizes)
+    return parts
+
+
+def _parts(
+    kind: str, names: NDArray[Any], missed: NDArray[np.bool_], sizes: NDArray[np.int64]
+) -> list[Part]:
+    known, which = np.unique(names, return_inverse=True)
+    n = np.bincount(which)
+    misses = np.bincount(which, weights=missed).astype(np.int64)
+    means = np.bincount(which, weights=sizes) / n
+    tail = (1 - LEVEL) / 2
+    low = np.where(misses > 0, betaincinv(np.maximum(misses, 1), n - misses + 1, tail), 0.0)
+    high = np.where(misses < n, betainccinv(misses + 1, np.maximum(n - misses, 1), tail), 1.0)
+    columns = zip(known.tolist(), n, misses, low, high, means, strict=True)
+    return [
+        Part(kind, str(name), int(count), int(lost), float(least), float(most), float(size))
+        for name, count, lost, least, most, size in columns
+    ]

@@ -1,0 +1,159 @@
+"""The same picture in two places where a guarantee needs different ones.
+
+A calibration query that is also searched finds itself; one that fitted the size adapter was fitted
+to; one that comes five times is one query, counted as five.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.data.digests import digests
+from rcir.data.records import ImageSet, Splits
+from rcir.errors import InvalidData
+
+NEAR = 0.02  # of the median distance to the nearest item
+SHOWN = 5
+
+Digests: TypeAlias = NDArray[np.bytes_]
+
+
+def without_repeats(splits: Splits) -> tuple[Splits, dict[str, int]]:
+    """Splits whose queries are all different pictures, which stand nowhere else.
+
+    Left out are queries of the adapter split that are in the gallery; calibration queries that are
+    in the gallery, in the adapter split, or earlier among the calibration queries; and test queries
+    that are in any of these, or earlier among the test queries. Pictures that train or validate are
+    left out of all three. The other parts stay as they are.
+
+    Given all those parts, what remains of the calibration queries is drawn from the pictures that
+    are not among them, and what remains of the test queries too: that is what the guarantee speaks
+    of. Of a picture with copies the first is kept, so that it calibrates more often than it tests;
+    where more than a few are left out, remove copies from the data set before it is divided.
+
+    Returns:
+        The splits, and how many queries were left out, by the name of their part.
+
+    Raises:
+        InvalidData: no query of a part remains.
+        InvalidImage: a file cannot be read.
+
+    Example:
+        >>> pictures = np.arange(7, dtype=np.uint8)[:, None, None]
+        >>> def part(*rows):
+        ...     return ImageSet(pictures[[*rows]], np.zeros(len(rows), int), [*map(str, rows)])
+        >>> splits = Splits(part(0), part(1), part(2), part(3, 3), part(4, 4, 2), part(5, 4, 6))
+        >>> splits, left_out = without_repeats(splits)
+        >>> left_out, splits.calibration.ids, splits.test.ids
+        ({'adapter': 0, 'calibration': 2, 'test': 1}, ['4'], ['5', '6'])
+    """
+    others = (splits.train, splits.validation, splits.gallery)
+    elsewhere = np.concatenate([digests(part.images) for part in others])
+    kept: dict[str, ImageSet] = {}
+    left_out: dict[str, int] = {}
+    for name in ("adapter", "calibration", "test"):
+        queries: ImageSet = getattr(splits, name)
+        found = digests(queries.images)
+        keep = ~np.isin(found, elsewhere)
+        if name != "adapter":
+            keep &= ~_repeated(found)
+        if len(queries) and not keep.any():
+            raise InvalidData(
+                f"all {len(queries)} {name} queries are pictures that stand elsewhere too, in "
+                "training, gallery, or other queries: give others"
+            )
+        left_out[name] = int(np.count_nonzero(~keep))
+        kept[name] = queries.subset(np.flatnonzero(keep)) if left_out[name] else queries
+        elsewhere = np.concatenate([elsewhere, found])
+    return replace(splits, **kept), left_out
+
+
+def require_no_repeats(
+    gallery: Digests | None, tuning: Digests, calibration: Digests, recurring: bool = False
+) -> None:
+    """Raise `InvalidData` for pictures that calibrate, or are fitted to, and stand elsewhere too.
+
+    Args:
+        gallery: digests of the pictures that are searched; None if they are not known.
+        tuning, calibration: digests of the queries of adapter split and calibration split.
+        recurring: allow calibration queries that are in the adapter split too, or come twice.
+
+    Example:
+        >>> require_no_repeats(None, digests([np.zeros((1, 1), np.uint8)]), np.array([b"1", b"1"]))
+        Traceback (most recent call last):
+            ...
+        rcir.errors.InvalidData: 1 of 2 calibration queries came before among them (row 1), so ...
+    """
+    for name, found in (
+        ("queries of the adapter split", tuning),
+        ("calibration queries", calibration),
+    ):
+        if gallery is not None:
+            _refuse(
+                np.isin(found, gallery),
+                f"{name} are pictures of the gallery",
+                "and each finds itself: leave them out, as `python -m calibration` does",
+            )
+    if recurring:
+        return
+    advice = (
+        "leave them out, as `python -m calibration` does, or give recurring=True if pictures recur "
+        "in use exactly as they do here"
+    )
+    _refuse(
+        np.isin(calibration, tuning),
+        "calibration queries are in the adapter split too",
+        f"on which the set sizes were fitted: {advice}",
+    )
+    _refuse(
+        _repeated(calibration),
+        "calibration queries came before among them",
+        f"so that there are fewer than it seems: {advice}",
+    )
+
+
+def warn_of_copies(queries: str, nearest: NDArray[np.floating[Any]], known: bool) -> None:
+    """Warn of queries that are hardly apart from their nearest gallery item.
+
+    A picture that was encoded anew has another digest and, nearly, the same embedding. Of queries
+    of the demo and of Omniglot that have no copy in the gallery, none of 1,000 was nearer than 0.3
+    of the median; copies as JPEG of quality 100 were all nearer than 0.02.
+
+    Args:
+        queries: how they are called.
+        nearest: (n,) distance of each to its nearest gallery item.
+        known: whether it is known that none of them is itself in the gallery.
+    """
+    rows = np.flatnonzero(nearest <= NEAR * np.median(nearest))
+    if len(rows):
+        other = "though the picture is another one" if known else "which may be the same picture"
+        warnings.warn(
+            f"{len(rows)} of {len(nearest)} {queries} ({_shown(rows)}) lie within {NEAR:g} of the "
+            f"median distance of their nearest gallery image, {other}. If they are copies of it, "
+            "encoded anew, each finds itself, and the guarantee is not for new pictures: leave "
+            "them out",
+            stacklevel=3,
+        )
+
+
+def _repeated(found: Digests) -> NDArray[np.bool_]:
+    """Whether each came before."""
+    again = np.ones(len(found), bool)
+    again[np.unique(found, return_index=True)[1]] = False
+    return again
+
+
+def _refuse(wrong: NDArray[np.bool_], what: str, therefore: str) -> None:
+    rows = np.flatnonzero(wrong)
+    if len(rows):
+        raise InvalidData(f"{len(rows)} of {len(wrong)} {what} ({_shown(rows)}), {therefore}")
+
+
+def _shown(rows: NDArray[np.int64]) -> str:
+    listed = ", ".join(map(str, rows[:SHOWN].tolist())) + ", ..." * (len(rows) > SHOWN)
+    return f"row{'s' * (len(rows) > 1)} {listed}"
