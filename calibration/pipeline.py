@@ -152,6 +152,11 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
             f"{config.retriever} was not made by `python -m calibration`: it does not say which "
             "queries it was calibrated with"
         )
+    if retriever.controllers[None].growing:
+        raise InvalidData(
+            f"calibration queries were added to {config.retriever}: the test queries of its data "
+            "set may be among them"
+        )
     if retriever.calibrated_on != retriever.fingerprints():
         raise StaleCalibration(f"{config.retriever} has changed since calibration: calibrate again")
     data = DataConfig(**retriever.origin["data"])
