@@ -18,6 +18,7 @@ import rcir
 from rcir import runs, storage
 from rcir.config import reporting_errors
 from rcir.data import ImageSet
+from rcir.data.digests import digests
 
 
 def read_folders(folder: Path) -> ImageSet:
@@ -30,6 +31,8 @@ def read_folders(folder: Path) -> ImageSet:
 
 def build(run: runs.RunFolder, pictures: ImageSet, seed: int = 0) -> rcir.Retriever:
     """Index half of the pictures and calibrate on the others."""
+    _, different = np.unique(digests(pictures.images), return_index=True)
+    pictures = pictures.subset(np.sort(different))  # a copy in two parts would void the guarantee
     order = np.random.default_rng(seed).permutation(len(pictures))
     half, sixth = len(order) // 2, len(order) // 6
     gallery, adapter_split, calibration = (

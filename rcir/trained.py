@@ -19,9 +19,9 @@ FILE = "trained_on.json"
 QUERIES = ("adapter", "calibration", "test")
 SHOWN = 5
 REMEDY = (
-    "train again on the data set as it is now, or restore its files as they were. (The classes that "
-    "train stay the same while a folder grows if data.options.train names them, and while a table "
-    "grows if it has a column split.)"
+    "train again on the data set as it is now, or restore its files as they were. (The classes "
+    "that train stay the same while a folder grows if data.options.train names them, and while a "
+    "table grows if it has a column split.)"
 )
 
 
@@ -74,7 +74,7 @@ class TrainedOn:
         try:
             found = json.loads(path.read_text())
             return cls(
-                np.array(found["images"], str).astype(np.bytes_),
+                np.array([str(each) for each in found["images"]], np.bytes_),
                 [str(name) for name in found["classes"]],
                 bool(found["zero_shot"]),
             )

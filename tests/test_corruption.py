@@ -16,6 +16,7 @@ FILES = (
     "gallery.json",
     "relevance.safetensors",
     "uncertainty.npy",
+    "digests.npy",
 )
 
 
@@ -149,12 +150,12 @@ def test_a_place_without_a_manifest_holds_no_retriever(folder, tmp_path, kind):
         load(place)
 
 
-@pytest.mark.parametrize("version", [0, 2, 99, "3", None])
+@pytest.mark.parametrize("version", [0, 3, 99, "4", None])
 def test_another_format_is_refused_with_both_versions(folder, version):
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps(manifest | {"format": version}))
-    with pytest.raises(CorruptRetriever, match=f"has format {version}.*reads format 3"):
+    with pytest.raises(CorruptRetriever, match=f"has format {version}.*reads format 4"):
         load(folder)
 
 

@@ -53,7 +53,10 @@ def _digest(image: ImageLike) -> str:
     if isinstance(image, str | os.PathLike):
         with open_image(image) as file:
             return file_digest(file, lambda: blake2b(digest_size=BYTES)).hexdigest()
-    grey = image.mode in ("1", "L") if isinstance(image, Image.Image) else np.ndim(image) == 2
+    if isinstance(image, Image.Image):
+        grey = image.mode in ("1", "L")
+    else:
+        grey = np.shape(image)[2:] in ((), (1,))
     pixels = read_image(image, channels=1 if grey else 3)
     found = blake2b(repr(pixels.shape).encode(), digest_size=BYTES)
     found.update(np.ascontiguousarray(pixels).data)

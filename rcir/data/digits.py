@@ -20,7 +20,7 @@ from rcir.errors import InvalidConfig
 
 CLASSES = 100
 SIDE = 8
-ROUNDS = 20  # of drawing anew what came twice
+ROUNDS = 10  # of drawing anew what came twice
 
 
 def class_lists(open_set: bool) -> tuple[list[int], list[int], list[int]]:

@@ -135,8 +135,8 @@ def warn_of_copies(queries: str, nearest: NDArray[np.floating[Any]], known: bool
         warnings.warn(
             f"{len(rows)} of {len(nearest)} {queries} ({_shown(rows)}) lie within {NEAR:g} of the "
             f"median distance of their nearest gallery image, {other}. If they are copies of it, "
-            "encoded anew, each finds itself, and the guarantee is not for new pictures: leave them "
-            "out",
+            "encoded anew, each finds itself, and the guarantee is not for new pictures: leave "
+            "them out",
             stacklevel=3,
         )
 

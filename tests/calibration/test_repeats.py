@@ -26,6 +26,7 @@ def judged(rng, n, depth=12):
         np.tile(np.arange(depth), (n, 1)),
         np.zeros((n, 2), np.float32),
         {},
+        np.arange(n).astype("S32"),
     )
     return Judged(found, relevant, np.ones(n, np.int64))
 

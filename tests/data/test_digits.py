@@ -95,6 +95,26 @@ def test_no_handwritten_digit_is_in_two_pools(splits, originals):
             assert not first & second
 
 
+@pytest.mark.parametrize("occlusion", [0.0, 0.5, 1.0])
+def test_no_query_comes_twice_or_is_in_another_part(occlusion):
+    options = {"occlusion": occlusion, "train_occlusion": occlusion}
+    parts = load_splits(DataConfig("digits", seed=1, options=options))
+    others, queries = (
+        [image.tobytes() for part in names for image in getattr(parts, part).images]
+        for names in (PARTS[:3], PARTS[3:])
+    )
+    assert len(queries) == 9_000
+    assert len({*queries}) == 9_000
+    assert {*queries}.isdisjoint(others)
+
+
+def test_more_queries_than_there_are_pictures_come_twice():
+    options = {"occlusion": 0.0, "test": 62_000}  # 30 numbers of 45 x 45 pairs of digits each
+    parts = load_splits(DataConfig("digits", options=options))
+    assert len(parts.test) == 62_000
+    assert len({image.tobytes() for image in parts.test.images}) < 62_000
+
+
 @pytest.mark.parametrize("probability", [0.0, 0.2, 0.5, 1.0])
 def test_the_share_of_occluded_images_is_as_configured(probability):
     options = {"occlusion": probability, "train_occlusion": probability, "train": 1000}

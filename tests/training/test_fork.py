@@ -106,7 +106,7 @@ def test_a_snapshot_is_what_a_run_was(make, half, fresh, tmp_path):
     names = {str(path.relative_to(tmp_path / "kept")) for path in (tmp_path / "kept").rglob("*")}
     epochs = {f"checkpoints/epoch-{n:04d}" for n in (2, best_epoch(half))}
     files = ("model.safetensors", "optimizer.safetensors", "validation.safetensors", "state.json")
-    assert names == {"run.json", "metrics.json", "checkpoints"} | epochs | {
+    assert names == {"run.json", "trained_on.json", "metrics.json", "checkpoints"} | epochs | {
         f"{epoch}/{file}" for epoch in epochs for file in files
     }
     late = make("late", changes=NEW)

@@ -32,6 +32,7 @@ def test_the_folder_holds_nothing_but_what_is_documented(trained):
     assert {path.name for path in trained.path.iterdir()} == {
         "run.json",
         "metrics.json",
+        "trained_on.json",
         "lock",
         "checkpoints",
         "encoder.safetensors",

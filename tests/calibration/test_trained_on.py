@@ -1,0 +1,148 @@
+"""A folder of pictures that changes between training and calibration."""
+
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from calibration import CalibrationConfig, EvaluationConfig, calibrate, evaluate_retriever
+from rcir.data import DataConfig
+from rcir.encoders import EncoderConfig
+from rcir.errors import InvalidData
+from rcir.trained import TrainedOn
+from training import train
+from training.fork import fork, snapshot
+
+CLASSES = "fghijklm"
+
+
+def write(folder, names, seed=0):
+    """Twelve pictures of each class, all different."""
+    rng = np.random.default_rng(seed)
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        shade = rng.integers(0, 256, (8, 16))
+        for number in range(12):
+            pixels = np.clip(shade + rng.integers(-60, 60, (8, 16)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+
+
+@pytest.fixture(scope="module")
+def grown(tiny, tracking_uri, tmp_path_factory):
+    """A run on a folder of eight classes, and the folder."""
+    folder = tmp_path_factory.mktemp("grown")
+    write(folder / "photos", CLASSES)
+    data = DataConfig("folder", root=str(folder), options={"path": "photos"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
+        run = train(tiny("grown", epochs=1, data=data, encoder=EncoderConfig(dim=4)))
+    return run, folder / "photos"
+
+
+@pytest.fixture
+def photos(grown):
+    """The folder; what a test changes in it is undone."""
+    folder = grown[1]
+    kept = shutil.copytree(folder, folder.with_name("kept"))
+    yield folder
+    shutil.rmtree(folder)
+    kept.rename(folder)
+
+
+def calibrated(run):
+    return calibrate(CalibrationConfig(str(run.path), "out", depth=20, alphas=(0.5,)))
+
+
+@pytest.mark.usefixtures("undrawn", "photos")
+def test_a_folder_that_is_as_it_was_calibrates_all_of_its_queries(grown, capsys):
+    outcome = calibrated(grown[0])
+    assert outcome.evaluation.n_calibration == len(outcome.splits.calibration) == 7
+    assert "left out" not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("never_embedded")
+def test_classes_that_trained_and_are_asked_about_are_refused_by_name(grown, photos):
+    """The first half of the names trains: with five before them, h and i do no more."""
+    write(photos, "abcd", seed=1)
+    with pytest.raises(
+        InvalidData, match=r"2 classes of the queries trained it \(h, i\): train ag"
+    ):
+        calibrated(grown[0])
+
+
+@pytest.mark.usefixtures("never_embedded")
+def test_pictures_that_trained_and_are_asked_about_are_refused_by_name(grown, photos):
+    """The pictures of a class that trained now lie in one that is asked about."""
+    shutil.rmtree(photos / "m")
+    (photos / "f").rename(photos / "m")
+    write(photos, "f", seed=2)
+    with pytest.raises(
+        InvalidData, match=r"trained on \d of the queries \(m/\d+\.png, .*train aga"
+    ):
+        calibrated(grown[0])
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_queries_that_stand_elsewhere_are_left_out_and_counted(grown, photos, capsys):
+    """Of a class that is asked about, every picture also is one of a class that trains."""
+    before = calibrated(grown[0]).splits
+    copied = [name for name in before.calibration.ids if name.startswith("j/")]
+    for name in copied:
+        shutil.copy(photos / name, photos / "k" / f"copy-{name[2:]}")
+        shutil.copy(photos / name, photos / "l" / f"copy-{name[2:]}")
+    capsys.readouterr()
+    outcome = calibrated(grown[0])
+    line = next(line for line in capsys.readouterr().out.splitlines() if "left out" in line)
+    assert line.startswith("left out, for the same picture stands elsewhere: ")
+    measured = evaluate_retriever(EvaluationConfig(str(outcome.folder), "again", (0.5,)))
+    assert line in capsys.readouterr().out
+    assert measured.evaluation.rows == outcome.evaluation.rows
+    parts = (outcome.splits.gallery, outcome.splits.adapter)
+    contents = [{path.read_bytes() for path in part.images} for part in parts]
+    asked = [
+        path.read_bytes()
+        for part in (outcome.splits.calibration, outcome.splits.test)
+        for path in part.images
+    ]
+    assert len(asked) == len({*asked})
+    assert {*asked}.isdisjoint(set.union(*contents))
+
+
+@pytest.mark.usefixtures("never_embedded", "photos")
+def test_a_run_of_an_earlier_version_is_refused(grown, tmp_path):
+    copy = shutil.copytree(grown[0].path, tmp_path / "old")
+    (copy / "trained_on.json").unlink()
+    with pytest.raises(InvalidData, match="earlier version of rcir; train again"):
+        calibrate(CalibrationConfig(str(copy), "out"))
+
+
+def test_a_run_that_goes_on_is_trained_on_what_the_folder_held_before(
+    grown, photos, tiny, monkeypatch
+):
+    """Interrupted, then the folder grows; continued, or taken over by another run."""
+    data = DataConfig("folder", root=str(photos.parent), options={"path": "photos"})
+    options = {"epochs": 2, "data": data, "encoder": EncoderConfig(dim=4)}
+    first = train(tiny("first", **options))
+    before = TrainedOn.read(first.path)
+    assert (before.classes, before.zero_shot) == ([*"fghi"], True)
+    snapshot(first.path, first.path.parent / "kept")
+    write(photos, "abcd", seed=1)
+    fork(first.path.parent / "kept", tiny("second", **options))
+    second = train(tiny("second", **options))
+    after = TrainedOn.read(second.path)
+    assert (after.classes, after.zero_shot) == ([*"abcdfghi"], True)
+    assert np.isin(before.images, after.images).all()
+    assert len(after.images) == 8 * 12
+    with pytest.raises(InvalidData, match=r"2 classes of the queries trained it \(h, i\)"):
+        calibrated(second)
+
+
+def test_members_of_an_ensemble_and_the_ensemble_know_what_trained_them(grown, photos, tiny):
+    data = DataConfig("folder", root=str(photos.parent), options={"path": "photos"})
+    encoder = EncoderConfig("deep-ensemble", dim=4, members=2)
+    run = train(tiny("several", epochs=1, data=data, encoder=encoder))
+    expected = TrainedOn.read(grown[0].path)
+    for folder in (run.path, *(run.path / "members").iterdir()):
+        np.testing.assert_array_equal(TrainedOn.read(folder).images, expected.images)
