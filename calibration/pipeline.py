@@ -189,7 +189,8 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
 
 def _without_repeats(splits: Splits) -> Splits:
     """The splits without queries that stand elsewhere too; one line says how many those were."""
-    kept, left_out = without_repeats(splits)
+    with step("pictures that stand twice"):
+        kept, left_out = without_repeats(splits)
     if any(left_out.values()):
         counts = ", ".join(f"{n} of the {name} queries" for name, n in left_out.items() if n)
         said = f"left out, for the same picture stands elsewhere: {counts}"

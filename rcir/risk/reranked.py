@@ -10,7 +10,7 @@ from scipy.special import softmax
 
 from rcir.errors import InvalidData
 from rcir.risk.adapters import SizeAdapter, State, check_split
-from rcir.risk.features import Features, linear
+from rcir.risk.features import PROFILE, Features, linear
 from rcir.risk.hazard import FLOOR, prices
 from rcir.risk.rankings import Rankings, first_of_each_key
 
@@ -91,16 +91,18 @@ class Reranked(SizeAdapter):
         columns, known, arrays = _labels(self.features, rankings)
         utility = linear(arrays, self.weights, 0.0, known.shape)
         utility[~known] = -np.inf
-        none = np.full((len(utility), 1), self.none)
-        probability = softmax(np.concatenate([utility, none], axis=1), axis=1)[:, :-1]
         order = np.argsort(-utility, axis=1, kind="stable")
+        ordered = np.take_along_axis(utility, order, axis=1)
+        largest = np.maximum(ordered[:, :1], self.none)
+        odds = np.exp(ordered - largest)
+        probability = odds / (odds.sum(axis=1, keepdims=True) + np.exp(self.none - largest))
         # Where a candidate goes: keys by their probability, then what repeats a key, as it stood.
         place = np.arange(rankings.depth) + np.full((len(rankings), 1), rankings.depth)
         rows, labels = np.nonzero(np.take_along_axis(known, order, axis=1))
         place[rows, columns[rows, order[rows, labels]]] = labels
         taken = np.argsort(place, axis=1, kind="stable")
         spread = np.zeros(place.shape)
-        spread[:, : probability.shape[1]] = np.take_along_axis(probability, order, axis=1)
+        spread[:, : probability.shape[1]] = probability
         return rankings.reordered(taken, spread), taken
 
     def costs(self, rankings: Rankings) -> NDArray[np.float32]:
@@ -134,7 +136,7 @@ def _labels(
     """The (n, m) columns of the nearest candidate of each key, whether there is one, and features
     of the ranking of keys, that broadcast to (n, m).
     """
-    distinct, columns = rankings.distinct()
+    distinct, columns = rankings.distinct(least=max(PROFILE))
     width = max(1, int((columns >= 0).sum(axis=1).max(initial=0)))
     columns = columns[:, :width]
     return columns, columns >= 0, features.of(distinct, width)
