@@ -111,7 +111,7 @@ def fit_adapter(
     kinds = ADAPTERS.values() if risk == "miss" else _OF_ALL_MATCHES
     comparison = {}
     for kind in kinds:
-        if kind.suits(rankings, ranks):
+        if kind.suits(rankings, truth):
             outcomes = _cross_fitted(kind, rankings, truth, given)
             comparison[kind.name] = _sizes(outcomes, risk, alphas, delta)
     constant = comparison["constant"]
