@@ -40,9 +40,7 @@ def places(adapter, rankings, ranks):
     _, columns = adapter.ordered(rankings)
     if columns is None:
         return [int(rank) for rank in ranks]
-    return [
-        row.index(int(rank) - 1) + 1 for row, rank in zip(columns.tolist(), ranks, strict=True)
-    ]
+    return [row.index(int(rank) - 1) + 1 for row, rank in zip(columns.tolist(), ranks, strict=True)]
 
 
 @pytest.mark.parametrize("kappa", [0.0, 0.3, 1.0, 7.5, 123.4, 9999.0])
@@ -204,7 +202,9 @@ def test_doubt_is_the_uncertainty_where_nothing_better_was_learned(kind):
 
 
 def test_an_unknown_adapter_is_refused_with_the_choices():
-    with pytest.raises(InvalidConfig, match="choose one of constant, minmax, quantile, learned, boosted"):
+    with pytest.raises(
+        InvalidConfig, match="choose one of constant, minmax, quantile, learned, boosted"
+    ):
         adapter_class("min-max")
 
 
