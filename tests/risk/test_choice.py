@@ -115,7 +115,7 @@ def test_levels_that_nothing_attains_are_left_out_of_the_comparison():
     assert {name: tuple(sizes[name]) for name in sizes} == dict.fromkeys(SUITED, (0.2,))
     adapter, sizes = fit_adapter("auto", rankings, np.full(400, np.inf))
     assert adapter.name == "constant"
-    assert sizes == dict.fromkeys(SUITED, {})
+    assert sizes == {name: {} for name in SUITED}
 
 
 def test_other_levels_can_be_compared():

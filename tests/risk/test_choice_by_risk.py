@@ -44,9 +44,7 @@ def measured(costs, matches, totals, kappa, risk):
     held = costs <= np.float32(kappa * (1 + 1e-3))
     sizes, hits = held.sum(axis=1), (held & matches).sum(axis=1)
     if risk == "recall":
-        losses = [
-            1 - hit / total if total else 1.0 for hit, total in zip(hits, totals, strict=True)
-        ]
+        losses = np.where(totals > 0, 1 - hits / np.maximum(totals, 1), 1.0)
     else:
         losses = 1 - hits / sizes
     return np.mean(losses), sizes.mean(), hits.mean()
