@@ -138,6 +138,7 @@ def _labels(
     """The (n, m) columns of the nearest candidate of each key, whether there is one, and features
     of the ranking of keys, that broadcast to (n, m).
     """
+    features.check(rankings)  # of distinct ones, distances are always given
     distinct, columns = rankings.distinct(least=max(PROFILE))
     width = max(1, int((columns >= 0).sum(axis=1).max(initial=0)))
     columns = columns[:, :width]

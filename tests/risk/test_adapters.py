@@ -203,7 +203,7 @@ def test_doubt_is_the_uncertainty_where_nothing_better_was_learned(kind):
 
 def test_an_unknown_adapter_is_refused_with_the_choices():
     with pytest.raises(
-        InvalidConfig, match="choose one of constant, minmax, quantile, learned, boosted"
+        InvalidConfig, match="constant, minmax, quantile, learned, boosted, reranked, auto"
     ):
         adapter_class("min-max")
 
