@@ -248,7 +248,7 @@ def test_the_same_picture_is_added_twice_if_it_recurs_only(own, splits):
     twice = own.judge(both(splits.test, splits.test.subset(np.arange(1))), "occluded")
     with pytest.raises(
         InvalidData,
-        match=r"1 of 101 queries to add came before among them \(row 100\), so that there are fewer",
+        match=r"1 of 101 queries to add came before among them \(row 100\), so that there are few",
     ):
         own.extend(twice)
     own.extend(twice, recurring=True)
