@@ -1,4 +1,4 @@
-"""What is asked of a calibration, and what certifies it."""
+"""Requests to a calibration, and decisions on them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Decision:
-    """What certifies a request.
+    """The certificate of a request.
 
     Attributes:
         kappa: ranks that cost at most this are in the set, up to `rcir.risk.adapters.TOLERANCE`.

@@ -213,6 +213,8 @@ def test_a_retriever_that_was_extended_is_not_measured_on_what_may_have_extended
     own = rcir.load(outcome.folder)
     own.extend(own.judge(outcome.splits.test))
     folder = rcir.storage.save(own, tmp_path / "grown")
-    with pytest.raises(InvalidData, match=r"calibration queries were added to .*: the test queries"):
+    with pytest.raises(
+        InvalidData, match=r"calibration queries were added to .*: the test queries"
+    ):
         evaluate_retriever(EvaluationConfig(str(folder), alphas=(0.6,)))
     assert not (tmp_path / "evaluation").exists()
