@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import warnings
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -214,7 +215,9 @@ def _judge(retriever: Retriever, splits: Splits, embedder: Embedder) -> Queries:
     found = []
     for name in ("adapter", "calibration", "test"):
         images = getattr(splits, name)
-        with embedding(f"{name} queries", images, embedder) as shown:
+        with embedding(f"{name} queries", images, embedder) as shown, warnings.catch_warnings():
+            # Said before, of all splits at once.
+            warnings.filterwarnings("ignore", "the queries come in clusters", UserWarning)
             found.append(retriever.judge(images, group, shown, cluster))
     return Queries(*found)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Self
@@ -151,7 +152,8 @@ class Searcher:
             group: which of their attributes says what group each belongs to.
             embedder: as in `build`.
             cluster: which of their attributes says in what cluster each came, such as a video, a
-                patient or a place: queries that are not independent of each other.
+                patient or a place: queries that are not independent of each other. It warns where
+                the images know of clusters and none are named.
 
         Raises:
             InvalidData: the gallery has no labels, or of another kind than the queries, or the
@@ -168,6 +170,12 @@ class Searcher:
             if name is not None and not (isinstance(name, str) and name in queries.attributes):
                 known = ", ".join(queries.attributes) or "none"
                 raise InvalidData(f"the queries have no attribute {name!r}; they have {known}")
+        if cluster is None and queries.cluster is not None:
+            warnings.warn(
+                f"the queries come in clusters ({queries.cluster}), of which a guarantee for "
+                f"independent queries says too much: name them with cluster={queries.cluster!r}",
+                stacklevel=2,
+            )
         found = self.search(queries.images, embedder)
         relevant = queries.relevance.of(self.relevance, found.positions)
         totals = queries.relevance.totals(self.relevance)
