@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,21 +27,34 @@ from numpy.typing import NDArray
 
 from rcir import runs
 from rcir.data import ImageSet, load_splits
+from rcir.errors import RiskUnattainable
 from rcir.retriever import Retriever
 from rcir.risk import (
     ADAPTERS,
     MinMax,
     MissController,
+    Outcomes,
     Rankings,
+    Request,
+    Risk,
+    RiskController,
+    RiskMonitor,
     SizeAdapter,
     allowed_misses,
     fit_adapter,
+    local_level,
 )
+from rcir.risk.adapters import count_paid, widened
 
 QUERIES, DEPTH, STEP = 100_000, 200, 0.2
 MAPIE_QUERIES, MAPIE_DEPTH, MAPIE_GRID = 3_000, 50, 200
 DRAWS, CALIBRATION, DELTA = 2_000, 3_000, 0.1
 ALPHAS = (0.05, 0.1, 0.2)
+LEVELS: dict[Risk, tuple[float, ...]] = {
+    "recall": (0.2, 0.3, 0.5),
+    "false-discovery": (0.3, 0.5, 0.6),
+}
+FEW, JUMPS = 10, 500
 SETS = {"digits": "digits-btl", "fashion": "fashion-btl", "omniglot": "omniglot-btl"}
 BOUNDS = {"paper's Hoeffding": "hoeffding", "exact": "binomial", "betting": "betting"}
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -185,31 +198,59 @@ class Case:
         for images in (splits.adapter, _together(splits.calibration, splits.test)):
             judged = retriever.judge(images)
             judged = judged.distinct() if distinct else judged
-            rankings = judged.found.rankings
-            parts.append((rankings if labels else replace(rankings, keys=None), judged.ranks))
-        (self.split, self.split_ranks), (self.queries, self.ranks) = parts
+            if not labels:
+                unknown = replace(judged.found.rankings, keys=None)
+                judged = replace(judged, found=replace(judged.found, rankings=unknown))
+            parts.append(judged)
+        self.split, self.queries = parts
+        self._priced: dict[int, tuple[SizeAdapter, Outcomes]] = {}
 
-    def fitted(self, name: str) -> SizeAdapter:
+    def fitted(self, name: str, risk: Risk = "miss") -> SizeAdapter:
         """An adapter of the adapter split."""
-        return fit_adapter(name, self.split, self.split_ranks, ALPHAS, DELTA)[0]
+        rankings, relevant = self.split.found.rankings, self.split.relevant
+        return fit_adapter(name, rankings, relevant, ALPHAS, DELTA, risk, self.split.totals)[0]
 
-    def measured(self, adapter: SizeAdapter, bound: str, alpha: float) -> tuple[float, float]:
+    def priced(self, adapter: SizeAdapter) -> Outcomes:
+        """The population as an adapter prices it; computed once."""
+        if id(adapter) not in self._priced:
+            self._priced = {id(adapter): (adapter, self.queries.outcomes(adapter))}
+        return self._priced[id(adapter)][1]
+
+    def measured(
+        self, adapter: SizeAdapter, bound: str, alpha: float, level: float = DELTA
+    ) -> tuple[float, float]:
         """Mean set size, and share of calibrations whose true risk exceeds alpha."""
-        scores = adapter.scores(self.queries, self.ranks)
-        paid, ordered = np.sort(adapter.costs(self.queries), axis=None), np.sort(scores)
-        place = CALIBRATION - 1 - allowed_misses(CALIBRATION, alpha, DELTA, bound)
+        known = self.priced(adapter)
+        scores, n = known.scores, len(known)
+        paid, ordered = np.sort(known.costs, axis=None), np.sort(scores)
+        place = CALIBRATION - 1 - allowed_misses(CALIBRATION, alpha, level, bound)
         rng = np.random.default_rng(1)
         kappas = np.array(
             [
-                np.partition(scores[rng.integers(0, len(scores), CALIBRATION)], place)[place]
+                np.partition(scores[rng.integers(0, n, CALIBRATION)], place)[place]
                 for _ in range(DRAWS)
             ]
         )
-        n = len(scores)
-        risks = (n - np.searchsorted(ordered, kappas, side="right")) / n
-        sizes = np.searchsorted(paid, kappas, side="right") / n
+        served = widened(kappas)  # as sets are given out
+        risks = (n - np.searchsorted(ordered, served, side="right")) / n
+        sizes = np.searchsorted(paid, served, side="right") / n
         # What cannot be certified is refused, and violates nothing.
         return float(sizes[np.isfinite(kappas)].mean()), float((risks > alpha).mean())
+
+    def of_all_matches(self, name: str, risk: Risk, alpha: float) -> tuple[float, float]:
+        """Mean set size, and mean number of true matches in it, over a few calibrations."""
+        adapter = self.fitted(name, risk)
+        known, tuning = self.priced(adapter), self.split.outcomes(adapter)
+        rng = np.random.default_rng(2)
+        sizes, matches = [], []
+        for _ in range(FEW):
+            drawn = known.subset(rng.integers(0, len(known), CALIBRATION))
+            decision = RiskController(adapter, tuning, drawn).decide(Request(alpha, DELTA, risk))
+            size = count_paid(known.costs, decision.kappa)
+            held = np.arange(known.costs.shape[1]) < size[:, None]
+            sizes.append(size.mean())
+            matches.append((known.relevant & held).sum(axis=1).mean())
+        return float(np.mean(sizes)), float(np.mean(matches))
 
 
 def _together(first: ImageSet, second: ImageSet) -> ImageSet:
@@ -261,7 +302,18 @@ def sizes(folder: Path) -> tuple[list[tuple[str, ...]], dict[str, float]]:
                 for kind in cases
                 for alpha in ALPHAS
             ),
+            f"{name}_labels_reranked_over_learned": (
+                found["labels", "reranked", "binomial", 0.1]
+                / found["labels", "learned", "binomial", 0.1]
+            ),
         }
+        if name == "digits":
+            case = cases["pictures"][0]
+            adapter = case.fitted("auto")
+            figures["simultaneous_over_pointwise"] = (
+                case.measured(adapter, "binomial", 0.03, local_level(CALIBRATION, DELTA))[0]
+                / case.measured(adapter, "binomial", 0.03)[0]
+            )
         if name == "fashion":
             constant = found["pictures", "constant", "binomial", 0.05]
             figures["fashion_distinct_over_constant"] = (
@@ -274,8 +326,65 @@ def sizes(folder: Path) -> tuple[list[tuple[str, ...]], dict[str, float]]:
     return rows, figures
 
 
+def of_all_matches(folder: Path) -> tuple[list[tuple[str, ...]], dict[str, float]]:
+    """Part (c)."""
+    rows: list[tuple[str, ...]] = []
+    figures: dict[str, float] = {}
+    for name, config in SETS.items():
+        case = Case(trained(config, folder), distinct=False)
+        for risk, levels in LEVELS.items():
+            ratios = []
+            for alpha in levels:
+                found = []
+                for adapter in ("constant", "auto"):
+                    try:
+                        found.append(case.of_all_matches(adapter, risk, alpha))
+                    except RiskUnattainable:
+                        found.append((math.nan, math.nan))
+                (alike, few), (size, many) = found
+                texts = (f"{number:.2f}" for number in (alike, size, few, many))
+                rows.append((name, risk, f"{alpha:g}", *texts))
+                ratios.append(size / alike if risk == "recall" else few / many)
+            key = risk.replace("-", "_")
+            if risk == "recall" and not math.isnan(ratios[levels.index(0.3)]):
+                figures[f"{name}_recall_auto_over_constant"] = ratios[levels.index(0.3)]
+            if not np.isnan(ratios).all():
+                figures[f"{name}_largest_{key}_auto_over_constant"] = float(np.nanmax(ratios))
+    return rows, figures
+
+
+def alarms() -> tuple[list[tuple[str, ...]], dict[str, float]]:
+    """Part (d): a risk that jumps from 0.05 to 0.3 after 10,000 queries, watched at 0.1."""
+    rng = np.random.default_rng(0)
+    late, fresh = [], []
+    for _ in range(JUMPS):
+        watched = RiskMonitor(0.1, 0.01)
+        watched.update(rng.uniform(size=10_000) < 0.05)
+        jump = rng.uniform(size=400) < 0.3
+        late.append(_delay(watched, jump))
+        fresh.append(_delay(RiskMonitor(0.1, 0.01), jump))
+    rows = [
+        (title, *(f"{np.quantile(delays, q):.0f}" for q in (0.1, 0.5, 0.9)))
+        for title, delays in (("after 10,000 good queries", late), ("started at the jump", fresh))
+    ]
+    return rows, {"alarm_delay_over_restart": float(np.median(late) / np.median(fresh))}
+
+
+def _delay(monitor: RiskMonitor, losses: NDArray[np.bool_]) -> int:
+    """How many of the losses it takes to raise the alarm; all of them if they do not."""
+    state = asdict(monitor)
+    low, high = 0, len(losses)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if RiskMonitor(**state).update(losses[:middle]):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
 def main() -> None:
-    """Both parts."""
+    """All parts."""
     command = parser(__doc__)
     command.add_argument("--runs", type=Path, help="where training runs are, or go to")
     options = command.parse_args()
@@ -283,10 +392,23 @@ def main() -> None:
     report("(a) calibration", ["what", "seconds", "kappa"], fast, {}, None)
     with tempfile.TemporaryDirectory() as temporary:
         os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{temporary}/mlflow.db")
-        rows, more = sizes(options.runs or Path(temporary))
+        folder = options.runs or Path(temporary)
+        rows, more = sizes(folder)
+        whole, of_matches = of_all_matches(folder)
     columns = ["data", "sets of", "sizes", "bound", *(f"alpha {alpha}" for alpha in ALPHAS)]
     title = f"(b) mean size (share of calibrations whose risk exceeds alpha; delta {DELTA})"
-    report(title, columns, rows, figures | more, options.json)
+    report(title, columns, rows, {}, None)
+    columns = ["data", "risk", "alpha", "size, constant", "size, auto", "matches", "matches, auto"]
+    report("(c) mean size, and true matches in it, delta 0.1", columns, whole, {}, None)
+    told, watching = alarms()
+    columns = ["queries until the alarm", "10%", "median", "90%"]
+    report(
+        "(d) a jump of the risk from 0.05 to 0.3, watched at 0.1, level 0.01",
+        columns,
+        told,
+        figures | more | of_matches | watching,
+        options.json,
+    )
 
 
 if __name__ == "__main__":

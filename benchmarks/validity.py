@@ -105,7 +105,7 @@ def given_mix(world: World, rng: Generator, draws: int) -> Array:
 def any_alpha(world: World, rng: Generator, draws: int) -> Array:
     alphas = np.unique([world.level("miss", rng) for _ in range(6)])
     requests = [Request(float(alpha), DELTA, simultaneous=True) for alpha in alphas]
-    n = int(rng.choice([60, 200, 600]))  # few numbers: the band of each takes a while
+    n = int(rng.choice([60, 150, 300]))  # few numbers: the band of each takes a while
     kappas = world.kappas(rng.integers(POPULATION, size=(draws, n)), requests)
     wrong = [
         above(world.risk("miss", row), alpha) for row, alpha in zip(kappas, alphas, strict=True)
@@ -145,8 +145,8 @@ def recurring(world: World, rng: Generator, draws: int) -> Array:
     noise, found = 10 ** rng.uniform(-6, -4), np.full(draws, np.nan)
     for draw in range(draws):
         pool = world.population.subset(rng.integers(POPULATION, size=PICTURES))
-        alpha = (rng.integers(2, 7) + 0.4) / PICTURES  # half a picture more is too many
-        scores = pool.scores[rng.integers(PICTURES, size=1000)]
+        alpha = float(rng.uniform(0.05, 0.3))
+        scores = pool.scores[rng.integers(PICTURES, size=300)]
         with suppress(RiskUnattainable):
             controller = MissController(world.adapter, scores, pool.costs.shape[1])
             kappa = controller.kappa(alpha, DELTA)

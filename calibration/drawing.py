@@ -48,9 +48,8 @@ def _of_sizes(retriever: Retriever, evaluation: Evaluation, test: Judged) -> dic
             ),
         }
     sizes = {
-        f"alpha = {row.alpha:g}": adapter.sizes(test.found.rankings, row.kappa)
-        for row in evaluation.rows
-        if row.kappa is not None
+        f"alpha = {row.alpha:g}": adapter.sizes(test.found.rankings, float(row.kappa or 0))
+        for row in evaluation.certified
     }
     return drawn | ({"sizes": figures.size_distributions(sizes)} if sizes else {})
 
@@ -103,10 +102,9 @@ def _of_queries(
     retriever: Retriever, evaluation: Evaluation, test: Judged, images: ImageSet, gallery: ImageSet
 ) -> dict[str, Figure]:
     """The most and the least certain queries with their sets, at the level nearest to 0.1."""
-    certified = [row for row in evaluation.rows if row.kappa is not None]
-    if not certified:
+    if not evaluation.certified:
         return {}
-    row = min(certified, key=lambda row: abs(row.alpha - 0.1))
+    row = min(evaluation.certified, key=lambda row: abs(row.alpha - 0.1))
     adapter = retriever.controllers[None].adapter
     test = test.ordered(adapter)
     sizes = adapter.sizes(test.found.rankings, float(row.kappa or 0))

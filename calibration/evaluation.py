@@ -32,6 +32,7 @@ class Evaluation:
         parts: the risk of parts of the test queries, at the certified level nearest to 0.1.
         parts_alpha: that level; None if nothing is certified.
         cluster: what the clusters are that the queries come in, if any.
+        n_clusters, n_test_clusters: numbers of those of calibration and test queries, if any.
         repeats: the guarantee over many random divisions of calibration and test queries; None of
             queries in clusters.
         beyond_depth: number of test queries without a match in the search depth.
@@ -48,8 +49,15 @@ class Evaluation:
     parts: list[Part]
     parts_alpha: float | None
     cluster: str | None
+    n_clusters: int | None
+    n_test_clusters: int | None
     repeats: Repeats | None
     beyond_depth: int
+
+    @property
+    def certified(self) -> list[Row]:
+        """Those of `rows` that are certified."""
+        return [row for row in self.rows if row.kappa is not None]
 
     def metrics(self) -> dict[str, float]:
         """All numbers under flat names, for tracking."""
@@ -69,7 +77,10 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for JSON."""
-        names = ("dataset", "encoder", "n_calibration", "n_test", "beyond_depth")
+        names = (
+            *("dataset", "encoder", "n_calibration", "n_test", "beyond_depth"),
+            *("cluster", "n_clusters", "n_test_clusters"),
+        )
         return {name: getattr(self, name) for name in names} | {
             "unmatched": self.quality.unmatched,
             "quality": self.quality.numbers,
@@ -120,6 +131,8 @@ def evaluate(
         parts=subgroups(retriever, test, images, float(at.kappa or 0)) if at else [],
         parts_alpha=at.alpha if at else None,
         cluster=controller.cluster,
+        n_clusters=controller.calibration.units if controller.cluster else None,
+        n_test_clusters=None if test.clusters is None else len(np.unique(test.clusters)),
         repeats=None
         if controller.cluster
         else repeat(retriever, queries.adapter, queries.calibration, test, alphas, delta),

@@ -152,6 +152,11 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
             f"{config.retriever} was not made by `python -m calibration`: it does not say which "
             "queries it was calibrated with"
         )
+    if retriever.controllers[None].growing:
+        raise InvalidData(
+            f"calibration queries were added to {config.retriever}: the test queries of its data "
+            "set may be among them"
+        )
     if retriever.calibrated_on != retriever.fingerprints():
         raise StaleCalibration(f"{config.retriever} has changed since calibration: calibrate again")
     data = DataConfig(**retriever.origin["data"])
@@ -184,7 +189,8 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
 
 def _without_repeats(splits: Splits) -> Splits:
     """The splits without queries that stand elsewhere too; one line says how many those were."""
-    kept, left_out = without_repeats(splits)
+    with step("pictures that stand twice"):
+        kept, left_out = without_repeats(splits)
     if any(left_out.values()):
         counts = ", ".join(f"{n} of the {name} queries" for name, n in left_out.items() if n)
         said = f"left out, for the same picture stands elsewhere: {counts}"

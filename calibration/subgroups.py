@@ -27,7 +27,8 @@ class Part:
         name: of the decile (1 is the most certain), class or group.
         n: number of queries.
         missed: how many got a set without a true match.
-        low, high: exact 95% interval of their miss rate (Clopper-Pearson).
+        low, high: exact 95% interval of their miss rate (Clopper-Pearson); None of queries that
+            come in clusters, which are not independent.
         mean_size: of their sets.
     """
 
@@ -35,8 +36,8 @@ class Part:
     name: str
     n: int
     missed: int
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     mean_size: float
 
     @property
@@ -57,21 +58,26 @@ def subgroups(retriever: Retriever, test: Judged, images: ImageSet, kappa: float
     ordered = test.ordered(controller.adapter)
     sizes = controller.adapter.sizes(ordered.found.rankings, kappa)
     missed = ordered.ranks > sizes
+    independent = test.clusters is None
     order = np.argsort(test.found.uncertainty, kind="stable")
     decile = np.empty(len(order), np.int64)
     decile[order] = np.arange(len(order)) * min(DECILES, len(order)) // len(order) + 1
-    parts = _parts("uncertainty", decile, missed, sizes)
+    parts = _parts("uncertainty", decile, missed, sizes, independent)
     classes = images.attributes.get("class", images.labels)
     if classes is not None:
-        found = _parts("class", np.asarray(classes), missed, sizes)
+        found = _parts("class", np.asarray(classes), missed, sizes, independent)
         parts += sorted(found, key=lambda part: (-part.risk, -part.n))[:SHOWN]
     if test.groups is not None:
-        parts += _parts("group", test.groups, missed, sizes)
+        parts += _parts("group", test.groups, missed, sizes, independent)
     return parts
 
 
 def _parts(
-    kind: str, names: NDArray[Any], missed: NDArray[np.bool_], sizes: NDArray[np.int64]
+    kind: str,
+    names: NDArray[Any],
+    missed: NDArray[np.bool_],
+    sizes: NDArray[np.int64],
+    independent: bool,
 ) -> list[Part]:
     known, which = np.unique(names, return_inverse=True)
     n = np.bincount(which)
@@ -82,6 +88,14 @@ def _parts(
     high = np.where(misses < n, betainccinv(misses + 1, np.maximum(n - misses, 1), tail), 1.0)
     columns = zip(known.tolist(), n, misses, low, high, means, strict=True)
     return [
-        Part(kind, str(name), int(count), int(lost), float(least), float(most), float(size))
+        Part(
+            kind,
+            str(name),
+            int(count),
+            int(lost),
+            float(least) if independent else None,
+            float(most) if independent else None,
+            float(size),
+        )
         for name, count, lost, least, most, size in columns
     ]

@@ -24,13 +24,8 @@ SHOWN = {
 
 def print_table(evaluation: Evaluation) -> None:
     """Print the measured rows and what they mean."""
-    first = evaluation.rows[0]
-    console.print(
-        f"With probability at least {confidence(first.delta)}, a true match is missing from at "
-        f"most a fraction alpha of the sets ({first.adapter} sizes, {first.bound} bound, "
-        f"{evaluation.n_calibration} calibration queries).\nMeasured on {evaluation.n_test} "
-        "held-out queries:"
-    )
+    first = (evaluation.certified or evaluation.rows)[0]
+    console.print(_stated(evaluation, first))
     table = Table("alpha", "certified", "measured risk", "mean size", "constant size", "kappa")
     for column in table.columns:
         column.justify = "right"
@@ -59,6 +54,27 @@ def print_table(evaluation: Evaluation) -> None:
     numbers = evaluation.quality.numbers
     parts = [f"{title}: {numbers[name]:.3f}" for name, title in SHOWN.items() if name in numbers]
     console.print(", ".join(parts), soft_wrap=True)
+
+
+def _stated(evaluation: Evaluation, row: Row) -> str:
+    """The statement of a row, and what it was measured on."""
+    sure, rule = confidence(row.delta), f"{row.adapter} sizes, {row.bound} bound"
+    calibrated = f"{evaluation.n_calibration} calibration queries"
+    measured = f"Measured on {evaluation.n_test} held-out queries"
+    if row.kappa is None:
+        return f"No alpha below is certified with probability {sure} ({rule}, {calibrated})."
+    missing = (
+        f"With probability at least {sure}, a true match is missing from at most a fraction alpha "
+        "of the sets"
+    )
+    if evaluation.cluster is None:
+        return f"{missing} ({rule}, {calibrated}).\n{measured}:"
+    kind = evaluation.cluster
+    return (
+        f"{missing} returned to queries of any further {kind} like the {evaluation.n_clusters} of "
+        f"the {calibrated}, each {kind} counted alike ({rule}).\n{measured} of "
+        f"{evaluation.n_test_clusters} others, counted likewise:"
+    )
 
 
 def _measured(row: Row) -> tuple[str, ...]:

@@ -37,6 +37,9 @@ def retrieve(options: Namespace) -> None:
         distinct=options.distinct,
         group=options.group,
         abstain=options.abstain,
+        simultaneous=options.simultaneous,
+        anytime=options.anytime,
+        mix=options.mix,
     )
     print(dumps(answer.to_dict(), indent=1) if options.json else answer)
 
@@ -167,6 +170,11 @@ def _parser() -> ArgumentParser:
     asked.add_argument("--distinct", choices=["label"], help="one image of each label")
     asked.add_argument("--group", help="the group that the query belongs to")
     asked.add_argument("--abstain", action="store_true", help="one image, or none if too uncertain")
+    asked.add_argument("--simultaneous", action="store_true", help="alpha was chosen after looking")
+    asked.add_argument(
+        "--anytime", action="store_true", help="calibration queries were added one by one"
+    )
+    asked.add_argument("--mix", choices=["any"], help="whatever the mix of the groups")
     asked.add_argument("--json", action="store_true", help="print JSON")
     measured = command(evaluate)
     measured.add_argument("--retriever", required=True, help="folder or MLflow URI")

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any, Unpack, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rcir.candidates import Judged
 from rcir.control import check_clusters, control, extended
+from rcir.data.digests import digests
 from rcir.data.images import ImageLike
-from rcir.data.repeats import require_no_repeats, warn_of_copies
+from rcir.data.repeats import require_new, require_no_repeats, warn_of_copies
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.retrieval import Distinct, Guarantee, Options, Retrieval
 from rcir.risk import (
@@ -36,6 +38,8 @@ class Retriever(Searcher):
         controllers: what decides the sizes: under None of sets of images and, if the gallery has
             labels, under "label" of sets of distinct labels; empty until calibrated.
         calibrated_on: fingerprints of all that the calibration depends on.
+        query_digests: of the queries that it was tuned or calibrated with, see `rcir.data.digests`;
+            none until calibrated.
         origin: where it comes from, as plain values: the configuration of its data set ("data") and
             the MLflow run of its training ("run"), if known. No answer depends on it.
         chosen_among: number of retrievers that it was chosen among, by results on its calibration
@@ -47,6 +51,7 @@ class Retriever(Searcher):
         super().__init__(*arguments, **named)
         self.controllers: dict[Distinct, RiskController] = {}
         self.calibrated_on: dict[str, str] = {}
+        self.query_digests: NDArray[np.bytes_] = digests([])
         self.origin: dict[str, Any] = {}
         self.chosen_among: int = 1
 
@@ -123,9 +128,12 @@ class Retriever(Searcher):
             )
         self.controllers, self.chosen_among = controllers, 1
         self.calibrated_on = calibration.found.fingerprints
+        self.query_digests = np.concatenate(
+            [adapter_split.found.digests, calibration.found.digests]
+        )
         return comparisons
 
-    def extend(self, queries: Judged) -> None:
+    def extend(self, queries: Judged, recurring: bool = False) -> None:
         """Add labelled queries to those calibrated on, in use, as often as wanted.
 
         The size adapters stay as they are. From then on only guarantees that hold at every moment
@@ -135,10 +143,13 @@ class Retriever(Searcher):
         Args:
             queries: exchangeable with the calibration queries, in the order in which their truth
                 became known; with groups if these had some.
+            recurring: allow queries that were tuned or calibrated with before, or come twice, as in
+                `calibrate`.
 
         Raises:
             StaleCalibration: not calibrated, or changed since, or another one searched the queries.
-            InvalidData: the calibration queries come in clusters, or have groups and these do not.
+            InvalidData: the calibration queries come in clusters, or have groups and these do not;
+                or some queries are pictures of the gallery, of those before, or the same.
 
         Example:
             >>> import rcir
@@ -151,10 +162,14 @@ class Retriever(Searcher):
         """
         self._valid_controller(None)
         self._check_searched(queries)
+        added = queries.found.digests
+        require_new(self.digests, self.query_digests, added, recurring)
+        warn_of_copies("queries to add", queries.found.distances[:, 0], self.digests is not None)
         self.controllers = {
             distinct: extended(controller, queries if distinct is None else queries.distinct())
             for distinct, controller in self.controllers.items()
         }
+        self.query_digests = np.concatenate([self.query_digests, added])
 
     def check(self, recent: Judged, alpha: float = 0.1, delta: float = 0.1) -> Exchangeability:
         """Test whether recent labelled queries look like the calibration queries, and the risk.
@@ -165,12 +180,20 @@ class Retriever(Searcher):
 
         Raises:
             StaleCalibration: not calibrated, or changed since, or another one searched the queries.
+            InvalidData: the queries come in clusters: the tests are of independent ones.
             InvalidRiskLevel: alpha or delta is out of range.
             RiskUnattainable: nothing certifies alpha at delta.
         """
         controller = self._valid_controller(None)
         self._check_searched(recent)
-        kappa = controller.decide(Request(alpha, delta)).kappa
+        cluster = controller.cluster or recent.cluster
+        if cluster is not None:
+            raise InvalidData(
+                f"queries come in clusters ({cluster}), and are compared as independent ones: "
+                "calibrate and check with one query of each"
+            )
+        request = Request(alpha, delta, anytime=controller.growing)
+        kappa = decide_chosen(controller, request, self.chosen_among).kappa
         outcomes = recent.outcomes(controller.adapter)
         return check_exchangeability(controller.calibration, outcomes, certified=(kappa, alpha))
 

@@ -186,9 +186,9 @@ class Searcher:
         goes; not where a weight is written to behind torch's back (`.data`, NumPy views).
         """
         parts = [self.encoder, self.preprocessing, self.index, self.ids]
-        parts += [self.relevance, self.item_uncertainty, *self.encoder.hooks().values()]
+        weights, hooks = self.encoder.parts()
+        parts += [self.relevance, self.item_uncertainty, *hooks]
         # Torch counts its writes to a tensor.
-        weights = (*self.encoder.parameters(), *self.encoder.buffers())
         counts = [len(self.index), len(parts)]
         counts += [number for values in weights for number in (values._version, values.data_ptr())]
         known, known_counts, _ = self._fingerprinted

@@ -10,6 +10,7 @@
     relevance.safetensors   labels of the gallery images or what else says which queries match them
     uncertainty.npy         uncertainties of the gallery images, if the encoder states any
     digests.npy             digests of the gallery images, if they are known
+    queries.npy             digests of the queries that it was tuned or calibrated with
 
 Nothing in it is, or is read as, a pickle.
 """
@@ -183,6 +184,7 @@ def _fill(retriever: Retriever, folder: Path) -> None:
                 arrays |= {f"{place}.{name}": array for name, array in values.items()}
     if arrays:
         (folder / "controller.safetensors").write_bytes(save_arrays(arrays))
+        np.save(folder / "queries.npy", retriever.query_digests, allow_pickle=False)
     retriever.index.save(folder / "index.faiss")
     (folder / "gallery.json").write_text(json.dumps(retriever.ids.tolist()))
     if retriever.relevance is not None:
@@ -267,6 +269,7 @@ def _read(folder: Path, files: Set[str]) -> Retriever:
             kind["distinct"]: _controller(kind, arrays) for kind in description["controllers"]
         }
         retriever.calibrated_on = description["calibrated_on"]
+        retriever.query_digests = np.load(folder / "queries.npy", allow_pickle=False)
     return retriever
 
 

@@ -17,6 +17,7 @@ FILES = (
     "relevance.safetensors",
     "uncertainty.npy",
     "digests.npy",
+    "queries.npy",
 )
 
 
@@ -66,16 +67,16 @@ def sign(folder):
 @pytest.mark.parametrize(
     "harm",
     [
-        lambda arrays: arrays.pop("None.calibration.costs"),
-        lambda arrays: arrays.pop("label.tuning.relevant"),
-        lambda arrays: arrays.pop("None.adapter.sample"),
-        lambda arrays: arrays.update({"None.calibration.extra": np.zeros(3)}),
-        lambda arrays: arrays.update({"None.calibration.doubt": np.zeros(3)}),
-        lambda arrays: arrays.update({"None.calibration.totals": np.zeros(400, np.int64)}),
+        lambda arrays: arrays.pop("None.main.calibration.costs"),
+        lambda arrays: arrays.pop("label.main.tuning.relevant"),
+        lambda arrays: arrays.pop("None.main.adapter.sample"),
+        lambda arrays: arrays.update({"None.main.calibration.extra": np.zeros(3)}),
+        lambda arrays: arrays.update({"None.main.calibration.doubt": np.zeros(3)}),
+        lambda arrays: arrays.update({"None.main.calibration.totals": np.zeros(400, np.int64)}),
         lambda arrays: arrays.update(
             {
                 name: np.ascontiguousarray(arrays[name][:, :9])
-                for name in ("None.tuning.costs", "None.tuning.relevant")
+                for name in ("None.main.tuning.costs", "None.main.tuning.relevant")
             }
         ),
         lambda arrays: arrays.clear(),
@@ -118,7 +119,15 @@ def test_what_matches_is_refused_where_it_makes_no_sense_though_signed(folder, a
 
 @pytest.mark.parametrize(
     "change",
-    [{"adapter": "best"}, {"bound": "chernoff"}, {"distinct": "id"}, {"groups": ["a"]}],
+    [
+        {"adapters": {"main": "best"}},
+        {"adapters": {}},
+        {"adapters": {"main": "quantile", "recall": "quantile"}},
+        {"bound": "chernoff"},
+        {"distinct": "id"},
+        {"groups": ["a"]},
+        {"cluster": "video"},
+    ],
     ids=str,
 )
 def test_a_description_that_makes_no_sense_is_refused_though_signed(folder, change):

@@ -98,11 +98,19 @@ def test_any_level_is_answered_without_calibrating_again(output):
 
 
 def test_hard_queries_get_more_images_than_easy_ones(output):
+    from rcir.data import DataConfig, load_splits
+
     retriever = rcir.load(output / "retriever")
-    queries = [output / "queries" / f"{name}.png" for name in ("easy", "medium", "hard")]
-    easy, medium, hard = (answer.size for answer in retriever.retrieve(queries, 0.1, 0.1))
-    assert easy <= medium <= hard
+    queries = [output / "queries" / f"{name}.png" for name in ("easy", "hard")]
+    easy, hard = (answer.size for answer in retriever.retrieve(queries, 0.1, 0.1))
     assert easy < hard
+    # Of two queries alone, learned sizes may be the other way round.
+    test = load_splits(DataConfig("digits", seed=1)).test
+    answers = retriever.retrieve(list(test.images), 0.1, 0.1)
+    order = np.argsort([answer.uncertainty for answer in answers])
+    thirds = np.array_split(np.array([answer.size for answer in answers])[order], 3)
+    easy, medium, hard = (sizes.mean() for sizes in thirds)
+    assert easy < medium < hard
 
 
 def test_the_screen_shows_the_measured_numbers_and_a_command_that_works(demo, results):

@@ -31,9 +31,14 @@ def test_own_images_makes_a_retriever_from_folders_of_pictures(
 
     retriever = rcir.load(output)
     alpha = retriever.controllers[None].miss().minimum_alpha(0.1) + 0.05
-    answer = retriever.retrieve(next(pictures.glob("*/*.png")), alpha, 0.1)
+    query = next(pictures.glob("*/*.png"))
+    answer = retriever.retrieve(query, alpha, 0.1)
     assert all((pictures / name).is_file() for name in answer.ids)
     # Half index, a sixth fits the adapter, the rest calibrates.
     n = len(splits.calibration)
     assert answer.guarantee.n_calibration == n - n // 2 - n // 6
-    assert np.all(np.diff(answer.distances) >= 0)
+    # Each name with its own distance; the order is the size adapter's.
+    found = retriever.search([query])
+    distance = dict(zip(retriever.ids[found.positions[0]], found.distances[0], strict=True))
+    assert len(set(answer.ids)) == answer.size
+    np.testing.assert_allclose(answer.distances, [distance[name] for name in answer.ids], atol=1e-5)

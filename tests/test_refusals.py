@@ -78,7 +78,11 @@ def test_without_groups_none_is_known(folder, splits):
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"adapter": "best"}, InvalidConfig, "'best' is unknown; choose one of .*learned, auto"),
+        (
+            {"adapter": "best"},
+            InvalidConfig,
+            "'best' is unknown; choose one of .*learned, boosted, reranked, auto",
+        ),
         ({"bound": "chernoff"}, InvalidConfig, "'chernoff' is unknown"),
         ({"alphas": (2.0,)}, InvalidRiskLevel, "alpha is 2"),
     ],

@@ -267,6 +267,9 @@ def test_options_are_combined(learned, splits):
     answer = learned.retrieve(image, 0.5, None, distinct="label", risk="recall")
     assert len(set(answer.labels)) == answer.size
     sentence = str(answer.guarantee)
-    assert sentence.startswith("On average over calibrations, at most 0.5 of a query's true ")
+    assert sentence.startswith(
+        "On average over calibrations, of which one that certifies nothing counts as none wrong, "
+        "at most 0.5 of a query's true labels, on average over queries, "
+    )
     assert "are missing from the sets of distinct labels returned to queries" in sentence
     assert {each.size for each in learned.retrieve([image] * 2, 0.6, DELTA, abstain=True)} <= {0, 1}

@@ -93,8 +93,56 @@ END = "calibration queries (quantile sizes, binomial bound, kappa = 12.5)."
         ),
         (
             {"delta": None},
-            "On average over calibrations, a true match is missing from at most 0.05 of the sets "
-            f"returned to queries like the 3000 {END}",
+            "On average over calibrations, of which one that certifies nothing counts as none "
+            "wrong, a true match is missing from at most 0.05 of the sets returned to queries like "
+            f"the 3000 {END}",
+        ),
+        (
+            {"risk": "recall", "distinct": "label"},
+            "With probability at least 0.9, at most 0.05 of a query's true labels, on average over "
+            "queries, are missing from the sets of distinct labels returned to queries like the "
+            f"3000 {END}",
+        ),
+        (
+            {"risk": "false-discovery", "distinct": "label"},
+            "With probability at least 0.9, at most 0.05 of a set's labels, on average over "
+            "queries, are wrong in the sets of distinct labels returned to queries like the 3000 "
+            f"{END}",
+        ),
+        (
+            {"anytime": True},
+            "With probability at least 0.9, at every moment since calibration began, a true match "
+            f"is missing from at most 0.05 of the sets returned to queries like the 3000 {END}",
+        ),
+        (
+            {"mix": "any", "n_groups": 5},
+            "With probability at least 0.9, whatever the mix of the 5 groups, a true match is "
+            f"missing from at most 0.05 of the sets returned to queries like the 3000 {END}",
+        ),
+        (
+            {"mix": "any", "n_groups": 2, "anytime": True},
+            "With probability at least 0.9, at every moment since calibration began, whatever the "
+            "mix of the 2 groups, a true match is missing from at most 0.05 of the sets returned "
+            f"to queries like the 3000 {END}",
+        ),
+        (
+            {"mix": {"north": 0.7, "south": 0.3}},
+            "With probability at least 0.9, where the groups come as north 0.7, south 0.3, a true "
+            "match is missing from at most 0.05 of the sets returned to queries like the 3000 "
+            f"{END}",
+        ),
+        (
+            {"cluster": "drawer", "n_clusters": 60},
+            "With probability at least 0.9, a true match is missing from at most 0.05 of the sets "
+            "returned to queries of any further drawer like the 60 of the 3000 calibration "
+            "queries, each drawer counted alike (quantile sizes, binomial bound, kappa = 12.5).",
+        ),
+        (
+            {"cluster": "drawer", "n_clusters": 20, "group": "north", "n_calibration": 70},
+            "With probability at least 0.9, a true match is missing from at most 0.05 of the sets "
+            "returned to queries of group 'north' of any further drawer like the 20 of the 70 "
+            "calibration queries, each drawer counted alike (quantile sizes, binomial bound, "
+            "kappa = 12.5).",
         ),
     ],
     ids=str,

@@ -37,6 +37,7 @@ def test_a_loaded_retriever_answers_as_before(retriever, folder, splits):
     np.testing.assert_array_equal(after.positions, before.positions)
     np.testing.assert_array_equal(after.uncertainty, before.uncertainty)
     np.testing.assert_array_equal(loaded.digests, retriever.digests)
+    np.testing.assert_array_equal(loaded.query_digests, retriever.query_digests)
 
 
 def test_a_saved_copy_of_a_loaded_retriever_has_the_same_files(folder, tmp_path):
@@ -44,7 +45,7 @@ def test_a_saved_copy_of_a_loaded_retriever_has_the_same_files(folder, tmp_path)
     assert contents(copy) == contents(folder)
     assert {name.partition(".")[0] for name in contents(copy)} == {
         *("manifest", "retriever", "encoder", "controller", "index", "gallery", "relevance"),
-        *("uncertainty", "digests"),
+        *("uncertainty", "digests", "queries"),
     }
 
 

@@ -19,6 +19,7 @@ from rcir.errors import InvalidData
 
 NEAR = 0.02  # of the median distance to the nearest item
 SHOWN = 5
+RECURRING = "or give recurring=True if pictures recur in use exactly as they do here"
 
 Digests: TypeAlias = NDArray[np.bytes_]
 
@@ -101,10 +102,7 @@ def require_no_repeats(
             )
     if recurring:
         return
-    advice = (
-        "leave them out, as `python -m calibration` does, or give recurring=True if pictures recur "
-        "in use exactly as they do here"
-    )
+    advice = f"leave them out, as `python -m calibration` does, {RECURRING}"
     _refuse(
         np.isin(calibration, tuning),
         "calibration queries are in the adapter split too",
@@ -115,6 +113,38 @@ def require_no_repeats(
         "calibration queries came before among them",
         f"so that there are fewer than it seems: {advice}",
     )
+
+
+def require_new(
+    gallery: Digests | None, before: Digests, added: Digests, recurring: bool = False
+) -> None:
+    """Raise `InvalidData` for pictures that are added to those calibrated with, and are known.
+
+    Args:
+        gallery: as in `require_no_repeats`.
+        before: digests of all queries that the retriever was tuned or calibrated with.
+        added: digests of the queries to add.
+        recurring: allow queries that were among those before, or come twice.
+
+    Example:
+        >>> require_new(None, np.array([b"1", b"2"]), np.array([b"3", b"2"]))
+        Traceback (most recent call last):
+            ...
+        rcir.errors.InvalidData: 1 of 2 queries to add were tuned or calibrated with before (row ...
+    """
+    if gallery is not None:
+        _refuse(
+            np.isin(added, gallery),
+            "queries to add are pictures of the gallery",
+            "and each finds itself: leave them out",
+        )
+    if recurring:
+        return
+    consequence = f"so that there are fewer than it seems: leave them out, {RECURRING}"
+    _refuse(
+        np.isin(added, before), "queries to add were tuned or calibrated with before", consequence
+    )
+    _refuse(_repeated(added), "queries to add came before among them", consequence)
 
 
 def warn_of_copies(queries: str, nearest: NDArray[np.floating[Any]], known: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -116,20 +116,21 @@ class Encoder(nn.Module):
     def _samples(self, images: Tensor, generator: torch.Generator) -> Tensor | None:
         return None
 
-    def hooks(self) -> dict[str, Any]:
-        """Forward hooks, which may change what is computed, by module and position."""
-        found: dict[str, Any] = {}
-        for name, module in self.named_modules():
-            for kind in ("_forward_pre_hooks", "_forward_hooks"):
-                for number, hook in enumerate(getattr(module, kind).values()):
-                    found[f"{name}.{kind}.{number}"] = hook
-        return found
+    def parts(self) -> tuple[list[Tensor], list[Callable[..., Any]]]:
+        """Weights and buffers, and forward hooks: all that decides what is computed."""
+        tensors: list[Tensor] = []
+        hooks: list[Callable[..., Any]] = []
+        for module in self.modules():  # one walk, for it is made for every query
+            for held in (module._parameters, module._buffers):
+                tensors += [values for values in held.values() if values is not None]
+            hooks += [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+        return tensors, hooks
 
     def fingerprint(self) -> str:
         """A digest of the configuration, of every module, hook and weight."""
         description = json.dumps(asdict(self.config), sort_keys=True) + repr(self)
-        for place, hook in self.hooks().items():
-            description += f"{place} {getattr(hook, '__qualname__', type(hook).__qualname__)}"
+        for hook in self.parts()[1]:
+            description += getattr(hook, "__qualname__", type(hook).__qualname__)
         digest = hashlib.sha256(description.encode())
         for name, values in sorted(self.state_dict().items()):
             digest.update(name.encode())

@@ -77,7 +77,8 @@ class Certified:
             kappas = np.partition(self.scores[calibrating], place, axis=1)[:, place]
         # Draws have few kappas, scores around one quantile: the sizes of all queries at each.
         known, which = np.unique(kappas, return_inverse=True)
-        sizes = self._sizes_at(np.minimum(widened(known), np.finfo(np.float32).max))
+        paid = np.minimum(widened(known), np.finfo(np.float32).max).astype(np.float32)
+        sizes = self._sizes_at(paid)
         found: NDArray[np.float64] = sizes[which[:, None], measured].mean(axis=1)
         return found
 

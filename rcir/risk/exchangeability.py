@@ -11,6 +11,7 @@ from scipy.special import bdtrc
 from scipy.stats import ks_2samp
 
 from rcir.errors import InvalidData
+from rcir.risk.adapters import widened
 from rcir.risk.bounds import check_level
 from rcir.risk.outcomes import Outcomes
 
@@ -106,7 +107,7 @@ def check_exchangeability(
     if certified is None:
         return Exchangeability(p_values, len(calibration), len(recent))
     kappa, alpha = certified[0], check_level("alpha", certified[1])
-    misses = int(np.count_nonzero(recent.losses("miss", np.array([kappa]))))
+    misses = int(np.count_nonzero(recent.losses("miss", widened(np.array([kappa])))))
     # P(Binomial(n, alpha) >= misses)
     p_values["risk"] = float(bdtrc(misses - 1, len(recent), alpha)) if misses else 1.0
     return Exchangeability(p_values, len(calibration), len(recent), misses, alpha)

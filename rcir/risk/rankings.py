@@ -95,8 +95,11 @@ class Rankings:
             return np.asarray(self.keys >= 0)
         return np.ones((len(self), self.depth), bool)
 
-    def distinct(self) -> tuple[Rankings, NDArray[np.int64]]:
+    def distinct(self, least: int | None = None) -> tuple[Rankings, NDArray[np.int64]]:
         """The rankings of keys: each key stands where its nearest candidate does.
+
+        Args:
+            least: leave out ranks beyond this one that no query has a key at; none unless given.
 
         Returns:
             The rankings, and the (n, depth) columns that they took, -1 where there were no more.
@@ -107,41 +110,42 @@ class Rankings:
         if self.keys is None:
             raise InvalidData("the candidates have no keys: label the gallery to rank its labels")
         columns = first_of_each_key(self.keys)
+        if least is not None:
+            deepest = int((columns >= 0).sum(axis=1).max(initial=0))
+            columns = columns[:, : max(least, deepest)]
 
         def take(values: NDArray[Any] | None, filler: float) -> NDArray[Any] | None:
             return None if values is None else take_columns(values, columns, filler)
 
-        distances = np.zeros(columns.shape) if self.distances is None else self.distances
-        votes = count_votes(self.keys) if self.votes is None else self.votes
+        distances = np.zeros(self.keys.shape) if self.distances is None else self.distances
+        keys = take_columns(self.keys, columns, -1)
+        votes = take(self.votes, 0)
+        if votes is None:
+            votes = count_votes(self.keys, of=keys)
+            votes[columns < 0] = 0
         rankings = Rankings(
             self.uncertainty,
-            self.depth,
+            columns.shape[1],
             take(distances, np.inf),
-            take(self.keys, -1),
+            keys,
             take(self.candidate_uncertainty, 0.0),
-            take(votes, 0),
+            votes,
         )
         return rankings, columns
 
     def reordered(self, columns: NDArray[np.int64], probability: NDArray[np.float64]) -> Rankings:
-        """The same candidates in another order: (n, depth) the columns that they stood in.
+        """The same candidates in another order, without what a probability is learned from.
 
         Args:
+            columns: (n, depth) those that they stood in.
             probability: of the candidates in the new order.
         """
 
         def take(values: NDArray[Any] | None) -> NDArray[Any] | None:
             return None if values is None else np.take_along_axis(values, columns, axis=1)
 
-        return Rankings(
-            self.uncertainty,
-            self.depth,
-            take(self.distances),
-            take(self.keys),
-            take(self.candidate_uncertainty),
-            take(self.votes),
-            probability,
-        )
+        distances, keys = take(self.distances), take(self.keys)
+        return Rankings(self.uncertainty, self.depth, distances, keys, probability=probability)
 
 
 def take_columns(
@@ -186,14 +190,18 @@ def first_of_each_key(keys: NDArray[np.int64]) -> NDArray[np.int64]:
     return columns
 
 
-def count_votes(keys: NDArray[np.int64], columns: int | None = None) -> NDArray[np.int64]:
-    """(n, columns) how many of the first 30 candidates share a candidate's key.
+def count_votes(
+    keys: NDArray[np.int64], columns: int | None = None, of: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
+    """(n, columns) how many of the first 30 candidates share a candidate's key, or those `of` keys.
 
     Example:
         >>> count_votes(np.array([[7, 4, 7, 2]]), columns=3).tolist()
         [[2, 1, 2]]
+        >>> count_votes(np.array([[7, 4, 7, 2]]), of=np.array([[2, 7]])).tolist()
+        [[1, 2]]
     """
-    shown = keys[:, :columns]
+    shown = keys[:, :columns] if of is None else of
     votes = np.zeros(shown.shape, np.int64)
     for voter in range(min(VOTERS, keys.shape[1])):
         votes += shown == keys[:, voter, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
 from rcir.errors import InvalidConfig
@@ -78,7 +79,8 @@ class Request:
             if self.simultaneous or self.anytime:
                 raise InvalidConfig("a mix of shares goes with neither simultaneous nor anytime")
             shares = list(self.mix.values())
-            if not shares or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+            known = all(isinstance(share, Real) and 0 <= share <= 1 for share in shares)
+            if not known or abs(sum(shares) - 1) > 1e-6:
                 raise InvalidConfig(
                     f"mix is {dict(self.mix)}; give the share of each group, 1 in all, or 'any'"
                 )

@@ -10,13 +10,14 @@ from scipy.special import softmax
 
 from rcir.errors import InvalidData
 from rcir.risk.adapters import SizeAdapter, State, check_split
-from rcir.risk.features import Features, linear
+from rcir.risk.features import PROFILE, Features, linear
 from rcir.risk.hazard import FLOOR, prices
 from rcir.risk.rankings import Rankings, first_of_each_key
 
 MOST = 5000  # queries that the model is fitted on
 RIDGE = 1e-4
 STEPS, TOLERABLE = 50, 1e-8
+CONSTANT = 1e-9  # spread of a feature, relative to its mean, that is rounding alone
 
 
 class Reranked(SizeAdapter):
@@ -53,18 +54,20 @@ class Reranked(SizeAdapter):
         self.none = none
 
     @classmethod
-    def suits(cls, rankings: Rankings, ranks: NDArray[np.float64]) -> bool:
-        if rankings.keys is None:
+    def suits(cls, rankings: Rankings, truth: NDArray[Any]) -> bool:
+        ranks, keys = check_split(rankings, truth), rankings.keys
+        if keys is None:
             return False
         known = np.isfinite(ranks)
-        columns = np.where(known, ranks, 1).astype(np.int64) - 1
-        first = first_of_each_key(rankings.keys) == columns[:, None]
-        return bool(first.any(axis=1)[known].all())
+        columns = np.where(known, ranks, 1).astype(np.int64)[:, None] - 1
+        first = (first_of_each_key(keys) == columns).any(axis=1)
+        others = np.ndim(truth) == 2 and truth & (keys != np.take_along_axis(keys, columns, axis=1))
+        return bool(first[known].all() and not np.any(others))
 
     @classmethod
     def fit(cls, rankings: Rankings, truth: NDArray[Any]) -> Self:
         ranks = check_split(rankings, truth)
-        if not cls.suits(rankings, ranks):
+        if not cls.suits(rankings, truth):
             raise InvalidData(
                 "reranked sizes need candidates with keys (labels), of which a query's true "
                 "matches all have one: choose learned sizes"
@@ -80,7 +83,7 @@ class Reranked(SizeAdapter):
             [np.broadcast_to(values, shape) for values in arrays], axis=2, dtype=float
         )
         mean, spread = rivals[known].mean(axis=0), rivals[known].std(axis=0)
-        spread[spread == 0] = 1
+        spread[spread <= CONSTANT * np.abs(mean)] = 1
         weights, none = _conditional_logit((rivals - mean) / spread, known, right)
         weights = weights / spread
         return cls(features, weights, none + float(weights @ mean))
@@ -91,16 +94,18 @@ class Reranked(SizeAdapter):
         columns, known, arrays = _labels(self.features, rankings)
         utility = linear(arrays, self.weights, 0.0, known.shape)
         utility[~known] = -np.inf
-        none = np.full((len(utility), 1), self.none)
-        probability = softmax(np.concatenate([utility, none], axis=1), axis=1)[:, :-1]
         order = np.argsort(-utility, axis=1, kind="stable")
+        ordered = np.take_along_axis(utility, order, axis=1)
+        largest = np.maximum(ordered[:, :1], self.none)
+        odds = np.exp(ordered - largest)
+        probability = odds / (odds.sum(axis=1, keepdims=True) + np.exp(self.none - largest))
         # Where a candidate goes: keys by their probability, then what repeats a key, as it stood.
         place = np.arange(rankings.depth) + np.full((len(rankings), 1), rankings.depth)
         rows, labels = np.nonzero(np.take_along_axis(known, order, axis=1))
         place[rows, columns[rows, order[rows, labels]]] = labels
         taken = np.argsort(place, axis=1, kind="stable")
         spread = np.zeros(place.shape)
-        spread[:, : probability.shape[1]] = np.take_along_axis(probability, order, axis=1)
+        spread[:, : probability.shape[1]] = probability
         return rankings.reordered(taken, spread), taken
 
     def costs(self, rankings: Rankings) -> NDArray[np.float32]:
@@ -134,7 +139,8 @@ def _labels(
     """The (n, m) columns of the nearest candidate of each key, whether there is one, and features
     of the ranking of keys, that broadcast to (n, m).
     """
-    distinct, columns = rankings.distinct()
+    features.check(rankings)  # of distinct ones, distances are always given
+    distinct, columns = rankings.distinct(least=max(PROFILE))
     width = max(1, int((columns >= 0).sum(axis=1).max(initial=0)))
     columns = columns[:, :width]
     return columns, columns >= 0, features.of(distinct, width)

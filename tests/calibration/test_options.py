@@ -46,8 +46,8 @@ def test_quantile_sizes_depend_on_the_order_of_uncertainties_alone(trained):
     (row,) = outcome.evaluation.rows
     below = [np.sum(sample <= value) for value in outcome.test.found.uncertainty]
     share = np.maximum(below, 1) / 300
-    # Kappa pays for K images if it is at least the kappa that asks for them.
-    expected = (np.arange(200) / share[:, None] <= row.kappa * (1 + 1e-6)).sum(axis=1)
+    # Kappa pays for K images if it is at least the kappa that asks for them, but for a thousandth.
+    expected = (np.arange(200) / share[:, None] <= row.kappa * (1 + 1e-3)).sum(axis=1)
     assert row.mean_size == pytest.approx(expected.mean())
 
 
@@ -79,8 +79,13 @@ def test_group_and_adapter_are_named_on_the_command_line(trained, capsys):
         assert (guarantee.group, guarantee.adapter) == (group, "learned")
         assert guarantee.n_calibration == np.sum(occluded == (group == "True"))
     rows = json.loads(Path("grouped/results.json").read_text())["others"]
-    assert {row["adapter"] for row in rows} == {"learned"}
-    assert [row["statement"] for row in rows[-2:]] == ["miss, group False", "miss, group True"]
+    # Who is the first match says nothing of the others: these risks have a score of their own.
+    own = {"recall", "false discovery"}
+    assert {row["adapter"] for row in rows if row["statement"] not in own} == {"learned"}
+    assert {row["adapter"] for row in rows if row["statement"] in own} == {"match-probability"}
+    assert [row["statement"] for row in rows[-3:]] == [
+        *("miss, group False", "miss, group True", "miss, any mix of groups")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +166,7 @@ def test_what_adapters_are_compared_by_is_cross_fitted_on_the_adapter_split(chos
             for kappa in np.unique(prices)
             if binom.cdf(np.sum(prices > kappa), 300, alpha) <= 0.1
         )
-        paid = np.arange(200) / scale[:, None] <= kappa * (1 + 1e-6)
+        paid = np.arange(200) / scale[:, None] <= kappa * (1 + 1e-3)
         assert size == pytest.approx(paid.sum(axis=1).mean())
 
 
@@ -182,8 +187,12 @@ def test_a_report_of_nothing_certified_is_still_a_report(trained):
     assert all(row.kappa is None for row in outcome.evaluation.rows)
     page = outcome.report.read_text()
     assert all(row.kappa is None for row in outcome.evaluation.others)
-    # Two levels of the miss risk, and of four other statements.
-    assert page.count('class="no"') == 2 + 2 * 4
+    # Two levels of the miss risk, and of five other statements.
+    assert page.count('class="no"') == 2 + 2 * 5
+    assert "With probability at least" not in page
+    assert "With 300 calibration queries, no alpha below is certified with probability 0.9." in (
+        " ".join(page.split())
+    )
     assert "The most certain queries" not in page
     with pytest.raises(rcir.RiskUnattainable):
         rcir.load(outcome.folder).retrieve(outcome.splits.test.images[0], 0.001, 0.1)

@@ -177,7 +177,8 @@ def test_a_third_table_states_what_the_adapter_was_chosen_by(chosen):
     comparison = chosen.evaluation.comparison
     assert rows[0] == ["adapter", *(f"alpha {alpha:g}" for alpha in comparison["constant"])]
     assert len(rows[0]) == 3
-    assert [name for name, *_ in rows[1:]] == ["constant", "minmax", "quantile", "learned"]
+    names = ["constant", "minmax", "quantile", "learned", "reranked"]
+    assert [name for name, *_ in rows[1:]] == names
     for name, *sizes in rows[1:]:
         expected = list(comparison[name].values())
         np.testing.assert_allclose([float(size) for size in sizes], expected, atol=5e-3)
@@ -185,8 +186,32 @@ def test_a_third_table_states_what_the_adapter_was_chosen_by(chosen):
     assert f"; {adapter} was chosen before" in " ".join(chosen.report.read_text().split())
 
 
+def test_a_table_states_whom_it_serves_less(outcome, page, text):
+    _, _, rows, *_ = page.tables
+    parts = outcome.evaluation.parts
+    columns = ["queries", "missed", "risk", "95% interval", "mean size"]
+    assert rows[0] == ["queries by", "", *columns]
+    kinds = [cells[0] for cells in rows[1:]]
+    assert [kind for kind in kinds if kind] == ["uncertainty", "class", "group"]
+    assert [kinds.index(kind) for kind in ("uncertainty", "class", "group")] == [0, 10, 20]
+    for cells, part in zip(rows[1:], parts, strict=True):
+        assert cells[1:4] == [part.name, str(part.n), str(part.missed)]
+        assert float(cells[4]) == pytest.approx(part.missed / part.n, abs=5e-4)
+        low, high = (float(end) for end in cells[5].split(" to "))
+        assert (low, high) == pytest.approx((part.low, part.high), abs=5e-4)
+        assert float(cells[6]) == pytest.approx(part.mean_size, abs=5e-3)
+    _, section = text.split("<h2>Whom it serves less</h2>")
+    section, _ = section.split("<h2>Risk and size</h2>")
+    red = sum(part.low > 0.2 for part in parts)
+    assert section.count('<td class="no">') == red > 0
+    words = " ".join(section.split())
+    assert "At alpha = 0.2, of the test queries, by tenths of uncertainty (1: the most" in words
+    assert "by class (those missed most), by group:" in words
+    assert "Red: more than alpha, beyond noise." in words
+
+
 def test_a_table_summarises_the_divisions(outcome, page, text):
-    _, _, rows, _, _ = page.tables
+    _, _, _, rows, _, _ = page.tables
     summary = outcome.evaluation.repeats.summary((0.001, 0.2, 0.3))
     expected = [(name, *item) for name, levels in summary.items() for item in levels.items()]
     assert rows[0][:5] == ["sizes", "alpha", "certified", "risk", "risk above alpha"]
@@ -241,6 +266,7 @@ def test_a_table_has_every_number_once(outcome, page):
 def test_the_sections_stand_in_this_order(text, chosen):
     sections = [
         "Other statements",
+        "Whom it serves less",
         "Risk and size",
         "Retrieval and uncertainty",
         "The most certain queries",
@@ -263,7 +289,7 @@ def test_the_screen_says_no_where_nothing_is_certified(outcome, capsys):
     lines = capsys.readouterr().out.splitlines()
     refused, *others = (line for line in lines if "0.001" in line)
     assert re.sub(r"[^\w.-]+", " ", refused).split() == ["0.001", "no", "-", "-", "-", "-"]
-    assert len(others) == 6
+    assert len(others) == 8
     for line in others:
         words = re.sub(r"[^\w.,-]+", " ", line).split()
         assert words[words.index("0.001") :] == ["0.001", "-", "-", "-", "-"]
