@@ -339,12 +339,15 @@ def of_all_matches(folder: Path) -> tuple[list[tuple[str, ...]], dict[str, float
                 for adapter in ("constant", "auto"):
                     try:
                         found.append(case.of_all_matches(adapter, risk, alpha))
-                    except RiskUnattainable:
-                        found.append((math.nan, math.nan))
+                    except RiskUnattainable:  # of "auto" alone: worse than any size
+                        known = adapter == "auto" and not math.isnan(found[0][0])
+                        found.append((math.inf, 0.0) if known else (math.nan, math.nan))
                 (alike, few), (size, many) = found
                 texts = (f"{number:.2f}" for number in (alike, size, few, many))
                 rows.append((name, risk, f"{alpha:g}", *texts))
-                ratios.append(size / alike if risk == "recall" else few / many)
+                ratios.append(
+                    size / alike if risk == "recall" else few / many if many else math.inf
+                )
             key = risk.replace("-", "_")
             if risk == "recall" and not math.isnan(ratios[levels.index(0.3)]):
                 figures[f"{name}_recall_auto_over_constant"] = ratios[levels.index(0.3)]

@@ -13,7 +13,7 @@ from scipy.stats import norm
 from rcir.candidates import Judged
 from rcir.retriever import Retriever
 from rcir.risk import Bound, Constant, MinMax, Rankings, SizeAdapter, allowed_misses
-from rcir.risk.adapters import TOLERANCE, count_paid
+from rcir.risk.adapters import count_paid, widened
 
 REPEATS = 20
 SWEEP = np.round(np.arange(0.02, 0.401, 0.02), 2)
@@ -196,8 +196,7 @@ class _Rule:
                 if kappa is None:
                     continue
                 sizes = count_paid(self.costs, kappa)[second]
-                missed = self.scores[second] > kappa * (1 + TOLERANCE)
-                found.risk[row, column] = np.mean(missed)
+                found.risk[row, column] = np.mean(self.scores[second] > widened(kappa))
                 found.mean[row, column] = sizes.mean()
                 found.median[row, column], found.high[row, column] = np.quantile(sizes, [0.5, 0.95])
         return found

@@ -1,4 +1,4 @@
-"""What one calibration certifies, statement by statement, measured on test queries."""
+"""Every statement of one calibration, measured on test queries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rcir.risk.adapters import widened
 
 @dataclass(frozen=True)
 class Queries:
-    """What a retriever found for the queries of the three splits."""
+    """The queries of the three splits, as a retriever found them."""
 
     adapter: Judged
     calibration: Judged

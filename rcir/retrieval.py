@@ -97,7 +97,7 @@ class Guarantee:
         distinct: Distinct,
         chosen_among: int = 1,
     ) -> Guarantee:
-        """What is guaranteed by a controller's decision on a request."""
+        """The guarantee of a controller's decision on a request."""
         alpha = request.alpha
         return cls(
             alpha={risk: float(level) for risk, level in alpha.items()}

@@ -71,7 +71,8 @@ def counted(folder, among):
     n = len(part.scores)
     allowed = np.count_nonzero(binom.cdf(np.arange(n), n, ALPHA) <= DELTA / among) - 1
     kappa = np.sort(part.scores)[::-1][allowed]
-    return np.mean(np.sum(part.costs <= kappa, axis=1))
+    # The tolerance counts as paid.
+    return np.mean(np.sum(part.costs <= kappa * (1 + 1e-3), axis=1))
 
 
 def test_the_smallest_at_delta_over_k_is_chosen_and_marked(calibrated, capsys):

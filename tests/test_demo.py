@@ -101,9 +101,6 @@ def test_hard_queries_get_more_images_than_easy_ones(output):
     from rcir.data import DataConfig, load_splits
 
     retriever = rcir.load(output / "retriever")
-    queries = [output / "queries" / f"{name}.png" for name in ("easy", "hard")]
-    easy, hard = (answer.size for answer in retriever.retrieve(queries, 0.1, 0.1))
-    assert easy < hard
     # Of two queries alone, learned sizes may be the other way round.
     test = load_splits(DataConfig("digits", seed=1)).test
     answers = retriever.retrieve(list(test.images), 0.1, 0.1)

@@ -1,4 +1,4 @@
-"""What tells the same picture again: digests of files and of pixels."""
+"""Digests of files and of pixels, by which the same picture is known again."""
 
 from __future__ import annotations
 

@@ -145,13 +145,12 @@ def _full_precision() -> Iterator[None]:
     A query has to be embedded as the calibration queries were, up to the tolerance of
     `rcir.risk.adapters`, on whatever device it is asked.
     """
-    tf32: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [backend.allow_tf32 for backend in tf32]
-    for backend in tf32:
-        backend.allow_tf32 = False
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
     try:
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             yield
     finally:
-        for backend, allowed in zip(tf32, before, strict=True):
-            backend.allow_tf32 = allowed
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]

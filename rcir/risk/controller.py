@@ -74,12 +74,12 @@ class RiskController:
         self.own: dict[Risk, RiskController] = dict(own or {})
         self.growing = growing
         self._made: dict[Any, Any] = {}
-        self._adapter_digest = _digest(adapter)
+        self._sealed = (bound, _digest(adapter))
 
     @property
     def intact(self) -> bool:
-        """Whether the adapter is, in its numbers, what this was made with."""
-        return _digest(self.adapter) == self._adapter_digest
+        """Whether bound and adapter are, in their numbers, what this was made with."""
+        return (self.bound, _digest(self.adapter)) == self._sealed
 
     @property
     def depth(self) -> int:
@@ -146,12 +146,11 @@ class RiskController:
                 minimum_alpha=error.minimum_alpha,
                 required_calibration=error.required_calibration,
             ) from None
-        clusters = [decision.n_clusters for decision in each if decision.n_clusters is not None]
         return replace(
             max(each, key=lambda decision: decision.kappa),
             risk_bound=max(decision.risk_bound or 0.0 for decision in each),
             n_calibration=len(self.calibration),
-            n_clusters=sum(clusters) if clusters else None,
+            n_clusters=None if self.cluster is None else self.calibration.units,
             n_groups=len(groups),
         )
 

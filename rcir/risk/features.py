@@ -1,4 +1,4 @@
-"""What is known of candidates when a query is asked, as numbers for a learned score."""
+"""Features of candidates, known when a query is asked, for a learned score."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Features:
 
 
 def _neighbourhood(distances: Floats, columns: int) -> list[NDArray[Any]]:
-    """What distances tell: how near a candidate is, and how sharply the first one stands out."""
+    """How near a candidate is, and how sharply the first one stands out."""
     missing = np.isposinf(distances)
     first = distances[:, :1]
     farthest = np.where(missing, first, distances).max(axis=1, keepdims=True)

@@ -207,7 +207,7 @@ def test_a_table_states_whom_it_serves_less(outcome, page, text):
     words = " ".join(section.split())
     assert "At alpha = 0.2, of the test queries, by tenths of uncertainty (1: the most" in words
     assert "by class (those missed most), by group:" in words
-    assert "Red: more than alpha, beyond noise." in words
+    assert "Red: more than alpha, beyond the noise of these queries" in words
 
 
 def test_a_table_summarises_the_divisions(outcome, page, text):

@@ -216,3 +216,8 @@ def test_thousands_of_queries_take_a_second_at_most():
     started = time.process_time()
     bootstrap(runs, 0.1, DELTA)
     assert time.process_time() - started < 1
+
+
+def test_of_a_level_that_takes_more_queries_than_anyone_has_it_says_so():
+    one = Certified(np.zeros(45, np.float32), np.zeros((9, 5), np.float32))
+    assert "more than a billion would" in why_no_interval([one], alpha=1e-9, delta=0.1)

@@ -47,12 +47,12 @@ def assert_smallest(controller, kappa, rankings, ranks, allowed):
         if columns is not None:
             place = columns[query].tolist().index(place)
         needed[query] = costs[query, place]
-    assert sum(needed > kappa) <= allowed
+    assert np.sum(needed > kappa) <= allowed
     grows = np.unique(costs)
     for candidate in grows[grows < kappa][-200:]:
-        assert sum(needed > candidate) > allowed
-    held = [int(np.sum(row <= kappa * (1 + 1e-3))) for row in costs]
-    assert controller.sizes(rankings, kappa).tolist() == held
+        assert np.sum(needed > candidate) > allowed
+    held = np.sum(costs <= kappa * (1 + 1e-3), axis=1)
+    assert controller.sizes(rankings, kappa).tolist() == held.tolist()
 
 
 @pytest.mark.parametrize(("alpha", "delta"), LEVELS)
@@ -152,7 +152,8 @@ def test_queries_that_were_searched_to_another_depth_are_refused(adapter):
 
 def test_no_bound_is_less_careful_than_the_exact_one(adapter):
     rankings, ranks = calibration(n=2000)
-    exact, *others = (MissController.calibrate(adapter, rankings, ranks, each) for each in BOUNDS)
+    scores = adapter.scores(rankings, ranks)
+    exact, *others = (MissController(adapter, scores, 60, bound) for bound in BOUNDS)
     for other in others:
         gaps = [other.kappa(a, 0.1) - exact.kappa(a, 0.1) for a in (0.05, 0.1, 0.2, 0.3)]
         assert min(gaps) >= 0
@@ -184,7 +185,8 @@ def test_the_certified_risk_is_at_most_alpha_and_allows_no_more_misses(n, bound,
         certified = controller.risk_bound(alpha, 0.1)
         assert certified <= alpha
         assert controller.risk_bound(certified * (1 + 1e-9), 0.1) == certified
-        allowed = next(m for m in range(n) if naive_p_value(m + 1, n, alpha, bound) > 0.1)
+        few = int(0.8 * alpha * n) if n == 3000 else 0  # which are certainly allowed
+        allowed = next(m for m in range(few, n) if naive_p_value(m + 1, n, alpha, bound) > 0.1)
         assert naive_p_value(allowed, n, certified * (1 + 1e-9), bound) <= 0.1
         assert naive_p_value(allowed, n, certified * (1 - 1e-6), bound) > 0.1
 
