@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-BENCHMARKS := $(filter-out benchmarks/common.py benchmarks/loops.py,$(wildcard benchmarks/*.py))
+BENCHMARKS := $(filter-out $(addprefix benchmarks/,common.py loops.py populations.py),$(wildcard benchmarks/*.py))
 
 .PHONY: setup demo test lint bench papers clean
 

@@ -177,6 +177,8 @@ class MinMax(ScaledAdapter):
 class Quantile(ScaledAdapter):
     """Size grows with the share of the adapter split that is less uncertain: robust to outliers.
 
+    A picture that is in the split itself counts, whatever rounding does to its uncertainty.
+
     Example:
         >>> adapter = Quantile(np.array([0.1, 0.2, 0.3, 0.4]))
         >>> adapter.sizes(Rankings(np.array([0.25, 7.0]), depth=20), kappa=8).tolist()
@@ -194,9 +196,8 @@ class Quantile(ScaledAdapter):
         return cls(np.sort(rankings.uncertainty))
 
     def scale(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.maximum(np.searchsorted(self.sample, uncertainty, side="right"), 1) / len(
-            self.sample
-        )
+        below = np.searchsorted(self.sample, widened(uncertainty), side="right")
+        return np.maximum(below, 1) / len(self.sample)
 
     def state(self) -> State:
         return {"sample": self.sample}
@@ -207,7 +208,7 @@ class Quantile(ScaledAdapter):
 
 
 def widened(values: NDArray[Any] | float) -> NDArray[np.float64]:
-    """Thresholds and what rounding may have put above them, in double precision.
+    """Thresholds, or uncertainties, and what rounding may have put above them, as float64.
 
     Example:
         >>> widened(np.array([0.0, 2.0, -1.0])).round(6).tolist()

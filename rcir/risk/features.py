@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from rcir.errors import InvalidData
+from rcir.risk.adapters import widened
 from rcir.risk.rankings import Floats, Rankings, count_votes, earlier_of_same_key
 
 PROFILE = (2, 5, 20, 50)  # ranks whose distance describes the neighbourhood of a query
-NEAR = 1e-6  # distance below which candidates are alike
+NEAR = 1e-3  # distance below which candidates are alike: 1e-7 of rounding must not show
 OPTIONAL = ("distances", "keys", "candidate_uncertainty")
 
 
@@ -72,7 +73,8 @@ class Features:
 
     def _normal(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
         """Uncertainties by their place in the adapter split, as a standard normal's quantile."""
-        below = np.searchsorted(self.sample, uncertainty, side="right")
+        # What is in the split itself counts, whatever rounding does to it.
+        below = np.searchsorted(self.sample, widened(uncertainty), side="right")
         return ndtri((below + 0.5) / (len(self.sample) + 1))  # type: ignore[no-any-return]
 
 

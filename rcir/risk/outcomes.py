@@ -119,7 +119,13 @@ class Outcomes:
     @cached_property
     def units(self) -> int:
         """Number of independent units: of clusters, or of queries."""
-        return len(self) if self.clusters is None else len(np.unique(self.clusters))
+        return len(self) if self.clusters is None else len(self._clustering[1])
+
+    @cached_property
+    def _clustering(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The position (n,) of each query's cluster, and how many queries each cluster has."""
+        _, which, counts = np.unique(self.clusters, return_inverse=True, return_counts=True)  # type: ignore[arg-type]
+        return which, counts
 
     @cached_property
     def ranks(self) -> NDArray[np.float64]:
@@ -136,7 +142,7 @@ class Outcomes:
         losses = self.losses(risk, kappas)
         if self.clusters is None:
             return losses
-        _, which, counts = np.unique(self.clusters, return_inverse=True, return_counts=True)
+        which, counts = self._clustering
         sums = np.zeros((len(counts), losses.shape[1]))
         np.add.at(sums, which, losses)
         return sums / counts[:, None]

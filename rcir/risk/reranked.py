@@ -17,6 +17,7 @@ from rcir.risk.rankings import Rankings, first_of_each_key
 MOST = 5000  # queries that the model is fitted on
 RIDGE = 1e-4
 STEPS, TOLERABLE = 50, 1e-8
+CONSTANT = 1e-9  # spread of a feature, relative to its mean, that is rounding alone
 
 
 class Reranked(SizeAdapter):
@@ -82,7 +83,7 @@ class Reranked(SizeAdapter):
             [np.broadcast_to(values, shape) for values in arrays], axis=2, dtype=float
         )
         mean, spread = rivals[known].mean(axis=0), rivals[known].std(axis=0)
-        spread[spread == 0] = 1
+        spread[spread <= CONSTANT * np.abs(mean)] = 1
         weights, none = _conditional_logit((rivals - mean) / spread, known, right)
         weights = weights / spread
         return cls(features, weights, none + float(weights @ mean))

@@ -50,7 +50,8 @@ def _outcomes(n, seed, depth=12, matches=0.25, adapter=None):
 
 def _describe(rankings, i, k, split):
     """The features of candidate k of query i, as the documentation of `Features` lists them."""
-    place = sum(u <= rankings.uncertainty[i] for u in split.uncertainty)
+    asked = rankings.uncertainty[i] * (1 + 1e-3)  # a picture of the split counts itself
+    place = sum(u <= asked for u in split.uncertainty)
     normal = norm.ppf((place + 0.5) / (len(split) + 1))
     values = [math.log(k + 1), normal, math.log(k + 1) * normal]
     if rankings.distances is not None:
@@ -58,7 +59,7 @@ def _describe(rankings, i, k, split):
         row = [min(distance, max(d for d in row if d < math.inf)) for distance in row]
         values += [row[k], row[0], row[k] - row[0]]
         profile = [rank for rank in (2, 5, 20, 50) if rank <= rankings.depth]
-        values += [math.log(max(row[rank - 1] - row[0], 1e-6)) for rank in profile]
+        values += [math.log(max(row[rank - 1] - row[0], 1e-3)) for rank in profile]
     if rankings.keys is not None:
         row = rankings.keys[i].tolist()
         values += [row[:30].count(row[k]), math.log(len(set(row[: k + 1])))]

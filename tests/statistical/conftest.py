@@ -8,6 +8,7 @@ from scipy.special import expit
 
 from rcir.errors import RiskUnattainable
 from rcir.risk import ADAPTERS, Outcomes, Rankings, SizeAdapter, fit_adapter
+from rcir.risk.adapters import TOLERANCE
 
 POPULATION, SPLIT, DEPTH, DRAWS, KEYS = 20_000, 400, 12, 2_000, 15
 
@@ -118,8 +119,9 @@ def answers():
 def true_risk():
     """`true_risk(outcomes, risk)`: a function from kappas to the exact mean loss of all outcomes.
 
-    The loss of a query changes by a known amount at the price of each rank, so that one sort of
-    all prices and the running sum of the changes give the risk of every kappa.
+    Of the sets that are given out, which hold what costs up to a tolerance more than kappa. The
+    loss of a query changes by a known amount at the price of each rank, so that one sort of all
+    prices and the running sum of the changes give the risk of every kappa.
     """
 
     def true_risk(outcomes, risk):
@@ -137,7 +139,8 @@ def true_risk():
 
         def of(kappas):
             kappas = np.asarray(kappas, np.float64)
-            place = np.searchsorted(prices, kappas.astype(np.float32), side="right")
+            largest = np.minimum(kappas * (1 + TOLERANCE), np.finfo(np.float32).max)
+            place = np.searchsorted(prices, largest.astype(np.float32), side="right")
             # Rounded, so that a risk of exactly alpha is not above it.
             return np.where(np.isnan(kappas), np.nan, np.round(risks[place], 9))
 

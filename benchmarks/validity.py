@@ -1,0 +1,251 @@
+"""Whether every kind of guarantee holds: the share of calibrations whose risk exceeds alpha.
+
+Populations of queries are drawn by the seed: how hard queries are and how well that shows, depth,
+keys, ties, galleries with fewer candidates; each with a size adapter fitted on queries of its own.
+For every mode, calibration queries are drawn from each of them with replacement, so that the risk
+of what is certified is known exactly, of sets as they are given out. A refusal violates nothing.
+The excess is the share of violations minus delta; on average, it is the mean risk minus alpha.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+import numpy as np
+from common import parser, report
+from populations import POPULATION, Array, Generator, World, drawn_world, rows_of
+
+from rcir.errors import RiskUnattainable
+from rcir.risk import (
+    AbstentionController,
+    Answered,
+    Certified,
+    MissController,
+    Request,
+    anytime_allowed_misses,
+    corrected,
+    smallest_certified,
+)
+from rcir.risk.adapters import count_paid
+from rcir.risk.choice import KNOWN
+from rcir.risk.outcomes import Risk
+
+DELTA = 0.1
+PICTURES, ASKED = 25, np.array([-1, -0.5, 0.5, 1])  # of those that recur; times the noise
+
+
+def above(risks: Array, alpha: float | Array) -> Array:
+    """1 where a risk is above alpha, 0 where not, NaN where there was no certificate."""
+    return np.where(np.isnan(risks), np.nan, risks > alpha)
+
+
+# Modes: of a world, a generator and a number of draws to (draws,) violations, NaN where refused.
+
+
+def single_risk(risk: Risk, most: int) -> Callable[[World, Generator, int], Array]:
+    def mode(world: World, rng: Generator, draws: int) -> Array:
+        alpha = world.level(risk, rng)
+        (kappas,) = world.kappas(rows_of(rng, draws, 30, most), [Request(alpha, DELTA, risk)])
+        return above(world.risk(risk, kappas), alpha)
+
+    return mode
+
+
+def joint(world: World, rng: Generator, draws: int) -> Array:
+    alphas = {
+        risk: world.level(risk, rng) + 0.05 * (risk == "false-discovery")
+        for risk in ("miss", "false-discovery")
+    }
+    (kappas,) = world.kappas(rows_of(rng, draws, 60, 300), [Request(alphas, DELTA)])
+    return np.max([above(world.risk(risk, kappas), alphas[risk]) for risk in alphas], axis=0)
+
+
+def abstention(world: World, rng: Generator, draws: int) -> Array:
+    everybody, tuning = (
+        Answered(part.doubt, ~part.relevant[:, 0]) for part in (world.population, world.tuning)
+    )
+    alpha = float(rng.uniform(0.3, 0.9) * everybody.missed.mean())
+    order = np.argsort(everybody.doubt)
+    misses = np.append(0, np.cumsum(everybody.missed[order]))
+    found = np.full(draws, np.nan)
+    for draw, rows in enumerate(rows_of(rng, draws, 60, 1000)):
+        calibration = Answered(everybody.doubt[rows], everybody.missed[rows])
+        with suppress(RiskUnattainable):
+            threshold = AbstentionController(calibration, tuning).threshold(alpha, DELTA)
+            answered = np.searchsorted(everybody.doubt[order], threshold, side="right")
+            found[draw] = misses[answered] / max(answered, 1) > alpha
+    return found
+
+
+def group(world: World, rng: Generator, draws: int) -> Array:
+    hardest = world.groups == world.names[-1]
+    alpha = world.level("miss", rng, hardest)
+    request = Request(alpha, DELTA, group=world.names[-1])
+    (kappas,) = world.kappas(rows_of(rng, draws, 150, 1000), [request])
+    return above(world.risk("miss", kappas, hardest), alpha)
+
+
+def any_mix(world: World, rng: Generator, draws: int) -> Array:
+    members = [world.groups == name for name in world.names]
+    alpha = max(world.level("miss", rng, rows) for rows in members)
+    (kappas,) = world.kappas(rows_of(rng, draws, 200, 600), [Request(alpha, DELTA, mix="any")])
+    return np.max([above(world.risk("miss", kappas, rows), alpha) for rows in members], axis=0)
+
+
+def given_mix(world: World, rng: Generator, draws: int) -> Array:
+    shares = dict(zip(world.names, rng.dirichlet(np.ones(len(world.names))), strict=True))
+    members = {name: world.groups == name for name in world.names}
+    alpha = sum(shares[name] * world.level("miss", rng, members[name]) for name in shares)
+    (kappas,) = world.kappas(rows_of(rng, draws, 150, 400), [Request(alpha, DELTA, mix=shares)])
+    risks = [shares[name] * world.risk("miss", kappas, members[name]) for name in shares]
+    return above(np.sum(risks, axis=0), alpha)
+
+
+def any_alpha(world: World, rng: Generator, draws: int) -> Array:
+    alphas = np.unique([world.level("miss", rng) for _ in range(6)])
+    requests = [Request(float(alpha), DELTA, simultaneous=True) for alpha in alphas]
+    n = int(rng.choice([60, 150, 300]))  # few numbers: the band of each takes a while
+    kappas = world.kappas(rng.integers(POPULATION, size=(draws, n)), requests)
+    wrong = [
+        above(world.risk("miss", row), alpha) for row, alpha in zip(kappas, alphas, strict=True)
+    ]
+    return np.fmax.reduce(wrong)
+
+
+def any_moment(world: World, rng: Generator, draws: int) -> Array:
+    alpha = world.level("miss", rng)
+    scores = world.population.scores[rng.integers(POPULATION, size=(draws, 600))]
+    wrong = np.full(draws, np.nan)
+    for n in np.unique(np.geomspace(30, 600, 40).astype(int)):
+        allowed = anytime_allowed_misses(int(n), alpha, DELTA)
+        if allowed >= 0:
+            kappas = np.sort(scores[:, :n], axis=1)[:, n - 1 - allowed].astype(np.float64)
+            kappas[np.isinf(kappas)] = np.nan
+            wrong = np.fmax(wrong, above(world.risk("miss", kappas), alpha))
+    return wrong
+
+
+def clusters(world: World, rng: Generator, draws: int) -> Array:
+    """Queries of a cluster are fresh ones or, more and more often, ones that it had before."""
+    number, size, fresh = int(rng.integers(30, 100)), 20, 1 / rng.uniform(0.1, 0.3) - 1
+    rows = rng.integers(POPULATION, size=(size, draws, number))
+    for place in range(1, size):
+        earlier = rng.integers(place, size=(draws, number))[None]
+        again = rng.uniform(size=(draws, number)) * (fresh + place) >= fresh
+        rows[place] = np.where(again, np.take_along_axis(rows, earlier, axis=0)[0], rows[place])
+    alpha = world.level("miss", rng)
+    requests, which = [Request(alpha, DELTA)], np.tile(np.arange(number), size)
+    (kappas,) = world.kappas(rows.transpose(1, 0, 2).reshape(draws, -1), requests, which)
+    return above(world.risk("miss", kappas), alpha)
+
+
+def recurring(world: World, rng: Generator, draws: int) -> Array:
+    """Pictures of a pool, asked one at a time, with other last digits than in calibration."""
+    noise, found = 10 ** rng.uniform(-6, -4), np.full(draws, np.nan)
+    for draw in range(draws):
+        pool = world.population.subset(rng.integers(POPULATION, size=PICTURES))
+        alpha = float(rng.uniform(0.05, 0.3))
+        scores = pool.scores[rng.integers(PICTURES, size=300)]
+        with suppress(RiskUnattainable):
+            controller = MissController(world.adapter, scores, pool.costs.shape[1])
+            kappa = controller.kappa(alpha, DELTA)
+            costs = pool.costs * (1 + noise * ASKED[:, None, None])
+            sizes = count_paid(costs.reshape(-1, pool.costs.shape[1]).astype(np.float32), kappa)
+            found[draw] = np.mean(sizes < np.tile(pool.ranks, len(ASKED))) > alpha
+    return found
+
+
+def chosen(among: int) -> Callable[[World, Generator, int], Array]:
+    def mode(_: World, rng: Generator, draws: int) -> Array:
+        hardness, scale = rng.gamma(2.0, 0.5, size=POPULATION), rng.uniform(2, 40)
+        ranks = np.floor(scale * hardness * rng.exponential(size=(among, POPULATION)))
+        depth, alpha = int(ranks.max()) + 1, float(rng.uniform(0.05, 0.3))
+        scores, prices = ranks.astype(np.float32), np.arange(depth, dtype=np.float32)[None]
+        found = np.full(draws, np.nan)
+        for draw, rows in enumerate(rows_of(rng, draws, 100, 400)):
+            runs = [[Certified(each[rows], prices)] for each in scores]
+            best = smallest_certified(runs, alpha, DELTA, among)
+            if best is not None:
+                (size,) = runs[best][0].sizes(alpha, corrected(DELTA, among))
+                found[draw] = np.mean(ranks[best] >= size) > alpha
+        return found
+
+    return mode
+
+
+def on_average(risk: Risk) -> Callable[[World, Generator, int], Array]:
+    """The risk minus alpha, and delta more, in place of violations."""
+
+    def mode(world: World, rng: Generator, draws: int) -> Array:
+        alpha = world.level(risk, rng)
+        (kappas,) = world.kappas(rows_of(rng, draws, 30, 300), [Request(alpha, None, risk)])
+        return np.nan_to_num(world.risk(risk, kappas)) - alpha + DELTA
+
+    return mode
+
+
+MODES: Mapping[str, Callable[[World, Generator, int], Array]] = {
+    "miss": single_risk("miss", 1000),
+    "miss, distinct keys": single_risk("miss", 1000),
+    "recall": single_risk("recall", 200),
+    "false discovery": single_risk("false-discovery", 200),
+    "two risks": joint,
+    "abstention": abstention,
+    "group": group,
+    "any mix of groups": any_mix,
+    "given mix of groups": given_mix,
+    "any alpha": any_alpha,
+    "any moment": any_moment,
+    "misses on average": on_average("miss"),
+    "recall on average": on_average("recall"),
+    "clusters": clusters,
+    "recurring, asked one at a time": recurring,
+    "choice among 3": chosen(3),
+    "choice among 12": chosen(12),
+}
+FIGURES = {
+    "misses on average": "average_excess",
+    "recall on average": "average_excess",
+    "clusters": "cluster_excess",
+    "recurring, asked one at a time": "worst_single_excess",
+    "choice among 3": "choice_excess",
+    "choice among 12": "choice_excess",
+}
+
+
+def measured(seed: int, draws: int) -> tuple[list[tuple[str, ...]], dict[str, float]]:
+    """Rows of the table, and the figures, of at least so many draws of each mode."""
+    rng = np.random.default_rng(seed)
+    names = [*KNOWN] * max(1, min(4, draws // 500))
+    worlds = [drawn_world(name, rng) for name in names]
+    of_keys = [drawn_world(name, rng, distinct=True) for name in names]
+    rows: list[tuple[str, ...]] = []
+    figures: dict[str, float] = {}
+    for name, mode in MODES.items():
+        those = of_keys if "distinct" in name else worlds
+        each = -(-draws // len(those))
+        found = np.concatenate([mode(world, rng, each) for world in those])
+        share = float(np.nan_to_num(found).mean())
+        shown = "" if "average" in name else f"{share:.4f}"
+        certified = f"{np.isfinite(found).mean():.2f}"
+        rows.append((name, str(len(found)), certified, shown, f"{share - DELTA:+.4f}"))
+        figure = FIGURES.get(name, "worst_excess")
+        figures[figure] = max(figures.get(figure, -1.0), share - DELTA)
+    return rows, figures | {"modes": len(MODES)}
+
+
+def main() -> None:
+    """All modes."""
+    command = parser(__doc__)
+    command.add_argument("--seed", type=int, default=1, help="decides populations and draws")
+    command.add_argument("--draws", type=int, default=2_000, help="calibrations of each mode")
+    options = command.parse_args()
+    rows, figures = measured(options.seed, options.draws)
+    title = f"violations of guarantees with delta {DELTA}, {len(KNOWN)} adapters"
+    columns = ["mode", "calibrations", "certified", "violated", "excess"]
+    report(title, columns, rows, figures, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Queries that come in clusters: the statement is for those of further clusters."""
+
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rcir.errors import RiskUnattainable
+from rcir.risk import Constant, Outcomes, Request, RiskController
+from rcir.risk.adapters import count_paid
+
+pytestmark = pytest.mark.statistical
+
+DRAWS, DELTA, POPULATION = 2_000, 0.1, 20_000
+SIZES = {30: (20, 100), 60: (20, 60), 200: (20, 40)}  # of clusters, by their number
+
+
+def drawn(clusters, correlation, rng):
+    """(n,) rows of the population, and (n,) the cluster of each.
+
+    Each query of a cluster is a fresh one or, more and more often, one that the cluster had before
+    (the urn of Blackwell and MacQueen): at every kappa, the misses of a cluster are beta-binomial
+    of this correlation, and a query of a further cluster is like any of the population.
+    """
+    smallest, largest = SIZES[clusters]
+    fresh = 1 / correlation - 1
+    rows = rng.integers(POPULATION, size=(largest, clusters))
+    place = np.arange(largest)[:, None]
+    again = rng.uniform(size=rows.shape) * (fresh + place) >= fresh
+    earlier = (rng.uniform(size=rows.shape) * place).astype(np.int64)
+    columns = np.arange(clusters)
+    for number in range(1, largest):
+        rows[number] = np.where(again[number], rows[earlier[number], columns], rows[number])
+    sizes = rng.integers(smallest, largest + 1, size=clusters)
+    return rows.T[sizes[:, None] > place.T], np.repeat(columns, sizes)
+
+
+def first_matches(outcomes):
+    """The same as far as misses go: of each query the first match alone, at its price."""
+    ones = np.ones(len(outcomes), np.int64)
+    found = np.isfinite(outcomes.scores)[:, None]
+    scores = outcomes.scores[:, None]
+    return Outcomes(scores, found, ones, outcomes.uncertainty, outcomes.doubt)
+
+
+@pytest.fixture(scope="module")
+def uniform():
+    """Queries of which the share 1 - kappa is missed at every kappa below 1."""
+    costs = np.random.default_rng(3).uniform(size=(POPULATION, 2)).astype(np.float32)
+    costs[:, 0] = 0
+    ones = np.ones(POPULATION, np.int64)
+    return Outcomes(costs, np.tile([False, True], (POPULATION, 1)), ones, 1.0 * ones, 1.0 * ones)
+
+
+@pytest.fixture(scope="module")
+def decided():
+    """(2, DRAWS) kappas of clusters, and of all queries taken for independent; NaN if refused."""
+
+    def decided(population, clusters, correlation, request):
+        rng = np.random.default_rng(clusters)
+        rows, which = drawn(30, correlation, rng)
+        independent = population.subset(rows)
+        tuning = replace(independent, clusters=which)
+        found = np.full((2, DRAWS), np.nan)
+        for draw in range(DRAWS):
+            rows, which = drawn(clusters, correlation, rng)
+            queries = population.subset(rows)
+            controllers = (
+                RiskController(
+                    Constant(), tuning, replace(queries, clusters=which), cluster="video"
+                ),
+                RiskController(Constant(), independent, queries),
+            )
+            for number, controller in enumerate(controllers):
+                with suppress(RiskUnattainable):
+                    found[number, draw] = controller.decide(request).kappa
+        assert np.isfinite(found).mean() > 0.5, "too few requests are met to show anything"
+        return found
+
+    return decided
+
+
+def test_misses_of_a_cluster_are_correlated_as_said(worlds):
+    rng, missed = np.random.default_rng(0), worlds["minmax"].population.scores > 3
+    firsts = []
+    for _ in range(100):
+        rows, which = drawn(200, 0.3, rng)
+        starts = np.flatnonzero(np.diff(which, prepend=-1))
+        firsts.append(missed[rows[np.stack([starts, starts + 1, starts + 19])]])
+    first, second, twentieth = np.concatenate(firsts, axis=1)
+    assert abs(np.corrcoef(first, second)[0, 1] - 0.3) < 0.03
+    assert abs(np.corrcoef(first, twentieth)[0, 1] - 0.3) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("clusters", "correlation", "alpha"),
+    [(30, 0.1, 0.3), (30, 0.3, 0.3), (60, 0.1, 0.15), (60, 0.3, 0.2)],
+)
+def test_queries_of_further_clusters_are_missed_as_seldom_as_promised(
+    uniform, decided, true_risk, excess, clusters, correlation, alpha
+):
+    risk = true_risk(uniform, "miss")
+    clustered, independent = decided(uniform, clusters, correlation, Request(alpha, DELTA))
+    assert excess(risk(clustered) > alpha, DELTA) <= 3
+    assert excess(risk(independent) > alpha, DELTA) > 3
+
+
+@pytest.mark.parametrize("correlation", [0.1, 0.3])
+def test_sets_for_further_clusters_are_larger_by_less_than_their_guarantee_is_better(
+    worlds, decided, true_risk, excess, correlation
+):
+    population = worlds["minmax"].population
+    risk = true_risk(population, "miss")
+    found = decided(first_matches(population), 200, correlation, Request(0.15, DELTA))
+    clustered, independent = found
+    assert excess(risk(clustered) > 0.15, DELTA) <= 3
+    assert excess(risk(independent) > 0.15, DELTA) > 3
+    large, small = (
+        np.mean([count_paid(population.costs[::50], kappa).mean() for kappa in kappas[:100]])
+        for kappas in found
+    )
+    assert small < large < 1.5 * small
+
+
+@pytest.mark.parametrize(
+    "alphas", [{"recall": 0.64}, {"miss": 0.23, "false-discovery": 0.4}], ids=["recall", "two"]
+)
+def test_other_risks_hold_in_further_clusters(worlds, decided, true_risk, excess, alphas):
+    whole = worlds["constant"].population
+    population = replace(whole, costs=whole.costs[:, :6], relevant=whole.relevant[:, :6])
+    found = decided(population, 30, 0.5, Request(alphas, DELTA))
+    above = [true_risk(population, risk)(found) > alpha for risk, alpha in alphas.items()]
+    clustered, independent = np.any(above, axis=0)
+    assert excess(clustered, DELTA) <= 3
+    assert excess(independent, DELTA) > 3
+
+
+def test_without_delta_the_risk_in_further_clusters_is_at_most_alpha_on_average(
+    uniform, decided, true_risk, excess
+):
+    found = decided(uniform, 30, 0.6, Request(0.2, None))
+    clustered, independent = np.nan_to_num(true_risk(uniform, "miss")(found))
+    assert excess(clustered, 0.2) <= 3
+    assert excess(independent, 0.2) > 3

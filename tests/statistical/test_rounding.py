@@ -1,0 +1,174 @@
+"""Pictures that recur: calibrated in a batch, asked later one by one, with other last digits."""
+
+import numpy as np
+import pytest
+
+from rcir.errors import RiskUnattainable
+from rcir.risk import (
+    AbstentionController,
+    Answered,
+    JointController,
+    MissController,
+    MonotoneController,
+    Quantile,
+    Rankings,
+)
+from rcir.risk.adapters import count_paid, price_of_rank
+
+pytestmark = pytest.mark.statistical
+
+DRAWS, PICTURES, N, DEPTH, DELTA = 2_000, 25, 1_000, 12, 0.1
+ALPHA = 0.215  # 5 of 25 pictures may be missed, half a picture more may not
+ASKED = np.array([-1, -0.5, 0.5, 1])  # times the noise: how far off the scores of an asking are
+NOISE = 1e-5
+
+
+def to_the_last_digit(costs, kappa):
+    """Set sizes that allow no tolerance: what `count_paid` is not."""
+    return np.count_nonzero(costs <= np.float32(kappa), axis=1)
+
+
+def risks(pool, kappa, noise, count):
+    """The exact risks where each picture is asked as often, each time as far off."""
+    costs = np.concatenate([pool.costs * (1 + noise * asked) for asked in ASKED])
+    relevant, totals = np.tile(pool.relevant, (len(ASKED), 1)), np.tile(pool.totals, len(ASKED))
+    sizes = count(costs.astype(np.float32), kappa)
+    hits = (relevant & (np.arange(DEPTH) < sizes[:, None])).sum(axis=1)
+    return {
+        "miss": np.mean(hits == 0),
+        "recall": np.mean(1 - hits / np.maximum(totals, 1)),
+        "false-discovery": np.mean(1 - hits / np.maximum(sizes, 1)),
+    }
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """For each draw: its pictures, and which of them the adapter split and calibration take."""
+    rng = np.random.default_rng(0)
+    return [
+        (rng.integers(20_000, size=PICTURES), *(rng.integers(PICTURES, size=n) for n in (100, N)))
+        for _ in range(DRAWS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def violated(worlds, drawn):
+    """Whether any risk is above its alpha when the calibrated pictures are asked again."""
+
+    def violated(name, kappa_of, alphas, count=count_paid, noise=NOISE):
+        failed = np.zeros(DRAWS, bool)
+        for draw, (rows, tuning, calibration) in enumerate(drawn):
+            pool = worlds[name].population.subset(rows)
+            try:
+                kappa = kappa_of(pool.subset(calibration), pool.subset(tuning))
+            except RiskUnattainable:
+                continue
+            found = risks(pool, kappa, noise, count)
+            failed[draw] = any(found[risk] > alpha + 1e-9 for risk, alpha in alphas.items())
+        return failed
+
+    return violated
+
+
+@pytest.mark.parametrize("noise", [1e-6, 1e-4])
+@pytest.mark.parametrize(
+    ("name", "alpha"), [("minmax", ALPHA), ("learned", ALPHA), ("reranked", 0.095)]
+)
+def test_pictures_asked_again_are_missed_as_seldom_as_promised(
+    violated, excess, name, alpha, noise
+):
+    def kappa(calibration, _):
+        return MissController(None, calibration.scores, DEPTH).kappa(alpha, DELTA)
+
+    assert excess(violated(name, kappa, {"miss": alpha}, noise=noise), DELTA) <= 3
+    assert excess(violated(name, kappa, {"miss": alpha}, to_the_last_digit, noise), DELTA) > 3
+
+
+def test_sets_of_pictures_asked_again_lack_no_more_matches(violated, excess):
+    def kappa(calibration, tuning):
+        return MonotoneController(calibration, tuning, "recall").kappa(0.5, DELTA)
+
+    assert excess(violated("reranked", kappa, {"recall": 0.5}), DELTA) <= 3
+    assert excess(violated("reranked", kappa, {"recall": 0.5}, to_the_last_digit), DELTA) > 3
+
+
+def test_several_risks_of_pictures_asked_again_hold_together(violated, excess, monkeypatch):
+    alphas = {"miss": ALPHA, "false-discovery": 0.65}
+
+    def kappa(calibration, tuning):
+        few = tuning.subset(slice(0, 25))  # hence few kappas to test
+        return JointController(calibration, few).kappa(alphas, DELTA)
+
+    assert excess(violated("learned", kappa, alphas), DELTA) <= 3
+    monkeypatch.setattr("rcir.risk.joint.widened", lambda kappas: kappas)
+    assert excess(violated("learned", kappa, alphas, to_the_last_digit), DELTA) > 3
+
+
+def answered_wrongly(alpha):
+    """Whether too many answers to pictures that recur are wrong, for each draw of such pictures.
+
+    The last but one in order of doubt is right, and often asked, the last is wrong, and often
+    asked: a threshold between them answers the former in a batch; to the last digit, half as often
+    when it is asked alone.
+    """
+    failed, rng = np.zeros(DRAWS, bool), np.random.default_rng(1)
+    weight = np.array([0.35 / (PICTURES - 2)] * (PICTURES - 2) + [0.35, 0.3])
+    for draw in range(DRAWS):
+        doubt = np.sort(rng.gamma(2.0, size=PICTURES))
+        missed = np.append(rng.uniform(size=PICTURES - 2) < 0.3, [False, True])
+        split, calibration = (
+            Answered(doubt[some], missed[some])
+            for some in (rng.choice(PICTURES, n, p=weight) for n in (200, N))
+        )
+        try:
+            threshold = AbstentionController(calibration, split).threshold(alpha, DELTA)
+        except RiskUnattainable:
+            continue
+        asked = weight * np.mean(doubt[:, None] * (1 + NOISE * ASKED) <= threshold, axis=1)
+        failed[draw] = asked @ missed / max(asked.sum(), 1e-12) > alpha + 1e-9
+    return failed
+
+
+def test_answers_to_pictures_asked_again_are_wrong_as_seldom_as_promised(excess, monkeypatch):
+    assert excess(answered_wrongly(0.2), DELTA) <= 3
+    monkeypatch.setattr("rcir.risk.abstention.widened", lambda thresholds: thresholds)
+    assert excess(answered_wrongly(0.2), DELTA) > 3
+
+
+@pytest.fixture(scope="module")
+def in_the_split(everybody, drawn):
+    """Whether pictures are missed too often that calibrate and are in the adapter split, too."""
+
+    def in_the_split():
+        failed = np.zeros(DRAWS, bool)
+        for draw, (rows, tuning, calibration) in enumerate(drawn):
+            ranks, uncertainty = everybody.ranks[rows], everybody.rankings.uncertainty[rows]
+            adapter = Quantile(np.sort(uncertainty[tuning]))
+            scores = adapter.scores(Rankings(uncertainty, DEPTH), ranks)
+            try:
+                kappa = MissController(adapter, scores[calibration], DEPTH).kappa(ALPHA, DELTA)
+            except RiskUnattainable:
+                continue
+            again = [Rankings(uncertainty * (1 + NOISE * asked), DEPTH) for asked in ASKED]
+            missed = [adapter.sizes(queries, kappa) < ranks for queries in again]
+            failed[draw] = np.mean(missed) > ALPHA
+        return failed
+
+    return in_the_split
+
+
+def test_pictures_of_the_adapter_split_are_scaled_alike_when_they_are_asked_again(
+    in_the_split, excess, monkeypatch
+):
+    assert excess(in_the_split(), DELTA) <= 3
+    monkeypatch.setattr("rcir.risk.adapters.widened", lambda values: values)
+    assert excess(in_the_split(), DELTA) > 3
+
+
+@pytest.mark.parametrize("name", ["minmax", "learned", "boosted", "reranked"])
+def test_the_tolerance_makes_sets_larger_by_less_than_half_a_percent(worlds, name):
+    population = worlds[name].population
+    prices = population.costs[np.isfinite(population.costs)]
+    for kappa in np.quantile(price_of_rank(population.costs, population.ranks), [0.8, 0.85, 0.9]):
+        exact = np.searchsorted(np.sort(prices), np.float32(kappa), side="right") / len(population)
+        assert count_paid(population.costs, float(kappa)).mean() <= 1.005 * exact
