@@ -175,13 +175,19 @@ def test_an_evaluation_measures_the_same_again(clustered, tmp_path):
     assert second == first
 
 
-def test_their_sizes_are_not_compared_as_those_of_independent_queries(clustered, capsys):
+def test_their_sizes_are_not_compared_as_those_of_independent_queries(clustered, tmp_path, capsys):
     from rcir.cli import main as rcir_command
 
     assert Measured.read(clustered[0] / TEST).parts == []
+    copies = [shutil.copytree(clustered[0], tmp_path / name) for name in ("one", "two")]
+    rcir_command(["compare", *map(str, copies)])
+    assert "no certified sizes on test queries: one, two" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        rcir_command(["compare", "--choose", str(clustered[0]), str(clustered[0].parent)])
-    assert capsys.readouterr().err.startswith("error: ")
+        rcir_command(["compare", "--choose", *map(str, copies)])
+    assert re.match(
+        r"error: the calibration queries of \S+one come in clusters: sizes are compared of indep",
+        capsys.readouterr().err,
+    )
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -213,6 +219,8 @@ def test_a_retriever_that_was_extended_is_not_measured_on_what_may_have_extended
     own = rcir.load(outcome.folder)
     own.extend(own.judge(outcome.splits.test))
     folder = rcir.storage.save(own, tmp_path / "grown")
-    with pytest.raises(InvalidData, match=r"calibration queries were added to .*: the test queries"):
+    with pytest.raises(
+        InvalidData, match=r"calibration queries were added to .*: the test queries"
+    ):
         evaluate_retriever(EvaluationConfig(str(folder), alphas=(0.6,)))
     assert not (tmp_path / "evaluation").exists()
