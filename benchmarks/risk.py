@@ -346,9 +346,10 @@ def of_all_matches(folder: Path) -> tuple[list[tuple[str, ...]], dict[str, float
                 rows.append((name, risk, f"{alpha:g}", *texts))
                 ratios.append(size / alike if risk == "recall" else few / many)
             key = risk.replace("-", "_")
-            if risk == "recall":
+            if risk == "recall" and not math.isnan(ratios[levels.index(0.3)]):
                 figures[f"{name}_recall_auto_over_constant"] = ratios[levels.index(0.3)]
-            figures[f"{name}_largest_{key}_auto_over_constant"] = float(np.nanmax(ratios))
+            if not np.isnan(ratios).all():
+                figures[f"{name}_largest_{key}_auto_over_constant"] = float(np.nanmax(ratios))
     return rows, figures
 
 

@@ -125,9 +125,6 @@ def _ends(estimate: Estimate, sign: str = "") -> str:
     """The interval; where there is none, a note says why."""
     if estimate.low is None or estimate.high is None:
         return "(no interval)"
-    """The interval; the notes say why there is none."""
-    if estimate.low is None or estimate.high is None:
-        return "(no interval)"
     return f"[{_short(estimate.low, sign)}, {_short(estimate.high, sign)}]"
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rcir.candidates import Judged
 from rcir.errors import InvalidData
+from rcir.index.flat import FlatIndex
 from rcir.risk import Bound, Risk, RiskController, fit_adapter
 from rcir.risk.choice import Comparison
 
@@ -45,8 +47,9 @@ def control(
         ), compared
 
     main, compared = of("miss")
-    # Of one true match at most there is no recall but whether it is missed.
-    single = tuning.totals.max() <= 1 and calibration.totals.max() <= 1
+    # Of one true match at most there is no recall but whether it is missed. The calibration queries
+    # have no say in it.
+    single = tuning.totals.max() <= 1
     others: tuple[Risk, ...] = ("false-discovery",) if single else ("recall", "false-discovery")
     for risk in others:
         own, _ = of(risk)
@@ -71,6 +74,17 @@ def check_clusters(tuning: Judged, calibration: Judged) -> None:
             f"{len(shared)} clusters ({calibration.cluster} {names}) are in the adapter split and "
             "among the calibration queries: divide the queries by clusters"
         )
+
+
+def nearest_other(tuning: Judged, calibration: Judged) -> NDArray[np.float32]:
+    """(n,) distance of each calibration query to the nearest other query of the two splits."""
+    vectors = calibration.found.vectors
+    index = FlatIndex(vectors.shape[1])
+    index.add(vectors)
+    index.add(tuning.found.vectors)
+    distances, positions = index.search(vectors, 2)
+    itself = positions[:, 0] == np.arange(len(vectors))
+    return np.where(itself, distances[:, 1], distances[:, 0])
 
 
 def extended(controller: RiskController, queries: Judged) -> RiskController:

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.candidates import Judged
-from rcir.control import check_clusters, control, extended
+from rcir.control import check_clusters, control, extended, nearest_other
 from rcir.data.digests import digests
 from rcir.data.images import ImageLike
-from rcir.data.repeats import require_new, require_no_repeats, warn_of_copies
+from rcir.data.repeats import require_new, require_no_repeats, warn_of_copies, warn_of_twins
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.retrieval import Distinct, Guarantee, Options, Retrieval
 from rcir.risk import (
@@ -115,8 +115,11 @@ class Retriever(Searcher):
             self.digests, adapter_split.found.digests, calibration.found.digests, recurring
         )
         known = self.digests is not None
-        warn_of_copies("queries of the adapter split", adapter_split.found.distances[:, 0], known)
-        warn_of_copies("calibration queries", calibration.found.distances[:, 0], known)
+        warn_of_copies("queries of the adapter split", adapter_split.found.distances, known)
+        warn_of_copies("calibration queries", calibration.found.distances, known)
+        if not recurring:
+            nearest = nearest_other(adapter_split, calibration)
+            warn_of_twins("calibration queries", nearest, calibration.found.distances)
         controllers: dict[Distinct, RiskController] = {}
         comparisons: dict[Distinct, Comparison] = {}
         for distinct in (None, "label") if self.labels is not None else (None,):
@@ -164,7 +167,7 @@ class Retriever(Searcher):
         self._check_searched(queries)
         added = queries.found.digests
         require_new(self.digests, self.query_digests, added, recurring)
-        warn_of_copies("queries to add", queries.found.distances[:, 0], self.digests is not None)
+        warn_of_copies("queries to add", queries.found.distances, self.digests is not None)
         self.controllers = {
             distinct: extended(controller, queries if distinct is None else queries.distinct())
             for distinct, controller in self.controllers.items()

@@ -81,6 +81,20 @@ def test_of_a_picture_that_was_encoded_anew_it_warns(retriever, splits):
         own.calibrate(*parts, "constant")
 
 
+def test_of_queries_that_were_encoded_anew_it_warns(retriever, splits, tmp_path):
+    first = splits.calibration.subset(np.arange(3))
+    paths = [tmp_path / f"{row}.png" for row in range(3)]
+    for path, image in zip(paths, first.images, strict=True):
+        Image.fromarray(image).save(path)
+    files = ImageSet(paths, first.labels, [path.name for path in paths])
+    own = Retriever.build(retriever.encoder, Preprocessing(), splits.gallery)
+    tuning, calibration = own.judge(splits.adapter), own.judge(splits.calibration)
+    with pytest.warns(UserWarning, match=r"3 of 3 calibration queries .* another query"):
+        own.calibrate(calibration, own.judge(files), "constant")
+    own.calibrate(calibration, own.judge(files), "constant", recurring=True)
+    own.calibrate(tuning, calibration, "constant")
+
+
 def test_of_a_gallery_whose_pictures_are_not_known_it_warns(retriever, splits):
     built = Retriever.build(retriever.encoder, Preprocessing(), splits.gallery)
     own = Retriever(

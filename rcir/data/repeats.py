@@ -17,7 +17,7 @@ from rcir.data.digests import digests
 from rcir.data.records import ImageSet, Splits
 from rcir.errors import InvalidData
 
-NEAR = 0.02  # of the median distance to the nearest item
+NEAR = 0.02  # of the median distance to the second nearest item
 SHOWN = 5
 RECURRING = "or give recurring=True if pictures recur in use exactly as they do here"
 
@@ -147,28 +147,55 @@ def require_new(
     _refuse(_repeated(added), "queries to add came before among them", consequence)
 
 
-def warn_of_copies(queries: str, nearest: NDArray[np.floating[Any]], known: bool) -> None:
+def warn_of_copies(queries: str, distances: NDArray[np.floating[Any]], known: bool) -> None:
     """Warn of queries that are hardly apart from their nearest gallery item.
 
     A picture that was encoded anew has another digest and, nearly, the same embedding. Of queries
     of the demo and of Omniglot that have no copy in the gallery, none of 1,000 was nearer than 0.3
-    of the median; copies as JPEG of quality 100 were all nearer than 0.02.
+    of the median; copies as JPEG of quality 100 were all nearer than 0.02. The median is that of
+    the second nearest items, which is not small where all queries are copies.
 
     Args:
         queries: how they are called.
-        nearest: (n,) distance of each to its nearest gallery item.
+        distances: (n, depth) of each to its gallery items, ascending.
         known: whether it is known that none of them is itself in the gallery.
     """
-    rows = np.flatnonzero(nearest <= NEAR * np.median(nearest))
+    rows = np.flatnonzero(distances[:, 0] <= _near(distances))
     if len(rows):
         other = "though the picture is another one" if known else "which may be the same picture"
         warnings.warn(
-            f"{len(rows)} of {len(nearest)} {queries} ({_shown(rows)}) lie within {NEAR:g} of the "
-            f"median distance of their nearest gallery image, {other}. If they are copies of it, "
-            "encoded anew, each finds itself, and the guarantee is not for new pictures: leave "
+            f"{len(rows)} of {len(distances)} {queries} ({_shown(rows)}) lie within {NEAR:g} of "
+            f"the usual distance of their nearest gallery image, {other}. If they are copies of "
+            "it, encoded anew, each finds itself, and the guarantee is not for new pictures: leave "
             "them out",
             stacklevel=3,
         )
+
+
+def warn_of_twins(
+    queries: str, nearest: NDArray[np.floating[Any]], distances: NDArray[np.floating[Any]]
+) -> None:
+    """Warn of queries that are hardly apart from another query, see `warn_of_copies`.
+
+    Args:
+        queries: how they are called.
+        nearest: (n,) distance of each to the nearest query that it must not be.
+        distances: (n, depth) of each to its gallery items, ascending.
+    """
+    rows = np.flatnonzero(nearest <= _near(distances))
+    if len(rows):
+        warnings.warn(
+            f"{len(rows)} of {len(nearest)} {queries} ({_shown(rows)}) lie within {NEAR:g} of the "
+            "usual distance of another query, or of one of the adapter split, though the files or "
+            "pixels differ. If they are copies, encoded anew, there are fewer queries than it "
+            "seems: leave them out",
+            stacklevel=3,
+        )
+
+
+def _near(distances: NDArray[np.floating[Any]]) -> float:
+    """The distance up to which queries may be copies."""
+    return NEAR * float(np.median(distances[:, min(1, distances.shape[1] - 1)]))
 
 
 def _repeated(found: Digests) -> NDArray[np.bool_]:

@@ -46,8 +46,8 @@ class SizeAdapter(ABC):
         """
 
     @classmethod
-    def suits(cls, rankings: Rankings, ranks: NDArray[np.float64]) -> bool:
-        """Whether it can be fitted on an adapter split of these first matches."""
+    def suits(cls, rankings: Rankings, truth: NDArray[Any]) -> bool:
+        """Whether it can be fitted on an adapter split, see `fit`."""
         return True
 
     def ordered(self, rankings: Rankings) -> tuple[Rankings, NDArray[np.int64] | None]:
@@ -206,14 +206,15 @@ class Quantile(ScaledAdapter):
         return cls(state["sample"])
 
 
-def widened(values: NDArray[Any]) -> NDArray[Any]:
-    """Thresholds and what rounding may have put above them.
+def widened(values: NDArray[Any] | float) -> NDArray[np.float64]:
+    """Thresholds and what rounding may have put above them, in double precision.
 
     Example:
         >>> widened(np.array([0.0, 2.0, -1.0])).round(6).tolist()
         [0.0, 2.002, -0.999]
     """
-    wider: NDArray[Any] = values + TOLERANCE * np.abs(values)
+    exact = np.asarray(values, np.float64)
+    wider: NDArray[np.float64] = exact + TOLERANCE * np.abs(exact)
     return wider
 
 
@@ -223,7 +224,7 @@ def count_paid(costs: NDArray[np.float32], kappa: float) -> NDArray[np.int64]:
     """
     if not kappa >= 0:
         raise InvalidData(f"kappa is {kappa}; it is at least 0")
-    affordable = np.float32(min(kappa * (1 + TOLERANCE), float(np.finfo(np.float32).max)))
+    affordable = np.float32(min(float(widened(kappa)), float(np.finfo(np.float32).max)))
     paid: NDArray[np.int64] = np.count_nonzero(costs <= affordable, axis=1)
     return paid
 

@@ -18,8 +18,8 @@ at most M_n scores are at or above kappa*. A score is, with probability at least
 on that one event, fixed beforehand, owned 1 / delta at n: all bad calibrations together have
 probability delta at most.
 
-The prior is uniform, as that of `rcir.risk.RiskMonitor`, which bets the other way round. Priors
-closer to alpha allow a little more for large n and need more queries for a first certificate.
+The prior is uniform. Priors closer to alpha allow a little more for large n and need more queries
+for a first certificate.
 
 Sources: Xu et al. (Active, anytime-valid risk controlling prediction sets, NeurIPS 2024), the
 statement; Howard and Ramdas (Sequential estimation of quantiles, Bernoulli 28, 2022), time-uniform

@@ -51,7 +51,7 @@ class Boosted(HazardAdapter):
         self.intercept = intercept
 
     @classmethod
-    def suits(cls, rankings: Rankings, ranks: NDArray[np.float64]) -> bool:
+    def suits(cls, rankings: Rankings, truth: NDArray[Any]) -> bool:
         return len(rankings) >= cls.FEWEST
 
     @classmethod

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtrin, ndtri
+from scipy.special import ndtri
 
 from rcir.errors import InvalidData
 from rcir.risk.adapters import count_paid, widened
-from rcir.risk.bounds import allowed_misses, check_level
+from rcir.risk.bounds import allowed_misses, check_level, fewest_queries
 
 LEVEL = 0.95  # of intervals
 FEWEST = 5  # draws beyond each end
@@ -77,7 +76,8 @@ class Certified:
             kappas = np.partition(self.scores[calibrating], place, axis=1)[:, place]
         # Draws have few kappas, scores around one quantile: the sizes of all queries at each.
         known, which = np.unique(kappas, return_inverse=True)
-        sizes = self._sizes_at(np.minimum(widened(known), np.finfo(np.float32).max))
+        paid = np.minimum(widened(known), np.finfo(np.float32).max).astype(np.float32)
+        sizes = self._sizes_at(paid)
         found: NDArray[np.float64] = sizes[which[:, None], measured].mean(axis=1)
         return found
 
@@ -215,12 +215,11 @@ def why_no_interval(parts: Sequence[Certified], alpha: float, delta: float) -> s
     if allowed > 0:
         misses = "1 miss" if allowed == 1 else f"{allowed} misses"
         decide = f"{allowed + 1} queries decide"
-    numbers = count(int(bdtrin(FEWEST_MISSES, delta, alpha)))  # rounded; then exactly
-    enough = next(m for m in numbers if allowed_misses(m, alpha, delta) >= FEWEST_MISSES)
+    enough = fewest_queries(lambda m: allowed_misses(m, alpha, delta) >= FEWEST_MISSES)
     queries = "calibration queries" + (" of a part" if len(parts) > 1 else "")
     return (
         f"no interval: {n} {queries} allow {misses} at alpha {alpha:g}, so that {decide} the size "
-        f"({enough} would give an interval)"
+        f"({enough or 'more than a billion'} would give an interval)"
     )
 
 

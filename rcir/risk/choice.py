@@ -66,8 +66,8 @@ def fit_adapter(
     "auto" compares all adapters on the adapter split alone, each query sized by an adapter that
     was fitted on the other four fifths, and takes the one with the smallest sets (for the
     false-discovery risk: with the most true matches in them) among those that are never worse than
-    `Constant`. The calibration queries have no part in it, so that the guarantee stands whatever it
-    takes.
+    `Constant`; before that, one that attains more of the levels. The calibration queries have no
+    part in it, so that the guarantee stands whatever it takes.
 
     Args:
         name: "constant", "minmax", "quantile", "learned", "boosted", "reranked" or "auto". For the
@@ -111,17 +111,18 @@ def fit_adapter(
     kinds = ADAPTERS.values() if risk == "miss" else _OF_ALL_MATCHES
     comparison = {}
     for kind in kinds:
-        if kind.suits(rankings, ranks):
+        if kind.suits(rankings, truth):
             outcomes = _cross_fitted(kind, rankings, truth, given)
             comparison[kind.name] = _sizes(outcomes, risk, alphas, delta)
     constant = comparison["constant"]
 
-    def log_ratio(kind: str) -> float:
+    def order(kind: str) -> tuple[bool, int, float, bool]:
         sizes = comparison[kind]
         ratios = [sizes.get(alpha, np.inf) / constant[alpha] for alpha in constant]
-        return float(np.log(ratios).mean()) if ratios and max(ratios) <= 1 else np.inf
+        mean = float(np.log(ratios).mean()) if ratios else 0.0
+        return max(ratios, default=1.0) > 1, -len(sizes), mean, kind != "constant"
 
-    best = min(comparison, key=lambda kind: (log_ratio(kind), kind != "constant"))
+    best = min(comparison, key=order)
     return KNOWN[best].fit(rankings, truth), comparison
 
 

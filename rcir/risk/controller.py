@@ -136,9 +136,16 @@ class RiskController:
         if not groups:
             self._outcomes("")  # says that there are none
         delta = float(request.delta or 0) / len(groups)
-        each = [
-            self.decide(replace(request, mix=None, group=group, delta=delta)) for group in groups
-        ]
+        parts = [replace(request, mix=None, group=group, delta=delta) for group in groups]
+        try:
+            each = [self.decide(part) for part in parts]
+        except RiskUnattainable as error:
+            raise RiskUnattainable(
+                f"any mix, for which each of {len(groups)} groups is certified at delta / "
+                f"{len(groups)}: {error}",
+                minimum_alpha=error.minimum_alpha,
+                required_calibration=error.required_calibration,
+            ) from None
         clusters = [decision.n_clusters for decision in each if decision.n_clusters is not None]
         return replace(
             max(each, key=lambda decision: decision.kappa),

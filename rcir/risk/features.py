@@ -41,15 +41,19 @@ class Features:
         uses = tuple(getattr(rankings, name) is not None for name in OPTIONAL)
         return cls(np.sort(rankings.uncertainty), uses)
 
+    def check(self, rankings: Rankings) -> None:
+        """Raise `InvalidData` if the queries lack what the adapter split had."""
+        for name, used in zip(OPTIONAL, self.uses, strict=True):
+            if used and getattr(rankings, name) is None:
+                raise InvalidData(f"the adapter was fitted with {name}, which the queries lack")
+
     def of(self, rankings: Rankings, columns: int) -> list[NDArray[Any]]:
         """Arrays that broadcast to (n, columns), one a feature.
 
         Raises:
             InvalidData: the queries lack what the adapter split had.
         """
-        for name, used in zip(OPTIONAL, self.uses, strict=True):
-            if used and getattr(rankings, name) is None:
-                raise InvalidData(f"the adapter was fitted with {name}, which the queries lack")
+        self.check(rankings)
         number = np.log(np.arange(1.0, columns + 1))[None, :]
         normal = self._normal(rankings.uncertainty)[:, None]
         features: list[NDArray[Any]] = [number, normal, number * normal]

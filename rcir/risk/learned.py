@@ -20,6 +20,7 @@ class Learned(HazardAdapter):
         intercept: of the hazard's logit.
 
     Example:
+        >>> from rcir.risk import Rankings
         >>> rng = np.random.default_rng(0)
         >>> u = rng.uniform(size=2000)
         >>> ranks = np.where(rng.uniform(size=2000) < u / 2, rng.integers(2, 20, 2000), 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
 from rcir.errors import InvalidConfig
@@ -65,7 +66,11 @@ class Request:
         if self.simultaneous and self.anytime:
             raise InvalidConfig("simultaneous=True and anytime=True exclude each other: take one")
         if self.delta is None and (
-            several or self.risk == "false-discovery" or self.abstain or self.anytime or self.mix
+            several
+            or self.risk == "false-discovery"
+            or self.abstain
+            or self.anytime
+            or self.mix is not None
         ):
             raise InvalidConfig("delta=None is for the miss or the recall risk alone: give a delta")
         if self.mix is not None:
@@ -78,11 +83,13 @@ class Request:
             if self.simultaneous or self.anytime:
                 raise InvalidConfig("a mix of shares goes with neither simultaneous nor anytime")
             shares = list(self.mix.values())
-            if not shares or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+            known = all(isinstance(share, Real) and 0 <= share <= 1 for share in shares)
+            known = known and all(isinstance(group, str) for group in self.mix)
+            if not known or abs(sum(shares) - 1) > 1e-6:
                 raise InvalidConfig(
                     f"mix is {dict(self.mix)}; give the share of each group, 1 in all, or 'any'"
                 )
-        elif self.mix != "any":
+        elif not (isinstance(self.mix, str) and self.mix == "any"):
             raise InvalidConfig(f"mix is {self.mix!r}; give 'any', or the share of each group")
 
 

@@ -53,18 +53,20 @@ class Reranked(SizeAdapter):
         self.none = none
 
     @classmethod
-    def suits(cls, rankings: Rankings, ranks: NDArray[np.float64]) -> bool:
-        if rankings.keys is None:
+    def suits(cls, rankings: Rankings, truth: NDArray[Any]) -> bool:
+        ranks, keys = check_split(rankings, truth), rankings.keys
+        if keys is None:
             return False
         known = np.isfinite(ranks)
-        columns = np.where(known, ranks, 1).astype(np.int64) - 1
-        first = first_of_each_key(rankings.keys) == columns[:, None]
-        return bool(first.any(axis=1)[known].all())
+        columns = np.where(known, ranks, 1).astype(np.int64)[:, None] - 1
+        first = (first_of_each_key(keys) == columns).any(axis=1)
+        others = np.ndim(truth) == 2 and truth & (keys != np.take_along_axis(keys, columns, axis=1))
+        return bool(first[known].all() and not np.any(others))
 
     @classmethod
     def fit(cls, rankings: Rankings, truth: NDArray[Any]) -> Self:
         ranks = check_split(rankings, truth)
-        if not cls.suits(rankings, ranks):
+        if not cls.suits(rankings, truth):
             raise InvalidData(
                 "reranked sizes need candidates with keys (labels), of which a query's true "
                 "matches all have one: choose learned sizes"
@@ -136,6 +138,7 @@ def _labels(
     """The (n, m) columns of the nearest candidate of each key, whether there is one, and features
     of the ranking of keys, that broadcast to (n, m).
     """
+    features.check(rankings)  # of distinct ones, distances are always given
     distinct, columns = rankings.distinct(least=max(PROFILE))
     width = max(1, int((columns >= 0).sum(axis=1).max(initial=0)))
     columns = columns[:, :width]

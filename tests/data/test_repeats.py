@@ -125,12 +125,16 @@ def test_queries_to_add_are_new_or_recur():
 
 
 def test_of_copies_that_only_their_distance_shows_it_warns():
-    nearest = np.linspace(0.5, 1.5, 101)  # of median 1
+    # The second nearest have a median of 1.
+    distances = np.stack([np.linspace(0.4, 1.2, 101), np.linspace(0.5, 1.5, 101)], axis=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_copies("calibration queries", nearest, known=True)
-    nearest[[4, 7]] = 0, 0.0199
+        warn_of_copies("calibration queries", distances, known=True)
+    distances[[4, 7], 0] = 0, 0.0199
     with pytest.warns(UserWarning, match=r"2 of 101 calibration queries \(rows 4, 7\) .*another"):
-        warn_of_copies("calibration queries", nearest, known=True)
+        warn_of_copies("calibration queries", distances, known=True)
     with pytest.warns(UserWarning, match="may be the same picture"):
-        warn_of_copies("calibration queries", nearest, known=False)
+        warn_of_copies("calibration queries", distances, known=False)
+    distances[:, 0] = 0.01  # all of them
+    with pytest.warns(UserWarning, match="101 of 101 calibration queries"):
+        warn_of_copies("calibration queries", distances, known=True)

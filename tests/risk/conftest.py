@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, norm
 
 from rcir.risk import Constant, Outcomes, Rankings
 
@@ -46,6 +46,56 @@ def _queries(n, seed, depth=12, matches=0.25):
 def _outcomes(n, seed, depth=12, matches=0.25, adapter=None):
     rankings, relevant, totals = _queries(n, seed, depth, matches)
     return Outcomes.of(adapter or Constant(), rankings, relevant, totals)
+
+
+def _describe(rankings, i, k, split):
+    """The features of candidate k of query i, as the documentation of `Features` lists them."""
+    place = sum(u <= rankings.uncertainty[i] for u in split.uncertainty)
+    normal = norm.ppf((place + 0.5) / (len(split) + 1))
+    values = [math.log(k + 1), normal, math.log(k + 1) * normal]
+    if rankings.distances is not None:
+        row = rankings.distances[i].tolist()
+        row = [min(distance, max(d for d in row if d < math.inf)) for distance in row]
+        values += [row[k], row[0], row[k] - row[0]]
+        profile = [rank for rank in (2, 5, 20, 50) if rank <= rankings.depth]
+        values += [math.log(max(row[rank - 1] - row[0], 1e-6)) for rank in profile]
+    if rankings.keys is not None:
+        row = rankings.keys[i].tolist()
+        values += [row[:30].count(row[k]), math.log(len(set(row[: k + 1])))]
+        values.append(math.log1p(row[:k].count(row[k])))
+    if rankings.candidate_uncertainty is not None:
+        values.append(rankings.candidate_uncertainty[i, k])
+    return values
+
+
+def _one_key(n, seed, depth=9, labels=6):
+    """Queries whose true matches are all of one key, near for the certain ones; some have none."""
+    rng = np.random.default_rng(seed)
+    uncertainty = rng.uniform(size=n)
+    right = rng.integers(labels, size=(n, 1))
+    keys = rng.integers(labels, size=(n, depth))
+    near = rng.uniform(size=(n, depth)) < 0.6 * (1 - uncertainty)[:, None]
+    keys = np.where(near, right, keys)
+    relevant = keys == right
+    distances = np.cumsum(rng.exponential(0.1 + uncertainty[:, None], (n, depth)), axis=1)
+    candidates = rng.normal(size=(n, depth)) - relevant
+    ends = np.where(rng.uniform(size=n) < 0.2, rng.integers(1, max(depth, 2), n), depth)
+    padding = np.arange(depth) >= ends[:, None]
+    distances[padding], keys[padding], relevant[padding] = np.inf, -1, False
+    rankings = Rankings(uncertainty, depth, distances, keys, candidates)
+    return rankings, relevant, relevant.sum(axis=1) + rng.integers(0, 2, n)
+
+
+@pytest.fixture(scope="session")
+def describe():
+    """The features of one candidate: `describe(rankings, i, k, split)`."""
+    return _describe
+
+
+@pytest.fixture(scope="session")
+def one_key():
+    """Labelled queries: `one_key(n, seed, depth, labels)` are rankings, relevant and totals."""
+    return _one_key
 
 
 @pytest.fixture(scope="session")

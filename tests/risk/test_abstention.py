@@ -22,9 +22,12 @@ def certainty(queries, threshold, alpha):
 
 
 def naive(calibration, tuning, alpha, delta):
-    """From the safest of 200 thresholds upwards as long as each is certified; None if none is."""
+    """From the safest of 200 thresholds upwards as long as each is certified; None if none is.
+
+    A threshold is a thousandth above the doubt of a query, which may be seen again.
+    """
     n = len(tuning.doubt)
-    ordered = sorted(tuning.doubt)
+    ordered = [doubt + 1e-3 * abs(doubt) for doubt in sorted(tuning.doubt)]
     thresholds = sorted({ordered[int(i * (n - 1) / 199)] for i in range(200)})
     promise = [certainty(tuning, threshold, alpha) for threshold in thresholds]
     found = None
@@ -53,7 +56,7 @@ def test_where_a_tenth_is_missed_at_every_doubt_all_or_nothing_is_answered():
     doubt = np.linspace(0, 1, 1000)
     queries = Answered(doubt, np.arange(1000) % 10 == 5)
     controller = AbstentionController(queries, queries)
-    assert controller.threshold(0.15, 0.1) == 1.0
+    assert controller.threshold(0.15, 0.1) == 1.001  # the largest doubt, and a thousandth
     with pytest.raises(RiskUnattainable):
         controller.threshold(0.09, 1e-6)
 
@@ -75,12 +78,19 @@ def test_too_few_calibration_queries_are_told_how_many_must_be_answered():
     assert "alpha = 0.1 at delta = 0.1" in str(caught.value)
     # 1 - 0.1 ** (1 / 20) = 0.10875, rounded up to 4 decimals
     assert caught.value.minimum_alpha == 0.1088
-    assert AbstentionController(none, none).threshold(0.1088, 0.1) == 1.0
+    assert AbstentionController(none, none).threshold(0.1088, 0.1) == 1.001
 
 
 def test_certainly_right_answers_are_all_given():
     queries = Answered(np.linspace(0, 1, 22), np.zeros(22, bool))
-    assert AbstentionController(queries, queries).threshold(0.1, 0.1) == 1.0
+    assert AbstentionController(queries, queries).threshold(0.1, 0.1) == 1.001
+
+
+def test_a_query_whose_doubt_differs_in_its_last_digits_is_answered_alike():
+    for doubts in (np.linspace(0.2, 0.9, 22), -np.linspace(0.2, 0.9, 22)):
+        queries = Answered(doubts, np.zeros(22, bool))
+        threshold = AbstentionController(queries, queries).threshold(0.1, 0.1)
+        assert threshold == pytest.approx(doubts.max() + 1e-3 * abs(doubts.max()))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from scipy.stats import binom
 
 from rcir.errors import InvalidData
 from rcir.risk import (
-    RiskMonitor,
     anytime_allowed_misses,
     anytime_miss_rate_bound,
     anytime_required_calibration,
@@ -53,12 +52,14 @@ def test_one_query_and_one_without_misses_have_closed_forms():
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.3])
-def test_it_is_the_bet_of_the_monitor_on_queries_that_are_served(alpha):
+def test_it_is_the_bet_of_someone_who_follows_every_smaller_risk_query_by_query(alpha):
     n, delta = 300, 0.1
-    for misses in (0, 3, 8, 60):
-        losses = np.repeat([0.0, 1.0], [misses, n - misses])
-        served = RiskMonitor(1 - alpha, delta).update(losses)
-        assert served == (anytime_allowed_misses(n, alpha, delta) >= misses)
+    risks = alpha * (np.arange(20_000) + 0.5) / 20_000
+    for misses in (0, 3, 6, 7, 8, 60, 75, 90):
+        owned = np.ones(len(risks))
+        for missed in np.random.default_rng(misses).permutation(n) < misses:
+            owned *= risks / alpha if missed else (1 - risks) / (1 - alpha)
+        assert (owned.mean() >= 1 / delta) == (anytime_allowed_misses(n, alpha, delta) >= misses)
 
 
 def test_more_queries_a_larger_risk_and_a_larger_delta_never_allow_fewer_misses():

@@ -9,14 +9,17 @@ from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel, RcirError,
 from rcir.risk import (
     AbstentionController,
     Answered,
+    Boosted,
     Constant,
     JointController,
     Learned,
+    MatchProbability,
     MonotoneController,
     Outcomes,
     Quantile,
     Request,
     RiskController,
+    anytime_allowed_misses,
 )
 from rcir.risk.outcomes import Risk
 
@@ -155,7 +158,7 @@ def test_abstention_goes_by_the_doubt_of_a_learned_adapter(queries):
 
 def test_sizes_are_the_ranks_that_kappa_pays_for(control, queries):
     asked, decision = queries(50, 9)[0], control.decide(Request(0.2, 0.1))
-    expected = (ADAPTER.costs(asked) <= decision.kappa).sum(axis=1)
+    expected = (ADAPTER.costs(asked) <= decision.kappa * (1 + 1e-3)).sum(axis=1)
     assert control.sizes(asked, decision).tolist() == expected.tolist()
     assert control.depth == 12
 
@@ -175,6 +178,9 @@ def test_sizes_are_the_ranks_that_kappa_pays_for(control, queries):
         (0.1, 0.1, {"simultaneous": True, "risk": "false-discovery"}),
         (0.1, None, {"risk": "false-discovery"}),
         (0.1, None, {"abstain": True}),
+        (0.1, None, {"anytime": True}),
+        (0.1, 0.1, {"anytime": True, "simultaneous": True}),
+        (0.1, 0.1, {"anytime": True, "risk": "recall"}),
         (0.1, 0.1, {"risk": "precision"}),
     ],
 )
@@ -237,3 +243,52 @@ def test_a_copy_between_processes_answers_alike(control):
     request = Request(0.1, 0.1)
     expected = control.decide(request)
     assert pickle.loads(pickle.dumps(control)).decide(request) == expected
+
+
+def test_calibrations_that_grow_hold_at_every_moment(control, tuning, calibration):
+    decision = control.decide(Request(0.3, 0.1, anytime=True))
+    assert (decision.bound, decision.risk_bound) == ("anytime", 0.3)
+    assert decision.kappa == smallest(calibration, anytime_allowed_misses(500, 0.3, 0.1))
+    growing = RiskController(ADAPTER, tuning, calibration, growing=True)
+    assert growing.decide(Request(0.3, 0.1, anytime=True)) == decision
+    for options in ({}, {"risk": "recall"}, {"abstain": True}, {"simultaneous": True}):
+        with pytest.raises(InvalidConfig, match=r"added one by one, .*: ask with anytime=True"):
+            growing.decide(Request(0.3, 0.1, **options))
+
+
+def test_a_risk_with_an_adapter_of_its_own_is_decided_by_it_alone(tuning, calibration, outcomes):
+    constant = RiskController(
+        Constant(), *(outcomes(n, s, matches=0.5) for n, s in ((200, 1), (500, 0)))
+    )
+    control = RiskController(ADAPTER, tuning, calibration, own={"recall": constant})
+    recall = Request(0.6, 0.1, risk="recall")
+    assert control.for_risk(recall) is constant
+    assert control.for_risk(Request({"recall": 0.6}, 0.1)) is constant
+    assert constant.decide(recall).kappa % 1 == 0  # which counts ranks
+    assert control.decide(recall).kappa % 1 != 0
+    for request in (
+        Request(0.6, 0.1),
+        Request(0.6, 0.1, abstain=True),
+        Request(0.6, 0.1, risk="false-discovery"),
+        Request({"recall": 0.6, "miss": 0.3}, 0.1),
+    ):
+        assert control.for_risk(request) is control
+
+
+def test_an_adapter_whose_numbers_were_changed_is_noticed(queries):
+    split, tuned, asked = (queries(300, seed) for seed in range(3))
+    for kind, name in ((Learned, "weights"), (Boosted, "trees"), (MatchProbability, "weights")):
+        adapter = kind.fit(*split[:2])
+        control = RiskController(
+            adapter, Outcomes.of(adapter, *tuned), Outcomes.of(adapter, *asked)
+        )
+        assert control.intact
+        values = getattr(adapter, name)
+        values = values if name == "weights" else values["threshold"][0]
+        kept = float(values[0])
+        values[0] += 1e-9
+        assert not control.intact
+        values[0] = kept
+        assert control.intact
+    adapter.intercept += 1
+    assert not control.intact

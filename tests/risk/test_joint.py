@@ -81,11 +81,13 @@ def loss(risk, held, relevant, total):
 
 
 def worst_p_values(outcomes, kappas, alphas, naive_p_value):
+    """Of the sets of each kappa, whose ranks may cost a thousandth more than it."""
     values = []
-    for kappa in kappas:
+    for kappa in kappas.tolist():
         each = []
         for risk, alpha in alphas.items():
-            rows = zip(outcomes.costs <= kappa, outcomes.relevant, outcomes.totals, strict=True)
+            held = outcomes.costs <= kappa * (1 + 1e-3)
+            rows = zip(held, outcomes.relevant, outcomes.totals, strict=True)
             total = sum(loss(risk, *row) for row in rows)
             bound = "binomial" if risk == "miss" else "hoeffding-bentkus"
             each.append(naive_p_value(total, len(outcomes), alpha, bound))

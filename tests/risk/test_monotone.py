@@ -144,3 +144,23 @@ def test_a_bound_for_losses_of_zero_or_one_and_an_unknown_one_are_refused(pair):
         MonotoneController(*pair, "recall", "binomial")
     with pytest.raises(InvalidConfig, match="choose one of"):
         MonotoneController(*pair, "recall", "wsr")
+
+
+def test_a_risk_that_need_not_fall_as_sets_grow_is_refused(pair):
+    with pytest.raises(InvalidData, match="false-discovery risk need not fall"):
+        MonotoneController(*pair, "false-discovery")
+
+
+def test_the_minimum_alpha_of_another_mix_is_attainable_and_slightly_less_is_not():
+    relevant = np.arange(4) < np.repeat([4, 3, 1], [70, 20, 10])[:, None]
+    asked = Outcomes.of(Constant(), Rankings(np.zeros(100), 4), relevant, np.full(100, 4))
+    for weights in (
+        np.repeat([0.5, 2.0, 2.5], [70, 20, 10]),
+        np.repeat([1.3, 0.45, 0], [70, 20, 10]),
+    ):
+        controller = MonotoneController(asked, asked, "recall", weights=weights)
+        least = float(np.mean(weights * np.repeat([0, 0.25, 0.75], [70, 20, 10])))
+        error = refusal(controller, 0.01, 0.1)
+        assert least < error.minimum_alpha < least + 0.25
+        assert controller.kappa(error.minimum_alpha, 0.1) == 3.0
+        assert refusal(controller, error.minimum_alpha - 1e-6, 0.1)

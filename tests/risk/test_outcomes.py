@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.risk import Constant, Outcomes, Quantile, Rankings
+from rcir.risk import Constant, Outcomes, Quantile, Rankings, Reranked
 
 RISKS = ("miss", "recall", "false-discovery")
 
@@ -109,3 +111,69 @@ def test_what_does_not_fit_together_is_refused():
     outcomes = Outcomes.of(Constant(), queries, two, np.ones(2, int))
     with pytest.raises(InvalidConfig, match="choose one of miss, recall, false-discovery"):
         outcomes.losses("misses", np.zeros(1, np.float32))
+
+
+def test_the_loss_of_a_cluster_is_the_mean_of_its_queries(drawn):
+    clusters = np.random.default_rng(0).integers(0, 9, 60) * 7 - 3
+    clustered = replace(drawn, clusters=clusters)
+    kappas = kappas_of(drawn)[::9]
+    assert (drawn.units, clustered.units) == (60, len(set(clusters.tolist())))
+    for risk in RISKS:
+        each = drawn.losses(risk, kappas)
+        np.testing.assert_array_equal(drawn.unit_losses(risk, kappas), each)
+        expected = [
+            [np.mean([row[g] for row, c in zip(each, clusters, strict=True) if c == cluster])]
+            for cluster in sorted(set(clusters.tolist()))
+            for g in range(len(kappas))
+        ]
+        found = clustered.unit_losses(risk, kappas)
+        assert found.ravel().tolist() == pytest.approx(np.ravel(expected).tolist())
+
+
+def test_clusters_are_kept_by_subsets_and_in_storage(drawn):
+    clustered = replace(drawn, clusters=np.arange(60) // 4)
+    rows = np.array([7, 2, 40])
+    assert clustered.subset(rows).clusters.tolist() == [1, 0, 10]
+    assert Outcomes.from_arrays(clustered.arrays()).clusters.tolist() == clustered.clusters.tolist()
+    assert "clusters" not in drawn.arrays()
+    assert drawn.subset(rows).clusters is None
+    with pytest.raises(InvalidData, match="60 queries, clusters"):
+        replace(drawn, clusters=np.zeros(59, int))
+
+
+@pytest.mark.parametrize("number", [2, 17, 10_000])
+def test_steps_are_prices_that_the_mean_size_grows_by_evenly_in_its_logarithm(number, drawn):
+    prices = sorted(drawn.costs[np.isfinite(drawn.costs)].tolist())
+    largest = len(prices) / 60
+    means = [largest ** (place / (number - 1)) for place in range(number)]
+    expected = {prices[min(int(mean * 60 + 1e-9), len(prices)) - 1] for mean in means}
+    steps = drawn.steps(number).tolist()
+    assert steps == sorted(steps)
+    assert len(set(steps) ^ expected) <= 2  # but for rounding
+    assert (steps[0], steps[-1]) == (0, prices[-1])
+
+
+def test_queries_that_are_joined_follow_each_other(queries):
+    first, second = (Outcomes.of(Constant(), *queries(n, seed=n)) for n in (20, 13))
+    both = first.joined(second)
+    for name in ("costs", "relevant", "totals", "uncertainty", "doubt"):
+        values = [*getattr(first, name).tolist(), *getattr(second, name).tolist()]
+        assert getattr(both, name).tolist() == values
+        assert getattr(both, name).dtype == getattr(first, name).dtype
+    assert both.ranks.tolist() == [*first.ranks.tolist(), *second.ranks.tolist()]
+    shallow = Outcomes.of(Constant(), *queries(13, seed=1, depth=5))
+    clustered = replace(second, clusters=np.arange(13))
+    for one, other in ((first, shallow), (first, clustered), (clustered, first)):
+        with pytest.raises(InvalidData, match="cannot be added"):
+            one.joined(other)
+
+
+def test_queries_are_kept_in_the_order_in_which_the_adapter_takes_candidates(one_key):
+    rankings, relevant, totals = one_key(60, 0)
+    adapter = Reranked.fit(rankings, relevant)
+    outcomes = Outcomes.of(adapter, rankings, relevant, totals)
+    columns = adapter.ordered(rankings)[1].tolist()
+    moved = [[bool(row[k]) for k in order] for row, order in zip(relevant, columns, strict=True)]
+    assert outcomes.relevant.tolist() == moved
+    np.testing.assert_array_equal(outcomes.costs, adapter.costs(rankings))
+    np.testing.assert_array_equal(outcomes.doubt, adapter.doubt(rankings, 1))

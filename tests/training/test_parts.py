@@ -29,7 +29,8 @@ def trainer_of(config, images=None):
     encoder = build_encoder(
         config.encoder, config.preprocessing.channels, config.preprocessing.size
     ).to(memory_format=torch.channels_last)
-    optimizer = torch.optim.Adam(encoder.parameters(), config.optimizer.lr, fused=True)
+    # Adam divides gradients that are all rounding by themselves: an eps above these.
+    optimizer = torch.optim.Adam(encoder.parameters(), config.optimizer.lr, eps=1e-5, fused=True)
     images = load_splits(config.data).train if images is None else images
     return Trainer(config, encoder, encoder, optimizer, images, ALONE)
 

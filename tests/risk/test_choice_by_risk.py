@@ -1,0 +1,161 @@
+"""Which adapter is taken for which risk, against comparisons that are made naively."""
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from rcir.errors import InvalidConfig, InvalidData
+from rcir.risk import (
+    ADAPTERS,
+    Constant,
+    MatchProbability,
+    Quantile,
+    Rankings,
+    adapter_class,
+    fit_adapter,
+)
+from rcir.risk.choice import LEVELS
+
+SEVERAL = ("recall", "false-discovery")
+OF_ALL = ("constant", "minmax", "quantile", "match-probability")
+
+
+def first(relevant):
+    return np.array([1.0 + row.index(True) if True in row else np.inf for row in relevant.tolist()])
+
+
+def cross_fitted(kind, rankings, relevant):
+    """Of each query, its prices and whether each rank is a match, as others taught the adapter."""
+    n, depth = relevant.shape
+    costs, matches = np.zeros((n, depth), np.float32), np.zeros((n, depth), bool)
+    for held in range(5):
+        rest = np.array([i for i in range(n) if i % 5 != held])
+        adapter = kind.fit(rankings[rest], relevant[rest])
+        for i in range(held, n, 5):
+            one = rankings[i : i + 1]
+            columns = adapter.ordered(one)[1]
+            costs[i] = adapter.costs(one)[0]
+            matches[i] = relevant[i] if columns is None else relevant[i][columns[0]]
+    return costs, matches
+
+
+def measured(costs, matches, totals, kappa, risk):
+    """Mean loss, mean size and mean number of true matches of the sets of one kappa."""
+    held = costs <= np.float32(kappa * (1 + 1e-3))
+    sizes, hits = held.sum(axis=1), (held & matches).sum(axis=1)
+    if risk == "recall":
+        losses = np.where(totals > 0, 1 - hits / np.maximum(totals, 1), 1.0)
+    else:
+        losses = 1 - hits / sizes
+    return np.mean(losses), sizes.mean(), hits.mean()
+
+
+@pytest.mark.parametrize("risk", SEVERAL)
+@pytest.mark.parametrize("kind", [Constant, Quantile, MatchProbability])
+def test_sets_are_compared_that_others_taught_at_every_level(kind, risk, one_key):
+    rankings, relevant, totals = one_key(120, 3)
+    _, sizes = fit_adapter("auto", rankings, relevant, risk=risk, totals=totals)
+    costs, matches = cross_fitted(kind, rankings, relevant)
+    prices = np.unique(costs[np.isfinite(costs)]).tolist()
+    table = [measured(costs, matches, totals, kappa, risk) for kappa in prices]
+    found = sizes[kind.name]
+    for alpha in LEVELS[risk]:
+        allowed = [row for row in table if row[0] <= alpha]
+        assert (alpha in found) == bool(allowed)
+        if not allowed:
+            continue
+        best = allowed[0][1] if risk == "recall" else 1 / allowed[-1][2]
+        slack = 0 if kind is Constant else 0.05  # of few prices each is a kappa, else some are
+        assert best * (1 - 1e-9) <= found[alpha] <= best * (1 + slack + 1e-9)
+    assert found
+
+
+@pytest.mark.parametrize("risk", SEVERAL)
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_taken_is_never_worse_than_constant_and_better_where_candidates_tell(
+    risk, seed, one_key
+):
+    rankings, relevant, totals = one_key(400, seed)
+    adapter, sizes = fit_adapter("auto", rankings, relevant, risk=risk, totals=totals)
+    assert tuple(sizes) == OF_ALL
+    assert adapter.name == "match-probability"
+    ratios = [sizes[adapter.name][alpha] / sizes["constant"][alpha] for alpha in sizes["constant"]]
+    assert max(ratios) <= 1
+    # Large sets are alike; where they must not be, it gives smaller ones, or some at all.
+    assert min(ratios) < 0.9 or len(sizes[adapter.name]) > len(sizes["constant"])
+    again = MatchProbability.fit(rankings, relevant)  # on the whole split
+    np.testing.assert_array_equal(adapter.costs(rankings), again.costs(rankings))
+
+
+@pytest.mark.parametrize("risk", SEVERAL)
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_is_taken_that_is_worse_than_constant_at_any_level(risk, seed):
+    rng = np.random.default_rng(seed)
+    uncertainty = rng.uniform(size=400)
+    late = (np.arange(6) >= 3) == (uncertainty < 0.5)[:, None]  # of the certain ones
+    relevant = rng.uniform(size=(400, 6)) < np.where(late, 0.8, 0.1)
+    adapter, sizes = fit_adapter("auto", Rankings(uncertainty, 6), relevant, risk=risk)
+    constant = sizes["constant"]
+    assert all(sizes[adapter.name][alpha] <= constant[alpha] for alpha in constant)
+    if risk == "recall":
+        assert any(sizes["minmax"][alpha] > constant[alpha] for alpha in constant)
+
+
+def test_what_attains_levels_that_a_constant_does_not_is_taken():
+    """Of two candidates the second matches, of another half the first: only features tell which."""
+    rng = np.random.default_rng(0)
+    second = rng.uniform(size=400) < 0.5
+    relevant = np.stack([~second, second], axis=1)
+    tells = relevant + rng.normal(scale=0.2, size=(400, 2))
+    rankings = Rankings(np.zeros(400), 2, candidate_uncertainty=tells)
+    adapter, sizes = fit_adapter("auto", rankings, relevant, alphas=(), risk="false-discovery")
+    assert adapter.name == "match-probability"
+    assert 0.1 in sizes["match-probability"]
+    assert min(sizes["constant"]) == 0.5  # one of the two, or both
+
+
+@pytest.mark.parametrize("risk", SEVERAL)
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_a_model_of_first_matches_stands_for_one_of_all_matches(name, risk, one_key):
+    rankings, relevant, _ = one_key(100, 0)
+    adapter, sizes = fit_adapter(name, rankings, relevant, risk=risk)
+    expected = name if name in ("constant", "minmax", "quantile") else "match-probability"
+    assert (adapter.name, sizes) == (expected, {})
+
+
+def test_misses_compare_every_adapter_that_suits(one_key):
+    rankings, relevant, totals = one_key(1000, 0)
+    adapter, sizes = fit_adapter("auto", rankings, relevant, totals=totals)
+    assert tuple(sizes) == tuple(ADAPTERS)
+    best = min(np.mean(np.log(list(of.values()))) for of in sizes.values())
+    assert np.mean(np.log(list(sizes[adapter.name].values()))) == best
+    assert adapter.name == "reranked"  # the candidates tell which key is right
+    _, fewer = fit_adapter("auto", rankings[:999], relevant[:999])
+    assert "boosted" not in fewer
+    several = relevant.copy()
+    several[0, :3] = True
+    rankings.keys[0, :3] = [0, 1, 2]
+    _, others = fit_adapter("auto", rankings[:200], several[:200])
+    assert "reranked" not in others
+
+
+def test_labels_ranked_anew_are_compared_by_the_price_of_the_right_one(one_key):
+    rankings, relevant, _ = one_key(200, 1)
+    _, sizes = fit_adapter("auto", rankings, relevant)
+    costs, matches = cross_fitted(ADAPTERS["reranked"], rankings, relevant)
+    prices = np.where(matches, costs, np.inf).min(axis=1)
+    for alpha, size in sizes["reranked"].items():
+        allowed = max(m for m in range(200) if binom.cdf(m, 200, alpha) <= 0.1)
+        kappa = sorted(prices.tolist())[::-1][allowed]
+        assert size == pytest.approx(np.mean((costs <= kappa * (1 + 1e-3)).sum(axis=1)))
+    assert tuple(sizes["reranked"])
+
+
+def test_matches_and_risks_that_make_no_sense_are_refused(one_key):
+    rankings, relevant, _ = one_key(60, 0)
+    for name in ("auto", "learned"):
+        with pytest.raises(InvalidConfig, match="choose one of miss, recall, false-discovery"):
+            fit_adapter(name, rankings, relevant, risk="precision")
+        with pytest.raises(InvalidData, match="bool of shape"):
+            fit_adapter(name, rankings, relevant[:, :-1], risk="recall")
+    assert adapter_class("match-probability") is MatchProbability

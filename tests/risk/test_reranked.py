@@ -1,0 +1,237 @@
+"""Labels ranked anew, against a conditional logit that SciPy fits on loops over labels."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from rcir.errors import InvalidData
+from rcir.risk import Learned, MissController, Outcomes, Rankings, Reranked
+from rcir.risk import reranked as module
+
+
+def first(relevant):
+    return np.array([1.0 + row.index(True) if True in row else np.inf for row in relevant.tolist()])
+
+
+def nearest(rankings, i):
+    """Columns of the nearest candidate of each key of query i, in their order."""
+    row = rankings.keys[i].tolist()
+    return [k for k, key in enumerate(row) if key >= 0 and key not in row[:k]]
+
+
+def of_labels(rankings, i, describe, split):
+    """Features of each key of query i, in a ranking that holds every key once."""
+    columns = nearest(rankings, i)
+    row = rankings.keys[i].tolist()
+    once = Rankings(
+        rankings.uncertainty[i : i + 1],
+        rankings.depth,
+        np.array([[*rankings.distances[i, columns], *[np.inf] * (rankings.depth - len(columns))]]),
+        None,
+        rankings.candidate_uncertainty[i : i + 1, columns + [0] * (rankings.depth - len(columns))],
+    )
+    table = []
+    for place, column in enumerate(columns):
+        values = describe(once, 0, place, split)
+        # votes of the key among all candidates, keys so far, none of its own before it
+        values[-1:-1] = [row[:30].count(row[column]), np.log(place + 1), 0.0]
+        table.append(values)
+    return np.array(table)
+
+
+@pytest.fixture(scope="module")
+def drawn(one_key):
+    return one_key(150, 0)
+
+
+@pytest.fixture(scope="module")
+def fitted(drawn):
+    rankings, relevant, _ = drawn
+    return Reranked.fit(rankings, relevant)
+
+
+def by_scipy(split, relevant, fitted_on, describe):
+    """Of (rankings, i): probability of each key, then that of none, by another optimiser."""
+    tables = [of_labels(split, i, describe, split) for i in fitted_on]
+    right = []
+    for i, table in zip(fitted_on, tables, strict=True):
+        hits = [relevant[i, column] for column in nearest(split, i)]
+        right.append(hits.index(True) if True in hits else len(table))
+    rows = np.concatenate(tables)
+    mean, spread = rows.mean(axis=0), rows.std(axis=0)
+    spread[spread == 0] = 1
+
+    def chances(weights, table):
+        utilities = [*((table - mean) / spread @ weights[:-1]), weights[-1]]
+        powers = np.exp(np.array(utilities) - max(utilities))
+        return powers / powers.sum()
+
+    def loss(weights):
+        likelihood = sum(
+            np.log(chances(weights, table)[place])
+            for table, place in zip(tables, right, strict=True)
+        )
+        return -likelihood / len(tables) + 1e-4 * weights @ weights
+
+    found = minimize(loss, np.zeros(len(mean) + 1), method="BFGS", options={"gtol": 1e-7})
+    return lambda rankings, i: chances(found.x, of_labels(rankings, i, describe, split))
+
+
+@pytest.fixture(scope="module")
+def naive(drawn, describe):
+    return by_scipy(*drawn[:2], range(150), describe)
+
+
+def test_probabilities_and_order_are_those_of_a_conditional_logit(fitted, naive, one_key):
+    asked = one_key(40, 1)[0]
+    ordered, columns = fitted.ordered(asked)
+    moved = 0
+    for i in range(40):
+        chances = naive(asked, i)[:-1]
+        labels = nearest(asked, i)
+        order = sorted(range(len(labels)), key=lambda place, chances=chances: -chances[place])
+        repeats = [k for k in range(asked.depth) if k not in labels]
+        assert columns[i].tolist() == [labels[place] for place in order] + repeats
+        expected = [chances[place] for place in order] + [0.0] * len(repeats)
+        assert ordered.probability[i].tolist() == pytest.approx(expected, abs=1e-5)
+        moved += order != sorted(order)
+        for name in ("distances", "keys", "candidate_uncertainty"):
+            row = getattr(asked, name)[i]
+            assert getattr(ordered, name)[i].tolist() == [row[k] for k in columns[i]]
+    assert moved > 10
+
+
+def test_doubt_is_the_chance_of_none_and_of_those_that_are_not_shown(fitted, naive, one_key):
+    asked = one_key(30, 2)[0]
+    for size in (1, 2, 9):
+        doubts = fitted.doubt(asked, size)
+        for i in range(30):
+            chances = naive(asked, i)
+            left = sorted(chances[:-1].tolist())[::-1][size:]
+            assert doubts[i] == pytest.approx(sum(left) + chances[-1], abs=1e-5)
+
+
+def test_prices_are_one_over_probabilities_and_never_fall(fitted, one_key):
+    asked = one_key(300, 3)[0]
+    ordered, _ = fitted.ordered(asked)
+    costs = fitted.costs(asked)
+    np.testing.assert_array_equal(fitted.costs(ordered), costs)  # ordered once, not twice
+    assert costs.dtype == np.float32
+    for row, chances, there in zip(costs, ordered.probability, asked.there, strict=True):
+        expected = [0.0, *(1 / max(chance, 1e-9) for chance in chances[1:])]
+        assert row[there].tolist() == pytest.approx(np.array(expected)[there], rel=1e-6)
+        assert (row[~there] == np.inf).all()
+        assert (row[1:] >= row[:-1]).all()
+
+
+def test_a_score_is_the_price_of_the_place_of_the_right_key(fitted, one_key):
+    asked, relevant, totals = one_key(200, 4)
+    ranks, (_, columns) = first(relevant), fitted.ordered(asked)
+    scores, costs = fitted.scores(asked, ranks), fitted.costs(asked).tolist()
+    outcomes = Outcomes.of(fitted, asked, relevant, totals)
+    for i, rank in enumerate(ranks.tolist()):
+        if rank == np.inf:
+            assert scores[i] == outcomes.scores[i] == np.inf
+            continue
+        place = columns[i].tolist().index(int(rank) - 1)
+        assert scores[i] == outcomes.scores[i] == costs[i][place]
+        assert outcomes.relevant[i, place]
+        assert outcomes.ranks[i] == place + 1
+        assert outcomes.relevant[i].sum() == relevant[i].sum()
+
+
+def test_one_query_is_sized_as_among_many(fitted, one_key):
+    asked = one_key(40, 5)[0]
+    costs, (_, columns) = fitted.costs(asked), fitted.ordered(asked)
+    for i in range(40):
+        one = asked[i : i + 1]
+        assert fitted.ordered(one)[1][0].tolist() == columns[i].tolist()
+        np.testing.assert_allclose(fitted.costs(one)[0], costs[i], rtol=1e-6)
+        sizes = [int(np.sum(costs[i] <= kappa * (1 + 1e-3))) for kappa in (0.0, 1.2, 7.7, 1e12)]
+        assert [int(fitted.sizes(one, kappa)[0]) for kappa in (0.0, 1.2, 7.7, 1e12)] == sizes
+
+
+def test_rankings_that_hold_every_key_once_are_ranked_alike(drawn, fitted, one_key):
+    asked = one_key(60, 6)[0]
+    once, kept = asked.distinct()
+    chances, again = fitted.ordered(asked), fitted.ordered(once)
+    for i in range(60):
+        labels = nearest(asked, i)
+        taken = [kept[i, k] for k in again[1][i]][: len(labels)]
+        assert taken == chances[1][i, : len(labels)].tolist()
+    np.testing.assert_allclose(again[0].probability, chances[0].probability, rtol=1e-9)
+    assert np.isposinf(fitted.costs(once)[kept.max(axis=1) < 0]).all()
+    distinct, columns = drawn[0].distinct()
+    matches = np.take_along_axis(drawn[1], np.maximum(columns, 0), axis=1) & (columns >= 0)
+    of_distinct = Reranked.fit(distinct, matches)
+    np.testing.assert_allclose(of_distinct.weights, fitted.weights, rtol=1e-6, atol=1e-9)
+
+
+def test_first_matches_and_all_matches_fit_the_same(drawn, fitted):
+    rankings, relevant, _ = drawn
+    np.testing.assert_array_equal(Reranked.fit(rankings, first(relevant)).weights, fitted.weights)
+
+
+def test_of_many_queries_some_are_fitted_on(drawn, describe, monkeypatch):
+    rankings, relevant, _ = drawn
+    monkeypatch.setattr(module, "MOST", 60)
+    ordered, _ = Reranked.fit(rankings, relevant).ordered(rankings)
+    some = np.random.default_rng(0).permutation(150)[:60].tolist()
+    expected = by_scipy(rankings, relevant, some, describe)
+    for i in range(0, 150, 10):
+        chances = sorted(expected(rankings, i)[:-1].tolist())[::-1]
+        assert ordered.probability[i, : len(chances)] == pytest.approx(chances, abs=1e-5)
+
+
+def test_without_keys_or_with_matches_of_several_keys_it_is_refused(drawn):
+    rankings, relevant, _ = drawn
+    some = np.flatnonzero(relevant.sum(axis=1) < rankings.there.sum(axis=1))[0]
+    wrong = np.flatnonzero(rankings.there[some] & ~relevant[some])[-1]
+    several = relevant.copy()
+    several[some, wrong] = True
+    repeats = Rankings(np.zeros(3), 3, keys=np.array([[5, 5, 7]] * 3))
+    for queries, truth in (
+        (replace(rankings, keys=None), relevant),
+        (rankings, several),
+        (repeats, np.array([1, 2, 3.0])),  # the second of its key is the first match
+    ):
+        assert not Reranked.suits(queries, truth)
+        with pytest.raises(InvalidData, match="matches all have one: choose learned sizes"):
+            Reranked.fit(queries, truth)
+    assert Reranked.suits(rankings, relevant)
+    assert Reranked.suits(rankings, first(relevant))
+
+
+@pytest.mark.parametrize("missing", ["distances", "keys", "candidate_uncertainty"])
+def test_what_it_was_fitted_with_must_be_known_of_queries(missing, fitted, drawn):
+    with pytest.raises(InvalidData, match=f"fitted with {missing}, which the queries lack"):
+        fitted.costs(replace(drawn[0], **{missing: None}))
+
+
+def test_a_stored_model_is_the_same_model(fitted, drawn):
+    restored = Reranked.from_state({name: v.copy() for name, v in fitted.state().items()})
+    np.testing.assert_array_equal(restored.costs(drawn[0]), fitted.costs(drawn[0]))
+    np.testing.assert_array_equal(restored.doubt(drawn[0], 3), fitted.doubt(drawn[0], 3))
+
+
+def test_queries_of_which_none_or_all_have_a_match_are_fitted_without_warning(drawn):
+    rankings, _, _ = drawn
+    for ranks in (np.full(150, np.inf), np.ones(150)):
+        adapter = Reranked.fit(rankings, ranks)
+        costs = adapter.costs(rankings)
+        assert (costs[:, 0] == 0).all()
+        assert (costs[:, 1:] >= costs[:, :-1]).all()
+
+
+def test_it_needs_smaller_sets_than_an_order_by_distance_where_candidates_tell(one_key):
+    split, calibration, (asked, relevant, _) = (one_key(1000, seed) for seed in (7, 8, 9))
+    sizes = {}
+    for kind in (Learned, Reranked):
+        adapter = kind.fit(split[0], split[1])
+        controller = MissController.calibrate(adapter, calibration[0], first(calibration[1]))
+        kappa = controller.kappa(0.3, 0.1)
+        assert np.mean(adapter.scores(asked, first(relevant)) > kappa) < 0.32
+        sizes[kind] = controller.sizes(asked, kappa).mean()
+    assert sizes[Reranked] < 0.9 * sizes[Learned]
