@@ -86,6 +86,12 @@ def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> 
             "`python -m calibration` wrote to"
         )
     runs = read_runs(folders)
+    for run in runs:
+        if "test" in run.measured and not run.measured["test"].parts:
+            raise InvalidData(
+                f"the calibration queries of {run.folder} come in clusters: sizes are compared of "
+                "independent queries; calibrate without --cluster, on one query of each cluster"
+            )
     groups = same_queries(runs, "test")
     if len(groups) != 1 or len(groups[0]) != len(runs):
         raise InvalidData(
@@ -115,14 +121,14 @@ def _controller(retriever: Retriever, run: Run) -> RiskController:
     """What decides the sizes that were measured of a run."""
     controller = retriever.controllers.get(None)
     (part,) = run.measured["test"].parts
+    if controller is not None and controller.growing:
+        raise InvalidData(
+            f"calibration queries were added to {run.folder / RETRIEVER} one by one: sizes are "
+            "compared of retrievers that were calibrated at once; calibrate again"
+        )
     if controller is None or not np.array_equal(controller.calibration.scores, part.scores):
         raise InvalidData(
             f"what was measured in {run.folder} is not of the retriever there: calibrate again"
-        )
-    if controller.cluster is not None or controller.growing:
-        raise InvalidData(
-            f"the calibration queries of {run.folder} come in clusters, or were added one by one: "
-            "sizes are compared of independent queries that were calibrated with at once"
         )
     if controller.bound != "binomial":
         raise InvalidData(

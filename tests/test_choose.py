@@ -13,6 +13,7 @@ import rcir
 from calibration import CalibrationConfig, EvaluationConfig, calibrate, evaluate_retriever
 from rcir.cli import main
 from rcir.compare import LOOKED
+from rcir.data import DataConfig, load_splits
 from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.measured import TEST, Measured
 from rcir.storage import load, save
@@ -176,6 +177,10 @@ def test_what_cannot_be_chosen_is_one_line_and_marks_nothing(calibrated, trained
     retriever.controllers[None].bound = "hoeffding"
     save(retriever, three / "retriever")
     assert "calibrate with --bound binomial" in refused(capsys, one, three)
+    grown = load(one / "retriever")
+    grown.extend(grown.judge(load_splits(DataConfig(**grown.origin["data"])).test), recurring=True)
+    save(grown, one / "retriever")
+    assert f"queries were added to {one / 'retriever'} one by one" in refused(capsys, one, three)
     assert {load(folder / "retriever").chosen_among for folder in calibrated} == {1}
 
 

@@ -67,6 +67,9 @@ def test_text_lists_the_set_and_states_the_guarantee(folder, image, capsys):
         (["--risk", "false-discovery"], {"risk": "false-discovery"}),
         (["--abstain"], {"abstain": True}),
         (["--group", "True"], {"group": "True"}),
+        (["--simultaneous"], {"simultaneous": True}),
+        (["--anytime"], {"anytime": True}),
+        (["--mix", "any"], {"mix": "any"}),
         (
             ["--distinct", "label", "--risk", "recall", "--group", "False"],
             {"distinct": "label", "risk": "recall", "group": "False"},

@@ -6,7 +6,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rcir.errors import CorruptRetriever, InvalidData, NoRetriever, RcirError
-from rcir.storage import load
+from rcir.storage import load, save
 
 FILES = (
     "retriever.json",
@@ -88,6 +88,22 @@ def test_a_calibration_that_makes_no_sense_is_refused_though_signed(folder, harm
     save_file(arrays, folder / "controller.safetensors")
     sign(folder)
     with pytest.raises((CorruptRetriever, InvalidData)):
+        load(folder)
+
+
+def test_a_risk_without_its_own_calibration_is_refused_though_signed(folder, splits):
+    retriever = load(folder)
+    retriever.calibrate(
+        retriever.judge(splits.adapter), retriever.judge(splits.calibration), "learned"
+    )
+    save(retriever, folder)
+    assert load(folder).controllers[None].own.keys() == {"recall", "false-discovery"}
+    arrays = load_file(folder / "controller.safetensors")
+    kept = {name: values for name, values in arrays.items() if ".recall.cal" not in name}
+    assert len(kept) < len(arrays)
+    save_file(kept, folder / "controller.safetensors")
+    sign(folder)
+    with pytest.raises(CorruptRetriever, match="cannot be read although its checksums are right"):
         load(folder)
 
 

@@ -187,6 +187,20 @@ def test_queries_like_those_calibrated_with_are_not_contradicted(retriever, spli
     assert found.p_values["risk"] == pytest.approx(expected)
 
 
+def test_the_sets_of_a_chosen_retriever_are_checked_as_it_returns_them(folder, splits):
+    """Among 50, at a fiftieth of delta: larger sets, fewer misses."""
+    own = load(folder)
+    recent = own.judge(splits.test)
+    before = own.check(recent, alpha=0.5).misses
+    own.chosen_among = 50
+    answers = own.retrieve(list(splits.test.images), alpha=0.5, delta=0.1)
+    missed = [
+        label not in answer.labels
+        for answer, label in zip(answers, splits.test.labels, strict=True)
+    ]
+    assert own.check(recent, alpha=0.5).misses == sum(missed) < before
+
+
 def test_queries_of_another_kind_are_contradicted(retriever, splits):
     clean = splits.calibration.attributes["occluded"] == 0
     part = splits.calibration.subset(np.flatnonzero(clean))

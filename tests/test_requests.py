@@ -227,6 +227,74 @@ def test_a_group_is_sized_by_its_own_calibration_queries(retriever, splits, fact
     assert (guarantee.group, guarantee.n_calibration) == (group, n)
 
 
+def group_kappas(splits, facts, alpha, delta):
+    """What each group needs by its own calibration queries."""
+    scale, relevant, _, _ = facts
+    occluded = splits.calibration.attributes["occluded"] == 1
+    kappas = []
+    for rows in (occluded, ~occluded):
+        n = int(rows.sum())
+        ranks = first_ranks(relevant)[rows]
+        kappas.append(
+            miss_kappa(ranks, scale[rows], lambda misses, n=n: binom.cdf(misses, n, alpha) <= delta)
+        )
+    return kappas
+
+
+def test_any_mix_of_groups_gets_what_the_neediest_group_needs(retriever, splits, facts):
+    guarantee = retriever.retrieve(splits.test.images[0], 0.4, DELTA, mix="any").guarantee
+    expected = max(group_kappas(splits, facts, 0.4, DELTA / 2))
+    assert guarantee.kappa == pytest.approx(expected, rel=1e-6)
+    assert (guarantee.mix, guarantee.n_groups, guarantee.n_calibration) == ("any", 2, 400)
+    assert guarantee.risk_bound <= 0.4
+    assert str(guarantee) == (
+        "With probability at least 0.9, whatever the mix of the 2 groups, a true match is missing "
+        "from at most 0.4 of the sets returned to queries like the 400 calibration queries "
+        f"(quantile sizes, binomial bound, kappa = {guarantee.kappa:.4g})."
+    )
+
+
+def test_a_mix_of_groups_needs_the_more_the_more_hard_queries_it_has(retriever, splits, facts):
+    scale, relevant, _, _ = facts
+    occluded = splits.calibration.attributes["occluded"] == 1
+    prices = np.where(relevant.any(1), relevant.argmax(1) / scale, np.inf)
+    kappas = []
+    for share in (0.1, 0.5, 0.9):
+        mix = {"True": share, "False": 1 - share}
+        guarantee = retriever.retrieve(splits.test.images[0], 0.4, DELTA, mix=mix).guarantee
+        missed = prices > guarantee.kappa * (1 + 1e-3)
+        weighted = share * missed[occluded].mean() + (1 - share) * missed[~occluded].mean()
+        # Less than alpha, as a certificate needs; not by far.
+        assert 0.25 < weighted < 0.4
+        assert (guarantee.mix, guarantee.bound) == (mix, "betting")
+        kappas.append(guarantee.kappa)
+    assert kappas == sorted(set(kappas))
+
+
+def test_the_sentence_of_a_mix_names_its_shares(retriever, splits):
+    mix = {"True": 0.25, "False": 0.75}
+    guarantee = retriever.retrieve(splits.test.images[0], 0.4, DELTA, mix=mix).guarantee
+    assert str(guarantee) == (
+        "With probability at least 0.9, where the groups come as True 0.25, False 0.75, a true "
+        "match is missing from at most 0.4 of the sets returned to queries like the 400 "
+        f"calibration queries (quantile sizes, betting bound, kappa = {guarantee.kappa:.4g})."
+    )
+    recall = retriever.retrieve(splits.test.images[0], 0.9, DELTA, mix=mix, risk="recall")
+    assert "come as True 0.25, False 0.75, at most 0.9 of a query's true matches" in str(
+        recall.guarantee
+    )
+
+
+def test_recall_of_distinct_labels_is_of_labels(retriever, splits):
+    answer = retriever.retrieve(splits.test.images[0], 0.6, DELTA, distinct="label", risk="recall")
+    assert str(answer.guarantee) == (
+        "With probability at least 0.9, at most 0.6 of a query's true labels, on average over "
+        "queries, are missing from the sets of distinct labels returned to queries like the 400 "
+        "calibration queries (quantile sizes, hoeffding-bentkus bound, "
+        f"kappa = {answer.guarantee.kappa:.4g})."
+    )
+
+
 def test_levels_that_hold_at_once_rest_on_a_band(retriever, splits, facts, naive_local_level):
     scale, relevant, _, _ = facts
     level = naive_local_level(400, DELTA)

@@ -91,6 +91,77 @@ def test_every_adapter_allows_the_misses_that_the_bound_does(retriever, splits, 
         own.retrieve(images[0], 1e-4, 0.1)
 
 
+@pytest.fixture(scope="module")
+def reranked(retriever, splits):
+    """The same gallery, with sets that take the likeliest label first."""
+    own = Retriever(
+        *(retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids),
+        labels=splits.gallery.labels,
+        depth=150,
+        item_uncertainty=np.array(retriever.item_uncertainty),
+    )
+    own.calibrate(own.judge(splits.adapter), own.judge(splits.calibration), "reranked")
+    return own
+
+
+def test_what_is_ranked_anew_keeps_its_name_label_and_distance(reranked, splits):
+    queries = splits.test.images
+    gallery, _ = vectors(reranked, splits.gallery.images)
+    asked, _ = vectors(reranked, queries)
+    out_of_order = 0
+    for row, answer in enumerate(reranked.retrieve(list(queries), 0.3, 0.1)):
+        distances = np.linalg.norm(gallery - asked[row], axis=1)
+        rows = [splits.gallery.ids.index(name) for name in answer.ids]
+        assert len(set(rows)) == answer.size
+        np.testing.assert_allclose(answer.distances, distances[rows], atol=1e-5)
+        assert list(answer.labels) == splits.gallery.labels[rows].tolist()
+        out_of_order += bool((np.diff(answer.distances) < 0).any())
+    assert out_of_order > 50
+
+
+def test_what_is_ranked_anew_takes_the_nearest_image_of_each_label_first(reranked, splits):
+    gallery, _ = vectors(reranked, splits.gallery.images)
+    queries = splits.test.images[:20]
+    asked, _ = vectors(reranked, queries)
+    for row, answer in enumerate(reranked.retrieve(list(queries), 0.1, 0.1)):
+        distances = np.linalg.norm(gallery - asked[row], axis=1)
+        found = np.sort(distances)[149]  # as deep as was searched
+        known = set(splits.gallery.labels[distances <= found].tolist())
+        width = min(answer.size, len(known))
+        assert len(set(answer.labels[:width])) == width
+        for label, distance in zip(answer.labels[:width], answer.distances[:width], strict=True):
+            nearest = distances[splits.gallery.labels == label].min()
+            assert distance == pytest.approx(nearest, abs=1e-5)
+        # What repeats a label follows as it stood.
+        assert (np.diff(answer.distances[len(known) :]) >= -1e-6).all()
+
+
+def test_less_risk_adds_to_what_is_ranked_anew(reranked, splits):
+    queries = list(splits.test.images[:20])
+    strict, lenient = (reranked.retrieve(queries, alpha, 0.1) for alpha in (0.1, 0.5))
+    for more, fewer in zip(strict, lenient, strict=True):
+        assert more.ids[: fewer.size] == fewer.ids
+    assert sum(each.size for each in strict) > sum(each.size for each in lenient)
+    # One label each: sets of labels and sets of images begin alike.
+    labels = reranked.retrieve(queries, 0.5, 0.1, distinct="label")
+    for each, other in zip(labels, lenient, strict=True):
+        width = min(each.size, other.size)
+        assert each.ids[:width] == other.ids[:width]
+
+
+def test_without_labels_nothing_is_ranked_anew(retriever, splits):
+    bare = Retriever(
+        retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids, depth=50
+    )
+    parts = []
+    for part in (splits.adapter, splits.calibration):
+        found = bare.search(part.images)
+        relevant = splits.gallery.labels[found.positions] == part.labels[:, None]
+        parts.append(Judged(found, relevant, np.full(len(relevant), 300)))
+    with pytest.raises(InvalidData, match=r"reranked sizes need candidates with keys \(labels\)"):
+        bare.calibrate(*parts, "reranked")
+
+
 def test_one_query_and_a_list_of_it_get_the_same_answer(retriever, splits, tmp_path):
     image = splits.test.images[3]
     Image.fromarray(image).save(tmp_path / "query.png")
@@ -255,8 +326,25 @@ def test_a_change_in_memory_makes_the_calibration_stale(folder, splits):
     def depth(loaded):
         loaded.max_depth = 10
 
+    def precision(loaded):  # there and back: rounded weights in other memory
+        loaded.encoder.bfloat16().float()
+
+    def memory(loaded):
+        values = next(loaded.encoder.parameters())
+        values.data = values.data * 1.001
+
+    def hook(loaded):
+        loaded.encoder.network.register_forward_hook(lambda _module, _inputs, output: output + 1)
+
+    def hook_before(loaded):
+        loaded.encoder.network.register_forward_pre_hook(lambda _module, inputs: (inputs[0] / 2,))
+
     for change, named in (
         (weights, "encoder"),
+        (precision, "encoder"),
+        (memory, "encoder"),
+        (hook, "encoder"),
+        (hook_before, "encoder"),
         (preprocessing, "preprocessing"),
         (depth, "search depth"),
     ):
@@ -265,6 +353,32 @@ def test_a_change_in_memory_makes_the_calibration_stale(folder, splits):
         change(loaded)
         with pytest.raises(StaleCalibration, match=f"changed since calibration: {named}"):
             loaded.retrieve(image, 0.3, 0.1)
+
+
+def test_a_hook_that_is_removed_leaves_the_calibration_as_it_was(folder, splits):
+    retriever, image = load(folder), splits.test.images[0]
+    before = retriever.retrieve(image, 0.3, 0.1)
+    handle = retriever.encoder.network.register_forward_hook(lambda *_: None)
+    with pytest.raises(StaleCalibration, match="changed since calibration: encoder"):
+        retriever.retrieve(image, 0.3, 0.1)
+    handle.remove()
+    assert same(retriever.retrieve(image, 0.3, 0.1), before)
+
+
+def test_a_size_adapter_that_was_edited_makes_the_calibration_stale(folder, splits):
+    retriever, image = load(folder), splits.test.images[0]
+    retriever.calibrate(
+        retriever.judge(splits.adapter), retriever.judge(splits.calibration), "learned"
+    )
+    controller = retriever.controllers[None]
+    for one in (controller, controller.own["recall"]):
+        before, kept = retriever.retrieve(image, 0.3, 0.1), one.adapter.weights.copy()
+        one.adapter.weights[0] += 1e-6
+        for options in ({}, {"risk": "recall"}):
+            with pytest.raises(StaleCalibration, match="changed since calibration: size adapter"):
+                retriever.retrieve(image, 0.95, 0.1, **options)
+        one.adapter.weights[:] = kept
+        assert same(retriever.retrieve(image, 0.3, 0.1), before)
 
 
 def test_a_gallery_that_grows_is_searched_as_deep_as_was_asked(splits):

@@ -175,13 +175,19 @@ def test_an_evaluation_measures_the_same_again(clustered, tmp_path):
     assert second == first
 
 
-def test_their_sizes_are_not_compared_as_those_of_independent_queries(clustered, capsys):
+def test_their_sizes_are_not_compared_as_those_of_independent_queries(clustered, tmp_path, capsys):
     from rcir.cli import main as rcir_command
 
     assert Measured.read(clustered[0] / TEST).parts == []
+    copies = [shutil.copytree(clustered[0], tmp_path / name) for name in ("one", "two")]
+    rcir_command(["compare", *map(str, copies)])
+    assert "no certified sizes on test queries: one, two" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        rcir_command(["compare", "--choose", str(clustered[0]), str(clustered[0].parent)])
-    assert capsys.readouterr().err.startswith("error: ")
+        rcir_command(["compare", "--choose", *map(str, copies)])
+    assert re.match(
+        r"error: the calibration queries of \S+one come in clusters: sizes are compared of indep",
+        capsys.readouterr().err,
+    )
 
 
 @pytest.mark.usefixtures("undrawn")

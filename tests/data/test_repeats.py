@@ -8,7 +8,7 @@ from PIL import Image
 
 from rcir.data import ImageSet, Splits, without_repeats
 from rcir.data.digests import digests
-from rcir.data.repeats import require_no_repeats, warn_of_copies
+from rcir.data.repeats import require_new, require_no_repeats, warn_of_copies
 from rcir.errors import InvalidData
 
 PARTS = ("train", "validation", "gallery", "adapter", "calibration", "test")
@@ -102,6 +102,26 @@ def test_queries_of_the_adapter_split_and_those_that_come_twice_are_refused_unle
     require_no_repeats(known(1), tuning, known(30, 31, 30, 30), recurring=True)
     require_no_repeats(known(1, 1), tuning, known(30, 31))
     require_no_repeats(None, tuning, known(30, 31))
+
+
+def test_queries_to_add_are_new_or_recur():
+    searched, before = known(*range(10)), known(20, 21, 22, 20)
+    with pytest.raises(
+        InvalidData, match=r"^2 of 3 queries to add are pictures of the gallery \(rows 0, 2\)"
+    ):
+        require_new(searched, before, known(3, 30, 9), recurring=True)
+    with pytest.raises(
+        InvalidData, match=r"1 of 3 queries to add were tuned or calibrated with before \(row 2\)"
+    ):
+        require_new(searched, before, known(30, 31, 22))
+    with pytest.raises(
+        InvalidData,
+        match=r"2 of 4 queries to add came before among them \(rows 1, 3\), .*recurring=True",
+    ):
+        require_new(None, before, known(30, 30, 31, 30))
+    require_new(searched, before, known(30, 30, 22), recurring=True)
+    require_new(None, before, known(3, 30, 31))
+    require_new(searched, known(), known(20))
 
 
 def test_of_copies_that_only_their_distance_shows_it_warns():

@@ -44,6 +44,46 @@ def test_an_image_alone_is_embedded_as_in_a_batch_and_again_the_same(method, mod
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_the_callers_precision_changes_no_embedding(method):
+    encoder, images = build(method), pictures()
+    alone = encoder.embed(images)
+    samples = encoder.samples(images, torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(encoder.embed(images).mean, alone.mean)
+        again = encoder.samples(images, torch.Generator().manual_seed(0))
+        assert samples is again is None or torch.equal(samples, again)
+        # Outside of it the caller's precision is as it was.
+        assert torch.is_autocast_enabled("cpu")
+        assert not torch.equal(encoder.eval()(images).mean.float(), alone.mean)
+
+
+@pytest.fixture
+def backends():
+    """Those that may compute in TF32, left as they were."""
+    known = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [backend.allow_tf32 for backend in known]
+    yield known
+    for backend, allowed in zip(known, before, strict=True):
+        backend.allow_tf32 = allowed
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_tf32_is_off_while_embedding_and_then_as_it_was(backends, allowed):
+    for backend in backends:
+        backend.allow_tf32 = allowed
+    encoder, seen = build("btl"), []
+    next(encoder.children()).register_forward_hook(
+        lambda *_: seen.append([backend.allow_tf32 for backend in backends])
+    )
+    encoder.embed(pictures())
+    assert seen == [[False, False]]
+    assert [backend.allow_tf32 for backend in backends] == [allowed] * 2
+    with pytest.raises(RuntimeError):
+        encoder.embed(torch.zeros(1, 3, 8, 16))  # too many channels
+    assert [backend.allow_tf32 for backend in backends] == [allowed] * 2
+
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("training", [True, False])
 def test_embedding_changes_neither_mode_nor_weights_and_keeps_no_graph(method, training):
     encoder = build(method).train(training)
@@ -80,6 +120,16 @@ def test_the_fingerprint_sees_one_changed_weight_and_nothing_else(method):
     with torch.no_grad():
         next(encoder.parameters()).view(-1)[-1].add_(1e-3)
     assert encoder.fingerprint() != first
+
+
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
+def test_the_fingerprint_sees_hooks_on_any_module(kind):
+    encoder = build("btl")
+    first = encoder.fingerprint()
+    handle = getattr(list(encoder.modules())[-1], kind)(lambda *_: None)
+    assert encoder.fingerprint() != first
+    handle.remove()
+    assert encoder.fingerprint() == first
 
 
 def test_the_fingerprint_sees_the_configuration():
