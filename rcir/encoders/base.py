@@ -140,17 +140,23 @@ class Encoder(nn.Module):
 
 @contextmanager
 def _full_precision() -> Iterator[None]:
-    """Plain float32, whatever the caller's autocast or TF32 settings.
+    """Plain float32, whatever the caller's autocast, TF32 or bfloat16 settings.
 
     A query has to be embedded as the calibration queries were, up to the tolerance of
     `rcir.risk.adapters`, on whatever device it is asked.
     """
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
+    # Of each operation by itself: the getters of all at once raise where a caller set some.
+    backends: Any = torch.backends
+    operations = (
+        *(backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn),
+        *(backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn),
+    )
+    before = [operation.fp32_precision for operation in operations]
+    for operation in operations:
+        operation.fp32_precision = "ieee"
     try:
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             yield
     finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
+        for operation, precision in zip(operations, before, strict=True):
+            operation.fp32_precision = precision

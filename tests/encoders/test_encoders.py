@@ -1,4 +1,6 @@
 import copy
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -57,30 +59,49 @@ def test_the_callers_precision_changes_no_embedding(method):
         assert not torch.equal(encoder.eval()(images).mean.float(), alone.mean)
 
 
-@pytest.fixture
-def backends():
-    """Those that may compute in TF32, left as they were."""
-    known = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [backend.allow_tf32 for backend in known]
-    yield known
-    for backend, allowed in zip(known, before, strict=True):
-        backend.allow_tf32 = allowed
+CALLERS = (
+    "torch.set_float32_matmul_precision('medium')",
+    "torch.backends.cuda.matmul.allow_tf32 = True",
+    "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+    "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'",
+)
+ASKED = """
+import torch
+from rcir.encoders import EncoderConfig, build_encoder
+
+def state():
+    known = torch.backends
+    found = [known, known.cuda.matmul, known.cudnn.conv, known.mkldnn.matmul, known.mkldnn.conv]
+    precisions = [each.fp32_precision for each in found]
+    try:
+        return [*precisions, torch.get_float32_matmul_precision(), known.cudnn.allow_tf32]
+    except RuntimeError:  # some were set by the newer names
+        return precisions
+
+encoder = build_encoder(EncoderConfig("deterministic", dim=64), 1, (8, 16))
+images = torch.rand(32, 1, 8, 16)
+alone = encoder.embed(images).mean
+CALLER
+before, inside = state(), []
+handle = next(encoder.children()).register_forward_hook(lambda *_: inside.append(state()[1:5]))
+assert torch.equal(encoder.embed(images).mean, alone)
+assert inside == [["ieee"] * 4], inside
+assert state() == before, (before, state())
+try:
+    encoder.embed(torch.zeros(1, 3, 8, 16))  # too many channels
+except RuntimeError:
+    assert state() == before
+else:
+    raise AssertionError("no error")
+"""
 
 
-@pytest.mark.parametrize("allowed", [True, False])
-def test_tf32_is_off_while_embedding_and_then_as_it_was(backends, allowed):
-    for backend in backends:
-        backend.allow_tf32 = allowed
-    encoder, seen = build("btl"), []
-    next(encoder.children()).register_forward_hook(
-        lambda *_: seen.append([backend.allow_tf32 for backend in backends])
-    )
-    encoder.embed(pictures())
-    assert seen == [[False, False]]
-    assert [backend.allow_tf32 for backend in backends] == [allowed] * 2
-    with pytest.raises(RuntimeError):
-        encoder.embed(torch.zeros(1, 3, 8, 16))  # too many channels
-    assert [backend.allow_tf32 for backend in backends] == [allowed] * 2
+@pytest.mark.parametrize("caller", CALLERS)
+def test_no_setting_of_precision_changes_an_embedding_and_all_are_left_as_they_were(caller):
+    """In a process of its own: such settings are of the whole process."""
+    code = ASKED.replace("CALLER", caller)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.parametrize("method", METHODS)
