@@ -124,8 +124,9 @@ class Outcomes:
     @cached_property
     def _clustering(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The position (n,) of each query's cluster, and how many queries each cluster has."""
-        _, which, counts = np.unique(self.clusters, return_inverse=True, return_counts=True)  # type: ignore[arg-type]
-        return which, counts
+        clusters = np.arange(len(self)) if self.clusters is None else self.clusters
+        _, which, counts = np.unique(clusters, return_inverse=True, return_counts=True)
+        return which.astype(np.int64), counts.astype(np.int64)
 
     @cached_property
     def ranks(self) -> NDArray[np.float64]:
