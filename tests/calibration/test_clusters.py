@@ -217,7 +217,8 @@ def test_a_retriever_that_was_extended_is_not_measured_on_what_may_have_extended
         CalibrationConfig(str(run.path), str(tmp_path / "plain"), "constant", alphas=(0.6,))
     )
     own = rcir.load(outcome.folder)
-    own.extend(own.judge(outcome.splits.test))
+    with pytest.warns(UserWarning, match="name them with cluster='cluster'"):
+        own.extend(own.judge(outcome.splits.test))
     folder = rcir.storage.save(own, tmp_path / "grown")
     with pytest.raises(
         InvalidData, match=r"calibration queries were added to .*: the test queries"
