@@ -26,10 +26,10 @@ from numbers import Integral
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import bdtr, betainccinv, betaincinv, gammaln
+from scipy.special import bdtr, gammaln
 
 from rcir.errors import InvalidData
-from rcir.risk.bounds import allowed_misses, check_level, required_calibration
+from rcir.risk.bounds import allowed_misses, check_level, exact_bounds, required_calibration
 
 STEPS = 5_000  # at least so many orders are looked at, or all
 LARGEST = 200_000  # number of queries above which the crossing probability is only bounded
@@ -126,7 +126,7 @@ def _first(orders: NDArray[np.int64]) -> NDArray[np.int64]:
 def _crossing_bound(n: int, orders: NDArray[np.int64], eta: float) -> float:
     """The sum of the probabilities of each crossing, at least that of any."""
     first = _first(orders)
-    return float(bdtr(orders, n, betainccinv(first + 1, n - first, eta)).sum())
+    return float(bdtr(orders, n, exact_bounds(first, n, eta)[0]).sum())
 
 
 def _crossing(n: int, orders: NDArray[np.int64], eta: float) -> float:
@@ -137,7 +137,7 @@ def _crossing(n: int, orders: NDArray[np.int64], eta: float) -> float:
     All terms are positive. What is cut off of the tails (Bernstein's inequality) is added again.
     """
     first = _first(orders)
-    time, rest = betainccinv(first + 1, n - first, eta), betaincinv(n - first, first + 1, eta)
+    time, rest = exact_bounds(first, n, eta)
     steps = len(orders)
     means = n * np.where(time < 0.5, np.diff(time, prepend=0), -np.diff(rest, prepend=1))
     # An event of the Poisson process is at most e sqrt(n) times as probable given N(1) = n.

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import bdtr, betainccinv, rel_entr
+from scipy.special import bdtr, bdtri, betainc, betaincc, betainccinv, betaincinv, rel_entr
 
 from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel
 
@@ -169,12 +169,40 @@ def mean_bound(total: float, n: int, delta: float, bound: Bound) -> float:
     if total >= n:
         return 1.0
     if bound == "binomial":
-        return float(betainccinv(total + 1, n - total, delta))
+        return float(exact_bounds(np.array([total]), n, delta)[0][0])
     if bound == "hoeffding":
         return min(1.0, _hoeffding(total, n, delta))
     return smallest_mean(
         lambda alpha: p_value(total, n, alpha, bound), max(total / n, math.ulp(0.0)), delta
     )
+
+
+def exact_bounds(
+    misses: NDArray[Any], n: int, delta: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Clopper-Pearson's upper bounds of a miss rate, and one minus them, both in full precision.
+
+    SciPy's inverse is far off for a few arguments (999 misses of 21,163, at any delta): where it
+    does not invert, another of its algorithms is taken, which has nine digits.
+
+    Args:
+        misses: (k,) whole numbers below n.
+        n: number of draws.
+        delta: in (0, 1).
+
+    Example:
+        >>> rates, rest = exact_bounds(np.array([0, 999]), 21_163, 0.1)
+        >>> rates.round(6).tolist(), rest.round(6).tolist()
+        ([0.000109, 0.049128], [0.999891, 0.950872])
+    """
+    a, b = misses + 1, n - misses
+    rates, rest = betainccinv(a, b, delta), betaincinv(b, a, delta)
+    # Of a number near 1, digits are lost: then the other one tells.
+    back = np.where(rates < 0.5, betaincc(a, b, rates), betainc(b, a, rest))
+    wrong = ~(np.abs(back - delta) <= 1e-6 * delta)
+    rates[wrong] = bdtri(misses[wrong], n, delta)
+    rest[wrong] = 1 - rates[wrong]
+    return rates, rest
 
 
 def smallest_mean(p_value: Callable[[float], float], lowest: float, delta: float) -> float:

@@ -3,9 +3,10 @@ import math
 from fractions import Fraction
 
 import pytest
-from scipy.stats import beta, binomtest
+from scipy.optimize import brentq
+from scipy.stats import beta, binom, binomtest
 
-from rcir.risk import miss_rate_bound
+from rcir.risk import local_level, miss_rate_bound
 
 BOUNDS = ("binomial", "hoeffding", "bentkus", "hoeffding-bentkus", "betting")
 COUNTS = ((0, 1), (0, 50), (1, 50), (7, 50), (49, 50), (134, 3000), (2999, 3000), (12, 10**6))
@@ -32,6 +33,15 @@ def test_binomial_inverts_the_exact_cdf_even_at_tiny_delta(misses, n, delta):
     rate = Fraction(miss_rate_bound(misses, n, delta))
     step = max(min(rate, 1 - rate) / 10**8, Fraction(1, 2**53))
     assert cdf(rate + step) <= Fraction(delta) < cdf(rate - step)
+
+
+@pytest.mark.parametrize("delta", [0.001, 0.1, 0.3])
+def test_where_the_inverse_of_scipy_is_far_off_another_one_is_taken(delta):
+    n = 21_163
+    assert abs(beta.isf(delta, 1000, n - 999) - 0.125) < 0.001  # if it fails, it was mended
+    root = brentq(lambda rate: binom.cdf(999, n, rate) - delta, 0.04, 0.06, xtol=1e-14)
+    assert miss_rate_bound(999, n, delta) == pytest.approx(root, rel=1e-8)
+    assert local_level(n + 1, delta) < local_level(n, delta) < local_level(n - 1, delta)
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
