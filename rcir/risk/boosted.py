@@ -52,7 +52,8 @@ class Boosted(HazardAdapter):
 
     @classmethod
     def suits(cls, rankings: Rankings, truth: NDArray[Any]) -> bool:
-        return len(rankings) >= cls.FEWEST
+        # With labels, `Reranked` is as much better as it is faster.
+        return rankings.keys is None and len(rankings) >= cls.FEWEST
 
     @classmethod
     def _fitted(

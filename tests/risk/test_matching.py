@@ -50,7 +50,7 @@ def test_candidates_are_taken_by_the_probability_of_a_regression_of_all(fitted, 
         expected = [chances[k] for k in order]
         assert ordered.probability[i].tolist() == pytest.approx(expected, abs=1e-5)
         moved += order != sorted(order)
-        for name in ("distances", "keys", "candidate_uncertainty"):
+        for name in ("distances", "keys"):
             row = getattr(asked, name)[i]
             assert getattr(ordered, name)[i].tolist() == [row[k] for k in order]
     assert moved > 10

@@ -97,7 +97,7 @@ def test_probabilities_and_order_are_those_of_a_conditional_logit(fitted, naive,
         expected = [chances[place] for place in order] + [0.0] * len(repeats)
         assert ordered.probability[i].tolist() == pytest.approx(expected, abs=1e-5)
         moved += order != sorted(order)
-        for name in ("distances", "keys", "candidate_uncertainty"):
+        for name in ("distances", "keys"):
             row = getattr(asked, name)[i]
             assert getattr(ordered, name)[i].tolist() == [row[k] for k in columns[i]]
     assert moved > 10
