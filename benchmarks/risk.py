@@ -25,10 +25,9 @@ from common import parser, report
 from mapie.risk_control import MultiLabelClassificationController
 from numpy.typing import NDArray
 
-from rcir import runs
 from rcir.data import ImageSet, load_splits
 from rcir.errors import RiskUnattainable
-from rcir.retriever import Retriever
+from rcir.retrieval.retriever import Retriever
 from rcir.risk import (
     ADAPTERS,
     MinMax,
@@ -45,6 +44,7 @@ from rcir.risk import (
     local_level,
 )
 from rcir.risk.adapters import count_paid, widened
+from rcir.runs import folder as runs
 
 QUERIES, DEPTH, STEP = 100_000, 200, 0.2
 MAPIE_QUERIES, MAPIE_DEPTH, MAPIE_GRID = 3_000, 50, 200

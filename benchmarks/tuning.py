@@ -22,8 +22,8 @@ from common import parser, report
 
 from calibration import CalibrationConfig, calibrate
 from rcir.config import parse
-from rcir.measured import TEST, Measured
 from rcir.risk.certified import Estimate, compare
+from rcir.runs.results import TEST, Measured
 from training import train
 from tuning import Records, TuningConfig, sweep
 from tuning.report import best_run

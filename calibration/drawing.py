@@ -7,9 +7,9 @@ from matplotlib.figure import Figure
 
 from calibration.evaluation import Evaluation
 from rcir import figures
-from rcir.candidates import Judged
 from rcir.data import ImageSet, read_image
-from rcir.retriever import Retriever
+from rcir.retrieval.results import Judged
+from rcir.retrieval.retriever import Retriever
 
 SHOWN = 4
 COLUMNS = 8

@@ -15,7 +15,7 @@ from calibration.repeats import Repeats, repeat
 from calibration.statements import Queries, Row, rows
 from calibration.subgroups import Part, subgroups
 from rcir.data import ImageSet
-from rcir.retriever import Retriever
+from rcir.retrieval.retriever import Retriever
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from calibration.evaluation import Evaluation, evaluate
 from calibration.progress import embedding, step
 from calibration.statements import Queries
 from calibration.table import console
-from rcir import api, figures, runs, storage, tracking
-from rcir.candidates import Judged
+from rcir import api, figures, tracking
 from rcir.data import (
     DataConfig,
     ImageSet,
@@ -30,13 +29,17 @@ from rcir.data import (
     with_cluster,
     without_repeats,
 )
-from rcir.data.datasets import find_dataset
+from rcir.data.registry import find_dataset
 from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
-from rcir.measured import TEST, Measured, names_digest
-from rcir.retriever import Retriever
+from rcir.files import write_json
+from rcir.retrieval import storage
+from rcir.retrieval.results import Judged
+from rcir.retrieval.retriever import Retriever
 from rcir.risk import Certified, corrected
-from rcir.trained import TrainedOn
+from rcir.runs import folder as runs
+from rcir.runs.results import TEST, Measured, names_digest
+from rcir.runs.trained_on import TrainedOn
 
 PAGE, RESULTS = "report.html", "results.json"
 
@@ -72,8 +75,8 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
 
     Raises:
         InvalidData: there is no such run, or it is not finished; or it trained on what is to
-            certify it (`rcir.trained.TrainedOn.require_unseen`); or the output holds something
-            else.
+            certify it (`rcir.runs.trained_on.TrainedOn.require_unseen`); or the output holds
+            something else.
         CorruptRetriever: what lies at the retriever's place is something else.
         InvalidImage: of an image that cannot be read.
         InvalidConfig: there is no GPU to use.
@@ -325,4 +328,4 @@ def _check_group(splits: Splits, group: str | None) -> None:
 
 def write_results(path: Path, evaluation: Evaluation, seconds: float) -> None:
     """Write the numbers of an evaluation as JSON."""
-    runs.write_json(path, evaluation.to_dict() | {"seconds": round(seconds, 2)})
+    write_json(path, evaluation.to_dict() | {"seconds": round(seconds, 2)})

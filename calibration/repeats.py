@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from rcir.candidates import Judged
-from rcir.retriever import Retriever
+from rcir.retrieval.results import Judged
+from rcir.retrieval.retriever import Retriever
 from rcir.risk import Bound, Constant, MinMax, Rankings, SizeAdapter, allowed_misses
 from rcir.risk.adapters import count_paid, widened
 

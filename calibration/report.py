@@ -8,7 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from calibration.evaluation import Evaluation
-from rcir.retrieval import confidence
+from rcir.retrieval.answer import confidence
 
 # What a number of `Quality.numbers` is; those not named here are named by their own names.
 NAMES = {

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rcir.candidates import Judged
 from rcir.errors import RiskUnattainable
-from rcir.retriever import Retriever
+from rcir.retrieval.results import Judged
+from rcir.retrieval.retriever import Retriever
 from rcir.risk import Constant, Request, RiskController
 from rcir.risk.adapters import widened
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betainccinv, betaincinv
 
-from rcir.candidates import Judged
 from rcir.data import ImageSet
-from rcir.retriever import Retriever
+from rcir.retrieval.results import Judged
+from rcir.retrieval.retriever import Retriever
 
 DECILES = 10
 SHOWN = 10  # classes, those that are missed most

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from calibration.evaluation import Evaluation
 from calibration.statements import Row
-from rcir.retrieval import confidence
+from rcir.retrieval.answer import confidence
 
 console = Console(highlight=False)
 

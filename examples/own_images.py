@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 
 import rcir
-from rcir import runs, storage
 from rcir.config import reporting_errors
 from rcir.data import ImageSet
 from rcir.data.digests import digests
+from rcir.retrieval import storage
+from rcir.runs import folder as runs
 
 
 def read_folders(folder: Path) -> ImageSet:

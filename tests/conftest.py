@@ -21,8 +21,8 @@ from scipy.stats import beta
 from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.mining import MiningConfig
-from rcir.retriever import Retriever
-from rcir.storage import save
+from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.storage import save
 
 # On tensors this small, more threads only wait for each other.
 torch.set_num_threads(1)

@@ -13,9 +13,9 @@ from rcir.data import ImageSet
 from rcir.embedding import Embedding
 from rcir.errors import InvalidData, TrainingDiverged
 from rcir.index import nearest_others
-from rcir.measured import Measured, names_digest
 from rcir.metrics import confidence, first_match_ranks, recall_at_k, reliability
 from rcir.risk import Certified, is_certified, mean_size
+from rcir.runs.results import Measured, names_digest
 from training.certification import DEPTH, certify
 
 ALPHAS, DELTA = (0.05, 0.1, 0.2), 0.1

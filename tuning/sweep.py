@@ -18,7 +18,7 @@ from rcir.config import flatten
 from rcir.data import data_root, load_splits
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk import required_calibration
-from rcir.runs import FOLDER_TAG, read_run
+from rcir.runs.folder import FOLDER_TAG, read_run
 from training.certification import rehearsals
 from training.folder import RESOURCES, alone_in, as_json
 from training.run import check_encoder, check_images, check_places

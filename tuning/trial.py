@@ -17,9 +17,10 @@ from ray.tune.integration.ray_train import TuneReportCallback
 
 from rcir.config import flatten, from_plain
 from rcir.errors import CheckpointFailed, RcirError, TrackingUnavailable, WorkersLost
-from rcir.measured import VALIDATION, Measured
+from rcir.files import write_json
 from rcir.risk import Certified, is_certified, mean_size
-from rcir.runs import read_run, write_json
+from rcir.runs.folder import read_run
+from rcir.runs.results import VALIDATION, Measured
 from rcir.tracking import TrackedRun
 from training import TrainingConfig, train
 from training.checkpoint import last_epoch, restore_validation

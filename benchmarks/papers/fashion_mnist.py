@@ -27,11 +27,11 @@ from common import (
 )
 
 from rcir.data import Augmentation, DataConfig, Preprocessing, data_root
-from rcir.data.mnist import read_fashion_mnist, read_mnist
+from rcir.data.datasets.mnist import read_fashion_mnist, read_mnist
 from rcir.encoders import EncoderConfig
 from rcir.losses import LossConfig
 from rcir.mining import MiningConfig
-from rcir.runs import RunFolder, find_run
+from rcir.runs.folder import RunFolder, find_run
 from training import TrainingConfig, train
 
 COLUMNS = ("mAP@1", "mAP@5", "mAP@10", "AUROC", "AUPRC", "AUSC", "ECE")

@@ -17,7 +17,7 @@ import numpy as np
 from common import options, search, show, spread
 
 from rcir.data import Augmentation, DataConfig, ImageSet, Preprocessing, data_root
-from rcir.data.n_digit_mnist import read
+from rcir.data.datasets.n_digit_mnist import read
 from rcir.encoders import EncoderConfig
 from rcir.losses import LossConfig
 from rcir.metrics import (
@@ -28,7 +28,7 @@ from rcir.metrics import (
     verification_ap,
 )
 from rcir.mining import MiningConfig
-from rcir.runs import RunFolder
+from rcir.runs.folder import RunFolder
 from training import TrainingConfig, train
 
 COLUMNS = ("AP", "5-NN", "tau AP", "tau 5-NN")

@@ -18,7 +18,7 @@ from calibration.__main__ import main
 from rcir.data import DataConfig, load_splits
 from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidData
-from rcir.measured import TEST, Measured
+from rcir.runs.results import TEST, Measured
 from training import train
 
 DELTA = 0.1
@@ -219,7 +219,7 @@ def test_a_retriever_that_was_extended_is_not_measured_on_what_may_have_extended
     own = rcir.load(outcome.folder)
     with pytest.warns(UserWarning, match="name them with cluster='cluster'"):
         own.extend(own.judge(outcome.splits.test))
-    folder = rcir.storage.save(own, tmp_path / "grown")
+    folder = rcir.retrieval.storage.save(own, tmp_path / "grown")
     with pytest.raises(
         InvalidData, match=r"calibration queries were added to .*: the test queries"
     ):

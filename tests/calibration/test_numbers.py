@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 import rcir
 from rcir.data import load_splits
-from rcir.measured import Measured
+from rcir.runs.results import Measured
 
 DEPTH, DELTA = 150, 0.05
 

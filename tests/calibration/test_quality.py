@@ -20,7 +20,7 @@ from rcir.data.relevance import SharedLabel, WithinRadius
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.encoders.batches import draw
 from rcir.metrics import sample_pairs
-from rcir.retriever import Retriever
+from rcir.retrieval.retriever import Retriever
 
 KS = (1, 5, 10)
 OUTSIDE = np.random.default_rng(5).gamma(2.0, 0.05, 70)

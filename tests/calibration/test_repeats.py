@@ -8,8 +8,8 @@ import pytest
 
 from calibration import repeats
 from calibration.repeats import repeat
-from rcir.candidates import Candidates, Judged
 from rcir.errors import RiskUnattainable
+from rcir.retrieval.results import Candidates, Judged
 from rcir.risk import Constant, MinMax, MissController, Quantile, Rankings, RiskController
 
 ALPHAS, DELTA = (0.001, 0.2, 0.3), 0.05

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from rcir.data import DATASETS, DataConfig, data_root, load_splits, with_cluster
-from rcir.data.datasets import DIVISION, DataSet, find_dataset
 from rcir.data.division import PARTS, Source, divide
 from rcir.data.records import ImageSet
+from rcir.data.registry import DIVISION, DataSet, find_dataset
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
 SMALL = {"validation": 4, "gallery": 24, "adapter": 3, "calibration": 3}
@@ -45,7 +45,7 @@ def reader(monkeypatch):
 def test_every_set_has_a_reader_that_takes_what_it_is_given(name):
     found = DATASETS[name]
     module, function = found.reader.split(":")
-    parameters = signature(getattr(import_module(f"rcir.data.{module}"), function)).parameters
+    parameters = signature(getattr(import_module(f"rcir.data.datasets.{module}"), function)).parameters
     assert next(iter(parameters)) == "root"
     assert set(found.options) <= set(parameters)
     assert ("download" in parameters) == found.downloads

@@ -6,7 +6,7 @@ from scipy.stats import binomtest
 from sklearn.datasets import load_digits
 
 from rcir.data import DataConfig, load_splits
-from rcir.data.digits import class_lists
+from rcir.data.datasets.digits import class_lists
 from rcir.errors import InvalidConfig
 
 PARTS = ("train", "validation", "gallery", "adapter", "calibration", "test")

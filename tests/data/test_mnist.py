@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from torchvision.datasets import MNIST, FashionMNIST
 
-from rcir.data import DATASETS, DataConfig, load_splits, mnist
-from rcir.data.mnist import read_fashion_mnist, read_mnist
+from rcir.data import DATASETS, DataConfig, load_splits
+from rcir.data.datasets import mnist
+from rcir.data.datasets.mnist import read_fashion_mnist, read_mnist
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
 FILES = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import binomtest
 
 from rcir.data import DataConfig, load_splits
-from rcir.data.n_digit_mnist import read, released_classes
+from rcir.data.datasets.n_digit_mnist import read, released_classes
 from rcir.errors import DataUnavailable, InvalidConfig
 
 SMALL = {"total_train": 7_000, "total_test": 3_000}

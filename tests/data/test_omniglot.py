@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rcir.data import DataConfig, load_splits, omniglot, with_cluster
+from rcir.data import DataConfig, load_splits, with_cluster
+from rcir.data.datasets import omniglot
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
 QUERIES = ("adapter", "calibration", "test")

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from rcir.data import DataConfig
 from rcir.errors import WorkersLost
-from rcir.runs import read_run
+from rcir.runs.folder import read_run
 from training import train
 
 pytestmark = [

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from mlflow import MlflowClient
 
-from rcir.runs import read_run
+from rcir.runs.folder import read_run
 
 pytestmark = pytest.mark.distributed
 

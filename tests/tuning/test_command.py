@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from rcir.data import load_splits
-from rcir.runs import read_run
-from rcir.storage import load
+from rcir.retrieval.storage import load
+from rcir.runs.folder import read_run
 from tuning.__main__ import main
 
 pytestmark = [

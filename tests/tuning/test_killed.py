@@ -15,8 +15,8 @@ import yaml
 from mlflow import MlflowClient
 
 from rcir.config import from_plain
-from rcir.measured import VALIDATION, Measured
-from rcir.runs import read_run
+from rcir.runs.folder import read_run
+from rcir.runs.results import VALIDATION, Measured
 from training import TrainingConfig, train
 from training.config import override
 

@@ -7,8 +7,8 @@ import ray
 from safetensors.numpy import load_file
 
 from rcir.config import from_plain, parse
-from rcir.measured import VALIDATION, Measured
-from rcir.runs import read_run
+from rcir.runs.folder import read_run
+from rcir.runs.results import VALIDATION, Measured
 from training import TrainingConfig, train
 from tuning import TuningConfig, sweep
 from tuning.records import REPORTS_FILE

@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 
 from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.errors import InvalidImage
-from rcir.measured import VALIDATION, Measured
+from rcir.runs.results import VALIDATION, Measured
 from tuning import TuningConfig, sweep
 
 pytestmark = [

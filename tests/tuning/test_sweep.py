@@ -12,8 +12,8 @@ from mlflow import MlflowClient
 from rcir.config import flatten, parse
 from rcir.data import load_splits
 from rcir.errors import InvalidConfig
-from rcir.measured import VALIDATION, Measured
-from rcir.runs import read_run
+from rcir.runs.folder import read_run
+from rcir.runs.results import VALIDATION, Measured
 from training import TrainingConfig, train
 from tuning import TuningConfig, sweep
 
