@@ -1,5 +1,6 @@
 """Fixtures that several test packages share."""
 
+import gc
 import os
 import signal
 import socket
@@ -8,6 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -126,8 +128,20 @@ def trained(tiny, tracking_uri, tmp_path_factory):
         return train(tiny(seed=4))
 
 
+@pytest.fixture(scope="session")
+def forgotten():
+    """`forgotten()` removes what Ray leaves of its processes, which would warn in a later test."""
+
+    def forget():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
+
+    return forget
+
+
 @pytest.fixture(scope="module")
-def ray_cluster():
+def ray_cluster(forgotten):
     """A Ray cluster on this machine, in a folder with a short name (its sockets)."""
     import ray
 
@@ -139,6 +153,7 @@ def ray_cluster():
         ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
         yield
         ray.shutdown()
+        forgotten()
 
 
 class Server:

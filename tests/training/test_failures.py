@@ -38,7 +38,7 @@ RUN = {
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def cluster(forgotten):
     """A head and a second node, one CPU each, to which this process is connected."""
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         patch.chdir(folder)
@@ -52,6 +52,7 @@ def cluster():
         yield nodes
         ray.shutdown()
         nodes.shutdown()
+        forgotten()
 
 
 def workers_of(cluster):
