@@ -45,7 +45,8 @@ def reader(monkeypatch):
 def test_every_set_has_a_reader_that_takes_what_it_is_given(name):
     found = DATASETS[name]
     module, function = found.reader.split(":")
-    parameters = signature(getattr(import_module(f"rcir.data.datasets.{module}"), function)).parameters
+    reader = getattr(import_module(f"rcir.data.datasets.{module}"), function)
+    parameters = signature(reader).parameters
     assert next(iter(parameters)) == "root"
     assert set(found.options) <= set(parameters)
     assert ("download" in parameters) == found.downloads
