@@ -38,7 +38,7 @@ from rcir.retrieval.results import Judged
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import Certified, corrected
 from rcir.runs import folder as runs
-from rcir.runs.results import TEST, Measured, names_digest
+from rcir.runs.results import TEST, RunResults, names_digest
 from rcir.runs.trained_on import TrainedOn
 
 PAGE, RESULTS = "report.html", "results.json"
@@ -66,9 +66,9 @@ class Calibrated:
 
 
 def calibrate(config: CalibrationConfig) -> Calibrated:
-    """Index the gallery, fit adapter and controller, measure, write and track.
+    """Index the gallery, fit score function and controller, measure, write and track.
 
-    The size adapter is fitted on the adapter split, the controller on the calibration split, and
+    The score function is fitted on the tuning split, the controller on the calibration split, and
     what is reported is measured on the test split; no query is in two of them, and pictures that
     stand in two places are left out (`rcir.data.without_repeats`). What was embedded is kept in the
     folder `embeddings` of the output until the retriever is saved.
@@ -111,9 +111,9 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     outside = _uncertainty(retriever, asked, embedder)
     with step("calibration"):
         comparisons = retriever.calibrate(
-            queries.adapter,
+            queries.tuning,
             queries.calibration,
-            config.adapter,
+            config.score_function,
             config.bound,
             config.alphas,
             config.delta,
@@ -216,7 +216,7 @@ def _judge(retriever: Retriever, splits: Splits, embedder: Embedder) -> Queries:
     """The queries of the three splits, searched; the origin names their groups and clusters."""
     group, cluster = (retriever.origin.get(name) for name in ("group", "cluster"))
     found = []
-    for name in ("adapter", "calibration", "test"):
+    for name in ("tuning", "calibration", "test"):
         images = getattr(splits, name)
         with embedding(f"{name} queries", images, embedder) as shown, warnings.catch_warnings():
             # Said before, of all splits at once.
@@ -228,25 +228,30 @@ def _judge(retriever: Retriever, splits: Splits, embedder: Embedder) -> Queries:
 def _digests(splits: Splits) -> dict[str, str]:
     """Of the names of the queries of each split, in order."""
     return {
-        name: names_digest(getattr(splits, name).ids) for name in ("adapter", "calibration", "test")
+        name: names_digest(getattr(splits, name).ids) for name in ("tuning", "calibration", "test")
     }
 
 
 def _measured(
     retriever: Retriever, evaluation: Evaluation, test: Judged, splits: Splits
-) -> Measured:
+) -> RunResults:
     """What `rcir compare` needs to tell whether another encoder is better."""
     controller = retriever.controllers[None]
     numbers = {name.removeprefix("test/"): value for name, value in evaluation.metrics().items()}
-    return Measured(
+    return RunResults(
         "test",
         names_digest([*splits.calibration.ids, *splits.test.ids]),
         # What queries in clusters certify is no order statistic: there is nothing to compare.
-        [Certified(controller.calibration.scores, test.outcomes(controller.adapter).costs)]
+        [
+            Certified(
+                controller.calibration.scores,
+                test.outcomes(controller.score_function).candidate_scores,
+            )
+        ]
         if controller.cluster is None
         else [],
         numbers | {"ece": evaluation.quality.reliability.error},
-        controller.adapter.name,
+        controller.score_function.name,
     )
 
 
@@ -317,7 +322,7 @@ def _check_output(output: Path) -> None:
 
 
 def _check_group(splits: Splits, group: str | None) -> None:
-    for name in ("adapter", "calibration", "test") if group is not None else ():
+    for name in ("tuning", "calibration", "test") if group is not None else ():
         attributes = getattr(splits, name).attributes
         if group not in attributes:
             raise InvalidData(

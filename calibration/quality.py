@@ -89,7 +89,7 @@ def assess(
     """Measure rankings and uncertainties of test queries.
 
     Args:
-        retriever: that searched them; its adapter split gives the range of uncertainties.
+        retriever: that searched them; its tuning split gives the range of uncertainties.
         test: what was found, and what of it is true.
         images: the test queries.
         outside: (m,) uncertainties of out-of-distribution queries.

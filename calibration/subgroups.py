@@ -46,17 +46,17 @@ class Part:
         return self.missed / self.n
 
 
-def subgroups(retriever: Retriever, test: Judged, images: ImageSet, kappa: float) -> list[Part]:
+def subgroups(retriever: Retriever, test: Judged, images: ImageSet, threshold: float) -> list[Part]:
     """Misses by decile of uncertainty, by class (of many those missed most) and by group.
 
     Args:
         retriever: that searched the queries.
         test, images: the test queries.
-        kappa: of the guarantee for misses that they are answered with.
+        threshold: of the guarantee for misses that they are answered with.
     """
     controller = retriever.controllers[None]
-    ordered = test.ordered(controller.adapter)
-    sizes = controller.adapter.sizes(ordered.found.rankings, kappa)
+    ordered = test.ordered(controller.score_function)
+    sizes = controller.score_function.sizes(ordered.found.rankings, threshold)
     missed = ordered.ranks > sizes
     independent = test.clusters is None
     order = np.argsort(test.found.uncertainty, kind="stable")

@@ -76,7 +76,7 @@ def data_root():
 @pytest.fixture(scope="session")
 def splits():
     """A small draw of two-digit numbers."""
-    parts = {"train": 400, "validation": 100, "gallery": 300, "adapter": 200, "test": 100}
+    parts = {"train": 400, "validation": 100, "gallery": 300, "tuning": 200, "test": 100}
     return load_splits(DataConfig("digits", options={**parts, "calibration": 400}))
 
 
@@ -88,9 +88,9 @@ def retriever(splits):
         encoder = build_encoder(EncoderConfig("mc-dropout", passes=3), 1, (8, 16))
     built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=150)
     built.calibrate(
-        built.judge(splits.adapter, "occluded"),
+        built.judge(splits.tuning, "occluded"),
         built.judge(splits.calibration, "occluded"),
-        adapter="quantile",
+        score_function="quantile",
     )
     return built
 
@@ -106,7 +106,7 @@ def tiny():
     """Configurations of trainings that take a second: `tiny(name, **changes)`."""
     from training import TrainingConfig
 
-    parts = {"train": 300, "validation": 100, "gallery": 300, "adapter": 300, "test": 300}
+    parts = {"train": 300, "validation": 100, "gallery": 300, "tuning": 300, "test": 300}
     defaults = {
         "epochs": 4,
         "batch": 32,

@@ -15,7 +15,7 @@ from rcir.errors import InvalidData, TrainingDiverged
 from rcir.index import nearest_others
 from rcir.metrics import confidence, first_match_ranks, recall_at_k, reliability
 from rcir.risk import Certified, is_certified, mean_size
-from rcir.runs.results import Measured, names_digest
+from rcir.runs.results import RunResults, names_digest
 from training.certification import DEPTH, certify
 
 ALPHAS, DELTA = (0.05, 0.1, 0.2), 0.1
@@ -30,7 +30,7 @@ class Validation:
         uncertainty: (n,) of the images, as a retriever would state it.
         matched: (n,) whether another image matches at all.
         depth: number of candidates that were searched.
-        certified: what calibrations on these images would certify, see `rehearsals`.
+        certified: what calibrations on these images would certify, see `fold_roles`.
     """
 
     ranks: NDArray[np.float64]
@@ -44,16 +44,19 @@ class Validation:
         """(n,) whether the nearest other image matches."""
         return self.ranks == 1
 
-    def measured(self, images: ImageSet) -> Measured:
+    def measured(self, images: ImageSet) -> RunResults:
         """What other runs are compared with, if anything can be certified of the images."""
         metrics = {name.removeprefix("validation/"): v for name, v in self.metrics().items()}
-        return Measured("validation", names_digest(images.ids), self.certified, metrics, "auto")
+        return RunResults("validation", names_digest(images.ids), self.certified, metrics, "auto")
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What it takes to make it again, by name."""
         own = {name: getattr(self, name) for name in ("ranks", "uncertainty", "matched")}
         for number, part in enumerate(self.certified):
-            own |= {f"scores.{number}": part.scores, f"costs.{number}": part.costs}
+            own |= {
+                f"scores.{number}": part.scores,
+                f"candidate_scores.{number}": part.candidate_scores,
+            }
         return own | {"depth": np.array([self.depth])}
 
     @classmethod
@@ -65,7 +68,7 @@ class Validation:
             arrays["uncertainty"],
             arrays["matched"],
             int(arrays["depth"][0]),
-            [Certified(arrays[f"scores.{n}"], arrays[f"costs.{n}"]) for n in numbers],
+            [Certified(arrays[f"scores.{n}"], arrays[f"candidate_scores.{n}"]) for n in numbers],
         )
 
     def metrics(self) -> dict[str, float]:

@@ -46,7 +46,7 @@ PUBLISHED = {
 TRAINED = ("deep-ensemble", "mc-dropout", "btl")
 POINT = MiningConfig("random", "semi-hard", count=64, pool=64, margin=0.5, scope="batch")
 BAYESIAN = MiningConfig("nearest", "violating", count=64, pool=64, scope="batch")
-EVERYTHING = {"validation": 1000, "gallery": 1, "adapter": 1, "calibration": 1}
+EVERYTHING = {"validation": 1000, "gallery": 1, "tuning": 1, "calibration": 1}
 
 
 def configuration(method: str, seed: int, runs: Path) -> TrainingConfig:

@@ -94,7 +94,7 @@ def _function(name: str) -> Callable[..., Any]:
     return found
 
 
-_CLOSED = {"validation": 3000, "gallery": 12000, "adapter": 3000, "calibration": 3000}
+_CLOSED = {"validation": 3000, "gallery": 12000, "tuning": 3000, "calibration": 3000}
 _FETCHED = "fetched with data.download=true"
 _MNIST = ("mnist", "MNIST/raw")  # the latter is torchvision's
 # Of training, database and queries together, then database and queries of what evaluates.

@@ -51,14 +51,14 @@ class Guarantee:
         group: the group of queries it speaks of; None for all.
         abstain: whether it speaks of the queries that got an answer only.
         simultaneous: whether it holds for all alpha at once.
-        kappa: the calibrated parameter of the size adapter.
+        threshold: the calibrated parameter of the score function.
         bound: what it rests on: a confidence bound, "band" (simultaneous), "anytime" or "conformal"
             (on average).
-        adapter: the size adapter.
+        score_function: the score function.
         n_calibration: number of calibration queries.
         risk_bound: the level that is certified in fact, at most alpha (misses are whole numbers);
             None with several risks.
-        threshold: with `abstain`, the doubt up to which queries are answered.
+        selection_threshold: with `abstain`, the selection score up to which queries are answered.
         anytime: whether it holds at every moment since calibration began.
         mix: the mix of groups that it speaks of: "any", or the share of each; None: as calibrated.
         n_groups: number of groups of which any mix may come.
@@ -75,12 +75,12 @@ class Guarantee:
     group: str | None
     abstain: bool
     simultaneous: bool
-    kappa: float
+    threshold: float
     bound: str
-    adapter: str
+    score_function: str
     n_calibration: int
     risk_bound: float | None
-    threshold: float | None = None
+    selection_threshold: float | None = None
     anytime: bool = False
     mix: Mix = None
     n_groups: int | None = None
@@ -109,12 +109,12 @@ class Guarantee:
             group=request.group,
             abstain=request.abstain,
             simultaneous=request.simultaneous,
-            kappa=decision.kappa,
+            threshold=decision.threshold,
             bound=decision.bound,
-            adapter=controller.adapter.name,
+            score_function=controller.score_function.name,
             n_calibration=decision.n_calibration,
             risk_bound=decision.risk_bound,
-            threshold=decision.threshold,
+            selection_threshold=decision.selection_threshold,
             anytime=request.anytime,
             mix=dict(request.mix) if isinstance(request.mix, Mapping) else request.mix,
             n_groups=decision.n_groups,
@@ -155,9 +155,9 @@ class Guarantee:
                 f"{sure[0].lower()}{sure[1:]}"
             )
         parameter = (
-            f"kappa = {self.kappa:.4g}"
-            if self.threshold is None
-            else f"answered up to a doubt of {self.threshold:.4g}"
+            f"threshold = {self.threshold:.4g}"
+            if self.selection_threshold is None
+            else f"answered up to a selection score of {self.selection_threshold:.4g}"
         )
         queries = "queries" if self.group is None else f"queries of group {self.group!r}"
         like = f"{queries} like the {self.n_calibration} calibration queries"
@@ -167,7 +167,7 @@ class Guarantee:
                 f"{self.n_calibration} calibration queries, each {self.cluster} counted alike"
             )
         return (
-            f"{sure}, {' and '.join(clauses)} returned to {like} ({self.adapter} sizes, "
+            f"{sure}, {' and '.join(clauses)} returned to {like} ({self.score_function} sizes, "
             f"{self.bound} bound, {parameter})."
         )
 

@@ -10,23 +10,24 @@ from numpy.typing import NDArray
 from rcir.errors import InvalidData
 from rcir.index.flat import FlatIndex
 from rcir.retrieval.results import Judged
-from rcir.risk import Bound, Risk, RiskController, fit_adapter
+from rcir.risk import Bound, Risk, RiskController, fit_score_function
 from rcir.risk.choice import Comparison
 
 
 def control(
     tuning: Judged,
     calibration: Judged,
-    adapter: str,
+    score_function: str,
     bound: Bound,
     alphas: Sequence[float],
     delta: float,
 ) -> tuple[RiskController, Comparison]:
-    """The controller of two splits that were searched alike, for every risk with its own adapter.
+    """The controller of two splits that were searched alike, for every risk with its own score
+    function.
 
     Args:
-        tuning, calibration: the adapter split and the calibration queries.
-        adapter, alphas, delta: see `rcir.risk.fit_adapter`.
+        tuning, calibration: the tuning split and the calibration queries.
+        score_function, alphas, delta: see `rcir.risk.fit_score_function`.
         bound: of the miss risk.
 
     Returns:
@@ -34,8 +35,14 @@ def control(
     """
 
     def of(risk: Risk) -> tuple[RiskController, Comparison]:
-        fitted, compared = fit_adapter(
-            adapter, tuning.found.rankings, tuning.relevant, alphas, delta, risk, tuning.totals
+        fitted, compared = fit_score_function(
+            score_function,
+            tuning.found.rankings,
+            tuning.relevant,
+            alphas,
+            delta,
+            risk,
+            tuning.totals,
         )
         return RiskController(
             fitted,
@@ -53,7 +60,7 @@ def control(
     others: tuple[Risk, ...] = ("false-discovery",) if single else ("recall", "false-discovery")
     for risk in others:
         own, _ = of(risk)
-        if own.adapter.name != main.adapter.name:
+        if own.score_function.name != main.score_function.name:
             main.own[risk] = own
     return main, compared
 
@@ -62,7 +69,7 @@ def check_clusters(tuning: Judged, calibration: Judged) -> None:
     """Raise `InvalidData` unless both are of the same kind of clusters, and of different ones."""
     if tuning.cluster != calibration.cluster:
         raise InvalidData(
-            f"the adapter split is of clusters {tuning.cluster!r}, the calibration queries of "
+            f"the tuning split is of clusters {tuning.cluster!r}, the calibration queries of "
             f"{calibration.cluster!r}: judge both with the same"
         )
     if tuning.clusters is None or calibration.clusters is None:
@@ -71,7 +78,7 @@ def check_clusters(tuning: Judged, calibration: Judged) -> None:
     if len(shared):
         names = ", ".join(shared[:3].tolist())
         raise InvalidData(
-            f"{len(shared)} clusters ({calibration.cluster} {names}) are in the adapter split and "
+            f"{len(shared)} clusters ({calibration.cluster} {names}) are in the tuning split and "
             "among the calibration queries: divide the queries by clusters"
         )
 
@@ -97,9 +104,9 @@ def extended(controller: RiskController, queries: Judged) -> RiskController:
     if groups is not None and queries.groups is not None:
         groups = np.concatenate([groups, queries.groups])
     return RiskController(
-        controller.adapter,
+        controller.score_function,
         controller.tuning,
-        controller.calibration.joined(queries.outcomes(controller.adapter)),
+        controller.calibration.joined(queries.outcomes(controller.score_function)),
         controller.bound,
         groups,
         own={risk: extended(own, queries) for risk, own in controller.own.items()},

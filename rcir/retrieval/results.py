@@ -14,7 +14,7 @@ from rcir.data.digests import digests
 from rcir.data.images import ImageLike
 from rcir.errors import InvalidData
 from rcir.metrics import first_match_ranks
-from rcir.risk import Outcomes, Rankings, SizeAdapter
+from rcir.risk import Outcomes, Rankings, ScoreFunction
 from rcir.risk.rankings import take_columns
 
 
@@ -53,9 +53,9 @@ class Candidates:
         """(n,) of the queries."""
         return self.rankings.uncertainty
 
-    def ordered(self, adapter: SizeAdapter) -> Candidates:
-        """In the order in which the adapter's sets take them."""
-        rankings, columns = adapter.ordered(self.rankings)
+    def ordered(self, score_function: ScoreFunction) -> Candidates:
+        """In the order in which the score function's sets take them."""
+        rankings, columns = score_function.ordered(self.rankings)
         if columns is None:
             return self
         positions = np.take_along_axis(self.positions, columns, axis=1)
@@ -131,18 +131,18 @@ class Judged:
         totals = self.totals > 0 if self.one_label else self.totals
         return replace(self, found=found, relevant=relevant, totals=totals.astype(np.int64))
 
-    def ordered(self, adapter: SizeAdapter) -> Judged:
-        """In the order in which the adapter's sets take candidates."""
-        rankings, columns = adapter.ordered(self.found.rankings)
+    def ordered(self, score_function: ScoreFunction) -> Judged:
+        """In the order in which the score function's sets take candidates."""
+        rankings, columns = score_function.ordered(self.found.rankings)
         if columns is None:
             return self
         positions = np.take_along_axis(self.found.positions, columns, axis=1)
         found = replace(self.found, rankings=rankings, positions=positions)
         return replace(self, found=found, relevant=take_columns(self.relevant, columns, False))
 
-    def outcomes(self, adapter: SizeAdapter) -> Outcomes:
-        """As risk control sees them, priced by an adapter."""
+    def outcomes(self, score_function: ScoreFunction) -> Outcomes:
+        """As risk control sees them, priced by a score function."""
         codes = None
         if self.clusters is not None:
             codes = np.unique(self.clusters, return_inverse=True)[1].astype(np.int64)
-        return Outcomes.of(adapter, self.found.rankings, self.relevant, self.totals, codes)
+        return Outcomes.of(score_function, self.found.rankings, self.relevant, self.totals, codes)

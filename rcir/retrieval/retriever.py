@@ -57,9 +57,9 @@ class Retriever(Searcher):
 
     def calibrate(
         self,
-        adapter_split: Judged,
+        tuning: Judged,
         calibration: Judged,
-        adapter: str = "auto",
+        score_function: str = "auto",
         bound: Bound = "binomial",
         alphas: Sequence[float] = ALPHAS,
         delta: float = 0.1,
@@ -68,35 +68,35 @@ class Retriever(Searcher):
         """Calibrate on queries that this retriever, as it is now, has searched.
 
         Args:
-            adapter_split: queries to fit the size adapter on; they calibrate nothing.
+            tuning: queries to fit the score function on; they calibrate nothing.
             calibration: other queries, drawn independently of each other from where those to come
                 are; where they come in clusters, with these (`judge`), clusters are.
-            adapter: "constant", "minmax", "quantile", "learned", "boosted", "reranked", or "auto",
-                for each risk which of them needs the smallest sets on the adapter split; see
-                `rcir.risk.fit_adapter`.
+            score_function: "constant", "minmax", "quantile", "learned", "boosted", "reranked", or
+                "auto", for each risk which of them needs the smallest sets on the tuning split; see
+                `rcir.risk.fit_score_function`.
             bound: confidence bound of the risk, see `rcir.risk.p_value`.
             alphas, delta: levels at which "auto" compares.
-            recurring: allow calibration queries that are in the adapter split too, or come twice:
+            recurring: allow calibration queries that are in the tuning split too, or come twice:
                 for pictures that recur in use exactly as they do here, each query drawn
                 independently of all others. Copies of one list of pictures are not.
 
         Returns:
             For sets of images (None) and sets of labels ("label") what "auto" compared, see
-            `rcir.risk.fit_adapter`.
+            `rcir.risk.fit_score_function`.
 
         Raises:
             StaleCalibration: the retriever has changed since it searched.
-            InvalidData: of the queries; or some of them are pictures of the gallery, of the adapter
-                split too, or the same (by digests; of pictures encoded anew it warns).
+            InvalidData: of the queries; or some of them are pictures of the gallery, of the score
+                function split too, or the same (by digests; of pictures encoded anew it warns).
 
         Example:
             >>> import rcir
             >>> from rcir.data import DataConfig, load_splits
             >>> retriever = rcir.load("runs/demo/retriever")
             >>> splits = load_splits(DataConfig("digits", seed=1))
-            >>> adapter_split = retriever.judge(splits.adapter)
+            >>> tuning = retriever.judge(splits.tuning)
             >>> calibration = retriever.judge(splits.calibration, group="occluded")
-            >>> sizes = retriever.calibrate(adapter_split, calibration)
+            >>> sizes = retriever.calibrate(tuning, calibration)
             >>> sizes[None]["learned"][0.1] < sizes[None]["constant"][0.1]
             True
             >>> query = splits.test.images[0]
@@ -104,42 +104,38 @@ class Retriever(Searcher):
             True
         """
         check_bound(bound)
-        if adapter_split is calibration or adapter_split.found is calibration.found:
+        if tuning is calibration or tuning.found is calibration.found:
             raise InvalidData(
-                "adapter split and calibration queries are the same: the guarantee needs others"
+                "tuning split and calibration queries are the same: the guarantee needs others"
             )
-        for judged in (adapter_split, calibration):
+        for judged in (tuning, calibration):
             self._check_searched(judged)
-        check_clusters(adapter_split, calibration)
-        require_no_repeats(
-            self.digests, adapter_split.found.digests, calibration.found.digests, recurring
-        )
+        check_clusters(tuning, calibration)
+        require_no_repeats(self.digests, tuning.found.digests, calibration.found.digests, recurring)
         known = self.digests is not None
-        warn_of_copies("queries of the adapter split", adapter_split.found.distances, known)
+        warn_of_copies("queries of the tuning split", tuning.found.distances, known)
         warn_of_copies("calibration queries", calibration.found.distances, known)
         if not recurring:
-            nearest = nearest_other(adapter_split, calibration)
+            nearest = nearest_other(tuning, calibration)
             warn_of_twins("calibration queries", nearest, calibration.found.distances)
         controllers: dict[Distinct, RiskController] = {}
         comparisons: dict[Distinct, Comparison] = {}
         for distinct in (None, "label") if self.labels is not None else (None,):
-            halves = (adapter_split, calibration)
+            halves = (tuning, calibration)
             if distinct is not None:
-                halves = (adapter_split.distinct(), calibration.distinct())
+                halves = (tuning.distinct(), calibration.distinct())
             controllers[distinct], comparisons[distinct] = control(
-                *halves, adapter, bound, alphas, delta
+                *halves, score_function, bound, alphas, delta
             )
         self.controllers, self.chosen_among = controllers, 1
         self.calibrated_on = calibration.found.fingerprints
-        self.query_digests = np.concatenate(
-            [adapter_split.found.digests, calibration.found.digests]
-        )
+        self.query_digests = np.concatenate([tuning.found.digests, calibration.found.digests])
         return comparisons
 
     def extend(self, queries: Judged, recurring: bool = False) -> None:
         """Add labelled queries to those calibrated on, in use, as often as wanted.
 
-        The size adapters stay as they are. From then on only guarantees that hold at every moment
+        The score functions stay as they are. From then on only guarantees that hold at every moment
         since calibration began are given (`anytime=True`), so that one may look at the sets and go
         on or stop; whoever does so with the others would stop where the queries mislead.
 
@@ -196,9 +192,9 @@ class Retriever(Searcher):
                 "calibrate and check with one query of each"
             )
         request = Request(alpha, delta, anytime=controller.growing)
-        kappa = decide_chosen(controller, request, self.chosen_among).kappa
-        outcomes = recent.outcomes(controller.adapter)
-        return check_exchangeability(controller.calibration, outcomes, certified=(kappa, alpha))
+        threshold = decide_chosen(controller, request, self.chosen_among).threshold
+        outcomes = recent.outcomes(controller.score_function)
+        return check_exchangeability(controller.calibration, outcomes, certified=(threshold, alpha))
 
     @overload
     def retrieve(
@@ -288,7 +284,7 @@ class Retriever(Searcher):
         found = self.search(images)
         if guarantee.distinct is not None:
             found, _ = found.distinct()
-        found = found.ordered(controller.adapter)
+        found = found.ordered(controller.score_function)
         sizes = controller.sizes(found.rankings, decision)
         # One look-up for the whole batch; each answer is a slice of it.
         row = np.repeat(np.arange(len(sizes)), sizes)
@@ -335,7 +331,7 @@ class Retriever(Searcher):
         if controller.depth != self.depth:
             changed.append("search depth")
         if not all(one.intact for one in (controller, *controller.own.values())):
-            changed.append("size adapter")
+            changed.append("score function")
         if changed:
             raise StaleCalibration(
                 f"changed since calibration: {', '.join(changed)}. The guarantee does not cover "

@@ -4,7 +4,7 @@
     retriever.json          encoder, preprocessing, depth, controller, what it was calibrated on,
                             and how many retrievers it was chosen among
     encoder.safetensors     weights
-    controller.safetensors  size adapters, outcomes of adapter split and calibration queries
+    controller.safetensors  score functions, outcomes of tuning split and calibration queries
     index.faiss             the index
     gallery.json            ids
     relevance.safetensors   labels of the gallery images or what else says which queries match them
@@ -42,7 +42,7 @@ from rcir.errors import CorruptRetriever, NoRetriever, RcirError
 from rcir.files import write_folder
 from rcir.index import FlatIndex
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import Outcomes, Risk, RiskController, adapter_class
+from rcir.risk import Outcomes, Risk, RiskController, score_function_class
 from rcir.risk.bonferroni import check_among
 
 FORMAT = 4
@@ -135,7 +135,7 @@ def _fill(retriever: Retriever, folder: Path) -> None:
         description["controllers"].append(
             {
                 "distinct": distinct,
-                "adapters": {risk: one.adapter.name for risk, one in stored.items()},
+                "score_functions": {risk: one.score_function.name for risk, one in stored.items()},
                 "bound": controller.bound,
                 "groups": groups,
                 "cluster": controller.cluster,
@@ -144,7 +144,7 @@ def _fill(retriever: Retriever, folder: Path) -> None:
         )
         for risk, one in stored.items():
             for part, values in (
-                ("adapter", one.adapter.state()),
+                ("score_function", one.score_function.state()),
                 ("tuning", one.tuning.arrays()),
                 ("calibration", one.calibration.arrays()),
             ):
@@ -254,7 +254,9 @@ def _controller(kind: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Ris
 
     def stored(risk: str, own: dict[Risk, RiskController]) -> RiskController:
         return RiskController(
-            adapter_class(kind["adapters"][risk]).from_state(part(risk, "adapter")),
+            score_function_class(kind["score_functions"][risk]).from_state(
+                part(risk, "score_function")
+            ),
             Outcomes.from_arrays(part(risk, "tuning")),
             Outcomes.from_arrays(part(risk, "calibration")),
             kind["bound"],
@@ -264,7 +266,9 @@ def _controller(kind: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Ris
             kind["growing"],
         )
 
-    return stored("main", {risk: stored(risk, {}) for risk in kind["adapters"] if risk != "main"})
+    return stored(
+        "main", {risk: stored(risk, {}) for risk in kind["score_functions"] if risk != "main"}
+    )
 
 
 def save_encoder(encoder: Encoder, path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rcir.errors import InvalidData
 from rcir.runs.find import Run, is_sweep, read_runs, run_folder
-from rcir.runs.results import Measured, Split
+from rcir.runs.results import RunResults, Split
 from rcir.risk import check_level, is_certified
 from rcir.risk.certified import Estimate, compare, why_no_interval
 
@@ -51,7 +51,7 @@ class Comparison:
     notes: list[str]
 
     @property
-    def found(self) -> list[Measured | None]:
+    def found(self) -> list[RunResults | None]:
         """What was measured of each run where they are compared."""
         return [run.measured.get(self.split) for run in self.runs]
 
@@ -81,7 +81,7 @@ class Comparison:
             row["options"] = {name: run.options.get(name) for name in self.differing}
             for name in ("recall_at_1", "ece"):
                 row[name] = self.metric(number, name)
-            row["adapter"] = one and one.adapter
+            row["score_function"] = one and one.score_function
             for name in ("sizes", "differences"):
                 levels = getattr(self, name).items()
                 row[name] = {
@@ -176,7 +176,7 @@ def same_queries(runs: Sequence[Run], split: Split) -> list[list[int]]:
     for number, run in enumerate(runs):
         if split in run.measured and run.measured[split].parts:
             one = run.measured[split]
-            shapes = [(len(part.scores), len(part.costs)) for part in one.parts]
+            shapes = [(len(part.scores), len(part.candidate_scores)) for part in one.parts]
             groups.setdefault((one.queries, *shapes), []).append(number)
     return list(groups.values())
 

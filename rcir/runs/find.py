@@ -15,7 +15,7 @@ from typing import Any, get_args
 from rcir import tracking
 from rcir.config import flatten
 from rcir.errors import InvalidData, RcirError, TrackingUnavailable
-from rcir.runs.results import TEST, VALIDATION, Measured, Split
+from rcir.runs.results import TEST, VALIDATION, RunResults, Split
 from rcir.risk import mean_size
 from rcir.runs.folder import FOLDER_TAG, RUN_FILE, RunFolder, find_run, read_run
 
@@ -41,7 +41,7 @@ class Run:
     folder: Path
     state: str
     options: dict[str, Any] = field(default_factory=dict)
-    measured: dict[Split, Measured] = field(default_factory=dict)
+    measured: dict[Split, RunResults] = field(default_factory=dict)
     reported: dict[str, float] = field(default_factory=dict)
 
 
@@ -98,7 +98,7 @@ def run_folder(reference: str) -> Path:
 def _run(folder: Path, name: str) -> Run | None:
     """The run of a folder that training or calibration wrote, if it is one."""
     measured = {
-        split: Measured.read(folder / FILES[split])
+        split: RunResults.read(folder / FILES[split])
         for split in get_args(Split)
         if (folder / FILES[split]).is_file()
     }
@@ -115,7 +115,7 @@ def _run(folder: Path, name: str) -> Run | None:
         return Run(name, folder, "calibrated", {}, measured)  # elsewhere than it was trained
     path = trained.path / VALIDATION
     if path.is_file():
-        measured["validation"] = Measured.read(path)
+        measured["validation"] = RunResults.read(path)
     return Run(name, folder, "calibrated", _options(trained), measured)
 
 

@@ -1,6 +1,6 @@
 """What was measured of a run, kept so that runs can be compared query by query.
 
-One safetensors file: the arrays `scores.0`, `costs.0`, `scores.1`, ... of the parts, and the rest
+One safetensors file: the arrays `scores.0`, `candidate_scores.0`, `scores.1`, ... of the parts, and the rest
 as its metadata. Training writes `validation.safetensors` into its folder, calibration
 `test.safetensors` beside its results.
 """
@@ -38,7 +38,7 @@ def names_digest(names: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Measured:
+class RunResults:
     """How good an encoder is on some queries, and what sets it gives them.
 
     Attributes:
@@ -47,22 +47,22 @@ class Measured:
         parts: what calibrates and what is measured; each query is measured in one part. None if
             there are too few queries.
         metrics: by name; "recall_at_1" and "ece" are what `rcir compare` shows.
-        adapter: how set size depends on the query.
+        score_function: how set size depends on the query.
     """
 
     on: Split
     queries: str
     parts: list[Certified]
     metrics: dict[str, float]
-    adapter: str
+    score_function: str
 
     def write(self, path: Path) -> None:
         """Write the file, all of it or nothing."""
         arrays: dict[str, NDArray[Any]] = {}
         for number, part in enumerate(self.parts):
             arrays[f"scores.{number}"] = np.ascontiguousarray(part.scores, np.float32)
-            arrays[f"costs.{number}"] = np.ascontiguousarray(part.costs, np.float32)
-        facts = {name: getattr(self, name) for name in ("on", "queries", "metrics", "adapter")}
+            arrays[f"candidate_scores.{number}"] = np.ascontiguousarray(part.candidate_scores, np.float32)
+        facts = {name: getattr(self, name) for name in ("on", "queries", "metrics", "score_function")}
         told = {name: json.dumps(value) for name, value in facts.items()}
         write_file(path, save(arrays, told))
 
@@ -78,7 +78,7 @@ class Measured:
                 facts = {name: json.loads(value) for name, value in file.metadata().items()}
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             parts = [
-                Certified(arrays.pop(f"scores.{number}"), arrays.pop(f"costs.{number}"))
+                Certified(arrays.pop(f"scores.{number}"), arrays.pop(f"candidate_scores.{number}"))
                 for number in range((len(arrays) + 1) // 2)
             ]
             found = cls(parts=parts, **facts)
@@ -90,16 +90,16 @@ class Measured:
         return found
 
 
-def _check(found: Measured) -> None:
-    """Raise ValueError for what no `Measured` that was written holds."""
-    shapes = [(part.scores.shape, part.costs.shape) for part in found.parts]
+def _check(found: RunResults) -> None:
+    """Raise ValueError for what no `RunResults` that was written holds."""
+    shapes = [(part.scores.shape, part.candidate_scores.shape) for part in found.parts]
     if any(
-        len(scores) != 1 or len(costs) != 2 or 0 in (*scores, *costs) for scores, costs in shapes
+        len(scores) != 1 or len(candidate_scores) != 2 or 0 in (*scores, *candidate_scores) for scores, candidate_scores in shapes
     ):
         raise ValueError(f"scores and costs of shapes {shapes}")
     if any(values.dtype != np.float32 for part in found.parts for values in vars(part).values()):
         raise ValueError("scores or costs are not of type float32")
-    texts = (found.queries, found.adapter)
+    texts = (found.queries, found.score_function)
     if found.on not in get_args(Split) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"measured on {found.on!r}")
     if not all(isinstance(value, int | float) for value in found.metrics.values()):

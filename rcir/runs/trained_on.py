@@ -16,7 +16,7 @@ from rcir.errors import InvalidData
 from rcir.files import write_json
 
 FILE = "trained_on.json"
-QUERIES = ("adapter", "calibration", "test")
+QUERIES = ("tuning", "calibration", "test")
 SHOWN = 5
 REMEDY = (
     "train again on the data set as it is now, or restore its files as they were. (The classes "

@@ -76,7 +76,7 @@ def test_the_official_index_is_halved_at_kind_100(official, tmp_path, monkeypatc
     assert set(source.queries.ids) == {name for name, number in of_class.items() if number > 100}
     splits = divide(source)
     assert len(splits.gallery) + sum(
-        len(part) for part in (splits.adapter, splits.calibration, splits.test)
+        len(part) for part in (splits.tuning, splits.calibration, splits.test)
     ) == len(source.queries)
 
 

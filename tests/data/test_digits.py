@@ -9,8 +9,8 @@ from rcir.data import DataConfig, load_splits
 from rcir.data.datasets.digits import class_lists
 from rcir.errors import InvalidConfig
 
-PARTS = ("train", "validation", "gallery", "adapter", "calibration", "test")
-POOLS = (("train",), ("validation",), ("gallery",), ("adapter", "calibration", "test"))
+PARTS = ("train", "validation", "gallery", "tuning", "calibration", "test")
+POOLS = (("train",), ("validation",), ("gallery",), ("tuning", "calibration", "test"))
 
 
 @pytest.fixture(scope="module")

@@ -188,7 +188,7 @@ def test_splits_are_zero_shot(data_root):
     assert len(splits.gallery) == 1500
     assert not set(splits.train.labels) & set(splits.validation.labels)
     assert len(set(splits.validation.labels)) == 7
-    for part in (splits.adapter, splits.calibration, splits.test):
+    for part in (splits.tuning, splits.calibration, splits.test):
         assert set(part.labels.tolist()) <= unseen(100)
 
 

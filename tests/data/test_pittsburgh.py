@@ -9,7 +9,7 @@ from rcir.data.division import Source, divide
 from rcir.data.relevance import WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
-QUERIES = ("adapter", "calibration", "test")
+QUERIES = ("tuning", "calibration", "test")
 
 
 def places(n):

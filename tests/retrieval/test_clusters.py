@@ -22,9 +22,9 @@ def drawn(images, first, people):
 
 @pytest.fixture(scope="module")
 def people(splits):
-    """Adapter split, calibration and test queries by 30, 80 and 20 others."""
+    """Tuning split, calibration and test queries by 30, 80 and 20 others."""
     return (
-        drawn(splits.adapter, 0, 30),
+        drawn(splits.tuning, 0, 30),
         drawn(splits.calibration, 100, 80),
         drawn(splits.test, 200, 20),
     )
@@ -37,7 +37,7 @@ def own(folder):
 
 def calibrated(own, people, group=None, **options):
     parts = (own.judge(part, group, cluster="drawer") for part in people[:2])
-    own.calibrate(*parts, **({"adapter": "quantile"} | options))
+    own.calibrate(*parts, **({"score_function": "quantile"} | options))
     return own
 
 
@@ -76,8 +76,8 @@ def test_clusters_that_are_no_names_of_each_query_are_refused(own, people, chang
 
 @pytest.fixture
 def losses(own, splits, people):
-    """Of each drawer the share of calibration queries that a kappa misses, and all prices."""
-    sample = own.search(splits.adapter.images).uncertainty
+    """Of each drawer the share of calibration queries that a threshold misses, and all prices."""
+    sample = own.search(splits.tuning.images).uncertainty
     found = own.search(people[1].images)
     # Of the sample counts what is up to a thousandth above, which rounding may do to a picture.
     scale = np.array([max(1, np.sum(sample <= 1.001 * u)) / 200 for u in found.uncertainty])
@@ -85,8 +85,8 @@ def losses(own, splits, people):
     scores = np.where(relevant.any(1), relevant.argmax(1) / scale, np.inf)
     drawers = people[1].attributes["drawer"]
 
-    def shares(kappa):
-        missed = scores > kappa
+    def shares(threshold):
+        missed = scores > threshold
         return np.array([missed[drawers == name].mean() for name in sorted(set(drawers))])
 
     return shares, np.unique(scores[np.isfinite(scores)])
@@ -110,14 +110,14 @@ def test_drawers_are_counted_and_each_counts_alike(own, people, losses, alpha):
     guarantee = own.retrieve(people[2].images[0], alpha, DELTA).guarantee
     n = len(set(people[1].attributes["drawer"].tolist()))
     # The tolerance counts as paid.
-    p_values = [hoeffding_bentkus(shares(kappa * (1 + 1e-3)), alpha) for kappa in prices]
-    first = next(kappa for kappa, p in zip(prices, p_values, strict=True) if p <= DELTA)
-    assert guarantee.kappa == pytest.approx(first, rel=2e-3)
+    p_values = [hoeffding_bentkus(shares(threshold * (1 + 1e-3)), alpha) for threshold in prices]
+    first = next(threshold for threshold, p in zip(prices, p_values, strict=True) if p <= DELTA)
+    assert guarantee.threshold == pytest.approx(first, rel=2e-3)
     assert (guarantee.cluster, guarantee.n_clusters, guarantee.n_calibration) == ("drawer", n, 400)
     # As many independent queries would certify it with smaller sets.
     plain = own.judge(people[0]), own.judge(people[1])
     own.calibrate(*plain, "quantile", "hoeffding-bentkus")
-    assert own.retrieve(people[2].images[0], alpha, DELTA).guarantee.kappa < guarantee.kappa
+    assert own.retrieve(people[2].images[0], alpha, DELTA).guarantee.threshold < guarantee.threshold
 
 
 def test_the_sentence_is_of_further_drawers(own, people, losses):
@@ -127,9 +127,10 @@ def test_the_sentence_is_of_further_drawers(own, people, losses):
     assert str(guarantee) == (
         "With probability at least 0.9, a true match is missing from at most 0.4 of the sets "
         f"returned to queries of any further drawer like the {n} of the 400 calibration queries, "
-        f"each drawer counted alike (quantile sizes, betting bound, kappa = {guarantee.kappa:.4g})."
+        f"each drawer counted alike (quantile sizes, betting bound, "
+        f"threshold = {guarantee.threshold:.4g})."
     )
-    assert 0 < shares(guarantee.kappa).mean() < 0.4
+    assert 0 < shares(guarantee.threshold).mean() < 0.4
 
 
 def test_a_group_has_the_clusters_of_its_own_queries(own, people):
@@ -144,7 +145,7 @@ def test_a_group_has_the_clusters_of_its_own_queries(own, people):
     )
     assert said in str(guarantee)
     mixed = own.retrieve(people[2].images[0], 0.6, DELTA, mix="any").guarantee
-    assert mixed.kappa >= guarantee.kappa
+    assert mixed.threshold >= guarantee.threshold
     assert "whatever the mix of the 2 groups" in str(mixed)
 
 
@@ -176,9 +177,9 @@ REQUESTS = (
 )
 
 
-@pytest.mark.parametrize("adapter", ["quantile", "reranked"])
-def test_every_other_answer_is_the_same_after_loading(own, people, tmp_path, adapter):
-    calibrated(own, people, "occluded", adapter=adapter)
+@pytest.mark.parametrize("score_function", ["quantile", "reranked"])
+def test_every_other_answer_is_the_same_after_loading(own, people, tmp_path, score_function):
+    calibrated(own, people, "occluded", score_function=score_function)
     loaded = load(save(own, tmp_path / "clustered"))
     assert loaded.controllers[None].cluster == "drawer"
     images = list(people[2].images[:20])
@@ -202,7 +203,7 @@ def test_a_drawer_in_both_splits_is_refused(own, people):
     shared = replace(people[1], attributes={"drawer": names})
     with pytest.raises(
         InvalidData,
-        match=r"^2 clusters \(drawer d0, d29\) are in the adapter split and among the calibration "
+        match=r"^2 clusters \(drawer d0, d29\) are in the tuning split and among the calibration "
         "queries: divide the queries by clusters$",
     ):
         own.calibrate(first, own.judge(shared, cluster="drawer"))
@@ -212,7 +213,7 @@ def test_a_drawer_in_both_splits_is_refused(own, people):
 
 def test_both_splits_come_in_the_same_kind_of_clusters_or_in_none(own, people):
     first, second = (own.judge(part, cluster="drawer") for part in people[:2])
-    with pytest.raises(InvalidData, match="adapter split is of clusters None, the calibration q"):
+    with pytest.raises(InvalidData, match="tuning split is of clusters None, the calibration q"):
         own.calibrate(own.judge(people[0]), second)
     with pytest.raises(InvalidData, match="of clusters 'drawer', the calibration queries of None"):
         own.calibrate(first, own.judge(people[1]))

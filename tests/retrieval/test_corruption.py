@@ -69,9 +69,9 @@ def sign(folder):
     [
         lambda arrays: arrays.pop("None.main.calibration.costs"),
         lambda arrays: arrays.pop("label.main.tuning.relevant"),
-        lambda arrays: arrays.pop("None.main.adapter.sample"),
+        lambda arrays: arrays.pop("None.main.score_function.sample"),
         lambda arrays: arrays.update({"None.main.calibration.extra": np.zeros(3)}),
-        lambda arrays: arrays.update({"None.main.calibration.doubt": np.zeros(3)}),
+        lambda arrays: arrays.update({"None.main.calibration.selection_score": np.zeros(3)}),
         lambda arrays: arrays.update({"None.main.calibration.totals": np.zeros(400, np.int64)}),
         lambda arrays: arrays.update(
             {
@@ -94,7 +94,7 @@ def test_a_calibration_that_makes_no_sense_is_refused_though_signed(folder, harm
 def test_a_risk_without_its_own_calibration_is_refused_though_signed(folder, splits):
     retriever = load(folder)
     retriever.calibrate(
-        retriever.judge(splits.adapter), retriever.judge(splits.calibration), "learned"
+        retriever.judge(splits.tuning), retriever.judge(splits.calibration), "learned"
     )
     save(retriever, folder)
     assert load(folder).controllers[None].own.keys() == {"recall", "false-discovery"}
@@ -136,9 +136,9 @@ def test_what_matches_is_refused_where_it_makes_no_sense_though_signed(folder, a
 @pytest.mark.parametrize(
     "change",
     [
-        {"adapters": {"main": "best"}},
-        {"adapters": {}},
-        {"adapters": {"main": "quantile", "recall": "quantile"}},
+        {"score_functions": {"main": "best"}},
+        {"score_functions": {}},
+        {"score_functions": {"main": "quantile", "recall": "quantile"}},
         {"bound": "chernoff"},
         {"distinct": "id"},
         {"groups": ["a"]},

@@ -24,7 +24,7 @@ def own(folder):
 @pytest.fixture(scope="module")
 def further(splits):
     """500 further queries of the same gallery."""
-    parts = {"train": 400, "validation": 100, "gallery": 300, "adapter": 200, "test": 600}
+    parts = {"train": 400, "validation": 100, "gallery": 300, "tuning": 200, "test": 600}
     drawn = load_splits(DataConfig("digits", options={**parts, "calibration": 400})).test
     seen = np.concatenate([part.images for part in vars(splits).values()])
     new = ~(drawn.images[:, None] == seen[None]).all(axis=(2, 3)).any(axis=1)
@@ -48,8 +48,8 @@ def wealth(misses, n, alpha):
 
 
 def prices(own, splits, queries):
-    """The smallest kappa that serves each query, by the adapter split's quantiles."""
-    sample = own.search(splits.adapter.images).uncertainty
+    """The smallest threshold that serves each query, by the tuning split's quantiles."""
+    sample = own.search(splits.tuning.images).uncertainty
     found = own.search(queries.images)
     # Of the sample counts what is up to a thousandth above, which rounding may do to a picture.
     scale = np.array([max(1, np.sum(sample <= 1.001 * u)) / 200 for u in found.uncertainty])
@@ -57,8 +57,8 @@ def prices(own, splits, queries):
     return np.where(relevant.any(1), relevant.argmax(1) / scale, np.inf)
 
 
-def kappa(scores, alpha, delta=DELTA):
-    """The smallest kappa at which the bet against its misses wins, by trying all of them."""
+def threshold(scores, alpha, delta=DELTA):
+    """The smallest threshold at which the bet against its misses wins, by trying all of them."""
     for level in np.unique(scores[np.isfinite(scores)]):
         misses = np.sum(scores > level)
         if misses < alpha * len(scores) and wealth(misses, len(scores), alpha) >= 1 / delta:
@@ -71,12 +71,12 @@ def test_guarantees_at_every_moment_rest_on_all_queries_so_far(own, splits, furt
     image = splits.test.images[0]
     first = prices(own, splits, splits.calibration)
     before = own.retrieve(image, alpha, DELTA, anytime=True).guarantee
-    assert before.kappa == pytest.approx(kappa(first, alpha), rel=1e-6)
+    assert before.threshold == pytest.approx(threshold(first, alpha), rel=1e-6)
     assert (before.n_calibration, before.bound, before.anytime) == (400, "anytime", True)
     own.extend(own.judge(further, "occluded"))
     both = np.concatenate([first, prices(own, splits, further)])
     after = own.retrieve(image, alpha, DELTA, anytime=True).guarantee
-    assert after.kappa == pytest.approx(kappa(both, alpha), rel=1e-6)
+    assert after.threshold == pytest.approx(threshold(both, alpha), rel=1e-6)
     assert (after.n_calibration, after.risk_bound) == (900, alpha)
 
 
@@ -95,7 +95,7 @@ def test_the_sentence_says_at_every_moment(grown, splits):
     assert str(guarantee) == (
         "With probability at least 0.9, at every moment since calibration began, a true match is "
         "missing from at most 0.3 of the sets returned to queries like the 900 calibration queries "
-        f"(quantile sizes, anytime bound, kappa = {guarantee.kappa:.4g})."
+        f"(quantile sizes, anytime bound, threshold = {guarantee.threshold:.4g})."
     )
 
 
@@ -144,15 +144,15 @@ def test_groups_grow_with_their_own_queries(grown, splits, further):
     parts = (splits.calibration, further)
     scores = np.concatenate([prices(grown, splits, part) for part in parts])
     occluded = np.concatenate([part.attributes["occluded"].astype(bool) for part in parts])
-    kappas = []
+    thresholds = []
     for group in (True, False):
         answer = grown.retrieve(image, 0.4, DELTA, group=str(group), anytime=True)
         assert answer.guarantee.n_calibration == np.sum(occluded == group)
-        expected = kappa(scores[occluded == group], 0.4)
-        assert answer.guarantee.kappa == pytest.approx(expected, rel=1e-6)
-        kappas.append(kappa(scores[occluded == group], 0.4, DELTA / 2))
+        expected = threshold(scores[occluded == group], 0.4)
+        assert answer.guarantee.threshold == pytest.approx(expected, rel=1e-6)
+        thresholds.append(threshold(scores[occluded == group], 0.4, DELTA / 2))
     mixed = grown.retrieve(image, 0.4, DELTA, mix="any", anytime=True).guarantee
-    assert mixed.kappa == pytest.approx(max(kappas), rel=1e-6)
+    assert mixed.threshold == pytest.approx(max(thresholds), rel=1e-6)
 
 
 def test_queries_that_come_in_two_parts_are_those_that_come_at_once(folder, grown, splits, further):
@@ -189,7 +189,7 @@ def test_what_grew_is_saved_and_loaded_and_grows_on(folder, grown, splits, furth
 
 
 def test_a_new_calibration_ends_it(grown, splits):
-    grown.calibrate(grown.judge(splits.adapter), grown.judge(splits.calibration), "quantile")
+    grown.calibrate(grown.judge(splits.tuning), grown.judge(splits.calibration), "quantile")
     assert grown.retrieve(splits.test.images[0], 0.3, DELTA).guarantee.n_calibration == 400
     grown.extend(grown.judge(splits.test))
     assert len(grown.query_digests) == 200 + 400 + 100
@@ -231,7 +231,7 @@ def test_pictures_of_the_gallery_are_never_added(own, splits, recurring):
         own.extend(queries, recurring)
 
 
-@pytest.mark.parametrize("part", ["adapter", "calibration"])
+@pytest.mark.parametrize("part", ["tuning", "calibration"])
 def test_pictures_that_tuned_or_calibrated_are_added_if_they_recur_only(own, splits, part):
     known = getattr(splits, part).subset(np.arange(2))
     queries = own.judge(both(splits.test, known), "occluded")
@@ -274,7 +274,7 @@ def test_copies_encoded_anew_are_warned_of(own, splits):
 def test_queries_without_the_groups_of_the_others_are_not_added(own, splits):
     with pytest.raises(InvalidData, match="and those to add all need a group, or none"):
         own.extend(own.judge(splits.test))
-    own.calibrate(own.judge(splits.adapter), own.judge(splits.calibration), "constant")
+    own.calibrate(own.judge(splits.tuning), own.judge(splits.calibration), "constant")
     with pytest.raises(InvalidData, match="and those to add all need a group, or none"):
         own.extend(own.judge(splits.test, "occluded"))
 
@@ -306,7 +306,7 @@ def test_a_chosen_retriever_that_grows_stays_chosen(grown, splits):
     assert str(chosen).startswith("Chosen among 4 retrievers after looking: with probability")
     grown.chosen_among = 1
     alone = grown.retrieve(image, 0.4, DELTA / 4, anytime=True).guarantee
-    assert chosen.kappa == alone.kappa
+    assert chosen.threshold == alone.threshold
 
 
 def test_a_folder_without_the_queries_digests_is_refused(grown, tmp_path):

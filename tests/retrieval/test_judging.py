@@ -123,7 +123,7 @@ def test_fewer_matches_in_the_gallery_than_were_found_are_refused(unlabelled, sp
     judged = told(unlabelled, splits, splits.calibration)
     wrong = replace(judged, totals=judged.totals * 0)
     with pytest.raises(InvalidData, match="more true matches in the search"):
-        unlabelled.calibrate(told(unlabelled, splits, splits.adapter), wrong, "constant")
+        unlabelled.calibrate(told(unlabelled, splits, splits.tuning), wrong, "constant")
     assert unlabelled.controllers == {}
 
 
@@ -133,9 +133,7 @@ def test_a_gallery_without_labels_is_calibrated_with_what_is_told(unlabelled, re
         unlabelled.judge(splits.calibration)
     with pytest.raises(InvalidData, match="no keys: label the gallery"):
         unlabelled.search([query]).distinct()
-    first, second = (
-        told(unlabelled, splits, part) for part in (splits.adapter, splits.calibration)
-    )
+    first, second = (told(unlabelled, splits, part) for part in (splits.tuning, splits.calibration))
     comparison = unlabelled.calibrate(first, second, "quantile")
     assert comparison == {None: {}}
     for distinct in ("label", "id"):
@@ -156,14 +154,12 @@ def test_a_gallery_without_labels_is_calibrated_with_what_is_told(unlabelled, re
     assert unlabelled.ids[unlabelled.search([query]).positions[0, 0]] == "new"
 
 
-def test_every_adapter_can_be_chosen_without_labels(unlabelled, splits):
-    first, second = (
-        told(unlabelled, splits, part) for part in (splits.adapter, splits.calibration)
-    )
+def test_every_score_function_can_be_chosen_without_labels(unlabelled, splits):
+    first, second = (told(unlabelled, splits, part) for part in (splits.tuning, splits.calibration))
     (comparison,) = unlabelled.calibrate(first, second, alphas=(0.2, 0.3), delta=0.05).values()
     assert set(comparison) == {"constant", "minmax", "quantile", "learned"}
     assert all(set(sizes) == {0.2, 0.3} for sizes in comparison.values())
-    taken = unlabelled.controllers[None].adapter.name
+    taken = unlabelled.controllers[None].score_function.name
     assert comparison[taken][0.2] <= comparison["constant"][0.2]
 
 
@@ -320,7 +316,7 @@ def test_queries_that_another_retriever_searched_are_not_compared(retriever, spl
 def test_a_bound_that_does_not_exist_is_refused_before_anything_is_fitted(folder, splits):
     own = load(folder)
     with pytest.raises(InvalidConfig, match="bound 'chernoff' is unknown"):
-        own.calibrate(own.judge(splits.adapter), own.judge(splits.calibration), bound="chernoff")
+        own.calibrate(own.judge(splits.tuning), own.judge(splits.calibration), bound="chernoff")
 
 
 def matching_by(kind, numbers):

@@ -70,7 +70,7 @@ def test_what_is_not_attainable_says_what_is(retriever, splits, alpha, options, 
 
 def test_without_groups_none_is_known(folder, splits):
     retriever = load(folder)
-    retriever.calibrate(*map(retriever.judge, (splits.adapter, splits.calibration)), "minmax")
+    retriever.calibrate(*map(retriever.judge, (splits.tuning, splits.calibration)), "minmax")
     with pytest.raises(InvalidConfig, match=r"'True' has no calibration.*none have a group"):
         retriever.retrieve(splits.test.images[0], 0.3, DELTA, group="True")
 
@@ -79,7 +79,7 @@ def test_without_groups_none_is_known(folder, splits):
     ("options", "error", "said"),
     [
         (
-            {"adapter": "best"},
+            {"score_function": "best"},
             InvalidConfig,
             "'best' is unknown; choose one of .*learned, boosted, reranked, auto",
         ),
@@ -91,12 +91,12 @@ def test_without_groups_none_is_known(folder, splits):
 def test_a_calibration_that_is_refused_leaves_the_one_before(
     retriever, splits, options, error, said
 ):
-    first, second = (retriever.judge(part) for part in (splits.adapter, splits.calibration))
+    first, second = (retriever.judge(part) for part in (splits.tuning, splits.calibration))
     before = retriever.retrieve(splits.test.images[0], 0.3, DELTA)
     controls = dict(retriever.controllers)
     with pytest.raises(error, match=said):
         retriever.calibrate(first, second, **options)
-    one = Judged(retriever.search(splits.adapter.images[:1]), first.relevant[:1], first.totals[:1])
+    one = Judged(retriever.search(splits.tuning.images[:1]), first.relevant[:1], first.totals[:1])
     with pytest.raises(InvalidData, match="at least 2"):
         retriever.calibrate(one, second)
     assert retriever.controllers == controls

@@ -13,7 +13,7 @@ DELTA = 0.1
 
 @pytest.fixture(scope="module")
 def learned(retriever, splits):
-    """The same gallery, with a size adapter that can tell who is worth answering."""
+    """The same gallery, with a score function that can tell who is worth answering."""
     built = Retriever(
         retriever.encoder,
         retriever.preprocessing,
@@ -23,14 +23,14 @@ def learned(retriever, splits):
         150,
         np.array(retriever.item_uncertainty),
     )
-    built.calibrate(built.judge(splits.adapter), built.judge(splits.calibration), "learned")
+    built.calibrate(built.judge(splits.tuning), built.judge(splits.calibration), "learned")
     return built
 
 
 @pytest.fixture(scope="module")
 def facts(retriever, splits):
-    """Of the calibration queries: scale by the adapter split's quantiles, and who is right."""
-    sample = retriever.search(splits.adapter.images).uncertainty
+    """Of the calibration queries: scale by the tuning split's quantiles, and who is right."""
+    sample = retriever.search(splits.tuning.images).uncertainty
     found = retriever.search(splits.calibration.images)
     # Of the sample counts what is up to a thousandth above, which rounding may do to a picture.
     scale = np.array([max(1, np.sum(sample <= 1.001 * u)) / 200 for u in found.uncertainty])
@@ -40,17 +40,19 @@ def facts(retriever, splits):
     return scale, relevant, totals, labels
 
 
-def held(scale, kappa, depth=150, tolerance=1e-3):
-    """(n, depth) whether a rank is in the set that kappa pays for, a thousandth more allowed."""
-    return np.arange(depth) / scale[:, None] <= kappa * (1 + tolerance)
+def held(scale, threshold, depth=150, tolerance=1e-3):
+    """(n, depth) whether a rank is in the set that threshold pays for, a thousandth more
+    allowed.
+    """
+    return np.arange(depth) / scale[:, None] <= threshold * (1 + tolerance)
 
 
-def miss_kappa(ranks, scale, certified):
-    """The smallest kappa whose number of misses is certified, by trying all of them."""
+def miss_threshold(ranks, scale, certified):
+    """The smallest threshold whose number of misses is certified, by trying all of them."""
     prices = (ranks - 1) / scale
-    for kappa in np.unique(prices):
-        if np.isfinite(kappa) and certified(np.sum(prices > kappa)):
-            return kappa
+    for threshold in np.unique(prices):
+        if np.isfinite(threshold) and certified(np.sum(prices > threshold)):
+            return threshold
     return None
 
 
@@ -94,9 +96,9 @@ def test_a_set_of_distinct_labels_holds_the_nearest_item_of_each(retriever, spli
 def test_distinct_labels_are_certified_by_the_ranks_of_labels(retriever, splits, facts):
     scale, _, _, labels = facts
     ranks = distinct_ranks(labels, splits.calibration.labels)
-    kappa = miss_kappa(ranks, scale, lambda misses: binom.cdf(misses, 400, 0.3) <= DELTA)
+    threshold = miss_threshold(ranks, scale, lambda misses: binom.cdf(misses, 400, 0.3) <= DELTA)
     guarantee = retriever.retrieve(splits.test.images[0], 0.3, DELTA, distinct="label").guarantee
-    assert guarantee.kappa == pytest.approx(kappa, rel=1e-6)
+    assert guarantee.threshold == pytest.approx(threshold, rel=1e-6)
     assert guarantee.distinct == "label"
 
 
@@ -119,18 +121,20 @@ def hoeffding_bentkus(losses, alpha):
 
 
 @pytest.mark.parametrize("alpha", [0.4, 0.7, 0.95])
-def test_recall_is_certified_with_the_smallest_kappa_that_can_be(retriever, splits, facts, alpha):
+def test_recall_is_certified_with_the_smallest_threshold_that_can_be(
+    retriever, splits, facts, alpha
+):
     """Shares of missing matches by counting; certified there, and not one match earlier."""
     scale, relevant, totals, _ = facts
 
-    def p_value(kappa):  # which does not count on the tolerance; 1e-6 is for single precision
-        hits = (held(scale, kappa, tolerance=1e-6) & relevant).sum(axis=1)
+    def p_value(threshold):  # which does not count on the tolerance; 1e-6 is for single precision
+        hits = (held(scale, threshold, tolerance=1e-6) & relevant).sum(axis=1)
         return hoeffding_bentkus(1 - hits / totals, alpha)
 
     prices = np.unique((np.arange(150) / scale[:, None])[relevant])
     answer = retriever.retrieve(splits.test.images[0], alpha, DELTA, risk="recall")
-    place = np.argmin(np.abs(prices - answer.guarantee.kappa))
-    assert prices[place] == pytest.approx(answer.guarantee.kappa, rel=1e-6)
+    place = np.argmin(np.abs(prices - answer.guarantee.threshold))
+    assert prices[place] == pytest.approx(answer.guarantee.threshold, rel=1e-6)
     assert p_value(prices[place]) <= DELTA < p_value(prices[place - 1])
     assert answer.guarantee.risk == "recall"
     assert answer.guarantee.bound == "hoeffding-bentkus"
@@ -154,7 +158,7 @@ def test_every_risk_asked_for_is_refuted_by_the_calibration_queries(
     several = isinstance(alpha, dict)
     options = {} if several else {"risk": "false-discovery"}
     guarantee = retriever.retrieve(splits.test.images[0], alpha, DELTA, **options).guarantee
-    sets = held(scale, guarantee.kappa)
+    sets = held(scale, guarantee.threshold)
     hits = (sets & relevant).sum(axis=1)
     losses = {
         "miss": hits == 0,
@@ -218,40 +222,42 @@ def test_a_group_is_sized_by_its_own_calibration_queries(retriever, splits, fact
     scale, relevant, _, _ = facts
     rows = splits.calibration.attributes["occluded"] == (group == "True")
     n = int(rows.sum())
-    kappa = miss_kappa(
+    threshold = miss_threshold(
         first_ranks(relevant)[rows],
         scale[rows],
         lambda misses: binom.cdf(misses, n, 0.3) <= DELTA,
     )
     guarantee = retriever.retrieve(splits.test.images[0], 0.3, DELTA, group=group).guarantee
-    assert guarantee.kappa == pytest.approx(kappa, rel=1e-6)
+    assert guarantee.threshold == pytest.approx(threshold, rel=1e-6)
     assert (guarantee.group, guarantee.n_calibration) == (group, n)
 
 
-def group_kappas(splits, facts, alpha, delta):
+def group_thresholds(splits, facts, alpha, delta):
     """What each group needs by its own calibration queries."""
     scale, relevant, _, _ = facts
     occluded = splits.calibration.attributes["occluded"] == 1
-    kappas = []
+    thresholds = []
     for rows in (occluded, ~occluded):
         n = int(rows.sum())
         ranks = first_ranks(relevant)[rows]
-        kappas.append(
-            miss_kappa(ranks, scale[rows], lambda misses, n=n: binom.cdf(misses, n, alpha) <= delta)
+        thresholds.append(
+            miss_threshold(
+                ranks, scale[rows], lambda misses, n=n: binom.cdf(misses, n, alpha) <= delta
+            )
         )
-    return kappas
+    return thresholds
 
 
 def test_any_mix_of_groups_gets_what_the_neediest_group_needs(retriever, splits, facts):
     guarantee = retriever.retrieve(splits.test.images[0], 0.4, DELTA, mix="any").guarantee
-    expected = max(group_kappas(splits, facts, 0.4, DELTA / 2))
-    assert guarantee.kappa == pytest.approx(expected, rel=1e-6)
+    expected = max(group_thresholds(splits, facts, 0.4, DELTA / 2))
+    assert guarantee.threshold == pytest.approx(expected, rel=1e-6)
     assert (guarantee.mix, guarantee.n_groups, guarantee.n_calibration) == ("any", 2, 400)
     assert guarantee.risk_bound <= 0.4
     assert str(guarantee) == (
         "With probability at least 0.9, whatever the mix of the 2 groups, a true match is missing "
         "from at most 0.4 of the sets returned to queries like the 400 calibration queries "
-        f"(quantile sizes, binomial bound, kappa = {guarantee.kappa:.4g})."
+        f"(quantile sizes, binomial bound, threshold = {guarantee.threshold:.4g})."
     )
 
 
@@ -259,17 +265,17 @@ def test_a_mix_of_groups_needs_the_more_the_more_hard_queries_it_has(retriever, 
     scale, relevant, _, _ = facts
     occluded = splits.calibration.attributes["occluded"] == 1
     prices = np.where(relevant.any(1), relevant.argmax(1) / scale, np.inf)
-    kappas = []
+    thresholds = []
     for share in (0.1, 0.5, 0.9):
         mix = {"True": share, "False": 1 - share}
         guarantee = retriever.retrieve(splits.test.images[0], 0.4, DELTA, mix=mix).guarantee
-        missed = prices > guarantee.kappa * (1 + 1e-3)
+        missed = prices > guarantee.threshold * (1 + 1e-3)
         weighted = share * missed[occluded].mean() + (1 - share) * missed[~occluded].mean()
         # Less than alpha, as a certificate needs; not by far.
         assert 0.25 < weighted < 0.4
         assert (guarantee.mix, guarantee.bound) == (mix, "betting")
-        kappas.append(guarantee.kappa)
-    assert kappas == sorted(set(kappas))
+        thresholds.append(guarantee.threshold)
+    assert thresholds == sorted(set(thresholds))
 
 
 def test_the_sentence_of_a_mix_names_its_shares(retriever, splits):
@@ -278,7 +284,8 @@ def test_the_sentence_of_a_mix_names_its_shares(retriever, splits):
     assert str(guarantee) == (
         "With probability at least 0.9, where the groups come as True 0.25, False 0.75, a true "
         "match is missing from at most 0.4 of the sets returned to queries like the 400 "
-        f"calibration queries (quantile sizes, betting bound, kappa = {guarantee.kappa:.4g})."
+        f"calibration queries (quantile sizes, betting bound, "
+        f"threshold = {guarantee.threshold:.4g})."
     )
     recall = retriever.retrieve(splits.test.images[0], 0.9, DELTA, mix=mix, risk="recall")
     assert "come as True 0.25, False 0.75, at most 0.9 of a query's true matches" in str(
@@ -292,7 +299,7 @@ def test_recall_of_distinct_labels_is_of_labels(retriever, splits):
         "With probability at least 0.9, at most 0.6 of a query's true labels, on average over "
         "queries, are missing from the sets of distinct labels returned to queries like the 400 "
         "calibration queries (quantile sizes, hoeffding-bentkus bound, "
-        f"kappa = {answer.guarantee.kappa:.4g})."
+        f"threshold = {answer.guarantee.threshold:.4g})."
     )
 
 
@@ -301,7 +308,7 @@ def test_levels_that_hold_at_once_rest_on_a_band(retriever, splits, facts, naive
     level = naive_local_level(400, DELTA)
     plain = retriever.retrieve(splits.test.images[0], 0.3, DELTA).guarantee
     for alpha in (0.2, 0.3, 0.5):
-        kappa = miss_kappa(
+        threshold = miss_threshold(
             first_ranks(relevant),
             scale,
             lambda misses, alpha=alpha: binom.cdf(misses, 400, alpha) <= level,
@@ -309,24 +316,26 @@ def test_levels_that_hold_at_once_rest_on_a_band(retriever, splits, facts, naive
         guarantee = retriever.retrieve(
             splits.test.images[0], alpha, DELTA, simultaneous=True
         ).guarantee
-        assert guarantee.kappa == pytest.approx(kappa, rel=1e-6)
+        assert guarantee.threshold == pytest.approx(threshold, rel=1e-6)
         assert (guarantee.bound, guarantee.simultaneous) == ("band", True)
         assert guarantee.risk_bound <= alpha
-        assert guarantee.alpha != 0.3 or guarantee.kappa > plain.kappa
+        assert guarantee.alpha != 0.3 or guarantee.threshold > plain.threshold
 
 
 def test_without_delta_the_risk_is_bounded_on_average(retriever, splits, facts):
     scale, relevant, totals, _ = facts
     guarantee = retriever.retrieve(splits.test.images[0], 0.3, None).guarantee
-    kappa = miss_kappa(first_ranks(relevant), scale, lambda misses: (misses + 1) / 401 <= 0.3)
-    assert guarantee.kappa == pytest.approx(kappa, rel=1e-6)
+    threshold = miss_threshold(
+        first_ranks(relevant), scale, lambda misses: (misses + 1) / 401 <= 0.3
+    )
+    assert guarantee.threshold == pytest.approx(threshold, rel=1e-6)
     assert (guarantee.delta, guarantee.bound) == (None, "conformal")
     prices = np.unique((np.arange(150) / scale[:, None])[relevant])
     recall = retriever.retrieve(splits.test.images[0], 0.6, None, risk="recall").guarantee
-    place = np.argmin(np.abs(prices - recall.kappa))
+    place = np.argmin(np.abs(prices - recall.threshold))
     bounds = [
-        (np.sum(1 - (held(scale, kappa) & relevant).sum(axis=1) / totals) + 1) / 401
-        for kappa in prices[[place - 1, place]]
+        (np.sum(1 - (held(scale, threshold) & relevant).sum(axis=1) / totals) + 1) / 401
+        for threshold in prices[[place - 1, place]]
     ]
     assert bounds[1] <= 0.6 < bounds[0]
 

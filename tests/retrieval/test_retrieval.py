@@ -14,9 +14,9 @@ GUARANTEE = Guarantee(
     group=None,
     abstain=False,
     simultaneous=False,
-    kappa=12.5,
+    threshold=12.5,
     bound="binomial",
-    adapter="quantile",
+    score_function="quantile",
     n_calibration=3000,
     risk_bound=0.0498,
 )
@@ -31,10 +31,12 @@ def test_the_statement_names_what_is_guaranteed_and_for_whom():
     statement = str(GUARANTEE)
     assert "With probability at least 0.9, " in statement
     assert "missing from at most 0.05 of the sets" in statement
-    assert "3000 calibration queries (quantile sizes, binomial bound, kappa = 12.5)" in statement
+    assert (
+        "3000 calibration queries (quantile sizes, binomial bound, threshold = 12.5)" in statement
+    )
 
 
-END = "calibration queries (quantile sizes, binomial bound, kappa = 12.5)."
+END = "calibration queries (quantile sizes, binomial bound, threshold = 12.5)."
 
 
 @pytest.mark.parametrize(
@@ -135,14 +137,15 @@ END = "calibration queries (quantile sizes, binomial bound, kappa = 12.5)."
             {"cluster": "drawer", "n_clusters": 60},
             "With probability at least 0.9, a true match is missing from at most 0.05 of the sets "
             "returned to queries of any further drawer like the 60 of the 3000 calibration "
-            "queries, each drawer counted alike (quantile sizes, binomial bound, kappa = 12.5).",
+            "queries, each drawer counted alike (quantile sizes, binomial bound, "
+            "threshold = 12.5).",
         ),
         (
             {"cluster": "drawer", "n_clusters": 20, "group": "north", "n_calibration": 70},
             "With probability at least 0.9, a true match is missing from at most 0.05 of the sets "
             "returned to queries of group 'north' of any further drawer like the 20 of the 70 "
             "calibration queries, each drawer counted alike (quantile sizes, binomial bound, "
-            "kappa = 12.5).",
+            "threshold = 12.5).",
         ),
     ],
     ids=str,
@@ -206,6 +209,6 @@ def test_what_is_printed_is_never_rounded_up(delta, said):
 
 
 def test_an_abstaining_guarantee_names_its_threshold():
-    sentence = str(replace(GUARANTEE, abstain=True, kappa=0.0, threshold=0.25))
-    assert "answered up to a doubt of 0.25" in sentence
-    assert "kappa" not in sentence
+    sentence = str(replace(GUARANTEE, abstain=True, threshold=0.0, selection_threshold=0.25))
+    assert "answered up to a selection score of 0.25" in sentence
+    assert "threshold" not in sentence

@@ -18,7 +18,7 @@ from rcir.errors import (
 from rcir.retrieval.results import Judged
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import load, save
-from rcir.risk import ADAPTERS
+from rcir.risk import SCORE_FUNCTIONS
 
 
 def same(first, second):
@@ -39,14 +39,15 @@ def test_an_answer_is_the_start_of_the_brute_force_ranking(retriever, splits):
     queries = splits.test.images[:20]
     gallery, _ = vectors(retriever, splits.gallery.images)
     asked, uncertainty = vectors(retriever, queries)
-    split = np.sort(retriever.search(splits.adapter.images).uncertainty)
+    split = np.sort(retriever.search(splits.tuning.images).uncertainty)
     for row, answer in enumerate(retriever.retrieve(list(queries), 0.3, 0.1)):
         distances = np.linalg.norm(gallery - asked[row], axis=1)
         order = distances.argsort(kind="stable")
-        # The tolerance: of uncertainties, and of kappa.
+        # The tolerance: of uncertainties, and of threshold.
         share = max(1, (split <= 1.001 * uncertainty[row]).sum()) / len(split)
-        # Kappa is stored in single precision; kappa * share is a multiple of 1/200 at worst.
-        size = min(150, 1 + int(1.001 * answer.guarantee.kappa * share + 1e-3))
+        # Threshold is stored in single precision; threshold * share is a multiple of 1/200 at
+        # worst.
+        size = min(150, 1 + int(1.001 * answer.guarantee.threshold * share + 1e-3))
         assert answer.size == size
         np.testing.assert_allclose(answer.distances, distances[order[:size]], atol=1e-5)
         rows = [splits.gallery.ids.index(name) for name in answer.ids]
@@ -68,15 +69,17 @@ def test_calibration_queries_are_missed_as_often_as_the_bound_allows(retriever, 
     assert answers[0].guarantee.risk_bound <= 0.3
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
-def test_every_adapter_allows_the_misses_that_the_bound_does(retriever, splits, adapter):
+@pytest.mark.parametrize("score_function", SCORE_FUNCTIONS)
+def test_every_score_function_allows_the_misses_that_the_bound_does(
+    retriever, splits, score_function
+):
     own = Retriever(
         *(retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids),
         labels=splits.gallery.labels,
         depth=150,
         item_uncertainty=np.array(retriever.item_uncertainty),
     )
-    own.calibrate(own.judge(splits.adapter), own.judge(splits.calibration), adapter)
+    own.calibrate(own.judge(splits.tuning), own.judge(splits.calibration), score_function)
     images, labels = list(splits.calibration.images), splits.calibration.labels
     for distinct in (None, "label"):
         missed = sum(
@@ -87,7 +90,7 @@ def test_every_adapter_allows_the_misses_that_the_bound_does(retriever, splits, 
         )
         # P(Binomial(400, .3) <= 107) = .085; ties of prices, of which equal sizes have many, cost.
         assert missed <= 107
-        assert missed > (90 if adapter == "constant" else 104)
+        assert missed > (90 if score_function == "constant" else 104)
     with pytest.raises(RiskUnattainable):
         own.retrieve(images[0], 1e-4, 0.1)
 
@@ -101,7 +104,7 @@ def reranked(retriever, splits):
         depth=150,
         item_uncertainty=np.array(retriever.item_uncertainty),
     )
-    own.calibrate(own.judge(splits.adapter), own.judge(splits.calibration), "reranked")
+    own.calibrate(own.judge(splits.tuning), own.judge(splits.calibration), "reranked")
     return own
 
 
@@ -155,7 +158,7 @@ def test_without_labels_nothing_is_ranked_anew(retriever, splits):
         retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids, depth=50
     )
     parts = []
-    for part in (splits.adapter, splits.calibration):
+    for part in (splits.tuning, splits.calibration):
         found = bare.search(part.images)
         relevant = splits.gallery.labels[found.positions] == part.labels[:, None]
         parts.append(Judged(found, relevant, np.full(len(relevant), 300)))
@@ -211,10 +214,10 @@ def test_no_answer_without_calibration_but_neighbours(retriever, splits):
 
 def test_queries_searched_before_a_change_calibrate_nothing(folder, splits):
     retriever = load(folder)
-    others, old = retriever.judge(splits.adapter), retriever.judge(splits.calibration)
+    others, old = retriever.judge(splits.tuning), retriever.judge(splits.calibration)
     retriever.calibrate(others, old, "constant")
     retriever.add(splits.test.images[:3], ["a", "b", "c"], [1, 2, 3])
-    more, new = retriever.judge(splits.adapter), retriever.judge(splits.calibration)
+    more, new = retriever.judge(splits.tuning), retriever.judge(splits.calibration)
     for queries in ((others, old), (others, new), (more, old)):
         with pytest.raises(StaleCalibration, match="search them again"):
             retriever.calibrate(*queries, "constant")
@@ -256,7 +259,7 @@ def test_adding_images_makes_the_calibration_stale_until_it_is_redone(folder, sp
         assert found.distances[0, 0] == pytest.approx(0, abs=1e-6)
         assert current.labels.tolist() == [*splits.gallery.labels.tolist(), 7]
         parts = []
-        for images in (splits.adapter.images[:50], splits.calibration.images[:50]):
+        for images in (splits.tuning.images[:50], splits.calibration.images[:50]):
             again = current.search(images)
             parts.append(Judged(again, np.ones(again.positions.shape, bool), np.full(50, 301)))
         current.calibrate(*parts, "constant")
@@ -366,19 +369,19 @@ def test_a_hook_that_is_removed_leaves_the_calibration_as_it_was(folder, splits)
     assert same(retriever.retrieve(image, 0.3, 0.1), before)
 
 
-def test_a_size_adapter_that_was_edited_makes_the_calibration_stale(folder, splits):
+def test_a_score_function_that_was_edited_makes_the_calibration_stale(folder, splits):
     retriever, image = load(folder), splits.test.images[0]
     retriever.calibrate(
-        retriever.judge(splits.adapter), retriever.judge(splits.calibration), "learned"
+        retriever.judge(splits.tuning), retriever.judge(splits.calibration), "learned"
     )
     controller = retriever.controllers[None]
     for one in (controller, controller.own["recall"]):
-        before, kept = retriever.retrieve(image, 0.3, 0.1), one.adapter.weights.copy()
-        one.adapter.weights[0] += 1e-6
+        before, kept = retriever.retrieve(image, 0.3, 0.1), one.score_function.weights.copy()
+        one.score_function.weights[0] += 1e-6
         for options in ({}, {"risk": "recall"}):
-            with pytest.raises(StaleCalibration, match="changed since calibration: size adapter"):
+            with pytest.raises(StaleCalibration, match="changed since calibration: score function"):
                 retriever.retrieve(image, 0.95, 0.1, **options)
-        one.adapter.weights[:] = kept
+        one.score_function.weights[:] = kept
         assert same(retriever.retrieve(image, 0.3, 0.1), before)
 
 

@@ -12,9 +12,9 @@ from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import RiskUnattainable, StaleCalibration
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import load
-from rcir.risk import Request, fit_adapter
-from rcir.risk.adapters import TOLERANCE
+from rcir.risk import Request, fit_score_function
 from rcir.risk.choice import KNOWN
+from rcir.risk.score_functions import TOLERANCE
 
 METHODS, DEPTH = ("btl", "deterministic"), 60
 
@@ -45,8 +45,8 @@ def untrained(splits):
 
 @pytest.fixture(scope="module")
 def searches(untrained, splits):
-    """By method: pictures, half of them of the adapter split, searched at once, then otherwise."""
-    images = np.concatenate([splits.adapter.images[:75], splits.calibration.images[:75]])
+    """By method: pictures, half of them of the tuning split, searched at once, then otherwise."""
+    images = np.concatenate([splits.tuning.images[:75], splits.calibration.images[:75]])
 
     @cache
     def searches(method):
@@ -70,17 +70,19 @@ def test_scores_of_a_picture_asked_otherwise_differ_by_far_less_than_the_toleran
     untrained, searches, splits, method, name
 ):
     """Where its candidates are ranked alike, as they are unless two are equally near."""
-    judged = untrained(method).judge(splits.adapter)
-    adapter, _ = fit_adapter(name, judged.found.rankings, judged.relevant)
+    judged = untrained(method).judge(splits.tuning)
+    score_function, _ = fit_score_function(name, judged.found.rankings, judged.relevant)
     batch, otherwise = searches(method)
 
     def values(found):
-        rankings, _ = adapter.ordered(found.rankings)
-        doubt = adapter.doubt(found.rankings, size=1)
-        return np.column_stack([adapter.costs(rankings), doubt]).astype(np.float64)
+        rankings, _ = score_function.ordered(found.rankings)
+        selection_score = score_function.selection_score(found.rankings, size=1)
+        return np.column_stack([score_function.candidate_scores(rankings), selection_score]).astype(
+            np.float64
+        )
 
     def places(found):
-        return np.hstack([found.positions, found.ordered(adapter).positions])
+        return np.hstack([found.positions, found.ordered(score_function).positions])
 
     for parts in otherwise:
         alike = (gathered(parts, places) == places(batch)).all(axis=1)
@@ -98,22 +100,29 @@ def test_a_picture_that_decides_the_calibration_gets_its_set_when_it_is_asked_al
     untrained, splits, method, risk
 ):
     retriever, lost = untrained(method), 0
-    judged = [retriever.judge(part) for part in (splits.adapter, splits.calibration)]
+    judged = [retriever.judge(part) for part in (splits.tuning, splits.calibration)]
     for name in ("minmax", "learned", "reranked"):
-        retriever.calibrate(*judged, adapter=name)
+        retriever.calibrate(*judged, score_function=name)
         controller = retriever.controllers[None].for_risk(Request(0.5, 0.1, risk))
-        costs, relevant = controller.calibration.costs, controller.calibration.relevant
+        candidate_scores, relevant = (
+            controller.calibration.candidate_scores,
+            controller.calibration.relevant,
+        )
         for alpha in np.linspace(0.1, 0.9, 17):
             with suppress(RiskUnattainable):
-                kappa = controller.decide(Request(alpha, 0.1, risk)).kappa
-                edge = np.flatnonzero(((costs == np.float32(kappa)) & relevant).any(axis=1))
+                threshold = controller.decide(Request(alpha, 0.1, risk)).threshold
+                edge = np.flatnonzero(
+                    ((candidate_scores == np.float32(threshold)) & relevant).any(axis=1)
+                )
                 for row in edge[:3]:
                     image = splits.calibration.images[row]
                     answer = retriever.retrieve(image, alpha, 0.1, risk=risk)
-                    assert answer.size >= np.count_nonzero(costs[row] <= np.float32(kappa))
-                    found = retriever.search([image]).ordered(controller.adapter)
-                    alone = controller.adapter.costs(found.rankings)[0]
-                    lost += np.count_nonzero(alone <= np.float32(kappa)) < answer.size
+                    assert answer.size >= np.count_nonzero(
+                        candidate_scores[row] <= np.float32(threshold)
+                    )
+                    found = retriever.search([image]).ordered(controller.score_function)
+                    alone = controller.score_function.candidate_scores(found.rankings)[0]
+                    lost += np.count_nonzero(alone <= np.float32(threshold)) < answer.size
     assert lost > 0  # to the last digit, some would not have been served
 
 
@@ -121,14 +130,14 @@ def test_a_picture_that_decides_who_is_answered_is_answered_when_it_is_asked_alo
     untrained, splits
 ):
     retriever, asked = untrained("deterministic"), 0
-    retriever.calibrate(*(retriever.judge(part) for part in (splits.adapter, splits.calibration)))
+    retriever.calibrate(*(retriever.judge(part) for part in (splits.tuning, splits.calibration)))
     controller = retriever.controllers[None]
     for alpha in np.linspace(0.2, 0.9, 15):
         with suppress(RiskUnattainable):
-            threshold = controller.decide(Request(alpha, 0.1, abstain=True)).threshold
-            doubt = controller.tuning.doubt * (1 + TOLERANCE)
-            (edge,) = np.flatnonzero(np.isclose(doubt, threshold, rtol=1e-12))[:1]
-            answer = retriever.retrieve(splits.adapter.images[edge], alpha, 0.1, abstain=True)
+            threshold = controller.decide(Request(alpha, 0.1, abstain=True)).selection_threshold
+            selection_score = controller.tuning.selection_score * (1 + TOLERANCE)
+            (edge,) = np.flatnonzero(np.isclose(selection_score, threshold, rtol=1e-12))[:1]
+            answer = retriever.retrieve(splits.tuning.images[edge], alpha, 0.1, abstain=True)
             assert not answer.abstained
             asked += 1
     assert asked >= 3
@@ -163,9 +172,9 @@ def a_hook(retriever):
     layer.register_forward_hook(lambda module, given, output: output)
 
 
-def the_size_adapter_in_place(retriever):
-    adapter = retriever.controllers[None].adapter
-    next(iter(adapter.state().values()))[...] *= 1.01
+def the_score_function_in_place(retriever):
+    score_function = retriever.controllers[None].score_function
+    next(iter(score_function.state().values()))[...] *= 1.01
 
 
 @pytest.mark.parametrize(
@@ -173,7 +182,7 @@ def the_size_adapter_in_place(retriever):
     [
         (to_half_the_digits_and_back, "encoder"),
         (a_hook, "encoder"),
-        (the_size_adapter_in_place, "size adapter"),
+        (the_score_function_in_place, "score function"),
     ],
 )
 def test_what_changes_scores_makes_the_calibration_stale(folder, splits, change, named):

@@ -16,7 +16,7 @@ from rcir.index import FlatIndex
 from rcir.retrieval.results import Judged
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import load, save
-from rcir.risk import ADAPTERS
+from rcir.risk import SCORE_FUNCTIONS
 
 
 def contents(folder):
@@ -70,23 +70,23 @@ def everything(retriever, images):
 
 
 @pytest.mark.parametrize("method", ["deterministic", "deep-ensemble", "btl", "mc-dropout"])
-@pytest.mark.parametrize("adapter", ADAPTERS)
-def test_every_encoder_and_adapter_survives(splits, tmp_path, method, adapter):
+@pytest.mark.parametrize("score_function", SCORE_FUNCTIONS)
+def test_every_encoder_and_score_function_survives(splits, tmp_path, method, score_function):
     encoder = build_encoder(EncoderConfig(method, dim=6, members=2, passes=2), 1, (8, 16))
     built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=50)
-    first, second = (built.judge(part, "occluded") for part in (splits.adapter, splits.calibration))
-    comparison = built.calibrate(first, second, adapter)
+    first, second = (built.judge(part, "occluded") for part in (splits.tuning, splits.calibration))
+    comparison = built.calibrate(first, second, score_function)
     assert comparison == {None: {}, "label": {}}
     loaded = load(save(built, tmp_path / "retriever"))
     for distinct in (None, "label"):
-        assert loaded.controllers[distinct].adapter.name == adapter
+        assert loaded.controllers[distinct].score_function.name == score_function
         # Those that learn who is the first match say nothing of the others. (Of labels one is
         # right: its recall is whether it is missed.)
-        learns = adapter in ("learned", "boosted", "reranked")
+        learns = score_function in ("learned", "boosted", "reranked")
         risks = ["recall", "false-discovery"] if distinct is None else ["false-discovery"]
         own = loaded.controllers[distinct].own
         assert list(own) == (risks if learns else [])
-        assert {one.adapter.name for one in own.values()} <= {"match-probability"}
+        assert {one.score_function.name for one in own.values()} <= {"match-probability"}
     before, after = (everything(each, splits.test.images[:20]) for each in (built, loaded))
     assert after == before
     assert (loaded.item_uncertainty is None) == (method == "deterministic")
@@ -94,17 +94,17 @@ def test_every_encoder_and_adapter_survives(splits, tmp_path, method, adapter):
     assert str(loaded.check(second, 0.5)) == str(built.check(second, 0.5))
 
 
-@pytest.mark.parametrize("adapter", sorted(ADAPTERS.keys() - {"reranked"}))
-def test_a_gallery_without_labels_survives(retriever, splits, tmp_path, adapter):
+@pytest.mark.parametrize("score_function", sorted(SCORE_FUNCTIONS.keys() - {"reranked"}))
+def test_a_gallery_without_labels_survives(retriever, splits, tmp_path, score_function):
     built = Retriever(
         retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids, depth=50
     )
     parts = []
-    for part in (splits.adapter, splits.calibration):
+    for part in (splits.tuning, splits.calibration):
         found = built.search(part.images)
         relevant = splits.gallery.labels[found.positions] == part.labels[:, None]
         parts.append(Judged(found, relevant, np.full(len(relevant), 300)))
-    built.calibrate(*parts, adapter)
+    built.calibrate(*parts, score_function)
     loaded = load(save(built, tmp_path / "retriever"))
     assert loaded.labels is None
     assert not (tmp_path / "retriever" / "relevance.safetensors").exists()
@@ -112,10 +112,10 @@ def test_a_gallery_without_labels_survives(retriever, splits, tmp_path, adapter)
     assert answers(loaded, splits.test.images) == answers(built, splits.test.images)
 
 
-def test_the_adapters_of_each_risk_survive(retriever, splits, tmp_path):
+def test_the_score_functions_of_each_risk_survive(retriever, splits, tmp_path):
     """Whatever "auto" takes for each: stored, they are asked for by risk and by kind of set."""
     built = Retriever.build(retriever.encoder, Preprocessing(), splits.gallery, depth=50)
-    built.calibrate(built.judge(splits.adapter), built.judge(splits.calibration))
+    built.calibrate(built.judge(splits.tuning), built.judge(splits.calibration))
     loaded = load(save(built, tmp_path / "retriever"))
     images = list(splits.test.images[:20])
     for distinct in (None, "label"):
@@ -126,8 +126,12 @@ def test_the_adapters_of_each_risk_survive(retriever, splits, tmp_path):
             asked = {"risk": risk, "distinct": distinct}
             first, second = (each.retrieve(images, 0.95, 0.1, **asked) for each in (built, loaded))
             assert [each.to_dict() for each in first] == [each.to_dict() for each in second]
-            assert second[0].guarantee.adapter == one.adapter.name != before.adapter.name
-            state, stored = one.adapter.state(), after.own[risk].adapter.state()
+            assert (
+                second[0].guarantee.score_function
+                == one.score_function.name
+                != before.score_function.name
+            )
+            state, stored = one.score_function.state(), after.own[risk].score_function.state()
             for name, values in state.items():
                 np.testing.assert_array_equal(stored[name], values)
     assert built.controllers[None].own, "nothing was tested"
@@ -149,7 +153,7 @@ def test_what_makes_images_match_survives(retriever, splits, tmp_path, kind):
         return ImageSet(images.images, None, images.ids, {}, relevance)
 
     built = Retriever.build(retriever.encoder, Preprocessing(), part(splits.gallery), depth=50)
-    built.calibrate(built.judge(part(splits.adapter)), built.judge(part(splits.calibration)))
+    built.calibrate(built.judge(part(splits.tuning)), built.judge(part(splits.calibration)))
     loaded = load(save(built, tmp_path / "retriever"))
     assert loaded.labels is None
     assert loaded.fingerprints() == built.fingerprints()

@@ -15,7 +15,7 @@ from rcir.cli import main
 from rcir.runs.compare import LOOKED
 from rcir.data import DataConfig, load_splits
 from rcir.errors import InvalidConfig, RiskUnattainable
-from rcir.runs.results import TEST, Measured
+from rcir.runs.results import TEST, RunResults
 from rcir.retrieval.storage import load, save
 from training import train
 
@@ -24,7 +24,7 @@ ALPHA, DELTA = 0.3, 0.1
 
 @pytest.fixture(scope="module")
 def originals(tiny, tracking_uri, tmp_path_factory):
-    """Two trainings, one of them with two adapters, calibrated on the same queries."""
+    """Two trainings, one of them with two score functions, calibrated on the same queries."""
     folder = tmp_path_factory.mktemp("chosen")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -35,8 +35,8 @@ def originals(tiny, tracking_uri, tmp_path_factory):
         other = train(replace(config, name="other", epochs=1))
         runs = {"one": larger, "two": other, "three": larger}
         for name, run in runs.items():
-            adapter = "constant" if name == "three" else "quantile"
-            calibrate(CalibrationConfig(str(run.path), str(folder / name), adapter=adapter))
+            score_function = "constant" if name == "three" else "quantile"
+            calibrate(CalibrationConfig(str(run.path), str(folder / name), score_function=score_function))
     return folder
 
 
@@ -68,12 +68,12 @@ def refused(capsys, *folders, alphas=("0.3",)):
 
 def counted(folder, among):
     """The mean size on the test queries, with misses counted by SciPy's binomial distribution."""
-    (part,) = Measured.read(folder / TEST).parts
+    (part,) = RunResults.read(folder / TEST).parts
     n = len(part.scores)
     allowed = np.count_nonzero(binom.cdf(np.arange(n), n, ALPHA) <= DELTA / among) - 1
-    kappa = np.sort(part.scores)[::-1][allowed]
+    threshold = np.sort(part.scores)[::-1][allowed]
     # The tolerance counts as paid.
-    return np.mean(np.sum(part.costs <= kappa * (1 + 1e-3), axis=1))
+    return np.mean(np.sum(part.candidate_scores <= threshold * (1 + 1e-3), axis=1))
 
 
 def test_the_smallest_at_delta_over_k_is_chosen_and_marked(calibrated, capsys):
@@ -108,7 +108,7 @@ def test_the_chosen_one_answers_as_at_delta_over_k_and_says_so(calibrated, split
     retriever.chosen_among = 1
     alone = retriever.retrieve(splits.test.images[0], ALPHA, DELTA / 3)
     assert alone.ids == answer.ids
-    assert alone.guarantee.kappa == answer.guarantee.kappa
+    assert alone.guarantee.threshold == answer.guarantee.threshold
     assert (alone.guarantee.delta, answer.guarantee.delta) == (DELTA / 3, DELTA)
 
 
@@ -168,7 +168,7 @@ def test_what_cannot_be_chosen_is_one_line_and_marks_nothing(calibrated, trained
     unmet = refused(capsys, one, two, alphas=["0.001", "0.3"])
     assert "chosen among 2 retrievers, each certified at delta / 2: alpha = 0.001" in unmet
     assert "ask for alpha >= " in unmet
-    measured = Measured.read(two / TEST)
+    measured = RunResults.read(two / TEST)
     replace(measured, queries="others").write(two / TEST)
     assert "calibration or test queries differ" in refused(capsys, one, two)
     shutil.copy(one / TEST, two / TEST)
@@ -194,7 +194,7 @@ def test_how_many_it_was_chosen_among_survives_and_calibrating_anew_ends_it(fold
         again.retrieve(splits.test.images[0], 0.5, None)
     with pytest.raises(RiskUnattainable, match="chosen among 12 retrievers"):
         again.retrieve(splits.test.images[0], 0.001, 0.1)
-    again.calibrate(again.judge(splits.adapter), again.judge(splits.calibration), "constant")
+    again.calibrate(again.judge(splits.tuning), again.judge(splits.calibration), "constant")
     assert again.chosen_among == 1
     retriever.chosen_among = 0
     save(retriever, folder)

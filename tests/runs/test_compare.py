@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 
 from calibration import CalibrationConfig, calibrate
 from rcir.cli import main
-from rcir.runs.results import TEST, VALIDATION, Measured
+from rcir.runs.results import TEST, VALIDATION, RunResults
 from rcir.risk import Certified
 from rcir.runs.folder import RunFolder
 from training import train
@@ -61,9 +61,9 @@ def refused(capsys, *arguments):
 def measured(rank, on="validation", queries="q", scale=1.0, recall=0.5):
     """Of 400 queries that calibrate and 400 that are measured, all of them need this rank."""
     scores = np.full(400, (rank - 1) * scale, np.float32)
-    costs = np.tile(np.arange(20, dtype=np.float32) * np.float32(scale), (400, 1))
-    return Measured(
-        on, queries, [Certified(scores, costs)], {"recall_at_1": recall, "ece": 0.25}, "constant"
+    candidate_scores = np.tile(np.arange(20, dtype=np.float32) * np.float32(scale), (400, 1))
+    return RunResults(
+        on, queries, [Certified(scores, candidate_scores)], {"recall_at_1": recall, "ece": 0.25}, "constant"
     )
 
 
@@ -99,7 +99,7 @@ def test_sizes_and_metrics_are_those_of_the_calibrations(calibrated, capsys):
         results = json.loads((folder / "results.json").read_text())
         assert run["recall_at_1"] == results["quality"]["recall_at_1"]
         assert run["ece"] == pytest.approx(results["quality"]["ece_btl_width_at_1"])
-        assert run["adapter"] == results["rows"][0]["adapter"]
+        assert run["score_function"] == results["rows"][0]["score_function"]
         (line,) = (x for x in text.splitlines() if x.split()[:2] == [folder.name, "calibrated"])
         assert f" {run['recall_at_1']:.3f} " in line
         for row in results["rows"]:
@@ -183,7 +183,7 @@ def test_of_few_queries_there_is_no_interval_and_the_screen_and_json_say_why(tmp
     folders = []
     for rank in (3, 5):
         whole = measured(rank)
-        few = [Certified(whole.parts[0].scores[:45], whole.parts[0].costs)]
+        few = [Certified(whole.parts[0].scores[:45], whole.parts[0].candidate_scores)]
         folders.append(a_run(tmp_path / f"rank{rank}", [replace(whole, parts=few)]))
     levels = ("--alphas", "0.05", "0.2")
     reason = (
@@ -222,7 +222,7 @@ def test_other_queries_are_said_to_differ_and_nothing_is_compared(tmp_path, caps
 
 def test_another_number_of_calibration_queries_is_another_set_of_queries(tmp_path, capsys):
     other = measured(5)
-    fewer = [Certified(other.parts[0].scores[:300], other.parts[0].costs)]
+    fewer = [Certified(other.parts[0].scores[:300], other.parts[0].candidate_scores)]
     folders = [
         a_run(tmp_path / "a", [measured(3)]),
         a_run(tmp_path / "b", [replace(other, parts=fewer)]),
@@ -293,7 +293,7 @@ def test_the_levels_of_the_sweep_decide_which_trial_is_best(tmp_path, capsys):
         folder = a_sweep(tmp_path / str(alpha), [("finished", 1, {})] * 2, alpha)
         for number, scores in enumerate((easy, hard)):
             one = measured(1)
-            part = Certified(scores.astype(np.float32), one.parts[0].costs)
+            part = Certified(scores.astype(np.float32), one.parts[0].candidate_scores)
             replace(one, parts=[part]).write(folder / f"trial-00{number}" / VALIDATION)
         found = compared(capsys, folder, "--alphas", "0.1")
         assert [run["name"] for run in found["runs"]] == names

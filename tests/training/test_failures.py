@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Ray's own processes
 ]
 
-PARTS = {"train": 2000, "validation": 100, "gallery": 100, "adapter": 100, "test": 100}
+PARTS = {"train": 2000, "validation": 100, "gallery": 100, "tuning": 100, "test": 100}
 RUN = {
     "epochs": 4,
     "parts": 2,

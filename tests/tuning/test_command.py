@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Ray's own processes
 ]
 
-PARTS = {"train": 300, "validation": 400, "gallery": 200, "adapter": 200, "test": 300}
+PARTS = {"train": 300, "validation": 400, "gallery": 200, "tuning": 200, "test": 300}
 SWEEP = {
     "training": {
         **{"name": "sweep", "epochs": 2, "batch": 32},

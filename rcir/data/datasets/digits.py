@@ -102,7 +102,7 @@ def load(
     train: int = 10000,
     validation: int = 1000,
     gallery: int = 1500,
-    adapter: int = 3000,
+    tuning: int = 3000,
     calibration: int = 3000,
     test: int = 3000,
 ) -> Splits:
@@ -110,10 +110,11 @@ def load(
 
     Digit instances are divided four ways before anything is composed (half for training, a tenth
     for validation, 15% for the gallery, a quarter for queries), so that no handwritten digit is
-    shared. Adapter, calibration and test queries are drawn from one population, the numbers that
-    the query instances can form; a picture that is drawn twice, or is one of another part, is drawn
-    anew (unless far more are asked for than there are). The gallery is clean. Training images are
-    part noisy already as they are stored: mining must be able to see, and avoid, a noisy positive,
+    shared. Score function, calibration and test queries are drawn from one population, the numbers
+    that the query instances can form; a picture that is drawn twice, or is one of another part, is
+    drawn anew (unless far more are asked for than there are). The gallery is clean. Training images
+    are part noisy already as they are stored: mining must be able to see, and avoid, a noisy
+        positive,
     or the variance learns the wrong thing.
 
     Args:
@@ -122,7 +123,7 @@ def load(
         open_set: evaluation on classes that training never saw.
         occlusion: probability in [0, 1] of a digit to be hit, in queries and validation images.
         train_occlusion: the same, in training images.
-        train, validation, gallery, adapter, calibration, test: numbers of images, at least 1.
+        train, validation, gallery, tuning, calibration, test: numbers of images, at least 1.
 
     Raises:
         InvalidConfig: a number is out of its range.
@@ -130,10 +131,10 @@ def load(
     for name, p in (("occlusion", occlusion), ("train_occlusion", train_occlusion)):
         if not 0 <= p <= 1:
             raise InvalidConfig(f"data.options.{name} is {p}; it must be in [0, 1]")
-    if min(train, validation, gallery, adapter, calibration, test) < 1:
+    if min(train, validation, gallery, tuning, calibration, test) < 1:
         raise InvalidConfig(
-            f"data.options: train {train}, validation {validation}, gallery {gallery}, adapter "
-            f"{adapter}, calibration {calibration}, test {test}; each must be at least 1"
+            f"data.options: train {train}, validation {validation}, gallery {gallery}, tuning "
+            f"{tuning}, calibration {calibration}, test {test}; each must be at least 1"
         )
     from sklearn.datasets import load_digits  # slow to import; other sets need none
 
@@ -158,7 +159,7 @@ def load(
         compose("validation", pools[1], validation_classes, validation, occlusion),
         compose("gallery", pools[2], evaluation_classes, gallery, 0.0),
     ]
-    sizes = {"adapter": adapter, "calibration": calibration, "test": test}
+    sizes = {"tuning": tuning, "calibration": calibration, "test": test}
     queries = [
         compose(name, pools[3], evaluation_classes, n, occlusion) for name, n in sizes.items()
     ]

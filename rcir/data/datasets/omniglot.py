@@ -50,22 +50,22 @@ def load(
     train: int = 12,
     validation: int = 3,
     gallery: int = 4,
-    adapter: int = 2500,
+    tuning: int = 2500,
     calibration: int = 2500,
     cluster: str | None = None,
 ) -> Splits:
     """The splits of Omniglot: every alphabet is in training, in validation or in evaluation.
 
     Of each character of the other alphabets, `gallery` drawings are searched and the rest are
-    queries, drawn apart at random into adapter, calibration and, all that remain, test.
+    queries, drawn apart at random into tuning, calibration and, all that remain, test.
 
     Args:
         root: folder that holds `omniglot/images_background.zip`.
         seed: decides which alphabet and which drawing is where.
         train, validation: numbers of alphabets; the rest of the 30 are for evaluation.
         gallery: drawings per character.
-        adapter, calibration: numbers of queries.
-        cluster: "drawer" or "alphabet": adapter, calibration and test queries are then of different
+        tuning, calibration: numbers of queries.
+        cluster: "drawer" or "alphabet": tuning, calibration and test queries are then of different
             ones, as many as hold these numbers on average, rounded up. With "drawer", all drawings
             of `gallery` drawers of each alphabet are searched. Training and validation images are
             the same as without.
@@ -94,23 +94,23 @@ def load(
         order = rng.permuted(np.tile(np.arange(DRAWINGS), (ALPHABETS, 1)), axis=1)
         drawn = np.take_along_axis(evaluation, order[alphabets[evaluation[:, 0]]], axis=1)
     queries = rng.permutation(drawn[:, gallery:].reshape(-1))
-    if min(gallery, adapter, calibration) < 1 or adapter + calibration >= len(queries):
+    if min(gallery, tuning, calibration) < 1 or tuning + calibration >= len(queries):
         raise InvalidData(
-            f"gallery {gallery}, adapter {adapter}, calibration {calibration}: each must be at "
+            f"gallery {gallery}, tuning {tuning}, calibration {calibration}: each must be at "
             f"least 1, and some of the {len(queries)} queries must remain to test on"
         )
     if cluster is None:
-        parts = np.split(queries, [adapter, adapter + calibration])
+        parts = np.split(queries, [tuning, tuning + calibration])
     else:
         known = clusters_of(every, cluster)[queries]
-        sizes = {"adapter": adapter, "calibration": calibration}
+        sizes = {"tuning": tuning, "calibration": calibration}
         parts = [queries[part] for part in draw_by_cluster(rng, known, sizes)]
     first, second, third = parts
     return Splits(
         train=every.subset(rows[0]),
         validation=every.subset(rows[1]),
         gallery=every.subset(drawn[:, :gallery].reshape(-1)),
-        adapter=every.subset(first),
+        tuning=every.subset(first),
         calibration=every.subset(second),
         test=every.subset(third),
     )

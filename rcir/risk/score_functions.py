@@ -1,15 +1,16 @@
-"""Size adapters: how the set of a query grows with kappa.
+"""Score functions: how the set of a query grows with the threshold.
 
-An adapter puts a price on every rank of every query, 0 on the first and never falling along the
-ranks; the set of a query holds the ranks whose price is at most kappa, up to a tolerance. So
-kappa = 0 gives everybody one candidate, larger kappa never a smaller set, and the smallest kappa
-that serves a query whose first match has rank r is the price of rank r. The guarantee holds for any
-adapter that was not fitted on the calibration queries; only the mean size differs.
+A score function gives every candidate of every query a nonconformity score, 0 for the first and
+never falling along the ranks; the set of a query holds the candidates whose score is at most the
+threshold, up to a tolerance. So a threshold of 0 gives everybody one candidate, a larger one never
+a smaller set, and the smallest threshold that serves a query is the score of its first match. The
+guarantee holds for any score function that was not fitted on the calibration queries; only the mean
+size differs.
 
-The tolerance: kappa is the score of one calibration query, to the last digit. The same picture
-asked again, alone or in another batch, on other threads or another machine, has prices that differ
-in their last digits, so that it would be served or not by chance. Sets therefore hold what costs up
-to `TOLERANCE` more than kappa, relatively.
+The tolerance: the threshold is the score of one calibration query, to the last digit. The same
+picture asked again, alone or in another batch, on other threads or another machine, has scores that
+differ in their last digits, so that it would be served or not by chance. Sets therefore hold what
+scores up to `TOLERANCE` more than the threshold, relatively.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from rcir.metrics.ranking import first_match_ranks
 from rcir.risk.rankings import Floats, Rankings
 
 State = Mapping[str, NDArray[Any]]
-TOLERANCE = 1e-3  # of prices and doubts, relatively, between two embeddings of one picture
+TOLERANCE = (
+    1e-3  # of prices and selection scores, relatively, between two embeddings of one picture
+)
 
 
-class SizeAdapter(ABC):
+class ScoreFunction(ABC):
     """The rule that prices ranks."""
 
     name: ClassVar[str]
@@ -37,7 +40,7 @@ class SizeAdapter(ABC):
     @classmethod
     @abstractmethod
     def fit(cls, rankings: Rankings, truth: NDArray[Any]) -> Self:
-        """Fit on the adapter split.
+        """Fit on the tuning split.
 
         Args:
             rankings: of n >= 2 queries that calibrate nothing.
@@ -47,7 +50,7 @@ class SizeAdapter(ABC):
 
     @classmethod
     def suits(cls, rankings: Rankings, truth: NDArray[Any]) -> bool:
-        """Whether it can be fitted on an adapter split, see `fit`."""
+        """Whether it can be fitted on a tuning split, see `fit`."""
         return True
 
     def ordered(self, rankings: Rankings) -> tuple[Rankings, NDArray[np.int64] | None]:
@@ -57,7 +60,7 @@ class SizeAdapter(ABC):
         return rankings, None
 
     @abstractmethod
-    def costs(self, rankings: Rankings) -> NDArray[np.float32]:
+    def candidate_scores(self, rankings: Rankings) -> NDArray[np.float32]:
         """(n, depth) prices of ranks as `ordered`: 0 first, never falling; infinite beyond all
         candidates.
         """
@@ -69,53 +72,53 @@ class SizeAdapter(ABC):
     @classmethod
     @abstractmethod
     def from_state(cls, state: State) -> Self:
-        """The adapter of a stored `state`."""
+        """The score function of a stored `state`."""
 
     def scores(self, rankings: Rankings, ranks: Floats) -> NDArray[np.float32]:
-        """(n,) the smallest kappa that serves each query the candidate of a rank, counted nearest
-        first; infinite where the rank is.
+        """(n,) the smallest threshold that serves each query the candidate of a rank, counted
+        nearest first; infinite where the rank is.
         """
         ordered, columns = self.ordered(rankings)
         if columns is not None:
             known = np.isfinite(ranks)
             places = np.argmax(columns == np.where(known, ranks, 1)[:, None] - 1, axis=1)
             ranks = np.where(known, places + 1.0, np.inf)
-        return price_of_rank(self.costs(ordered), ranks)
+        return score_at_rank(self.candidate_scores(ordered), ranks)
 
-    def sizes(self, rankings: Rankings, kappa: float) -> NDArray[np.int64]:
-        """(n,) set sizes, at least 1: the number of ranks that `kappa` pays for."""
-        return count_paid(self.costs(rankings), kappa)
+    def sizes(self, rankings: Rankings, threshold: float) -> NDArray[np.int64]:
+        """(n,) set sizes, at least 1: the number of ranks that `threshold` pays for."""
+        return set_sizes(self.candidate_scores(rankings), threshold)
 
-    def doubt(self, rankings: Rankings, size: int) -> NDArray[np.float64]:
+    def selection_score(self, rankings: Rankings, size: int) -> NDArray[np.float64]:
         """(n,) larger where the first `size` candidates are less likely to hold a true match."""
         return rankings.uncertainty
 
 
-class ScaledAdapter(SizeAdapter):
-    """Prices (k - 1) / scale, hence K = 1 + floor(kappa * scale(u)), scale in (0, 1] of u."""
+class ScaledScore(ScoreFunction):
+    """Prices (k - 1) / scale, hence K = 1 + floor(threshold * scale(u)), scale in (0, 1] of u."""
 
     @abstractmethod
     def scale(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
         """(n,) scales in (0, 1] of (n,) uncertainties, non-decreasing in the uncertainty."""
 
-    def costs(self, rankings: Rankings) -> NDArray[np.float32]:
+    def candidate_scores(self, rankings: Rankings) -> NDArray[np.float32]:
         scale = self.scale(rankings.uncertainty).astype(np.float32)
-        costs = np.arange(rankings.depth, dtype=np.float32) / scale[:, None]
+        candidate_scores = np.arange(rankings.depth, dtype=np.float32) / scale[:, None]
         if rankings.distances is not None:
-            costs[np.isposinf(rankings.distances)] = np.inf
-        return costs
+            candidate_scores[np.isposinf(rankings.distances)] = np.inf
+        return candidate_scores
 
     def scores(self, rankings: Rankings, ranks: Floats) -> NDArray[np.float32]:
         scale = self.scale(rankings.uncertainty).astype(np.float32)
         return (np.asarray(ranks, np.float32) - np.float32(1)) / scale
 
 
-class Constant(ScaledAdapter):
+class Constant(ScaledScore):
     """Every query gets the same size: the one to beat.
 
     Example:
         >>> queries = Rankings(np.array([0.2, 0.9]), depth=10)
-        >>> Constant().sizes(queries, kappa=3).tolist()
+        >>> Constant().sizes(queries, threshold=3).tolist()
         [4, 4]
     """
 
@@ -137,16 +140,16 @@ class Constant(ScaledAdapter):
         return cls()
 
 
-class MinMax(ScaledAdapter):
-    """Size grows linearly between the extremes of the adapter split (Cai et al., AAAI 2025).
+class MinMax(ScaledScore):
+    """Size grows linearly between the extremes of the tuning split (Cai et al., AAAI 2025).
 
     Unlike there, the extremes never come from the queries at hand, which voids the guarantee, and
-    the scale stops at `floor` instead of 0, so that every query can be served by some kappa. If
+    the scale stops at `floor` instead of 0, so that every query can be served by some threshold. If
     all uncertainties are equal the scale is 1.
 
     Example:
-        >>> adapter = MinMax(low=0.0, high=2.0, floor=0.01)
-        >>> adapter.sizes(Rankings(np.array([0.5, 9.0]), depth=20), kappa=8).tolist()
+        >>> score_function = MinMax(low=0.0, high=2.0, floor=0.01)
+        >>> score_function.sizes(Rankings(np.array([0.5, 9.0]), depth=20), threshold=8).tolist()
         [3, 9]
     """
 
@@ -174,14 +177,14 @@ class MinMax(ScaledAdapter):
         return cls(*(float(value) for value in state["range"]))
 
 
-class Quantile(ScaledAdapter):
-    """Size grows with the share of the adapter split that is less uncertain: robust to outliers.
+class Quantile(ScaledScore):
+    """Size grows with the share of the tuning split that is less uncertain: robust to outliers.
 
     A picture that is in the split itself counts, whatever rounding does to its uncertainty.
 
     Example:
-        >>> adapter = Quantile(np.array([0.1, 0.2, 0.3, 0.4]))
-        >>> adapter.sizes(Rankings(np.array([0.25, 7.0]), depth=20), kappa=8).tolist()
+        >>> score_function = Quantile(np.array([0.1, 0.2, 0.3, 0.4]))
+        >>> score_function.sizes(Rankings(np.array([0.25, 7.0]), depth=20), threshold=8).tolist()
         [5, 9]
     """
 
@@ -219,22 +222,22 @@ def widened(values: NDArray[Any] | float) -> NDArray[np.float64]:
     return wider
 
 
-def count_paid(costs: NDArray[np.float32], kappa: float) -> NDArray[np.int64]:
-    """(n,) how many ranks of (n, depth) costs a kappa pays for, `TOLERANCE` allowed; never those of
-    no candidate.
+def set_sizes(candidate_scores: NDArray[np.float32], threshold: float) -> NDArray[np.int64]:
+    """(n,) how many ranks of (n, depth) costs a threshold pays for, `TOLERANCE` allowed; never
+    those of no candidate.
     """
-    if not kappa >= 0:
-        raise InvalidData(f"kappa is {kappa}; it is at least 0")
-    affordable = np.float32(min(float(widened(kappa)), float(np.finfo(np.float32).max)))
-    paid: NDArray[np.int64] = np.count_nonzero(costs <= affordable, axis=1)
+    if not threshold >= 0:
+        raise InvalidData(f"threshold is {threshold}; it is at least 0")
+    affordable = np.float32(min(float(widened(threshold)), float(np.finfo(np.float32).max)))
+    paid: NDArray[np.int64] = np.count_nonzero(candidate_scores <= affordable, axis=1)
     return paid
 
 
-def price_of_rank(costs: NDArray[np.float32], ranks: Floats) -> NDArray[np.float32]:
+def score_at_rank(candidate_scores: NDArray[np.float32], ranks: Floats) -> NDArray[np.float32]:
     """(n,) of (n, depth) costs at (n,) ranks; infinite where the rank is."""
     ranks = np.asarray(ranks, np.float64)
     columns = np.where(np.isfinite(ranks), ranks, 1).astype(np.int64) - 1
-    prices = costs[np.arange(len(costs)), columns]
+    prices = candidate_scores[np.arange(len(candidate_scores)), columns]
     return np.where(np.isfinite(ranks), prices, np.float32(np.inf))
 
 
@@ -254,9 +257,9 @@ def check_ranks(rankings: Rankings, ranks: Floats) -> NDArray[np.float64]:
 
 
 def check_split(rankings: Rankings, truth: NDArray[Any]) -> NDArray[np.float64]:
-    """The ranks of the first true matches of an adapter split, or `InvalidData`."""
+    """The ranks of the first true matches of a tuning split, or `InvalidData`."""
     if len(rankings) < 2:
-        raise InvalidData(f"the adapter split has {len(rankings)} queries; at least 2 are needed")
+        raise InvalidData(f"the tuning split has {len(rankings)} queries; at least 2 are needed")
     if np.ndim(truth) == 2:
         truth = first_match_ranks(check_matches(rankings, truth))
     return check_ranks(rankings, truth)
