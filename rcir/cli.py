@@ -17,7 +17,7 @@ from rich.table import Table
 from rcir.api import VARIABLE, default_retriever, use
 from rcir.config import reporting_errors
 from rcir.data import DATASETS, DataConfig, data_root
-from rcir.data.datasets import find_dataset
+from rcir.data.registry import find_dataset
 from rcir.data.verification import verify
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk import Risk
@@ -115,9 +115,9 @@ def _check(options: Namespace, root: Path) -> None:
 
 def compare(options: Namespace) -> None:
     """Compare runs by how small their guaranteed sets are."""
-    from rcir.choose import choose
-    from rcir.compare import compare_runs
-    from rcir.compare_table import print_choice, print_comparison
+    from rcir.runs.choose import choose
+    from rcir.runs.compare import compare_runs
+    from rcir.runs.compare_table import print_choice, print_comparison
 
     asked = options.runs, options.alphas, options.delta
     if options.choose:

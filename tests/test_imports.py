@@ -25,9 +25,9 @@ import numpy as np
 from rcir.risk import *
 rng = np.random.default_rng(0)
 queries, relevant = Rankings(rng.uniform(size=300), depth=4), rng.uniform(size=(300, 4)) < 0.5
-adapter, _ = fit_adapter("quantile", queries, np.full(300, 2))
-known = Outcomes.of(adapter, queries, relevant, relevant.sum(axis=1))
-control = RiskController(adapter, known, known)
+score function, _ = fit_score_function("quantile", queries, np.full(300, 2))
+known = Outcomes.of(score function, queries, relevant, relevant.sum(axis=1))
+control = RiskController(score function, known, known)
 for risk in ("miss", "recall", "false-discovery"):
     control.decide(Request(0.9, 0.1, risk))
 control.decide(Request(0.9, 0.1, abstain=True))
@@ -70,7 +70,7 @@ EMBEDDED = """
 from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.encoders.batches import embed
-parts = ("train", "validation", "gallery", "adapter", "calibration", "test")
+parts = ("train", "validation", "gallery", "score function", "calibration", "test")
 images = load_splits(DataConfig("digits", options=dict.fromkeys(parts, 40))).test
 preprocessing = Preprocessing(size=(20, 25))
 encoder = build_encoder(EncoderConfig("btl", "cifar-cnn"), 1, preprocessing.size)

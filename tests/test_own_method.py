@@ -14,10 +14,11 @@ from torch.nn import functional as F
 import rcir
 from calibration import CalibrationConfig, calibrate
 from rcir.data import DataConfig, Preprocessing, load_splits
+from rcir.embedding import Embedding
 from rcir.encoders import Encoder, EncoderConfig, build_encoder
 from rcir.errors import InvalidConfig
-from rcir.retriever import Retriever
-from rcir.storage import save
+from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.storage import save
 from tests.toy import Toy
 from tests.training.test_continued import equal, unfinish
 from training import Change, TrainingConfig, train
@@ -126,9 +127,7 @@ def test_it_grows_with_the_gallery(run, tmp_path):
     built = Retriever.build(run.encoder(), run.preprocessing, splits.gallery.subset(np.arange(50)))
     more = splits.gallery.subset(np.arange(50, 70))
     built.add(more.images, more.ids, more.labels)
-    whole = Retriever.build(
-        run.encoder(), run.preprocessing, splits.gallery.subset(np.arange(70))
-    )
+    whole = Retriever.build(run.encoder(), run.preprocessing, splits.gallery.subset(np.arange(70)))
     for name, values in whole.items.tensors.items():
         torch.testing.assert_close(built.items.tensors[name], values)
     assert built.fingerprints()["gallery"] != "" and len(built.items) == 70
@@ -160,18 +159,20 @@ class Plain(Encoder):
         self.anchor = torch.nn.Parameter(torch.zeros(1))
 
     def forward(self, images):
-        return rcir.Embedding(F.normalize(images.flatten(1)[:, :4] + self.anchor))
+        return Embedding(F.normalize(images.flatten(1)[:, :4] + self.anchor))
 
 
 def test_an_encoder_that_could_not_be_loaded_is_not_saved(splits, tmp_path):
-    built = Retriever.build(Plain(EncoderConfig("btl"), 1, (8, 16)), Preprocessing(), splits.gallery)
+    built = Retriever.build(
+        Plain(EncoderConfig("btl"), 1, (8, 16)), Preprocessing(), splits.gallery
+    )
     with pytest.raises(InvalidConfig, match=r'says btl.*EncoderConfig\(".*Plain"'):
         save(built, tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
 
 def test_a_plain_network_is_no_encoder(splits):
-    with pytest.raises(InvalidConfig, match="the encoder is a Linear; .*subclass"):
+    with pytest.raises(InvalidConfig, match=r"the encoder is a Linear; .*subclass"):
         Retriever.build(torch.nn.Linear(3, 2), Preprocessing(), splits.gallery)
 
 

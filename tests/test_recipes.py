@@ -12,7 +12,7 @@ from scipy.io import loadmat, savemat
 
 from rcir.config import parse
 from rcir.data import load_splits
-from rcir.data.datasets import find_dataset
+from rcir.data.registry import find_dataset
 from rcir.data.relevance import SameLabel
 from rcir.encoders import METHODS, build_encoder
 from training import TrainingConfig

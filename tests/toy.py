@@ -78,5 +78,7 @@ class Toy(Encoder):
         return True
 
     def rerank(self, queries: Embedding, candidates: Embedding) -> Tensor:
-        near = candidates.extra["draws"].view(len(queries), -1, *candidates.extra["draws"].shape[1:])
+        near = candidates.extra["draws"].view(
+            len(queries), -1, *candidates.extra["draws"].shape[1:]
+        )
         return (queries.vectors[:, None, None] - near).norm(dim=3).mean(2)

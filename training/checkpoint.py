@@ -26,7 +26,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from rcir.errors import CheckpointFailed
-from rcir.storage import save_tensors, write_folder
+from rcir.files import write_folder
+from rcir.retrieval.storage import save_tensors
 from training.validation import Validation
 
 PATIENCE = 60  # seconds after which a shared folder shows what another node wrote

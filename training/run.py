@@ -19,10 +19,10 @@ from rcir.encoders import Encoder, build_encoder
 from rcir.encoders.embedder import Embedder
 from rcir.encoders.posthoc import TrainingImages
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.measured import VALIDATION
 from rcir.metrics import confidence, reliability
-from rcir.runs import RunFolder
-from rcir.trained import TrainedOn
+from rcir.runs.folder import RunFolder
+from rcir.runs.results import VALIDATION
+from rcir.runs.trained_on import TrainedOn
 from training import checkpoint
 from training.config import TrainingConfig
 from training.ensemble import combined, member_configs

@@ -13,7 +13,6 @@ from rcir.data import ImageSet
 from rcir.embedding import Embedding
 from rcir.errors import InvalidData, TrainingDiverged
 from rcir.index import nearest_others
-from rcir.measured import Measured, names_digest
 from rcir.metrics import (
     average_precision_at_k,
     confidence,
@@ -22,6 +21,7 @@ from rcir.metrics import (
     reliability,
 )
 from rcir.risk import Certified, is_certified, mean_size
+from rcir.runs.results import RunResults, names_digest
 from training.certification import DEPTH, certify
 
 ALPHAS, DELTA = (0.05, 0.1, 0.2), 0.1
@@ -39,7 +39,7 @@ class Validation:
         matched: (n,) whether another image matches at all.
         precision: (n,) average precision of the candidates; NaN where no other image matches.
         depth: number of candidates that were searched.
-        certified: what calibrations on these images would certify, see `rehearsals`.
+        certified: what calibrations on these images would certify, see `fold_roles`.
     """
 
     ranks: NDArray[np.float64]
@@ -54,16 +54,19 @@ class Validation:
         """(n,) whether the nearest other image matches."""
         return self.ranks == 1
 
-    def measured(self, images: ImageSet) -> Measured:
+    def measured(self, images: ImageSet) -> RunResults:
         """What other runs are compared with, if anything can be certified of the images."""
         metrics = {name.removeprefix("validation/"): v for name, v in self.metrics().items()}
-        return Measured("validation", names_digest(images.ids), self.certified, metrics, "auto")
+        return RunResults("validation", names_digest(images.ids), self.certified, metrics, "auto")
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What it takes to make it again, by name."""
         own = {name: getattr(self, name) for name in PER_IMAGE}
         for number, part in enumerate(self.certified):
-            own |= {f"scores.{number}": part.scores, f"costs.{number}": part.costs}
+            own |= {
+                f"scores.{number}": part.scores,
+                f"candidate_scores.{number}": part.candidate_scores,
+            }
         return own | {"depth": np.array([self.depth])}
 
     @classmethod
@@ -73,7 +76,9 @@ class Validation:
         return cls(
             **{name: arrays[name] for name in PER_IMAGE},
             depth=int(arrays["depth"][0]),
-            certified=[Certified(arrays[f"scores.{n}"], arrays[f"costs.{n}"]) for n in numbers],
+            certified=[
+                Certified(arrays[f"scores.{n}"], arrays[f"candidate_scores.{n}"]) for n in numbers
+            ],
         )
 
     def metrics(self) -> dict[str, float]:

@@ -26,7 +26,7 @@ from rcir.metrics import (
     score_rankings,
     sparsification,
 )
-from rcir.runs import RunFolder, find_run
+from rcir.runs.folder import RunFolder, find_run
 
 DEPTH = 10
 

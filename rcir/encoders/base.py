@@ -175,7 +175,7 @@ def _full_precision() -> Iterator[None]:
     """Plain float32, whatever the caller's autocast, TF32 or bfloat16 settings.
 
     A query has to be embedded as the calibration queries were, up to the tolerance of
-    `rcir.risk.adapters`, on whatever device it is asked.
+    `rcir.risk.score_functions`, on whatever device it is asked.
     """
     # Of each operation by itself: the getters of all at once raise where a caller set some.
     backends: Any = torch.backends

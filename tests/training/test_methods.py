@@ -9,7 +9,7 @@ from scipy.linalg import orthogonal_procrustes
 from rcir.data import Preprocessing, load_splits
 from rcir.encoders import EncoderConfig
 from rcir.encoders.batches import embed
-from rcir.runs import read_run
+from rcir.runs.folder import read_run
 from training import train
 
 

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 # Nothing divides by two or three workers: neither images, nor batches, nor the last batch.
-PARTS = {"train": 313, "validation": 100, "gallery": 100, "adapter": 100, "test": 100}
+PARTS = {"train": 313, "validation": 100, "gallery": 100, "tuning": 100, "test": 100}
 DATA = DataConfig("digits", options={**PARTS, "calibration": 100})
 PLAIN = {"epochs": 2, "batch": 35, "parts": 6, "data": DATA}
 # Batch normalisation, dropout, augmentation, and tuples across the shares of the workers. One step:
