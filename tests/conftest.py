@@ -85,7 +85,7 @@ def retriever(splits):
     """An untrained but calibrated retriever; tests that change one load `folder` instead."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        encoder = build_encoder(EncoderConfig("mc-dropout", passes=3), 1, (8, 16))
+        encoder = build_encoder(EncoderConfig("mc-dropout", options={"passes": 3}), 1, (8, 16))
     built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=150)
     built.calibrate(
         built.judge(splits.tuning, "occluded"),
@@ -111,7 +111,7 @@ def tiny():
         "epochs": 4,
         "batch": 32,
         "data": DataConfig("digits", options={**parts, "calibration": 300}),
-        "encoder": EncoderConfig(dim=8, members=2, passes=3),
+        "encoder": EncoderConfig(dim=8),
         "mining": MiningConfig("nearest", "hardest"),
     }
     return lambda name="tiny", **changes: TrainingConfig(name, **(defaults | changes))

@@ -136,7 +136,7 @@ def test_a_killed_driver_is_started_again(cluster, undisturbed, tiny, tmp_path):
     options = {
         **{"name": "driven", "epochs": 4, "parts": 2, "batch": 16, "num_workers": 1},
         "data.options": json.dumps(config.data.options),
-        **{"encoder.dim": 8, "encoder.members": 2, "encoder.passes": 3},
+        "encoder.dim": 8,
         **{"mining.positive": "nearest", "mining.negatives": "hardest"},
     }
     arguments = [f"--{name}={value}" for name, value in options.items()]
