@@ -73,6 +73,12 @@ def data_root():
     return Path(root).absolute()
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Without figures, which take most of the time."""
+    monkeypatch.setattr("calibration.drawing.draw", lambda *_: {})
+
+
 @pytest.fixture(scope="session")
 def splits():
     """A small draw of two-digit numbers."""
