@@ -1,4 +1,4 @@
-"""A method of somebody's own (`tests/toy.py`), by its import path alone: from training to answers."""
+"""A method of somebody's own (`tests/toy.py`), by its import path alone, from its training on."""
 
 import math
 import sys

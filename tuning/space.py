@@ -13,9 +13,9 @@ from ray import tune
 
 from rcir.encoders import find_method
 from rcir.errors import InvalidConfig
+from rcir.runs.folder import RESOURCES
 from training import TrainingConfig
 from training.config import override
-from training.folder import RESOURCES
 
 METHOD = "encoder.method"
 KINDS = ("uniform", "loguniform", "choice", "grid")

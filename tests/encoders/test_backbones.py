@@ -92,7 +92,5 @@ def test_either_version_of_the_weights_is_asked_for(monkeypatch, tmp_path, pretr
 
 def test_weights_that_do_not_exist_are_refused():
     config = EncoderConfig("btl", "densenet161", "gem", pretrained="IMAGENET1K_V2")
-    with pytest.raises(
-        InvalidConfig, match=r"set encoder.pretrained to one of IMAGENET1K_V1, true"
-    ):
+    with pytest.raises(InvalidConfig, match=r"to one of IMAGENET1K_V1, true or"):
         build_encoder(config, 3, (32, 32))
