@@ -13,12 +13,13 @@ from typing import Any
 
 from rcir.errors import InvalidData
 from rcir.runs.find import CALIBRATION, Run, is_sweep, read_runs, run_folder
+from rcir.runs.folder import RESOURCES
 from rcir.runs.results import RunResults, Split
 from rcir.risk import check_level, is_certified
 from rcir.risk.certified import Estimate, compare, why_no_interval
 
 # What differs between any two runs, and what only says where they were trained.
-UNTOLD = ("name", "storage", "data.root", "num_workers", "max_failures", "use_gpu", "threads")
+UNTOLD = ("name", *RESOURCES)
 DRAWS = 2000
 LOOKED = (
     "the smallest of these was found by looking: use --choose, or calibrate it anew on other "
