@@ -37,9 +37,19 @@ def unit_of(file: str) -> str:
     return "demo" if Path(file).name in AFTER_DEMO else UNITS.get(file, file)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--full", action="store_true", help="slow tests too, and simulations of full size"
+    )
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Units are kept together, the long ones first."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Slow tests wait for `--full`; units are kept together, the long ones first."""
+    if not config.getoption("full"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
     found: dict[str, list[pytest.Item]] = {name: [] for name in (*FIRST, *TOGETHER)}
     for item in items:
         found.setdefault(unit_of(item.nodeid.partition("::")[0]), []).append(item)

@@ -11,6 +11,23 @@ from rcir.risk import ADAPTERS, Outcomes, Rankings, SizeAdapter, fit_adapter
 from rcir.risk.adapters import TOLERANCE
 
 POPULATION, SPLIT, DEPTH, DRAWS, KEYS = 20_000, 400, 12, 2_000, 15
+# How many draws the modules name; without --full, a quarter of them is taken.
+COUNTS = ("DRAWS", "STREAMS", "SAMPLES", "PAIRS", "REPEATED", "REPEATED_FEW")
+
+
+@pytest.fixture(scope="session")
+def share(request):
+    """One in how many draws is taken."""
+    return 1 if request.config.getoption("full") else 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fewer(request, share):
+    with pytest.MonkeyPatch.context() as patch:
+        for name in COUNTS:
+            if hasattr(request.module, name):
+                patch.setattr(request.module, name, getattr(request.module, name) // share)
+        yield
 
 
 @dataclass(frozen=True)
@@ -91,10 +108,10 @@ def worlds(split, everybody):
 
 
 @pytest.fixture(scope="session")
-def draws():
+def draws(share):
     """`draws(n)`: the rows of n calibration queries, drawn with replacement, DRAWS times."""
     return lambda n, seed=2, size=POPULATION: np.random.default_rng(seed).integers(
-        0, size, (DRAWS, n)
+        0, size, (DRAWS // share, n)
     )
 
 
@@ -150,7 +167,7 @@ def true_risk():
 
 
 @pytest.fixture(scope="session")
-def excess():
+def excess(share):
     """By how many standard errors draws that fail exceed the level at which they may.
 
     A simulation asserts at most 3, that of a broken variant more than 3. Of numbers in place of
@@ -159,7 +176,7 @@ def excess():
 
     def excess(failures, level):
         failures = np.asarray(failures)
-        assert len(failures) >= 2_000
+        assert len(failures) >= DRAWS // share
         spread = np.sqrt(level * (1 - level)) if failures.dtype == bool else failures.std()
         return float((failures.mean() - level) / (spread / np.sqrt(len(failures))))
 
