@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BENCHMARKS := $(filter-out $(addprefix benchmarks/,common.py loops.py populations.py),$(wildcard benchmarks/*.py))
 
-.PHONY: setup demo test lint bench papers clean
+.PHONY: setup demo test test-all lint bench papers clean
 
 setup: $(VENV)/ready
 
@@ -22,8 +22,16 @@ $(VENV)/ready: pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/rcir demo --output runs/demo
 
+# What is compiled once serves every process that a test starts.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
+	--numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 10
+
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
+
+# The same, and then what takes long: slow tests, and simulations of full size.
+test-all: test
+	$(PYTEST) --full -m "slow or statistical"
 
 lint: setup
 	$(BIN)/ruff check .

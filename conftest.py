@@ -100,9 +100,7 @@ def new_store(shared_folder: Path) -> Callable[[Path], str]:
 
 
 @pytest.fixture(scope="session")
-def tracking_uri(
-    new_store: Callable[[Path], str], tmp_path_factory: pytest.TempPathFactory
-) -> str:
+def tracking_uri(new_store: Callable[[Path], str], tmp_path_factory: pytest.TempPathFactory) -> str:
     """One SQLite tracking store for all tests that do not bring their own."""
     return new_store(tmp_path_factory.mktemp("mlflow") / "mlflow.db")
 
