@@ -24,8 +24,8 @@ from scipy.stats import beta
 from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.mining import MiningConfig
-from rcir.retriever import Retriever
-from rcir.storage import save
+from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.storage import save
 
 # On tensors this small, more threads only wait for each other.
 torch.set_num_threads(1)
@@ -77,7 +77,7 @@ def data_root():
 @pytest.fixture(scope="session")
 def splits():
     """A small draw of two-digit numbers."""
-    parts = {"train": 400, "validation": 100, "gallery": 300, "adapter": 200, "test": 100}
+    parts = {"train": 400, "validation": 100, "gallery": 300, "tuning": 200, "test": 100}
     return load_splits(DataConfig("digits", options={**parts, "calibration": 400}))
 
 
@@ -86,12 +86,12 @@ def retriever(splits):
     """An untrained but calibrated retriever; tests that change one load `folder` instead."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        encoder = build_encoder(EncoderConfig("mc-dropout", passes=3), 1, (8, 16))
+        encoder = build_encoder(EncoderConfig("mc-dropout", options={"passes": 3}), 1, (8, 16))
     built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=150)
     built.calibrate(
-        built.judge(splits.adapter, "occluded"),
+        built.judge(splits.tuning, "occluded"),
         built.judge(splits.calibration, "occluded"),
-        adapter="quantile",
+        score_function="quantile",
     )
     return built
 
@@ -107,12 +107,12 @@ def tiny():
     """Configurations of trainings that take a second: `tiny(name, **changes)`."""
     from training import TrainingConfig
 
-    parts = {"train": 300, "validation": 100, "gallery": 300, "adapter": 300, "test": 300}
+    parts = {"train": 300, "validation": 100, "gallery": 300, "tuning": 300, "test": 300}
     defaults = {
         "epochs": 4,
         "batch": 32,
         "data": DataConfig("digits", options={**parts, "calibration": 300}),
-        "encoder": EncoderConfig(dim=8, members=2, passes=3),
+        "encoder": EncoderConfig(dim=8),
         "mining": MiningConfig("nearest", "hardest"),
     }
     return lambda name="tiny", **changes: TrainingConfig(name, **(defaults | changes))

@@ -59,7 +59,8 @@ class ImageSet:
     def pick(self, rows: NDArray[np.integer]) -> Sequence[ImageLike] | NDArray[np.uint8]:
         """The images of some rows, in that order; one array where the set is one array."""
         if isinstance(self.images, np.ndarray):
-            return self.images[rows]
+            picked: NDArray[np.uint8] = self.images[rows]
+            return picked
         return [self.images[row] for row in rows]
 
     def subset(self, rows: NDArray[np.integer]) -> ImageSet:
@@ -79,13 +80,13 @@ class Splits:
     """The parts of a data set, drawn apart from each other.
 
     `train` fits the encoder; `validation` (searched against itself, each image left out of its own
-    search) chooses the epoch; `gallery` is what is searched; `adapter`, `calibration` and `test`
-    are queries: the first fits the size adapter, the second the controller, the third measures.
+    search) chooses the epoch; `gallery` is what is searched; `tuning`, `calibration` and `test`
+    are queries: the first fits the score function, the second the controller, the third measures.
     """
 
     train: ImageSet
     validation: ImageSet
     gallery: ImageSet
-    adapter: ImageSet
+    tuning: ImageSet
     calibration: ImageSet
     test: ImageSet

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from rcir.data import DataConfig
 from rcir.errors import WorkersLost
-from rcir.runs import read_run
+from rcir.runs.folder import read_run
 from training import train
 
 pytestmark = [
@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Ray's own processes
 ]
 
-PARTS = {"train": 2000, "validation": 100, "gallery": 100, "adapter": 100, "test": 100}
+PARTS = {"train": 2000, "validation": 100, "gallery": 100, "tuning": 100, "test": 100}
 RUN = {
     "epochs": 4,
     "parts": 2,
@@ -137,7 +137,7 @@ def test_a_killed_driver_is_started_again(cluster, undisturbed, tiny, tmp_path):
     options = {
         **{"name": "driven", "epochs": 4, "parts": 2, "batch": 16, "num_workers": 1},
         "data.options": json.dumps(config.data.options),
-        **{"encoder.dim": 8, "encoder.members": 2, "encoder.passes": 3},
+        "encoder.dim": 8,
         **{"mining.positive": "nearest", "mining.negatives": "hardest"},
     }
     arguments = [f"--{name}={value}" for name, value in options.items()]

@@ -21,7 +21,7 @@ def store(tmp_path_factory):
 @pytest.fixture(scope="session")
 def small(tiny, tmp_path_factory):
     """`tiny` with enough validation images to certify something."""
-    parts = {"train": 300, "validation": 400, "gallery": 200, "adapter": 100, "test": 200}
+    parts = {"train": 300, "validation": 400, "gallery": 200, "tuning": 100, "test": 200}
     defaults = {
         "data": DataConfig("digits", options={**parts, "calibration": 200}),
         "storage": str(tmp_path_factory.mktemp("runs")),
@@ -37,11 +37,11 @@ def certified():
     def counted(folder, alpha, delta):
         arrays, sizes = load_file(folder / "validation.safetensors"), []
         for part in range(4):
-            scores, costs = arrays[f"scores.{part}"], arrays[f"costs.{part}"]
-            for kappa in np.sort(scores[np.isfinite(scores)]):
-                if binom.cdf(sum(scores > kappa), len(scores), alpha) <= delta:
-                    largest = np.float32(float(kappa) * 1.001)  # what is a tie, at the cut-off
-                    sizes += [sum(price <= largest for price in row) for row in costs]
+            scores, candidate_scores = arrays[f"scores.{part}"], arrays[f"candidate_scores.{part}"]
+            for threshold in np.sort(scores[np.isfinite(scores)]):
+                if binom.cdf(sum(scores > threshold), len(scores), alpha) <= delta:
+                    largest = np.float32(float(threshold) * 1.001)  # what is a tie, at the cut-off
+                    sizes += [sum(price <= largest for price in row) for row in candidate_scores]
                     break
             else:
                 return None
