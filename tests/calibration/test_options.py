@@ -66,6 +66,7 @@ def test_hoeffding_allows_fewer_misses_than_the_exact_bound(trained):
     assert loaded.controllers[None].bound == "hoeffding"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_group_and_score_function_are_named_on_the_command_line(trained, capsys):
     command = ["--run", str(trained.path), "--output", "grouped", "--alphas", "[0.3]"]
     assert (
@@ -117,7 +118,7 @@ def test_groups_score_functions_and_bounds_that_do_not_exist_are_named(
 
 @pytest.mark.usefixtures("undrawn")
 def test_queries_in_clusters_are_warned_of(trained, capsys, monkeypatch):
-    calibrated(trained)
+    calibrated(trained, score_function="constant")
     assert capsys.readouterr().err == ""
 
     def in_clusters(config):
@@ -127,7 +128,7 @@ def test_queries_in_clusters_are_warned_of(trained, capsys, monkeypatch):
         return replace(splits, calibration=queries)
 
     monkeypatch.setattr("calibration.pipeline.load_splits", in_clusters)
-    calibrated(trained)
+    calibrated(trained, score_function="constant")
     said = "warning: the 300 calibration queries come in 12 clusters (hand)"
     assert capsys.readouterr().err.startswith(said)
 
@@ -178,6 +179,7 @@ def test_what_score_functions_are_compared_by_is_cross_fitted_on_the_tuning_spli
         assert size == pytest.approx(paid.sum(axis=1).mean())
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_encoder_without_uncertainty_calibrates_by_its_nearest_distance(tiny):
     run = train(tiny("plain", epochs=1, encoder=EncoderConfig("deterministic", dim=8)))
     outcome = calibrated(run, alphas=(0.4,))
@@ -226,6 +228,7 @@ def test_where_nothing_is_certified_the_screen_says_why_and_the_status_is_3(trai
     assert stop.value.code == 3
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_shallow_search_leaves_queries_unmatched_and_says_so(trained):
     outcome = calibrated(trained, depth=3, alphas=(0.1,))
     unmatched = np.isinf(outcome.test.ranks).sum()
