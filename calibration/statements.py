@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from rcir.errors import RiskUnattainable
-from rcir.retrieval.results import Judged
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import Constant, Request, RiskController
+from rcir.risk import Constant, LabelledResults, Request, RiskController
 from rcir.risk.score_functions import widened
 
 
@@ -19,9 +18,9 @@ from rcir.risk.score_functions import widened
 class Queries:
     """The queries of the three splits, as a retriever found them."""
 
-    tuning: Judged
-    calibration: Judged
-    test: Judged
+    tuning: LabelledResults
+    calibration: LabelledResults
+    test: LabelledResults
 
     def distinct(self) -> Queries:
         """The same of labels."""
@@ -92,7 +91,7 @@ def _measure(
     controller: RiskController,
     alike: RiskController,
     request: Request,
-    test: Judged,
+    test: LabelledResults,
     statement: str,
 ) -> RiskResult:
     """One statement on the test queries that it speaks of."""
@@ -108,13 +107,13 @@ def _measure(
     asked = np.ones(len(test.ranks), bool)
     if request.group is not None and test.groups is not None:
         asked = test.groups == request.group
-    ordered = test.ordered(controller.score_function)
-    sizes = controller.sizes(ordered.found.rankings, decision)
+    ordered, _ = controller.score_function.ordered(test)
+    sizes = controller.sizes(ordered, decision)
     answered = np.flatnonzero(asked & (sizes > 0))
     row = replace(row, bound=decision.bound, threshold=decision.threshold)
     if len(answered) == 0:
         return replace(row, answered=0.0 if asked.any() else None)
-    outcomes = test.outcomes(controller.score_function).subset(answered)
+    outcomes = test.scored(controller.score_function)[answered]
     threshold = widened(np.array([decision.threshold]))
     return replace(
         row,
@@ -126,21 +125,13 @@ def _measure(
 
 def _alike(queries: Queries, controller: RiskController) -> RiskController:
     """The controller of the same queries with one size for all."""
-    constant = Constant()
-    return RiskController(
-        constant,
-        queries.tuning.outcomes(constant),
-        queries.calibration.outcomes(constant),
-        controller.bound,
-        controller.groups,
-        controller.cluster,
-    )
+    return RiskController(Constant(), queries.tuning, queries.calibration, controller.bound)
 
 
-def _constant_size(alike: RiskController, request: Request, test: Judged) -> float | None:
+def _constant_size(alike: RiskController, request: Request, test: LabelledResults) -> float | None:
     """The mean size that the constant score function needs for the same statement."""
     try:
         decision = alike.decide(request)
     except RiskUnattainable:
         return None
-    return float(alike.sizes(test.found.rankings, decision).mean())
+    return float(alike.sizes(test, decision).mean())

@@ -93,7 +93,9 @@ def test_no_answer_is_printed_as_such(retriever, splits, tmp_path, capsys):
         *(retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids),
         labels=splits.gallery.labels,
     )
-    built.calibrate(built.judge(splits.tuning), built.judge(splits.calibration), "learned")
+    built.calibrate(
+        built.search_labelled(splits.tuning), built.search_labelled(splits.calibration), "learned"
+    )
     answers = built.retrieve(list(splits.test.images), 0.5, 0.1, abstain=True)
     row = next(row for row, answer in enumerate(answers) if answer.abstained)
     Image.fromarray(splits.test.images[row]).save(tmp_path / "doubtful.png")

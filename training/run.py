@@ -29,7 +29,7 @@ from training.history import History
 from training.launch import launch, side_by_side
 from training.progress import console
 from training.trainer import image_batches
-from training.validation import Validation, judge
+from training.validation import Validation, validate
 
 
 def train(
@@ -185,7 +185,7 @@ def _train_members(
     members = [member.encoder() for member in trained]
     ensemble = combined(config, members, splits.train, embedder)
     images = splits.validation
-    return ensemble, judge(embedder(ensemble, config.preprocessing, images.images), images)
+    return ensemble, validate(embedder(ensemble, config.preprocessing, images.images), images)
 
 
 def _log(config: TrainingConfig, run: RunFolder, found: Validation) -> None:

@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
-from rcir.risk.abstention import AbstentionController, Answered
+from rcir.risk.abstention import AbstentionController
 from rcir.risk.bounds import Bound, check_bound
 from rcir.risk.joint import JointController
+from rcir.risk.labelled import LabelledResults, Risk
 from rcir.risk.miss import MissController
 from rcir.risk.monotone import MonotoneController
-from rcir.risk.outcomes import Outcomes, Risk
-from rcir.risk.rankings import Rankings
 from rcir.risk.request import Decision, Request
 from rcir.risk.score_functions import ScoreFunction
+from rcir.risk.search_results import SearchResults
 
 
 class RiskController:
@@ -27,23 +27,20 @@ class RiskController:
 
     Attributes:
         score_function: fitted on the tuning split.
-        tuning, calibration: outcomes of the tuning split and of the calibration queries.
+        tuning, calibration: the tuning split and the calibration queries, scored here unless they
+            are.
         bound: of the miss risk; the others take "hoeffding-bentkus" where it is "binomial", and
             queries in clusters "betting".
-        groups: (n,) the group of each calibration query, or None.
-        cluster: what the clusters of the calibration queries are, such as "video"; None where
-            queries are independent.
         own: risks whose sets are chosen by a score function of their own, with their controllers.
         growing: whether calibration queries were added one by one; then every request has to be
             `anytime`.
 
     Example:
-        >>> from rcir.risk import Constant, Rankings
+        >>> from rcir.risk import Constant, SearchResults
         >>> relevant = np.array([[True, False]] * 900 + [[False, True]] * 100)
-        >>> queries = Rankings(np.zeros(1000), depth=2)
-        >>> outcomes = Outcomes.of(Constant(), queries, relevant, np.ones(1000, int))
-        >>> halves = (outcomes.subset(slice(start, None, 2)) for start in (0, 1))
-        >>> controller = RiskController(Constant(), *halves)
+        >>> queries = SearchResults(np.zeros(1000), depth=2)
+        >>> labelled = LabelledResults.of(queries, relevant, totals=np.ones(1000, int))
+        >>> controller = RiskController(Constant(), labelled[::2], labelled[1::2])
         >>> [controller.decide(Request(alpha, delta=0.1)).threshold for alpha in (0.05, 0.15)]
         [1.0, 0.0]
     """
@@ -51,26 +48,19 @@ class RiskController:
     def __init__(
         self,
         score_function: ScoreFunction,
-        tuning: Outcomes,
-        calibration: Outcomes,
+        tuning: LabelledResults,
+        calibration: LabelledResults,
         bound: Bound = "binomial",
-        groups: NDArray[np.str_] | None = None,
-        cluster: str | None = None,
         own: Mapping[Risk, RiskController] | None = None,
         growing: bool = False,
     ) -> None:
         check_bound(bound)
-        if tuning.candidate_scores.shape[1] != calibration.candidate_scores.shape[1]:
+        if tuning.depth != calibration.depth:
             raise InvalidData("tuning split and calibration queries were searched to other depths")
-        if groups is not None and groups.shape != (len(calibration),):
-            raise InvalidData(f"{len(calibration)} calibration queries, groups {groups.shape}")
-        if (cluster is None) != (calibration.clusters is None):
-            raise InvalidData("name what the clusters of the queries are, if they have any")
         self.score_function = score_function
-        self.tuning, self.calibration = tuning, calibration
+        self.tuning = tuning.scored(score_function)
+        self.calibration = calibration.scored(score_function)
         self.bound: Bound = bound
-        self.groups = groups
-        self.cluster = cluster
         self.own: dict[Risk, RiskController] = dict(own or {})
         self.growing = growing
         self._made: dict[Any, Any] = {}
@@ -84,7 +74,17 @@ class RiskController:
     @property
     def depth(self) -> int:
         """Number of candidates that were searched."""
-        return int(self.calibration.candidate_scores.shape[1])
+        return self.calibration.depth
+
+    @property
+    def groups(self) -> NDArray[np.str_] | None:
+        """(n,) the group of each calibration query, if they have groups."""
+        return self.calibration.groups
+
+    @property
+    def cluster(self) -> str | None:
+        """The kind of cluster, such as "video", that queries come in; None if independent."""
+        return self.calibration.cluster
 
     def for_risk(self, request: Request) -> RiskController:
         """The controller in charge of a request: that of the risk's own score function, or this
@@ -99,7 +99,7 @@ class RiskController:
         return self._once(  # type: ignore[no-any-return]
             ("miss", group),
             lambda: MissController(
-                self.score_function, self._outcomes(group).scores, self.depth, self.bound
+                self.score_function, self._queries(group).scores, self.depth, self.bound
             ),
         )
 
@@ -130,13 +130,13 @@ class RiskController:
             ) from None
         if self.cluster is None:
             return decision
-        return replace(decision, n_clusters=self._outcomes(group).units)
+        return replace(decision, n_clusters=self._queries(group).units)
 
     def _of_any_mix(self, request: Request) -> Decision:
         """The largest sets that a group needs, each at its part of delta, serve every mix."""
         groups = self._known_groups()
         if not groups:
-            self._outcomes("")  # says that there are none
+            self._queries("")  # says that there are none
         delta = float(request.delta or 0) / len(groups)
         parts = [replace(request, mix=None, group=group, delta=delta) for group in groups]
         try:
@@ -158,12 +158,12 @@ class RiskController:
 
     def _decide(self, request: Request) -> Decision:
         alpha, delta, group = request.alpha, request.delta, request.group
-        n = len(self._outcomes(group))
+        n = len(self._queries(group))
         if isinstance(alpha, Mapping) or request.risk == "false-discovery":
             alphas = alpha if isinstance(alpha, Mapping) else {request.risk: alpha}
             joint = self._once(
                 ("joint", group),
-                lambda: JointController(self._outcomes(group), self.tuning, self._of_means),
+                lambda: JointController(self._queries(group), self.tuning, self._of_means),
             )
             level = None if isinstance(alpha, Mapping) else float(alpha)
             threshold = joint.threshold(alphas, delta)
@@ -195,24 +195,24 @@ class RiskController:
         mean = self._once(
             (request.risk, request.group, None if weights is None else weights.tobytes()),
             lambda: MonotoneController(
-                self._outcomes(request.group), self.tuning, request.risk, self._of_means, weights
+                self._queries(request.group), self.tuning, request.risk, self._of_means, weights
             ),
         )
         alpha = float(request.alpha)  # type: ignore[arg-type]
         bound = "conformal" if request.delta is None else mean.bound
         return Decision(mean.threshold(alpha, request.delta), None, bound, alpha, n)
 
-    def sizes(self, rankings: Rankings, decision: Decision) -> NDArray[np.int64]:
+    def sizes(self, results: SearchResults, decision: Decision) -> NDArray[np.int64]:
         """(n,) set sizes of queries that were searched as deep; 0 for those not answered."""
-        if rankings.depth != self.depth:
+        if results.depth != self.depth:
             raise InvalidData(
-                f"the queries were searched to depth {rankings.depth}, the calibration queries to "
+                f"the queries were searched to depth {results.depth}, the calibration queries to "
                 f"{self.depth}: search alike"
             )
         if decision.selection_threshold is not None:
-            selection_score = self.score_function.selection_score(rankings, size=1)
+            selection_score = self.score_function.selection_score(results, size=1)
             return (selection_score <= decision.selection_threshold).astype(np.int64)
-        return self.score_function.sizes(rankings, decision.threshold)
+        return self.score_function.sizes(results, decision.threshold)
 
     @property
     def _of_means(self) -> Bound:
@@ -228,12 +228,7 @@ class RiskController:
             )
         return self._once(  # type: ignore[no-any-return]
             ("abstention", group),
-            lambda: AbstentionController(
-                *(
-                    Answered(outcomes.selection_score, ~outcomes.relevant[:, 0])
-                    for outcomes in (self._outcomes(group), self.tuning)
-                )
-            ),
+            lambda: AbstentionController(self._queries(group), self.tuning),
         )
 
     def _weights(self, mix: Mapping[str, float]) -> NDArray[np.float64]:
@@ -241,7 +236,7 @@ class RiskController:
         if self.cluster is not None:
             raise InvalidConfig(f"queries come in clusters ({self.cluster}): mix can be 'any' only")
         for group in mix:
-            self._outcomes(group)  # says which there are if this is none of them
+            self._queries(group)  # says which there are if this is none of them
         groups = np.asarray(self.groups)
         known, which, counts = np.unique(groups, return_inverse=True, return_counts=True)
         shares = np.array([mix.get(group, 0.0) for group in known.tolist()])
@@ -257,7 +252,7 @@ class RiskController:
     def _known_groups(self) -> list[str]:
         return [] if self.groups is None else sorted(set(self.groups.tolist()))
 
-    def _outcomes(self, group: str | None) -> Outcomes:
+    def _queries(self, group: str | None) -> LabelledResults:
         """The calibration queries of a group."""
         if group is None:
             return self.calibration
@@ -267,7 +262,7 @@ class RiskController:
                 f"group {group!r} has no calibration queries; "
                 + (f"there are {', '.join(map(repr, known))}" if known else "none have a group")
             )
-        return self.calibration.subset(self.groups == group)
+        return self.calibration[self.groups == group]
 
 
 def _digest(score_function: ScoreFunction) -> bytes:

@@ -12,7 +12,7 @@ from scipy.stats import ks_2samp
 
 from rcir.errors import InvalidData
 from rcir.risk.bounds import check_level
-from rcir.risk.outcomes import Outcomes
+from rcir.risk.labelled import LabelledResults
 from rcir.risk.score_functions import widened
 
 
@@ -60,7 +60,9 @@ class Exchangeability:
 
 
 def check_exchangeability(
-    calibration: Outcomes, recent: Outcomes, certified: tuple[float, float] | None = None
+    calibration: LabelledResults,
+    recent: LabelledResults,
+    certified: tuple[float, float] | None = None,
 ) -> Exchangeability:
     """Compare recent labelled queries with the calibration queries.
 
@@ -80,12 +82,12 @@ def check_exchangeability(
 
     Example:
         >>> import numpy as np
-        >>> from rcir.risk import Constant, Rankings
+        >>> from rcir.risk import Constant, SearchResults
         >>> rng = np.random.default_rng(0)
         >>> def outcomes(n, risk, shift=0.0):  # sets of one candidate
-        ...     queries = Rankings(rng.normal(shift, size=n), depth=1)
+        ...     queries = SearchResults(rng.normal(shift, size=n), depth=1)
         ...     found = rng.uniform(size=(n, 1)) >= risk
-        ...     return Outcomes.of(Constant(), queries, found, np.ones(n, int))
+        ...     return LabelledResults.of(queries, found, np.ones(n, int)).scored(Constant())
         >>> calibration, same = outcomes(400, 0.08), outcomes(200, 0.08)
         >>> shifted, worse = outcomes(200, 0.08, shift=1), outcomes(200, 0.16)
         >>> recent = (same, shifted, worse)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.risk.bounds import Bound, check_level, p_values
-from rcir.risk.outcomes import Outcomes, Risk, check_risk
+from rcir.risk.labelled import LabelledResults, Risk, check_risk
 from rcir.risk.score_functions import widened
 from rcir.risk.testing import bonferroni_holm, fixed_sequence
 
@@ -35,11 +35,11 @@ class JointController:
         procedure: how the whole is kept at delta: "fixed-sequence" or "bonferroni-holm".
 
     Example:
-        >>> from rcir.risk import Constant, Rankings
+        >>> from rcir.risk import Constant, SearchResults
         >>> relevant = np.array([[True, False, True]] * 900 + [[False, True, False]] * 100)
-        >>> queries = Rankings(np.zeros(1000), depth=3)
-        >>> outcomes = Outcomes.of(Constant(), queries, relevant, np.full(1000, 2))
-        >>> halves = (outcomes.subset(slice(start, None, 2)) for start in (0, 1))
+        >>> queries = SearchResults(np.zeros(1000), depth=3)
+        >>> outcomes = LabelledResults.of(queries, relevant, np.full(1000, 2)).scored(Constant())
+        >>> halves = (outcomes[slice(start, None, 2)] for start in (0, 1))
         >>> controller = JointController(*halves)
         >>> controller.threshold({"miss": 0.05, "false-discovery": 0.6}, delta=0.1)
         1.0
@@ -47,8 +47,8 @@ class JointController:
 
     def __init__(
         self,
-        calibration: Outcomes,
-        tuning: Outcomes,
+        calibration: LabelledResults,
+        tuning: LabelledResults,
         bound: Bound = "hoeffding-bentkus",
         procedure: Procedure = "fixed-sequence",
     ) -> None:
@@ -108,7 +108,9 @@ class JointController:
         order = np.argsort(self._p_values(self.tuning, alphas), kind="stable")
         return self.thresholds[order[fixed_sequence(values[order], delta)]]
 
-    def _p_values(self, outcomes: Outcomes, alphas: Mapping[Risk, float]) -> NDArray[np.float64]:
+    def _p_values(
+        self, outcomes: LabelledResults, alphas: Mapping[Risk, float]
+    ) -> NDArray[np.float64]:
         """(g,) for each threshold, of the hypothesis that some risk is above its alpha there."""
         each = [
             p_values(self._sums(outcomes, risk), outcomes.units, alpha, self.bound_of(risk))
@@ -116,7 +118,7 @@ class JointController:
         ]
         return np.max(each, axis=0)  # type: ignore[no-any-return]
 
-    def _sums(self, outcomes: Outcomes, risk: Risk) -> NDArray[np.float64]:
+    def _sums(self, outcomes: LabelledResults, risk: Risk) -> NDArray[np.float64]:
         """(g,) summed losses at each threshold; computed once."""
         key = (outcomes is self.tuning, risk)
         if key not in self._totals:

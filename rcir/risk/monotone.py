@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidData, InvalidRiskLevel
 from rcir.risk.bounds import Bound, check_bound, check_level, mean_bound, p_value
-from rcir.risk.outcomes import Outcomes, Risk
+from rcir.risk.labelled import LabelledResults, Risk
 from rcir.risk.refusal import required, unattainable
 
 
@@ -35,11 +35,11 @@ class MonotoneController:
             they must not come from losses. Then the bound is "betting".
 
     Example:
-        >>> from rcir.risk import Constant, Rankings
+        >>> from rcir.risk import Constant, SearchResults
         >>> relevant = np.array([[True, True, False]] * 300 + [[True, False, True]] * 100)
-        >>> queries = Rankings(np.zeros(400), depth=3)
-        >>> outcomes = Outcomes.of(Constant(), queries, relevant, np.full(400, 2))
-        >>> halves = (outcomes.subset(slice(start, None, 2)) for start in (0, 1))
+        >>> queries = SearchResults(np.zeros(400), depth=3)
+        >>> outcomes = LabelledResults.of(queries, relevant, np.full(400, 2)).scored(Constant())
+        >>> halves = (outcomes[slice(start, None, 2)] for start in (0, 1))
         >>> controller = MonotoneController(*halves, risk="recall")
         >>> controller.threshold(alpha=0.2, delta=0.1)  # sets of 2 lack a half in a quarter of them
         1.0
@@ -47,8 +47,8 @@ class MonotoneController:
 
     def __init__(
         self,
-        calibration: Outcomes,
-        tuning: Outcomes,
+        calibration: LabelledResults,
+        tuning: LabelledResults,
         risk: Risk,
         bound: Bound = "hoeffding-bentkus",
         weights: NDArray[np.float64] | None = None,
@@ -165,14 +165,14 @@ class MonotoneController:
             unit="queries" if self.calibration.clusters is None else "clusters",
             minimum_alpha=self.minimum_alpha(delta),
             required_calibration=required(alpha, delta, self.bound, lost),
-            deeper=f"search deeper than {self.calibration.candidate_scores.shape[1]} candidates (a "
+            deeper=f"search deeper than {self.calibration.depth} candidates (a "
             f"share {lost:.4f} of the {missing} is not among them)"
             if lost > 0
             else None,
         )
 
 
-def _steps(outcomes: Outcomes) -> NDArray[np.float32]:
+def _steps(outcomes: LabelledResults) -> NDArray[np.float32]:
     """The thresholds at which some set gains a true match, ascending."""
-    steps = np.unique(outcomes.candidate_scores[outcomes.relevant])
+    steps = outcomes.match_scores
     return steps if len(steps) else np.zeros(1, np.float32)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from rcir.errors import InvalidConfig
 from rcir.risk.bounds import check_level
-from rcir.risk.outcomes import Risk, check_risk
+from rcir.risk.labelled import Risk, check_risk
 
 Alpha = float | Mapping[Risk, float]
 Mix = Literal["any"] | Mapping[str, float] | None
