@@ -12,8 +12,14 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from rcir.errors import RiskUnattainable
-from rcir.risk import LabelledResults, Request, RiskController, SearchResults, fit_score_function
-from rcir.risk.labelled import Risk
+from rcir.risk import (
+    RISKS,
+    LabelledResults,
+    Request,
+    RiskController,
+    SearchResults,
+    fit_score_function,
+)
 from rcir.risk.score_functions import TOLERANCE
 from rcir.risk.search_results import take_columns
 
@@ -42,16 +48,18 @@ class World:
         self.groups = (1 * (hard > np.median(hard)) + (hard > np.quantile(hard, 0.8))).astype(str)
         self.names = sorted(set(self.groups.tolist()))
 
-    def risk(self, risk: Risk, thresholds: Any, rows: Any = slice(None)) -> Array:
+    def risk(self, risk: str, thresholds: Any, rows: Any = slice(None)) -> Array:
         """(n,) the mean loss of all, or of some rows, at (n,) thresholds; NaN where these are."""
         thresholds = np.atleast_1d(np.asarray(thresholds, np.float64))
         known, where = np.unique(thresholds[~np.isnan(thresholds)], return_inverse=True)
-        losses = self.population[rows].losses(risk, np.minimum(known * (1 + TOLERANCE), LARGEST))
+        losses = RISKS[risk].losses(
+            self.population[rows], np.minimum(known * (1 + TOLERANCE), LARGEST)
+        )
         found = np.full(thresholds.shape, np.nan)
         found[~np.isnan(thresholds)] = losses.mean(axis=0).round(9)[where]
         return found
 
-    def level(self, risk: Risk, rng: Generator, rows: Any = slice(None)) -> float:
+    def level(self, risk: str, rng: Generator, rows: Any = slice(None)) -> float:
         """An alpha that the largest or the smallest sets meet, not far from .05 to .3."""
         ends = self.risk(risk, [0.0, LARGEST], rows)
         least = max(0.05, float(ends.min()) + 0.02)

@@ -29,12 +29,12 @@ from rcir.data import ImageSet, load_splits
 from rcir.errors import RiskUnattainable
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import (
+    RISKS,
     SCORE_FUNCTIONS,
     LabelledResults,
     MinMax,
     MissController,
     Request,
-    Risk,
     RiskController,
     RiskMonitor,
     ScoreFunction,
@@ -50,7 +50,7 @@ QUERIES, DEPTH, STEP = 100_000, 200, 0.2
 MAPIE_QUERIES, MAPIE_DEPTH, MAPIE_GRID = 3_000, 50, 200
 DRAWS, CALIBRATION, DELTA = 2_000, 3_000, 0.1
 ALPHAS = (0.05, 0.1, 0.2)
-LEVELS: dict[Risk, tuple[float, ...]] = {
+LEVELS: dict[str, tuple[float, ...]] = {
     "recall": (0.2, 0.3, 0.5),
     "false-discovery": (0.3, 0.5, 0.6),
 }
@@ -211,7 +211,7 @@ class Case:
         self.split, self.queries = parts
         self._scored: dict[int, tuple[ScoreFunction, LabelledResults]] = {}
 
-    def fitted(self, name: str, risk: Risk = "miss") -> ScoreFunction:
+    def fitted(self, name: str, risk: str = "miss") -> ScoreFunction:
         """A score function of the tuning split."""
         split = self.split
         return fit_score_function(name, split, split.relevant, ALPHAS, DELTA, risk, split.totals)[0]
@@ -245,7 +245,7 @@ class Case:
         # What cannot be certified is refused, and violates nothing.
         return float(sizes[np.isfinite(thresholds)].mean()), float((risks > alpha).mean())
 
-    def of_all_matches(self, name: str, risk: Risk, alpha: float) -> tuple[float, float]:
+    def of_all_matches(self, name: str, risk: str, alpha: float) -> tuple[float, float]:
         """Mean set size, and mean number of true matches in it, over a few calibrations."""
         score_function = self.fitted(name, risk)
         known, tuning = self.scored(score_function), self.split.scored(score_function)
@@ -360,7 +360,7 @@ def of_all_matches(folder: Path) -> tuple[list[tuple[str, ...]], dict[str, float
                 texts = (f"{number:.2f}" for number in (alike, size, few, many))
                 rows.append((name, risk, f"{alpha:g}", *texts))
                 ratios.append(
-                    size / alike if risk == "recall" else few / many if many else math.inf
+                    size / alike if RISKS[risk].falls else few / many if many else math.inf
                 )
             key = risk.replace("-", "_")
             if risk == "recall" and not math.isnan(ratios[levels.index(0.3)]):

@@ -28,7 +28,6 @@ from rcir.risk import (
     smallest_certified,
 )
 from rcir.risk.choice import KNOWN
-from rcir.risk.labelled import Risk
 from rcir.risk.score_functions import set_sizes
 
 DELTA = 0.1
@@ -43,7 +42,7 @@ def above(risks: Array, alpha: float | Array) -> Array:
 # Modes: of a world, a generator and a number of draws to (draws,) violations, NaN where refused.
 
 
-def single_risk(risk: Risk, most: int) -> Callable[[World, Generator, int], Array]:
+def single_risk(risk: str, most: int) -> Callable[[World, Generator, int], Array]:
     def mode(world: World, rng: Generator, draws: int) -> Array:
         alpha = world.level(risk, rng)
         (thresholds,) = world.thresholds(
@@ -184,7 +183,7 @@ def chosen(among: int) -> Callable[[World, Generator, int], Array]:
     return mode
 
 
-def on_average(risk: Risk) -> Callable[[World, Generator, int], Array]:
+def on_average(risk: str) -> Callable[[World, Generator, int], Array]:
     """The risk minus alpha, and delta more, in place of violations."""
 
     def mode(world: World, rng: Generator, draws: int) -> Array:

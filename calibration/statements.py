@@ -10,7 +10,8 @@ import numpy as np
 
 from rcir.errors import RiskUnattainable
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import Constant, LabelledResults, Request, RiskController
+from rcir.risk import RISKS, Constant, LabelledResults, Request, RiskController
+from rcir.risk.request import DEFAULT
 from rcir.risk.score_functions import widened
 
 
@@ -59,11 +60,13 @@ def rows(
 ) -> tuple[list[RiskResult], list[RiskResult]]:
     """The miss risk at each alpha, and what else the same calibration queries certify."""
     controller = retriever.controllers[None]
-    options: dict[str, dict[str, Any]] = {}
+    options: dict[str, dict[str, Any]] = {
+        key.replace("-", " "): {"risk": risk.name, "abstain": risk.abstains}
+        for key, risk in RISKS.items()
+        if key != DEFAULT and (controller.cluster is None or not risk.independent)
+    }
     if controller.cluster is None:
-        options["miss, abstaining"] = {"abstain": True}
         options["miss, whatever alpha"] = {"simultaneous": True}
-    options |= {"recall": {"risk": "recall"}, "false discovery": {"risk": "false-discovery"}}
     for group in [] if controller.groups is None else sorted(set(controller.groups.tolist())):
         options[f"miss, group {group}"] = {"group": group}
     if controller.groups is not None:
@@ -117,7 +120,7 @@ def _measure(
     threshold = widened(np.array([decision.threshold]))
     return replace(
         row,
-        test_risk=float(outcomes.unit_losses(request.risk, threshold).mean()),
+        test_risk=float(request.one_risk.unit_losses(outcomes, threshold).mean()),
         mean_size=float(sizes[answered].mean()),
         answered=len(answered) / int(asked.sum()),
     )

@@ -110,7 +110,7 @@ def test_no_answer_is_printed_as_such(retriever, splits, tmp_path, capsys):
     ("options", "named"),
     [
         (["--group", "red"], "group 'red' has no calibration queries; there are 'False', 'True'"),
-        (["--abstain", "--risk", "recall"], "abstain=True bounds misses among answers"),
+        (["--abstain", "--risk", "recall"], "abstain=True bounds the miss risk among answers"),
         (["--risk", "recall", "--alpha", "0.001"], "alpha = 0.001 at delta = 0.1 cannot be"),
         (["--risk", "false-discovery", "--alpha", "0.1"], "false-discovery 0.1 at delta = 0.1"),
         (["--abstain", "--alpha", "0.001"], "cannot be certified among answered queries"),

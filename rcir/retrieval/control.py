@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
 from rcir.index.flat import FlatIndex
-from rcir.risk import Bound, LabelledResults, Risk, RiskController, fit_score_function
+from rcir.risk import RISKS, Bound, LabelledResults, RiskController, fit_score_function
 from rcir.risk.choice import Comparison
 
 
@@ -33,21 +33,18 @@ def control(
         The controller, and what was compared for the miss risk.
     """
 
-    def of(risk: Risk) -> tuple[RiskController, Comparison]:
+    def of(risk: str) -> tuple[RiskController, Comparison]:
         fitted, compared = fit_score_function(
             score_function, tuning, tuning.relevant, alphas, delta, risk, tuning.totals
         )
         return RiskController(fitted, tuning, calibration, bound), compared
 
     main, compared = of("miss")
-    # Of one true match at most there is no recall but whether it is missed. The calibration queries
-    # have no say in it.
-    single = tuning.totals.max() <= 1
-    others: tuple[Risk, ...] = ("false-discovery",) if single else ("recall", "false-discovery")
-    for risk in others:
-        own, _ = of(risk)
-        if own.score_function.name != main.score_function.name:
-            main.own[risk] = own
+    for name, risk in RISKS.items():
+        if risk.own_score_function(tuning):
+            own, _ = of(name)
+            if own.score_function.name != main.score_function.name:
+                main.own[name] = own
     return main, compared
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Unpack, overload
 
 import numpy as np
@@ -12,16 +13,15 @@ from rcir.data.digests import digests
 from rcir.data.images import ImageLike
 from rcir.data.repeats import require_new, require_no_repeats, warn_of_copies, warn_of_twins
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
-from rcir.retrieval.answer import Distinct, Guarantee, Options, Retrieval
+from rcir.retrieval.answer import Distinct, Options, Retrieval
 from rcir.retrieval.control import check_clusters, control, extended, nearest_other
 from rcir.retrieval.searcher import Searcher
 from rcir.risk import (
     Bound,
-    Decision,
     Exchangeability,
+    Guarantee,
     LabelledResults,
     Request,
-    Risk,
     RiskController,
     check_exchangeability,
     decide_chosen,
@@ -219,7 +219,7 @@ class Retriever(Searcher):
         alpha: Alpha,
         delta: float | None,
         *,
-        risk: Risk = "miss",
+        risk: str = "miss",
         distinct: Distinct = None,
         group: str | None = None,
         abstain: bool = False,
@@ -272,24 +272,23 @@ class Retriever(Searcher):
         """
         request = Request(alpha, delta, risk, group, abstain, simultaneous, anytime, mix)
         controller = self._valid_controller(distinct).for_risk(request)
-        decision = decide_chosen(controller, request, self.chosen_among)
-        guarantee = Guarantee.of(request, decision, controller, distinct, self.chosen_among)
+        guarantee = decide_chosen(controller, request, self.chosen_among)
+        guarantee = replace(guarantee, distinct=distinct)
         if isinstance(query, list | tuple):
-            return self._retrieve(query, controller, decision, guarantee)
-        return self._retrieve([query], controller, decision, guarantee)[0]
+            return self._retrieve(query, controller, guarantee)
+        return self._retrieve([query], controller, guarantee)[0]
 
     def _retrieve(
         self,
         images: Sequence[ImageLike],
         controller: RiskController,
-        decision: Decision,
         guarantee: Guarantee,
     ) -> list[Retrieval]:
         found = self.search(images)
         if guarantee.distinct is not None:
             found = found.distinct()
         found, _ = controller.score_function.ordered(found)
-        sizes = controller.sizes(found, decision)
+        sizes = controller.sizes(found, guarantee)
         # One look-up for the whole batch; each answer is a slice of it.
         row = np.repeat(np.arange(len(sizes)), sizes)
         rank = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)

@@ -42,7 +42,7 @@ from rcir.errors import CorruptRetriever, NoRetriever, RcirError
 from rcir.files import write_folder
 from rcir.index import FlatIndex
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import LabelledResults, Risk, RiskController, score_function_class
+from rcir.risk import LabelledResults, RiskController, score_function_class
 from rcir.risk.bonferroni import check_among
 
 FORMAT = 4
@@ -254,7 +254,7 @@ def _controller(kind: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Ris
 
     groups = None if kind["groups"] is None else np.array(kind["groups"], str)
 
-    def stored(risk: str, own: dict[Risk, RiskController]) -> RiskController:
+    def stored(risk: str, own: dict[str, RiskController]) -> RiskController:
         return RiskController(
             score_function_class(kind["score_functions"][risk]).from_state(
                 part(risk, "score_function")

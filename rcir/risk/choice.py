@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from rcir.errors import InvalidConfig
 from rcir.risk.boosted import Boosted
 from rcir.risk.bounds import allowed_misses
-from rcir.risk.labelled import LabelledResults, Risk, check_risk
+from rcir.risk.labelled import LabelledResults
 from rcir.risk.learned import Learned
 from rcir.risk.matching import MatchProbability
 from rcir.risk.reranked import Reranked
+from rcir.risk.risks import Risk, find_risk
 from rcir.risk.score_functions import (
     Constant,
     MinMax,
@@ -36,10 +37,6 @@ KNOWN: Mapping[str, type[ScoreFunction]] = {
     MatchProbability.name: MatchProbability,
 }
 ALPHAS = (0.05, 0.1, 0.2)
-LEVELS: Mapping[Risk, Sequence[float]] = {
-    "recall": (0.1, 0.2, 0.3, 0.5),
-    "false-discovery": (0.1, 0.2, 0.3, 0.5, 0.7),
-}
 FOLDS, FEWEST = 5, 50
 GRID = 256  # thresholds at which recall and false discovery are compared
 
@@ -61,7 +58,7 @@ def fit_score_function(
     truth: NDArray[Any],
     alphas: Sequence[float] = ALPHAS,
     delta: float = 0.1,
-    risk: Risk = "miss",
+    risk: str = "miss",
     totals: NDArray[np.int64] | None = None,
 ) -> tuple[ScoreFunction, Comparison]:
     """Fit the named score function, or with "auto" the one that suits a risk best.
@@ -78,7 +75,7 @@ def fit_score_function(
         results, truth: the tuning split, see `ScoreFunction.fit`; of other risks than misses truth
             is (n, depth), whether each candidate is a true match.
         alphas, delta: levels at which sizes are compared; other risks have levels of their own.
-        risk: "miss", "recall" or "false-discovery".
+        risk: the name of one of `rcir.risk.RISKS`.
         totals: (n,) numbers of true matches in the gallery; among the candidates unless given.
 
     Returns:
@@ -100,10 +97,10 @@ def fit_score_function(
         >>> sizes[score_function.name][0.1] < sizes["constant"][0.1]
         True
     """
-    check_risk(risk)
+    known = find_risk(risk)
     if name != "auto":
         kind = score_function_class(name)
-        if risk != "miss" and kind not in _OF_ALL_MATCHES:
+        if not known.first_match and kind not in _OF_ALL_MATCHES:
             kind = MatchProbability
         return kind.fit(results, truth), {}
     ranks = check_split(results, truth)
@@ -112,12 +109,12 @@ def fit_score_function(
     if np.ndim(truth) == 1:  # of misses no other match counts
         truth = np.arange(1, results.depth + 1) == ranks[:, None]
     given = truth.sum(axis=1) if totals is None else totals
-    kinds = SCORE_FUNCTIONS.values() if risk == "miss" else _OF_ALL_MATCHES
+    kinds = SCORE_FUNCTIONS.values() if known.first_match else _OF_ALL_MATCHES
     comparison = {}
     for kind in kinds:
         if kind.suits(results, truth):
             outcomes = _cross_fitted(kind, results, truth, given)
-            comparison[kind.name] = _sizes(outcomes, risk, alphas, delta)
+            comparison[kind.name] = _sizes(outcomes, known, alphas, delta)
     constant = comparison["constant"]
 
     def order(kind: str) -> tuple[bool, int, float, bool]:
@@ -153,7 +150,7 @@ def _sizes(
 ) -> dict[float, float]:
     """How large sets have to be at each alpha that can be had, see `fit_score_function`."""
     sizes = {}
-    if risk == "miss":
+    if risk.exact:
         falling = np.sort(outcomes.scores)[::-1]
         for alpha in alphas:
             allowed = allowed_misses(len(falling), alpha, delta)
@@ -161,11 +158,11 @@ def _sizes(
                 sizes[alpha] = float(outcomes.sizes(float(falling[allowed])).mean())
         return sizes
     thresholds = outcomes.steps(GRID)
-    losses = outcomes.losses(risk, widened(thresholds)).mean(axis=0)
-    for alpha in LEVELS[risk]:
+    losses = risk.losses(outcomes, widened(thresholds)).mean(axis=0)
+    for alpha in risk.levels or alphas:
         if not (losses <= alpha).any():
             continue
-        if risk == "recall":
+        if risk.falls:
             threshold = thresholds[np.argmax(losses <= alpha)]
             sizes[alpha] = float(outcomes.sizes(float(threshold)).mean())
         else:

@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
-from rcir.risk.abstention import AbstentionController
 from rcir.risk.bounds import Bound, check_bound
+from rcir.risk.guarantee import Guarantee
 from rcir.risk.joint import JointController
-from rcir.risk.labelled import LabelledResults, Risk
+from rcir.risk.labelled import LabelledResults
 from rcir.risk.miss import MissController
 from rcir.risk.monotone import MonotoneController
-from rcir.risk.request import Decision, Request
+from rcir.risk.request import Request
+from rcir.risk.risks import Risk
 from rcir.risk.score_functions import ScoreFunction
 from rcir.risk.search_results import SearchResults
 
@@ -51,7 +52,7 @@ class RiskController:
         tuning: LabelledResults,
         calibration: LabelledResults,
         bound: Bound = "binomial",
-        own: Mapping[Risk, RiskController] | None = None,
+        own: Mapping[str, RiskController] | None = None,
         growing: bool = False,
     ) -> None:
         check_bound(bound)
@@ -61,7 +62,7 @@ class RiskController:
         self.tuning = tuning.scored(score_function)
         self.calibration = calibration.scored(score_function)
         self.bound: Bound = bound
-        self.own: dict[Risk, RiskController] = dict(own or {})
+        self.own: dict[str, RiskController] = dict(own or {})
         self.growing = growing
         self._made: dict[Any, Any] = {}
         self._sealed = (bound, _digest(score_function))
@@ -96,14 +97,14 @@ class RiskController:
 
     def miss(self, group: str | None = None) -> MissController:
         """The exact controller of the miss risk, for one group or all independent queries."""
-        return self._once(  # type: ignore[no-any-return]
+        return self.once(  # type: ignore[no-any-return]
             ("miss", group),
             lambda: MissController(
-                self.score_function, self._queries(group).scores, self.depth, self.bound
+                self.score_function, self.queries(group).scores, self.depth, self.bound
             ),
         )
 
-    def decide(self, request: Request) -> Decision:
+    def decide(self, request: Request) -> Guarantee:
         """What certifies the request.
 
         Raises:
@@ -117,26 +118,24 @@ class RiskController:
             )
         if request.mix == "any":
             return self._of_any_mix(request)
-        group = request.group
         try:
-            decision = self._decide(request)
+            if isinstance(request.alpha, Mapping):
+                return self.certify_jointly(request)
+            return request.one_risk.certify(self, request)
         except RiskUnattainable as error:
-            if group is None:
+            if request.group is None:
                 raise
             raise RiskUnattainable(
-                f"group {group!r}: {error}",
+                f"group {request.group!r}: {error}",
                 minimum_alpha=error.minimum_alpha,
                 required_calibration=error.required_calibration,
             ) from None
-        if self.cluster is None:
-            return decision
-        return replace(decision, n_clusters=self._queries(group).units)
 
-    def _of_any_mix(self, request: Request) -> Decision:
+    def _of_any_mix(self, request: Request) -> Guarantee:
         """The largest sets that a group needs, each at its part of delta, serve every mix."""
         groups = self._known_groups()
         if not groups:
-            self._queries("")  # says that there are none
+            self.queries("")  # says that there are none
         delta = float(request.delta or 0) / len(groups)
         parts = [replace(request, mix=None, group=group, delta=delta) for group in groups]
         try:
@@ -149,70 +148,94 @@ class RiskController:
                 required_calibration=error.required_calibration,
             ) from None
         return replace(
-            max(each, key=lambda decision: decision.threshold),
-            risk_bound=max(decision.risk_bound or 0.0 for decision in each),
-            n_calibration=len(self.calibration),
-            n_clusters=None if self.cluster is None else self.calibration.units,
+            self.guarantee(
+                request,
+                max(part.threshold for part in each),
+                each[0].bound,
+                max(part.risk_bound or 0.0 for part in each),
+            ),
             n_groups=len(groups),
         )
 
-    def _decide(self, request: Request) -> Decision:
-        alpha, delta, group = request.alpha, request.delta, request.group
-        n = len(self._queries(group))
-        if isinstance(alpha, Mapping) or request.risk == "false-discovery":
-            alphas = alpha if isinstance(alpha, Mapping) else {request.risk: alpha}
-            joint = self._once(
-                ("joint", group),
-                lambda: JointController(self._queries(group), self.tuning, self._of_means),
-            )
-            level = None if isinstance(alpha, Mapping) else float(alpha)
-            threshold = joint.threshold(alphas, delta)
-            names = dict.fromkeys(joint.bound_of(risk) for risk in alphas)
-            return Decision(threshold, None, " and ".join(names), level, n)
-        if request.abstain:
-            threshold = self._abstention(group).threshold(alpha, float(delta or 0))
-            return Decision(0.0, threshold, "binomial", float(alpha), n)
-        if request.risk == "recall" or self.cluster is not None or request.mix is not None:
-            return self._of_mean(request, n)
-        miss = self.miss(group)
-        modes = {"simultaneous": request.simultaneous, "anytime": request.anytime}
-        bound: str = "conformal" if delta is None else self.bound
-        bound = "band" if request.simultaneous else "anytime" if request.anytime else bound
-        threshold, certified = (
-            miss.threshold(alpha, delta, **modes),
-            miss.risk_bound(alpha, delta, **modes),
+    def guarantee(
+        self,
+        request: Request,
+        threshold: float,
+        bound: str,
+        risk_bound: float | None,
+        selection_threshold: float | None = None,
+    ) -> Guarantee:
+        """The guarantee of what certifies a request, see the attributes of `Guarantee`."""
+        alpha, mix, queries = request.alpha, request.mix, self.queries(request.group)
+        return Guarantee(
+            alpha={name: float(level) for name, level in alpha.items()}
+            if isinstance(alpha, Mapping)
+            else float(alpha),
+            delta=None if request.delta is None else float(request.delta),
+            risk=", ".join(alpha) if isinstance(alpha, Mapping) else request.risk,
+            distinct=None,
+            group=request.group,
+            abstain=request.abstain,
+            simultaneous=request.simultaneous,
+            threshold=threshold,
+            bound=bound,
+            score_function=self.score_function.name,
+            n_calibration=len(queries),
+            risk_bound=risk_bound,
+            selection_threshold=selection_threshold,
+            anytime=request.anytime,
+            mix=dict(mix) if isinstance(mix, Mapping) else mix,
+            cluster=self.cluster,
+            n_clusters=None if self.cluster is None else queries.units,
         )
-        return Decision(threshold, None, bound, certified, n)
 
-    def _of_mean(self, request: Request, n: int) -> Decision:
-        """Of losses in between 0 and 1: recall, clusters of queries, another mix of groups."""
+    def certify_jointly(self, request: Request) -> Guarantee:
+        """Certify several risks at once, or one that need not fall: Learn Then Test."""
+        alpha, group = request.alpha, request.group
+        alphas = alpha if isinstance(alpha, Mapping) else {request.risk: alpha}
+        joint = self.once(
+            ("joint", group),
+            lambda: JointController(self.queries(group), self.tuning, self._of_means),
+        )
+        level = None if isinstance(alpha, Mapping) else float(alpha)
+        threshold = joint.threshold(alphas, request.delta)
+        names = dict.fromkeys(joint.bound_of(risk) for risk in alphas)
+        return self.guarantee(request, threshold, " and ".join(names), level)
+
+    def certify_mean(self, risk: Risk, request: Request) -> Guarantee:
+        """Certify a risk that falls as sets grow, of losses anywhere in [0, 1]."""
         if request.simultaneous or request.anytime:
             raise InvalidConfig(
                 f"queries come in clusters ({self.cluster}): neither simultaneous nor anytime "
                 "guarantees are to be had of them"
             )
         weights = None if request.mix is None else self._weights(dict(request.mix))  # type: ignore[arg-type]
-        mean = self._once(
-            (request.risk, request.group, None if weights is None else weights.tobytes()),
+        exact = risk.binary and self.cluster is None and weights is None
+        mean = self.once(
+            (risk.name, request.group, None if weights is None else weights.tobytes()),
             lambda: MonotoneController(
-                self._queries(request.group), self.tuning, request.risk, self._of_means, weights
+                self.queries(request.group),
+                self.tuning,
+                risk.name,
+                self.bound if exact else self._of_means,
+                weights,
             ),
         )
         alpha = float(request.alpha)  # type: ignore[arg-type]
         bound = "conformal" if request.delta is None else mean.bound
-        return Decision(mean.threshold(alpha, request.delta), None, bound, alpha, n)
+        return self.guarantee(request, mean.threshold(alpha, request.delta), bound, alpha)
 
-    def sizes(self, results: SearchResults, decision: Decision) -> NDArray[np.int64]:
+    def sizes(self, results: SearchResults, guarantee: Guarantee) -> NDArray[np.int64]:
         """(n,) set sizes of queries that were searched as deep; 0 for those not answered."""
         if results.depth != self.depth:
             raise InvalidData(
                 f"the queries were searched to depth {results.depth}, the calibration queries to "
                 f"{self.depth}: search alike"
             )
-        if decision.selection_threshold is not None:
+        if guarantee.selection_threshold is not None:
             selection_score = self.score_function.selection_score(results, size=1)
-            return (selection_score <= decision.selection_threshold).astype(np.int64)
-        return self.score_function.sizes(results, decision.threshold)
+            return (selection_score <= guarantee.selection_threshold).astype(np.int64)
+        return self.score_function.sizes(results, guarantee.threshold)
 
     @property
     def _of_means(self) -> Bound:
@@ -221,30 +244,20 @@ class RiskController:
             return self.bound
         return "hoeffding-bentkus" if self.cluster is None else "betting"
 
-    def _abstention(self, group: str | None) -> AbstentionController:
-        if self.cluster is not None:
-            raise InvalidConfig(
-                f"queries come in clusters ({self.cluster}): abstain=True needs independent queries"
-            )
-        return self._once(  # type: ignore[no-any-return]
-            ("abstention", group),
-            lambda: AbstentionController(self._queries(group), self.tuning),
-        )
-
     def _weights(self, mix: Mapping[str, float]) -> NDArray[np.float64]:
         """(n,) of mean 1, with which the calibration queries have a mix of groups."""
         if self.cluster is not None:
             raise InvalidConfig(f"queries come in clusters ({self.cluster}): mix can be 'any' only")
         for group in mix:
-            self._queries(group)  # says which there are if this is none of them
+            self.queries(group)  # says which there are if this is none of them
         groups = np.asarray(self.groups)
         known, which, counts = np.unique(groups, return_inverse=True, return_counts=True)
         shares = np.array([mix.get(group, 0.0) for group in known.tolist()])
         weights: NDArray[np.float64] = (shares / counts)[which] * len(which)
         return weights
 
-    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """A controller, made once: the same few are asked for again."""
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What is made under a key, once: the same few controllers are asked for again."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
@@ -252,7 +265,7 @@ class RiskController:
     def _known_groups(self) -> list[str]:
         return [] if self.groups is None else sorted(set(self.groups.tolist()))
 
-    def _queries(self, group: str | None) -> LabelledResults:
+    def queries(self, group: str | None) -> LabelledResults:
         """The calibration queries of a group."""
         if group is None:
             return self.calibration

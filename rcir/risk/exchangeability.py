@@ -109,7 +109,7 @@ def check_exchangeability(
     if certified is None:
         return Exchangeability(p_values, len(calibration), len(recent))
     threshold, alpha = certified[0], check_level("alpha", certified[1])
-    misses = int(np.count_nonzero(recent.losses("miss", widened(np.array([threshold])))))
+    misses = int(np.count_nonzero(recent.scores > widened(threshold).astype(np.float32)))
     # P(Binomial(n, alpha) >= misses)
     p_values["risk"] = float(bdtrc(misses - 1, len(recent), alpha)) if misses else 1.0
     return Exchangeability(p_values, len(calibration), len(recent), misses, alpha)

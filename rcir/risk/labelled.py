@@ -5,24 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidConfig, InvalidData
+from rcir.errors import InvalidData
 from rcir.metrics.ranking import first_match_ranks
 from rcir.risk.score_functions import ScoreFunction, score_at_rank, set_sizes
 from rcir.risk.search_results import SearchResults
 
-Risk = Literal["miss", "recall", "false-discovery"]
 STORED = ("candidate_scores", "relevant", "totals", "uncertainty", "selection_score")
-
-
-def check_risk(risk: str) -> None:
-    """Raise `InvalidConfig` for a name that is no risk's."""
-    if risk not in get_args(Risk):
-        raise InvalidConfig(f"risk {risk!r} is unknown; choose one of {', '.join(get_args(Risk))}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,26 +182,6 @@ class LabelledResults(SearchResults):
     def scores(self) -> NDArray[np.float32]:
         """(n,) the nonconformity score of each query: the smallest threshold that serves it."""
         return score_at_rank(self._scores, self.ranks)
-
-    def unit_losses(self, risk: Risk, thresholds: NDArray[Any]) -> NDArray[np.float64]:
-        """(units, g) the loss of each query, or the mean loss of each cluster of queries."""
-        return self.unit_means(self.losses(risk, thresholds))
-
-    def losses(self, risk: Risk, thresholds: NDArray[Any]) -> NDArray[np.float64]:
-        """(n, g) the loss of each query at each of g increasing thresholds.
-
-        - "miss": 1 if the set holds no true match, else 0.
-        - "recall": the share of the gallery's true matches that the set lacks; 1 if the gallery
-          has none.
-        - "false-discovery": the share of the set that is no true match.
-        """
-        check_risk(risk)
-        if risk == "miss":
-            return (self.scores[:, None] > thresholds.astype(np.float32)).astype(np.float64)
-        hits = self.held(thresholds, self.relevant)
-        if risk == "recall":
-            return 1 - hits / np.maximum(self.totals, 1)[:, None]
-        return 1 - hits / self.held(thresholds, np.isfinite(self._scores))
 
     def held(self, thresholds: NDArray[Any], candidates: NDArray[np.bool_]) -> NDArray[np.int64]:
         """(n, g) how many of some candidates (n, depth) sets hold at g increasing thresholds."""

@@ -15,7 +15,7 @@ DELTA = 0.1
         (0.3, 0.1, {"risk": "hits"}, InvalidConfig, "'hits' is unknown; choose one of miss, recal"),
         (0.3, 0.1, {"distinct": "id"}, InvalidConfig, "distinct is 'id'; it can be 'label' or Non"),
         (0.3, 0.1, {"group": "red"}, InvalidConfig, "'red' has no .*are 'False', 'True'"),
-        (0.3, 0.1, {"abstain": True, "risk": "recall"}, InvalidConfig, "misses among answers"),
+        (0.3, 0.1, {"abstain": True, "risk": "recall"}, InvalidConfig, "bounds the miss risk among answers"),
         (0.3, 0.1, {"simultaneous": True, "risk": "recall"}, InvalidConfig, "miss risk alone"),
         (0.3, 0.1, {"simultaneous": True, "abstain": True}, InvalidConfig, "miss risk alone"),
         (0.3, None, {"abstain": True}, InvalidConfig, "delta=None is for"),

@@ -82,7 +82,7 @@ def test_scores_of_a_picture_asked_otherwise_differ_by_far_less_than_the_toleran
         )
 
     def places(found):
-        return np.hstack([found.positions, found.ordered(score_function).positions])
+        return np.hstack([found.positions, score_function.ordered(found)[0].positions])
 
     for parts in otherwise:
         alike = (gathered(parts, places) == places(batch)).all(axis=1)

@@ -21,7 +21,6 @@ from rcir.risk import (
     RiskController,
     anytime_allowed_misses,
 )
-from rcir.risk.labelled import Risk
 
 SEVERAL = {"miss": 0.3, "false-discovery": 0.7}
 SCORE_FUNCTION = Quantile(np.linspace(0, 1, 37))
@@ -241,7 +240,7 @@ def test_a_false_discovery_alpha_that_is_no_number_is_refused_on_purpose(alpha, 
 
 @pytest.mark.parametrize("alpha", [1e-4, {"miss": 1e-4, "recall": 1e-4}])
 @pytest.mark.parametrize("risk", ["miss", "recall", "false-discovery"])
-def test_what_cannot_be_certified_is_never_answered(alpha, risk: Risk, control):
+def test_what_cannot_be_certified_is_never_answered(alpha, risk, control):
     risk = "miss" if isinstance(alpha, dict) else risk
     with pytest.raises(RiskUnattainable):
         control.decide(Request(alpha, 0.1, risk=risk))

@@ -5,6 +5,7 @@ import pytest
 
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk import Constant, LabelledResults, Quantile, Reranked, SearchResults
+from rcir.risk.risks import find_risk
 
 RISKS = ("miss", "recall", "false-discovery")
 
@@ -37,7 +38,7 @@ def thresholds_of(outcomes):
 @pytest.mark.parametrize("risk", RISKS)
 def test_losses_are_those_of_every_set_on_its_own(risk, drawn):
     thresholds = thresholds_of(drawn)
-    losses = drawn.losses(risk, thresholds)
+    losses = find_risk(risk).losses(drawn, thresholds)
     assert losses.shape == (60, len(thresholds))
     for i in range(60):
         for g in range(0, len(thresholds), 5):
@@ -49,14 +50,16 @@ def test_losses_are_those_of_every_set_on_its_own(risk, drawn):
 @pytest.mark.parametrize("risk", RISKS)
 def test_a_single_threshold_gives_the_column_of_many(risk, drawn):
     thresholds = thresholds_of(drawn)
-    many = drawn.losses(risk, thresholds)
+    many = find_risk(risk).losses(drawn, thresholds)
     for g in (0, 3, len(thresholds) // 2, len(thresholds) - 1):
-        np.testing.assert_array_equal(drawn.losses(risk, thresholds[g : g + 1])[:, 0], many[:, g])
+        np.testing.assert_array_equal(
+            find_risk(risk).losses(drawn, thresholds[g : g + 1])[:, 0], many[:, g]
+        )
 
 
 @pytest.mark.parametrize("risk", RISKS)
 def test_a_query_without_any_true_match_loses_everything(risk, drawn):
-    assert (drawn.losses(risk, thresholds_of(drawn))[:2] == 1).all()
+    assert (find_risk(risk).losses(drawn, thresholds_of(drawn))[:2] == 1).all()
 
 
 def test_padding_is_in_no_set_and_no_denominator():
@@ -72,8 +75,8 @@ def test_padding_is_in_no_set_and_no_denominator():
         }
     )
     thresholds = np.array([0, 1, 1e30], np.float32)
-    assert outcomes.losses("false-discovery", thresholds).tolist() == [[0, 0.5, 0.5]]
-    assert outcomes.losses("recall", thresholds).tolist() == [[0.5, 0.5, 0.5]]
+    assert find_risk("false-discovery").losses(outcomes, thresholds).tolist() == [[0, 0.5, 0.5]]
+    assert find_risk("recall").losses(outcomes, thresholds).tolist() == [[0.5, 0.5, 0.5]]
 
 
 def test_a_threshold_in_double_precision_means_the_same_set_for_every_risk():
@@ -87,7 +90,7 @@ def test_a_threshold_in_double_precision_means_the_same_set_for_every_risk():
             "selection_score": np.zeros(1),
         }
     )
-    losses = [float(outcomes.losses(risk, np.array([0.1]))[0, 0]) for risk in RISKS]
+    losses = [float(find_risk(risk).losses(outcomes, np.array([0.1]))[0, 0]) for risk in RISKS]
     assert losses == [0.0, 0.0, 0.5]  # the set of a threshold of 0.1 holds both
 
 
@@ -126,7 +129,7 @@ def test_what_does_not_fit_together_is_refused():
         LabelledResults.of(queries, ~two, np.array([3, 2])).scored(Constant())
     outcomes = LabelledResults.of(queries, two, np.ones(2, int)).scored(Constant())
     with pytest.raises(InvalidConfig, match="choose one of miss, recall, false-discovery"):
-        outcomes.losses("misses", np.zeros(1, np.float32))
+        find_risk("misses").losses(outcomes, np.zeros(1, np.float32))
 
 
 def test_the_loss_of_a_cluster_is_the_mean_of_its_queries(drawn):
@@ -135,14 +138,14 @@ def test_the_loss_of_a_cluster_is_the_mean_of_its_queries(drawn):
     thresholds = thresholds_of(drawn)[::9]
     assert (drawn.units, clustered.units) == (60, len(set(clusters.tolist())))
     for risk in RISKS:
-        each = drawn.losses(risk, thresholds)
-        np.testing.assert_array_equal(drawn.unit_losses(risk, thresholds), each)
+        each = find_risk(risk).losses(drawn, thresholds)
+        np.testing.assert_array_equal(find_risk(risk).unit_losses(drawn, thresholds), each)
         expected = [
             [np.mean([row[g] for row, c in zip(each, clusters, strict=True) if c == cluster])]
             for cluster in sorted(set(clusters.tolist()))
             for g in range(len(thresholds))
         ]
-        found = clustered.unit_losses(risk, thresholds)
+        found = find_risk(risk).unit_losses(clustered, thresholds)
         assert found.ravel().tolist() == pytest.approx(np.ravel(expected).tolist())
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rcir.errors import RiskUnattainable
-from rcir.risk import Constant, LabelledResults, Request, RiskController
+from rcir.risk import RISKS, Constant, LabelledResults, Request, RiskController
 
 pytestmark = pytest.mark.statistical
 
@@ -136,7 +136,7 @@ def test_a_bound_for_losses_up_to_one_of_weighted_losses_would_be_noticed(everyb
         which = rng.choice(3, 60, p=rare)
         rows = which * POPULATION + rng.integers(POPULATION, size=60)
         weights = np.array([0.45 / 0.95, 0.0, 11.0])[which]
-        losses = everybody[rows].losses("miss", thresholds_there) * weights[:, None]
+        losses = RISKS["miss"].losses(everybody[rows], thresholds_there) * weights[:, None]
         bounds = losses.mean(axis=0) + np.sqrt(np.log(1 / DELTA) / 120)
         certified = np.flatnonzero(bounds <= alpha)
         threshold = thresholds_there[certified[0]] if len(certified) else np.nan

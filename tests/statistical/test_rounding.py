@@ -142,7 +142,7 @@ def answered_wrongly(alpha):
 
 def test_answers_to_pictures_asked_again_are_wrong_as_seldom_as_promised(excess, monkeypatch):
     assert excess(answered_wrongly(0.2), DELTA) <= 3
-    monkeypatch.setattr("rcir.risk.abstention.widened", lambda thresholds: thresholds)
+    monkeypatch.setattr("rcir.risk.risks.abstention.widened", lambda thresholds: thresholds)
     assert excess(answered_wrongly(0.2), DELTA) > 3
 
 

@@ -1,17 +1,52 @@
-"""Answering only where the answer is likely right."""
+"""Abstention: the miss risk of an answer of one candidate, given only where it is likely right."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import RiskUnattainable
+from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.risk.bounds import check_level, p_values, required_calibration
 from rcir.risk.labelled import LabelledResults
+from rcir.risk.risks.miss import Miss
 from rcir.risk.score_functions import widened
 from rcir.risk.testing import fixed_sequence
 
+if TYPE_CHECKING:
+    from rcir.risk.controller import RiskController
+    from rcir.risk.guarantee import Guarantee
+    from rcir.risk.request import Request
+
 THRESHOLDS = 200
+
+
+class Abstention(Miss):
+    """Misses among the answers, each of the first candidate, of the queries that get one.
+
+    It need not fall as more queries are answered.
+    """
+
+    sets = "answers"
+    falls = False
+    exact = False
+    independent = True
+    abstains = True
+
+    def certify(self, controller: RiskController, request: Request) -> Guarantee:
+        if controller.cluster is not None:
+            raise InvalidConfig(
+                f"queries come in clusters ({controller.cluster}): abstain=True needs independent "
+                "queries"
+            )
+        answers = controller.once(
+            (self.key, request.group),
+            lambda: AbstentionController(controller.queries(request.group), controller.tuning),
+        )
+        alpha = float(request.alpha)  # type: ignore[arg-type]
+        chosen = answers.threshold(alpha, float(request.delta or 0))
+        return controller.guarantee(request, 0.0, "binomial", alpha, chosen)
 
 
 class AbstentionController:
