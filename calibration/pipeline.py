@@ -33,9 +33,8 @@ from rcir.data.registry import find_dataset
 from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.retrieval import storage
-from rcir.retrieval.results import Judged
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import Certified, corrected
+from rcir.risk import Certified, LabelledResults, corrected
 from rcir.runs import folder as runs
 from rcir.runs.results import TEST, RunResults, names_digest
 from rcir.runs.trained_on import TrainedOn
@@ -59,7 +58,7 @@ class Calibrated:
     folder: Path
     report: Path
     evaluation: Evaluation
-    test: Judged
+    test: LabelledResults
     splits: Splits
     mlflow_run: str | None
 
@@ -227,7 +226,7 @@ def _judge(retriever: Retriever, splits: Splits, embedder: Embedder) -> Queries:
         with embedding(f"{name} queries", images, embedder) as shown, warnings.catch_warnings():
             # Said before, of all splits at once.
             warnings.filterwarnings("ignore", "the queries come in clusters", UserWarning)
-            found.append(retriever.judge(images, group, shown, cluster))
+            found.append(retriever.search_labelled(images, group, shown, cluster))
     return Queries(*found)
 
 
@@ -239,7 +238,7 @@ def _digests(splits: Splits) -> dict[str, str]:
 
 
 def _measured(
-    retriever: Retriever, evaluation: Evaluation, test: Judged, splits: Splits
+    retriever: Retriever, evaluation: Evaluation, test: LabelledResults, splits: Splits
 ) -> RunResults:
     """What `rcir compare` needs to tell whether another encoder is better."""
     controller = retriever.controllers[None]
@@ -251,7 +250,7 @@ def _measured(
         [
             Certified(
                 controller.calibration.scores,
-                test.outcomes(controller.score_function).candidate_scores,
+                test.scored(controller.score_function).known("candidate_scores"),
             )
         ]
         if controller.cluster is None

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from calibration.evaluation import Evaluation
 from calibration.statements import RiskResult
-from rcir.retrieval.answer import confidence
+from rcir.risk.guarantee import stated_confidence
 
 console = Console(highlight=False)
 
@@ -62,7 +62,7 @@ def print_table(evaluation: Evaluation) -> None:
 
 def _stated(evaluation: Evaluation, row: RiskResult) -> str:
     """The statement of a row, and what it was measured on."""
-    sure, rule = confidence(row.delta), f"{row.score_function} sizes, {row.bound} bound"
+    sure, rule = stated_confidence(row.delta), f"{row.score_function} sizes, {row.bound} bound"
     calibrated = f"{evaluation.n_calibration} calibration queries"
     measured = f"Measured on {evaluation.n_test} held-out queries"
     if evaluation.refusal is not None:

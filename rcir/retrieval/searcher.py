@@ -26,8 +26,7 @@ from rcir.encoders.rerank import reranked
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index.base import Index
 from rcir.index.flat import FlatIndex
-from rcir.retrieval.results import Candidates, Judged
-from rcir.risk import Rankings
+from rcir.risk import LabelledResults, SearchResults
 
 
 class Searcher:
@@ -126,7 +125,7 @@ class Searcher:
 
     def search(
         self, images: Sequence[ImageLike] | NDArray[np.uint8], embedder: Embed | None = None
-    ) -> Candidates:
+    ) -> SearchResults:
         """The nearest gallery images of each query, without any guarantee.
 
         Args:
@@ -142,22 +141,25 @@ class Searcher:
             # Unit vectors: 1 - cos = |x - y|^2 / 2.
             uncertainty = distances[:, 0].astype(np.float64) ** 2 / 2
         items = self.item_uncertainty
-        rankings = Rankings(
+        return SearchResults(
             uncertainty,
             self.depth,
             distances,
             None if self.labels is None else np.where(positions >= 0, self.labels[positions], -1),
             None if items is None else items[positions],
+            positions=positions,
+            vectors=vectors,
+            images=images,
+            fingerprints=self.fingerprints(),
         )
-        return Candidates(rankings, positions, vectors, self.fingerprints(), images)
 
-    def judge(
+    def search_labelled(
         self,
         queries: ImageSet,
         group: str | None = None,
         embedder: Embed | None = None,
         cluster: str | None = None,
-    ) -> Judged:
+    ) -> LabelledResults:
         """Search queries of which it is known which gallery images they match.
 
         Args:
@@ -190,14 +192,21 @@ class Searcher:
                 stacklevel=2,
             )
         found = self.search(queries.images, embedder)
-        relevant = queries.relevance.of(self.relevance, found.positions)
+        relevant = queries.relevance.of(self.relevance, found.known("positions"))
         totals = queries.relevance.totals(self.relevance)
         groups, clusters = (
             None if name is None else queries.attributes[name].astype(str)
             for name in (group, cluster)
         )
-        one_label = self.labels is not None
-        return Judged(found, relevant, totals, groups, one_label, clusters, cluster)
+        return LabelledResults.of(
+            found,
+            relevant,
+            totals,
+            groups=groups,
+            clusters=clusters,
+            cluster=cluster,
+            one_label=self.labels is not None,
+        )
 
     def fingerprints(self) -> dict[str, str]:
         """Digests of everything that calibration depends on; computed once per change.

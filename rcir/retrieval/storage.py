@@ -44,7 +44,7 @@ from rcir.errors import CorruptRetriever, InvalidConfig, NoRetriever, RcirError
 from rcir.files import write_folder
 from rcir.index import FlatIndex
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import Outcomes, Risk, RiskController, score_function_class
+from rcir.risk import LabelledResults, RiskController, score_function_class
 from rcir.risk.bonferroni import check_among
 
 FORMAT = 5
@@ -278,16 +278,16 @@ def _controller(kind: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Ris
             if key.startswith(prefix)
         }
 
-    def stored(risk: str, own: dict[Risk, RiskController]) -> RiskController:
+    groups = None if kind["groups"] is None else np.array(kind["groups"], str)
+
+    def stored(risk: str, own: dict[str, RiskController]) -> RiskController:
         return RiskController(
             score_function_class(kind["score_functions"][risk]).from_state(
                 part(risk, "score_function")
             ),
-            Outcomes.from_arrays(part(risk, "tuning")),
-            Outcomes.from_arrays(part(risk, "calibration")),
+            LabelledResults.from_arrays(part(risk, "tuning"), None, kind["cluster"]),
+            LabelledResults.from_arrays(part(risk, "calibration"), groups, kind["cluster"]),
             kind["bound"],
-            None if kind["groups"] is None else np.array(kind["groups"], str),
-            kind["cluster"],
             own,
             kind["growing"],
         )
