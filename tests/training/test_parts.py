@@ -85,7 +85,7 @@ def test_one_part_and_six_train_alike(tiny, scope):
 def naive_tuples(encoder, pixels, labels):
     """Embeddings of the members of all tuples, which are found by brute force, and their mask."""
     with torch.no_grad():
-        vectors = encoder.eval()(pixels).mean.double()
+        vectors = encoder.eval()(pixels).vectors.double()
     distances = torch.cdist(vectors, vectors).numpy()
     same = labels[:, None] == labels
     positive = np.where(same & ~np.eye(len(labels), dtype=bool), distances, np.inf).argmin(1)
