@@ -21,7 +21,7 @@ from training import TrainingConfig, train
 
 ENCODERS = ("deterministic", "mc-dropout", "btl")  # an ensemble's members are the first
 POSITIVES = ("nearest", "random", "farthest")
-NEGATIVES = ("hardest", "violating", "semi-hard", "top-random")
+NEGATIVES = ("hardest", "margin-violating", "semi-hard", "top-random")
 BASE = TrainingConfig(
     name="base",
     epochs=5,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.evaluation import Evaluation, evaluate
 from calibration.progress import embedding, step
-from calibration.publishing import begin_run, check_output, publish
+from calibration.publishing import check_output, publish, start_tracking
 from calibration.statements import Queries
 from calibration.table import console
 from rcir import api, tracking
@@ -127,7 +127,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
             comparisons[None],
             outside,
         )
-    tracked = begin_run("calibration", config, output, run.tracked)
+    tracked = start_tracking("calibration", config, output, run.tracked)
     with tracked.active():
         retriever.origin["calibration"] = tracked.id
         folder = storage.save(retriever, place)
@@ -188,7 +188,7 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
             data.name, retriever, queries, splits.test, config.alphas, delta, {}, outside
         )
     trained = tracking.find_run(retriever.origin.get("run", ""))
-    tracked = begin_run("evaluation", config, output, trained) if trained else None
+    tracked = start_tracking("evaluation", config, output, trained) if trained else None
     with tracked.active() if tracked else nullcontext():
         page = publish(output, retriever, evaluation, queries.test, splits, tracked, started)
     place = Path(config.retriever)

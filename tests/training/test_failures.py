@@ -31,7 +31,7 @@ pytestmark = [
 PARTS = {"train": 2000, "validation": 100, "gallery": 100, "tuning": 100, "test": 100}
 RUN = {
     "epochs": 4,
-    "parts": 2,
+    "micro_batches": 2,
     "batch": 16,
     "data": DataConfig("digits", options={**PARTS, "calibration": 100}),
 }
@@ -135,7 +135,7 @@ def test_a_killed_driver_is_started_again(cluster, undisturbed, tiny, tmp_path):
     # Not a range of workers: Ray keeps what such a driver reserved for three more minutes.
     config = tiny("driven", **RUN, num_workers=1)
     options = {
-        **{"name": "driven", "epochs": 4, "parts": 2, "batch": 16, "num_workers": 1},
+        **{"name": "driven", "epochs": 4, "micro_batches": 2, "batch": 16, "num_workers": 1},
         "data.options": json.dumps(config.data.options),
         "encoder.dim": 8,
         **{"mining.positive": "nearest", "mining.negatives": "hardest"},

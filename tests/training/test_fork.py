@@ -91,7 +91,7 @@ def test_what_a_run_had_trained_is_replaced(make, half, fresh, reached):
     assert (run.mlflow_run, run.path) == (before.mlflow_run, folder)
     assert same_weights(run, fresh)
     assert metrics(run) == metrics(fresh)
-    assert run.config == json.loads(json.dumps(asdict(replace(config, parts=1))))
+    assert run.config == json.loads(json.dumps(asdict(replace(config, micro_batches=1))))
     assert (folder / "reports.json").read_text() == "kept"
     assert {path.name for path in folder.iterdir() if path.name.startswith(".")} == set()
     assert steps(run, "loss") == [1, 2, 3, 4]
@@ -183,7 +183,7 @@ def test_interrupted_it_leaves_a_run_that_begins_anew(make, half, fresh, monkeyp
         ({"seed": 8}, "another seed in epoch 1"),
         ({"optimizer": OptimizerConfig(lr=0.1)}, r"another optimizer\.lr in epoch 1"),
         ({"epochs": 5}, "another epochs in epoch 1"),
-        ({"parts": 2}, "another parts in epoch 1"),
+        ({"micro_batches": 2}, "another micro_batches in epoch 1"),
         ({"changes": (Change(2, {"loss.margin": 0.1}),)}, r"another loss\.margin in epoch 2"),
     ],
 )
