@@ -46,7 +46,11 @@ def cluster(patient, forgotten):
             patch.setenv(name, value)
         # How long Ray waits for a lost node to come back; a minute by itself.
         patch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "30")
-        head = {"num_cpus": 1, "temp_dir": folder, "include_dashboard": False}
+        # Where Ray notes which cluster it started last: /tmp/ray need not be there.
+        patch.setenv("RAY_TMPDIR", folder)
+        session = Path(folder, "ray")
+        session.mkdir()
+        head = {"num_cpus": 1, "temp_dir": str(session), "include_dashboard": False}
         nodes = Cluster(initialize_head=True, head_node_args=head)
         nodes.second = nodes.add_node(num_cpus=1)
         ray.init(nodes.address, log_to_driver=False)
