@@ -66,7 +66,7 @@ def main() -> None:
         figures["sweep_seconds"] = seconds
     if not options.gain_only:
         figures |= overhead(given)
-    title = f"{options.config}, alpha {config.alpha:g}, delta {config.delta:g}"
+    title = f"{Path(options.config).name}, alpha {config.alpha:g}, delta {config.delta:g}"
     report(title, ("what", "value"), rows, figures, options.json)
 
 
