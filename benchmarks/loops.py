@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from common import sized
 from numpy.typing import NDArray
 from pytorch_metric_learning.losses import TripletMarginLoss
 from pytorch_metric_learning.miners import BatchHardMiner
@@ -24,9 +25,9 @@ from training.trainer import Trainer
 from training.workers import Workers
 
 Loss = Callable[[Encoder, TrainingConfig, Embedding, Tensor], Tensor]
-STEPS = 9  # of a bare loop; the first one warms up
+STEPS = sized(9, 2)  # of a bare loop; the first one warms up
 FORWARD = 128  # images
-PASSES = 20  # of MC dropout
+PASSES = sized(20, 2)  # of MC dropout
 
 
 def compare_loops(
