@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from calibration.config import CalibrationConfig
 from calibration.pipeline import calibrate
 from calibration.table import print_table
-from rcir.config import parse, reporting_errors
+from rcir.config import parse
+from rcir.errors import reporting_errors
+
+NOTHING_CERTIFIED = 3  # exit status: everything was written, but no asked alpha is certified
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         outcome = calibrate(config)
         print_table(outcome.evaluation)
         print(f"retriever: {outcome.folder}\nreport: {outcome.report}")
-    return 0
+    return NOTHING_CERTIFIED if outcome.evaluation.refusal else 0
 
 
 if __name__ == "__main__":

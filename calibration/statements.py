@@ -41,6 +41,7 @@ class RiskResult:
         mean_size: mean set size over the test queries that got an answer.
         constant_size: the size that all queries would need alike at the same alpha and delta.
         answered: the share of test queries that got an answer.
+        refusal: why it is not certified, and what would help.
     """
 
     statement: str
@@ -53,6 +54,7 @@ class RiskResult:
     mean_size: float | None = None
     constant_size: float | None = None
     answered: float | None = None
+    refusal: str | None = None
 
 
 def rows(
@@ -105,8 +107,8 @@ def _measure(
         row = replace(row, constant_size=_constant_size(alike, request, test))
     try:
         decision = controller.decide(request)
-    except RiskUnattainable:
-        return row
+    except RiskUnattainable as error:
+        return replace(row, refusal=str(error))
     asked = np.ones(len(test.ranks), bool)
     if request.group is not None and test.groups is not None:
         asked = test.groups == request.group

@@ -29,7 +29,6 @@ from common import (
 from rcir.data import Augmentation, DataConfig, Preprocessing, data_root
 from rcir.data.datasets.mnist import read_fashion_mnist, read_mnist
 from rcir.encoders import EncoderConfig
-from rcir.losses import LossConfig
 from rcir.mining import MiningConfig
 from rcir.runs.folder import RunFolder, find_run
 from training import TrainingConfig, train
@@ -62,7 +61,7 @@ def configuration(method: str, seed: int, runs: Path) -> TrainingConfig:
         preprocessing=Preprocessing((28, 28), 1),
         augmentation=Augmentation(),
         encoder=EncoderConfig(method, dim=3),
-        loss=LossConfig(kl_scale=1e-4) if method == "btl" else LossConfig(margin=0.5),
+        loss={"kl_scale": 1e-4} if method == "btl" else {"margin": 0.5},
         mining=BAYESIAN if method == "btl" else POINT,
     )
 

@@ -19,7 +19,6 @@ from common import options, search, show, spread
 from rcir.data import Augmentation, DataConfig, ImageSet, Preprocessing, data_root
 from rcir.data.datasets.n_digit_mnist import read
 from rcir.encoders import EncoderConfig
-from rcir.losses import LossConfig
 from rcir.metrics import (
     kendall_of_pairs,
     kendall_over_bins,
@@ -61,7 +60,7 @@ def configuration(method: str, dim: int, seed: int, runs: Path) -> TrainingConfi
         preprocessing=Preprocessing((28, 56), 1),
         augmentation=Augmentation(occlusion=0.2),
         encoder=EncoderConfig(method, dim=dim + 1),
-        loss=LossConfig(kl_scale=1e-4) if method == "btl" else LossConfig(margin=0.05),
+        loss={"kl_scale": 1e-4} if method == "btl" else {"margin": 0.05},
         mining=BAYESIAN if method == "btl" else POINT,
     )
 

@@ -22,7 +22,8 @@ from rcir.data.relevance import Relevance, SameLabel, SharedLabel, relevance_of
 from rcir.data.votes import count_matches
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder
-from rcir.encoders.batches import Embed, embed
+from rcir.encoders.batches import Embed, embed, to_arrays
+from rcir.encoders.rerank import reranked
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index.base import Index
 from rcir.index.flat import FlatIndex
@@ -41,6 +42,7 @@ class Searcher:
         max_depth: number of candidates to search for each query, if the gallery has as many.
         item_uncertainty: (n,) of the gallery images; None for an encoder without one.
         digests: (n,) of the gallery images, see `rcir.data.digests`; None if they are not known.
+        items: embeddings of the gallery images, of an encoder that re-ranks by them; else None.
     """
 
     def __init__(
@@ -53,7 +55,9 @@ class Searcher:
         depth: int = 200,
         item_uncertainty: NDArray[np.float64] | None = None,
         digests: NDArray[np.bytes_] | None = None,
+        items: Embedding | None = None,
     ) -> None:
+        require_encoder(encoder)
         if depth < 1:
             raise InvalidConfig(f"depth is {depth}; at least 1 candidate must be searched")
         self.encoder = encoder
@@ -67,14 +71,19 @@ class Searcher:
             None if item_uncertainty is None else _frozen(np.array(item_uncertainty, np.float64))
         )
         self.digests = None if digests is None else _frozen(np.array(digests, np.bytes_))
+        self.items = items
         self.max_depth = depth
         self._fingerprints: dict[str, str] = {}
         self._fingerprinted: tuple[list[object], list[int], list[Tensor]] = ([], [], [])
         lengths = {
             len(values)
-            for values in (self.ids, self.relevance, self.item_uncertainty, self.digests)
+            for values in (
+                *(self.ids, self.relevance, self.item_uncertainty, self.digests, self.items),
+            )
             if values is not None
         }
+        if encoder.reranks and items is None:
+            raise InvalidData("the encoder re-ranks: give the embeddings of the gallery as items")
         if lengths != {len(index)}:
             raise InvalidData(
                 f"the index holds {len(index)} images; ids, labels, uncertainties and digests "
@@ -97,11 +106,14 @@ class Searcher:
         """
         if len(gallery) == 0:
             raise InvalidData("the gallery is empty: give at least one image")
-        vectors, uncertainty = _arrays((embedder or embed)(encoder, preprocessing, gallery.images))
+        require_encoder(encoder)
+        embedding = (embedder or embed)(encoder, preprocessing, gallery.images)
+        vectors, uncertainty = _arrays(embedding)
+        items = embedding.map(Tensor.cpu) if encoder.reranks else None
         index = FlatIndex(vectors.shape[1])
         index.add(vectors)
         ids, relevance, known = gallery.ids, gallery.relevance, digests(gallery.images)
-        return cls(encoder, preprocessing, index, ids, relevance, depth, uncertainty, known)
+        return cls(encoder, preprocessing, index, ids, relevance, depth, uncertainty, known, items)
 
     @property
     def labels(self) -> NDArray[np.int64] | None:
@@ -122,10 +134,11 @@ class Searcher:
             images: the queries.
             embedder: as in `build`.
         """
-        vectors, uncertainty = _arrays(
-            (embedder or embed)(self.encoder, self.preprocessing, images)
-        )
+        embedding = (embedder or embed)(self.encoder, self.preprocessing, images)
+        vectors, uncertainty = _arrays(embedding)
         distances, positions = self.index.search(vectors, self.depth)
+        if self.items is not None:
+            distances, positions = reranked(self.encoder, embedding, self.items, positions)
         if uncertainty is None:
             # Unit vectors: 1 - cos = |x - y|^2 / 2.
             uncertainty = distances[:, 0].astype(np.float64) ** 2 / 2
@@ -209,7 +222,7 @@ class Searcher:
         """
         parts = [self.encoder, self.preprocessing, self.index, self.ids]
         weights, hooks = self.encoder.parts()
-        parts += [self.relevance, self.item_uncertainty, *hooks]
+        parts += [self.relevance, self.item_uncertainty, self.items, *hooks]
         # Torch counts its writes to a tensor.
         counts = [len(self.index), len(parts)]
         counts += [number for values in weights for number in (values._version, values.data_ptr())]
@@ -220,6 +233,8 @@ class Searcher:
             facts = {} if self.relevance is None else self.relevance.arrays()
             if self.item_uncertainty is not None:
                 facts = facts | {"uncertainty": self.item_uncertainty}
+            if self.items is not None:
+                facts = facts | to_arrays(self.items)
             for name, values in facts.items():
                 gallery.update(name.encode() + values.tobytes())
             self._fingerprints = {
@@ -246,7 +261,8 @@ class Searcher:
             )
         if labels is not None and len(labels) != len(images):
             raise InvalidData(f"{len(images)} images, {len(labels)} labels: give one each")
-        vectors, uncertainty = _arrays(embed(self.encoder, self.preprocessing, images))
+        embedding = embed(self.encoder, self.preprocessing, images)
+        vectors, uncertainty = _arrays(embedding)
         longer = self.relevance
         if longer is not None:
             given: Any = labels
@@ -259,14 +275,26 @@ class Searcher:
         self.relevance = longer
         if self.item_uncertainty is not None and uncertainty is not None:
             self.item_uncertainty = _frozen(np.concatenate([self.item_uncertainty, uncertainty]))
+        if self.items is not None:
+            self.items = Embedding.concatenate([self.items, embedding.map(Tensor.cpu)])
         if self.digests is not None:
             self.digests = _frozen(np.concatenate([self.digests, added]))
 
 
+def require_encoder(encoder: object) -> None:
+    """Raise `InvalidConfig` unless it is an `Encoder`."""
+    if not isinstance(encoder, Encoder):
+        raise InvalidConfig(
+            f"the encoder is a {type(encoder).__name__}; a retriever takes an rcir.encoders."
+            "Encoder: make a subclass whose forward returns an Embedding, in a module, and build "
+            'it with EncoderConfig("package.module:Class") (docs/encoders.md shows one)'
+        )
+
+
 def _arrays(embedding: Embedding) -> tuple[NDArray[np.float32], NDArray[np.float64] | None]:
-    """Means, and uncertainties if there are any."""
+    """Vectors, and uncertainties if there are any."""
     uncertainty = embedding.uncertainty
-    return embedding.mean.cpu().numpy(), (
+    return embedding.vectors.cpu().numpy(), (
         None if uncertainty is None else uncertainty.cpu().numpy().astype(np.float64)
     )
 

@@ -9,6 +9,7 @@
     gallery.json            ids
     relevance.safetensors   labels of the gallery images or what else says which queries match them
     uncertainty.npy         uncertainties of the gallery images, if the encoder states any
+    items.safetensors       embeddings of the gallery images, if the encoder re-ranks by them
     digests.npy             digests of the gallery images, if they are known
     queries.npy             digests of the queries that it was tuned or calibrated with
 
@@ -21,7 +22,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Set
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +37,17 @@ from torch import Tensor
 
 from rcir.data.preprocessing import Preprocessing
 from rcir.data.relevance import relevance_of
-from rcir.encoders import EncoderConfig, build_encoder
+from rcir.encoders import EncoderConfig, build_encoder, find_method, method_name
 from rcir.encoders.base import Encoder
-from rcir.errors import CorruptRetriever, NoRetriever, RcirError
+from rcir.encoders.batches import from_arrays, to_arrays
+from rcir.errors import CorruptRetriever, InvalidConfig, NoRetriever, RcirError
 from rcir.files import write_folder
 from rcir.index import FlatIndex
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults, RiskController, score_function_class
 from rcir.risk.bonferroni import check_among
 
-FORMAT = 4
+FORMAT = 5
 MANIFEST = "manifest.json"
 REQUIRED = {"retriever.json", "encoder.safetensors", "index.faiss", "gallery.json"}
 
@@ -55,11 +57,29 @@ def save(retriever: Retriever, folder: str | os.PathLike[str]) -> Path:
 
     Raises:
         CorruptRetriever: what is there is not a retriever and nothing else; it is kept.
+        InvalidConfig: the encoder could not be built again from its configuration.
     """
     target = Path(folder)
+    require_loadable(retriever.encoder)
     check_place(target)
     write_folder(target, lambda aside: _fill(retriever, aside))
     return target
+
+
+def require_loadable(encoder: Encoder) -> None:
+    """Raise `InvalidConfig` unless the configuration of an encoder names its class."""
+    kind = type(encoder)
+    name = method_name(kind)
+    if kind.__module__ == "__main__":
+        raise InvalidConfig(
+            f"{kind.__name__} is defined in the program itself, where whoever loads it cannot "
+            "import it: move it to a module, and set encoder.method to its import path"
+        )
+    if find_method(encoder.config.method) is not kind:
+        raise InvalidConfig(
+            f"the encoder is a {name}, and its configuration says {encoder.config.method}, which "
+            f'would be loaded in its place: build it with EncoderConfig("{name}", ...)'
+        )
 
 
 def check_place(target: Path) -> None:
@@ -160,6 +180,9 @@ def _fill(retriever: Retriever, folder: Path) -> None:
         (folder / "relevance.safetensors").write_bytes(save_arrays(facts))
     if retriever.item_uncertainty is not None:
         np.save(folder / "uncertainty.npy", retriever.item_uncertainty, allow_pickle=False)
+    if retriever.items is not None:
+        held = to_arrays(retriever.items)
+        (folder / "items.safetensors").write_bytes(save_arrays(held))
     if retriever.digests is not None:
         np.save(folder / "digests.npy", retriever.digests, allow_pickle=False)
     (folder / "retriever.json").write_text(json.dumps(description, indent=1))
@@ -212,11 +235,13 @@ def _read(folder: Path, files: Set[str]) -> Retriever:
     description = json.loads((folder / "retriever.json").read_text())
     preprocessing = Preprocessing.from_dict(description["preprocessing"])
     config = EncoderConfig(**description["encoder"])
-    relevance = uncertainty = digests = None
+    relevance = uncertainty = digests = items = None
     if "relevance.safetensors" in files:
         relevance = relevance_of(load_arrays(folder / "relevance.safetensors"))
     if "uncertainty.npy" in files:
         uncertainty = np.load(folder / "uncertainty.npy", allow_pickle=False)
+    if "items.safetensors" in files:
+        items = from_arrays(load_arrays(folder / "items.safetensors"))
     if "digests.npy" in files:
         digests = np.load(folder / "digests.npy", allow_pickle=False)
     retriever = Retriever(
@@ -228,6 +253,7 @@ def _read(folder: Path, files: Set[str]) -> Retriever:
         description["max_depth"],
         uncertainty,
         digests,
+        items,
     )
     retriever.origin = description["origin"]
     retriever.chosen_among = check_among(description["chosen_among"])
@@ -285,7 +311,7 @@ def load_encoder(config: EncoderConfig, preprocessing: Preprocessing, path: Path
     """An encoder with the weights of a file, in evaluation mode."""
     # Its weights are in the file: nothing is downloaded.
     untrained = build_encoder(
-        EncoderConfig(**(asdict(config) | {"pretrained": False})),
+        replace(config, pretrained=False),
         preprocessing.channels,
         preprocessing.size,
     )

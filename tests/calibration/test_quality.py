@@ -68,7 +68,9 @@ def differ_by_one(one, other):
 @pytest.fixture(scope="module")
 def cases(splits, outcome):
     """By name: retriever, test queries judged, their images, the gallery's, what matches."""
-    dropout = build_encoder(EncoderConfig("mc-dropout", dim=16, passes=3), 1, (8, 16)).eval()
+    dropout = build_encoder(
+        EncoderConfig("mc-dropout", dim=16, options={"passes": 3}), 1, (8, 16)
+    ).eval()
     plain = build_encoder(EncoderConfig("deterministic", dim=8), 1, (8, 16)).eval()
 
     def lacking(images):

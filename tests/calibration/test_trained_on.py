@@ -141,7 +141,7 @@ def test_a_run_that_goes_on_is_trained_on_what_the_folder_held_before(
 
 def test_members_of_an_ensemble_and_the_ensemble_know_what_trained_them(grown, photos, tiny):
     data = DataConfig("folder", root=str(photos.parent), options={"path": "photos"})
-    encoder = EncoderConfig("deep-ensemble", dim=4, members=2)
+    encoder = EncoderConfig("deep-ensemble", dim=4, options={"members": 2})
     run = train(tiny("several", epochs=1, data=data, encoder=encoder))
     expected = TrainedOn.read(grown[0].path)
     for folder in (run.path, *(run.path / "members").iterdir()):

@@ -74,7 +74,7 @@ def distinct_ranks(labels, truth):
 def test_a_set_of_distinct_labels_holds_the_nearest_item_of_each(retriever, splits):
     queries = splits.test.images[:20]
     preprocessed = [
-        retriever.encoder.embed(retriever.preprocessing(images)).mean.double().numpy()
+        retriever.encoder.embed(retriever.preprocessing(images)).vectors.double().numpy()
         for images in (splits.gallery.images, queries)
     ]
     names = list(splits.gallery.ids)

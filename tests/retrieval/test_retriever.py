@@ -31,7 +31,7 @@ def same(first, second):
 
 def vectors(retriever, images):
     embedding = retriever.encoder.embed(retriever.preprocessing(images))
-    return embedding.mean.double().numpy(), embedding.uncertainty.double().numpy()
+    return embedding.vectors.double().numpy(), embedding.uncertainty.double().numpy()
 
 
 def test_an_answer_is_the_start_of_the_brute_force_ranking(retriever, splits):

@@ -225,7 +225,7 @@ def test_a_check_needs_a_valid_calibration_and_two_queries(folder, unlabelled, s
 
 @pytest.mark.parametrize("method", ["btl", "mc-dropout", "deep-ensemble"])
 def test_the_gallerys_own_uncertainties_are_searched(splits, method):
-    encoder = build_encoder(EncoderConfig(method, dim=6, members=2, passes=2), 1, (8, 16))
+    encoder = build_encoder(EncoderConfig(method, dim=6), 1, (8, 16))
     built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=20)
     own = encoder.embed(built.preprocessing(splits.gallery.images)).uncertainty.numpy()
     np.testing.assert_allclose(built.item_uncertainty, own, rtol=1e-4)

@@ -71,7 +71,7 @@ def everything(retriever, images):
 @pytest.mark.parametrize("method", ["deterministic", "deep-ensemble", "btl", "mc-dropout"])
 @pytest.mark.parametrize("score_function", SCORE_FUNCTIONS)
 def test_every_encoder_and_score_function_survives(splits, tmp_path, method, score_function):
-    encoder = build_encoder(EncoderConfig(method, dim=6, members=2, passes=2), 1, (8, 16))
+    encoder = build_encoder(EncoderConfig(method, dim=6), 1, (8, 16))
     built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=50)
     first, second = (
         built.search_labelled(part, "occluded") for part in (splits.tuning, splits.calibration)

@@ -115,7 +115,7 @@ def test_the_chosen_one_answers_as_at_delta_over_k_and_says_so(calibrated, split
 def test_the_copy_in_mlflow_is_marked_too(calibrated, tracking_uri, capsys):
     assert chosen(capsys, *calibrated[:2])["choice"]["marked_in_mlflow"]
     (folder,) = (f for f in calibrated if load(f / "retriever").chosen_among == 2)
-    run = load(folder / "retriever").origin["run"]
+    run = load(folder / "retriever").origin["calibration"]
     MlflowClient(tracking_uri).get_run(run)
     assert rcir.load(f"runs:/{run}/retriever").chosen_among == 2
 

@@ -17,6 +17,24 @@ from rcir.risk import (
 from rcir.risk.score_functions import TOLERANCE
 
 POPULATION, SPLIT, DEPTH, DRAWS, KEYS = 20_000, 400, 12, 2_000, 15
+# Without --full, a module takes one in so many of the draws that it names; FEWER of its own says
+# otherwise, where broken variants would not be noticed any more.
+FEWER = {"DRAWS": 4, "STREAMS": 4, "SAMPLES": 4}
+
+
+@pytest.fixture(scope="session")
+def full(request):
+    """Whether simulations are of full size."""
+    return request.config.getoption("full")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fewer(request, full):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, one_in in getattr(request.module, "FEWER", FEWER).items():
+            if not full and hasattr(request.module, name):
+                patch.setattr(request.module, name, getattr(request.module, name) // one_in)
+        yield
 
 
 @dataclass(frozen=True)
@@ -99,11 +117,17 @@ def worlds(split, everybody):
 
 
 @pytest.fixture(scope="session")
-def draws():
-    """`draws(n)`: the rows of n calibration queries, drawn with replacement, DRAWS times."""
-    return lambda n, seed=2, size=POPULATION: np.random.default_rng(seed).integers(
-        0, size, (DRAWS, n)
-    )
+def draws(full):
+    """`draws(n)`: the rows of n calibration queries, drawn with replacement, DRAWS times.
+
+    Without --full, one in four times, or another share of them.
+    """
+
+    def draws(n, seed=2, size=POPULATION, one_in=4):
+        count = DRAWS // (1 if full else one_in)
+        return np.random.default_rng(seed).integers(0, size, (count, n))
+
+    return draws
 
 
 @pytest.fixture(scope="session")
@@ -159,7 +183,7 @@ def true_risk():
 
 
 @pytest.fixture(scope="session")
-def excess():
+def excess(full):
     """By how many standard errors draws that fail exceed the level at which they may.
 
     A simulation asserts at most 3, that of a broken variant more than 3. Of numbers in place of
@@ -168,7 +192,7 @@ def excess():
 
     def excess(failures, level):
         failures = np.asarray(failures)
-        assert len(failures) >= 2_000
+        assert len(failures) >= DRAWS // (1 if full else 4)
         spread = np.sqrt(level * (1 - level)) if failures.dtype == bool else failures.std()
         return float((failures.mean() - level) / (spread / np.sqrt(len(failures))))
 

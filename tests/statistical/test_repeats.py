@@ -45,7 +45,7 @@ def overlapping(queries, draws):
             return False
 
     again, apart = [], []
-    for tuned, drawn in zip(draws(n, 5, 1_000), draws(n, 6, 1_000), strict=True):
+    for tuned, drawn in zip(draws(n, 5, 1_000, 2), draws(n, 6, 1_000, 2), strict=True):
         split = pictures[tuned]
         score_function = Learned.fit(split.rankings, split.ranks)
         scores = score_function.scores(pictures.rankings, pictures.ranks)

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from rcir.config import parse
 from rcir.data import Augmentation
 from rcir.errors import InvalidConfig
-from rcir.losses import LossConfig
 from rcir.mining import MiningConfig
 from tests.training.test_continued import equal, unfinish
 from training import Change, OptimizerConfig, TrainingConfig, train
@@ -55,7 +54,7 @@ def test_a_changed_run_is_one_that_was_stopped_and_changed_by_hand(tiny):
         "byhand",
         parts=1,
         optimizer=replace(constant, lr=0.004, weight_decay=0.01),
-        loss=LossConfig(margin=0.3, kl_scale=1e-3),
+        loss={"margin": 0.3, "kl_scale": 1e-3},
         mining=MiningConfig("nearest", "violating"),
         augmentation=Augmentation(jitter=(0.2, 0.2, 0.0, 0.0)),
     )
@@ -82,8 +81,8 @@ def test_what_is_in_force_adds_up():
     )
     assert config.at(1) == replace(config, changes=())
     assert config.at(2) == config.at(4)
-    assert (config.at(4).loss.margin, config.at(4).augmentation.flip) == (0.2, False)
-    assert config.at(8).loss == LossConfig(margin=0.5)
+    assert (config.at(4).loss["margin"], config.at(4).augmentation.flip) == (0.2, False)
+    assert config.at(8).loss == {"margin": 0.5, "kl_scale": 1e-6}
     assert (config.at(8).mining.count, config.at(8).mining.pool, config.at(8).seed) == (30, 40, 3)
     assert config.at(8).augmentation == Augmentation(flip=True)
 
@@ -99,7 +98,7 @@ def test_what_is_in_force_adds_up():
         ([(2, {"loss.margins": 0.1})], "changes at epoch 2: .*margins"),
         ([(2, {"loss": 0.1})], "changes name loss; only options of"),
         ([(2, {"loss.margin": -1})], r"changes at epoch 2: loss\.margin is -1"),
-        ([(2, {"loss.margin": "x"})], "changes at epoch 2: .*margin.* x"),
+        ([(2, {"loss.margin": "x"})], "changes at epoch 2: .*margin.* 'x'"),
         ([(2, {"optimizer.schedule": "cosin"})], "changes at epoch 2: .*schedule.*cosin"),
         ([(2, {"mining.count": 9}), (3, {"mining.pool": 8})], "epoch 3: mining.pool is 8, smaller"),
         ([(2, {"mining.scope": "batch", "mining.per_label": 5})], "epoch 2: batch is 64"),
@@ -136,7 +135,7 @@ def test_changes_go_through_yaml_and_json_and_back(tiny, tmp_path):
 def test_other_values_take_the_place_of_those_named():
     config = TrainingConfig("run", batch=20)
     found = override(config, {"batch": 40, "mining.pool": 30, "mining.count": 20, "loss.margin": 1})
-    assert (found.batch, found.loss.margin) == (40, 1.0)
+    assert (found.batch, found.loss["margin"]) == (40, 1.0)
     assert found.mining == replace(config.mining, pool=30, count=20)
     assert found == replace(config, batch=40, mining=found.mining, loss=found.loss)
     for name in ("lr", "optimiser.lr", "name.lr", "a.b.c", "optimizer.rate"):

@@ -93,7 +93,7 @@ def test_whether_draws_are_whole_is_decided_by_the_option(kind):
 
 def test_values_change_what_they_name_and_nothing_else():
     changed = with_values(BASE, {"loss.kl_scale": 0.5, "epochs": 3})
-    assert (changed.loss.kl_scale, changed.epochs) == (0.5, 3)
+    assert (changed.loss["kl_scale"], changed.epochs) == (0.5, 3)
     assert with_values(changed, {"loss.kl_scale": 1e-6, "epochs": 8}) == BASE
 
 
@@ -144,7 +144,12 @@ def test_another_encoder_is_mined_as_suits_it_unless_mining_was_chosen():
         ({"epochs": {"uniform": [1.5, 2.5]}}, r"epochs 1\.5: "),
         ({"epochs": {"uniform": [0, 5]}}, "epochs 0: epochs is 0"),
         ({"encoder.method": {"choice": ["btl", "magic"]}}, "magic"),
-        ({"encoder.dropout": {"uniform": [0.1, 1.5]}}, r"encoder\.dropout 1\.5: "),
+        ({"encoder.options.passes": {"uniform": [1, 5]}}, r"encoder\.options\.passes 1: "),
+        ({"encoder.options.dropout": {"uniform": [0.1, 0.5]}}, "no option dropout; there are var"),
+        (
+            {"encoder.method": {"choice": ["btl", "mc-dropout"]}, "loss.kl_scale": {"grid": [0]}},
+            "loss of mc-dropout: there is no option kl_scale; there are margin, form",
+        ),
         ({"optimizer.lr": {"grid": [-1.0]}}, r"optimizer\.lr is -1\.0"),
         ({"loss.margin": {"uniform": [-0.1, 0.1]}}, r"loss\.margin is -0\.1"),
         ({"mining.pool": {"choice": [1]}}, r"mining\.pool is 1"),

@@ -60,7 +60,7 @@ def test_the_other_numbers_of_a_trial_are_those_of_its_encoder(records, certifie
         assert trial.metrics.get(f"certified_size_{alpha:g}") == pytest.approx(expected)
     run = read_run(records.folder / trial.name)
     images = load_splits(run.data).validation
-    vectors = run.encoder().embed(run.preprocessing(images.images)).mean.numpy()
+    vectors = run.encoder().embed(run.preprocessing(images.images)).vectors.numpy()
     apart = np.linalg.norm(vectors[:, None] - vectors, axis=2)
     np.fill_diagonal(apart, np.inf)
     matched = (images.labels[:, None] == images.labels).sum(1) > 1
