@@ -19,6 +19,7 @@ from rcir.data.images import ImageLike
 from rcir.data.preprocessing import Preprocessing
 from rcir.data.records import ImageSet
 from rcir.data.relevance import Relevance, SameLabel, SharedLabel, relevance_of
+from rcir.data.votes import count_matches
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder
 from rcir.encoders.batches import Embed, embed, to_arrays
@@ -27,6 +28,7 @@ from rcir.errors import InvalidConfig, InvalidData
 from rcir.index.base import Index
 from rcir.index.flat import FlatIndex
 from rcir.risk import LabelledResults, SearchResults
+from rcir.risk.search_results import VOTERS
 
 
 class Searcher:
@@ -140,13 +142,16 @@ class Searcher:
         if uncertainty is None:
             # Unit vectors: 1 - cos = |x - y|^2 / 2.
             uncertainty = distances[:, 0].astype(np.float64) ** 2 / 2
-        items = self.item_uncertainty
+        items, votes = self.item_uncertainty, None
+        if self.relevance is not None and self.labels is None:  # of labels, keys tell
+            votes = count_matches(self.relevance, positions, VOTERS)
         return SearchResults(
             uncertainty,
             self.depth,
             distances,
             None if self.labels is None else np.where(positions >= 0, self.labels[positions], -1),
             None if items is None else items[positions],
+            votes,
             positions=positions,
             vectors=vectors,
             images=images,
