@@ -20,6 +20,16 @@ from torch.nn.functional import interpolate
 
 from rcir.errors import InvalidImage
 
+FORMATS = {  # by Pillow's name, with the endings of their files
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
+    "PNG": (".png",),
+    "WEBP": (".webp",),
+    "TIFF": (".tif", ".tiff"),
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "PPM": (".pgm", ".ppm", ".pbm", ".pnm"),
+}
+ENDINGS = tuple(ending for endings in FORMATS.values() for ending in endings)
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 1 << 26  # of a file that is held in memory as a whole; larger ones are streamed
 MARGIN = 2  # a JPEG decoded at a reduced scale has this many times the size that is asked for
