@@ -25,7 +25,7 @@ CONFIG = TrainingConfig(
     batch=32,
     precision="bfloat16",
     preprocessing=Preprocessing((224, 224), 3, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    encoder=EncoderConfig("btl", "resnet50", "gem", dim=2048, variance_hidden=500),
+    encoder=EncoderConfig("btl", "resnet50", "gem", dim=2048, options={"variance_hidden": 500}),
     mining=MiningConfig("random", "hardest", count=5),
 )
 IMAGES, LABELS = 4096, 512

@@ -17,14 +17,13 @@ from torch import Tensor
 from rcir.data import ImageSet
 from rcir.embedding import Embedding
 from rcir.encoders import Encoder, build_encoder
-from rcir.losses import tuple_losses
 from rcir.mining import label_batches
 from training import TrainingConfig
 from training.progress import EpochBar
 from training.trainer import Trainer
 from training.workers import Workers
 
-Loss = Callable[[TrainingConfig, Embedding, Tensor], Tensor]
+Loss = Callable[[Encoder, TrainingConfig, Embedding, Tensor], Tensor]
 STEPS = 9  # of a bare loop; the first one warms up
 FORWARD = 128  # images
 PASSES = 20  # of MC dropout
@@ -104,7 +103,7 @@ def bare_loop(
         if not synthetic:
             given = pixels(config, images, rows, device)
         embedding = forward(config, encoder, given)
-        loss_of(config, embedding, torch.from_numpy(labels[rows]).to(device)).backward()
+        loss_of(encoder, config, embedding, torch.from_numpy(labels[rows]).to(device)).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         synchronise(device)
@@ -112,17 +111,21 @@ def bare_loop(
     return statistics.median(seconds[1:]) / size
 
 
-def by_tuples(config: TrainingConfig, embedding: Embedding, labels: Tensor) -> Tensor:
+def by_tuples(
+    encoder: Encoder, config: TrainingConfig, embedding: Embedding, labels: Tensor
+) -> Tensor:
     """Our loss of tuples as they come: nothing is mined."""
     count = config.mining.count
     valid = torch.ones(len(labels) // (2 + count), count, dtype=torch.bool, device=labels.device)
-    return tuple_losses(embedding, valid, config.loss).mean()
+    return encoder.loss(embedding, valid, config.loss_options()).mean()
 
 
-def by_peer(config: TrainingConfig, embedding: Embedding, labels: Tensor) -> Tensor:
+def by_peer(
+    encoder: Encoder, config: TrainingConfig, embedding: Embedding, labels: Tensor
+) -> Tensor:
     """pytorch-metric-learning: batch-hard mining, triplet margin loss."""
-    hard = BatchHardMiner()(embedding.mean, labels)
-    loss: Tensor = TripletMarginLoss(margin=0.1)(embedding.mean, labels, hard)
+    hard = BatchHardMiner()(embedding.vectors, labels)
+    loss: Tensor = TripletMarginLoss(margin=0.1)(embedding.vectors, labels, hard)
     return loss
 
 
@@ -165,10 +168,10 @@ def fresh(config: TrainingConfig, device: torch.device) -> tuple[Encoder, torch.
 
 def dropout(config: TrainingConfig, n: int, device: torch.device) -> float:
     """Time of MC dropout over that of as many plain forward passes as it samples, for n images."""
-    sampling = replace(config.encoder, method="mc-dropout", passes=PASSES)
+    sampling = replace(config.encoder, method="mc-dropout", options={"passes": PASSES})
     channels, size = config.preprocessing.channels, config.preprocessing.size
     sampled = build_encoder(sampling, channels, size).to(device).eval()
-    plain = build_encoder(replace(sampling, method="deterministic"), channels, size)
+    plain = build_encoder(replace(sampling, method="deterministic", options={}), channels, size)
     plain.to(device).eval()
     images = torch.rand(n, channels, *size, device=device)
 

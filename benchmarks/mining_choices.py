@@ -16,7 +16,6 @@ from common import parser, report
 from calibration import CalibrationConfig, calibrate
 from rcir.data import Augmentation, DataConfig
 from rcir.encoders import EncoderConfig
-from rcir.losses import LossConfig
 from rcir.mining import MiningConfig
 from training import TrainingConfig, train
 
@@ -28,7 +27,6 @@ BASE = TrainingConfig(
     epochs=5,
     data=DataConfig("digits", options={"train": 8000}),
     augmentation=Augmentation(occlusion=0.15),
-    loss=LossConfig(kl_scale=1e-5),
 )
 
 
@@ -44,6 +42,7 @@ def main() -> None:
                 BASE,
                 storage=folder,
                 encoder=EncoderConfig(encoder),
+                loss={"kl_scale": 1e-5} if encoder == "btl" else {},
                 mining=MiningConfig(positive, negatives),
             )
             outcome = calibrate(CalibrationConfig(str(train(config).path), alphas=(0.1,)))

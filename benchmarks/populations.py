@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from rcir.errors import RiskUnattainable
-from rcir.risk import Outcomes, Rankings, Request, RiskController, fit_adapter
-from rcir.risk.adapters import TOLERANCE
+from rcir.risk import Outcomes, Rankings, Request, RiskController, fit_score_function
 from rcir.risk.outcomes import Risk
 from rcir.risk.rankings import take_columns
+from rcir.risk.score_functions import TOLERANCE
 
 POPULATION, SPLIT, TUNING = 4_000, 300, 60
 LARGEST = float(np.finfo(np.float32).max)
@@ -25,28 +25,32 @@ Generator = np.random.Generator
 
 
 class World:
-    """A population priced by an adapter, an adapter split, and the exact risk of every kappa."""
+    """A population priced by a score function, a tuning split, and the exact risk of every
+    threshold.
+    """
 
     def __init__(self, name: str, rankings: Rankings, relevant: NDArray[np.bool_]) -> None:
         split, rest = slice(0, SPLIT), slice(SPLIT, None)
-        self.adapter, _ = fit_adapter(name, rankings[split], relevant[split])
+        self.score_function, _ = fit_score_function(name, rankings[split], relevant[split])
         self.tuning, self.population = (
-            Outcomes.of(self.adapter, rankings[rows], relevant[rows], relevant[rows].sum(axis=1))
+            Outcomes.of(
+                self.score_function, rankings[rows], relevant[rows], relevant[rows].sum(axis=1)
+            )
             for rows in (slice(0, TUNING), rest)
         )
         hard = self.population.uncertainty
         self.groups = (1 * (hard > np.median(hard)) + (hard > np.quantile(hard, 0.8))).astype(str)
         self.names = sorted(set(self.groups.tolist()))
 
-    def risk(self, risk: Risk, kappas: Any, rows: Any = slice(None)) -> Array:
-        """(n,) the mean loss of all, or of some rows, at (n,) kappas; NaN where these are."""
-        kappas = np.atleast_1d(np.asarray(kappas, np.float64))
-        known, where = np.unique(kappas[~np.isnan(kappas)], return_inverse=True)
+    def risk(self, risk: Risk, thresholds: Any, rows: Any = slice(None)) -> Array:
+        """(n,) the mean loss of all, or of some rows, at (n,) thresholds; NaN where these are."""
+        thresholds = np.atleast_1d(np.asarray(thresholds, np.float64))
+        known, where = np.unique(thresholds[~np.isnan(thresholds)], return_inverse=True)
         losses = self.population.subset(rows).losses(
             risk, np.minimum(known * (1 + TOLERANCE), LARGEST)
         )
-        found = np.full(kappas.shape, np.nan)
-        found[~np.isnan(kappas)] = losses.mean(axis=0).round(9)[where]
+        found = np.full(thresholds.shape, np.nan)
+        found[~np.isnan(thresholds)] = losses.mean(axis=0).round(9)[where]
         return found
 
     def level(self, risk: Risk, rng: Generator, rows: Any = slice(None)) -> float:
@@ -56,7 +60,7 @@ class World:
         most = min(max(0.3, least + 0.1), max(float(ends.max()), least + 0.01))
         return round(float(rng.uniform(least, most)), 3)
 
-    def kappas(
+    def thresholds(
         self, draws: NDArray[np.int64], requests: Sequence[Request], clusters: Any = None
     ) -> Array:
         """(requests, draws) what each calibration certifies; NaN where it refuses.
@@ -72,7 +76,7 @@ class World:
         found = np.full((len(requests), len(draws)), np.nan)
         for draw, rows in enumerate(draws):
             controller = RiskController(
-                self.adapter,
+                self.score_function,
                 tuning,
                 replace(self.population.subset(rows), clusters=clusters),
                 groups=self.groups[rows],
@@ -80,7 +84,7 @@ class World:
             )
             for number, request in enumerate(requests):
                 with suppress(RiskUnattainable):
-                    found[number, draw] = controller.decide(request).kappa
+                    found[number, draw] = controller.decide(request).threshold
         return found
 
 

@@ -54,7 +54,7 @@ def main() -> None:
     tensor = retriever.preprocessing(queries)
 
     def forward(images: torch.Tensor) -> np.ndarray:
-        parts = [retriever.encoder.embed(batch).mean for batch in images.split(BATCH)]
+        parts = [retriever.encoder.embed(batch).vectors for batch in images.split(BATCH)]
         return torch.cat(parts).numpy()
 
     def bare() -> object:

@@ -1,10 +1,10 @@
 """Risk control against its peers: how fast it calibrates, how small its sets are, whether it holds.
 
 (a) On 100,000 calibration queries, against the procedure of Cai et al. (AAAI 2025), a loop over a
-grid of kappa; on 3,000, against MAPIE, which takes the problem as recall with one relevant item.
-(b) On encoders trained here: mean set size, and the share of 2,000 calibrations of 3,000 queries,
-drawn with replacement from the calibration and test queries, whose risk, known exactly on all of
-them, exceeds alpha. Every adapter is fitted on the adapter split.
+grid of threshold; on 3,000, against MAPIE, which takes the problem as recall with one relevant
+item. (b) On encoders trained here: mean set size, and the share of 2,000 calibrations of 3,000
+queries, drawn with replacement from the calibration and test queries, whose risk, known exactly on
+all of them, exceeds alpha. Every score function is fitted on the tuning split.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from common import parser, report
 from mapie.risk_control import MultiLabelClassificationController
 from numpy.typing import NDArray
 
-from rcir import runs
 from rcir.data import ImageSet, load_splits
 from rcir.errors import RiskUnattainable
-from rcir.retriever import Retriever
+from rcir.retrieval.retriever import Retriever
 from rcir.risk import (
-    ADAPTERS,
+    SCORE_FUNCTIONS,
     MinMax,
     MissController,
     Outcomes,
@@ -39,12 +38,13 @@ from rcir.risk import (
     Risk,
     RiskController,
     RiskMonitor,
-    SizeAdapter,
+    ScoreFunction,
     allowed_misses,
-    fit_adapter,
+    fit_score_function,
     local_level,
 )
-from rcir.risk.adapters import count_paid, widened
+from rcir.risk.score_functions import set_sizes, widened
+from rcir.runs import folder as runs
 
 QUERIES, DEPTH, STEP = 100_000, 200, 0.2
 MAPIE_QUERIES, MAPIE_DEPTH, MAPIE_GRID = 3_000, 50, 200
@@ -79,19 +79,20 @@ def population(n: int, depth: int) -> tuple[Rankings, NDArray[np.float64]]:
 
 
 def grid_search(scales: list[float], ranks: list[float], alpha: float) -> float | None:
-    """Cai et al.: raise kappa by a step until Hoeffding's bound of the miss rate is at most alpha.
+    """Cai et al.: raise threshold by a step until Hoeffding's bound of the miss rate is at most
+    alpha.
 
-    Query by query, as there, but with K = max(1, ceil(kappa u)) and with a failure that is one.
+    Query by query, as there, but with K = max(1, ceil(threshold u)) and with a failure that is one.
     """
     margin = math.sqrt(math.log(1 / DELTA) / (2 * len(ranks)))
-    kappa = 0.0
-    while kappa < DEPTH * len(ranks):
+    threshold = 0.0
+    while threshold < DEPTH * len(ranks):
         misses = 0
         for scale, rank in zip(scales, ranks, strict=True):
-            misses += max(1, math.ceil(kappa * scale)) < rank
+            misses += max(1, math.ceil(threshold * scale)) < rank
         if misses / len(ranks) + margin <= alpha:
-            return kappa
-        kappa += STEP
+            return threshold
+        threshold += STEP
     return None
 
 
@@ -100,10 +101,10 @@ def grid_search_of_arrays(
 ) -> float | None:
     """The same with all queries of a step at once."""
     margin = math.sqrt(math.log(1 / DELTA) / (2 * len(ranks)))
-    for kappa in np.arange(0, DEPTH * len(ranks), STEP):
-        sizes = np.maximum(1, np.ceil(kappa * scale))
+    for threshold in np.arange(0, DEPTH * len(ranks), STEP):
+        sizes = np.maximum(1, np.ceil(threshold * scale))
         if np.mean(sizes < ranks) + margin <= alpha:
-            return float(kappa)
+            return float(threshold)
     return None
 
 
@@ -111,23 +112,27 @@ def speed() -> tuple[list[tuple[str, ...]], dict[str, float]]:
     """Part (a)."""
     alpha = 0.1
     rankings, ranks = population(QUERIES, DEPTH)
-    adapter = MinMax.fit(*population(3_000, DEPTH))
-    controller = MissController.calibrate(adapter, rankings, ranks)
-    paper = MissController(adapter, controller.scores, DEPTH, "hoeffding")
-    fit = seconds(lambda: MissController.calibrate(adapter, rankings, ranks), 20)
-    ask = seconds(lambda: controller.kappa(alpha, DELTA), 200)
-    scale = adapter.scale(rankings.uncertainty)
+    score_function = MinMax.fit(*population(3_000, DEPTH))
+    controller = MissController.calibrate(score_function, rankings, ranks)
+    paper = MissController(score_function, controller.scores, DEPTH, "hoeffding")
+    fit = seconds(lambda: MissController.calibrate(score_function, rankings, ranks), 20)
+    ask = seconds(lambda: controller.threshold(alpha, DELTA), 200)
+    scale = score_function.scale(rankings.uncertainty)
     started = time.perf_counter()
     found = grid_search(scale.tolist(), ranks.tolist(), alpha)
     loop = time.perf_counter() - started
     arrays = seconds(lambda: grid_search_of_arrays(scale, ranks, alpha), 3)
     rows = [
         (f"rcir: fit, {QUERIES:,} queries", f"{fit:.4g}", ""),
-        ("rcir: one kappa, exact bound", f"{ask:.4g}", f"{controller.kappa(alpha, DELTA):.2f}"),
         (
-            "rcir: one kappa, Hoeffding",
-            f"{seconds(lambda: paper.kappa(alpha, DELTA), 200):.4g}",
-            f"{paper.kappa(alpha, DELTA):.2f}",
+            "rcir: one threshold, exact bound",
+            f"{ask:.4g}",
+            f"{controller.threshold(alpha, DELTA):.2f}",
+        ),
+        (
+            "rcir: one threshold, Hoeffding",
+            f"{seconds(lambda: paper.threshold(alpha, DELTA), 200):.4g}",
+            f"{paper.threshold(alpha, DELTA):.2f}",
         ),
         ("Cai et al.: loop, step 0.2", f"{loop:.4g}", f"{found:.2f}"),
         (
@@ -139,10 +144,10 @@ def speed() -> tuple[list[tuple[str, ...]], dict[str, float]]:
     rankings, ranks = population(MAPIE_QUERIES, MAPIE_DEPTH)
     served = np.isfinite(ranks)
     rankings, ranks = rankings[served], ranks[served]  # MAPIE refuses queries without a match
-    controller = MissController.calibrate(adapter, rankings, ranks)
-    paper = MissController(adapter, controller.scores, MAPIE_DEPTH, "hoeffding")
-    costs = adapter.costs(rankings)
-    largest = float(paper.kappa(alpha, DELTA)) * 2
+    controller = MissController.calibrate(score_function, rankings, ranks)
+    paper = MissController(score_function, controller.scores, MAPIE_DEPTH, "hoeffding")
+    candidate_scores = score_function.candidate_scores(rankings)
+    largest = float(paper.threshold(alpha, DELTA)) * 2
     grid = np.linspace(0, largest, MAPIE_GRID)
     y = (np.arange(1, MAPIE_DEPTH + 1) == ranks[:, None]).astype(int)
     peer = MultiLabelClassificationController(
@@ -155,25 +160,27 @@ def speed() -> tuple[list[tuple[str, ...]], dict[str, float]]:
         predict_params=np.sort(1 / (1 + grid)) - 1e-9,
     )
     started = time.perf_counter()
-    peer.calibrate(costs, y)
+    peer.calibrate(candidate_scores, y)
     duration = time.perf_counter() - started
     theirs = 1 / float(np.ravel(peer.best_predict_param)[0]) - 1
     both = seconds(
-        lambda: MissController.calibrate(adapter, rankings, ranks, "hoeffding").kappa(alpha, DELTA),
+        lambda: MissController.calibrate(score_function, rankings, ranks, "hoeffding").threshold(
+            alpha, DELTA
+        ),
         20,
     )
     rows += [
-        (f"MAPIE: fit and kappa, {len(ranks):,} queries", f"{duration:.4g}", f"{theirs:.2f}"),
+        (f"MAPIE: fit and threshold, {len(ranks):,} queries", f"{duration:.4g}", f"{theirs:.2f}"),
         (
-            f"rcir: fit and kappa, {len(ranks):,}, Hoeffding",
+            f"rcir: fit and threshold, {len(ranks):,}, Hoeffding",
             f"{both:.4g}",
-            f"{paper.kappa(alpha, DELTA):.2f}",
+            f"{paper.threshold(alpha, DELTA):.2f}",
         ),
-        ("rcir: the same, exact bound", "", f"{controller.kappa(alpha, DELTA):.2f}"),
+        ("rcir: the same, exact bound", "", f"{controller.threshold(alpha, DELTA):.2f}"),
     ]
     return rows, {
         "fit_seconds_100k": fit,
-        "kappa_seconds": ask,
+        "threshold_seconds": ask,
         "speedup_over_grid": loop / ask,
         "speedup_over_grid_of_arrays": arrays / ask,
         "speedup_over_mapie": duration / both,
@@ -189,13 +196,13 @@ def trained(name: str, folder: Path) -> runs.RunFolder:
 
 
 class Case:
-    """One data set: adapter split and population, by pictures or by distinct labels."""
+    """One data set: tuning split and population, by pictures or by distinct labels."""
 
     def __init__(self, run: runs.RunFolder, distinct: bool, labels: bool = True) -> None:
         splits = load_splits(run.data)
         retriever = Retriever.build(run.encoder(), run.preprocessing, splits.gallery, DEPTH)
         parts = []
-        for images in (splits.adapter, _together(splits.calibration, splits.test)):
+        for images in (splits.tuning, _together(splits.calibration, splits.test)):
             judged = retriever.judge(images)
             judged = judged.distinct() if distinct else judged
             if not labels:
@@ -203,51 +210,57 @@ class Case:
                 judged = replace(judged, found=replace(judged.found, rankings=unknown))
             parts.append(judged)
         self.split, self.queries = parts
-        self._priced: dict[int, tuple[SizeAdapter, Outcomes]] = {}
+        self._priced: dict[int, tuple[ScoreFunction, Outcomes]] = {}
 
-    def fitted(self, name: str, risk: Risk = "miss") -> SizeAdapter:
-        """An adapter of the adapter split."""
+    def fitted(self, name: str, risk: Risk = "miss") -> ScoreFunction:
+        """A score function of the tuning split."""
         rankings, relevant = self.split.found.rankings, self.split.relevant
-        return fit_adapter(name, rankings, relevant, ALPHAS, DELTA, risk, self.split.totals)[0]
+        return fit_score_function(name, rankings, relevant, ALPHAS, DELTA, risk, self.split.totals)[
+            0
+        ]
 
-    def priced(self, adapter: SizeAdapter) -> Outcomes:
-        """The population as an adapter prices it; computed once."""
-        if id(adapter) not in self._priced:
-            self._priced = {id(adapter): (adapter, self.queries.outcomes(adapter))}
-        return self._priced[id(adapter)][1]
+    def priced(self, score_function: ScoreFunction) -> Outcomes:
+        """The population as a score function prices it; computed once."""
+        if id(score_function) not in self._priced:
+            self._priced = {
+                id(score_function): (score_function, self.queries.outcomes(score_function))
+            }
+        return self._priced[id(score_function)][1]
 
     def measured(
-        self, adapter: SizeAdapter, bound: str, alpha: float, level: float = DELTA
+        self, score_function: ScoreFunction, bound: str, alpha: float, level: float = DELTA
     ) -> tuple[float, float]:
         """Mean set size, and share of calibrations whose true risk exceeds alpha."""
-        known = self.priced(adapter)
+        known = self.priced(score_function)
         scores, n = known.scores, len(known)
-        paid, ordered = np.sort(known.costs, axis=None), np.sort(scores)
+        paid, ordered = np.sort(known.candidate_scores, axis=None), np.sort(scores)
         place = CALIBRATION - 1 - allowed_misses(CALIBRATION, alpha, level, bound)
         rng = np.random.default_rng(1)
-        kappas = np.array(
+        thresholds = np.array(
             [
                 np.partition(scores[rng.integers(0, n, CALIBRATION)], place)[place]
                 for _ in range(DRAWS)
             ]
         )
-        served = widened(kappas)  # as sets are given out
+        served = widened(thresholds)  # as sets are given out
         risks = (n - np.searchsorted(ordered, served, side="right")) / n
         sizes = np.searchsorted(paid, served, side="right") / n
         # What cannot be certified is refused, and violates nothing.
-        return float(sizes[np.isfinite(kappas)].mean()), float((risks > alpha).mean())
+        return float(sizes[np.isfinite(thresholds)].mean()), float((risks > alpha).mean())
 
     def of_all_matches(self, name: str, risk: Risk, alpha: float) -> tuple[float, float]:
         """Mean set size, and mean number of true matches in it, over a few calibrations."""
-        adapter = self.fitted(name, risk)
-        known, tuning = self.priced(adapter), self.split.outcomes(adapter)
+        score_function = self.fitted(name, risk)
+        known, tuning = self.priced(score_function), self.split.outcomes(score_function)
         rng = np.random.default_rng(2)
         sizes, matches = [], []
         for _ in range(FEW):
             drawn = known.subset(rng.integers(0, len(known), CALIBRATION))
-            decision = RiskController(adapter, tuning, drawn).decide(Request(alpha, DELTA, risk))
-            size = count_paid(known.costs, decision.kappa)
-            held = np.arange(known.costs.shape[1]) < size[:, None]
+            decision = RiskController(score_function, tuning, drawn).decide(
+                Request(alpha, DELTA, risk)
+            )
+            size = set_sizes(known.candidate_scores, decision.threshold)
+            held = np.arange(known.candidate_scores.shape[1]) < size[:, None]
             sizes.append(size.mean())
             matches.append((known.relevant & held).sum(axis=1).mean())
         return float(np.mean(sizes)), float(np.mean(matches))
@@ -269,8 +282,8 @@ def sizes(folder: Path) -> tuple[list[tuple[str, ...]], dict[str, float]]:
     for name, config in SETS.items():
         run = trained(config, folder)
         cases = {
-            "pictures": (Case(run, distinct=False), (*ADAPTERS, "auto"), BOUNDS),
-            "labels": (Case(run, distinct=True), (*ADAPTERS, "auto"), BOUNDS),
+            "pictures": (Case(run, distinct=False), (*SCORE_FUNCTIONS, "auto"), BOUNDS),
+            "labels": (Case(run, distinct=True), (*SCORE_FUNCTIONS, "auto"), BOUNDS),
             "pictures, no labels": (
                 Case(run, distinct=False, labels=False),
                 ("constant", "auto"),
@@ -278,16 +291,20 @@ def sizes(folder: Path) -> tuple[list[tuple[str, ...]], dict[str, float]]:
             ),
         }
         found: dict[tuple[str, str, str, float], float] = {}
-        for kind, (case, adapters, bounds) in cases.items():
-            for adapter_name in adapters:
-                adapter = case.fitted(adapter_name)
-                shown = f"auto ({adapter.name})" if adapter_name == "auto" else adapter_name
+        for kind, (case, score_functions, bounds) in cases.items():
+            for score_function_name in score_functions:
+                score_function = case.fitted(score_function_name)
+                shown = (
+                    f"auto ({score_function.name})"
+                    if score_function_name == "auto"
+                    else score_function_name
+                )
                 for title, bound in bounds.items():
-                    cells = [case.measured(adapter, bound, alpha) for alpha in ALPHAS]
+                    cells = [case.measured(score_function, bound, alpha) for alpha in ALPHAS]
                     texts = (f"{size:.2f} ({violated:.3f})" for size, violated in cells)
                     rows.append((name, kind, shown, title, *texts))
                     for alpha, (size, violated) in zip(ALPHAS, cells, strict=True):
-                        found[kind, adapter_name, bound, alpha] = size
+                        found[kind, score_function_name, bound, alpha] = size
                         excess.append(violated - DELTA)
         constant = found["pictures", "constant", "binomial", 0.1]
         paper = found["pictures", "minmax", "hoeffding", 0.1]
@@ -309,10 +326,10 @@ def sizes(folder: Path) -> tuple[list[tuple[str, ...]], dict[str, float]]:
         }
         if name == "digits":
             case = cases["pictures"][0]
-            adapter = case.fitted("auto")
+            score_function = case.fitted("auto")
             figures["simultaneous_over_pointwise"] = (
-                case.measured(adapter, "binomial", 0.03, local_level(CALIBRATION, DELTA))[0]
-                / case.measured(adapter, "binomial", 0.03)[0]
+                case.measured(score_function, "binomial", 0.03, local_level(CALIBRATION, DELTA))[0]
+                / case.measured(score_function, "binomial", 0.03)[0]
             )
         if name == "fashion":
             constant = found["pictures", "constant", "binomial", 0.05]
@@ -336,11 +353,11 @@ def of_all_matches(folder: Path) -> tuple[list[tuple[str, ...]], dict[str, float
             ratios = []
             for alpha in levels:
                 found = []
-                for adapter in ("constant", "auto"):
+                for score_function in ("constant", "auto"):
                     try:
-                        found.append(case.of_all_matches(adapter, risk, alpha))
+                        found.append(case.of_all_matches(score_function, risk, alpha))
                     except RiskUnattainable:  # of "auto" alone: worse than any size
-                        known = adapter == "auto" and not math.isnan(found[0][0])
+                        known = score_function == "auto" and not math.isnan(found[0][0])
                         found.append((math.inf, 0.0) if known else (math.nan, math.nan))
                 (alike, few), (size, many) = found
                 texts = (f"{number:.2f}" for number in (alike, size, few, many))
@@ -392,7 +409,7 @@ def main() -> None:
     command.add_argument("--runs", type=Path, help="where training runs are, or go to")
     options = command.parse_args()
     fast, figures = speed()
-    report("(a) calibration", ["what", "seconds", "kappa"], fast, {}, None)
+    report("(a) calibration", ["what", "seconds", "threshold"], fast, {}, None)
     with tempfile.TemporaryDirectory() as temporary:
         os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{temporary}/mlflow.db")
         folder = options.runs or Path(temporary)

@@ -22,8 +22,8 @@ from common import parser, report
 
 from calibration import CalibrationConfig, calibrate
 from rcir.config import parse
-from rcir.measured import TEST, Measured
 from rcir.risk.certified import Estimate, compare
+from rcir.runs.results import TEST, RunResults
 from training import train
 from tuning import Records, TuningConfig, sweep
 from tuning.report import best_run
@@ -67,7 +67,7 @@ def gain(config: TuningConfig, records: Records) -> tuple[Estimate, Estimate, Es
     runs = (default, best_run(records))
     for run in runs:
         calibrate(CalibrationConfig(str(run.path), alphas=(config.alpha,), delta=config.delta))
-    found = [Measured.read(run.path / TEST) for run in runs]
+    found = [RunResults.read(run.path / TEST) for run in runs]
     sizes, differences = compare([each.parts for each in found], config.alpha, config.delta)
     return sizes[1], sizes[0], differences[0]
 

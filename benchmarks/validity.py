@@ -1,10 +1,11 @@
 """Whether every kind of guarantee holds: the share of calibrations whose risk exceeds alpha.
 
 Populations of queries are drawn by the seed: how hard queries are and how well that shows, depth,
-keys, ties, galleries with fewer candidates; each with a size adapter fitted on queries of its own.
-For every mode, calibration queries are drawn from each of them with replacement, so that the risk
-of what is certified is known exactly, of sets as they are given out. A refusal violates nothing.
-The excess is the share of violations minus delta; on average, it is the mean risk minus alpha.
+keys, ties, galleries with fewer candidates; each with a score function fitted on queries of its
+own. For every mode, calibration queries are drawn from each of them with replacement, so that the
+risk of what is certified is known exactly, of sets as they are given out. A refusal violates
+nothing. The excess is the share of violations minus delta; on average, it is the mean risk minus
+alpha.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from rcir.risk import (
     corrected,
     smallest_certified,
 )
-from rcir.risk.adapters import count_paid
 from rcir.risk.choice import KNOWN
 from rcir.risk.outcomes import Risk
+from rcir.risk.score_functions import set_sizes
 
 DELTA = 0.1
 PICTURES, ASKED = 25, np.array([-1, -0.5, 0.5, 1])  # of those that recur; times the noise
@@ -46,8 +47,10 @@ def above(risks: Array, alpha: float | Array) -> Array:
 def single_risk(risk: Risk, most: int) -> Callable[[World, Generator, int], Array]:
     def mode(world: World, rng: Generator, draws: int) -> Array:
         alpha = world.level(risk, rng)
-        (kappas,) = world.kappas(rows_of(rng, draws, 30, most), [Request(alpha, DELTA, risk)])
-        return above(world.risk(risk, kappas), alpha)
+        (thresholds,) = world.thresholds(
+            rows_of(rng, draws, 30, most), [Request(alpha, DELTA, risk)]
+        )
+        return above(world.risk(risk, thresholds), alpha)
 
     return mode
 
@@ -57,23 +60,24 @@ def joint(world: World, rng: Generator, draws: int) -> Array:
         risk: world.level(risk, rng) + 0.05 * (risk == "false-discovery")
         for risk in ("miss", "false-discovery")
     }
-    (kappas,) = world.kappas(rows_of(rng, draws, 60, 300), [Request(alphas, DELTA)])
-    return np.max([above(world.risk(risk, kappas), alphas[risk]) for risk in alphas], axis=0)
+    (thresholds,) = world.thresholds(rows_of(rng, draws, 60, 300), [Request(alphas, DELTA)])
+    return np.max([above(world.risk(risk, thresholds), alphas[risk]) for risk in alphas], axis=0)
 
 
 def abstention(world: World, rng: Generator, draws: int) -> Array:
     everybody, tuning = (
-        Answered(part.doubt, ~part.relevant[:, 0]) for part in (world.population, world.tuning)
+        Answered(part.selection_score, ~part.relevant[:, 0])
+        for part in (world.population, world.tuning)
     )
     alpha = float(rng.uniform(0.3, 0.9) * everybody.missed.mean())
-    order = np.argsort(everybody.doubt)
+    order = np.argsort(everybody.selection_score)
     misses = np.append(0, np.cumsum(everybody.missed[order]))
     found = np.full(draws, np.nan)
     for draw, rows in enumerate(rows_of(rng, draws, 60, 1000)):
-        calibration = Answered(everybody.doubt[rows], everybody.missed[rows])
+        calibration = Answered(everybody.selection_score[rows], everybody.missed[rows])
         with suppress(RiskUnattainable):
             threshold = AbstentionController(calibration, tuning).threshold(alpha, DELTA)
-            answered = np.searchsorted(everybody.doubt[order], threshold, side="right")
+            answered = np.searchsorted(everybody.selection_score[order], threshold, side="right")
             found[draw] = misses[answered] / max(answered, 1) > alpha
     return found
 
@@ -82,23 +86,27 @@ def group(world: World, rng: Generator, draws: int) -> Array:
     hardest = world.groups == world.names[-1]
     alpha = world.level("miss", rng, hardest)
     request = Request(alpha, DELTA, group=world.names[-1])
-    (kappas,) = world.kappas(rows_of(rng, draws, 150, 1000), [request])
-    return above(world.risk("miss", kappas, hardest), alpha)
+    (thresholds,) = world.thresholds(rows_of(rng, draws, 150, 1000), [request])
+    return above(world.risk("miss", thresholds, hardest), alpha)
 
 
 def any_mix(world: World, rng: Generator, draws: int) -> Array:
     members = [world.groups == name for name in world.names]
     alpha = max(world.level("miss", rng, rows) for rows in members)
-    (kappas,) = world.kappas(rows_of(rng, draws, 200, 600), [Request(alpha, DELTA, mix="any")])
-    return np.max([above(world.risk("miss", kappas, rows), alpha) for rows in members], axis=0)
+    (thresholds,) = world.thresholds(
+        rows_of(rng, draws, 200, 600), [Request(alpha, DELTA, mix="any")]
+    )
+    return np.max([above(world.risk("miss", thresholds, rows), alpha) for rows in members], axis=0)
 
 
 def given_mix(world: World, rng: Generator, draws: int) -> Array:
     shares = dict(zip(world.names, rng.dirichlet(np.ones(len(world.names))), strict=True))
     members = {name: world.groups == name for name in world.names}
     alpha = sum(shares[name] * world.level("miss", rng, members[name]) for name in shares)
-    (kappas,) = world.kappas(rows_of(rng, draws, 150, 400), [Request(alpha, DELTA, mix=shares)])
-    risks = [shares[name] * world.risk("miss", kappas, members[name]) for name in shares]
+    (thresholds,) = world.thresholds(
+        rows_of(rng, draws, 150, 400), [Request(alpha, DELTA, mix=shares)]
+    )
+    risks = [shares[name] * world.risk("miss", thresholds, members[name]) for name in shares]
     return above(np.sum(risks, axis=0), alpha)
 
 
@@ -106,9 +114,9 @@ def any_alpha(world: World, rng: Generator, draws: int) -> Array:
     alphas = np.unique([world.level("miss", rng) for _ in range(6)])
     requests = [Request(float(alpha), DELTA, simultaneous=True) for alpha in alphas]
     n = int(rng.choice([60, 150, 300]))  # few numbers: the band of each takes a while
-    kappas = world.kappas(rng.integers(POPULATION, size=(draws, n)), requests)
+    thresholds = world.thresholds(rng.integers(POPULATION, size=(draws, n)), requests)
     wrong = [
-        above(world.risk("miss", row), alpha) for row, alpha in zip(kappas, alphas, strict=True)
+        above(world.risk("miss", row), alpha) for row, alpha in zip(thresholds, alphas, strict=True)
     ]
     return np.fmax.reduce(wrong)
 
@@ -120,9 +128,9 @@ def any_moment(world: World, rng: Generator, draws: int) -> Array:
     for n in np.unique(np.geomspace(30, 600, 40).astype(int)):
         allowed = anytime_allowed_misses(int(n), alpha, DELTA)
         if allowed >= 0:
-            kappas = np.sort(scores[:, :n], axis=1)[:, n - 1 - allowed].astype(np.float64)
-            kappas[np.isinf(kappas)] = np.nan
-            wrong = np.fmax(wrong, above(world.risk("miss", kappas), alpha))
+            thresholds = np.sort(scores[:, :n], axis=1)[:, n - 1 - allowed].astype(np.float64)
+            thresholds[np.isinf(thresholds)] = np.nan
+            wrong = np.fmax(wrong, above(world.risk("miss", thresholds), alpha))
     return wrong
 
 
@@ -136,8 +144,8 @@ def clusters(world: World, rng: Generator, draws: int) -> Array:
         rows[place] = np.where(again, np.take_along_axis(rows, earlier, axis=0)[0], rows[place])
     alpha = world.level("miss", rng)
     requests, which = [Request(alpha, DELTA)], np.tile(np.arange(number), size)
-    (kappas,) = world.kappas(rows.transpose(1, 0, 2).reshape(draws, -1), requests, which)
-    return above(world.risk("miss", kappas), alpha)
+    (thresholds,) = world.thresholds(rows.transpose(1, 0, 2).reshape(draws, -1), requests, which)
+    return above(world.risk("miss", thresholds), alpha)
 
 
 def recurring(world: World, rng: Generator, draws: int) -> Array:
@@ -148,10 +156,15 @@ def recurring(world: World, rng: Generator, draws: int) -> Array:
         alpha = float(rng.uniform(0.05, 0.3))
         scores = pool.scores[rng.integers(PICTURES, size=300)]
         with suppress(RiskUnattainable):
-            controller = MissController(world.adapter, scores, pool.costs.shape[1])
-            kappa = controller.kappa(alpha, DELTA)
-            costs = pool.costs * (1 + noise * ASKED[:, None, None])
-            sizes = count_paid(costs.reshape(-1, pool.costs.shape[1]).astype(np.float32), kappa)
+            controller = MissController(
+                world.score_function, scores, pool.candidate_scores.shape[1]
+            )
+            threshold = controller.threshold(alpha, DELTA)
+            candidate_scores = pool.candidate_scores * (1 + noise * ASKED[:, None, None])
+            sizes = set_sizes(
+                candidate_scores.reshape(-1, pool.candidate_scores.shape[1]).astype(np.float32),
+                threshold,
+            )
             found[draw] = np.mean(sizes < np.tile(pool.ranks, len(ASKED))) > alpha
     return found
 
@@ -179,8 +192,8 @@ def on_average(risk: Risk) -> Callable[[World, Generator, int], Array]:
 
     def mode(world: World, rng: Generator, draws: int) -> Array:
         alpha = world.level(risk, rng)
-        (kappas,) = world.kappas(rows_of(rng, draws, 30, 300), [Request(alpha, None, risk)])
-        return np.nan_to_num(world.risk(risk, kappas)) - alpha + DELTA
+        (thresholds,) = world.thresholds(rows_of(rng, draws, 30, 300), [Request(alpha, None, risk)])
+        return np.nan_to_num(world.risk(risk, thresholds)) - alpha + DELTA
 
     return mode
 
@@ -242,7 +255,7 @@ def main() -> None:
     command.add_argument("--draws", type=int, default=2_000, help="calibrations of each mode")
     options = command.parse_args()
     rows, figures = measured(options.seed, options.draws)
-    title = f"violations of guarantees with delta {DELTA}, {len(KNOWN)} adapters"
+    title = f"violations of guarantees with delta {DELTA}, {len(KNOWN)} score functions"
     columns = ["mode", "calibrations", "certified", "violated", "excess"]
     report(title, columns, rows, figures, options.json)
 

@@ -3,7 +3,7 @@
 from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.evaluation import Evaluation
 from calibration.pipeline import Calibrated, calibrate, evaluate_retriever, write_results
-from calibration.statements import Row
+from calibration.statements import RiskResult
 from calibration.table import print_table
 
 __all__ = [
@@ -11,7 +11,7 @@ __all__ = [
     "CalibrationConfig",
     "Evaluation",
     "EvaluationConfig",
-    "Row",
+    "RiskResult",
     "calibrate",
     "evaluate_retriever",
     "print_table",

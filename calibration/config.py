@@ -17,8 +17,8 @@ class CalibrationConfig:
         run: folder of a training run, or the id of its MLflow run.
         output: folder for `retriever`, `report.html`, `results.json` and `test.safetensors`, which
             `rcir compare` reads; the run's own unless given.
-        adapter: how set size depends on the query; "auto" takes, for each risk, what needs the
-            smallest sets at the same risk.
+        score_function: how set size depends on the query; "auto" takes, for each risk, what needs
+            the smallest sets at the same risk.
         bound: confidence bound; "binomial" is exact, "hoeffding" that of Cai et al. (AAAI 2025).
         group: attribute of the queries, such as a camera; the retriever then answers per group.
         cluster: attribute of the queries, such as a video or a patient, whose queries are not
@@ -34,9 +34,9 @@ class CalibrationConfig:
 
     run: str
     output: str | None = None
-    adapter: Literal["auto", "constant", "minmax", "quantile", "learned", "boosted", "reranked"] = (
-        "auto"
-    )
+    score_function: Literal[
+        "auto", "constant", "minmax", "quantile", "learned", "boosted", "reranked"
+    ] = "auto"
     bound: Bound = "binomial"
     group: str | None = None
     cluster: str | None = None

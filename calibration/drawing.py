@@ -7,9 +7,9 @@ from matplotlib.figure import Figure
 
 from calibration.evaluation import Evaluation
 from rcir import figures
-from rcir.candidates import Judged
 from rcir.data import ImageSet, read_image
-from rcir.retriever import Retriever
+from rcir.retrieval.results import Judged
+from rcir.retrieval.retriever import Retriever
 
 SHOWN = 4
 COLUMNS = 8
@@ -34,13 +34,13 @@ def draw(
 
 
 def _of_sizes(retriever: Retriever, evaluation: Evaluation, test: Judged) -> dict[str, Figure]:
-    repeats, adapter = evaluation.repeats, retriever.controllers[None].adapter
+    repeats, score_function = evaluation.repeats, retriever.controllers[None].score_function
     drawn = {}
     if repeats is not None:
         named = {f"{name} sizes": rule.mean for name, rule in repeats.rules.items()}
         drawn = {
             "risk": figures.risk_spread(
-                repeats.alphas, repeats.rules[adapter.name].risk, repeats.delta
+                repeats.alphas, repeats.rules[score_function.name].risk, repeats.delta
             ),
             "size": figures.size_spread(repeats.alphas, named),
             "delta": figures.delta_sweep(
@@ -48,7 +48,9 @@ def _of_sizes(retriever: Retriever, evaluation: Evaluation, test: Judged) -> dic
             ),
         }
     sizes = {
-        f"alpha = {row.alpha:g}": adapter.sizes(test.found.rankings, float(row.kappa or 0))
+        f"alpha = {row.alpha:g}": score_function.sizes(
+            test.found.rankings, float(row.threshold or 0)
+        )
         for row in evaluation.certified
     }
     return drawn | ({"sizes": figures.size_distributions(sizes)} if sizes else {})
@@ -105,9 +107,9 @@ def _of_queries(
     if not evaluation.certified:
         return {}
     row = min(evaluation.certified, key=lambda row: abs(row.alpha - 0.1))
-    adapter = retriever.controllers[None].adapter
-    test = test.ordered(adapter)
-    sizes = adapter.sizes(test.found.rankings, float(row.kappa or 0))
+    score_function = retriever.controllers[None].score_function
+    test = test.ordered(score_function)
+    sizes = score_function.sizes(test.found.rankings, float(row.threshold or 0))
     order = np.argsort(test.found.uncertainty, kind="stable")
     drawn = {}
     for title, chosen in (("most_certain", order[:SHOWN]), ("least_certain", order[-SHOWN:])):

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from calibration.quality import Quality, assess
 from calibration.repeats import Repeats, repeat
-from calibration.statements import Queries, Row, rows
+from calibration.statements import Queries, RiskResult, rows
 from calibration.subgroups import Part, subgroups
 from rcir.data import ImageSet
-from rcir.retriever import Retriever
+from rcir.retrieval.retriever import Retriever
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Evaluation:
         n_calibration, n_test: numbers of queries.
         rows: the miss risk at the asked levels.
         others: further statements at the asked levels.
-        comparison: mean set size of each adapter at each level on the adapter split, if compared.
+        comparison: mean set size of each score function at each level on the tuning split, if
+            compared.
         quality: of rankings and uncertainties.
         parts: the risk of parts of the test queries, at the certified level nearest to 0.1.
         parts_alpha: that level; None if nothing is certified.
@@ -42,8 +43,8 @@ class Evaluation:
     encoder: str
     n_calibration: int
     n_test: int
-    rows: list[Row]
-    others: list[Row]
+    rows: list[RiskResult]
+    others: list[RiskResult]
     comparison: Mapping[str, Mapping[float, float]]
     quality: Quality
     parts: list[Part]
@@ -55,9 +56,9 @@ class Evaluation:
     beyond_depth: int
 
     @property
-    def certified(self) -> list[Row]:
+    def certified(self) -> list[RiskResult]:
         """Those of `rows` that are certified."""
-        return [row for row in self.rows if row.kappa is not None]
+        return [row for row in self.rows if row.threshold is not None]
 
     def metrics(self) -> dict[str, float]:
         """All numbers under flat names, for tracking."""
@@ -66,7 +67,7 @@ class Evaluation:
             place = f"alpha-{row.alpha:g}"
             if row.statement != "miss":
                 place += "/" + re.sub(r"[^\w.-]+", "-", row.statement)
-            for name in ("kappa", "test_risk", "mean_size", "constant_size", "answered"):
+            for name in ("threshold", "test_risk", "mean_size", "constant_size", "answered"):
                 named[f"{place}/{name}"] = getattr(row, name)
         summary = self.repeats.summary([row.alpha for row in self.rows]) if self.repeats else {}
         for rule, levels in summary.items():
@@ -90,7 +91,7 @@ class Evaluation:
             "parts_alpha": self.parts_alpha,
             "repeats": self.repeats and self.repeats.summary(self.repeats.alphas.tolist()),
             "repeats_by_delta": self.repeats and self.repeats.summary_of_deltas(),
-            "adapter_comparison": self.comparison,
+            "score_function_comparison": self.comparison,
         }
 
 
@@ -112,12 +113,12 @@ def evaluate(
         queries: of its data set, searched by it.
         images: the test queries.
         alphas, delta: levels to measure.
-        comparison: of adapters, for the report.
+        comparison: of score functions, for the report.
         outside: (m,) uncertainties of out-of-distribution queries.
     """
     controller, test = retriever.controllers[None], queries.test
     misses, others = rows(retriever, queries, alphas, delta)
-    certified = [row for row in misses if row.kappa is not None]
+    certified = [row for row in misses if row.threshold is not None]
     at = min(certified, key=lambda row: abs(row.alpha - 0.1), default=None)
     return Evaluation(
         dataset=dataset,
@@ -128,13 +129,13 @@ def evaluate(
         others=others,
         comparison=comparison,
         quality=assess(retriever, test, images, outside),
-        parts=subgroups(retriever, test, images, float(at.kappa or 0)) if at else [],
+        parts=subgroups(retriever, test, images, float(at.threshold or 0)) if at else [],
         parts_alpha=at.alpha if at else None,
         cluster=controller.cluster,
         n_clusters=controller.calibration.units if controller.cluster else None,
         n_test_clusters=None if test.clusters is None else len(np.unique(test.clusters)),
         repeats=None
         if controller.cluster
-        else repeat(retriever, queries.adapter, queries.calibration, test, alphas, delta),
+        else repeat(retriever, queries.tuning, queries.calibration, test, alphas, delta),
         beyond_depth=int(np.isinf(test.ranks).sum()),
     )

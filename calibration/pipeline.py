@@ -19,8 +19,7 @@ from calibration.evaluation import Evaluation, evaluate
 from calibration.progress import embedding, step
 from calibration.statements import Queries
 from calibration.table import console
-from rcir import api, figures, runs, storage, tracking
-from rcir.candidates import Judged
+from rcir import api, figures, tracking
 from rcir.data import (
     DataConfig,
     ImageSet,
@@ -31,13 +30,17 @@ from rcir.data import (
     with_cluster,
     without_repeats,
 )
-from rcir.data.datasets import find_dataset
+from rcir.data.registry import find_dataset
 from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
-from rcir.measured import TEST, Measured, names_digest
-from rcir.retriever import Retriever
+from rcir.files import write_json
+from rcir.retrieval import storage
+from rcir.retrieval.results import Judged
+from rcir.retrieval.retriever import Retriever
 from rcir.risk import Certified, corrected
-from rcir.trained import TrainedOn
+from rcir.runs import folder as runs
+from rcir.runs.results import TEST, RunResults, names_digest
+from rcir.runs.trained_on import TrainedOn
 
 PAGE, RESULTS = "report.html", "results.json"
 
@@ -64,17 +67,17 @@ class Calibrated:
 
 
 def calibrate(config: CalibrationConfig) -> Calibrated:
-    """Index the gallery, fit adapter and controller, measure, write and track.
+    """Index the gallery, fit score function and controller, measure, write and track.
 
-    The size adapter is fitted on the adapter split, the controller on the calibration split, and
+    The score function is fitted on the tuning split, the controller on the calibration split, and
     what is reported is measured on the test split; no query is in two of them, and pictures that
     stand in two places are left out (`rcir.data.without_repeats`). What was embedded is kept in the
     folder `embeddings` of the output until the retriever is saved.
 
     Raises:
         InvalidData: there is no such run, or it is not finished; or it trained on what is to
-            certify it (`rcir.trained.TrainedOn.require_unseen`); or the output holds something
-            else.
+            certify it (`rcir.runs.trained_on.TrainedOn.require_unseen`); or the output holds
+            something else.
         CorruptRetriever: what lies at the retriever's place is something else.
         InvalidImage: of an image that cannot be read.
         InvalidConfig: there is no GPU to use.
@@ -109,9 +112,9 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     outside = _uncertainty(retriever, asked, embedder)
     with step("calibration"):
         comparisons = retriever.calibrate(
-            queries.adapter,
+            queries.tuning,
             queries.calibration,
-            config.adapter,
+            config.score_function,
             config.bound,
             config.alphas,
             config.delta,
@@ -214,7 +217,7 @@ def _judge(retriever: Retriever, splits: Splits, embedder: Embedder) -> Queries:
     """The queries of the three splits, searched; the origin names their groups and clusters."""
     group, cluster = (retriever.origin.get(name) for name in ("group", "cluster"))
     found = []
-    for name in ("adapter", "calibration", "test"):
+    for name in ("tuning", "calibration", "test"):
         images = getattr(splits, name)
         with embedding(f"{name} queries", images, embedder) as shown, warnings.catch_warnings():
             # Said before, of all splits at once.
@@ -226,25 +229,30 @@ def _judge(retriever: Retriever, splits: Splits, embedder: Embedder) -> Queries:
 def _digests(splits: Splits) -> dict[str, str]:
     """Of the names of the queries of each split, in order."""
     return {
-        name: names_digest(getattr(splits, name).ids) for name in ("adapter", "calibration", "test")
+        name: names_digest(getattr(splits, name).ids) for name in ("tuning", "calibration", "test")
     }
 
 
 def _measured(
     retriever: Retriever, evaluation: Evaluation, test: Judged, splits: Splits
-) -> Measured:
+) -> RunResults:
     """What `rcir compare` needs to tell whether another encoder is better."""
     controller = retriever.controllers[None]
     numbers = {name.removeprefix("test/"): value for name, value in evaluation.metrics().items()}
-    return Measured(
+    return RunResults(
         "test",
         names_digest([*splits.calibration.ids, *splits.test.ids]),
         # What queries in clusters certify is no order statistic: there is nothing to compare.
-        [Certified(controller.calibration.scores, test.outcomes(controller.adapter).costs)]
+        [
+            Certified(
+                controller.calibration.scores,
+                test.outcomes(controller.score_function).candidate_scores,
+            )
+        ]
         if controller.cluster is None
         else [],
         numbers | {"ece": evaluation.quality.reliability.error},
-        controller.adapter.name,
+        controller.score_function.name,
     )
 
 
@@ -315,7 +323,7 @@ def _check_output(output: Path) -> None:
 
 
 def _check_group(splits: Splits, group: str | None) -> None:
-    for name in ("adapter", "calibration", "test") if group is not None else ():
+    for name in ("tuning", "calibration", "test") if group is not None else ():
         attributes = getattr(splits, name).attributes
         if group not in attributes:
             raise InvalidData(
@@ -326,4 +334,4 @@ def _check_group(splits: Splits, group: str | None) -> None:
 
 def write_results(path: Path, evaluation: Evaluation, seconds: float) -> None:
     """Write the numbers of an evaluation as JSON."""
-    runs.write_json(path, evaluation.to_dict() | {"seconds": round(seconds, 2)})
+    write_json(path, evaluation.to_dict() | {"seconds": round(seconds, 2)})

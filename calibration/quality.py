@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from rcir.candidates import Judged
 from rcir.data import ImageSet
 from rcir.data.relevance import SameLabel
 from rcir.encoders.batches import draw
@@ -42,7 +41,8 @@ from rcir.metrics import (
 )
 from rcir.metrics.bins import equal_count_bins
 from rcir.metrics.correlation import PERCENTILES
-from rcir.retriever import Retriever
+from rcir.retrieval.results import Judged
+from rcir.retrieval.retriever import Retriever
 
 KS = (1, 5, 10)
 NEIGHBOURS = 5
@@ -89,7 +89,7 @@ def assess(
     """Measure rankings and uncertainties of test queries.
 
     Args:
-        retriever: that searched them; its adapter split gives the range of uncertainties.
+        retriever: that searched them; its tuning split gives the range of uncertainties.
         test: what was found, and what of it is true.
         images: the test queries.
         outside: (m,) uncertainties of out-of-distribution queries.

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from rcir.candidates import Judged
-from rcir.retriever import Retriever
-from rcir.risk import Bound, Constant, MinMax, Rankings, SizeAdapter, allowed_misses
-from rcir.risk.adapters import count_paid, widened
+from rcir.retrieval.results import Judged
+from rcir.retrieval.retriever import Retriever
+from rcir.risk import Bound, Constant, MinMax, Rankings, ScoreFunction, allowed_misses
+from rcir.risk.score_functions import set_sizes, widened
 
 REPEATS = 20
 SWEEP = np.round(np.arange(0.02, 0.401, 0.02), 2)
@@ -115,7 +115,7 @@ def _summary(rule: Repeated, column: int, alpha: float) -> dict[str, float | Non
 
 def repeat(
     retriever: Retriever,
-    adapter_split: Judged,
+    tuning: Judged,
     calibration: Judged,
     test: Judged,
     alphas: Sequence[float],
@@ -124,12 +124,12 @@ def repeat(
 ) -> Repeats:
     """Divide calibration and test queries anew, calibrate and measure, many times over.
 
-    The adapter is fitted on the adapter split once and for all. The parts are as large as the
+    The score function is fitted on the tuning split once and for all. The parts are as large as the
     original ones.
 
     Args:
         retriever: calibrated.
-        adapter_split, calibration, test: queries that it searched.
+        tuning, calibration, test: queries that it searched.
         alphas: levels that must be among those of the sweep.
         delta: of the sweep of alphas; that of deltas is at the alpha nearest to 0.1.
         seed: decides the divisions.
@@ -139,21 +139,21 @@ def repeat(
     n = len(calibration.ranks)
     divisions = [np.split(rng.permutation(n + len(test.ranks)), [n]) for _ in range(REPEATS)]
 
-    def rule(adapter: SizeAdapter, bound: Bound | None, heuristic: bool = False) -> _Rule:
-        costs, scores = [], []
+    def rule(score_function: ScoreFunction, bound: Bound | None, heuristic: bool = False) -> _Rule:
+        candidate_scores, scores = [], []
         for part in (calibration, test):
             rankings = _near(part.found.rankings) if heuristic else part.found.rankings
-            costs.append(adapter.costs(rankings))
-            scores.append(adapter.scores(rankings, part.ranks))
-        return _Rule(np.concatenate(costs), np.concatenate(scores), bound, divisions)
+            candidate_scores.append(score_function.candidate_scores(rankings))
+            scores.append(score_function.scores(rankings, part.ranks))
+        return _Rule(np.concatenate(candidate_scores), np.concatenate(scores), bound, divisions)
 
-    own = rule(controller.adapter, controller.bound)
-    near = MinMax.fit(_near(adapter_split.found.rankings), adapter_split.ranks)
+    own = rule(controller.score_function, controller.bound)
+    near = MinMax.fit(_near(tuning.found.rankings), tuning.ranks)
     rules = {
-        controller.adapter.name: own,
+        controller.score_function.name: own,
         "constant": rule(Constant(), controller.bound),
         "1 - cosine": rule(near, controller.bound, heuristic=True),
-        "uncontrolled": rule(controller.adapter, None),
+        "uncontrolled": rule(controller.score_function, None),
     }
     levels = np.union1d(SWEEP, alphas)
     alpha = float(min(alphas, key=lambda level: abs(level - 0.1)))
@@ -178,9 +178,11 @@ def _near(rankings: Rankings) -> Rankings:
 
 @dataclass(frozen=True)
 class _Rule:
-    """What each rank costs, what serves each query, and how kappa is chosen (None: no bound)."""
+    """What each rank costs, what serves each query, and how threshold is chosen (None: no
+    bound).
+    """
 
-    costs: NDArray[np.float32]
+    candidate_scores: NDArray[np.float32]
     scores: NDArray[np.float32]
     bound: Bound | None
     divisions: list[list[NDArray[np.int64]]]
@@ -192,21 +194,21 @@ class _Rule:
         for row, (first, second) in enumerate(self.divisions):
             scores = np.sort(self.scores[first])
             for column, (alpha, delta) in enumerate(levels):
-                kappa = self._kappa(scores, alpha, delta)
-                if kappa is None:
+                threshold = self._threshold(scores, alpha, delta)
+                if threshold is None:
                     continue
-                sizes = count_paid(self.costs, kappa)[second]
-                found.risk[row, column] = np.mean(self.scores[second] > widened(kappa))
+                sizes = set_sizes(self.candidate_scores, threshold)[second]
+                found.risk[row, column] = np.mean(self.scores[second] > widened(threshold))
                 found.mean[row, column] = sizes.mean()
                 found.median[row, column], found.high[row, column] = np.quantile(sizes, [0.5, 0.95])
         return found
 
-    def _kappa(self, scores: NDArray[np.float32], alpha: float, delta: float) -> float | None:
+    def _threshold(self, scores: NDArray[np.float32], alpha: float, delta: float) -> float | None:
         """Of the sorted scores of calibration queries; None if nothing is certified."""
         n = len(scores)
         if self.bound is None:
             allowed = math.floor(alpha * n + 1e-9)  # 0.29 * 100 < 29
         else:
             allowed = allowed_misses(n, alpha, delta, self.bound)
-        kappa = float(scores[n - 1 - allowed]) if allowed >= 0 else math.inf
-        return kappa if math.isfinite(kappa) else None
+        threshold = float(scores[n - 1 - allowed]) if allowed >= 0 else math.inf
+        return threshold if math.isfinite(threshold) else None

@@ -8,7 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from calibration.evaluation import Evaluation
-from rcir.retrieval import confidence
+from rcir.retrieval.answer import confidence
 
 # What a number of `Quality.numbers` is; those not named here are named by their own names.
 NAMES = {
@@ -18,7 +18,7 @@ NAMES = {
     "map_cleaned_20": "mean average precision without the 20% most uncertain gallery images",
     "map_cleaned_20_random": "the same without a random 20%",
     "unmatched_cleaned_20": "queries left without a match by the former, and left out of it",
-    "outside_range": "share of test uncertainties outside the range of the adapter split",
+    "outside_range": "share of test uncertainties outside the range of the tuning split",
     "auroc_miss": "AUROC of a wrong first image",
     "auroc_occlusion": "AUROC of an occluded query",
     "ausc": "AUSC (query and first image)",

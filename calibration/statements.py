@@ -8,35 +8,35 @@ from typing import Any
 
 import numpy as np
 
-from rcir.candidates import Judged
 from rcir.errors import RiskUnattainable
-from rcir.retriever import Retriever
+from rcir.retrieval.results import Judged
+from rcir.retrieval.retriever import Retriever
 from rcir.risk import Constant, Request, RiskController
-from rcir.risk.adapters import widened
+from rcir.risk.score_functions import widened
 
 
 @dataclass(frozen=True)
 class Queries:
     """The queries of the three splits, as a retriever found them."""
 
-    adapter: Judged
+    tuning: Judged
     calibration: Judged
     test: Judged
 
     def distinct(self) -> Queries:
         """The same of labels."""
-        return Queries(*(part.distinct() for part in (self.adapter, self.calibration, self.test)))
+        return Queries(*(part.distinct() for part in (self.tuning, self.calibration, self.test)))
 
 
 @dataclass(frozen=True)
-class Row:
+class RiskResult:
     """One statement, certified and measured; None in what follows alpha if not certified.
 
     Attributes:
         statement: what is controlled, in words.
         alpha, delta: what was asked.
-        adapter, bound: how sizes are chosen.
-        kappa: the calibrated parameter.
+        score_function, bound: how sizes are chosen.
+        threshold: the calibrated parameter.
         test_risk: the risk of the test queries.
         mean_size: mean set size over the test queries that got an answer.
         constant_size: the size that all queries would need alike at the same alpha and delta.
@@ -46,9 +46,9 @@ class Row:
     statement: str
     alpha: float
     delta: float
-    adapter: str
+    score_function: str
     bound: str
-    kappa: float | None = None
+    threshold: float | None = None
     test_risk: float | None = None
     mean_size: float | None = None
     constant_size: float | None = None
@@ -57,7 +57,7 @@ class Row:
 
 def rows(
     retriever: Retriever, queries: Queries, alphas: Sequence[float], delta: float
-) -> tuple[list[Row], list[Row]]:
+) -> tuple[list[RiskResult], list[RiskResult]]:
     """The miss risk at each alpha, and what else the same calibration queries certify."""
     controller = retriever.controllers[None]
     options: dict[str, dict[str, Any]] = {}
@@ -72,7 +72,7 @@ def rows(
 
     def measured(
         controller: RiskController, queries: Queries, statements: dict[str, dict[str, Any]]
-    ) -> list[Row]:
+    ) -> list[RiskResult]:
         alike = _alike(queries, controller)
         return [
             _measure(controller, alike, Request(alpha, delta, **asked), queries.test, statement)
@@ -80,7 +80,7 @@ def rows(
             for alpha in alphas
         ]
 
-    distinct: list[Row] = []
+    distinct: list[RiskResult] = []
     if "label" in retriever.controllers:
         labels: dict[str, dict[str, Any]] = {"miss, distinct labels": {}}
         distinct = measured(retriever.controllers["label"], queries.distinct(), labels)
@@ -94,11 +94,11 @@ def _measure(
     request: Request,
     test: Judged,
     statement: str,
-) -> Row:
+) -> RiskResult:
     """One statement on the test queries that it speaks of."""
     controller = controller.for_risk(request)
     alpha, delta = float(request.alpha), float(request.delta or 0)  # type: ignore[arg-type]
-    row = Row(statement, alpha, delta, controller.adapter.name, controller.bound)
+    row = RiskResult(statement, alpha, delta, controller.score_function.name, controller.bound)
     if not request.abstain:
         row = replace(row, constant_size=_constant_size(alike, request, test))
     try:
@@ -108,17 +108,17 @@ def _measure(
     asked = np.ones(len(test.ranks), bool)
     if request.group is not None and test.groups is not None:
         asked = test.groups == request.group
-    ordered = test.ordered(controller.adapter)
+    ordered = test.ordered(controller.score_function)
     sizes = controller.sizes(ordered.found.rankings, decision)
     answered = np.flatnonzero(asked & (sizes > 0))
-    row = replace(row, bound=decision.bound, kappa=decision.kappa)
+    row = replace(row, bound=decision.bound, threshold=decision.threshold)
     if len(answered) == 0:
         return replace(row, answered=0.0 if asked.any() else None)
-    outcomes = test.outcomes(controller.adapter).subset(answered)
-    kappa = widened(np.array([decision.kappa]))
+    outcomes = test.outcomes(controller.score_function).subset(answered)
+    threshold = widened(np.array([decision.threshold]))
     return replace(
         row,
-        test_risk=float(outcomes.unit_losses(request.risk, kappa).mean()),
+        test_risk=float(outcomes.unit_losses(request.risk, threshold).mean()),
         mean_size=float(sizes[answered].mean()),
         answered=len(answered) / int(asked.sum()),
     )
@@ -129,7 +129,7 @@ def _alike(queries: Queries, controller: RiskController) -> RiskController:
     constant = Constant()
     return RiskController(
         constant,
-        queries.adapter.outcomes(constant),
+        queries.tuning.outcomes(constant),
         queries.calibration.outcomes(constant),
         controller.bound,
         controller.groups,
@@ -138,7 +138,7 @@ def _alike(queries: Queries, controller: RiskController) -> RiskController:
 
 
 def _constant_size(alike: RiskController, request: Request, test: Judged) -> float | None:
-    """The mean size that the constant adapter needs for the same statement."""
+    """The mean size that the constant score function needs for the same statement."""
     try:
         decision = alike.decide(request)
     except RiskUnattainable:

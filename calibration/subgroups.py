@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betainccinv, betaincinv
 
-from rcir.candidates import Judged
 from rcir.data import ImageSet
-from rcir.retriever import Retriever
+from rcir.retrieval.results import Judged
+from rcir.retrieval.retriever import Retriever
 
 DECILES = 10
 SHOWN = 10  # classes, those that are missed most
@@ -46,17 +46,17 @@ class Part:
         return self.missed / self.n
 
 
-def subgroups(retriever: Retriever, test: Judged, images: ImageSet, kappa: float) -> list[Part]:
+def subgroups(retriever: Retriever, test: Judged, images: ImageSet, threshold: float) -> list[Part]:
     """Misses by decile of uncertainty, by class (of many those missed most) and by group.
 
     Args:
         retriever: that searched the queries.
         test, images: the test queries.
-        kappa: of the guarantee for misses that they are answered with.
+        threshold: of the guarantee for misses that they are answered with.
     """
     controller = retriever.controllers[None]
-    ordered = test.ordered(controller.adapter)
-    sizes = controller.adapter.sizes(ordered.found.rankings, kappa)
+    ordered = test.ordered(controller.score_function)
+    sizes = controller.score_function.sizes(ordered.found.rankings, threshold)
     missed = ordered.ranks > sizes
     independent = test.clusters is None
     order = np.argsort(test.found.uncertainty, kind="stable")

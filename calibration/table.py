@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from calibration.evaluation import Evaluation
-from calibration.statements import Row
-from rcir.retrieval import confidence
+from calibration.statements import RiskResult
+from rcir.retrieval.answer import confidence
 
 console = Console(highlight=False)
 
@@ -26,12 +26,12 @@ def print_table(evaluation: Evaluation) -> None:
     """Print the measured rows and what they mean."""
     first = (evaluation.certified or evaluation.rows)[0]
     console.print(_stated(evaluation, first))
-    table = Table("alpha", "certified", "measured risk", "mean size", "constant size", "kappa")
+    table = Table("alpha", "certified", "measured risk", "mean size", "constant size", "threshold")
     for column in table.columns:
         column.justify = "right"
     for row in evaluation.rows:
-        kappa = "-" if row.kappa is None else f"{row.kappa:.4g}"
-        table.add_row(f"{row.alpha:g}", *_measured(row), kappa)
+        threshold = "-" if row.threshold is None else f"{row.threshold:.4g}"
+        table.add_row(f"{row.alpha:g}", *_measured(row), threshold)
     console.print(table)
     console.print("The same queries also certify, each statement by itself (-: not certified):")
     table = Table("statement", "alpha", "risk", "mean size", "constant", "answered")
@@ -44,9 +44,11 @@ def print_table(evaluation: Evaluation) -> None:
         table.add_row(row.statement, f"{row.alpha:g}", *measured, answered)
     console.print(table)
     if evaluation.comparison:
-        console.print(f"Mean sizes on the adapter split, by which {first.adapter} was chosen:")
+        console.print(
+            f"Mean sizes on the tuning split, by which {first.score_function} was chosen:"
+        )
         table = Table(
-            "adapter", *(f"alpha {alpha:g}" for alpha in evaluation.comparison["constant"])
+            "score function", *(f"alpha {alpha:g}" for alpha in evaluation.comparison["constant"])
         )
         for name, sizes in evaluation.comparison.items():
             table.add_row(name, *(f"{size:.2f}" for size in sizes.values()))
@@ -56,12 +58,12 @@ def print_table(evaluation: Evaluation) -> None:
     console.print(", ".join(parts), soft_wrap=True)
 
 
-def _stated(evaluation: Evaluation, row: Row) -> str:
+def _stated(evaluation: Evaluation, row: RiskResult) -> str:
     """The statement of a row, and what it was measured on."""
-    sure, rule = confidence(row.delta), f"{row.adapter} sizes, {row.bound} bound"
+    sure, rule = confidence(row.delta), f"{row.score_function} sizes, {row.bound} bound"
     calibrated = f"{evaluation.n_calibration} calibration queries"
     measured = f"Measured on {evaluation.n_test} held-out queries"
-    if row.kappa is None:
+    if row.threshold is None:
         return f"No alpha below is certified with probability {sure} ({rule}, {calibrated})."
     missing = (
         f"With probability at least {sure}, a true match is missing from at most a fraction alpha "
@@ -77,9 +79,9 @@ def _stated(evaluation: Evaluation, row: Row) -> str:
     )
 
 
-def _measured(row: Row) -> tuple[str, ...]:
+def _measured(row: RiskResult) -> tuple[str, ...]:
     constant = "-" if row.constant_size is None else f"{row.constant_size:.4g}"
-    if row.kappa is None:
+    if row.threshold is None:
         return ("no", "-", "-", constant)
     if row.test_risk is None:
         return ("yes", "-", "-", constant)

@@ -3,7 +3,7 @@
     python examples/own_images.py --run runs/digits-btl --images PICTURES --output my-retriever
 
 PICTURES holds one folder per label (class, place, product) with image files in it. Half of the
-pictures become the gallery; the others are queries: a third fits the size adapter, the rest
+pictures become the gallery; the others are queries: a third fits the score function, the rest
 calibrates. Nothing is left to test on, so the guarantee is taken at its word.
 """
 
@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 
 import rcir
-from rcir import runs, storage
-from rcir.config import reporting_errors
 from rcir.data import ImageSet
 from rcir.data.digests import digests
+from rcir.errors import reporting_errors
+from rcir.retrieval import storage
+from rcir.runs import folder as runs
 
 
 def read_folders(folder: Path) -> ImageSet:
@@ -35,12 +36,12 @@ def build(run: runs.RunFolder, pictures: ImageSet, seed: int = 0) -> rcir.Retrie
     pictures = pictures.subset(np.sort(different))  # a copy in two parts would void the guarantee
     order = np.random.default_rng(seed).permutation(len(pictures))
     half, sixth = len(order) // 2, len(order) // 6
-    gallery, adapter_split, calibration = (
+    gallery, tuning, calibration = (
         pictures.subset(rows) for rows in np.split(order, [half, half + sixth])
     )
     retriever = rcir.Retriever.build(run.encoder(), run.preprocessing, gallery)
     # The size rule is fitted on queries that calibrate nothing.
-    retriever.calibrate(retriever.judge(adapter_split), retriever.judge(calibration))
+    retriever.calibrate(retriever.judge(tuning), retriever.judge(calibration))
     return retriever
 
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
         TrackingUnavailable,
         TrainingDiverged,
     )
-    from rcir.retrieval import Guarantee, Retrieval
-    from rcir.retriever import Retriever
+    from rcir.retrieval.answer import Guarantee, Retrieval
+    from rcir.retrieval.retriever import Retriever
 
 __version__ = "0.1.0"
 
@@ -50,8 +50,8 @@ _HOMES = {
         "TrackingUnavailable",
         "TrainingDiverged",
     ),
-    "rcir.retrieval": ("Guarantee", "Retrieval"),
-    "rcir.retriever": ("Retriever",),
+    "rcir.retrieval.answer": ("Guarantee", "Retrieval"),
+    "rcir.retrieval.retriever": ("Retriever",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -6,11 +6,11 @@ import os
 import re
 from typing import Any, Unpack, overload
 
-from rcir import storage
 from rcir.data.images import ImageLike
 from rcir.errors import NoRetriever
-from rcir.retrieval import Options, Retrieval
-from rcir.retriever import Retriever
+from rcir.retrieval import storage
+from rcir.retrieval.answer import Options, Retrieval
+from rcir.retrieval.retriever import Retriever
 from rcir.risk.request import Alpha
 
 VARIABLE = "RCIR_RETRIEVER"

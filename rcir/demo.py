@@ -14,7 +14,6 @@ from PIL import Image
 from calibration import Calibrated, CalibrationConfig, calibrate, print_table, write_results
 from rcir.data import Augmentation, DataConfig, read_image
 from rcir.errors import InvalidConfig
-from rcir.losses import LossConfig
 from training import TrainingConfig, train
 
 ALPHA = DELTA = 0.1
@@ -31,7 +30,7 @@ def run(output: Path) -> None:
         data=DataConfig("digits", seed=1),  # options were chosen on seed 0
         storage=str(output),
         augmentation=Augmentation(occlusion=0.15),
-        loss=LossConfig(kl_scale=1e-5),
+        loss={"kl_scale": 1e-5},
     )
     print("Training: Bayesian Triplet Loss on two-digit numbers, occluded at random")
     trained = train(config)

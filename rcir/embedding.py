@@ -2,68 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from rcir.errors import InvalidData
 
 
 @dataclass(frozen=True)
 class Embedding:
     """Embeddings of a batch of images, with what the encoder knows of its own uncertainty.
 
+    Whoever moves, gathers, slices, joins or stores an embedding does so by `map` or `tensors`, with
+    all that it holds.
+
     Attributes:
-        mean: (n, d) float32; the vectors that are indexed and searched by squared L2 distance.
+        vectors: (n, d) float32; what is indexed and searched by L2 distance.
         variance: (n, 1) for an isotropic, (n, d') for a per-dimension variance, larger than or
             equal to 0; None for an encoder without one. A deep ensemble ranks by the joint vector
             of its members and states one variance per image.
         uncertainty: (n,) float32, larger is less certain; None for an encoder without one.
+        extra: other tensors of a method by name, each (n, ...): a concentration, the components of
+            a mixture, several draws.
+
+    Raises:
+        InvalidData: a tensor has another shape, or an extra one the name of an attribute.
 
     Example:
         >>> import torch
         >>> embedding = Embedding(torch.zeros(3, 8), torch.ones(3, 1), torch.tensor([.1, .2, .3]))
         >>> len(embedding), embedding[1:].uncertainty.tolist()
         (3, [0.20000000298023224, 0.30000001192092896])
+        >>> list(Embedding(torch.zeros(3, 8), extra={"concentration": torch.ones(3, 1)}).tensors)
+        ['vectors', 'concentration']
     """
 
-    mean: Tensor
+    vectors: Tensor
     variance: Tensor | None = None
     uncertainty: Tensor | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        n = len(self.mean)
-        if self.mean.ndim != 2:
-            raise ValueError(f"mean has shape {tuple(self.mean.shape)}; it must be (n, d)")
+        if self.vectors.ndim != 2:
+            raise InvalidData(f"vectors has shape {tuple(self.vectors.shape)}; it must be (n, d)")
+        n = len(self.vectors)
         if self.variance is not None and (self.variance.ndim != 2 or len(self.variance) != n):
-            raise ValueError(
+            raise InvalidData(
                 f"variance has shape {tuple(self.variance.shape)}; it must be ({n}, 1) or ({n}, d)"
             )
         if self.uncertainty is not None and self.uncertainty.shape != (n,):
-            raise ValueError(
+            raise InvalidData(
                 f"uncertainty has shape {tuple(self.uncertainty.shape)}; it must be ({n},)"
             )
+        for name, values in self.extra.items():
+            if name in ("vectors", "variance", "uncertainty", "extra"):
+                raise InvalidData(f"extra holds {name!r}, which is an attribute: rename it")
+            if values.ndim < 1 or len(values) != n:
+                raise InvalidData(f"{name} has shape {tuple(values.shape)}; it must be ({n}, ...)")
 
-    def __len__(self) -> int:
-        return len(self.mean)
-
-    def __getitem__(self, rows: slice | Tensor) -> Embedding:
-        return Embedding(
-            self.mean[rows],
-            None if self.variance is None else self.variance[rows],
-            None if self.uncertainty is None else self.uncertainty[rows],
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All that it holds, by name."""
+        known = {
+            "vectors": self.vectors,
+            "variance": self.variance,
+            "uncertainty": self.uncertainty,
+        }
+        return {name: values for name, values in known.items() if values is not None} | dict(
+            self.extra
         )
 
     @staticmethod
-    def concatenate(parts: Sequence[Embedding]) -> Embedding:
-        """The embeddings of several batches of one encoder, one after the other."""
-
-        def join(tensors: list[Tensor | None]) -> Tensor | None:
-            present = [tensor for tensor in tensors if tensor is not None]
-            return torch.cat(present) if present else None
-
+    def from_tensors(tensors: Mapping[str, Tensor]) -> Embedding:
+        """The embedding that holds these `tensors`."""
+        extra = dict(tensors)
+        vectors = extra.pop("vectors")
         return Embedding(
-            torch.cat([part.mean for part in parts]),
-            join([part.variance for part in parts]),
-            join([part.uncertainty for part in parts]),
+            vectors, extra.pop("variance", None), extra.pop("uncertainty", None), extra
+        )
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Embedding:
+        """The embedding of each changed tensor; their rows stay those of the same images."""
+        return self.from_tensors({name: change(values) for name, values in self.tensors.items()})
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def __getitem__(self, rows: slice | Tensor) -> Embedding:
+        return self.map(lambda values: values[rows])
+
+    @staticmethod
+    def concatenate(parts: Sequence[Embedding]) -> Embedding:
+        """The embeddings of several batches of one encoder, one after the other.
+
+        Raises:
+            InvalidData: they do not all hold the same.
+        """
+        tensors = [part.tensors for part in parts]
+        if any(each.keys() != tensors[0].keys() for each in tensors):
+            held = " or ".join(sorted({", ".join(each) for each in tensors}))
+            raise InvalidData(f"embeddings of one encoder hold {held}: each must hold the same")
+        return Embedding.from_tensors(
+            {name: torch.cat([each[name] for each in tensors]) for name in tensors[0]}
         )

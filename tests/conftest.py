@@ -1,5 +1,6 @@
 """Fixtures that several test packages share."""
 
+import gc
 import os
 import signal
 import socket
@@ -8,6 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,8 +23,8 @@ from scipy.stats import beta
 from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.mining import MiningConfig
-from rcir.retriever import Retriever
-from rcir.storage import save
+from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.storage import save
 
 # On tensors this small, more threads only wait for each other.
 torch.set_num_threads(1)
@@ -74,7 +76,7 @@ def data_root():
 @pytest.fixture(scope="session")
 def splits():
     """A small draw of two-digit numbers."""
-    parts = {"train": 400, "validation": 100, "gallery": 300, "adapter": 200, "test": 100}
+    parts = {"train": 400, "validation": 100, "gallery": 300, "tuning": 200, "test": 100}
     return load_splits(DataConfig("digits", options={**parts, "calibration": 400}))
 
 
@@ -83,12 +85,12 @@ def retriever(splits):
     """An untrained but calibrated retriever; tests that change one load `folder` instead."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        encoder = build_encoder(EncoderConfig("mc-dropout", passes=3), 1, (8, 16))
+        encoder = build_encoder(EncoderConfig("mc-dropout", options={"passes": 3}), 1, (8, 16))
     built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=150)
     built.calibrate(
-        built.judge(splits.adapter, "occluded"),
+        built.judge(splits.tuning, "occluded"),
         built.judge(splits.calibration, "occluded"),
-        adapter="quantile",
+        score_function="quantile",
     )
     return built
 
@@ -104,12 +106,12 @@ def tiny():
     """Configurations of trainings that take a second: `tiny(name, **changes)`."""
     from training import TrainingConfig
 
-    parts = {"train": 300, "validation": 100, "gallery": 300, "adapter": 300, "test": 300}
+    parts = {"train": 300, "validation": 100, "gallery": 300, "tuning": 300, "test": 300}
     defaults = {
         "epochs": 4,
         "batch": 32,
         "data": DataConfig("digits", options={**parts, "calibration": 300}),
-        "encoder": EncoderConfig(dim=8, members=2, passes=3),
+        "encoder": EncoderConfig(dim=8),
         "mining": MiningConfig("nearest", "hardest"),
     }
     return lambda name="tiny", **changes: TrainingConfig(name, **(defaults | changes))
@@ -126,8 +128,20 @@ def trained(tiny, tracking_uri, tmp_path_factory):
         return train(tiny(seed=4))
 
 
+@pytest.fixture(scope="session")
+def forgotten():
+    """`forgotten()` removes what Ray leaves of its processes, which would warn in a later test."""
+
+    def forget():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
+
+    return forget
+
+
 @pytest.fixture(scope="module")
-def ray_cluster():
+def ray_cluster(forgotten):
     """A Ray cluster on this machine, in a folder with a short name (its sockets)."""
     import ray
 
@@ -139,6 +153,7 @@ def ray_cluster():
         ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
         yield
         ray.shutdown()
+        forgotten()
 
 
 class Server:

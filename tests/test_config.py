@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from calibration.__main__ import main as calibration
-from rcir.config import flatten, from_plain, parse, reporting_errors
+from rcir.config import flatten, from_plain, parse
 from rcir.encoders import EncoderConfig
-from rcir.errors import InvalidConfig
+from rcir.errors import InvalidConfig, reporting_errors
 from training import Change, OptimizerConfig, TrainingConfig
 from training.__main__ import main as training
 
@@ -56,8 +56,10 @@ def test_a_file_fills_what_it_names(file):
 
 
 def test_dotted_options_override_the_file(file):
-    config = parsed("--config", file, "--encoder.dim", "4", "--name=mine", "--encoder.passes", "7")
-    assert (config.encoder.dim, config.encoder.passes, config.name) == (4, 7, "mine")
+    config = parsed(
+        "--config", file, "--encoder.dim", "4", "--name=mine", "--encoder.options.passes", "7"
+    )
+    assert (config.encoder.dim, config.encoder.options["passes"], config.name) == (4, 7, "mine")
     assert config.batch == 32
 
 
@@ -112,7 +114,11 @@ def test_a_file_that_is_none_or_has_a_typing_error_is_refused(tmp_path, capsys, 
     ("option", "value"),
     [
         *[("seed", -1), ("epochs", 0), ("batch", 0), ("num_workers", -2), ("name", "a/b")],
-        *[("encoder.dim", 1), ("encoder.dropout", 2.0), ("encoder.backbone", "magic")],
+        *[
+            ("encoder.dim", 1),
+            ("encoder.options.variance_hidden", 0),
+            ("encoder.backbone", "magic"),
+        ],
         *[("loss.margin", -1.0), ("mining.count", 0), ("augmentation.occlusion", 2.0)],
         *[("preprocessing.channels", 2), ("optimizer.lr", -1.0), ("optimizer.lr", 0.0)],
         *[("data.seed", -1), ("data.name", "nothing"), ("data.options.train", -5)],

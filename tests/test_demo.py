@@ -23,7 +23,7 @@ def results(output):
 
 
 def test_every_certified_risk_is_kept_on_unseen_queries(results):
-    certified = [row for row in results["rows"] if row["kappa"] is not None]
+    certified = [row for row in results["rows"] if row["threshold"] is not None]
     assert [row["alpha"] for row in certified] == [0.05, 0.1, 0.2]
     for row in certified:
         error = math.sqrt(row["alpha"] * (1 - row["alpha"]) / results["n_test"])
@@ -59,7 +59,7 @@ def test_what_was_measured_is_what_the_retriever_answers(output, results):
     (row,) = (row for row in results["rows"] if row["alpha"] == 0.1)
     assert np.mean(missed) == pytest.approx(row["test_risk"])
     assert np.mean([answer.size for answer in answers]) == pytest.approx(row["mean_size"])
-    assert answers[0].guarantee.kappa == pytest.approx(row["kappa"])
+    assert answers[0].guarantee.threshold == pytest.approx(row["threshold"])
 
 
 def test_the_files_are_there(output):

@@ -95,7 +95,7 @@ def test_every_configuration_is_valid_and_is_named_like_its_file(name):
 
 
 def test_the_demo_trains_what_its_configuration_says(demo):
-    from rcir.runs import read_run
+    from rcir.runs.folder import read_run
 
     run = read_run(demo / "runs" / "demo" / "training")
     path = ROOT / "configs" / "digits-btl.yaml"

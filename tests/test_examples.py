@@ -34,10 +34,10 @@ def test_own_images_makes_a_retriever_from_folders_of_pictures(
     query = next(pictures.glob("*/*.png"))
     answer = retriever.retrieve(query, alpha, 0.1)
     assert all((pictures / name).is_file() for name in answer.ids)
-    # Half index, a sixth fits the adapter, the rest calibrates.
+    # Half index, a sixth fits the score function, the rest calibrates.
     n = len(splits.calibration)
     assert answer.guarantee.n_calibration == n - n // 2 - n // 6
-    # Each name with its own distance; the order is the size adapter's.
+    # Each name with its own distance; the order is the score function's.
     found = retriever.search([query])
     distance = dict(zip(retriever.ids[found.positions[0]], found.distances[0], strict=True))
     assert len(set(answer.ids)) == answer.size

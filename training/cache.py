@@ -71,9 +71,10 @@ def _cache(
     """Embeddings of the un-augmented images of some rows, on every worker."""
     starts = range(0, len(rows), BLOCK)
     blocks = [rows[starts[i] : starts[i] + BLOCK] for i in workers.share(len(starts))]
+    n_own = sum(map(len, blocks))
+    blocks = blocks or [rows[:1]]  # of no image there would be no shape
     pixels = loaded(images, config.preprocessing, blocks, workers.device)
-    own = [embed(batch) for batch in pixels]
-    return workers.gathered(torch.cat(own) if own else torch.zeros(0, config.encoder.dim))
+    return workers.gathered(torch.cat([embed(batch) for batch in pixels])[:n_own])
 
 
 def _gathered(own: list[Tuples], rows: Tensor, workers: Workers) -> Tuples:

@@ -3,7 +3,7 @@
     model.safetensors      weights
     optimizer.safetensors  tensors of the optimizer's state
     validation.safetensors what the validation images showed
-    state.json             epoch, best recall, numbers of the optimizer, seed
+    state.json             epoch, best epoch, numbers of the optimizer, seed
 
 Every random draw of an epoch comes from generators seeded by (seed, epoch), so these two are the
 random state: training that continues from a checkpoint draws what it would have drawn anyway.
@@ -26,7 +26,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from rcir.errors import CheckpointFailed
-from rcir.storage import save_tensors, write_folder
+from rcir.files import write_folder
+from rcir.retrieval.storage import save_tensors
 from training.validation import Validation
 
 PATIENCE = 60  # seconds after which a shared folder shows what another node wrote
@@ -34,20 +35,42 @@ PATTERN = re.compile(r"epoch-(\d+)")
 
 
 @dataclass
-class Progress:
-    """What training continues from.
+class TrainState:
+    """Numbers that training continues from.
 
     Attributes:
         epoch: number of epochs done.
-        best_epoch: the one with the highest validation recall so far; 0 before the first.
-        best_recall: that recall at 1.
+        best_epoch: the one with the highest criterion so far, the last of several; 0 before the
+            first.
+        best: its criterion, the mean average precision on the validation images.
+        improved_epoch: the last that was better, by more than `min_delta`, than the one that was
+            before it; patience counts from here.
+        improved: its criterion.
         seed: of the run.
     """
 
     epoch: int = 0
     best_epoch: int = 0
-    best_recall: float = -1.0
+    best: float = -1.0
+    improved_epoch: int = 0
+    improved: float = -1.0
     seed: int = 0
+
+    def advance(self, criterion: float, min_delta: float) -> None:
+        """Note that another epoch is done.
+
+        Example:
+            >>> state = TrainState()
+            >>> for criterion in (0.5, 0.9, 0.9):
+            ...     state.advance(criterion, min_delta=0.0)
+            >>> state.best_epoch, state.improved_epoch
+            (3, 2)
+        """
+        self.epoch += 1
+        if criterion >= self.best:
+            self.best_epoch, self.best = self.epoch, criterion
+        if self.epoch == 1 or criterion > self.improved + min_delta:
+            self.improved_epoch, self.improved = self.epoch, criterion
 
 
 def checkpoint_folder(run: Path, epoch: int) -> Path:
@@ -57,23 +80,23 @@ def checkpoint_folder(run: Path, epoch: int) -> Path:
 
 def save(
     run: Path,
-    progress: Progress,
+    state: TrainState,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     validation: Validation,
 ) -> None:
-    """Write the checkpoint of `progress.epoch`, then drop all but it and the best.
+    """Write the checkpoint of `state.epoch`, then drop all but it and the best.
 
     Raises:
         CheckpointFailed: the disk is full, or refuses; earlier checkpoints are kept.
     """
-    state = optimizer.state_dict()
+    kept = optimizer.state_dict()
     tensors = {
         f"{index}.{name}": value
-        for index, values in state["state"].items()
+        for index, values in kept["state"].items()
         for name, value in values.items()
     }
-    numbers = {"progress": vars(progress), "param_groups": state["param_groups"]}
+    numbers = {"train_state": vars(state), "param_groups": kept["param_groups"]}
 
     def fill(folder: Path) -> None:
         save_tensors(model.state_dict(), folder / "model.safetensors")
@@ -81,7 +104,7 @@ def save(
         (folder / "validation.safetensors").write_bytes(save_arrays(validation.arrays()))
         (folder / "state.json").write_text(json.dumps(numbers, indent=1))
 
-    folder = checkpoint_folder(run, progress.epoch)
+    folder = checkpoint_folder(run, state.epoch)
     try:
         write_folder(folder, fill)
     except OSError as error:
@@ -90,13 +113,15 @@ def save(
             "same command again; it continues from the checkpoint before"
         ) from error
     for epoch in _epochs(run):
-        if epoch not in (progress.epoch, progress.best_epoch):
+        if epoch not in (state.epoch, state.best_epoch):
             shutil.rmtree(checkpoint_folder(run, epoch))
     for aside in folder.parent.glob(".epoch-*"):  # of a process that was killed while it wrote
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def restore(run: Path, epoch: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+def restore(
+    run: Path, epoch: int, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> TrainState:
     """Load the checkpoint of an epoch into its parts; wait for what this node does not yet see."""
     folder = checkpoint_folder(run, epoch)
     until = time.monotonic() + PATIENCE
@@ -105,15 +130,15 @@ def restore(run: Path, epoch: int, model: nn.Module, optimizer: torch.optim.Opti
     numbers = json.loads((folder / "state.json").read_text())
     restore_weights(run, epoch, model)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    state: dict[int, dict[str, Any]] = {}
+    moments: dict[int, dict[str, Any]] = {}
     for key, value in load_file(folder / "optimizer.safetensors").items():
         index, name = key.split(".", 1)
         weight = weights[int(index)].detach()
         # Laid out in memory as its weight, which fused optimizers count on.
         laid_out = torch.empty_like(weight).copy_(value) if value.shape == weight.shape else value
-        state.setdefault(int(index), {})[name] = laid_out
-    optimizer.load_state_dict({"state": state, "param_groups": numbers["param_groups"]})
-    return Progress(**numbers["progress"])
+        moments.setdefault(int(index), {})[name] = laid_out
+    optimizer.load_state_dict({"state": moments, "param_groups": numbers["param_groups"]})
+    return TrainState(**numbers["train_state"])
 
 
 def last_epoch(run: Path) -> int:
@@ -124,7 +149,7 @@ def last_epoch(run: Path) -> int:
 def best_epoch(run: Path) -> int:
     """The epoch whose weights were best on the validation images."""
     folder = checkpoint_folder(run, last_epoch(run))
-    return int(json.loads((folder / "state.json").read_text())["progress"]["best_epoch"])
+    return int(json.loads((folder / "state.json").read_text())["train_state"]["best_epoch"])
 
 
 def restore_validation(run: Path, epoch: int) -> Validation:

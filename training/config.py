@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from rcir.config import from_plain
 from rcir.data import Augmentation, DataConfig, Preprocessing
-from rcir.encoders import EncoderConfig
+from rcir.data.options import require_options
+from rcir.encoders import EncoderConfig, find_method
 from rcir.errors import InvalidConfig
-from rcir.losses import LossConfig
-from rcir.mining import MiningConfig, Negatives, Positive
+from rcir.mining import MiningConfig
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,6 @@ class Change:
                 )
 
 
-# Smallest certified sets and highest recall on `digits`; printed by benchmarks/mining_choices.py.
-MINING: dict[str, tuple[Positive, Negatives]] = {
-    "deterministic": ("nearest", "top-random"),
-    "mc-dropout": ("nearest", "top-random"),
-    "deep-ensemble": ("nearest", "top-random"),
-    "btl": ("random", "semi-hard"),
-}
-
-
 @dataclass(frozen=True)
 class TrainingConfig:
     """A training run.
@@ -103,9 +94,10 @@ class TrainingConfig:
         seed: decides initial weights, order, mining and augmentation; at least 0.
         epochs: passes over the training images, each of them once an anchor (with mining.cache
             "sampled", of up to mining.refresh steps).
-        patience: stop after so many epochs without a better recall on the validation images; 0
-            trains all of them.
-        min_delta: by how much a better recall must exceed the best so far.
+        patience: stop after so many epochs without a better mean average precision on the
+            validation images; 0 trains all of them. The epoch with the highest is kept, the last
+            of several.
+        min_delta: by how much a better one must exceed the best so far, for `patience`.
         batch: tuples per step, over all workers; with mining.scope "batch", images.
         parts: a batch is computed in so many parts, each a forward pass of its own: dropout and
             batch normalisation see one part at a time. What is computed depends on them, not on
@@ -126,7 +118,7 @@ class TrainingConfig:
         preprocessing: from images to the encoder's input.
         augmentation: random changes of training images.
         encoder: what is trained.
-        loss: margins and weights of the loss.
+        loss: options of the loss of encoder.method, such as margin: those of its `LossOptions`.
         mining: how tuples are chosen; what is left open becomes the best for the encoder.
         optimizer: Adam and its schedule.
         changes: what of augmentation, loss, mining and optimizer changes at later epochs, in their
@@ -151,7 +143,7 @@ class TrainingConfig:
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
     augmentation: Augmentation = field(default_factory=Augmentation)
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
+    loss: dict[str, Any] = field(default_factory=dict)
     mining: MiningConfig = field(default_factory=MiningConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     changes: tuple[Change, ...] = ()
@@ -194,13 +186,16 @@ class TrainingConfig:
                 f"augmentation.occlusion needs images of square tiles, not {height} x {width}: "
                 "make the width of preprocessing.size a multiple of its height"
             )
-        positive, negatives = MINING[self.encoder.method]
+        positive, negatives = find_method(self.encoder.method).mining
         mining = replace(
             self.mining,
             positive=self.mining.positive or positive,
             negatives=self.mining.negatives or negatives,
         )
         object.__setattr__(self, "mining", mining)
+        # What is left open is spelled out, for a run to be the same under another version.
+        object.__setattr__(self, "encoder", self.encoder.completed())
+        object.__setattr__(self, "loss", asdict(self.loss_options()))
         self._check_changes()
 
     def _check_changes(self) -> None:
@@ -230,6 +225,18 @@ class TrainingConfig:
                 options |= change.options
         return override(replace(self, changes=()), options)
 
+    def loss_options(self) -> Any:
+        """The options of the loss, as the method's own type.
+
+        Example:
+            >>> TrainingConfig("run", loss={"kl_scale": 1e-5}).loss_options()
+            BayesianTripletOptions(margin=0.0, kl_scale=1e-05)
+        """
+        method = self.encoder.method
+        kind = find_method(method).LossOptions
+        require_options(f"loss of {method}", kind, self.loss)
+        return kind(**self.loss)
+
     @property
     def most_workers(self) -> int:
         """The most processes that train at a time."""
@@ -244,6 +251,9 @@ class TrainingConfig:
 def override(config: TrainingConfig, values: Mapping[str, Any]) -> TrainingConfig:
     """A copy of a configuration with other values of some options, by dotted name.
 
+    With another encoder.method, what the former method decided by default (its options, its loss,
+    its mining) becomes the new one's.
+
     Raises:
         InvalidConfig: there is no option of a name, a value is not of its type, or the values do
             not fit together.
@@ -251,19 +261,55 @@ def override(config: TrainingConfig, values: Mapping[str, Any]) -> TrainingConfi
     Example:
         >>> override(TrainingConfig("run"), {"seed": 3, "encoder.dim": 8}).encoder.dim
         8
+        >>> override(TrainingConfig("run"), {"encoder.method": "deterministic"}).loss
+        {'margin': 0.1, 'form': 'squared'}
     """
-    groups: dict[str, dict[str, Any]] = {}
+    nested: dict[str, Any] = {}
+    if values.get("encoder.method", config.encoder.method) != config.encoder.method:
+        nested = _without_defaults(config)
+    own: dict[str, Any] = {}
     for name, value in values.items():
-        group, _, option = name.rpartition(".")
-        groups.setdefault(group, {})[option] = value
-    changed: dict[str, Any] = {}
-    for group, options in groups.items():
-        if not group:
-            parsed = from_plain(TrainingConfig, {"name": config.name} | options)
-            changed |= {name: getattr(parsed, name) for name in options}
+        group, dot, option = name.partition(".")
+        if not dot:
+            own[name] = value
             continue
         before = getattr(config, group, None)
-        if not is_dataclass(before) or isinstance(before, type):
-            raise InvalidConfig(f"{group}.{next(iter(options))} is no option of a training")
-        changed[group] = from_plain(type(before), asdict(before) | options)
-    return replace(config, **changed)
+        if isinstance(before, dict):
+            into = nested.setdefault(group, dict(before))
+        elif is_dataclass(before) and not isinstance(before, type):
+            into = nested.setdefault(group, asdict(before))
+        else:
+            raise InvalidConfig(f"{name} is no option of a training")
+        while "." in option:
+            inner, _, option = option.partition(".")
+            into = into.setdefault(inner, {})
+            if not isinstance(into, dict):
+                raise InvalidConfig(f"{name} is no option of a training")
+        into[option] = value
+    if own:
+        parsed = from_plain(TrainingConfig, {"name": config.name} | own)
+        own = {name: getattr(parsed, name) for name in own}
+    for group, plain in nested.items():
+        before = getattr(config, group)
+        own[group] = plain if isinstance(before, dict) else from_plain(type(before), plain)
+    return replace(config, **own)
+
+
+def _without_defaults(config: TrainingConfig) -> dict[str, Any]:
+    """Encoder, loss and mining as plain values, without what the method decided by default."""
+    method = find_method(config.encoder.method)
+    options = _differing(config.encoder.options, method.Options)
+    mining = asdict(config.mining)
+    if (config.mining.positive, config.mining.negatives) == method.mining:
+        mining |= {"positive": None, "negatives": None}
+    return {
+        "encoder": asdict(config.encoder) | {"options": options},
+        "loss": _differing(config.loss, method.LossOptions),
+        "mining": mining,
+    }
+
+
+def _differing(options: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """The options that are not the defaults of their dataclass."""
+    defaults = {each.name: each.default for each in fields(kind)}
+    return {name: value for name, value in options.items() if value != defaults.get(name)}

@@ -1,4 +1,4 @@
-"""The members of a deep ensemble: trained as runs of their own, then rotated onto each other."""
+"""Encoders that are made of others: their members are trained as runs of their own."""
 
 from __future__ import annotations
 
@@ -9,53 +9,43 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rcir.data import ImageSet, data_root
-from rcir.encoders import Encoder, build_encoder
-from rcir.encoders.deep_ensemble import DeepEnsemble
-from rcir.encoders.embedder import Embedder
+from rcir.data import data_root
+from rcir.encoders import Encoder, build_encoder, find_method
 from training.config import TrainingConfig
-from training.randomness import numpy_generator
-
-ALIGNED = 20_000  # images are many times what a rotation takes
 
 
-def member_configs(config: TrainingConfig, folder: Path) -> list[TrainingConfig]:
-    """The trainings of the members, whose runs lie in `members` of a run's folder."""
+def member_configs(config: TrainingConfig, folder: Path | None = None) -> list[TrainingConfig]:
+    """The trainings of the members of an encoder; none where it is trained itself.
+
+    Args:
+        folder: of the run; those of its members lie in `members` in it.
+    """
     return [
         replace(
             config,
             name=f"member-{number}",
-            storage=str(folder / "members"),
+            storage=config.storage if folder is None else str(folder / "members"),
             seed=_seed(config.seed, number),
-            encoder=replace(config.encoder, method="deterministic"),
+            encoder=member,
             data=replace(config.data, root=str(data_root(config.data))),  # trained elsewhere
         )
-        for number in range(config.encoder.members)
+        for number, member in enumerate(
+            find_method(config.encoder.method).member_configs(config.encoder)
+        )
     ]
 
 
-def combined(
-    config: TrainingConfig, members: Sequence[Encoder], images: ImageSet, embedder: Embedder
-) -> Encoder:
-    """The ensemble of trained members, rotated onto the first as they embed some of the images."""
-    encoder = replace(config.encoder, pretrained=False)
-    channels, size = config.preprocessing.channels, config.preprocessing.size
-    with torch.random.fork_rng():
-        # Its embedding in this mode is the members' vectors, side by side.
-        joint = build_encoder(replace(encoder, ensemble="distance"), channels, size)
-        ensemble = build_encoder(encoder, channels, size)
-    assert isinstance(joint, DeepEnsemble)
-    assert isinstance(ensemble, DeepEnsemble)
-    for slot, member in zip(joint.members, members, strict=True):
-        slot.load_state_dict(member.state_dict())
-    rng = numpy_generator(config.seed)
-    rows = np.sort(rng.permutation(len(images))[:ALIGNED])
-    vectors = embedder(joint.eval(), config.preprocessing, images.pick(rows)).mean
-    split = vectors.view(len(rows), len(members), -1).transpose(0, 1)
-    ensemble.load_state_dict(joint.state_dict())
-    ensemble.align(split * len(members) ** 0.5)
-    ensemble.config = config.encoder
-    return ensemble.eval()
+def combined(config: TrainingConfig, members: Sequence[Encoder]) -> Encoder:
+    """The encoder of trained members."""
+    with torch.random.fork_rng():  # the caller's random numbers are left alone
+        encoder = build_encoder(
+            replace(config.encoder, pretrained=False),
+            config.preprocessing.channels,
+            config.preprocessing.size,
+        )
+    encoder.take_members(members)
+    encoder.config = config.encoder
+    return encoder.eval()
 
 
 def _seed(seed: int, number: int) -> int:

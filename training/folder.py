@@ -14,8 +14,8 @@ from filelock import FileLock, Timeout
 from rcir import tracking
 from rcir.config import flatten
 from rcir.errors import InvalidConfig
-from rcir.runs import FOLDER_TAG, RunFolder, read_run
-from rcir.trained import TrainedOn
+from rcir.runs.folder import FOLDER_TAG, RunFolder, read_run
+from rcir.runs.trained_on import TrainedOn
 from training.config import TrainingConfig
 
 LOCK = "lock"

@@ -16,11 +16,11 @@ from typing import Any
 
 from rcir.config import flatten
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.measured import VALIDATION
-from rcir.runs import ENCODER_FILE, RunFolder, read_run, write_json
-from rcir.storage import write_folder
+from rcir.files import write_folder, write_json
+from rcir.runs.folder import ENCODER_FILE, RunFolder, read_run
+from rcir.runs.results import VALIDATION
+from rcir.runs.trained_on import TrainedOn
 from rcir.tracking import TrackedRun
-from rcir.trained import TrainedOn
 from training import checkpoint
 from training.config import TrainingConfig
 from training.folder import alone_in, begin_run, differing, folder_of

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rcir.errors import CheckpointFailed, TrackingUnavailable
-from rcir.runs import write_json
+from rcir.files import write_json
 from rcir.tracking import TrackedRun
 from training.progress import console
 

@@ -15,7 +15,7 @@ from ray.train.torch import TorchTrainer
 from rcir.cluster import join_cluster, quiet
 from rcir.data import data_root
 from rcir.errors import InvalidConfig, RcirError, WorkersLost
-from rcir.runs import RunFolder
+from rcir.runs.folder import RunFolder
 from training import checkpoint
 from training.config import TrainingConfig
 from training.loop import Job, train_here

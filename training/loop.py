@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +23,13 @@ from rcir.encoders import Encoder, build_encoder
 from rcir.encoders.batches import BATCH, embed
 from rcir.tracking import TrackedRun
 from training import checkpoint
-from training.checkpoint import Progress
+from training.checkpoint import TrainState
 from training.config import TrainingConfig
 from training.history import History
 from training.progress import EpochBar
 from training.trainer import Trainer
-from training.validation import judge
+from training.validation import CRITERION, judge
+from training.watch import Watch
 from training.workers import Workers
 
 GROUP = "placement_group"  # where its id is reported
@@ -112,16 +113,17 @@ def _train(
     optimizer = torch.optim.Adam(encoder.parameters(), fused=True)  # its rate is set every epoch
     # The first worker says from which: another one may see a shared folder as it was a while ago.
     last = workers.told_by_first(checkpoint.last_epoch(folder))
-    progress = Progress(seed=config.seed)
+    state = TrainState(seed=config.seed)
     if last:
-        progress = checkpoint.restore(folder, last, encoder, optimizer)
+        state = checkpoint.restore(folder, last, encoder, optimizer)
     # The loss calls the wrapped model, whose gradients are averaged over the workers; all else
     # uses the encoder itself.
     compiled: Any = torch.compile(encoder) if config.compile else encoder
     trainer = Trainer(config, encoder, wrapped(compiled), optimizer, splits.train, workers)
 
-    while not _done(progress, config):
-        epoch, started = progress.epoch + 1, time.monotonic()
+    watch = Watch()
+    while not _done(state, config):
+        epoch, started = state.epoch + 1, time.monotonic()
         rate = _set(optimizer, config, epoch)
         bar = EpochBar(epoch, config.epochs, shown=workers.count == 1)
         with torch.random.fork_rng(_generators(workers)), bar:
@@ -130,12 +132,13 @@ def _train(
         found = judge(embedding, splits.validation) if workers.rank == 0 else None
         metrics = workers.told_by_first(found.metrics() if found else None) | trained
         metrics |= {"lr": rate, "seconds": time.monotonic() - started}
-        _advance(progress, config, metrics)
+        state.advance(metrics[CRITERION], config.min_delta)
         if found is not None:
             # Metrics first: an epoch that is not repeated has left them.
             history.add(epoch, metrics)
-            checkpoint.save(folder, progress, encoder, optimizer, found)
+            checkpoint.save(folder, state, encoder, optimizer, found)
             bar.summary(metrics)
+            watch.after(epoch, metrics, trainer.collapsed_loss())
         report(metrics | {"epoch": epoch})
 
 
@@ -148,18 +151,10 @@ def _set(optimizer: torch.optim.Optimizer, config: TrainingConfig, epoch: int) -
     return rate
 
 
-def _done(progress: Progress, config: TrainingConfig) -> bool:
+def _done(state: TrainState, config: TrainingConfig) -> bool:
     """Whether all epochs are trained, or none was better for too long."""
-    waited = progress.epoch - progress.best_epoch
-    return progress.epoch >= config.epochs or 0 < config.patience <= waited
-
-
-def _advance(progress: Progress, config: TrainingConfig, metrics: Mapping[str, float]) -> None:
-    """Note that another epoch is done."""
-    progress.epoch += 1
-    recall = metrics["validation/recall_at_1"]
-    if progress.epoch == 1 or recall > progress.best_recall + config.min_delta:
-        progress.best_epoch, progress.best_recall = progress.epoch, recall
+    waited = state.epoch - state.improved_epoch
+    return state.epoch >= config.epochs or 0 < config.patience <= waited
 
 
 def _embedded(
@@ -170,8 +165,7 @@ def _embedded(
     rows = np.arange(len(images))[own.start * BATCH : own.stop * BATCH]
     some = rows if len(rows) else np.zeros(1, np.int64)  # of none there would be no shape
     part = embed(encoder, config.preprocessing, images.pick(some))[: len(rows)]
-    stated = None if part.uncertainty is None else workers.gathered(part.uncertainty)
-    return Embedding(workers.gathered(part.mean), uncertainty=stated)
+    return part.map(workers.gathered)
 
 
 def _generators(workers: Workers) -> list[torch.device]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,11 +17,12 @@ from rcir.config import flatten
 from rcir.data import ImageSet, Splits, load_splits
 from rcir.encoders import Encoder, build_encoder
 from rcir.encoders.embedder import Embedder
+from rcir.encoders.posthoc import TrainingImages
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.measured import VALIDATION
 from rcir.metrics import confidence, reliability
-from rcir.runs import RunFolder
-from rcir.trained import TrainedOn
+from rcir.runs.folder import RunFolder
+from rcir.runs.results import VALIDATION
+from rcir.runs.trained_on import TrainedOn
 from training import checkpoint
 from training.config import TrainingConfig
 from training.ensemble import combined, member_configs
@@ -30,6 +32,7 @@ from training.launch import launch, side_by_side
 from training.progress import console
 from training.trainer import image_batches
 from training.validation import Validation, judge
+from training.watch import warn_of_chance
 
 
 def train(
@@ -49,7 +52,8 @@ def train(
             `after_report(context, metrics, None)` with the first worker's metrics, which hold the
             number of the epoch, at metrics[0]. Called in Ray's controller; with no workers, in this
             process and thread, without a context, where it may stop the run with `SystemExit`. It
-            is not told of the members of an ensemble, which has no epochs of its own.
+            is not told of the members of an encoder that is made of others, which has no epochs of
+            its own.
 
     Raises:
         InvalidConfig: the folder holds a run of another configuration, or what is written would be
@@ -102,10 +106,21 @@ def _finished(
     """Train what is not trained yet, choose the weights, log."""
     run.tracked.log_params(flatten(run.config))
     with run.tracked.active():
-        if config.encoder.method == "deep-ensemble":
-            encoder, found = _train_members(config, run, splits)
+        members = member_configs(config, run.path)
+        if members:
+            encoder, found = _train_members(config, run, members), None
         else:
             encoder, found = _train_one(config, run, callback)
+        embedder = Embedder(config.most_workers, config.use_gpu)
+        if type(encoder).fit_posthoc is not Encoder.fit_posthoc:
+            encoder.fit_posthoc(
+                TrainingImages(splits.train, config.preprocessing, embedder, config.seed)
+            )
+            found = None
+        if found is None:  # of the encoder as it is now
+            images = splits.validation
+            found = judge(embedder(encoder, config.preprocessing, images.images), images)
+        warn_of_chance(found)
         run.save_encoder(encoder)
         if found.certified:
             found.measured(splits.validation).write(run.path / VALIDATION)
@@ -178,21 +193,17 @@ def _train_one(
 
 
 def _train_members(
-    config: TrainingConfig, run: RunFolder, splits: Splits
-) -> tuple[Encoder, Validation]:
-    """Train the members of an ensemble side by side, and put them together."""
-    jobs = [partial(train, member, run.tracked) for member in member_configs(config, run.path)]
+    config: TrainingConfig, run: RunFolder, members: Sequence[TrainingConfig]
+) -> Encoder:
+    """Train the members of an encoder side by side, and put them together."""
+    jobs = [partial(train, member, run.tracked) for member in members]
     trained = side_by_side(jobs, on_ray=config.most_workers > 0)
-    embedder = Embedder(config.most_workers, config.use_gpu)
-    members = [member.encoder() for member in trained]
-    ensemble = combined(config, members, splits.train, embedder)
-    images = splits.validation
-    return ensemble, judge(embedder(ensemble, config.preprocessing, images.images), images)
+    return combined(config, [member.encoder() for member in trained])
 
 
 def _log(config: TrainingConfig, run: RunFolder, found: Validation) -> None:
     """All that MLflow is to have of a training that is done."""
-    if config.encoder.method != "deep-ensemble":
+    if not member_configs(config):
         History(run.path, run.tracked).log()
         best = checkpoint.best_epoch(run.path)
         run.tracked.log_folder(checkpoint.checkpoint_folder(run.path, best), "checkpoint")

@@ -16,7 +16,6 @@ from rcir.data import Changes, ImageSet
 from rcir.embedding import Embedding
 from rcir.encoders import Encoder
 from rcir.errors import InvalidConfig, TrainingDiverged
-from rcir.losses import tuple_losses
 from rcir.mining import label_batches, mine
 from training.batch_norm import PartStatistics
 from training.cache import members_of, mined_tuples
@@ -32,7 +31,7 @@ from training.randomness import (
     seed,
     torch_generator,
 )
-from training.workers import Workers
+from training.workers import CPU, Workers
 
 
 @dataclass
@@ -63,6 +62,7 @@ class Trainer:
         self._own_parts = range(self.workers.rank, self.config.n_parts, self.workers.count)
         self._statistics = PartStatistics(self.encoder, self.workers)
         self.options = self.config
+        self._loss_options = self.config.loss_options()
 
     def epoch(self, epoch: int, bar: EpochBar) -> dict[str, float]:
         """Train for an epoch; its mean loss and its number of tuples.
@@ -71,11 +71,13 @@ class Trainer:
             TrainingDiverged: the loss became NaN or infinite.
         """
         self.options = self.config.at(epoch)
+        self._loss_options = self.options.loss_options()
         steps = self._cached if self.options.mining.scope == "epoch" else self._online
         losses, n_tuples = [], 0
         for loss, mined in steps(epoch, bar):
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
+            self.encoder.after_step()
             losses.append(loss)
             n_tuples += mined
             bar.advance()
@@ -88,6 +90,17 @@ class Trainer:
                 "lower optimizer.lr; checkpoints of earlier epochs are kept"
             )
         return {"loss": mean, "tuples": float(n_tuples)}
+
+    def collapsed_loss(self) -> float:
+        """The loss of a tuple whose images all have the same embedding."""
+        pixels = next(loaded(self.images, self.config.preprocessing, [np.zeros(1, np.int64)], CPU))
+        self.encoder.eval()
+        with torch.no_grad():
+            one = self._embedding(self.encoder, pixels.to(self.workers.device))
+            valid = torch.ones(1, self.options.mining.count, dtype=torch.bool, device=pixels.device)
+            alike = one[torch.zeros(2 + valid.numel(), dtype=torch.int64)]
+            losses = self.encoder.loss(alike, valid.to(self.workers.device), self._loss_options)
+        return float(losses.item())
 
     def _cached(self, epoch: int, bar: EpochBar) -> Iterator[tuple[Tensor, int]]:
         """Gradients of each batch of the tuples of an epoch; yields its loss and their number.
@@ -117,7 +130,8 @@ class Trainer:
                     valid = batch.valid[part::n_parts].to(self.workers.device)
                     # Averaged over the workers, these sums become the mean over the batch.
                     share = self.workers.count / len(batch)
-                    loss = tuple_losses(embedding, valid, config.loss).sum() * share
+                    losses = self.encoder.loss(embedding, valid, self._loss_options)
+                    loss = losses.sum() * share
                     loss.backward()
                 total += loss.detach()
             self._statistics.finish()
@@ -143,12 +157,12 @@ class Trainer:
             # By one worker for all: at a tie, different hardware might choose differently.
             first = self.workers.rank == 0
             rows, valid = self.workers.told_by_first(
-                self._within(embedding.mean.detach(), batch, epoch, step) if first else None
+                self._within(embedding.vectors.detach(), batch, epoch, step) if first else None
             )
             if len(valid) == 0:
                 continue
             members = embedding[torch.from_numpy(rows).to(device)]
-            loss = tuple_losses(members, valid.to(device), config.loss).mean()
+            loss = self.encoder.loss(members, valid.to(device), self._loss_options).mean()
             # Each worker has the gradients of its own embeddings, and they are averaged.
             (loss * self.workers.count).backward()
             yield loss.detach(), len(valid)
@@ -179,7 +193,7 @@ class Trainer:
 
     def _embed(self, pixels: Tensor) -> Tensor:
         """Embed images as they are, for the cache."""
-        return self._embedding(self.encoder, pixels).mean
+        return self._embedding(self.encoder, pixels).vectors
 
     def _embedding(self, model: nn.Module, pixels: Tensor) -> Embedding:
         config = self.config
@@ -200,8 +214,7 @@ class Trainer:
                 torch.empty_like(rows).index_copy(0, all_places, rows).index_copy(0, places, values)
             )
 
-        variance = None if own.variance is None else joined(own.variance)
-        return Embedding(joined(own.mean), variance)
+        return own.map(joined)
 
     def _synchronised(self, part: int) -> contextlib.AbstractContextManager[None]:
         """Average gradients over the workers with the last of this worker's parts only."""

@@ -13,12 +13,20 @@ from rcir.data import ImageSet
 from rcir.embedding import Embedding
 from rcir.errors import InvalidData, TrainingDiverged
 from rcir.index import nearest_others
-from rcir.measured import Measured, names_digest
-from rcir.metrics import confidence, first_match_ranks, recall_at_k, reliability
+from rcir.metrics import (
+    average_precision_at_k,
+    confidence,
+    first_match_ranks,
+    recall_at_k,
+    reliability,
+)
 from rcir.risk import Certified, is_certified, mean_size
+from rcir.runs.results import RunResults, names_digest
 from training.certification import DEPTH, certify
 
 ALPHAS, DELTA = (0.05, 0.1, 0.2), 0.1
+PER_IMAGE = ("ranks", "uncertainty", "matched", "precision")
+CRITERION = "validation/mean_average_precision"  # what chooses the epoch
 
 
 @dataclass(frozen=True)
@@ -29,13 +37,15 @@ class Validation:
         ranks: (n,) rank of the first other image that matches, infinite beyond `depth`.
         uncertainty: (n,) of the images, as a retriever would state it.
         matched: (n,) whether another image matches at all.
+        precision: (n,) average precision of the candidates; NaN where no other image matches.
         depth: number of candidates that were searched.
-        certified: what calibrations on these images would certify, see `rehearsals`.
+        certified: what calibrations on these images would certify, see `fold_roles`.
     """
 
     ranks: NDArray[np.float64]
     uncertainty: NDArray[np.float64]
     matched: NDArray[np.bool_]
+    precision: NDArray[np.float64]
     depth: int
     certified: list[Certified] = field(default_factory=list)
 
@@ -44,16 +54,19 @@ class Validation:
         """(n,) whether the nearest other image matches."""
         return self.ranks == 1
 
-    def measured(self, images: ImageSet) -> Measured:
+    def measured(self, images: ImageSet) -> RunResults:
         """What other runs are compared with, if anything can be certified of the images."""
         metrics = {name.removeprefix("validation/"): v for name, v in self.metrics().items()}
-        return Measured("validation", names_digest(images.ids), self.certified, metrics, "auto")
+        return RunResults("validation", names_digest(images.ids), self.certified, metrics, "auto")
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What it takes to make it again, by name."""
-        own = {name: getattr(self, name) for name in ("ranks", "uncertainty", "matched")}
+        own = {name: getattr(self, name) for name in PER_IMAGE}
         for number, part in enumerate(self.certified):
-            own |= {f"scores.{number}": part.scores, f"costs.{number}": part.costs}
+            own |= {
+                f"scores.{number}": part.scores,
+                f"candidate_scores.{number}": part.candidate_scores,
+            }
         return own | {"depth": np.array([self.depth])}
 
     @classmethod
@@ -61,20 +74,22 @@ class Validation:
         """What was given as `arrays`."""
         numbers = range(sum(name.startswith("scores.") for name in arrays))
         return cls(
-            arrays["ranks"],
-            arrays["uncertainty"],
-            arrays["matched"],
-            int(arrays["depth"][0]),
-            [Certified(arrays[f"scores.{n}"], arrays[f"costs.{n}"]) for n in numbers],
+            **{name: arrays[name] for name in PER_IMAGE},
+            depth=int(arrays["depth"][0]),
+            certified=[
+                Certified(arrays[f"scores.{n}"], arrays[f"candidate_scores.{n}"]) for n in numbers
+            ],
         )
 
     def metrics(self) -> dict[str, float]:
-        """Recall at 1, mean certified sizes at delta = 0.1, calibration error, AUROC of misses.
+        """Recall at 1, mean average precision, certified sizes, calibration error, AUROC of misses.
 
-        Recall is of the images that another one matches. What cannot be told is left out: a size
-        that cannot be certified, the AUROC where all are right or all wrong.
+        Recall and precision are of the images that another one matches, sizes at delta = 0.1.
+        What cannot be told is left out: a size that cannot be certified, the AUROC where all are
+        right or all wrong.
         """
         found = {"validation/recall_at_1": recall_at_k(self.ranks[self.matched], 1)}
+        found[CRITERION] = float(np.nanmean(self.precision))
         # The range of one half scales the other.
         half = self.uncertainty[::2]
         scaled = confidence(self.uncertainty[1::2], half.min(), half.max())
@@ -99,7 +114,7 @@ def judge(embedding: Embedding, images: ImageSet) -> Validation:
     """
     if len(images) < 3:
         raise InvalidData(f"{len(images)} validation images: at least 3 must search each other")
-    vectors = embedding.mean
+    vectors = embedding.vectors
     stated = vectors if embedding.uncertainty is None else embedding.uncertainty
     if not (vectors.isfinite().all() and stated.isfinite().all()):
         raise TrainingDiverged(
@@ -107,13 +122,17 @@ def judge(embedding: Embedding, images: ImageSet) -> Validation:
             "name, with a lower optimizer.lr; checkpoints of earlier epochs are kept"
         )
     distances, positions = nearest_others(vectors, min(DEPTH, len(images) - 1))
-    ranks = first_match_ranks(images.relevance.of(images.relevance, positions))
+    relevant = images.relevance.of(images.relevance, positions)
+    ranks = first_match_ranks(relevant)
     own = None
     if embedding.uncertainty is not None:
         own = embedding.uncertainty.cpu().numpy().astype(np.float64)
-    matched = images.relevance.totals(images.relevance) > 1  # each image counts itself
+    others = images.relevance.totals(images.relevance) - 1  # each image counts itself
+    matched = others > 0
     if not matched.any():
         raise InvalidData("no validation image matches another one: choose others")
     uncertainty = distances[:, 0].astype(np.float64) ** 2 / 2 if own is None else own
     certified = certify(vectors.cpu().numpy(), own, images)
-    return Validation(ranks, uncertainty, matched, positions.shape[1], certified)
+    depth = positions.shape[1]
+    precision = average_precision_at_k(relevant, others, depth)
+    return Validation(ranks, uncertainty, matched, precision, depth, certified)

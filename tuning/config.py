@@ -9,6 +9,7 @@ from rcir.errors import InvalidConfig
 from rcir.risk import check_level
 from training import TrainingConfig
 from training.config import CHANGING
+from training.ensemble import member_configs
 from tuning.space import check_space, variations
 
 
@@ -86,8 +87,7 @@ class TuningConfig:
                 f"with {self.scheduler} chooses by itself: give choice"
             )
         each = [self.training, *variations(self.training, self.space)]
-        methods = {one.encoder.method for one in each}
-        if self.scheduler != "none" and "deep-ensemble" in methods:
+        if self.scheduler != "none" and any(map(member_configs, each)):
             raise InvalidConfig(
                 f"scheduler is {self.scheduler}, which looks at epochs, and an ensemble is judged "
                 "when all members are trained: set scheduler to none"

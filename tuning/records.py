@@ -3,7 +3,7 @@
 sweep.json              configuration, MLflow run, trials
 best.yaml               the configuration of the best trial, for `python -m training`
 trials.csv              the trials, the best first
-trial-000/              the training run of a trial, see `rcir.runs`
+trial-000/              the training run of a trial, see `rcir.runs.folder`
 trial-000-seed-1/       with another seed
 trial-000/reports.json  what the trial told Ray Tune
 ray/                    Ray Tune's own files; not read again
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rcir.errors import InvalidData
-from rcir.runs import write_json
+from rcir.files import write_json
 from rcir.tracking import TrackedRun
 
 SWEEP_FILE, REPORTS_FILE = "sweep.json", "reports.json"

@@ -11,11 +11,13 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 from ray import tune
 
+from rcir.encoders import find_method
 from rcir.errors import InvalidConfig
 from training import TrainingConfig
-from training.config import MINING, override
+from training.config import override
 from training.folder import RESOURCES
 
+METHOD = "encoder.method"
 KINDS = ("uniform", "loguniform", "choice", "grid")
 # Trials share what they are trained on, and what only says where.
 SHARED = ("name", "seed", "data", "changes", *RESOURCES)
@@ -46,6 +48,10 @@ def check_space(training: TrainingConfig, space: Space) -> None:
             )
         _check_values(name, *next(iter(sampler.items())))
     variations(training, space)
+    # Each method has to have all options that vary.
+    for method in next(iter(space.get(METHOD, {}).values()), ()):
+        others = {name: next(iter(sampler.values()))[0] for name, sampler in space.items()}
+        with_values(training, others | {METHOD: method})
 
 
 def variations(training: TrainingConfig, space: Space) -> list[TrainingConfig]:
@@ -60,11 +66,8 @@ def variations(training: TrainingConfig, space: Space) -> list[TrainingConfig]:
 def with_values(training: TrainingConfig, values: Mapping[str, Any]) -> TrainingConfig:
     """A training with other values of dotted options; `InvalidConfig` if it cannot have them.
 
-    With another encoder, mining becomes the best for that one where it was for this.
+    With another encoder, its defaults take the place of this one's, see `override`.
     """
-    mining = training.mining.positive, training.mining.negatives
-    if "encoder.method" in values and mining == MINING[training.encoder.method]:
-        values = {"mining.positive": None, "mining.negatives": None} | dict(values)
     try:
         return override(training, values)
     except InvalidConfig as error:
@@ -111,7 +114,9 @@ def domains(training: TrainingConfig, space: Space) -> dict[str, Any]:
 def _is_whole(training: TrainingConfig, name: str) -> bool:
     """Whether an option takes whole numbers only."""
     group, _, option = name.rpartition(".")
-    kind = get_type_hints(type(getattr(training, group) if group else training))[option]
+    method = find_method(training.encoder.method)
+    own = {"": TrainingConfig, "encoder.options": method.Options, "loss": method.LossOptions}
+    kind = get_type_hints(own[group] if group in own else type(getattr(training, group)))[option]
     kinds = get_args(kind) or (kind,)
     return int in kinds and float not in kinds
 

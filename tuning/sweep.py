@@ -18,8 +18,8 @@ from rcir.config import flatten
 from rcir.data import data_root, load_splits
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk import required_calibration
-from rcir.runs import FOLDER_TAG, read_run
-from training.certification import rehearsals
+from rcir.runs.folder import FOLDER_TAG, read_run
+from training.certification import fold_roles
 from training.folder import RESOURCES, alone_in, as_json
 from training.run import check_encoder, check_images, check_places
 from tuning.config import TuningConfig
@@ -145,12 +145,12 @@ def _check_trials(config: TuningConfig, drawn: list[Values] | None) -> None:
     for training in each or variations(config.training, config.space):
         check_encoder(training)
         check_images(training.at(1), splits.train)
-    counts = [len(roles.calibration) for roles in rehearsals(splits.validation)]
+    counts = [len(roles.calibration) for roles in fold_roles(splits.validation)]
     needed = required_calibration(config.alpha, config.delta)
     if not counts or needed is None or min(counts) < needed:
         raise InvalidData(
-            f"{len(splits.validation)} validation images, of which a quarter calibrates, those "
-            f"that match an image in another quarter: {min(counts, default=0)} in the smallest, "
+            f"{len(splits.validation)} validation images, of which a fold calibrates, those "
+            f"that match an image in another fold: {min(counts, default=0)} in the smallest, "
             f"and alpha {config.alpha:g} with delta {config.delta:g} takes {needed} at least; have "
             "more, or ask for a larger alpha"
         )

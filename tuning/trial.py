@@ -17,9 +17,10 @@ from ray.tune.integration.ray_train import TuneReportCallback
 
 from rcir.config import flatten, from_plain
 from rcir.errors import CheckpointFailed, RcirError, TrackingUnavailable, WorkersLost
-from rcir.measured import VALIDATION, Measured
+from rcir.files import write_json
 from rcir.risk import Certified, is_certified, mean_size
-from rcir.runs import read_run, write_json
+from rcir.runs.folder import read_run
+from rcir.runs.results import VALIDATION, RunResults
 from rcir.tracking import TrackedRun
 from training import TrainingConfig, train
 from training.checkpoint import last_epoch, restore_validation
@@ -103,7 +104,7 @@ def _train(plan: Plan, config: TrainingConfig, reports: Reports) -> None:
             pass
         told = None if seed else Epochs(plan.config, config.epochs, folder, reports)
         run = train(one, plan.parent, told)
-        known = Measured.read(run.path / VALIDATION)
+        known = RunResults.read(run.path / VALIDATION)
         found.append(_metrics(known.metrics, known.parts, plan.config))
         trained += last_epoch(run.path) or config.epochs  # an ensemble has none of its own
         done = seed + 1 == plan.config.seeds

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from rcir.cluster import free
 from rcir.errors import TrackingUnavailable
-from rcir.runs import RunFolder, read_run
+from rcir.runs.folder import RunFolder, read_run
 from training.loop import GROUP
 from tuning.config import TuningConfig
 from tuning.records import REPORTS_FILE, Records, Trial, seeded

@@ -26,7 +26,7 @@ from rcir.metrics import (
     score_rankings,
     sparsification,
 )
-from rcir.runs import RunFolder, find_run
+from rcir.runs.folder import RunFolder, find_run
 
 DEPTH = 10
 
@@ -61,12 +61,12 @@ class Searched:
 def search(run: RunFolder, encoder: Encoder, images: ImageSet) -> Searched:
     """Search a test set among itself."""
     embedding = embed(encoder, run.preprocessing, images.images)
-    distances, positions = nearest_others(embedding.mean, DEPTH)
+    distances, positions = nearest_others(embedding.vectors, DEPTH)
     if embedding.uncertainty is None:
         uncertainty = distances[:, 0].astype(np.float64) ** 2 / 2
     else:
         uncertainty = embedding.uncertainty.numpy().astype(np.float64)
-    return Searched(embedding.mean, distances, positions, uncertainty)
+    return Searched(embedding.vectors, distances, positions, uncertainty)
 
 
 def outside(
@@ -78,7 +78,7 @@ def outside(
         return embedding.uncertainty.numpy().astype(np.float64)
     index = faiss.IndexFlatL2(found.vectors.shape[1])
     index.add(found.vectors.numpy())
-    return index.search(embedding.mean.numpy(), 1)[0][:, 0].astype(np.float64) / 2
+    return index.search(embedding.vectors.numpy(), 1)[0][:, 0].astype(np.float64) / 2
 
 
 def closed_set_error(run: RunFolder, encoder: Encoder, images: ImageSet) -> float | None:

@@ -27,11 +27,10 @@ from common import (
 )
 
 from rcir.data import Augmentation, DataConfig, Preprocessing, data_root
-from rcir.data.mnist import read_fashion_mnist, read_mnist
+from rcir.data.datasets.mnist import read_fashion_mnist, read_mnist
 from rcir.encoders import EncoderConfig
-from rcir.losses import LossConfig
 from rcir.mining import MiningConfig
-from rcir.runs import RunFolder, find_run
+from rcir.runs.folder import RunFolder, find_run
 from training import TrainingConfig, train
 
 COLUMNS = ("mAP@1", "mAP@5", "mAP@10", "AUROC", "AUPRC", "AUSC", "ECE")
@@ -46,7 +45,7 @@ PUBLISHED = {
 TRAINED = ("deep-ensemble", "mc-dropout", "btl")
 POINT = MiningConfig("random", "semi-hard", count=64, pool=64, margin=0.5, scope="batch")
 BAYESIAN = MiningConfig("nearest", "violating", count=64, pool=64, scope="batch")
-EVERYTHING = {"validation": 1000, "gallery": 1, "adapter": 1, "calibration": 1}
+EVERYTHING = {"validation": 1000, "gallery": 1, "tuning": 1, "calibration": 1}
 
 
 def configuration(method: str, seed: int, runs: Path) -> TrainingConfig:
@@ -62,7 +61,7 @@ def configuration(method: str, seed: int, runs: Path) -> TrainingConfig:
         preprocessing=Preprocessing((28, 28), 1),
         augmentation=Augmentation(),
         encoder=EncoderConfig(method, dim=3),
-        loss=LossConfig(kl_scale=1e-4) if method == "btl" else LossConfig(margin=0.5),
+        loss={"kl_scale": 1e-4} if method == "btl" else {"margin": 0.5},
         mining=BAYESIAN if method == "btl" else POINT,
     )
 

@@ -17,9 +17,8 @@ import numpy as np
 from common import options, search, show, spread
 
 from rcir.data import Augmentation, DataConfig, ImageSet, Preprocessing, data_root
-from rcir.data.n_digit_mnist import read
+from rcir.data.datasets.n_digit_mnist import read
 from rcir.encoders import EncoderConfig
-from rcir.losses import LossConfig
 from rcir.metrics import (
     kendall_of_pairs,
     kendall_over_bins,
@@ -28,7 +27,7 @@ from rcir.metrics import (
     verification_ap,
 )
 from rcir.mining import MiningConfig
-from rcir.runs import RunFolder
+from rcir.runs.folder import RunFolder
 from training import TrainingConfig, train
 
 COLUMNS = ("AP", "5-NN", "tau AP", "tau 5-NN")
@@ -46,7 +45,7 @@ METHODS = {"deterministic": "point", "btl": "BTL"}
 
 def configuration(method: str, dim: int, seed: int, runs: Path) -> TrainingConfig:
     """The recipe of one training."""
-    parts = {"validation": 2000, "gallery": 1, "adapter": 1, "calibration": 1}
+    parts = {"validation": 2000, "gallery": 1, "tuning": 1, "calibration": 1}
     return TrainingConfig(
         name=f"two-digit-{method}-{dim}-{seed}",
         storage=str(runs),
@@ -61,7 +60,7 @@ def configuration(method: str, dim: int, seed: int, runs: Path) -> TrainingConfi
         preprocessing=Preprocessing((28, 56), 1),
         augmentation=Augmentation(occlusion=0.2),
         encoder=EncoderConfig(method, dim=dim + 1),
-        loss=LossConfig(kl_scale=1e-4) if method == "btl" else LossConfig(margin=0.05),
+        loss={"kl_scale": 1e-4} if method == "btl" else {"margin": 0.05},
         mining=BAYESIAN if method == "btl" else POINT,
     )
 

@@ -2,11 +2,11 @@
 
 from rcir.data.augmentation import Augmentation, Changes
 from rcir.data.clusters import cluster_warning
-from rcir.data.datasets import DATASETS
 from rcir.data.images import ImageLike, read_image
 from rcir.data.loading import DataConfig, data_root, load_splits, with_cluster
 from rcir.data.preprocessing import Preprocessing
 from rcir.data.records import ImageSet, Splits
+from rcir.data.registry import DATASETS
 from rcir.data.repeats import without_repeats
 
 __all__ = [

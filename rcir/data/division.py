@@ -13,7 +13,7 @@ from rcir.data.records import ImageSet, Splits
 from rcir.data.relevance import SameLabel, WithinRadius
 from rcir.errors import InvalidData
 
-PARTS = ("validation", "gallery", "adapter", "calibration")
+PARTS = ("validation", "gallery", "tuning", "calibration")
 CELLS = (40.0, 20.0, 10.0, 5.0, 2.5, 1.25)  # sides of a grid's cells, of the radius
 
 
@@ -42,7 +42,7 @@ def divide(
     seed: int = 0,
     validation: float = 0.1,
     gallery: float = 0.5,
-    adapter: float = 0.3,
+    tuning: float = 0.3,
     calibration: float = 0.3,
     cluster: str | None = None,
 ) -> Splits:
@@ -66,8 +66,8 @@ def divide(
         gallery: of the half that it is drawn from, unless it is published. In a zero-shot set a
             share is that of every class, rounded up; a number, from the number of classes on, is
             met exactly and spread alike. An image alone in its class is searched, not asked.
-        adapter, calibration: of the queries; those that remain are the test queries.
-        cluster: attribute of the queries: adapter, calibration and test queries are then of
+        tuning, calibration: of the queries; those that remain are the test queries.
+        cluster: attribute of the queries: tuning, calibration and test queries are then of
             different clusters. A share is one of the clusters; a number means as many clusters as
             hold it on average, rounded up. A gallery that is drawn from the evaluation half is of
             clusters of its own, which hold every label; where that would take far more clusters
@@ -82,9 +82,9 @@ def divide(
         >>> labels = np.repeat(np.arange(10), 6)
         >>> images = ImageSet(np.zeros((60, 8, 8), np.uint8), labels, [str(n) for n in range(60)])
         >>> halves = images.subset(np.arange(30)), images.subset(np.arange(30, 60))
-        >>> splits = divide(Source(*halves, "queries"), validation=0.2, adapter=4)
+        >>> splits = divide(Source(*halves, "queries"), validation=0.2, tuning=4)
         >>> {part: len(found) for part, found in vars(splits).items()}
-        {'train': 24, 'validation': 6, 'gallery': 15, 'adapter': 4, 'calibration': 4, 'test': 7}
+        {'train': 24, 'validation': 6, 'gallery': 15, 'tuning': 4, 'calibration': 4, 'test': 7}
     """
     rng = np.random.default_rng(seed)
     train, queries = source.train, source.queries
@@ -103,7 +103,7 @@ def divide(
             apart = draw_gallery(rng, queries.relevance, known, gallery)
             held, asked = apart or (held, asked)
         searched, queries = queries.subset(held), queries.subset(asked)
-    parts = {"adapter": adapter, "calibration": calibration}
+    parts = {"tuning": tuning, "calibration": calibration}
     if cluster is None:
         first, second, third = _draw(rng, len(queries), parts, "queries")
     else:
@@ -114,7 +114,7 @@ def divide(
         train=train.subset(rest),
         validation=train.subset(chosen),
         gallery=searched,
-        adapter=queries.subset(first),
+        tuning=queries.subset(first),
         calibration=queries.subset(second),
         test=queries.subset(third),
     )

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rcir.data.datasets import find_dataset
 from rcir.data.records import Splits
+from rcir.data.registry import find_dataset
 from rcir.errors import DataUnavailable, InvalidConfig
 
 

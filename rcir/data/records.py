@@ -79,13 +79,13 @@ class Splits:
     """The parts of a data set, drawn apart from each other.
 
     `train` fits the encoder; `validation` (searched against itself, each image left out of its own
-    search) chooses the epoch; `gallery` is what is searched; `adapter`, `calibration` and `test`
-    are queries: the first fits the size adapter, the second the controller, the third measures.
+    search) chooses the epoch; `gallery` is what is searched; `tuning`, `calibration` and `test`
+    are queries: the first fits the score function, the second the controller, the third measures.
     """
 
     train: ImageSet
     validation: ImageSet
     gallery: ImageSet
-    adapter: ImageSet
+    tuning: ImageSet
     calibration: ImageSet
     test: ImageSet

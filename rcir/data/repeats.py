@@ -1,7 +1,7 @@
 """The same picture in two places where a guarantee needs different ones.
 
-A calibration query that is also searched finds itself; one that fitted the size adapter was fitted
-to; one that comes five times is one query, counted as five.
+A calibration query that is also searched finds itself; one that fitted the score function was
+fitted to; one that comes five times is one query, counted as five.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Digests: TypeAlias = NDArray[np.bytes_]
 def without_repeats(splits: Splits) -> tuple[Splits, dict[str, int]]:
     """Splits whose queries are all different pictures, which stand nowhere else.
 
-    Left out are queries of the adapter split that are in the gallery; calibration queries that are
-    in the gallery, in the adapter split, or earlier among the calibration queries; and test queries
+    Left out are queries of the tuning split that are in the gallery; calibration queries that are
+    in the gallery, in the tuning split, or earlier among the calibration queries; and test queries
     that are in any of these, or earlier among the test queries. Pictures that train or validate are
     left out of all three. The other parts stay as they are.
 
@@ -51,17 +51,17 @@ def without_repeats(splits: Splits) -> tuple[Splits, dict[str, int]]:
         >>> splits = Splits(part(0), part(1), part(2), part(3, 3), part(4, 4, 2), part(5, 4, 6))
         >>> splits, left_out = without_repeats(splits)
         >>> left_out, splits.calibration.ids, splits.test.ids
-        ({'adapter': 0, 'calibration': 2, 'test': 1}, ['4'], ['5', '6'])
+        ({'tuning': 0, 'calibration': 2, 'test': 1}, ['4'], ['5', '6'])
     """
     others = (splits.train, splits.validation, splits.gallery)
     elsewhere = np.concatenate([digests(part.images) for part in others])
     kept: dict[str, ImageSet] = {}
     left_out: dict[str, int] = {}
-    for name in ("adapter", "calibration", "test"):
+    for name in ("tuning", "calibration", "test"):
         queries: ImageSet = getattr(splits, name)
         found = digests(queries.images)
         keep = ~np.isin(found, elsewhere)
-        if name != "adapter":
+        if name != "tuning":
             keep &= ~_repeated(found)
         if len(queries) and not keep.any():
             raise InvalidData(
@@ -81,8 +81,8 @@ def require_no_repeats(
 
     Args:
         gallery: digests of the pictures that are searched; None if they are not known.
-        tuning, calibration: digests of the queries of adapter split and calibration split.
-        recurring: allow calibration queries that are in the adapter split too, or come twice.
+        tuning, calibration: digests of the queries of tuning split and calibration split.
+        recurring: allow calibration queries that are in the tuning split too, or come twice.
 
     Example:
         >>> require_no_repeats(None, digests([np.zeros((1, 1), np.uint8)]), np.array([b"1", b"1"]))
@@ -91,7 +91,7 @@ def require_no_repeats(
         rcir.errors.InvalidData: 1 of 2 calibration queries came before among them (row 1), so ...
     """
     for name, found in (
-        ("queries of the adapter split", tuning),
+        ("queries of the tuning split", tuning),
         ("calibration queries", calibration),
     ):
         if gallery is not None:
@@ -105,7 +105,7 @@ def require_no_repeats(
     advice = f"leave them out, as `python -m calibration` does, {RECURRING}"
     _refuse(
         np.isin(calibration, tuning),
-        "calibration queries are in the adapter split too",
+        "calibration queries are in the tuning split too",
         f"on which the set sizes were fitted: {advice}",
     )
     _refuse(
@@ -183,7 +183,7 @@ def warn_of_twins(
     if len(rows):
         warnings.warn(
             f"{len(rows)} of {len(nearest)} {queries} ({_shown(rows)}) lie within {NEAR:g} of the "
-            "usual distance of another query, or of one of the adapter split, though the files or "
+            "usual distance of another query, or of one of the tuning split, though the files or "
             "pixels differ. If they are copies, encoded anew, there are fewer queries than it "
             "seems: leave them out",
             stacklevel=3,

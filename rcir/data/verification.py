@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from rcir.data.datasets import find_dataset
 from rcir.data.division import Source
 from rcir.data.images import faults
 from rcir.data.options import require_options
 from rcir.data.records import ImageSet
+from rcir.data.registry import find_dataset
 from rcir.data.relevance import SameLabel
 from rcir.errors import InvalidConfig
 

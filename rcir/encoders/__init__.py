@@ -1,17 +1,14 @@
 """Encoders that know their own uncertainty: `build_encoder` makes one from its configuration."""
 
-from rcir.encoders.base import Encoder, EncoderConfig
+from collections.abc import Callable
+
+from rcir.encoders.base import Encoder, NoOptions
 from rcir.encoders.btl import BayesianTriplet
+from rcir.encoders.config import EncoderConfig
 from rcir.encoders.deep_ensemble import DeepEnsemble
 from rcir.encoders.deterministic import Deterministic
 from rcir.encoders.mc_dropout import MCDropout
-
-METHODS = {
-    "deterministic": Deterministic,
-    "mc-dropout": MCDropout,
-    "deep-ensemble": DeepEnsemble,
-    "btl": BayesianTriplet,
-}
+from rcir.encoders.methods import METHODS, find_method, method_name
 
 
 def build_encoder(config: EncoderConfig, channels: int, size: tuple[int, int]) -> Encoder:
@@ -24,18 +21,23 @@ def build_encoder(config: EncoderConfig, channels: int, size: tuple[int, int]) -
     Example:
         >>> import torch
         >>> encoder = build_encoder(EncoderConfig("btl", dim=16), channels=1, size=(8, 16))
-        >>> encoder.embed(torch.zeros(2, 1, 8, 16)).mean.shape
+        >>> encoder.embed(torch.zeros(2, 1, 8, 16)).vectors.shape
         torch.Size([2, 16])
     """
-    return METHODS[config.method](config, channels, size)
+    kind: Callable[..., Encoder] = find_method(config.method)
+    return kind(config, channels, size)
 
 
 __all__ = [
+    "METHODS",
     "BayesianTriplet",
     "DeepEnsemble",
     "Deterministic",
     "Encoder",
     "EncoderConfig",
     "MCDropout",
+    "NoOptions",
     "build_encoder",
+    "find_method",
+    "method_name",
 ]

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from rcir.errors import DataUnavailable, InvalidConfig
 
+Weights = Literal["IMAGENET1K_V1", "IMAGENET1K_V2"]
 BACKBONES = ("mnist-cnn", "cifar-cnn", "resnet50", "densenet161")
 
 
-def build_backbone(name: str, channels: int, pretrained: bool) -> nn.Module:
+def build_backbone(name: str, channels: int, pretrained: bool | Weights) -> nn.Module:
     """A network from images (n, channels, H, W) to non-negative feature maps (n, C, h, w).
 
     Args:
         name: "mnist-cnn" (two convolutions, from 8 x 8 pixels), "cifar-cnn" (three, from 18 x 18;
             both from Warburg et al., 2023, arXiv 2302.01332), "resnet50" or "densenet161".
         channels: of the images, 1 or 3; the torchvision networks take 3.
-        pretrained: start from torchvision's ImageNet weights; the torchvision networks only.
+        pretrained: start from torchvision's ImageNet weights, the best or those named; the
+            torchvision networks only.
 
     Raises:
         InvalidConfig: unknown name, or a combination that does not exist.
@@ -69,11 +71,18 @@ def _cifar_cnn(channels: int) -> nn.Module:
     )
 
 
-def _torchvision(name: str, pretrained: bool) -> nn.Module:
+def _torchvision(name: str, pretrained: bool | Weights) -> nn.Module:
     from torchvision import models  # slow to import; the small networks need none
 
+    known = models.get_model_weights(name).__members__
+    if isinstance(pretrained, str) and pretrained not in known:
+        raise InvalidConfig(
+            f"{name} has no weights {pretrained}; set encoder.pretrained to one of "
+            f"{', '.join(known)}, true or false"
+        )
+    weights = pretrained if isinstance(pretrained, str) else "DEFAULT" if pretrained else None
     try:
-        return models.get_model(name, weights="DEFAULT" if pretrained else None)
+        return models.get_model(name, weights=weights)
     # No network, a download that fails its hash, a file in the cache that is cut short.
     except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
         raise DataUnavailable(

@@ -1,82 +1,114 @@
-"""The encoder every method extends, and the configuration that names one."""
+"""The encoder every method extends."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from rcir.embedding import Embedding
-from rcir.errors import InvalidConfig
+from rcir.encoders.config import EncoderConfig
+from rcir.losses import TripletOptions, triplet_tuple_loss
+from rcir.mining import Negatives, Positive
 
-Method = Literal["deterministic", "mc-dropout", "deep-ensemble", "btl"]
-Pooling = Literal["gem", "flatten"]
-Combination = Literal["distance", "aligned", "reference"]
+if TYPE_CHECKING:
+    from rcir.encoders.posthoc import TrainingImages
 
 
 @dataclass(frozen=True)
-class EncoderConfig:
-    """Which encoder, and its shape.
-
-    Args:
-        method: how the encoder knows its uncertainty.
-        backbone: "mnist-cnn", "cifar-cnn", "resnet50" or "densenet161".
-        pooling: "gem", or "flatten" where the place of a feature matters.
-        dim: length of the embedding.
-        pretrained: start from ImageNet weights (resnet50 and densenet161 only).
-        dropout: mc-dropout: probability of a feature to be dropped after every convolution.
-        passes: mc-dropout: number of sampled networks; btl: of samples, where they are asked for.
-        members: deep-ensemble: number of networks.
-        ensemble: deep-ensemble: how members are combined.
-        variance_hidden: btl: width of the variance head's hidden layer.
-    """
-
-    method: Method = "btl"
-    backbone: str = "mnist-cnn"
-    pooling: Pooling = "flatten"
-    dim: int = 16
-    pretrained: bool = False
-    dropout: float = 0.1
-    passes: int = 20
-    members: int = 5
-    ensemble: Combination = "distance"
-    variance_hidden: int = 128
-
-    def __post_init__(self) -> None:
-        for name, choices in (
-            ("method", Method),
-            ("pooling", Pooling),
-            ("ensemble", Combination),
-        ):
-            if getattr(self, name) not in get_args(choices):
-                raise InvalidConfig(
-                    f"encoder.{name} {getattr(self, name)!r} is unknown; choose one of "
-                    f"{', '.join(get_args(choices))}"
-                )
-        for name, least in (("dim", 2), ("passes", 2), ("members", 2), ("variance_hidden", 1)):
-            if getattr(self, name) < least:
-                raise InvalidConfig(f"encoder.{name} is {getattr(self, name)}; at least {least}")
-        if not 0 < self.dropout < 1:
-            raise InvalidConfig(f"encoder.dropout is {self.dropout}; it must lie in (0, 1)")
+class NoOptions:
+    """The options of a method without any."""
 
 
 class Encoder(nn.Module):
-    """Images to `Embedding`.
+    """Images to `Embedding`: a method is a subclass of this, in one file.
 
     ``encoder(images)`` is one differentiable pass for training; ``encoder.embed(images)`` is what
     a gallery and its queries are embedded with. The same image gives the same embedding in every
     batch, up to the rounding of the arithmetic below.
+
+    A method says here all that others need to know of it:
+
+    - `Options`, `LossOptions`: frozen dataclasses of its options (``encoder.options``) and of those
+      of its loss (``loss``), which check their values themselves.
+    - `mining`: the positive and negatives it is best trained with.
+    - `forward`: images (n, C, H, W) to their `Embedding`, with gradients.
+    - `loss`: of each tuple.
+    - `after_step`, `fit_posthoc`: what it does after a step of the optimizer, after training.
+    - `reranks`, `rerank`: distances of its own to the candidates that the index found.
+    - `member_configs`, `take_members`: if it is made of encoders that are trained by themselves.
+    - `_embed`, `_samples`: where embedding at test time is more than a forward pass.
+
+    Rcir's own are in `rcir.encoders.METHODS`. One of yours is named by its import path, as
+    ``method``, in configurations; it is trained, stored and loaded like the others wherever its
+    module can be imported.
+
+    Args:
+        config: of the encoder. The ``__init__`` of a method takes (config, channels, size), the
+            latter two of its images: 1 or 3, and (height, width).
+
+    Attributes:
+        config: with all options spelled out.
+        options: of the method, as its `Options`.
     """
+
+    Options: ClassVar[type] = NoOptions
+    LossOptions: ClassVar[type] = TripletOptions
+    mining: ClassVar[tuple[Positive, Negatives]] = ("nearest", "top-random")
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config = config.completed()
+        self.options: Any = config.method_options()
+
+    def loss(self, embedding: Embedding, valid: Tensor, options: Any) -> Tensor:
+        """The loss of each tuple, (b,): the triplet loss of the vectors, unless overridden.
+
+        Args:
+            embedding: of b anchors, then their b positives, then their b * j negatives, anchor by
+                anchor; see `rcir.losses.split_tuples`.
+            valid: (b, j) bool; negatives that count. Each anchor has at least one.
+            options: `LossOptions` in force.
+        """
+        return triplet_tuple_loss(embedding.vectors, valid, options)
+
+    def after_step(self) -> None:
+        """Called after every step of the optimizer, on every worker."""
+
+    def fit_posthoc(self, training: TrainingImages) -> None:
+        """Fit what is fitted on the trained encoder, with its chosen weights.
+
+        What it fits belongs in buffers or parameters, which are stored.
+        """
+
+    @property
+    def reranks(self) -> bool:
+        """Whether candidates are ranked by `rerank` instead of by the distance of vectors."""
+        return False
+
+    def rerank(self, queries: Embedding, candidates: Embedding) -> Tensor:
+        """Distances (n, k), at least 0, of n queries to k candidates each; asked if `reranks`.
+
+        Args:
+            queries: n of them.
+            candidates: n * k gallery images, query by query.
+        """
+        raise NotImplementedError(f"{type(self).__name__} says that it reranks, and has no rerank")
+
+    @classmethod
+    def member_configs(cls, config: EncoderConfig) -> list[EncoderConfig]:
+        """Configurations of the encoders that are trained instead of it; none for most methods."""
+        return []
+
+    def take_members(self, members: Sequence[Encoder]) -> None:
+        """Take over the weights of the trained encoders of `member_configs`."""
+        raise NotImplementedError(f"{type(self).__name__} has members, and no take_members")
 
     def embed(self, images: Tensor) -> Embedding:
         """Embed images (n, C, H, W) in evaluation mode without gradients."""
@@ -102,8 +134,8 @@ class Encoder(nn.Module):
     def samples(self, images: Tensor, generator: torch.Generator) -> Tensor | None:
         """Draws of the embedding, (t, n, d), in evaluation mode without gradients.
 
-        MC dropout: its passes; a deep ensemble: its members; BTL: `passes` draws from its
-        Gaussians. None for an encoder that is certain.
+        For instance the passes of MC dropout, or draws from the Gaussians of BTL. None for an
+        encoder that is certain.
 
         Args:
             images: (n, C, H, W).
@@ -143,7 +175,7 @@ def _full_precision() -> Iterator[None]:
     """Plain float32, whatever the caller's autocast, TF32 or bfloat16 settings.
 
     A query has to be embedded as the calibration queries were, up to the tolerance of
-    `rcir.risk.adapters`, on whatever device it is asked.
+    `rcir.risk.score_functions`, on whatever device it is asked.
     """
     # Of each operation by itself: the getters of all at once raise where a caller set some.
     backends: Any = torch.backends

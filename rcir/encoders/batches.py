@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -54,13 +54,13 @@ def blocks_of(images: Images) -> list[Images]:
     return [images[start : start + CHUNK] for start in range(0, max(1, len(images)), CHUNK)]
 
 
-def to_arrays(embedding: Embedding) -> dict[str, NDArray[np.float32]]:
-    """What an embedding has, as arrays in the memory of this process."""
-    return {
-        name: values.cpu().numpy() for name, values in vars(embedding).items() if values is not None
-    }
+def to_arrays(embedding: Embedding) -> dict[str, NDArray[Any]]:
+    """All that an embedding holds, as arrays in the memory of this process."""
+    return {name: values.cpu().numpy() for name, values in embedding.tensors.items()}
 
 
-def from_arrays(arrays: Mapping[str, NDArray[np.float32]]) -> Embedding:
+def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Embedding:
     """The embedding of `to_arrays`."""
-    return Embedding(**{name: torch.from_numpy(values) for name, values in arrays.items()})
+    return Embedding.from_tensors(
+        {name: torch.from_numpy(values) for name, values in arrays.items()}
+    )

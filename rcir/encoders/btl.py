@@ -2,40 +2,113 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
 from rcir.encoders.backbones import build_backbone, output_shape
-from rcir.encoders.base import Encoder, EncoderConfig
+from rcir.encoders.base import Encoder
+from rcir.encoders.config import EncoderConfig
 from rcir.encoders.heads import MeanHead, VarianceHead
+from rcir.errors import InvalidConfig
+from rcir.losses import BayesianTripletOptions, bayesian_tuple_loss, expected_squared_distance
+
+Distance = Literal["mean", "expected"]
+
+
+@dataclass(frozen=True)
+class BayesianTripletEncoderOptions:
+    """Options of the Bayesian Triplet Loss encoder.
+
+    Args:
+        variance_hidden: width of the variance head's hidden layer; at least 1.
+        scaled: multiply the mean, a unit vector otherwise, by one trainable positive number, which
+            starts at 1 (Warburg et al., section 3); without, as in the code of Cai et al.
+        distance: "mean" ranks by the distance of means; "expected" re-ranks the candidates by the
+            root of the expected squared distance, which moves uncertain gallery images back.
+        passes: number of draws, where draws are asked for; at least 2.
+    """
+
+    variance_hidden: int = 128
+    scaled: bool = False
+    distance: Distance = "mean"
+    passes: int = 20
+
+    def __post_init__(self) -> None:
+        for name, least in (("variance_hidden", 1), ("passes", 2)):
+            if getattr(self, name) < least:
+                raise InvalidConfig(
+                    f"encoder.options.{name} is {getattr(self, name)}; at least {least}"
+                )
+        if self.distance not in get_args(Distance):
+            raise InvalidConfig(
+                f"encoder.options.distance {self.distance!r} is unknown; choose one of "
+                f"{', '.join(get_args(Distance))}"
+            )
 
 
 class BayesianTriplet(Encoder):
     """A shared backbone with a mean head and a variance head.
 
-    `Embedding.variance` is the isotropic variance (n, 1), `Embedding.uncertainty` the same (n,).
-    The mean is a unit vector, as in the code of Cai et al. (AAAI 2025).
+    `Embedding.vectors` are the means, unit vectors unless `scaled`; `Embedding.variance` is the
+    isotropic variance (n, 1), `Embedding.uncertainty` the same (n,).
     """
+
+    Options = BayesianTripletEncoderOptions
+    LossOptions = BayesianTripletOptions
+    mining = ("random", "semi-hard")
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
         super().__init__(config)
         self.backbone: nn.Module = build_backbone(config.backbone, channels, config.pretrained)
         shape = output_shape(self.backbone, channels, size)
         self.mean_head = MeanHead(config.pooling, shape, config.dim)
-        self.variance_head = VarianceHead(config.pooling, shape, config.variance_hidden)
+        self.variance_head = VarianceHead(config.pooling, shape, self.options.variance_hidden)
+        if self.options.scaled:
+            self.log_scale = nn.Parameter(torch.zeros(()))
 
     def forward(self, images: Tensor) -> Embedding:
         mean, variance = self._gaussian(images)
         return Embedding(mean, variance, variance.squeeze(1))
 
+    def loss(self, embedding: Embedding, valid: Tensor, options: Any) -> Tensor:
+        """The Bayesian triplet loss of each tuple, (b,)."""
+        if embedding.variance is None:
+            raise InvalidConfig("the Bayesian triplet loss needs embeddings with a variance")
+        return bayesian_tuple_loss(embedding.vectors, embedding.variance, valid, options)
+
+    @property
+    def reranks(self) -> bool:
+        """Whether candidates are ranked by expected distances."""
+        return bool(self.options.distance == "expected")
+
+    def rerank(self, queries: Embedding, candidates: Embedding) -> Tensor:
+        """Roots (n, k) of the expected squared distances of n queries to k candidates each."""
+        n = len(queries)
+        near = [values.view(n, -1, values.shape[1]) for values in _gaussians(candidates)]
+        mean, variance = (values[:, None] for values in _gaussians(queries))
+        return expected_squared_distance(mean, variance, *near).sqrt()
+
     def _gaussian(self, images: Tensor) -> tuple[Tensor, Tensor]:
         feature_map = self.backbone(images).float()
         with torch.autocast(images.device.type, enabled=False):
-            return F.normalize(self.mean_head(feature_map)), self.variance_head(feature_map)
+            mean = F.normalize(self.mean_head(feature_map))
+            if self.options.scaled:
+                mean = mean * self.log_scale.exp()
+            return mean, self.variance_head(feature_map)
 
     def _samples(self, images: Tensor, generator: torch.Generator) -> Tensor:
         mean, variance = self._gaussian(images)
-        noise = torch.randn(self.config.passes, *mean.shape, generator=generator)
+        noise = torch.randn(self.options.passes, *mean.shape, generator=generator)
         return mean + variance.sqrt() * noise.to(mean.device)
+
+
+def _gaussians(embedding: Embedding) -> tuple[Tensor, Tensor]:
+    """Means and variances."""
+    if embedding.variance is None:
+        raise InvalidConfig("expected distances need embeddings with a variance")
+    return embedding.vectors, embedding.variance

@@ -8,13 +8,45 @@ members are rotated onto the first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, cast, get_args
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.base import Encoder, EncoderConfig
+from rcir.encoders.base import Encoder
+from rcir.encoders.config import EncoderConfig
 from rcir.encoders.deterministic import Deterministic
+from rcir.encoders.posthoc import TrainingImages
+from rcir.errors import InvalidConfig
+
+Combination = Literal["distance", "aligned", "reference"]
+ALIGNED = 20_000  # images are many times what a rotation takes
+
+
+@dataclass(frozen=True)
+class DeepEnsembleOptions:
+    """Options of a deep ensemble.
+
+    Args:
+        members: number of networks; at least 2.
+        combination: "distance", "aligned" or "reference", see `DeepEnsemble`.
+    """
+
+    members: int = 5
+    combination: Combination = "distance"
+
+    def __post_init__(self) -> None:
+        if self.members < 2:
+            raise InvalidConfig(f"encoder.options.members is {self.members}; at least 2")
+        if self.combination not in get_args(Combination):
+            raise InvalidConfig(
+                f"encoder.options.combination {self.combination!r} is unknown; choose one of "
+                f"{', '.join(get_args(Combination))}"
+            )
 
 
 class DeepEnsemble(Encoder):
@@ -22,23 +54,41 @@ class DeepEnsemble(Encoder):
 
     With ``z_k`` the unit vector of member k and ``Q_k`` the rotation of `align`:
 
-    - "distance": `mean` is all ``z_k / sqrt(members)`` side by side, (n, members * dim), whose
+    - "distance": `vectors` is all ``z_k / sqrt(members)`` side by side, (n, members * dim), whose
       squared L2 distance is the mean of the members' squared distances; `variance` (n, 1) and
       `uncertainty` are the mean over dimensions of the variance over members of ``z_k Q_k``.
-    - "aligned": `mean` is the unit mean of ``z_k Q_k``, `variance` (n, dim).
-    - "reference": `mean` and `variance` of the raw ``z_k`` (mean not re-normalised), the published
-      read-out, to reproduce published numbers.
+    - "aligned": `vectors` is the unit mean of ``z_k Q_k``, `variance` (n, dim).
+    - "reference": mean (not re-normalised) and variance of the raw ``z_k``, the published read-out,
+      to reproduce published numbers.
     """
 
+    Options = DeepEnsembleOptions
     rotations: Tensor
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
         super().__init__(config)
         self.members = nn.ModuleList(
-            Deterministic(config, channels, size) for _ in range(config.members)
+            Deterministic(member, channels, size) for member in self.member_configs(config)
         )
-        self.mode = config.ensemble
-        self.register_buffer("rotations", torch.eye(config.dim).repeat(config.members, 1, 1))
+        self.combination = self.options.combination
+        self.register_buffer("rotations", torch.eye(config.dim).repeat(len(self.members), 1, 1))
+
+    @classmethod
+    def member_configs(cls, config: EncoderConfig) -> list[EncoderConfig]:
+        """Deterministic encoders, one for each member."""
+        options = config.method_options()
+        return [replace(config, method="deterministic", options={})] * options.members
+
+    def take_members(self, members: Sequence[Encoder]) -> None:
+        """Take over the weights of the trained members."""
+        for slot, member in zip(self.members, members, strict=True):
+            slot.load_state_dict(member.state_dict())
+
+    def fit_posthoc(self, training: TrainingImages) -> None:
+        """Rotate the members onto the first, as they embed some of the training images."""
+        some = training.sample(ALIGNED)
+        vectors = [some.embed(cast(Encoder, member)).vectors for member in self.members]
+        self.align(torch.stack(vectors))
 
     def align(self, vectors: Tensor) -> None:
         """Fit the rotations of the members onto the first (orthogonal Procrustes).
@@ -55,17 +105,17 @@ class DeepEnsemble(Encoder):
 
     def member_vectors(self, images: Tensor) -> Tensor:
         """The members' unit vectors of a batch, (members, n, dim)."""
-        return torch.stack([member(images).mean for member in self.members])
+        return torch.stack([member(images).vectors for member in self.members])
 
     def forward(self, images: Tensor) -> Embedding:
         vectors = self.member_vectors(images)
-        if self.mode == "reference":
+        if self.combination == "reference":
             variance = vectors.var(dim=0, correction=0)
             return Embedding(vectors.mean(dim=0), variance, variance.mean(dim=1))
         aligned = vectors @ self.rotations
         variance = aligned.var(dim=0)
         spread = variance.mean(dim=1)
-        if self.mode == "aligned":
+        if self.combination == "aligned":
             return Embedding(F.normalize(aligned.mean(dim=0)), variance, spread)
         joint = vectors.transpose(0, 1).flatten(1) / len(self.members) ** 0.5
         return Embedding(joint, spread[:, None], spread)

@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from rcir.embedding import Embedding
 from rcir.encoders.backbones import build_backbone, output_shape
-from rcir.encoders.base import Encoder, EncoderConfig
+from rcir.encoders.base import Encoder
+from rcir.encoders.config import EncoderConfig
 from rcir.encoders.heads import MeanHead
 
 

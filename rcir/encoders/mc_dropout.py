@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,11 +16,31 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.base import Encoder, EncoderConfig
+from rcir.encoders.base import Encoder
+from rcir.encoders.config import EncoderConfig
 from rcir.encoders.deterministic import Deterministic
 from rcir.errors import InvalidConfig
 
 SIDE_BY_SIDE = 64  # images times passes in one forward pass, unless the images alone are more
+
+
+@dataclass(frozen=True)
+class MCDropoutOptions:
+    """Options of MC dropout.
+
+    Args:
+        dropout: probability of a feature to be dropped after every convolution, in (0, 1).
+        passes: number of sampled networks; at least 2.
+    """
+
+    dropout: float = 0.1
+    passes: int = 20
+
+    def __post_init__(self) -> None:
+        if not 0 < self.dropout < 1:
+            raise InvalidConfig(f"encoder.options.dropout is {self.dropout}; it must lie in (0, 1)")
+        if self.passes < 2:
+            raise InvalidConfig(f"encoder.options.passes is {self.passes}; at least 2")
 
 
 class DropoutConv(nn.Module):
@@ -87,11 +108,13 @@ class MCDropout(Encoder):
     value that a convolution gives for one image (resnet50 at 224 x 224 pixels: 11 MB a pass).
     """
 
+    Options = MCDropoutOptions
+
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
         super().__init__(config)
         self.network = Deterministic(config, channels, size)
-        self.passes = config.passes
-        self.convolutions = list(_wrap(self.network, config.dropout))
+        self.passes = self.options.passes
+        self.convolutions = list(_wrap(self.network, self.options.dropout))
         self._kept: tuple[object, Thinning] | None = None
         if not self.convolutions:
             raise InvalidConfig(f"{config.backbone} has no convolution to put dropout on")
@@ -118,7 +141,7 @@ class MCDropout(Encoder):
             for start in range(0, self.passes, count):
                 rows = slice(start, min(start + count, self.passes))
                 thinning.rows = rows
-                together = self.network(images).mean
+                together = self.network(images).vectors
                 vectors.append(together.unflatten(0, (rows.stop - start, len(images))))
         self._kept = (kind, thinning)
         return torch.cat(vectors)

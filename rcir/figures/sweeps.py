@@ -38,11 +38,11 @@ PAPER = {"facecolor": "white", "alpha": 0.85, "linewidth": 0, "pad": 0.8}  # und
 TEXT: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7, "bbox": PAPER}
 
 
-def pareto_front(costs: Floats) -> NDArray[np.bool_]:
+def pareto_front(candidate_scores: Floats) -> NDArray[np.bool_]:
     """Which rows no other row beats: is as low in every column, and lower in one.
 
     Args:
-        costs: (n, k) what should be low; negate what should be high.
+        candidate_scores: (n, k) what should be low; negate what should be high.
 
     Returns:
         (n,) whether the row is on the front. Of equal rows, all are or none is; a row with NaN
@@ -55,14 +55,18 @@ def pareto_front(costs: Floats) -> NDArray[np.bool_]:
         >>> pareto_front(np.array([[1.0, 5.0], [2.0, 3.0], [2.0, 4.0], [np.nan, 0.0]])).tolist()
         [True, True, False, False]
     """
-    if costs.ndim != 2:
-        raise InvalidData(f"costs has shape {costs.shape}; needed is (n, k), a row a trial")
-    no_worse = np.ones((len(costs), len(costs)), np.bool_)  # [i, j]: row j than row i
+    if candidate_scores.ndim != 2:
+        raise InvalidData(
+            f"costs has shape {candidate_scores.shape}; needed is (n, k), a row a trial"
+        )
+    no_worse = np.ones(
+        (len(candidate_scores), len(candidate_scores)), np.bool_
+    )  # [i, j]: row j than row i
     better = np.zeros_like(no_worse)
-    for column in costs.T:
+    for column in candidate_scores.T:
         no_worse &= column <= column[:, None]
         better |= column < column[:, None]
-    return np.asarray(~((no_worse & better).any(axis=1) | np.isnan(costs).any(axis=1)))
+    return np.asarray(~((no_worse & better).any(axis=1) | np.isnan(candidate_scores).any(axis=1)))
 
 
 def pareto(

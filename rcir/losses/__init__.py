@@ -1,20 +1,26 @@
-"""Losses as pure functions of tensors."""
+"""Losses as pure functions of tensors, and the options of each."""
 
 from rcir.losses.bayesian_triplet import (
+    BayesianTripletOptions,
+    bayesian_tuple_loss,
     expected_squared_distance,
     kl_to_prior,
     triplet_moments,
     triplet_nll,
 )
 from rcir.losses.triplet import triplet_loss
-from rcir.losses.tuples import LossConfig, tuple_losses
+from rcir.losses.tuples import TripletOptions, mean_of_valid, split_tuples, triplet_tuple_loss
 
 __all__ = [
-    "LossConfig",
+    "BayesianTripletOptions",
+    "TripletOptions",
+    "bayesian_tuple_loss",
     "expected_squared_distance",
     "kl_to_prior",
+    "mean_of_valid",
+    "split_tuples",
     "triplet_loss",
     "triplet_moments",
     "triplet_nll",
-    "tuple_losses",
+    "triplet_tuple_loss",
 ]

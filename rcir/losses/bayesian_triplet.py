@@ -8,10 +8,30 @@ isotropic or (..., d) for a diagonal covariance; ``tau = |a-p|^2 - |a-n|^2``.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.special import erfcx, log_ndtr
+
+from rcir.losses.tuples import mean_of_valid, require_not_negative, split_tuples
+
+
+@dataclass(frozen=True)
+class BayesianTripletOptions:
+    """Options of the Bayesian triplet loss: `loss` in a training's configuration.
+
+    Args:
+        margin: at least 0, in units of squared distance; 0 as Cai et al. (AAAI 2025) train it.
+        kl_scale: at least 0; weight of the KL divergence from the prior.
+    """
+
+    margin: float = 0.0
+    kl_scale: float = 1e-6
+
+    def __post_init__(self) -> None:
+        require_not_negative("margin", self.margin)
+        require_not_negative("kl_scale", self.kl_scale)
 
 
 def _sum(values: Tensor, dim: int) -> Tensor:
@@ -59,7 +79,8 @@ def triplet_nll(
         margin: larger than or equal to 0, in units of squared distance.
 
     Returns:
-        (...) losses.
+        (...) losses. Gradients are finite: below about 1e-18 in float32 (1e-153 in float64), a
+        variance of tau is taken to be that.
 
     Example:
         >>> import torch
@@ -69,15 +90,36 @@ def triplet_nll(
         0.218746
     """
     mean, variance = triplet_moments(means, variances)
-    tiny = torch.finfo(variance.dtype).tiny
-    return -_log_ndtr((-margin - mean) / (variance + tiny).sqrt())
+    # The gradient divides by the square of the variance.
+    least = 10 * torch.finfo(variance.dtype).tiny ** 0.5
+    return -_log_ndtr((-margin - mean) / variance.clamp(min=least).sqrt())
 
 
 def _log_ndtr(z: Tensor) -> Tensor:
     """log Phi(z) with its gradient: torch's own overflows from z = -1,000 on in float32."""
-    low, high = z.clamp(max=-1), z.clamp(min=-1)
+    below, middle = z < -1, z.new_tensor(-1.0)
+    # Not by clamp, which halves or drops the gradient of what lies on its bound.
+    low, high = torch.where(below, z, middle), torch.where(below, middle, z)
     tail = (erfcx(-low / math.sqrt(2)) / 2).log() - low.square() / 2
-    return torch.where(z < -1, tail, log_ndtr(high))
+    return torch.where(below, tail, log_ndtr(high))
+
+
+def bayesian_tuple_loss(
+    mean: Tensor, variance: Tensor, valid: Tensor, options: BayesianTripletOptions
+) -> Tensor:
+    """The loss of each tuple, (b,): the mean over its triplets, plus its weighted KL divergences.
+
+    Args:
+        mean: (b + b + b * j, d), as `split_tuples` takes it.
+        variance: likewise, (..., 1) or (..., d).
+        valid: (b, j) bool; negatives that count. Each anchor has at least one.
+        options: margin and weight of the divergences.
+    """
+    means, variances = split_tuples(mean, valid), split_tuples(variance, valid)
+    nll = mean_of_valid(triplet_nll(means, variances, options.margin), valid)
+    anchor, positive, negative = map(kl_to_prior, means, variances)
+    divergence = (anchor + positive).squeeze(1) + mean_of_valid(negative, valid)
+    return nll + options.kl_scale * divergence
 
 
 def kl_to_prior(mean: Tensor, variance: Tensor, prior_variance: float | None = None) -> Tensor:

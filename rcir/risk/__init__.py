@@ -1,7 +1,6 @@
 """Risk control on its own. Needs NumPy and SciPy only, and scikit-learn to fit `Learned`."""
 
 from rcir.risk.abstention import AbstentionController, Answered
-from rcir.risk.adapters import Constant, MinMax, Quantile, SizeAdapter
 from rcir.risk.anytime import (
     anytime_allowed_misses,
     anytime_miss_rate_bound,
@@ -19,7 +18,7 @@ from rcir.risk.bounds import (
     required_calibration,
 )
 from rcir.risk.certified import Certified, is_certified, mean_size
-from rcir.risk.choice import ADAPTERS, adapter_class, fit_adapter
+from rcir.risk.choice import SCORE_FUNCTIONS, fit_score_function, score_function_class
 from rcir.risk.controller import RiskController
 from rcir.risk.exchangeability import Exchangeability, check_exchangeability
 from rcir.risk.joint import JointController
@@ -33,10 +32,11 @@ from rcir.risk.outcomes import Outcomes, Risk
 from rcir.risk.rankings import Rankings
 from rcir.risk.request import Decision, Request
 from rcir.risk.reranked import Reranked
+from rcir.risk.score_functions import Constant, MinMax, Quantile, ScoreFunction
 from rcir.risk.testing import bonferroni_holm, fixed_sequence
 
 __all__ = [
-    "ADAPTERS",
+    "SCORE_FUNCTIONS",
     "AbstentionController",
     "Answered",
     "Boosted",
@@ -60,8 +60,7 @@ __all__ = [
     "Risk",
     "RiskController",
     "RiskMonitor",
-    "SizeAdapter",
-    "adapter_class",
+    "ScoreFunction",
     "allowed_misses",
     "anytime_allowed_misses",
     "anytime_miss_rate_bound",
@@ -72,7 +71,7 @@ __all__ = [
     "check_level",
     "corrected",
     "decide_chosen",
-    "fit_adapter",
+    "fit_score_function",
     "fixed_sequence",
     "is_certified",
     "local_level",
@@ -80,6 +79,7 @@ __all__ = [
     "miss_rate_bound",
     "p_value",
     "required_calibration",
+    "score_function_class",
     "smallest_certified",
     "upper_confidence_bound",
 ]

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData, RiskUnattainable
-from rcir.risk.adapters import widened
 from rcir.risk.bounds import check_level, p_values, required_calibration
+from rcir.risk.score_functions import widened
 from rcir.risk.testing import fixed_sequence
 
 THRESHOLDS = 200
@@ -20,39 +20,43 @@ class Answered:
     """Labelled queries, were they answered.
 
     Attributes:
-        doubt: (n,) larger where a miss is more likely.
+        selection_score: (n,) larger where a miss is more likely.
         missed: (n,) whether the answer would hold no true match.
     """
 
-    doubt: NDArray[np.float64]
+    selection_score: NDArray[np.float64]
     missed: NDArray[np.bool_]
 
     def __post_init__(self) -> None:
-        if self.doubt.ndim != 1 or self.doubt.shape != self.missed.shape or len(self.doubt) == 0:
+        if (
+            self.selection_score.ndim != 1
+            or self.selection_score.shape != self.missed.shape
+            or len(self.selection_score) == 0
+        ):
             raise InvalidData(
-                f"doubt has shape {self.doubt.shape}, missed {self.missed.shape}; both must be "
-                "(n,), n >= 1"
+                f"selection score has shape {self.selection_score.shape}, missed "
+                f"{self.missed.shape}; both must be (n,), n >= 1"
             )
 
 
 class AbstentionController:
-    """A threshold of doubt: what lies above it is not answered.
+    """A threshold of selection score: what lies above it is not answered.
 
     The miss rate among the queries answered is bounded exactly: given how many calibration queries
     a threshold answers, their misses are binomial. Thresholds are tried from the one that looks
-    safest on the adapter split towards those that answer more, until one is not certified
+    safest on the tuning split towards those that answer more, until one is not certified
     (fixed-sequence testing; the aim is that of Geifman and El-Yaniv, "Selective classification for
     deep neural networks", NeurIPS 2017, without its union bound).
 
     Args:
         calibration: the calibration queries.
-        tuning: other queries, of the adapter split.
+        tuning: other queries, of the tuning split.
 
     Example:
         >>> rng = np.random.default_rng(0)
-        >>> doubt = rng.uniform(size=4000)
-        >>> queries = Answered(doubt, rng.uniform(size=4000) < doubt)
-        >>> half, rest = (Answered(queries.doubt[i::2], queries.missed[i::2]) for i in (0, 1))
+        >>> score = rng.uniform(size=4000)
+        >>> missed = rng.uniform(size=4000) < score
+        >>> half, rest = (Answered(score[i::2], missed[i::2]) for i in (0, 1))
         >>> threshold = AbstentionController(half, rest).threshold(alpha=0.2, delta=0.1)
         >>> bool(0.3 < threshold < 0.4)  # below t, t/2 of the answers are wrong
         True
@@ -60,11 +64,11 @@ class AbstentionController:
 
     def __init__(self, calibration: Answered, tuning: Answered) -> None:
         self.calibration, self.tuning = calibration, tuning
-        places = np.linspace(0, len(tuning.doubt) - 1, THRESHOLDS).astype(np.int64)
-        self.thresholds = np.unique(widened(np.sort(tuning.doubt)[places]))
+        places = np.linspace(0, len(tuning.selection_score) - 1, THRESHOLDS).astype(np.int64)
+        self.thresholds = np.unique(widened(np.sort(tuning.selection_score)[places]))
 
     def threshold(self, alpha: float, delta: float) -> float:
-        """Answer queries whose doubt is at most this.
+        """Answer queries whose selection score is at most this.
 
         With probability at least 1 - delta over calibration queries, at most a fraction alpha of
         the queries answered get an answer without a true match.
@@ -82,7 +86,7 @@ class AbstentionController:
             ask = "" if smallest is None else f"ask for alpha >= {smallest:.4f} on new queries, or "
             raise RiskUnattainable(
                 f"alpha = {alpha:g} at delta = {delta:g} cannot be certified among answered "
-                f"queries, however few of the {len(self.calibration.doubt)} are answered: {ask}"
+                f"queries, however few of the {len(self.calibration.missed)} are answered: {ask}"
                 f"calibrate on more (at least {needed} must be answered)",
                 minimum_alpha=smallest,
                 required_calibration=None,
@@ -107,8 +111,8 @@ class AbstentionController:
         return self.thresholds[safest:][fixed_sequence(values, delta)]
 
     def _p_values(self, queries: Answered, alpha: float) -> NDArray[np.float64]:
-        order = np.argsort(queries.doubt, kind="stable")
+        order = np.argsort(queries.selection_score, kind="stable")
         misses = np.concatenate([[0], np.cumsum(queries.missed[order])])
-        counts = np.searchsorted(queries.doubt[order], self.thresholds, side="right")
+        counts = np.searchsorted(queries.selection_score[order], self.thresholds, side="right")
         values = p_values(misses[counts].astype(np.float64), np.maximum(counts, 1), alpha)
         return np.where(counts > 0, values, 1.0)

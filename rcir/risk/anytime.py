@@ -12,9 +12,9 @@ probability at most delta (Ville). E_n(m) falls in m, and M_n is the largest m a
 least 1 / delta. It grows in alpha: with q = alpha u, u uniform, every (1 - alpha u) / (1 - alpha)
 does.
 
-The thresholds calibrated at all n are valid together. Let kappa* be the smallest of risk at most
-alpha. A bad threshold of any n lies below kappa*, and at most M_n of the n scores lie above it, so
-at most M_n scores are at or above kappa*. A score is, with probability at least alpha. Then the bet
+The thresholds calibrated at all n are valid together. Let t* be the smallest of risk at most
+alpha. A bad threshold of any n lies below t*, and at most M_n of the n scores lie above it, so
+at most M_n scores are at or above t*. A score is, with probability at least alpha. Then the bet
 on that one event, fixed beforehand, owned 1 / delta at n: all bad calibrations together have
 probability delta at most.
 

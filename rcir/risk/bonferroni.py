@@ -87,8 +87,8 @@ def smallest_certified(
         InvalidRiskLevel, InvalidConfig: alpha, delta or `among` is out of range.
 
     Example:
-        >>> costs = np.tile(np.arange(9, dtype=np.float32), (5, 1))
-        >>> runs = [[Certified(np.full(99, rank, np.float32), costs)] for rank in (4, 2, 3)]
+        >>> known, asked = np.ones(99, np.float32), np.tile(np.arange(9, dtype=np.float32), (5, 1))
+        >>> runs = [[Certified(rank * known, asked)] for rank in (4, 2, 3)]
         >>> smallest_certified(runs, alpha=0.1, delta=0.1, among=3)
         1
     """

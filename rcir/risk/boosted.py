@@ -1,4 +1,4 @@
-"""A size adapter that learns where the first match is, by boosted trees."""
+"""A score function that learns where the first match is, by boosted trees."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logit
 
-from rcir.risk.adapters import State
 from rcir.risk.features import Features, flat
-from rcir.risk.hazard import HazardAdapter
+from rcir.risk.hazard import HazardScore
 from rcir.risk.rankings import Rankings
+from rcir.risk.score_functions import State
 
 
-class Boosted(HazardAdapter):
+class Boosted(HazardScore):
     """A hazard whose logit is a sum of small regression trees.
 
     Gradient boosting (Friedman, Annals of Statistics 2001) sees what a linear logit does not: that
@@ -30,8 +30,9 @@ class Boosted(HazardAdapter):
         >>> rng = np.random.default_rng(0)
         >>> u = rng.uniform(size=2000)
         >>> ranks = np.where(np.abs(u - 0.5) < 0.1, 5, 1)  # neither the most nor the least certain
-        >>> adapter = Boosted.fit(Rankings(u, depth=20), ranks)
-        >>> adapter.sizes(Rankings(np.array([0.1, 0.5, 0.9]), depth=20), kappa=10).tolist()
+        >>> score_function = Boosted.fit(Rankings(u, depth=20), ranks)
+        >>> asked = Rankings(np.array([0.1, 0.5, 0.9]), depth=20)
+        >>> score_function.sizes(asked, threshold=10).tolist()
         [1, 5, 1]
     """
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from rcir.errors import InvalidData
-from rcir.risk.adapters import count_paid, widened
 from rcir.risk.bounds import allowed_misses, check_level, fewest_queries
+from rcir.risk.score_functions import set_sizes, widened
 
 LEVEL = 0.95  # of intervals
 FEWEST = 5  # draws beyond each end
@@ -21,24 +21,25 @@ FEWEST_MISSES = 5  # that must be allowed for an interval, see `why_no_interval`
 
 @dataclass(frozen=True)
 class Certified:
-    """What a calibration on some queries gives to others, both priced by one adapter.
+    """What a calibration on some queries gives to others, both priced by one score function.
 
     Attributes:
-        scores: (n,) smallest kappa that serves each calibration query; infinite if none does.
-        costs: (m, depth) price of each rank of the measured queries, never falling along a row.
+        scores: (n,) smallest threshold that serves each calibration query; infinite if none does.
+        candidate_scores: (m, depth) price of each rank of the measured queries, never falling along
+            a row.
 
     Example:
         >>> scores = np.repeat(np.array([0, 1, 4, np.inf], np.float32), [86, 6, 6, 2])
-        >>> costs = np.tile(np.arange(50, dtype=np.float32), (3, 1))
-        >>> Certified(scores, costs).sizes(alpha=0.1, delta=0.1).tolist()
+        >>> candidate_scores = np.tile(np.arange(50, dtype=np.float32), (3, 1))
+        >>> Certified(scores, candidate_scores).sizes(alpha=0.1, delta=0.1).tolist()
         [5, 5, 5]
     """
 
     scores: NDArray[np.float32]
-    costs: NDArray[np.float32]
+    candidate_scores: NDArray[np.float32]
 
-    def kappa(self, alpha: float, delta: float) -> float:
-        """The smallest kappa that certifies alpha at delta, infinite if none does.
+    def threshold(self, alpha: float, delta: float) -> float:
+        """The smallest threshold that certifies alpha at delta, infinite if none does.
 
         Raises:
             InvalidRiskLevel: alpha or delta out of range.
@@ -52,7 +53,7 @@ class Certified:
         Raises:
             InvalidRiskLevel: alpha or delta out of range.
         """
-        return count_paid(self.costs, self.kappa(alpha, delta))
+        return set_sizes(self.candidate_scores, self.threshold(alpha, delta))
 
     def redrawn(
         self,
@@ -70,23 +71,25 @@ class Certified:
         """
         n = len(self.scores)
         allowed = allowed_misses(n, alpha, delta)
-        kappas = np.full(len(calibrating), np.inf, np.float32)
+        thresholds = np.full(len(calibrating), np.inf, np.float32)
         if allowed >= 0:
             place = n - 1 - allowed
-            kappas = np.partition(self.scores[calibrating], place, axis=1)[:, place]
-        # Draws have few kappas, scores around one quantile: the sizes of all queries at each.
-        known, which = np.unique(kappas, return_inverse=True)
+            thresholds = np.partition(self.scores[calibrating], place, axis=1)[:, place]
+        # Draws have few thresholds, scores around one quantile: the sizes of all queries at each.
+        known, which = np.unique(thresholds, return_inverse=True)
         paid = np.minimum(widened(known), np.finfo(np.float32).max).astype(np.float32)
         sizes = self._sizes_at(paid)
         found: NDArray[np.float64] = sizes[which[:, None], measured].mean(axis=1)
         return found
 
-    def _sizes_at(self, kappas: NDArray[np.float32]) -> NDArray[np.int32]:
-        """(g, m) set sizes at g increasing kappas: of each price, at which kappa it is paid."""
-        width = len(kappas) + 1
-        enters = np.searchsorted(kappas, self.costs, side="left")
-        enters += np.arange(len(self.costs))[:, None] * width
-        counts = np.bincount(enters.ravel(), minlength=len(self.costs) * width)
+    def _sizes_at(self, thresholds: NDArray[np.float32]) -> NDArray[np.int32]:
+        """(g, m) set sizes at g increasing thresholds: of each price, at which threshold it is
+        paid.
+        """
+        width = len(thresholds) + 1
+        enters = np.searchsorted(thresholds, self.candidate_scores, side="left")
+        enters += np.arange(len(self.candidate_scores))[:, None] * width
+        counts = np.bincount(enters.ravel(), minlength=len(self.candidate_scores) * width)
         sizes = np.cumsum(counts.reshape(-1, width)[:, :-1], axis=1, dtype=np.int32)
         return np.ascontiguousarray(sizes.T)
 
@@ -112,7 +115,7 @@ class Estimate:
 
 def is_certified(parts: Sequence[Certified], alpha: float, delta: float) -> bool:
     """Whether (alpha, delta) can be certified in all parts: otherwise sizes are the whole depth."""
-    return all(np.isfinite(part.kappa(alpha, delta)) for part in parts)
+    return all(np.isfinite(part.threshold(alpha, delta)) for part in parts)
 
 
 def mean_size(parts: Sequence[Certified], alpha: float, delta: float) -> float:
@@ -129,12 +132,12 @@ def bootstrap(
 ) -> NDArray[np.float64]:
     """Mean set sizes as they would be with other queries, for several runs on the same queries.
 
-    In each draw, calibration queries and measured queries are drawn with replacement, kappa is
+    In each draw, calibration queries and measured queries are drawn with replacement, threshold is
     calibrated anew on the former, and the latter are measured. The draws are the same for all runs,
     so that what makes queries hard for all of them cancels out of differences.
 
     The spread of the result is the noise of the calibration queries and of the measured queries.
-    Not in it is what the queries do not decide: the adapter split, the gallery, and the seed of the
+    Not in it is what the queries do not decide: the tuning split, the gallery, and the seed of the
     training. Parts are drawn apart, and so are the two roles of a query that calibrates in one
     part and is measured in another. Of few queries, or of runs that err on the same ones, the
     intervals of differences are rather too wide than too narrow. Where only a few misses are
@@ -194,11 +197,11 @@ def interval(
 def why_no_interval(parts: Sequence[Certified], alpha: float, delta: float) -> str | None:
     """The reason, in words, why sizes on these queries have no interval; None if they have one.
 
-    With M misses allowed, kappa is the (M + 1)-th largest score. Near the maximum the bootstrap is
-    inconsistent (Bickel and Freedman, Annals of Statistics 1981, section 6): draws with replacement
-    never exceed it. In simulations, 95% intervals held the mean size in a third to half of the
-    cases with M = 0, in 75% to 86% with M = 1 and in 92% with M = 2 (each query measured once);
-    from M = 5 on in 94% or more.
+    With M misses allowed, threshold is the (M + 1)-th largest score. Near the maximum the bootstrap
+    is inconsistent (Bickel and Freedman, Annals of Statistics 1981, section 6): draws with
+    replacement never exceed it. In simulations, 95% intervals held the mean size in a third to half
+    of the cases with M = 0, in 75% to 86% with M = 1 and in 92% with M = 2 (each query measured
+    once); from M = 5 on in 94% or more.
 
     Example:
         >>> one = Certified(np.zeros(45, np.float32), np.zeros((9, 5), np.float32))
@@ -263,7 +266,7 @@ def compare(
 
 def _shape(runs: Sequence[Sequence[Certified]]) -> list[tuple[int, int]]:
     """How many queries calibrate and are measured in each part, the same for all runs."""
-    shapes = [[(len(part.scores), len(part.costs)) for part in parts] for parts in runs]
+    shapes = [[(len(part.scores), len(part.candidate_scores)) for part in parts] for parts in runs]
     if not shapes or not shapes[0] or any(shape != shapes[0] for shape in shapes):
         raise InvalidData(
             f"calibration and measured queries of each part of each run: {shapes}; these must be "

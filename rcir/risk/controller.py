@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.risk.abstention import AbstentionController, Answered
-from rcir.risk.adapters import SizeAdapter
 from rcir.risk.bounds import Bound, check_bound
 from rcir.risk.joint import JointController
 from rcir.risk.miss import MissController
@@ -20,20 +19,21 @@ from rcir.risk.monotone import MonotoneController
 from rcir.risk.outcomes import Outcomes, Risk
 from rcir.risk.rankings import Rankings
 from rcir.risk.request import Decision, Request
+from rcir.risk.score_functions import ScoreFunction
 
 
 class RiskController:
-    """Everything that adapter split and calibration queries support, by request.
+    """Everything that tuning split and calibration queries support, by request.
 
     Attributes:
-        adapter: fitted on the adapter split.
-        tuning, calibration: outcomes of the adapter split and of the calibration queries.
+        score_function: fitted on the tuning split.
+        tuning, calibration: outcomes of the tuning split and of the calibration queries.
         bound: of the miss risk; the others take "hoeffding-bentkus" where it is "binomial", and
             queries in clusters "betting".
         groups: (n,) the group of each calibration query, or None.
         cluster: what the clusters of the calibration queries are, such as "video"; None where
             queries are independent.
-        own: risks whose sets are chosen by an adapter of their own, with their controllers.
+        own: risks whose sets are chosen by a score function of their own, with their controllers.
         growing: whether calibration queries were added one by one; then every request has to be
             `anytime`.
 
@@ -44,13 +44,13 @@ class RiskController:
         >>> outcomes = Outcomes.of(Constant(), queries, relevant, np.ones(1000, int))
         >>> halves = (outcomes.subset(slice(start, None, 2)) for start in (0, 1))
         >>> controller = RiskController(Constant(), *halves)
-        >>> [controller.decide(Request(alpha, delta=0.1)).kappa for alpha in (0.05, 0.15)]
+        >>> [controller.decide(Request(alpha, delta=0.1)).threshold for alpha in (0.05, 0.15)]
         [1.0, 0.0]
     """
 
     def __init__(
         self,
-        adapter: SizeAdapter,
+        score_function: ScoreFunction,
         tuning: Outcomes,
         calibration: Outcomes,
         bound: Bound = "binomial",
@@ -60,13 +60,13 @@ class RiskController:
         growing: bool = False,
     ) -> None:
         check_bound(bound)
-        if tuning.costs.shape[1] != calibration.costs.shape[1]:
-            raise InvalidData("adapter split and calibration queries were searched to other depths")
+        if tuning.candidate_scores.shape[1] != calibration.candidate_scores.shape[1]:
+            raise InvalidData("tuning split and calibration queries were searched to other depths")
         if groups is not None and groups.shape != (len(calibration),):
             raise InvalidData(f"{len(calibration)} calibration queries, groups {groups.shape}")
         if (cluster is None) != (calibration.clusters is None):
             raise InvalidData("name what the clusters of the queries are, if they have any")
-        self.adapter = adapter
+        self.score_function = score_function
         self.tuning, self.calibration = tuning, calibration
         self.bound: Bound = bound
         self.groups = groups
@@ -74,20 +74,22 @@ class RiskController:
         self.own: dict[Risk, RiskController] = dict(own or {})
         self.growing = growing
         self._made: dict[Any, Any] = {}
-        self._sealed = (bound, _digest(adapter))
+        self._sealed = (bound, _digest(score_function))
 
     @property
     def intact(self) -> bool:
-        """Whether bound and adapter are, in their numbers, what this was made with."""
-        return (self.bound, _digest(self.adapter)) == self._sealed
+        """Whether bound and score function are, in their numbers, what this was made with."""
+        return (self.bound, _digest(self.score_function)) == self._sealed
 
     @property
     def depth(self) -> int:
         """Number of candidates that were searched."""
-        return int(self.calibration.costs.shape[1])
+        return int(self.calibration.candidate_scores.shape[1])
 
     def for_risk(self, request: Request) -> RiskController:
-        """The controller in charge of a request: that of the risk's own adapter, or this one."""
+        """The controller in charge of a request: that of the risk's own score function, or this
+        one.
+        """
         if isinstance(request.alpha, Mapping):
             return self
         return self.own.get(request.risk, self)
@@ -97,7 +99,7 @@ class RiskController:
         return self._once(  # type: ignore[no-any-return]
             ("miss", group),
             lambda: MissController(
-                self.adapter, self._outcomes(group).scores, self.depth, self.bound
+                self.score_function, self._outcomes(group).scores, self.depth, self.bound
             ),
         )
 
@@ -147,7 +149,7 @@ class RiskController:
                 required_calibration=error.required_calibration,
             ) from None
         return replace(
-            max(each, key=lambda decision: decision.kappa),
+            max(each, key=lambda decision: decision.threshold),
             risk_bound=max(decision.risk_bound or 0.0 for decision in each),
             n_calibration=len(self.calibration),
             n_clusters=None if self.cluster is None else self.calibration.units,
@@ -164,9 +166,9 @@ class RiskController:
                 lambda: JointController(self._outcomes(group), self.tuning, self._of_means),
             )
             level = None if isinstance(alpha, Mapping) else float(alpha)
-            kappa = joint.kappa(alphas, delta)
+            threshold = joint.threshold(alphas, delta)
             names = dict.fromkeys(joint.bound_of(risk) for risk in alphas)
-            return Decision(kappa, None, " and ".join(names), level, n)
+            return Decision(threshold, None, " and ".join(names), level, n)
         if request.abstain:
             threshold = self._abstention(group).threshold(alpha, float(delta or 0))
             return Decision(0.0, threshold, "binomial", float(alpha), n)
@@ -176,8 +178,11 @@ class RiskController:
         modes = {"simultaneous": request.simultaneous, "anytime": request.anytime}
         bound: str = "conformal" if delta is None else self.bound
         bound = "band" if request.simultaneous else "anytime" if request.anytime else bound
-        kappa, certified = miss.kappa(alpha, delta, **modes), miss.risk_bound(alpha, delta, **modes)
-        return Decision(kappa, None, bound, certified, n)
+        threshold, certified = (
+            miss.threshold(alpha, delta, **modes),
+            miss.risk_bound(alpha, delta, **modes),
+        )
+        return Decision(threshold, None, bound, certified, n)
 
     def _of_mean(self, request: Request, n: int) -> Decision:
         """Of losses in between 0 and 1: recall, clusters of queries, another mix of groups."""
@@ -195,7 +200,7 @@ class RiskController:
         )
         alpha = float(request.alpha)  # type: ignore[arg-type]
         bound = "conformal" if request.delta is None else mean.bound
-        return Decision(mean.kappa(alpha, request.delta), None, bound, alpha, n)
+        return Decision(mean.threshold(alpha, request.delta), None, bound, alpha, n)
 
     def sizes(self, rankings: Rankings, decision: Decision) -> NDArray[np.int64]:
         """(n,) set sizes of queries that were searched as deep; 0 for those not answered."""
@@ -204,10 +209,10 @@ class RiskController:
                 f"the queries were searched to depth {rankings.depth}, the calibration queries to "
                 f"{self.depth}: search alike"
             )
-        if decision.threshold is not None:
-            doubt = self.adapter.doubt(rankings, size=1)
-            return (doubt <= decision.threshold).astype(np.int64)
-        return self.adapter.sizes(rankings, decision.kappa)
+        if decision.selection_threshold is not None:
+            selection_score = self.score_function.selection_score(rankings, size=1)
+            return (selection_score <= decision.selection_threshold).astype(np.int64)
+        return self.score_function.sizes(rankings, decision.threshold)
 
     @property
     def _of_means(self) -> Bound:
@@ -225,7 +230,7 @@ class RiskController:
             ("abstention", group),
             lambda: AbstentionController(
                 *(
-                    Answered(outcomes.doubt, ~outcomes.relevant[:, 0])
+                    Answered(outcomes.selection_score, ~outcomes.relevant[:, 0])
                     for outcomes in (self._outcomes(group), self.tuning)
                 )
             ),
@@ -265,9 +270,9 @@ class RiskController:
         return self.calibration.subset(self.groups == group)
 
 
-def _digest(adapter: SizeAdapter) -> bytes:
-    """Of the numbers of an adapter."""
-    digest = hashlib.blake2b(adapter.name.encode())
-    for name, values in sorted(adapter.state().items()):
+def _digest(score_function: ScoreFunction) -> bytes:
+    """Of the numbers of a score function."""
+    digest = hashlib.blake2b(score_function.name.encode())
+    for name, values in sorted(score_function.state().items()):
         digest.update(name.encode() + np.ascontiguousarray(values).tobytes())
     return digest.digest()

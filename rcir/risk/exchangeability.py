@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import bdtrc
-from scipy.stats import ks_2samp
 
 from rcir.errors import InvalidData
-from rcir.risk.adapters import widened
 from rcir.risk.bounds import check_level
 from rcir.risk.outcomes import Outcomes
+from rcir.risk.score_functions import widened
 
 
 @dataclass(frozen=True)
@@ -22,13 +21,13 @@ class Exchangeability:
 
     Attributes:
         p_values: of the two-sample Kolmogorov-Smirnov test of each quantity: "uncertainty" of the
-            queries, and "score", the smallest kappa that serves them; and, where a risk was
+            queries, and "score", the smallest threshold that serves them; and, where a risk was
             certified, of the one-sided binomial test of "risk", the share of recent queries that
-            the certified kappa misses.
+            the certified threshold misses.
         p_value: of all together (Bonferroni); where the hypothesis is true, it is at most x with
             probability at most x.
         n_calibration, n_recent: numbers of queries.
-        misses: number of recent queries that the certified kappa misses; None without one.
+        misses: number of recent queries that the certified threshold misses; None without one.
         alpha: the certified risk; None without one.
     """
 
@@ -71,8 +70,8 @@ def check_exchangeability(
     higher without any change too: if the calibration was among the share delta.
 
     Args:
-        calibration, recent: outcomes under the same adapter.
-        certified: (kappa, alpha): a kappa and the miss rate that it was certified for.
+        calibration, recent: outcomes under the same score function.
+        certified: (threshold, alpha): a threshold and the miss rate that it was certified for.
 
     Raises:
         InvalidData: fewer than 2 recent queries.
@@ -100,14 +99,16 @@ def check_exchangeability(
         "uncertainty": (calibration.uncertainty, recent.uncertainty),
         "score": (calibration.scores, recent.scores),
     }
+    from scipy.stats import ks_2samp  # slow to import
+
     with warnings.catch_warnings():
         # SciPy says so where the exact p-value is out of reach, and takes the asymptotic one.
         warnings.filterwarnings("ignore", "ks_2samp: Exact calculation", RuntimeWarning)
         p_values = {name: float(ks_2samp(*pair).pvalue) for name, pair in pairs.items()}
     if certified is None:
         return Exchangeability(p_values, len(calibration), len(recent))
-    kappa, alpha = certified[0], check_level("alpha", certified[1])
-    misses = int(np.count_nonzero(recent.losses("miss", widened(np.array([kappa])))))
+    threshold, alpha = certified[0], check_level("alpha", certified[1])
+    misses = int(np.count_nonzero(recent.losses("miss", widened(np.array([threshold])))))
     # P(Binomial(n, alpha) >= misses)
     p_values["risk"] = float(bdtrc(misses - 1, len(recent), alpha)) if misses else 1.0
     return Exchangeability(p_values, len(calibration), len(recent), misses, alpha)

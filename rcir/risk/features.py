@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from rcir.errors import InvalidData
-from rcir.risk.adapters import widened
 from rcir.risk.rankings import Floats, Rankings, count_votes, earlier_of_same_key
+from rcir.risk.score_functions import widened
 
 PROFILE = (2, 5, 20, 50)  # ranks whose distance describes the neighbourhood of a query
 NEAR = 1e-3  # distance below which candidates are alike: 1e-7 of rounding must not show
@@ -24,7 +24,7 @@ class Features:
     a candidate's key, how many keys and how many of its own came before it.
 
     Attributes:
-        sample: sorted uncertainties of the adapter split.
+        sample: sorted uncertainties of the tuning split.
         uses: for each of distances, keys, candidate_uncertainty: whether it is looked at.
 
     Example:
@@ -38,21 +38,23 @@ class Features:
 
     @classmethod
     def fit(cls, rankings: Rankings) -> Self:
-        """The features that an adapter split has."""
+        """The features that a tuning split has."""
         uses = tuple(getattr(rankings, name) is not None for name in OPTIONAL)
         return cls(np.sort(rankings.uncertainty), uses)
 
     def check(self, rankings: Rankings) -> None:
-        """Raise `InvalidData` if the queries lack what the adapter split had."""
+        """Raise `InvalidData` if the queries lack what the tuning split had."""
         for name, used in zip(OPTIONAL, self.uses, strict=True):
             if used and getattr(rankings, name) is None:
-                raise InvalidData(f"the adapter was fitted with {name}, which the queries lack")
+                raise InvalidData(
+                    f"the score function was fitted with {name}, which the queries lack"
+                )
 
     def of(self, rankings: Rankings, columns: int) -> list[NDArray[Any]]:
         """Arrays that broadcast to (n, columns), one a feature.
 
         Raises:
-            InvalidData: the queries lack what the adapter split had.
+            InvalidData: the queries lack what the tuning split had.
         """
         self.check(rankings)
         number = np.log(np.arange(1.0, columns + 1))[None, :]
@@ -72,7 +74,7 @@ class Features:
         return features
 
     def _normal(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Uncertainties by their place in the adapter split, as a standard normal's quantile."""
+        """Uncertainties by their place in the tuning split, as a standard normal's quantile."""
         # What is in the split itself counts, whatever rounding does to it.
         below = np.searchsorted(self.sample, widened(uncertainty), side="right")
         return ndtri((below + 0.5) / (len(self.sample) + 1))  # type: ignore[no-any-return]

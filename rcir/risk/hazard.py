@@ -1,4 +1,4 @@
-"""Size adapters that learn where the first match is, and spend ranks where they pay most."""
+"""Score functions that learn where the first match is, and spend ranks where they pay most."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression
 from scipy.special import expit
 
-from rcir.risk.adapters import TOLERANCE, SizeAdapter, check_split, count_paid
 from rcir.risk.features import Features, flat
 from rcir.risk.rankings import Rankings, earlier_of_same_key
+from rcir.risk.score_functions import TOLERANCE, ScoreFunction, check_split, set_sizes
 
 FLOOR = 1e-9  # probability below which ranks are all alike
 CHUNK = 4096
 
 
-class HazardAdapter(SizeAdapter):
+class HazardScore(ScoreFunction):
     """Prices ranks by one over the probability that the first match is there.
 
     A hazard model gives h(k | x), the probability that candidate k is a match if none before it is,
     from what is known when the query is asked (`rcir.risk.features`). Then
     P(k | x) = h(k) (1 - h(1)) ... (1 - h(k - 1)), and sets that hold the ranks of probability
-    at least 1 / kappa are the smallest on average at their risk ("least ambiguous sets", Sadinle
-    et al., JASA 2019, Theorem 1). Sets are beginnings of a ranking, so that what counts is the
-    best rate of probability per rank that can be bought: the non-increasing (isotonic) fit of P.
+    at least 1 / threshold are the smallest on average at their risk ("least ambiguous sets",
+    Sadinle et al., JASA 2019, Theorem 1). Sets are beginnings of a ranking, so that what counts is
+    the best rate of probability per rank that can be bought: the non-increasing (isotonic) fit of
+        P.
 
     Attributes:
         features: what the model looks at.
@@ -60,7 +60,9 @@ class HazardAdapter(SizeAdapter):
         rows: NDArray[np.float64],
         positive: NDArray[np.bool_],
     ) -> Self:
-        """The adapter of candidates (rows, features) of which it is known which match first."""
+        """The score function of candidates (rows, features) of which it is known which match
+        first.
+        """
 
     @abstractmethod
     def _logits(self, features: list[NDArray[Any]], shape: tuple[int, int]) -> NDArray[np.float64]:
@@ -74,32 +76,34 @@ class HazardAdapter(SizeAdapter):
         hazard[_impossible(rankings, shown, self.repeats)] = 0
         return hazard
 
-    def costs(self, rankings: Rankings) -> NDArray[np.float32]:
-        return self._costs(rankings, rankings.depth)
+    def candidate_scores(self, rankings: Rankings) -> NDArray[np.float32]:
+        return self._candidate_scores(rankings, rankings.depth)
 
-    def sizes(self, rankings: Rankings, kappa: float) -> NDArray[np.int64]:
-        # K - 1 ranks of probability 1 / kappa or more: K is at most 1 + kappa, what follows is not
-        # looked at (and one more, for rounding).
-        columns = int(min(2 + kappa * (1 + TOLERANCE), rankings.depth)) if kappa >= 0 else 1
-        costs = self._costs(rankings, columns)
-        return count_paid(costs, kappa)
+    def sizes(self, rankings: Rankings, threshold: float) -> NDArray[np.int64]:
+        # K - 1 ranks of probability 1 / threshold or more: K is at most 1 + threshold, what follows
+        # is not looked at (and one more, for rounding).
+        columns = int(min(2 + threshold * (1 + TOLERANCE), rankings.depth)) if threshold >= 0 else 1
+        candidate_scores = self._candidate_scores(rankings, columns)
+        return set_sizes(candidate_scores, threshold)
 
-    def doubt(self, rankings: Rankings, size: int) -> NDArray[np.float64]:
+    def selection_score(self, rankings: Rankings, size: int) -> NDArray[np.float64]:
         none: NDArray[np.float64] = np.prod(1 - self.hazard(rankings, size), axis=1)
         return none
 
-    def _costs(self, rankings: Rankings, columns: int) -> NDArray[np.float32]:
-        """The first columns of `costs`, exact in those that cost less than `columns`."""
+    def _candidate_scores(self, rankings: Rankings, columns: int) -> NDArray[np.float32]:
+        """The first columns of `candidate_scores`, exact in those that cost less than `columns`."""
         hazard = self.hazard(rankings, columns)
         probability = hazard.copy()
         probability[:, 1:] *= np.cumprod(1 - hazard, axis=1)[:, :-1]
-        costs = np.zeros(hazard.shape, np.float32)  # the first candidate is in every set
+        candidate_scores = np.zeros(hazard.shape, np.float32)  # the first candidate is in every set
         if columns > 1:
-            costs[:, 1:] = prices(non_increasing(probability[:, 1:]))
-            np.maximum.accumulate(costs, axis=1, out=costs)  # of the smallest, digits were lost
+            candidate_scores[:, 1:] = prices(non_increasing(probability[:, 1:]))
+            np.maximum.accumulate(
+                candidate_scores, axis=1, out=candidate_scores
+            )  # of the smallest, digits were lost
         if rankings.distances is not None:
-            costs[np.isposinf(rankings.distances[:, :columns])] = np.inf
-        return costs
+            candidate_scores[np.isposinf(rankings.distances[:, :columns])] = np.inf
+        return candidate_scores
 
 
 def _impossible(rankings: Rankings, columns: int, repeats: bool) -> NDArray[np.bool_]:
@@ -125,6 +129,8 @@ def non_increasing(probability: NDArray[np.float64]) -> NDArray[np.float64]:
         [[0.5, 0.1, 0.1], [0.2, 0.2, 0.1]]
     """
     fitted = np.empty_like(probability)
+    from scipy.optimize import isotonic_regression  # slow to import
+
     for start in range(0, len(probability), CHUNK):
         rows = probability[start : start + CHUNK]
         # All rows as one sequence: each lies more than 1 below the last, so that none are pooled.

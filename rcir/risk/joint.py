@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, RiskUnattainable
-from rcir.risk.adapters import widened
 from rcir.risk.bounds import Bound, check_level, p_values
 from rcir.risk.outcomes import Outcomes, Risk, check_risk
+from rcir.risk.score_functions import widened
 from rcir.risk.testing import bonferroni_holm, fixed_sequence
 
 CANDIDATES = 256
@@ -21,15 +21,16 @@ Procedure = Literal["fixed-sequence", "bonferroni-holm"]
 class JointController:
     """Set sizes for which every one of several risks is at most its alpha.
 
-    Each of a few hundred kappas is a hypothesis ("some risk is too large at this kappa"), refuted
-    by p-values of the calibration queries (Angelopoulos et al., "Learn Then Test", 2021, theorem
-    1). Which kappas there are and, for fixed-sequence testing, in which order they are tried comes
-    from the adapter split: the most promising first. Of those certified, the smallest sets are
+    Each of a few hundred thresholds is a hypothesis ("some risk is too large at this threshold"),
+    refuted by p-values of the calibration queries (Angelopoulos et al., "Learn Then Test", 2021,
+    theorem 1). Which thresholds there are and, for fixed-sequence testing, in which order they are
+    tried comes from the tuning split: the most promising first. Of those certified, the smallest
+        sets are
     taken; for the false-discovery risk alone, which small sets satisfy best, the largest.
 
     Args:
         calibration: the calibration queries.
-        tuning: other queries, of the adapter split.
+        tuning: other queries, of the tuning split.
         bound: of the mean losses, see `rcir.risk.p_value`; misses are bounded by the binomial.
         procedure: how the whole is kept at delta: "fixed-sequence" or "bonferroni-holm".
 
@@ -40,7 +41,7 @@ class JointController:
         >>> outcomes = Outcomes.of(Constant(), queries, relevant, np.full(1000, 2))
         >>> halves = (outcomes.subset(slice(start, None, 2)) for start in (0, 1))
         >>> controller = JointController(*halves)
-        >>> controller.kappa({"miss": 0.05, "false-discovery": 0.6}, delta=0.1)
+        >>> controller.threshold({"miss": 0.05, "false-discovery": 0.6}, delta=0.1)
         1.0
     """
 
@@ -57,20 +58,20 @@ class JointController:
             choices = ", ".join(get_args(Procedure))
             raise InvalidConfig(f"procedure {procedure!r} is unknown; choose one of {choices}")
         self.procedure: Procedure = procedure
-        self.kappas = tuning.steps(CANDIDATES)
+        self.thresholds = tuning.steps(CANDIDATES)
         self._totals: dict[tuple[bool, Risk], NDArray[np.float64]] = {}
 
-    def kappa(self, alphas: Mapping[Risk, float], delta: float) -> float:
-        """The kappa to use, certified for all risks together with probability 1 - delta.
+    def threshold(self, alphas: Mapping[Risk, float], delta: float) -> float:
+        """The threshold to use, certified for all risks together with probability 1 - delta.
 
         Args:
             alphas: for each risk to control, its level in (0, 1).
-            delta: as in `MissController.kappa`.
+            delta: as in `MissController.threshold`.
 
         Raises:
             InvalidConfig: no risk, or one that does not exist.
             InvalidRiskLevel: a level outside (0, 1).
-            RiskUnattainable: no kappa is certified.
+            RiskUnattainable: no threshold is certified.
         """
         if not alphas:
             raise InvalidConfig("there is no risk to control: give at least one with its alpha")
@@ -90,7 +91,7 @@ class JointController:
         return "binomial" if whole else self.bound
 
     def minimum_alpha(self, risk: Risk, delta: float) -> float | None:
-        """The smallest alpha at which some kappa is certified for one risk; to 4 decimals."""
+        """The smallest alpha at which some threshold is certified for one risk; to 4 decimals."""
         low, high = 0, 10_000
         while high - low > 1:
             middle = (low + high) // 2
@@ -103,12 +104,12 @@ class JointController:
     def _certified(self, alphas: Mapping[Risk, float], delta: float) -> NDArray[np.float32]:
         values = self._p_values(self.calibration, alphas)
         if self.procedure == "bonferroni-holm":
-            return self.kappas[bonferroni_holm(values, delta)]
+            return self.thresholds[bonferroni_holm(values, delta)]
         order = np.argsort(self._p_values(self.tuning, alphas), kind="stable")
-        return self.kappas[order[fixed_sequence(values[order], delta)]]
+        return self.thresholds[order[fixed_sequence(values[order], delta)]]
 
     def _p_values(self, outcomes: Outcomes, alphas: Mapping[Risk, float]) -> NDArray[np.float64]:
-        """(g,) for each kappa, of the hypothesis that some risk is above its alpha there."""
+        """(g,) for each threshold, of the hypothesis that some risk is above its alpha there."""
         each = [
             p_values(self._sums(outcomes, risk), outcomes.units, alpha, self.bound_of(risk))
             for risk, alpha in alphas.items()
@@ -116,11 +117,11 @@ class JointController:
         return np.max(each, axis=0)  # type: ignore[no-any-return]
 
     def _sums(self, outcomes: Outcomes, risk: Risk) -> NDArray[np.float64]:
-        """(g,) summed losses at each kappa; computed once."""
+        """(g,) summed losses at each threshold; computed once."""
         key = (outcomes is self.tuning, risk)
         if key not in self._totals:
-            # Of the sets that these kappas give, which `count_paid` allows a tolerance.
-            self._totals[key] = outcomes.unit_losses(risk, widened(self.kappas)).sum(axis=0)
+            # Of the sets that these thresholds give, which `set_sizes` allows a tolerance.
+            self._totals[key] = outcomes.unit_losses(risk, widened(self.thresholds)).sum(axis=0)
         return self._totals[key]
 
     def _unattainable(self, alphas: Mapping[Risk, float], delta: float) -> RiskUnattainable:

@@ -1,4 +1,4 @@
-"""A size adapter that learns where the first match is, by a logistic model."""
+"""A score function that learns where the first match is, by a logistic model."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.risk.adapters import State
 from rcir.risk.features import Features, fit_logistic, linear
-from rcir.risk.hazard import HazardAdapter
+from rcir.risk.hazard import HazardScore
+from rcir.risk.score_functions import State
 
 
-class Learned(HazardAdapter):
+class Learned(HazardScore):
     """A hazard whose logit is linear in the features.
 
     Attributes:
@@ -24,8 +24,8 @@ class Learned(HazardAdapter):
         >>> rng = np.random.default_rng(0)
         >>> u = rng.uniform(size=2000)
         >>> ranks = np.where(rng.uniform(size=2000) < u / 2, rng.integers(2, 20, 2000), 1)
-        >>> adapter = Learned.fit(Rankings(u, depth=20), ranks)
-        >>> sizes = adapter.sizes(Rankings(np.array([0.05, 0.95]), depth=20), kappa=50)
+        >>> score_function = Learned.fit(Rankings(u, depth=20), ranks)
+        >>> sizes = score_function.sizes(Rankings(np.array([0.05, 0.95]), depth=20), threshold=50)
         >>> bool(sizes[0] < sizes[1])
         True
     """

@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from rcir.errors import InvalidData
-from rcir.risk.adapters import SizeAdapter, State, check_matches, check_split
 from rcir.risk.features import Features, fit_logistic, flat, linear
 from rcir.risk.hazard import prices
 from rcir.risk.rankings import Rankings
+from rcir.risk.score_functions import ScoreFunction, State, check_matches, check_split
 
 MOST = 100_000  # candidates that the model is fitted on
 
 
-class MatchProbability(SizeAdapter):
+class MatchProbability(ScoreFunction):
     """Takes the likeliest candidate first, and prices each by one over its probability to match.
 
     A logistic model of "candidate k is a true match", whatever the others are, from what is known
@@ -34,9 +34,9 @@ class MatchProbability(SizeAdapter):
         >>> rng = np.random.default_rng(0)
         >>> distances = np.sort(rng.uniform(size=(500, 4)), axis=1)
         >>> matches = rng.uniform(size=(500, 4)) > distances
-        >>> adapter = MatchProbability.fit(Rankings(np.ones(500), 4, distances), matches)
+        >>> score_function = MatchProbability.fit(Rankings(np.ones(500), 4, distances), matches)
         >>> asked = Rankings(np.ones(2), 4, np.array([[0.1, 0.2, 0.3, 0.9], [0.6, 0.7, 0.8, 0.9]]))
-        >>> adapter.sizes(asked, kappa=2.0).tolist()  # those that match with probability 1/2
+        >>> score_function.sizes(asked, threshold=2.0).tolist()  # match with probability 1/2
         [3, 1]
     """
 
@@ -76,14 +76,14 @@ class MatchProbability(SizeAdapter):
         probability = expit(np.take_along_axis(logits, columns, axis=1))
         return rankings.reordered(columns, probability), columns
 
-    def costs(self, rankings: Rankings) -> NDArray[np.float32]:
+    def candidate_scores(self, rankings: Rankings) -> NDArray[np.float32]:
         ordered, _ = self.ordered(rankings)
-        costs = prices(np.asarray(ordered.probability))
-        costs[:, 0] = 0  # the first candidate is in every set
-        costs[~ordered.there] = np.inf
-        return costs
+        candidate_scores = prices(np.asarray(ordered.probability))
+        candidate_scores[:, 0] = 0  # the first candidate is in every set
+        candidate_scores[~ordered.there] = np.inf
+        return candidate_scores
 
-    def doubt(self, rankings: Rankings, size: int) -> NDArray[np.float64]:
+    def selection_score(self, rankings: Rankings, size: int) -> NDArray[np.float64]:
         probability = np.asarray(self.ordered(rankings)[0].probability)
         return np.prod(1 - probability[:, :size], axis=1)  # type: ignore[no-any-return]
 

@@ -1,9 +1,9 @@
 """The risk controller: calibration queries in, certified set sizes out.
 
-With s_i the smallest kappa that serves calibration query i, the smallest kappa that certifies
-(alpha, delta) is the (M + 1)-th largest s_i, M = `allowed_misses`: if its risk were above alpha, at
-most M of the n scores would lie at or above a kappa* that each reaches with probability alpha or
-more, which happens with probability at most delta. One sort serves every alpha and delta.
+With s_i the smallest threshold that serves calibration query i, the smallest threshold that
+certifies (alpha, delta) is the (M + 1)-th largest s_i, M = `allowed_misses`: if its risk were above
+alpha, at most M of the n scores would lie at or above a t* that each reaches with probability alpha
+or more, which happens with probability at most delta. One sort serves every alpha and delta.
 
 For an alpha chosen after looking see `rcir.risk.band`, for calibration queries that arrive one by
 one `rcir.risk.anytime`: the same with other numbers of misses.
@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel
-from rcir.risk.adapters import SizeAdapter, check_ranks
 from rcir.risk.anytime import (
     anytime_allowed_misses,
     anytime_miss_rate_bound,
@@ -30,6 +29,7 @@ from rcir.risk.band import band_required_calibration, local_level
 from rcir.risk.bounds import Bound, allowed_misses, check_bound, check_level, miss_rate_bound
 from rcir.risk.rankings import Floats, Rankings
 from rcir.risk.refusal import required, unattainable
+from rcir.risk.score_functions import ScoreFunction, check_ranks
 
 
 class _Rule(NamedTuple):
@@ -44,9 +44,9 @@ class MissController:
     """Set sizes with a guarantee for the miss risk: sets without a true match.
 
     Attributes:
-        adapter: how size depends on the query.
-        scores: (n,) sorted, the smallest kappa that serves each calibration query, infinite for a
-            query without a match within the search depth.
+        score_function: how size depends on the query.
+        scores: (n,) sorted, the smallest threshold that serves each calibration query, infinite for
+            a query without a match within the search depth.
         depth: number of candidates that were searched; no set is larger.
         bound: see `rcir.risk.p_value`; "binomial" is exact.
 
@@ -56,9 +56,9 @@ class MissController:
         >>> ranks = np.repeat([1, 2, 5, np.inf], [860, 60, 60, 20])
         >>> queries = Rankings(np.zeros(1000), depth=50)
         >>> controller = MissController.calibrate(Constant(), queries, ranks)
-        >>> controller.kappa(alpha=0.1, delta=0.1)
+        >>> controller.threshold(alpha=0.1, delta=0.1)
         1.0
-        >>> controller.sizes(queries[:3], kappa=1.0).tolist()
+        >>> controller.sizes(queries[:3], threshold=1.0).tolist()
         [2, 2, 2]
         >>> round(controller.minimum_alpha(delta=0.1), 4)
         0.0269
@@ -66,25 +66,29 @@ class MissController:
 
     def __init__(
         self,
-        adapter: SizeAdapter,
+        score_function: ScoreFunction,
         scores: NDArray[np.floating[Any]],
         depth: int,
         bound: Bound = "binomial",
     ) -> None:
         check_bound(bound)
-        self.adapter = adapter
+        self.score_function = score_function
         self.scores = np.sort(scores)
         self.depth = depth
         self.bound: Bound = bound
 
     @classmethod
     def calibrate(
-        cls, adapter: SizeAdapter, rankings: Rankings, ranks: Floats, bound: Bound = "binomial"
+        cls,
+        score_function: ScoreFunction,
+        rankings: Rankings,
+        ranks: Floats,
+        bound: Bound = "binomial",
     ) -> MissController:
-        """Calibrate on queries that neither the encoder nor the adapter was fitted on.
+        """Calibrate on queries that neither the encoder nor the score function was fitted on.
 
         Args:
-            adapter: fitted on other queries.
+            score_function: fitted on other queries.
             rankings: of the n calibration queries.
             ranks: (n,) rank of each query's first true match, from 1, infinite where there is none
                 within the search depth.
@@ -93,8 +97,8 @@ class MissController:
         Raises:
             InvalidData: no queries, unequal lengths, NaN, or a rank outside {1, ..., depth, inf}.
         """
-        scores = adapter.scores(rankings, check_ranks(rankings, ranks))
-        return cls(adapter, scores, rankings.depth, bound)
+        scores = score_function.scores(rankings, check_ranks(rankings, ranks))
+        return cls(score_function, scores, rankings.depth, bound)
 
     @property
     def n_calibration(self) -> int:
@@ -106,7 +110,7 @@ class MissController:
         """Number of calibration queries without a match within the search depth."""
         return self.n_calibration - int(np.searchsorted(self.scores, np.inf))
 
-    def kappa(
+    def threshold(
         self,
         alpha: float,
         delta: float | None,
@@ -114,7 +118,7 @@ class MissController:
         *,
         anytime: bool = False,
     ) -> float:
-        """The smallest kappa whose risk is at most alpha with probability at least 1 - delta.
+        """The smallest threshold whose risk is at most alpha with probability at least 1 - delta.
 
         Args:
             alpha: share of queries, in (0, 1), whose set may hold no true match.
@@ -130,7 +134,7 @@ class MissController:
         Raises:
             InvalidRiskLevel: alpha or delta out of range, or no delta for all alpha or numbers.
             InvalidConfig: both simultaneous and anytime.
-            RiskUnattainable: no kappa is certified.
+            RiskUnattainable: no threshold is certified.
         """
         allowed = self._allowed(alpha, delta, simultaneous, anytime)
         return float(self.scores[self.n_calibration - 1 - allowed])
@@ -143,7 +147,7 @@ class MissController:
         *,
         anytime: bool = False,
     ) -> float:
-        """The risk, at most alpha, that `kappa` certifies with the same arguments.
+        """The risk, at most alpha, that `threshold` certifies with the same arguments.
 
         The smallest level that allows the same number of misses. It depends on n, alpha and delta
         only, not on what the calibration queries showed, which is why it may be claimed. With
@@ -163,10 +167,10 @@ class MissController:
         *,
         anytime: bool = False,
     ) -> NDArray[np.int64]:
-        """(n,) certified set sizes: `sizes` at `kappa` with the same arguments."""
-        return self.sizes(rankings, self.kappa(alpha, delta, simultaneous, anytime=anytime))
+        """(n,) certified set sizes: `sizes` at `threshold` with the same arguments."""
+        return self.sizes(rankings, self.threshold(alpha, delta, simultaneous, anytime=anytime))
 
-    def sizes(self, rankings: Rankings, kappa: float) -> NDArray[np.int64]:
+    def sizes(self, rankings: Rankings, threshold: float) -> NDArray[np.int64]:
         """(n,) set sizes in {1, ..., depth} of queries that were searched as deep.
 
         Raises:
@@ -177,7 +181,7 @@ class MissController:
                 f"the queries were searched to depth {rankings.depth}, the calibration queries to "
                 f"{self.depth}: search alike"
             )
-        return self.adapter.sizes(rankings, kappa)
+        return self.score_function.sizes(rankings, threshold)
 
     def minimum_alpha(
         self, delta: float | None, simultaneous: bool = False, *, anytime: bool = False

@@ -17,9 +17,9 @@ class MonotoneController:
     """Set sizes whose mean loss, of a risk that falls as sets grow, is at most alpha.
 
     Risk-controlling prediction sets (Bates et al., JACM 2021, theorem 1): the mean loss falls as
-    kappa grows, and so does every bound here, so that the smallest certified kappa is found by
-    bisection among the kappas at which some set gains a true match. These come from the
-    calibration queries themselves, but nothing changes between them: they stand for all kappas.
+    threshold grows, and so does every bound here, so that the smallest certified threshold is found
+    by bisection among the thresholds at which some set gains a true match. These come from the
+    calibration queries themselves, but nothing changes between them: they stand for all thresholds.
 
     Losses are of independent units. Where the queries come in clusters, the unit is the cluster and
     its loss the mean of its queries', so that the certificate is for the queries of new clusters,
@@ -28,7 +28,7 @@ class MonotoneController:
 
     Args:
         calibration: the calibration queries.
-        tuning: other queries, of the adapter split; the "betting" bound learns its stake there.
+        tuning: other queries, of the tuning split; the "betting" bound learns its stake there.
         risk: "recall" or "miss".
         bound: see `rcir.risk.p_value`; not "binomial", which is for losses 0 or 1.
         weights: (units,) of mean 1, not negative, for another mix of units than the calibration's;
@@ -41,7 +41,7 @@ class MonotoneController:
         >>> outcomes = Outcomes.of(Constant(), queries, relevant, np.full(400, 2))
         >>> halves = (outcomes.subset(slice(start, None, 2)) for start in (0, 1))
         >>> controller = MonotoneController(*halves, risk="recall")
-        >>> controller.kappa(alpha=0.2, delta=0.1)  # sets of 2 lack a half in a quarter of them
+        >>> controller.threshold(alpha=0.2, delta=0.1)  # sets of 2 lack a half in a quarter of them
         1.0
     """
 
@@ -63,10 +63,10 @@ class MonotoneController:
         self.bound: Bound = bound if weights is None else "betting"
         self.weights = weights
         self._stakes: dict[tuple[float, float], float] = {}
-        self.kappas = _steps(calibration)
+        self.thresholds = _steps(calibration)
 
-    def kappa(self, alpha: float, delta: float | None) -> float:
-        """The smallest certified kappa; alpha and delta as in `MissController.kappa`.
+    def threshold(self, alpha: float, delta: float | None) -> float:
+        """The smallest certified threshold; alpha and delta as in `MissController.threshold`.
 
         Raises:
             InvalidRiskLevel: alpha or delta out of range.
@@ -77,7 +77,7 @@ class MonotoneController:
             check_level("delta", delta)
         elif self.weights is not None:
             raise InvalidRiskLevel("another mix of units needs a delta: give one, such as 0.1")
-        low, high = -1, len(self.kappas) - 1
+        low, high = -1, len(self.thresholds) - 1
         if not self._certified(high, alpha, delta):
             raise self._unattainable(alpha, delta)
         while high - low > 1:
@@ -86,11 +86,11 @@ class MonotoneController:
                 high = middle
             else:
                 low = middle
-        return float(self.kappas[high])
+        return float(self.thresholds[high])
 
     def minimum_alpha(self, delta: float | None) -> float | None:
         """The smallest alpha that can be certified at delta; None if none below 1 can."""
-        last = len(self.kappas) - 1
+        last = len(self.thresholds) - 1
         losses = self._losses(last)
         n, total = len(losses), math.fsum(losses)
         if delta is None:
@@ -126,25 +126,26 @@ class MonotoneController:
         return p_value(total, n, alpha, self.bound) <= delta
 
     def _losses(self, index: int) -> NDArray[np.float64]:
-        """(units,) at one kappa, weighted."""
-        kappa = self.kappas[index : index + 1]
-        losses = self.calibration.unit_losses(self.risk, kappa)[:, 0]
+        """(units,) at one threshold, weighted."""
+        threshold = self.thresholds[index : index + 1]
+        losses = self.calibration.unit_losses(self.risk, threshold)[:, 0]
         return losses if self.weights is None else losses * self.weights
 
     def _stake(self, alpha: float, delta: float) -> float:
-        """The bet (Waudby-Smith and Ramdas, JRSS-B 2024, eq. 26) for the adapter split's variance.
+        """The bet (Waudby-Smith and Ramdas, JRSS-B 2024, eq. 26) for the tuning split's variance.
 
-        One stake for every kappa and unit keeps what is owned monotone in kappa. Weighted losses
-        have means of their own: that of the product of independent factors is at most the mean's
+        One stake for every threshold and unit keeps what is owned monotone in threshold. Weighted
+        losses have means of their own: that of the product of independent factors is at most the
+            mean's
         power (arithmetic and geometric mean), so that the mean of all is what is refuted.
         """
-        kappas = _steps(self.tuning)
-        low, high = -1, len(kappas) - 1
-        while high - low > 1:  # the sets whose mean loss on the adapter split is about alpha
+        thresholds = _steps(self.tuning)
+        low, high = -1, len(thresholds) - 1
+        while high - low > 1:  # the sets whose mean loss on the tuning split is about alpha
             middle = (low + high) // 2
-            mean = self.tuning.unit_losses(self.risk, kappas[middle : middle + 1]).mean()
+            mean = self.tuning.unit_losses(self.risk, thresholds[middle : middle + 1]).mean()
             low, high = (low, middle) if mean <= alpha else (middle, high)
-        losses = self.tuning.unit_losses(self.risk, kappas[high : high + 1])
+        losses = self.tuning.unit_losses(self.risk, thresholds[high : high + 1])
         n = self.calibration.units
         # A split that shows no spread at all proves none: one unit of spread 1/2 is added.
         variance = (float(losses.var()) * len(losses) + 0.25) / (len(losses) + 1)
@@ -155,7 +156,7 @@ class MonotoneController:
         return min(1.0 / largest, math.sqrt(2 * math.log(1 / delta) / (n * variance)))
 
     def _unattainable(self, alpha: float, delta: float | None) -> Exception:
-        lost = float(self._losses(len(self.kappas) - 1).mean())
+        lost = float(self._losses(len(self.thresholds) - 1).mean())
         missing = "true matches" if self.risk == "recall" else "queries' matches"
         return unattainable(
             alpha,
@@ -164,14 +165,14 @@ class MonotoneController:
             unit="queries" if self.calibration.clusters is None else "clusters",
             minimum_alpha=self.minimum_alpha(delta),
             required_calibration=required(alpha, delta, self.bound, lost),
-            deeper=f"search deeper than {self.calibration.costs.shape[1]} candidates (a share "
-            f"{lost:.4f} of the {missing} is not among them)"
+            deeper=f"search deeper than {self.calibration.candidate_scores.shape[1]} candidates (a "
+            f"share {lost:.4f} of the {missing} is not among them)"
             if lost > 0
             else None,
         )
 
 
 def _steps(outcomes: Outcomes) -> NDArray[np.float32]:
-    """The kappas at which some set gains a true match, ascending."""
-    steps = np.unique(outcomes.costs[outcomes.relevant])
+    """The thresholds at which some set gains a true match, ascending."""
+    steps = np.unique(outcomes.candidate_scores[outcomes.relevant])
     return steps if len(steps) else np.zeros(1, np.float32)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.metrics.ranking import first_match_ranks
-from rcir.risk.adapters import SizeAdapter, price_of_rank
 from rcir.risk.rankings import Rankings, take_columns
+from rcir.risk.score_functions import ScoreFunction, score_at_rank
 
 Risk = Literal["miss", "recall", "false-discovery"]
 
@@ -29,11 +29,11 @@ class Outcomes:
     """n labelled queries.
 
     Attributes:
-        costs: (n, depth) the adapter's price of each rank.
+        candidate_scores: (n, depth) the score function's price of each rank.
         relevant: (n, depth) whether the candidate at that rank is a true match.
         totals: (n,) number of true matches in the whole gallery, within the search depth or not.
         uncertainty: (n,) of the queries.
-        doubt: (n,) larger where the first candidate is less likely to be a true match.
+        selection_score: (n,) larger where the first candidate is less likely to be a true match.
         clusters: (n,) integers, equal for queries of one cluster, such as a video or a patient,
             that are not independent of each other; None where all queries are.
 
@@ -48,21 +48,21 @@ class Outcomes:
         [[1.0, 0.5], [0.75, 0.75]]
     """
 
-    costs: NDArray[np.float32]
+    candidate_scores: NDArray[np.float32]
     relevant: NDArray[np.bool_]
     totals: NDArray[np.int64]
     uncertainty: NDArray[np.float64]
-    doubt: NDArray[np.float64]
+    selection_score: NDArray[np.float64]
     clusters: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
-        n = len(self.costs)
-        lengths = {len(self.totals), len(self.uncertainty), len(self.doubt)}
+        n = len(self.candidate_scores)
+        lengths = {len(self.totals), len(self.uncertainty), len(self.selection_score)}
         if self.clusters is not None and self.clusters.shape != (n,):
             raise InvalidData(f"{n} queries, clusters {self.clusters.shape}: give each one")
-        if n == 0 or self.relevant.shape != self.costs.shape or lengths != {n}:
+        if n == 0 or self.relevant.shape != self.candidate_scores.shape or lengths != {n}:
             raise InvalidData(
-                f"costs {self.costs.shape}, relevant {self.relevant.shape}, totals "
+                f"costs {self.candidate_scores.shape}, relevant {self.relevant.shape}, totals "
                 f"{self.totals.shape}: needed are (n, depth), (n, depth) and (n,), n >= 1"
             )
         if self.relevant.dtype != np.bool_ or self.totals.dtype.kind not in "iu":
@@ -76,41 +76,46 @@ class Outcomes:
     @classmethod
     def of(
         cls,
-        adapter: SizeAdapter,
+        score_function: ScoreFunction,
         rankings: Rankings,
         relevant: NDArray[np.bool_],
         totals: NDArray[np.int64],
         clusters: NDArray[np.int64] | None = None,
     ) -> Outcomes:
-        """The outcomes of queries whose ranks an adapter prices, in the adapter's order."""
-        rankings, columns = adapter.ordered(rankings)
+        """The outcomes of queries whose ranks a score function prices, in the score function's
+        order.
+        """
+        rankings, columns = score_function.ordered(rankings)
         return cls(
-            adapter.costs(rankings),
+            score_function.candidate_scores(rankings),
             relevant if columns is None else take_columns(relevant, columns, False),
             totals,
             rankings.uncertainty,
-            adapter.doubt(rankings, size=1),
+            score_function.selection_score(rankings, size=1),
             clusters,
         )
 
     def __len__(self) -> int:
-        return len(self.costs)
+        return len(self.candidate_scores)
 
     def subset(self, rows: NDArray[Any]) -> Outcomes:
         """The outcomes of some queries."""
         return Outcomes(
-            self.costs[rows],
+            self.candidate_scores[rows],
             self.relevant[rows],
             self.totals[rows],
             self.uncertainty[rows],
-            self.doubt[rows],
+            self.selection_score[rows],
             None if self.clusters is None else self.clusters[rows],
         )
 
     def joined(self, others: Outcomes) -> Outcomes:
-        """These queries, then independent others, priced by the same adapter."""
+        """These queries, then independent others, priced by the same score function."""
         arrays, further = self.arrays(), others.arrays()
-        if self.costs.shape[1] != others.costs.shape[1] or "clusters" in {**arrays, **further}:
+        if self.candidate_scores.shape[1] != others.candidate_scores.shape[1] or "clusters" in {
+            **arrays,
+            **further,
+        }:
             raise InvalidData("queries searched to another depth, or in clusters, cannot be added")
         return Outcomes.from_arrays(
             {name: np.concatenate([values, further[name]]) for name, values in arrays.items()}
@@ -135,12 +140,12 @@ class Outcomes:
 
     @cached_property
     def scores(self) -> NDArray[np.float32]:
-        """(n,) the smallest kappa that serves each query."""
-        return price_of_rank(self.costs, self.ranks)
+        """(n,) the smallest threshold that serves each query."""
+        return score_at_rank(self.candidate_scores, self.ranks)
 
-    def unit_losses(self, risk: Risk, kappas: NDArray[Any]) -> NDArray[np.float64]:
+    def unit_losses(self, risk: Risk, thresholds: NDArray[Any]) -> NDArray[np.float64]:
         """(units, g) the loss of each query, or the mean loss of each cluster of queries."""
-        losses = self.losses(risk, kappas)
+        losses = self.losses(risk, thresholds)
         if self.clusters is None:
             return losses
         which, counts = self._clustering
@@ -148,8 +153,8 @@ class Outcomes:
         np.add.at(sums, which, losses)
         return sums / counts[:, None]
 
-    def losses(self, risk: Risk, kappas: NDArray[Any]) -> NDArray[np.float64]:
-        """(n, g) the loss of each query at each of g increasing kappas.
+    def losses(self, risk: Risk, thresholds: NDArray[Any]) -> NDArray[np.float64]:
+        """(n, g) the loss of each query at each of g increasing thresholds.
 
         - "miss": 1 if the set holds no true match, else 0.
         - "recall": the share of the gallery's true matches that the set lacks; 1 if the gallery
@@ -158,15 +163,17 @@ class Outcomes:
         """
         check_risk(risk)
         if risk == "miss":
-            return (self.scores[:, None] > kappas.astype(np.float32)).astype(np.float64)
-        hits = self._counts(kappas, self.relevant)
+            return (self.scores[:, None] > thresholds.astype(np.float32)).astype(np.float64)
+        hits = self._counts(thresholds, self.relevant)
         if risk == "recall":
             return 1 - hits / np.maximum(self.totals, 1)[:, None]
-        return 1 - hits / self._counts(kappas, np.isfinite(self.costs))
+        return 1 - hits / self._counts(thresholds, np.isfinite(self.candidate_scores))
 
     def steps(self, number: int) -> NDArray[np.float32]:
-        """At most `number` kappas, ascending: steps of the mean set size, finer for small sets."""
-        paid = np.sort(self.costs[np.isfinite(self.costs)])
+        """At most `number` thresholds, ascending: steps of the mean set size, finer for small
+        sets.
+        """
+        paid = np.sort(self.candidate_scores[np.isfinite(self.candidate_scores)])
         means = np.geomspace(1, max(1.0, len(paid) / len(self)), number)
         places = np.minimum((means * len(self)).astype(np.int64), len(paid)) - 1
         return np.unique(paid[places])
@@ -174,11 +181,11 @@ class Outcomes:
     def arrays(self) -> Mapping[str, NDArray[Any]]:
         """Everything as arrays to store."""
         arrays: dict[str, NDArray[Any]] = {
-            "costs": self.costs,
+            "candidate_scores": self.candidate_scores,
             "relevant": self.relevant.astype(np.uint8),
             "totals": self.totals,
             "uncertainty": self.uncertainty,
-            "doubt": self.doubt,
+            "selection_score": self.selection_score,
         }
         return arrays if self.clusters is None else arrays | {"clusters": self.clusters}
 
@@ -187,10 +194,12 @@ class Outcomes:
         """The outcomes of stored `arrays`."""
         return cls(**{**arrays, "relevant": arrays["relevant"].astype(bool)})
 
-    def _counts(self, kappas: NDArray[Any], counted: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """(n, g) how many counted ranks each kappa pays for."""
+    def _counts(self, thresholds: NDArray[Any], counted: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """(n, g) how many counted ranks each threshold pays for."""
         rows, _ = np.nonzero(counted)
-        enters = np.searchsorted(kappas.astype(np.float32), self.costs[counted], side="left")
-        width = len(kappas) + 1
+        enters = np.searchsorted(
+            thresholds.astype(np.float32), self.candidate_scores[counted], side="left"
+        )
+        width = len(thresholds) + 1
         counts = np.bincount(rows * width + enters, minlength=len(self) * width)
         return np.cumsum(counts.reshape(len(self), width)[:, :-1], axis=1)

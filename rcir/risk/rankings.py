@@ -27,8 +27,8 @@ class Rankings:
             product; -1 where there were no more.
         candidate_uncertainty: (n, depth) of the candidates.
         votes: (n, depth) how many of the first 30 candidates share a candidate's key.
-        probability: (n, depth) of a candidate to be a true match, as learned by a size adapter that
-            put the candidates into its own order.
+        probability: (n, depth) of a candidate to be a true match, as learned by a score function
+            that put the candidates into its own order.
 
     Raises:
         InvalidData: shapes differ, an uncertainty is NaN or infinite, or a query has no candidate.

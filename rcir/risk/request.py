@@ -98,8 +98,9 @@ class Decision:
     """The certificate of a request.
 
     Attributes:
-        kappa: ranks that cost at most this are in the set, up to `rcir.risk.adapters.TOLERANCE`.
-        threshold: queries of greater doubt are not answered; None if all are.
+        threshold: ranks that cost at most this are in the set, up to
+            `rcir.risk.score_functions.TOLERANCE`.
+        selection_threshold: queries of greater selection score are not answered; None if all are.
         bound: what the certificate rests on.
         risk_bound: the risk that is certified in fact, at most alpha; None for several.
         n_calibration: number of calibration queries it rests on.
@@ -107,8 +108,8 @@ class Decision:
         n_groups: number of the groups of which any mix may come; None of all as they are.
     """
 
-    kappa: float
-    threshold: float | None
+    threshold: float
+    selection_threshold: float | None
     bound: str
     risk_bound: float | None
     n_calibration: int

@@ -1,4 +1,4 @@
-"""A size adapter that ranks labels anew, by their learned probability of being the right one."""
+"""A score function that ranks labels anew, by their learned probability of being the right one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from rcir.errors import InvalidData
-from rcir.risk.adapters import SizeAdapter, State, check_split
 from rcir.risk.features import PROFILE, Features, linear
 from rcir.risk.hazard import FLOOR, prices
 from rcir.risk.rankings import Rankings, first_of_each_key
+from rcir.risk.score_functions import ScoreFunction, State, check_split
 
 MOST = 5000  # queries that the model is fitted on
 RIDGE = 1e-4
@@ -20,14 +20,14 @@ STEPS, TOLERABLE = 50, 1e-8
 CONSTANT = 1e-9  # spread of a feature, relative to its mean, that is rounding alone
 
 
-class Reranked(SizeAdapter):
+class Reranked(ScoreFunction):
     """Takes the likeliest label first, and prices each by one over its probability.
 
     For queries whose true matches all have one key. A conditional logit model (McFadden 1974) gives
     P(key | x), that a key among the candidates is the right one, or that none is, from what is
     known of its nearest candidate (`rcir.risk.features`). Sets that hold the keys of probability at
-    least 1 / kappa are the smallest on average at their risk ("least ambiguous sets", Sadinle et
-    al., JASA 2019, Theorem 1). Of a key only the nearest candidate can be the first match: the
+    least 1 / threshold are the smallest on average at their risk ("least ambiguous sets", Sadinle
+    et al., JASA 2019, Theorem 1). Of a key only the nearest candidate can be the first match: the
     others follow after all keys.
 
     Attributes:
@@ -41,8 +41,8 @@ class Reranked(SizeAdapter):
         >>> distances = np.tile([1.0, 1.1, 1.2], (400, 1))
         >>> sharp = rng.uniform(size=(400, 3)) + 2 * (np.arange(3) == 2)  # of candidates' variances
         >>> queries = Rankings(np.ones(400), 3, distances, keys, sharp)
-        >>> adapter = Reranked.fit(queries, np.where(rng.uniform(size=400) < 0.8, 3, 1))
-        >>> adapter.ordered(queries[:1])[1].tolist()  # the farthest is the right one, mostly
+        >>> score_function = Reranked.fit(queries, np.where(rng.uniform(size=400) < 0.8, 3, 1))
+        >>> score_function.ordered(queries[:1])[1].tolist()  # the farthest is the right one, mostly
         [[2, 0, 1]]
     """
 
@@ -108,14 +108,14 @@ class Reranked(SizeAdapter):
         spread[:, : probability.shape[1]] = probability
         return rankings.reordered(taken, spread), taken
 
-    def costs(self, rankings: Rankings) -> NDArray[np.float32]:
+    def candidate_scores(self, rankings: Rankings) -> NDArray[np.float32]:
         ordered, _ = self.ordered(rankings)
-        costs = prices(np.asarray(ordered.probability))
-        costs[:, 0] = 0  # the first candidate is in every set
-        costs[~ordered.there] = np.inf
-        return costs
+        candidate_scores = prices(np.asarray(ordered.probability))
+        candidate_scores[:, 0] = 0  # the first candidate is in every set
+        candidate_scores[~ordered.there] = np.inf
+        return candidate_scores
 
-    def doubt(self, rankings: Rankings, size: int) -> NDArray[np.float64]:
+    def selection_score(self, rankings: Rankings, size: int) -> NDArray[np.float64]:
         probability = np.asarray(self.ordered(rankings)[0].probability)
         return np.maximum(1 - probability[:, :size].sum(axis=1), 0.0)  # type: ignore[no-any-return]
 

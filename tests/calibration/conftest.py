@@ -15,7 +15,7 @@ def outcome(trained, tracking_uri, tmp_path_factory):
             CalibrationConfig(
                 str(trained.path),
                 str(output),
-                adapter="minmax",
+                score_function="minmax",
                 group="occluded",
                 depth=150,
                 alphas=(0.001, 0.2, 0.3),
@@ -26,7 +26,7 @@ def outcome(trained, tracking_uri, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def chosen(trained, tracking_uri, tmp_path_factory):
-    """The same run, calibrated as by default: the size adapter is chosen."""
+    """The same run, calibrated as by default: the score function is chosen."""
     output = tmp_path_factory.mktemp("chosen")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
@@ -46,5 +46,5 @@ def never_embedded(monkeypatch):
     def refuse(*_):
         pytest.fail("something was embedded")
 
-    monkeypatch.setattr("rcir.searcher.embed", refuse)
+    monkeypatch.setattr("rcir.retrieval.searcher.embed", refuse)
     monkeypatch.setattr("calibration.pipeline.Embedder.__call__", refuse)

@@ -18,7 +18,7 @@ from calibration.__main__ import main
 from rcir.data import DataConfig, load_splits
 from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidData
-from rcir.measured import TEST, Measured
+from rcir.runs.results import TEST, RunResults
 from training import train
 
 DELTA = 0.1
@@ -72,7 +72,7 @@ def people(images):
 
 
 def test_no_cluster_is_in_two_splits_and_training_stays_the_same(run, divided):
-    parts = [people(part) for part in (divided.adapter, divided.calibration, divided.test)]
+    parts = [people(part) for part in (divided.tuning, divided.calibration, divided.test)]
     assert sum(map(len, parts)) == len(set.union(*parts)) > 80
     plain = load_splits(run.data)
     for name in ("train", "validation", "gallery"):
@@ -85,7 +85,7 @@ def test_risks_are_means_over_people_of_what_the_retriever_answers(clustered, di
     loaded, test = rcir.load(clustered[0] / "retriever"), divided.test
     names = test.attributes["cluster"]
     refused, *certified = results["rows"]
-    assert refused["kappa"] is None
+    assert refused["threshold"] is None
     for row in certified:
         answers = loaded.retrieve(list(test.images), row["alpha"], DELTA)
         missed = np.array(
@@ -95,7 +95,7 @@ def test_risks_are_means_over_people_of_what_the_retriever_answers(clustered, di
         assert row["test_risk"] == pytest.approx(np.mean(shares))
         assert row["mean_size"] == pytest.approx(np.mean([answer.size for answer in answers]))
         assert (row["bound"], row["statement"]) == ("betting", "miss")
-        assert answers[0].guarantee.kappa == row["kappa"]
+        assert answers[0].guarantee.threshold == row["threshold"]
         assert str(answers[0].guarantee).startswith(
             "With probability at least 0.9, a true match is missing from at most "
             f"{row['alpha']:g} of the sets returned to queries of any further cluster like the "
@@ -136,7 +136,7 @@ def test_the_page_speaks_of_further_clusters_and_has_no_divisions(clustered, div
     sections = re.findall("<h2>(.*?)</h2>", page)
     assert "Risk and size" not in sections
     assert sections[:5] == [
-        *("Other statements", "Choice of the size adapter", "Whom it serves less", "Sizes"),
+        *("Other statements", "Choice of the score function", "Whom it serves less", "Sizes"),
         "Retrieval and uncertainty",
     ]
     _, table = said.split("<h2>Whom it serves less</h2>")
@@ -171,14 +171,14 @@ def test_an_evaluation_measures_the_same_again(clustered, tmp_path):
         for folder in (clustered[0], copy.parent / "evaluation")
     )
     for results in (first, second):
-        del results["seconds"], results["adapter_comparison"]
+        del results["seconds"], results["score_function_comparison"]
     assert second == first
 
 
 def test_their_sizes_are_not_compared_as_those_of_independent_queries(clustered, tmp_path, capsys):
     from rcir.cli import main as rcir_command
 
-    assert Measured.read(clustered[0] / TEST).parts == []
+    assert RunResults.read(clustered[0] / TEST).parts == []
     copies = [shutil.copytree(clustered[0], tmp_path / name) for name in ("one", "two")]
     rcir_command(["compare", *map(str, copies)])
     assert "no certified sizes on test queries: one, two" in capsys.readouterr().out
@@ -219,7 +219,7 @@ def test_a_retriever_that_was_extended_is_not_measured_on_what_may_have_extended
     own = rcir.load(outcome.folder)
     with pytest.warns(UserWarning, match="name them with cluster='cluster'"):
         own.extend(own.judge(outcome.splits.test))
-    folder = rcir.storage.save(own, tmp_path / "grown")
+    folder = rcir.retrieval.storage.save(own, tmp_path / "grown")
     with pytest.raises(
         InvalidData, match=r"calibration queries were added to .*: the test queries"
     ):

@@ -19,8 +19,8 @@ from calibration import CalibrationConfig, EvaluationConfig, calibrate, evaluate
 from calibration.pipeline import _outside
 from rcir.cli import main
 from rcir.data import DataConfig, ImageSet, load_splits
-from rcir.data.datasets import DATASETS, DataSet
 from rcir.data.division import Source
+from rcir.data.registry import DATASETS, DataSet
 from rcir.encoders import EncoderConfig
 from rcir.errors import (
     CorruptRetriever,
@@ -29,7 +29,7 @@ from rcir.errors import (
     InvalidData,
     StaleCalibration,
 )
-from rcir.storage import save
+from rcir.retrieval.storage import save
 from training import train
 
 LEVELS = ["--alphas", "0.001", "0.2", "0.3", "--delta", "0.05"]

@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 import rcir
 from rcir.data import load_splits
-from rcir.measured import Measured
+from rcir.runs.results import RunResults
 
 DEPTH, DELTA = 150, 0.05
 
@@ -22,7 +22,7 @@ def searched(outcome, trained):
     retriever = rcir.load(outcome.folder)
     splits = load_splits(trained.data)
     found = {}
-    for name in ("adapter", "calibration", "test"):
+    for name in ("tuning", "calibration", "test"):
         queries = getattr(splits, name)
         result = retriever.search(queries.images)
         ranks = np.full(len(queries), np.inf)
@@ -35,44 +35,47 @@ def searched(outcome, trained):
     return found
 
 
-def scale(uncertainty, adapter):
-    """The min-max scale that a fit on the uncertainties `adapter` gives."""
-    low, high = adapter.min(), adapter.max()
-    return np.clip((uncertainty - low) / (high - low), 1 / len(adapter), 1)
+def scale(uncertainty, score_function):
+    """The min-max scale that a fit on the uncertainties `score_function` gives."""
+    low, high = score_function.min(), score_function.max()
+    return np.clip((uncertainty - low) / (high - low), 1 / len(score_function), 1)
 
 
 def calibrated(ranks, scales, alpha):
-    """The smallest kappa that the exact binomial bound certifies, by trying all candidates."""
-    for kappa in np.unique((ranks - 1) / scales):
-        misses = np.sum((ranks - 1) / scales > kappa)
-        if np.isfinite(kappa) and binom.cdf(misses, len(ranks), alpha) <= DELTA:
-            return kappa
+    """The smallest threshold that the exact binomial bound certifies, by trying all candidates."""
+    for threshold in np.unique((ranks - 1) / scales):
+        misses = np.sum((ranks - 1) / scales > threshold)
+        if np.isfinite(threshold) and binom.cdf(misses, len(ranks), alpha) <= DELTA:
+            return threshold
     return None
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_every_row_follows_from_the_three_splits(outcome, searched, number):
-    """The adapter sees the adapter split alone, the controller the calibration split alone."""
+    """The score function sees the tuning split alone, the controller the calibration split
+    alone.
+    """
     row = outcome.evaluation.rows[number]
-    adapter = searched["adapter"][0]
+    score_function = searched["score_function"][0]
     uncertainty, ranks = searched["calibration"]
-    kappa = calibrated(ranks, scale(uncertainty, adapter), row.alpha)
+    threshold = calibrated(ranks, scale(uncertainty, score_function), row.alpha)
     constant = calibrated(ranks, np.ones(len(ranks)), row.alpha)
     if row.alpha == 0.001:
-        assert (kappa, constant) == (None, None)
-        assert (row.kappa, row.test_risk, row.mean_size, row.constant_size) == (None,) * 4
+        assert (threshold, constant) == (None, None)
+        assert (row.threshold, row.test_risk, row.mean_size, row.constant_size) == (None,) * 4
         assert row.answered is None
         return
-    assert row.kappa == pytest.approx(kappa, rel=1e-6)  # stored in single precision
+    assert row.threshold == pytest.approx(threshold, rel=1e-6)  # stored in single precision
     uncertainty, ranks = searched["test"]
-    # Kappa pays for K images if it is at least the kappa that asks for them, but for a thousandth.
-    paid = np.arange(DEPTH) / scale(uncertainty, adapter)[:, None] <= kappa * (1 + 1e-3)
+    # Threshold pays for K images if it is at least the threshold that asks for them, but for a
+    # thousandth.
+    paid = np.arange(DEPTH) / scale(uncertainty, score_function)[:, None] <= threshold * (1 + 1e-3)
     sizes = paid.sum(axis=1)
     assert row.test_risk == np.mean(ranks > sizes)
     assert row.mean_size == pytest.approx(sizes.mean())
     assert (row.statement, row.answered) == ("miss", 1)
     assert row.constant_size == 1 + constant
-    assert (row.delta, row.adapter, row.bound) == (DELTA, "minmax", "binomial")
+    assert (row.delta, row.score_function, row.bound) == (DELTA, "minmax", "binomial")
 
 
 def test_recall_and_aurocs_are_those_of_the_test_split(outcome, searched, trained):
@@ -88,10 +91,10 @@ def test_recall_and_aurocs_are_those_of_the_test_split(outcome, searched, traine
     assert (evaluation.n_calibration, evaluation.n_test) == (300, 300)
 
 
-def test_reliability_is_scaled_by_the_adapter_split(outcome, searched):
+def test_reliability_is_scaled_by_the_tuning_split(outcome, searched):
     uncertainty, ranks = searched["test"]
-    adapter = searched["adapter"][0]
-    sure = 1 - np.clip((uncertainty - adapter.min()) / np.ptp(adapter), 0, 1)
+    score_function = searched["score_function"][0]
+    sure = 1 - np.clip((uncertainty - score_function.min()) / np.ptp(score_function), 0, 1)
     bins = np.minimum((sure * 10).astype(int), 9)
     np.testing.assert_array_equal(
         outcome.evaluation.quality.reliability.count, np.bincount(bins, minlength=10)
@@ -138,7 +141,7 @@ def test_other_statements_follow_from_the_answers_that_the_retriever_gives(outco
         for alpha in (0.001, 0.2, 0.3):
             row = next(rows)
             assert (row.statement, row.alpha, row.delta) == (statement, alpha, DELTA)
-            if row.kappa is None:
+            if row.threshold is None:
                 with pytest.raises(rcir.RiskUnattainable):
                     loaded.retrieve(test.images[0], alpha, DELTA, **options)
                 assert (row.test_risk, row.mean_size, row.answered) == (None, None, None)
@@ -160,7 +163,7 @@ def test_other_statements_follow_from_the_answers_that_the_retriever_gives(outco
             assert row.answered == pytest.approx(len(sizes) / len(chosen))
             assert row.test_risk == pytest.approx(np.mean(losses))
             assert row.mean_size == pytest.approx(np.mean(sizes))
-            assert row.kappa == answers[0].guarantee.kappa
+            assert row.threshold == answers[0].guarantee.threshold
             assert row.bound == answers[0].guarantee.bound
     assert next(rows, None) is None
     assert certified >= {"miss, distinct labels", "miss, whatever alpha", "miss, group False"}
@@ -168,17 +171,17 @@ def test_other_statements_follow_from_the_answers_that_the_retriever_gives(outco
 
 
 def test_what_others_are_compared_with_follows_from_the_splits(outcome, searched, trained):
-    found = Measured.read(outcome.folder.parent / "test.safetensors")
+    found = RunResults.read(outcome.folder.parent / "test.safetensors")
     splits = load_splits(trained.data)
     names = [*splits.calibration.ids, *splits.test.ids]
     assert found.queries == hashlib.sha256(json.dumps(names).encode()).hexdigest()
-    assert (found.on, found.adapter) == ("test", "minmax")
-    adapter = searched["adapter"][0]
+    assert (found.on, found.score_function) == ("test", "minmax")
+    score_function = searched["score_function"][0]
     uncertainty, ranks = searched["calibration"]
     (part,) = found.parts
-    assert part.scores == pytest.approx((ranks - 1) / scale(uncertainty, adapter), rel=1e-6)
-    prices = np.arange(DEPTH) / scale(searched["test"][0], adapter)[:, None]
-    assert part.costs == pytest.approx(prices, rel=1e-6)
+    assert part.scores == pytest.approx((ranks - 1) / scale(uncertainty, score_function), rel=1e-6)
+    prices = np.arange(DEPTH) / scale(searched["test"][0], score_function)[:, None]
+    assert part.candidate_scores == pytest.approx(prices, rel=1e-6)
     for row in outcome.evaluation.rows[1:]:
         assert part.sizes(row.alpha, DELTA).mean() == pytest.approx(row.mean_size)
     logged = outcome.evaluation.metrics()
@@ -196,16 +199,18 @@ def test_what_a_group_needs_follows_from_its_calibration_queries_alone(outcome, 
         if not row.statement.startswith("miss, group"):
             continue
         rows = occluded == (row.statement == "miss, group True")
-        kappa = calibrated(ranks[rows], scale(uncertainty, searched["adapter"][0])[rows], row.alpha)
+        threshold = calibrated(
+            ranks[rows], scale(uncertainty, searched["score_function"][0])[rows], row.alpha
+        )
         constant = calibrated(ranks[rows], np.ones(rows.sum()), row.alpha)
-        assert row.kappa == (None if kappa is None else pytest.approx(kappa, rel=1e-6))
+        assert row.threshold == (None if threshold is None else pytest.approx(threshold, rel=1e-6))
         assert row.constant_size == (None if constant is None else 1 + constant)
 
 
 def test_what_distinct_labels_need_follows_from_the_labels_found(outcome, trained):
     """The rank of the right label among the labels found, counted one by one."""
     retriever, splits = rcir.load(outcome.folder), load_splits(trained.data)
-    adapter = retriever.search(splits.adapter.images).uncertainty
+    tuning = retriever.search(splits.tuning.images).uncertainty
     found = retriever.search(splits.calibration.images)
     ranks = np.full(300, np.inf)
     for i, label in enumerate(splits.calibration.labels):
@@ -213,17 +218,17 @@ def test_what_distinct_labels_need_follows_from_the_labels_found(outcome, traine
         if label in seen:
             ranks[i] = 1 + seen.index(label)
     (none, *rows) = outcome.evaluation.others[:3]
-    assert none.kappa is None
+    assert none.threshold is None
     for row in rows:
-        kappa = calibrated(ranks, scale(found.uncertainty, adapter), row.alpha)
-        assert row.kappa == pytest.approx(kappa, rel=1e-6)
+        threshold = calibrated(ranks, scale(found.uncertainty, tuning), row.alpha)
+        assert row.threshold == pytest.approx(threshold, rel=1e-6)
         assert row.constant_size <= 1 + calibrated(ranks, np.ones(300), row.alpha)
 
 
 def test_metrics_for_tracking_have_a_flat_name_for_every_statement(outcome):
     metrics = outcome.evaluation.metrics()
     rows = outcome.evaluation.rows
-    assert metrics["test/alpha-0.2/kappa"] == rows[1].kappa
+    assert metrics["test/alpha-0.2/threshold"] == rows[1].threshold
     assert metrics["test/alpha-0.2/answered"] == 1
     for row in outcome.evaluation.others:
         slug = row.statement.replace(", ", "-").replace(" ", "-")
@@ -272,7 +277,7 @@ def test_results_json_has_these_keys_and_the_same_numbers(outcome):
     assert list(by_delta) == ["0.001", "0.01", "0.05", "0.1", "0.2", "0.5"]
     assert by_delta == evaluation.repeats.summary_of_deltas()
     assert results == {
-        "adapter_comparison": {},
+        "score_function_comparison": {},
         "dataset": "digits",
         "encoder": "btl",
         "n_calibration": 300,
@@ -284,8 +289,17 @@ def test_results_json_has_these_keys_and_the_same_numbers(outcome):
         "quality": evaluation.quality.numbers,
     }
     assert results["quality"]["recall_at_1"] == np.mean(outcome.test.ranks == 1)
-    keys = ("statement", "alpha", "delta", "adapter", "bound", "kappa", "test_risk", "mean_size")
+    keys = (
+        "statement",
+        "alpha",
+        "delta",
+        "score_function",
+        "bound",
+        "threshold",
+        "test_risk",
+        "mean_size",
+    )
     keys = (*keys, "constant_size", "answered")
     assert others == [{key: getattr(row, key) for key in keys} for row in evaluation.others]
     assert rows == [{key: getattr(row, key) for key in keys} for row in evaluation.rows]
-    assert rows[0]["kappa"] is None
+    assert rows[0]["threshold"] is None

@@ -1,4 +1,4 @@
-"""Other adapters, bounds and encoders; requests that cannot be met; what is refused."""
+"""Other score functions, bounds and encoders; requests that cannot be met; what is refused."""
 
 import json
 import re
@@ -26,29 +26,30 @@ def calibrated(run, output="output", **options):
 
 @pytest.mark.usefixtures("undrawn")
 def test_constant_sizes_are_the_same_for_all_and_equal_the_one_to_beat(trained):
-    outcome = calibrated(trained, adapter="constant", alphas=(0.2, 0.3))
+    outcome = calibrated(trained, score_function="constant", alphas=(0.2, 0.3))
     others = outcome.evaluation.others
-    assert {row.adapter for row in others} == {"constant"}
+    assert {row.score_function for row in others} == {"constant"}
     for row in (*outcome.evaluation.rows, *(row for row in others if row.constant_size)):
         if row.statement == "miss":
-            assert row.mean_size == row.constant_size == row.kappa + 1
+            assert row.mean_size == row.constant_size == row.threshold + 1
         assert row.mean_size == pytest.approx(row.constant_size)
-        assert row.adapter == "constant"
+        assert row.score_function == "constant"
     answers = rcir.load(outcome.folder).retrieve(list(outcome.splits.test.images[:9]), 0.3, 0.1)
     assert len({answer.size for answer in answers}) == 1
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_quantile_sizes_depend_on_the_order_of_uncertainties_alone(trained):
-    outcome = calibrated(trained, adapter="quantile", alphas=(0.3,))
+    outcome = calibrated(trained, score_function="quantile", alphas=(0.3,))
     retriever = outcome.retriever
-    sample = np.sort(retriever.search(outcome.splits.adapter.images).uncertainty)
+    sample = np.sort(retriever.search(outcome.splits.tuning.images).uncertainty)
     (row,) = outcome.evaluation.rows
     # Whatever rounding does to the uncertainty of a picture: a thousandth.
     below = [np.sum(sample <= 1.001 * value) for value in outcome.test.found.uncertainty]
     share = np.maximum(below, 1) / 300
-    # Kappa pays for K images if it is at least the kappa that asks for them, but for a thousandth.
-    expected = (np.arange(200) / share[:, None] <= row.kappa * (1 + 1e-3)).sum(axis=1)
+    # Threshold pays for K images if it is at least the threshold that asks for them, but for a
+    # thousandth.
+    expected = (np.arange(200) / share[:, None] <= row.threshold * (1 + 1e-3)).sum(axis=1)
     assert row.mean_size == pytest.approx(expected.mean())
 
 
@@ -58,15 +59,18 @@ def test_hoeffding_allows_fewer_misses_than_the_exact_bound(trained):
         calibrated(trained, bound=bound, alphas=(0.3,)).evaluation.rows[0]
         for bound in ("binomial", "hoeffding")
     ]
-    assert rows[1].kappa > rows[0].kappa
+    assert rows[1].threshold > rows[0].threshold
     assert [row.bound for row in rows] == ["binomial", "hoeffding"]
     loaded = rcir.load("output/retriever")
     assert loaded.controllers[None].bound == "hoeffding"
 
 
-def test_group_and_adapter_are_named_on_the_command_line(trained, capsys):
+def test_group_and_score_function_are_named_on_the_command_line(trained, capsys):
     command = ["--run", str(trained.path), "--output", "grouped", "--alphas", "[0.3]"]
-    assert main([*command, "--group", "occluded", "--adapter", "learned", "--delta", "0.2"]) == 0
+    assert (
+        main([*command, "--group", "occluded", "--score_function", "learned", "--delta", "0.2"])
+        == 0
+    )
     printed = re.sub(r"[^\w.,-]+", " ", capsys.readouterr().out)
     assert "learned sizes, binomial bound, 300 calibration queries" in printed
     assert "miss, group False 0.3 " in printed
@@ -77,13 +81,15 @@ def test_group_and_adapter_are_named_on_the_command_line(trained, capsys):
     loaded = rcir.load("grouped/retriever")
     for group in ("True", "False"):
         guarantee = loaded.retrieve(splits.test.images[0], 0.3, 0.2, group=group).guarantee
-        assert (guarantee.group, guarantee.adapter) == (group, "learned")
+        assert (guarantee.group, guarantee.score_function) == (group, "learned")
         assert guarantee.n_calibration == np.sum(occluded == (group == "True"))
     rows = json.loads(Path("grouped/results.json").read_text())["others"]
     # Who is the first match says nothing of the others: these risks have a score of their own.
     own = {"recall", "false discovery"}
-    assert {row["adapter"] for row in rows if row["statement"] not in own} == {"learned"}
-    assert {row["adapter"] for row in rows if row["statement"] in own} == {"match-probability"}
+    assert {row["score_function"] for row in rows if row["statement"] not in own} == {"learned"}
+    assert {row["score_function"] for row in rows if row["statement"] in own} == {
+        "match-probability"
+    }
     assert [row["statement"] for row in rows[-3:]] == [
         *("miss, group False", "miss, group True", "miss, any mix of groups")
     ]
@@ -93,12 +99,12 @@ def test_group_and_adapter_are_named_on_the_command_line(trained, capsys):
     ("options", "status", "said"),
     [
         (["--group", "camera"], 1, "no attribute 'camera'; they have occluded"),
-        (["--adapter", "best"], 2, "adapter"),
+        (["--score_function", "best"], 2, "score_function"),
         (["--bound", "chernoff"], 2, "bound"),
     ],
     ids=str,
 )
-def test_groups_adapters_and_bounds_that_do_not_exist_are_named(
+def test_groups_score_functions_and_bounds_that_do_not_exist_are_named(
     trained, capsys, options, status, said
 ):
     with pytest.raises(SystemExit) as stop:
@@ -125,7 +131,7 @@ def test_queries_in_clusters_are_warned_of(trained, capsys, monkeypatch):
     assert capsys.readouterr().err.startswith(said)
 
 
-def test_by_default_the_adapter_with_the_smallest_sets_is_taken(chosen):
+def test_by_default_the_score_function_with_the_smallest_sets_is_taken(chosen):
     """Smallest on average over the levels, in ratio to equal sizes, and never above them."""
     evaluation = chosen.evaluation
     constant = evaluation.comparison["constant"]
@@ -136,21 +142,21 @@ def test_by_default_the_adapter_with_the_smallest_sets_is_taken(chosen):
     }
     allowed = {name: np.prod(each) for name, each in ratios.items() if each.max() <= 1}
     taken = min(allowed, key=allowed.get)
-    assert {row.adapter for row in evaluation.rows} == {taken}
-    assert rcir.load(chosen.folder).controllers[None].adapter.name == taken
+    assert {row.score_function for row in evaluation.rows} == {taken}
+    assert rcir.load(chosen.folder).controllers[None].score_function.name == taken
     results = json.loads((chosen.folder.parent / "results.json").read_text())
-    assert results["adapter_comparison"] == {
+    assert results["score_function_comparison"] == {
         name: {str(alpha): size for alpha, size in sizes.items()}
         for name, sizes in evaluation.comparison.items()
     }
 
 
 @pytest.mark.parametrize("name", ["constant", "minmax", "quantile"])
-def test_what_adapters_are_compared_by_is_cross_fitted_on_the_adapter_split(chosen, name):
+def test_what_score_functions_are_compared_by_is_cross_fitted_on_the_tuning_split(chosen, name):
     """Every fifth query is sized by what the others say; the calibration queries have no part."""
     splits = chosen.splits
-    found = chosen.retriever.search(splits.adapter.images)
-    relevant = splits.gallery.labels[found.positions] == splits.adapter.labels[:, None]
+    found = chosen.retriever.search(splits.tuning.images)
+    relevant = splits.gallery.labels[found.positions] == splits.tuning.labels[:, None]
     ranks = np.where(relevant.any(1), relevant.argmax(1) + 1.0, np.inf)
     scale = np.ones(300)
     for fold in range(5):
@@ -162,12 +168,12 @@ def test_what_adapters_are_compared_by_is_cross_fitted_on_the_adapter_split(chos
             scale[inside] = [max(1, np.sum(others <= 1.001 * value)) / 240 for value in own]
     prices = (ranks - 1) / scale
     for alpha, size in chosen.evaluation.comparison[name].items():
-        kappa = next(
-            kappa
-            for kappa in np.unique(prices)
-            if binom.cdf(np.sum(prices > kappa), 300, alpha) <= 0.1
+        threshold = next(
+            threshold
+            for threshold in np.unique(prices)
+            if binom.cdf(np.sum(prices > threshold), 300, alpha) <= 0.1
         )
-        paid = np.arange(200) / scale[:, None] <= kappa * (1 + 1e-3)
+        paid = np.arange(200) / scale[:, None] <= threshold * (1 + 1e-3)
         assert size == pytest.approx(paid.sum(axis=1).mean())
 
 
@@ -179,15 +185,15 @@ def test_an_encoder_without_uncertainty_calibrates_by_its_nearest_distance(tiny)
     nearest = gallery.search(query).distances[0, 0]
     answer = rcir.load(outcome.folder).retrieve(query[0], 0.4, 0.1)
     assert answer.uncertainty == pytest.approx(nearest**2 / 2, rel=1e-4)
-    assert outcome.evaluation.rows[0].kappa is not None
+    assert outcome.evaluation.rows[0].threshold is not None
     assert 0 < outcome.evaluation.quality.numbers["auroc_miss"] < 1
 
 
 def test_a_report_of_nothing_certified_is_still_a_report(trained):
     outcome = calibrated(trained, alphas=(0.001, 0.002))
-    assert all(row.kappa is None for row in outcome.evaluation.rows)
+    assert all(row.threshold is None for row in outcome.evaluation.rows)
     page = outcome.report.read_text()
-    assert all(row.kappa is None for row in outcome.evaluation.others)
+    assert all(row.threshold is None for row in outcome.evaluation.others)
     # Two levels of the miss risk, and of five other statements.
     assert page.count('class="no"') == 2 + 2 * 5
     assert "With probability at least" not in page
@@ -198,14 +204,14 @@ def test_a_report_of_nothing_certified_is_still_a_report(trained):
     with pytest.raises(rcir.RiskUnattainable):
         rcir.load(outcome.folder).retrieve(outcome.splits.test.images[0], 0.001, 0.1)
     rows = json.loads((outcome.report.parent / "results.json").read_text())["rows"]
-    assert {row["kappa"] for row in rows} == {None}
+    assert {row["threshold"] for row in rows} == {None}
 
 
 def test_a_shallow_search_leaves_queries_unmatched_and_says_so(trained):
     outcome = calibrated(trained, depth=3, alphas=(0.1,))
     unmatched = np.isinf(outcome.test.ranks).sum()
     assert outcome.evaluation.beyond_depth == unmatched > 30
-    assert outcome.evaluation.rows[0].kappa is None
+    assert outcome.evaluation.rows[0].threshold is None
     assert f"{unmatched} test queries have no true match" in outcome.report.read_text()
 
 
@@ -215,7 +221,7 @@ def test_the_mlflow_run_gets_retriever_report_and_numbers(trained, tracking_uri)
     metrics = client.get_run(trained.mlflow_run).data.metrics
     (row,) = outcome.evaluation.rows
     assert metrics["test/recall_at_1"] == outcome.evaluation.quality.numbers["recall_at_1"]
-    assert metrics["test/alpha-0.2/kappa"] == row.kappa
+    assert metrics["test/alpha-0.2/threshold"] == row.threshold
     assert metrics["test/alpha-0.2/mean_size"] == row.mean_size
     figures = {item.path for item in client.list_artifacts(trained.mlflow_run, "figures")}
     assert {f"figures/{name}.svg" for name in ("risk", "size", "sizes", "reliability")} <= figures
@@ -263,10 +269,10 @@ def test_a_place_that_holds_something_else_is_left_alone(trained, tmp_path):
 
 @pytest.mark.usefixtures("undrawn")
 def test_an_earlier_retriever_is_replaced_as_a_whole(trained):
-    first = calibrated(trained, adapter="quantile", alphas=(0.3,))
-    second = calibrated(trained, adapter="constant", alphas=(0.3,))
+    first = calibrated(trained, score_function="quantile", alphas=(0.3,))
+    second = calibrated(trained, score_function="constant", alphas=(0.3,))
     assert first.folder == second.folder
-    assert rcir.load(second.folder).controllers[None].adapter.name == "constant"
+    assert rcir.load(second.folder).controllers[None].score_function.name == "constant"
     assert {path.name for path in second.folder.parent.iterdir()} == {
         *("retriever", "report.html", "results.json", "test.safetensors")
     }
@@ -289,7 +295,7 @@ def test_an_interrupted_calibration_embeds_what_is_missing(trained, monkeypatch,
         patch.setattr(embedder, "embed_block", interrupted)
         with pytest.raises(KeyboardInterrupt):
             calibrated(trained, alphas=(0.3,))
-    # Three blocks of the gallery, three of the adapter split, one of the calibration split.
+    # Three blocks of the gallery, three of the tuning split, one of the calibration split.
     assert [path.name for path in output.iterdir()] == ["embeddings"]
     assert len(list((output / "embeddings").iterdir())) == 7
     rest = []
@@ -305,7 +311,7 @@ def test_an_interrupted_calibration_embeds_what_is_missing(trained, monkeypatch,
     shown = re.sub(r"  [\d.]+ s$", "", capsys.readouterr().out, flags=re.MULTILINE)
     assert shown.splitlines() == [
         "gallery: 300 images embedded (300 of them before)",
-        "adapter queries: 300 images embedded (300 of them before)",
+        "tuning queries: 300 images embedded (300 of them before)",
         "calibration queries: 300 images embedded (100 of them before)",
         "test queries: 300 images embedded",
     ]

@@ -20,7 +20,7 @@ from rcir.data.relevance import SharedLabel, WithinRadius
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.encoders.batches import draw
 from rcir.metrics import sample_pairs
-from rcir.retriever import Retriever
+from rcir.retrieval.retriever import Retriever
 
 KS = (1, 5, 10)
 OUTSIDE = np.random.default_rng(5).gamma(2.0, 0.05, 70)
@@ -30,8 +30,8 @@ def built(splits, encoder, of, depth=40):
     """A retriever of the splits as `of` changes them, the queries it judged, and both sets."""
     gallery, test = of(splits.gallery), of(splits.calibration)
     retriever = Retriever.build(encoder, Preprocessing(), gallery, depth)
-    parts = [retriever.judge(of(part)) for part in (splits.adapter, splits.test)]
-    retriever.calibrate(*parts, adapter="minmax")
+    parts = [retriever.judge(of(part)) for part in (splits.tuning, splits.test)]
+    retriever.calibrate(*parts, score_function="minmax")
     return retriever, retriever.judge(test), test, gallery
 
 
@@ -68,7 +68,9 @@ def differ_by_one(one, other):
 @pytest.fixture(scope="module")
 def cases(splits, outcome):
     """By name: retriever, test queries judged, their images, the gallery's, what matches."""
-    dropout = build_encoder(EncoderConfig("mc-dropout", dim=16, passes=3), 1, (8, 16)).eval()
+    dropout = build_encoder(
+        EncoderConfig("mc-dropout", dim=16, options={"passes": 3}), 1, (8, 16)
+    ).eval()
     plain = build_encoder(EncoderConfig("deterministic", dim=8), 1, (8, 16)).eval()
 
     def lacking(images):
@@ -440,8 +442,8 @@ def test_whole_rankings_are_of_as_many_queries_as_are_said(cases, cross, monkeyp
     assert quality.numbers["pearson_average_precision"] == pytest.approx(expected)
 
 
-def test_uncertainties_beyond_those_of_the_adapter_split_are_counted(cases):
-    """A quarter of the queries is given an uncertainty that the adapter split never had."""
+def test_uncertainties_beyond_those_of_the_tuning_split_are_counted(cases):
+    """A quarter of the queries is given an uncertainty that the tuning split never had."""
     retriever, test, images, *_ = cases["plain"]
     tuning = retriever.controllers[None].tuning.uncertainty
     uncertainty = np.full(400, np.median(tuning))

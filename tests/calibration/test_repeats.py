@@ -8,8 +8,8 @@ import pytest
 
 from calibration import repeats
 from calibration.repeats import repeat
-from rcir.candidates import Candidates, Judged
 from rcir.errors import RiskUnattainable
+from rcir.retrieval.results import Candidates, Judged
 from rcir.risk import Constant, MinMax, MissController, Quantile, Rankings, RiskController
 
 ALPHAS, DELTA = (0.001, 0.2, 0.3), 0.05
@@ -31,11 +31,11 @@ def judged(rng, n, depth=12):
     return Judged(found, relevant, np.ones(n, np.int64))
 
 
-def synthetic(n_calibration, n_test, adapter=MinMax, bound="binomial"):
+def synthetic(n_calibration, n_test, score_function=MinMax, bound="binomial"):
     """What `repeat` is given, of queries without an encoder."""
     rng = np.random.default_rng(3)
     parts = [judged(rng, n) for n in (200, n_calibration, n_test)]
-    fitted = adapter.fit(parts[0].found.rankings, parts[0].ranks)
+    fitted = score_function.fit(parts[0].found.rankings, parts[0].ranks)
     controller = RiskController(fitted, parts[0].outcomes(fitted), parts[1].outcomes(fitted), bound)
     return SimpleNamespace(controllers={None: controller}), *parts
 
@@ -44,7 +44,7 @@ def synthetic(n_calibration, n_test, adapter=MinMax, bound="binomial"):
 def given(outcome):
     """The same of the calibrated tiny run."""
     retriever, splits = outcome.retriever, outcome.splits
-    parts = (retriever.judge(part) for part in (splits.adapter, splits.calibration, splits.test))
+    parts = (retriever.judge(part) for part in (splits.tuning, splits.calibration, splits.test))
     return retriever, *parts
 
 
@@ -72,10 +72,10 @@ def pool(calibration, test, near=False):
     return Rankings(uncertainty, distances.shape[1], distances), ranks
 
 
-def adapters(retriever, adapter_split):
-    own = retriever.controllers[None].adapter
-    near = adapter_split.found.distances[:, 0].astype(float) ** 2 / 2
-    nearest = MinMax.fit(Rankings(near, adapter_split.found.rankings.depth), adapter_split.ranks)
+def score_functions(retriever, tuning):
+    own = retriever.controllers[None].score_function
+    near = tuning.found.distances[:, 0].astype(float) ** 2 / 2
+    nearest = MinMax.fit(Rankings(near, tuning.found.rankings.depth), tuning.ranks)
     return {own.name: own, "constant": Constant(), "1 - cosine": nearest}
 
 
@@ -92,15 +92,15 @@ def assert_measured(rule, place, sizes, ranks):
 @pytest.mark.parametrize("name", ["minmax", "constant", "1 - cosine"])
 def test_a_division_is_calibrated_and_measured_as_the_library_would(given, found, divisions, name):
     retriever, *parts = given
-    adapter = adapters(retriever, parts[0])[name]
+    score_function = score_functions(retriever, parts[0])[name]
     rankings, ranks = pool(*parts[1:], near=name == "1 - cosine")
     known = set()
     for row in (0, 7, 19):
         first, second = divisions[row]
-        controller = MissController.calibrate(adapter, rankings[first], ranks[first])
+        controller = MissController.calibrate(score_function, rankings[first], ranks[first])
         for column, alpha in enumerate(found.alphas.tolist()):
             try:
-                sizes = controller.sizes(rankings[second], controller.kappa(alpha, DELTA))
+                sizes = controller.sizes(rankings[second], controller.threshold(alpha, DELTA))
             except RiskUnattainable:
                 sizes = None
             known.add(sizes is None)
@@ -112,33 +112,33 @@ def test_without_control_the_smallest_sizes_that_were_good_enough_are_taken(
     given, found, divisions
 ):
     retriever, *parts = given
-    adapter = retriever.controllers[None].adapter
+    score_function = retriever.controllers[None].score_function
     rankings, ranks = pool(*parts[1:])
     for row in (0, 19):
         first, second = divisions[row]
-        scores = adapter.scores(rankings[first], ranks[first])
+        scores = score_function.scores(rankings[first], ranks[first])
         for column, alpha in enumerate(found.alphas.tolist()):
             good = [
-                kappa
-                for kappa in np.unique(scores[np.isfinite(scores)])
-                if np.sum(scores > kappa) <= round(alpha * 1000) * len(first) / 1000
+                threshold
+                for threshold in np.unique(scores[np.isfinite(scores)])
+                if np.sum(scores > threshold) <= round(alpha * 1000) * len(first) / 1000
             ]
-            sizes = adapter.sizes(rankings[second], min(good)) if good else None
+            sizes = score_function.sizes(rankings[second], min(good)) if good else None
             assert_measured(found.rules["uncontrolled"], (row, column), sizes, ranks[second])
 
 
 @pytest.mark.parametrize("bound", ["binomial", "hoeffding"])
-def test_another_bound_and_adapter_are_those_of_the_retriever(bound):
+def test_another_bound_and_score_function_are_those_of_the_retriever(bound):
     retriever, *parts = synthetic(250, 100, Quantile, bound)
     found = repeat(retriever, *parts, (0.1,), 0.2)
     assert list(found.rules) == ["quantile", "constant", "1 - cosine", "uncontrolled"]
     first, second = np.split(np.random.default_rng(0).permutation(350), [250])
     rankings, ranks = pool(*parts[1:])
-    adapter = retriever.controllers[None].adapter
-    controller = MissController.calibrate(adapter, rankings[first], ranks[first], bound)
+    score_function = retriever.controllers[None].score_function
+    controller = MissController.calibrate(score_function, rankings[first], ranks[first], bound)
     for column, alpha in enumerate(found.alphas):
         try:
-            sizes = controller.sizes(rankings[second], controller.kappa(alpha, 0.2))
+            sizes = controller.sizes(rankings[second], controller.threshold(alpha, 0.2))
         except RiskUnattainable:
             sizes = None
         assert_measured(found.rules["quantile"], (0, column), sizes, ranks[second])
@@ -150,10 +150,10 @@ def test_the_sweep_of_deltas_is_at_the_level_nearest_to_a_tenth():
     assert found.alpha == 0.12
     first, second = np.split(np.random.default_rng(0).permutation(700), [400])
     rankings, ranks = pool(*parts[1:])
-    adapter = retriever.controllers[None].adapter
-    controller = MissController.calibrate(adapter, rankings[first], ranks[first])
+    score_function = retriever.controllers[None].score_function
+    controller = MissController.calibrate(score_function, rankings[first], ranks[first])
     for column, delta in enumerate(found.deltas):
-        sizes = controller.sizes(rankings[second], controller.kappa(0.12, delta))
+        sizes = controller.sizes(rankings[second], controller.threshold(0.12, delta))
         assert_measured(found.by_delta, (0, column), sizes, ranks[second])
     means = found.by_delta.mean.mean(axis=0)
     assert means[0] > means[-1] * 1.05, "a smaller delta needs larger sets"
@@ -165,13 +165,13 @@ def test_as_many_misses_as_alpha_allows_are_taken_without_control(monkeypatch):
     retriever, *parts = synthetic(100, 100)
     found = repeat(retriever, *parts, (0.29,), 0.1).rules["uncontrolled"]
     rng = np.random.default_rng(0)
-    adapter = retriever.controllers[None].adapter
+    score_function = retriever.controllers[None].score_function
     rankings, ranks = pool(*parts[1:])
     for row in range(20):
         first, second = np.split(rng.permutation(200), [100])
-        scores = np.sort(adapter.scores(rankings[first], ranks[first]))
+        scores = np.sort(score_function.scores(rankings[first], ranks[first]))
         for column, misses in enumerate((29, 57, 58)):
-            sizes = adapter.sizes(rankings[second], float(scores[-1 - misses]))
+            sizes = score_function.sizes(rankings[second], float(scores[-1 - misses]))
             assert_measured(found, (row, column), sizes, ranks[second])
 
 

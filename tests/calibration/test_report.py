@@ -147,17 +147,19 @@ def test_the_table_states_what_was_measured(outcome, page):
         assert float(cells[2]) == pytest.approx(row.test_risk, abs=5e-5)
         assert float(cells[3]) == pytest.approx(row.mean_size, abs=5e-3)
         assert int(cells[4]) == row.constant_size
-        assert float(cells[5]) == pytest.approx(row.kappa, rel=1e-3)
+        assert float(cells[5]) == pytest.approx(row.threshold, rel=1e-3)
 
 
 def test_a_second_table_states_what_else_was_measured(outcome, page):
     _, rows, *_ = page.tables
-    assert not any(cells[0][:1] == ["adapter"] for cells in page.tables)  # minmax was asked for
+    assert not any(
+        cells[0][:1] == ["score_function"] for cells in page.tables
+    )  # minmax was asked for
     assert rows[0][0] == "risk"
     assert rows[0][-1] == "answered"
     for cells, row in zip(rows[1:], outcome.evaluation.others, strict=True):
         assert cells[:2] == [row.statement, f"{row.alpha:g}"]
-        if row.kappa is None:
+        if row.threshold is None:
             assert cells[2:5] == ["no", "", ""]
             assert cells[6] == ""
             continue
@@ -171,19 +173,19 @@ def test_a_second_table_states_what_else_was_measured(outcome, page):
             assert float(cells[5]) == pytest.approx(row.constant_size, rel=1e-3)
 
 
-def test_a_third_table_states_what_the_adapter_was_chosen_by(chosen):
+def test_a_third_table_states_what_the_score_function_was_chosen_by(chosen):
     page = Page(chosen.report.read_text(encoding="utf-8"))
     _, _, rows, *_ = page.tables
     comparison = chosen.evaluation.comparison
-    assert rows[0] == ["adapter", *(f"alpha {alpha:g}" for alpha in comparison["constant"])]
+    assert rows[0] == ["score_function", *(f"alpha {alpha:g}" for alpha in comparison["constant"])]
     assert len(rows[0]) == 3
     names = ["constant", "minmax", "quantile", "learned", "reranked"]
     assert [name for name, *_ in rows[1:]] == names
     for name, *sizes in rows[1:]:
         expected = list(comparison[name].values())
         np.testing.assert_allclose([float(size) for size in sizes], expected, atol=5e-3)
-    adapter = chosen.evaluation.rows[0].adapter
-    assert f"; {adapter} was chosen before" in " ".join(chosen.report.read_text().split())
+    score_function = chosen.evaluation.rows[0].score_function
+    assert f"; {score_function} was chosen before" in " ".join(chosen.report.read_text().split())
 
 
 def test_a_table_states_whom_it_serves_less(outcome, page, text):
@@ -274,7 +276,7 @@ def test_the_sections_stand_in_this_order(text, chosen):
     ]
     assert re.findall("<h2>(.*?)</h2>", text) == sections
     compared = re.findall("<h2>(.*?)</h2>", chosen.report.read_text(encoding="utf-8"))
-    assert compared == [sections[0], "Choice of the size adapter", *sections[1:]]
+    assert compared == [sections[0], "Choice of the score function", *sections[1:]]
     assert "Every test query has a match in the gallery." in text
 
 
@@ -305,7 +307,7 @@ def test_the_screen_lists_every_other_statement(outcome, capsys, monkeypatch):
     print_table(outcome.evaluation)
     lines = capsys.readouterr().out.splitlines()
     for row in outcome.evaluation.others:
-        if row.kappa is not None:
+        if row.threshold is not None:
             words = f"{row.statement} {row.alpha:g} "
             (line,) = (line for line in lines if words in re.sub(r"[^\w.,-]+", " ", line))
             assert f"{row.test_risk:.4f}" in line
@@ -314,10 +316,10 @@ def test_the_screen_lists_every_other_statement(outcome, capsys, monkeypatch):
     assert not any("was chosen" in line for line in lines)
 
 
-def test_the_screen_says_by_what_the_adapter_was_chosen(chosen, capsys):
+def test_the_screen_says_by_what_the_score_function_was_chosen(chosen, capsys):
     print_table(chosen.evaluation)
     shown = re.sub(r"[^\w.,-]+", " ", capsys.readouterr().out)
-    assert "adapter alpha 0.2 alpha 0.3 " in shown
-    assert f"by which {chosen.evaluation.rows[0].adapter} was chosen" in shown
+    assert "score function alpha 0.2 alpha 0.3 " in shown
+    assert f"by which {chosen.evaluation.rows[0].score_function} was chosen" in shown
     for name, sizes in chosen.evaluation.comparison.items():
         assert f"{name} {' '.join(f'{size:.2f}' for size in sizes.values())} " in shown

@@ -78,12 +78,12 @@ def test_every_group_is_shown(outcome, answered):
     assert len(outcome.evaluation.parts) == 10 + 10 + 2
 
 
-@pytest.mark.parametrize("kappa", [0.0, float("inf")])
-def test_where_all_or_none_are_missed_an_end_of_the_interval_is_one_or_zero(outcome, kappa):
+@pytest.mark.parametrize("threshold", [0.0, float("inf")])
+def test_where_all_or_none_are_missed_an_end_of_the_interval_is_one_or_zero(outcome, threshold):
     """Of 25 or fewer queries; those of one true match at the first rank cannot be missed."""
     test, images = outcome.test, outcome.splits.test
-    lost = np.isinf(test.ranks) if np.isinf(kappa) else test.ranks > 1
-    found = subgroups(outcome.retriever, test, images, kappa)
+    lost = np.isinf(test.ranks) if np.isinf(threshold) else test.ranks > 1
+    found = subgroups(outcome.retriever, test, images, threshold)
     assert sum(part.missed for part in found if part.kind == "uncertainty") == lost.sum()
     for part in found:
         exact = binomtest(part.missed, part.n).proportion_ci(0.95, method="exact")

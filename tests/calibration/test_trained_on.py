@@ -10,7 +10,7 @@ from calibration import CalibrationConfig, EvaluationConfig, calibrate, evaluate
 from rcir.data import DataConfig
 from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidData
-from rcir.trained import TrainedOn
+from rcir.runs.trained_on import TrainedOn
 from training import train
 from training.fork import fork, snapshot
 
@@ -99,7 +99,7 @@ def test_queries_that_stand_elsewhere_are_left_out_and_counted(grown, photos, ca
     measured = evaluate_retriever(EvaluationConfig(str(outcome.folder), "again", (0.5,)))
     assert line in capsys.readouterr().out
     assert measured.evaluation.rows == outcome.evaluation.rows
-    parts = (outcome.splits.gallery, outcome.splits.adapter)
+    parts = (outcome.splits.gallery, outcome.splits.tuning)
     contents = [{path.read_bytes() for path in part.images} for part in parts]
     asked = [
         path.read_bytes()
@@ -141,7 +141,7 @@ def test_a_run_that_goes_on_is_trained_on_what_the_folder_held_before(
 
 def test_members_of_an_ensemble_and_the_ensemble_know_what_trained_them(grown, photos, tiny):
     data = DataConfig("folder", root=str(photos.parent), options={"path": "photos"})
-    encoder = EncoderConfig("deep-ensemble", dim=4, members=2)
+    encoder = EncoderConfig("deep-ensemble", dim=4, options={"members": 2})
     run = train(tiny("several", epochs=1, data=data, encoder=encoder))
     expected = TrainedOn.read(grown[0].path)
     for folder in (run.path, *(run.path / "members").iterdir()):

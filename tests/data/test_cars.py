@@ -3,7 +3,7 @@ import pytest
 from PIL import Image
 from scipy.io import loadmat, savemat
 
-from rcir.data.cars import read, read_annotations, read_index
+from rcir.data.datasets.cars import read, read_annotations, read_index
 from rcir.data.images import read_image
 from rcir.errors import DataUnavailable, InvalidData
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rcir.data.chestx_det import FINDINGS, read, read_index
+from rcir.data.datasets.chestx_det import FINDINGS, read, read_index
 from rcir.data.division import divide
 from rcir.data.images import read_image
 from rcir.errors import DataUnavailable, InvalidData
@@ -65,7 +65,8 @@ def test_the_official_findings_are_read(folder, published):
 @pytest.mark.data
 def test_the_official_images_are_divided_by_finding(folder, published, tmp_path, monkeypatch):
     (tmp_path / "ChestX-Det").symlink_to(folder)
-    monkeypatch.setattr("rcir.data.chestx_det.require_images", lambda *_: None)  # there are none
+    missing = "rcir.data.datasets.chestx_det.require_images"
+    monkeypatch.setattr(missing, lambda *_: None)  # there are no images
     source = read(tmp_path)
     places = ("train_data/", "test_data/")
     shown = {

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from torchvision.datasets import CIFAR10
 
-from rcir.data import cifar
-from rcir.data.cifar import read
+from rcir.data.datasets import cifar
+from rcir.data.datasets.cifar import read
 from rcir.errors import DataUnavailable, InvalidData
 
 FILES = [*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"]

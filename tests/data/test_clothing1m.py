@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rcir.data.clothing1m import read, read_index
+from rcir.data.datasets.clothing1m import read, read_index
 from rcir.data.images import read_image
 from rcir.errors import DataUnavailable, InvalidData
 

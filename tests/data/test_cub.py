@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rcir.data.cub import read, read_index
+from rcir.data.datasets.cub import read, read_index
 from rcir.data.division import divide
 from rcir.data.images import read_image
 from rcir.errors import DataUnavailable, InvalidData
@@ -69,14 +69,14 @@ def test_the_official_index_has_11788_images_of_200_kinds(official):
 def test_the_official_index_is_halved_at_kind_100(official, tmp_path, monkeypatch):
     folder, of_class = official
     (tmp_path / "CUB_200_2011").symlink_to(folder)
-    monkeypatch.setattr("rcir.data.cub.require_images", lambda *_: None)  # there are none
+    monkeypatch.setattr("rcir.data.datasets.cub.require_images", lambda *_: None)  # there are none
     source = read(tmp_path)
     assert (len(source.train), len(source.queries), source.gallery) == (5864, 5924, "queries")
     assert set(source.train.ids) == {name for name, number in of_class.items() if number <= 100}
     assert set(source.queries.ids) == {name for name, number in of_class.items() if number > 100}
     splits = divide(source)
     assert len(splits.gallery) + sum(
-        len(part) for part in (splits.adapter, splits.calibration, splits.test)
+        len(part) for part in (splits.tuning, splits.calibration, splits.test)
     ) == len(source.queries)
 
 

@@ -8,12 +8,12 @@ import pytest
 from PIL import Image
 
 from rcir.data import DATASETS, DataConfig, data_root, load_splits, with_cluster
-from rcir.data.datasets import DIVISION, DataSet, find_dataset
 from rcir.data.division import PARTS, Source, divide
 from rcir.data.records import ImageSet
+from rcir.data.registry import DIVISION, DataSet, find_dataset
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
-SMALL = {"validation": 4, "gallery": 24, "adapter": 3, "calibration": 3}
+SMALL = {"validation": 4, "gallery": 24, "tuning": 3, "calibration": 3}
 
 
 def pictures(root, classes=6, each=4):
@@ -45,7 +45,8 @@ def reader(monkeypatch):
 def test_every_set_has_a_reader_that_takes_what_it_is_given(name):
     found = DATASETS[name]
     module, function = found.reader.split(":")
-    parameters = signature(getattr(import_module(f"rcir.data.{module}"), function)).parameters
+    reader = getattr(import_module(f"rcir.data.datasets.{module}"), function)
+    parameters = signature(reader).parameters
     assert next(iter(parameters)) == "root"
     assert set(found.options) <= set(parameters)
     assert ("download" in parameters) == found.downloads
@@ -119,7 +120,7 @@ def test_a_value_of_another_type_is_refused_by_name(name, option, value, allowed
 
 
 def test_whole_numbers_are_numbers_and_numpys_are_too(reader, tmp_path):
-    options = {"validation": np.int64(3), "gallery": np.float32(0.5), "adapter": 4, "radius": 3}
+    options = {"validation": np.int64(3), "gallery": np.float32(0.5), "tuning": 4, "radius": 3}
     load_splits(DataConfig("table", root=str(tmp_path), options=options))
     assert reader == [(tmp_path, {"radius": 3})]
 
@@ -198,7 +199,7 @@ def test_the_options_of_a_set_reach_its_reader_and_can_be_changed(reader, tmp_pa
 
 
 def test_sizes_go_to_the_division_and_all_else_to_the_reader(reader, tmp_path):
-    options = {"validation": 3, "gallery": 0.5, "adapter": 4, "calibration": 5, "size": 8}
+    options = {"validation": 3, "gallery": 0.5, "tuning": 4, "calibration": 5, "size": 8}
     splits = load_splits(DataConfig("sop", root=str(tmp_path), options=options))
     assert reader == [(tmp_path, {"size": 8})]
     assert len(options) == 5  # not changed
@@ -239,7 +240,7 @@ def test_a_set_that_cannot_be_fetched_says_where_it_comes_from(name, tmp_path):
 
 def test_a_folder_of_pictures_is_divided(tmp_path):
     names = pictures(tmp_path)
-    options = {"path": "own", "validation": 1, "gallery": 0.5, "adapter": 2, "calibration": 2}
+    options = {"path": "own", "validation": 1, "gallery": 0.5, "tuning": 2, "calibration": 2}
     config = DataConfig("folder", root=str(tmp_path), seed=3, options=options)
     splits = load_splits(config)
     ids = [name for part in vars(splits).values() for name in part.ids]
@@ -307,7 +308,7 @@ def test_a_folder_that_is_too_small_is_refused(tmp_path):
 
 
 def test_a_composed_set_draws_its_own_splits():
-    parts = ("train", "validation", "gallery", "adapter", "calibration", "test")
+    parts = ("train", "validation", "gallery", "tuning", "calibration", "test")
     sizes = {name: 100 + number for number, name in enumerate(parts)}
     first, again, other = (
         load_splits(DataConfig("digits", seed=seed, options=sizes)) for seed in (1, 1, 2)

@@ -6,11 +6,11 @@ from scipy.stats import binomtest
 from sklearn.datasets import load_digits
 
 from rcir.data import DataConfig, load_splits
-from rcir.data.digits import class_lists
+from rcir.data.datasets.digits import class_lists
 from rcir.errors import InvalidConfig
 
-PARTS = ("train", "validation", "gallery", "adapter", "calibration", "test")
-POOLS = (("train",), ("validation",), ("gallery",), ("adapter", "calibration", "test"))
+PARTS = ("train", "validation", "gallery", "tuning", "calibration", "test")
+POOLS = (("train",), ("validation",), ("gallery",), ("tuning", "calibration", "test"))
 
 
 @pytest.fixture(scope="module")

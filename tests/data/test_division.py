@@ -10,7 +10,7 @@ from rcir.data.records import ImageSet, Splits
 from rcir.data.relevance import SharedLabel, WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
 
-QUERIES = ("adapter", "calibration", "test")
+QUERIES = ("tuning", "calibration", "test")
 
 
 def part(counts, name, first=0):
@@ -100,7 +100,7 @@ def test_the_seed_decides_who_is_where(source):
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_queries_come_in_random_order(source):
-    splits = divide(source(), adapter=11, calibration=11)
+    splits = divide(source(), tuning=11, calibration=11)
     for name in QUERIES:
         labels = getattr(splits, name).labels
         # Sorted by class, they would never fall.
@@ -122,7 +122,7 @@ def test_no_class_that_trains_validates_in_a_zero_shot_set(validation):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("gallery", [0.5, 0.25, 0.07, 0.9])
 def test_the_share_of_every_class_is_searched_rounded_up(gallery, seed):
-    splits = divide(zero_shot(), seed=seed, gallery=gallery, adapter=1, calibration=1)
+    splits = divide(zero_shot(), seed=seed, gallery=gallery, tuning=1, calibration=1)
     searched = Counter(splits.gallery.labels.tolist())
     assert searched == {
         label: math.ceil(round(gallery * count, 9)) for label, count in enumerate(EVALUATION, 20)
@@ -157,7 +157,7 @@ def test_an_image_alone_in_its_class_is_searched_not_asked():
 @pytest.mark.parametrize("number", [13, 14, 20, 39, 60, 74])
 def test_a_number_of_the_gallery_is_met_and_spread_over_the_classes(number):
     counts = np.array(EVALUATION)
-    gallery = divide(zero_shot(), gallery=number, adapter=1, calibration=1).gallery
+    gallery = divide(zero_shot(), gallery=number, tuning=1, calibration=1).gallery
     searched = Counter(gallery.labels.tolist())
     held = np.array([searched[label] for label in range(20, 33)])
     assert held.sum() == number
@@ -187,7 +187,7 @@ def test_a_published_gallery_is_kept():
     assert splits.gallery is source.gallery
     assert sizes(splits) == {
         **{"train": 108, "validation": 12, "gallery": 40},
-        **{"adapter": 18, "calibration": 18, "test": 24},
+        **{"tuning": 18, "calibration": 18, "test": 24},
     }
 
 
@@ -196,28 +196,28 @@ def test_the_gallery_of_a_closed_set_is_drawn_from_the_training_half():
     assert all(name.startswith("train") for name in splits.gallery.ids)
     assert sizes(splits) == {
         **{"train": 48, "validation": 12, "gallery": 60},
-        **{"adapter": 18, "calibration": 18, "test": 24},
+        **{"tuning": 18, "calibration": 18, "test": 24},
     }
 
 
 @pytest.mark.parametrize("source", [closed, published])
 def test_parts_are_given_as_shares_or_as_numbers(source):
-    numbers = divide(source(), validation=7, gallery=11, adapter=1, calibration=58)
-    assert (len(numbers.validation), len(numbers.adapter)) == (7, 1)
+    numbers = divide(source(), validation=7, gallery=11, tuning=1, calibration=58)
+    assert (len(numbers.validation), len(numbers.tuning)) == (7, 1)
     assert (len(numbers.calibration), len(numbers.test)) == (58, 1)
     if source is closed:
         assert (len(numbers.gallery), len(numbers.train)) == (11, 102)
-    shares = divide(source(), validation=0.05, gallery=0.2, adapter=0.25, calibration=0.5)
-    assert (len(shares.validation), len(shares.adapter)) == (6, 15)
+    shares = divide(source(), validation=0.05, gallery=0.2, tuning=0.25, calibration=0.5)
+    assert (len(shares.validation), len(shares.tuning)) == (6, 15)
     assert (len(shares.calibration), len(shares.test)) == (30, 15)
 
 
 def test_images_of_places_keep_their_places():
     source = Source(places(50, "train"), places(40, "query"), "queries")
-    splits = divide(source, validation=0.2, gallery=0.5, adapter=5, calibration=6)
+    splits = divide(source, validation=0.2, gallery=0.5, tuning=5, calibration=6)
     assert sizes(splits) | {"train": 0, "validation": 0} == {
         **{"train": 0, "validation": 0, "gallery": 20},
-        **{"adapter": 5, "calibration": 6, "test": 9},
+        **{"tuning": 5, "calibration": 6, "test": 9},
     }
     assert len(set(ids(splits))) == 90
     assert 5 <= len(splits.validation) <= 15
@@ -297,9 +297,9 @@ def test_a_share_of_few_is_at_least_one():
     splits = divide(source)
     assert sizes(splits) == {
         **{"train": 8, "validation": 4, "gallery": 6},
-        **{"adapter": 1, "calibration": 1, "test": 1},
+        **{"tuning": 1, "calibration": 1, "test": 1},
     }
-    for name in ("validation", "adapter", "calibration", "gallery"):
+    for name in ("validation", "tuning", "calibration", "gallery"):
         assert len(getattr(divide(closed(), **{name: 0.001}), name)) == 1
 
 
@@ -308,7 +308,7 @@ def test_a_share_of_few_is_at_least_one():
     [
         ({"validation": 0}, "validation is 0, of 20 classes: give"),
         ({"gallery": 0}, "gallery is 0, of 77 images: give"),
-        ({"adapter": -2}, r"adapter is -2, of 3\d queries: give"),
+        ({"tuning": -2}, r"tuning is -2, of 3\d queries: give"),
         ({"validation": True}, "validation is True, of 20 classes: give"),
     ],
 )
@@ -323,7 +323,7 @@ def test_too_few_classes_for_any_size_say_so():
         divide(source)
 
 
-@pytest.mark.parametrize("asked", [{}, {"validation": 900}, {"gallery": 0.1}, {"adapter": 900}])
+@pytest.mark.parametrize("asked", [{}, {"validation": 900}, {"gallery": 0.1}, {"tuning": 900}])
 def test_classes_of_one_image_leave_no_query(asked):
     source = Source(part([4] * 9, "train"), part([1] * 7, "query", first=9), "queries")
     with pytest.raises(InvalidData, match=r"no query remains: each of the 7 classes .* one image"):
@@ -337,7 +337,7 @@ def test_a_share_that_is_all_of_every_class_leaves_no_query():
 
 
 @pytest.mark.parametrize("source", [zero_shot, closed, published])
-@pytest.mark.parametrize("name", ["validation", "adapter", "calibration", "gallery"])
+@pytest.mark.parametrize("name", ["validation", "tuning", "calibration", "gallery"])
 @pytest.mark.parametrize("share", [0, -0.2, -3, 1.5, math.nan, math.inf, -math.inf])
 def test_a_part_of_no_image_or_a_broken_number_is_refused(source, name, share):
     if source is published and name == "gallery":
@@ -354,10 +354,10 @@ def test_a_part_of_no_image_or_a_broken_number_is_refused(source, name, share):
         (published, {"validation": 120}, "validation 120 must leave some of 120"),
         (
             published,
-            {"adapter": 30, "calibration": 30},
-            "adapter 30 .* calibration 30 .* of 60 queries",
+            {"tuning": 30, "calibration": 30},
+            "tuning 30 .* calibration 30 .* of 60 queries",
         ),
-        (published, {"adapter": 0.5, "calibration": 0.5}, "adapter 0.5 .* of 60 queries"),
+        (published, {"tuning": 0.5, "calibration": 0.5}, "tuning 0.5 .* of 60 queries"),
         (zero_shot, {"validation": 20}, "validation 20 must leave some of 20 classes"),
         (zero_shot, {"gallery": 77}, "gallery 77 must leave some of 77 images"),
         (zero_shot, {"gallery": 900}, "gallery 900 must leave some of 77 images"),
@@ -403,7 +403,7 @@ def test_a_drawn_gallery_has_clusters_of_its_own_and_every_class():
     people = np.tile(np.arange(20), 10)
     source = Source(part(TRAIN, "train"), part([20] * 10, "query", first=20), "queries")
     splits = divide(
-        clustered(source, people), gallery=0.2, adapter=30, calibration=0.5, cluster="hand"
+        clustered(source, people), gallery=0.2, tuning=30, calibration=0.5, cluster="hand"
     )
     assert np.unique(splits.gallery.labels, return_counts=True)[1].tolist() == [4] * 10
     assert not hands(splits.gallery) & set.union(
@@ -434,9 +434,9 @@ def test_a_cluster_that_the_queries_do_not_have_is_refused_with_those_they_have(
         (
             np.zeros(60),
             {},
-            r"adapter 0\.3 \+ calibration 0\.3 of 60 queries in 1 clusters: .* 2 cl",
+            r"tuning 0\.3 \+ calibration 0\.3 of 60 queries in 1 clusters: .* 2 cl",
         ),
-        (np.arange(60) % 6, {"adapter": 21, "calibration": 30}, "in 6 clusters: that is 6 cluster"),
+        (np.arange(60) % 6, {"tuning": 21, "calibration": 30}, "in 6 clusters: that is 6 cluster"),
         (np.arange(60) % 6, {"calibration": 0}, r"^calibration is 0, of 60 queries: give a share"),
     ],
     ids=["one cluster", "too many", "none"],
@@ -447,5 +447,5 @@ def test_clusters_that_leave_nothing_over_are_refused(clusters, asked, said):
 
 
 def test_parts_that_just_fit_leave_one_image_over():
-    splits = divide(closed(), validation=59, gallery=60, adapter=30, calibration=29)
+    splits = divide(closed(), validation=59, gallery=60, tuning=30, calibration=29)
     assert (len(splits.train), len(splits.test)) == (1, 1)

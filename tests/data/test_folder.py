@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from rcir.data import ImageSet, read_image
+from rcir.data.datasets.folder import read
 from rcir.data.division import divide
-from rcir.data.folder import read
 from rcir.data.images import ENDINGS
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 

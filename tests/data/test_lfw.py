@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rcir.data.datasets.lfw import read, read_index
 from rcir.data.images import read_image
-from rcir.data.lfw import read, read_index
 from rcir.errors import DataUnavailable, InvalidData
 
 PEOPLE = {

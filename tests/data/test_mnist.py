@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 from torchvision.datasets import MNIST, FashionMNIST
 
-from rcir.data import DATASETS, DataConfig, load_splits, mnist
-from rcir.data.mnist import read_fashion_mnist, read_mnist
+from rcir.data import DATASETS, DataConfig, load_splits
+from rcir.data.datasets import mnist
+from rcir.data.datasets.mnist import read_fashion_mnist, read_mnist
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
 FILES = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")
 TEST_FILES = ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
 NAMES = ("mnist", "fashion-mnist")
 READERS = {"mnist": (read_mnist, MNIST), "fashion-mnist": (read_fashion_mnist, FashionMNIST)}
-QUERIES = ("adapter", "calibration", "test")
+QUERIES = ("tuning", "calibration", "test")
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -40,7 +41,7 @@ def test_the_parts_divide_the_official_images(parts):
     sizes = {part: len(images) for part, images in vars(parts).items()}
     assert sizes == {
         **{"train": 45_000, "validation": 3_000, "gallery": 12_000},
-        **{"adapter": 3_000, "calibration": 3_000, "test": 4_000},
+        **{"tuning": 3_000, "calibration": 3_000, "test": 4_000},
     }
     ids = [identifier for part in vars(parts).values() for identifier in part.ids]
     assert len(set(ids)) == 70_000
@@ -162,7 +163,7 @@ def test_files_are_found_where_torchvision_puts_them(name, data_root, tmp_path):
 
 @pytest.mark.data
 @pytest.mark.parametrize(
-    "options", [{"validation": 40_000, "gallery": 20_000}, {"adapter": 5_000, "calibration": 5_000}]
+    "options", [{"validation": 40_000, "gallery": 20_000}, {"tuning": 5_000, "calibration": 5_000}]
 )
 def test_parts_that_leave_nothing_over_are_refused(name, options, data_root):
     with pytest.raises(InvalidData, match=r"must leave some of [16]0000 (images|queries) over"):

@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 
 from rcir.data import ImageSet
-from rcir.data.msls import read
+from rcir.data.datasets.msls import read
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
 CITIES = ("amman", "cph", "sf", "zurich")

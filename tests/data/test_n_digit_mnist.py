@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import binomtest
 
 from rcir.data import DataConfig, load_splits
-from rcir.data.n_digit_mnist import read, released_classes
+from rcir.data.datasets.n_digit_mnist import read, released_classes
 from rcir.errors import DataUnavailable, InvalidConfig
 
 SMALL = {"total_train": 7_000, "total_test": 3_000}
@@ -188,7 +188,7 @@ def test_splits_are_zero_shot(data_root):
     assert len(splits.gallery) == 1500
     assert not set(splits.train.labels) & set(splits.validation.labels)
     assert len(set(splits.validation.labels)) == 7
-    for part in (splits.adapter, splits.calibration, splits.test):
+    for part in (splits.tuning, splits.calibration, splits.test):
         assert set(part.labels.tolist()) <= unseen(100)
 
 

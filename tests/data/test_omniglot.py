@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rcir.data import DataConfig, load_splits, omniglot, with_cluster
+from rcir.data import DataConfig, load_splits, with_cluster
+from rcir.data.datasets import omniglot
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
-QUERIES = ("adapter", "calibration", "test")
+QUERIES = ("tuning", "calibration", "test")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def write(root, kinds=30, characters=1, drawings=20, content=None):
 
 def load(root, seed=0, **options):
     """The splits of an archive with one character in each of 30 alphabets."""
-    sizes = {"train": 5, "validation": 5, "gallery": 4, "adapter": 100, "calibration": 100}
+    sizes = {"train": 5, "validation": 5, "gallery": 4, "tuning": 100, "calibration": 100}
     config = DataConfig("omniglot", root=str(root), seed=seed, options=sizes | options)
     return load_splits(config)
 
@@ -69,7 +70,7 @@ def test_the_parts_divide_the_official_drawings(drawings, archive):
     assert len(set.union(*map(alphabets, parts.values()))) == 30
     labels = np.concatenate([part.labels for part in parts.values()])
     assert np.unique(labels, return_counts=True)[1].tolist() == [20] * 964
-    assert (len(drawings.adapter), len(drawings.calibration)) == (2500, 2500)
+    assert (len(drawings.tuning), len(drawings.calibration)) == (2500, 2500)
 
 
 @pytest.mark.data
@@ -311,9 +312,9 @@ def test_an_archive_of_something_else_is_refused(tmp_path, layout, said):
         {"gallery": 0},
         {"gallery": 21},
         {"gallery": 20},
-        {"adapter": 0},
+        {"tuning": 0},
         {"calibration": -1},
-        {"adapter": 160, "calibration": 160},
+        {"tuning": 160, "calibration": 160},
     ],
     ids=str,
 )
@@ -325,12 +326,12 @@ def test_sizes_that_do_not_fit_are_refused(tmp_path, options):
 
 def test_sizes_that_just_fit_leave_one_query_to_test_on(tmp_path):
     write(tmp_path)
-    splits = load(tmp_path, adapter=160, calibration=159)
+    splits = load(tmp_path, tuning=160, calibration=159)
     # 20 alphabets of one character, 16 of their drawings are queries.
     assert len(splits.test) == 20 * 16 - 160 - 159 == 1
     assert {name: len(part) for name, part in vars(splits).items()} == {
         **{"train": 100, "validation": 100, "gallery": 80},
-        **{"adapter": 160, "calibration": 159, "test": 1},
+        **{"tuning": 160, "calibration": 159, "test": 1},
     }
     assert not splits.train.images.any()  # white paper
 

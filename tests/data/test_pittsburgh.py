@@ -2,13 +2,14 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from rcir.data import ImageSet, pittsburgh
+from rcir.data import ImageSet
+from rcir.data.datasets import pittsburgh
+from rcir.data.datasets.pittsburgh import read, read_index
 from rcir.data.division import Source, divide
-from rcir.data.pittsburgh import read, read_index
 from rcir.data.relevance import WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
-QUERIES = ("adapter", "calibration", "test")
+QUERIES = ("tuning", "calibration", "test")
 
 
 def places(n):

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rcir.data.datasets.reid import read_duke, read_market
 from rcir.data.images import read_image
 from rcir.data.records import ImageSet
-from rcir.data.reid import read_duke, read_market
 from rcir.errors import DataUnavailable, InvalidData
 
 # Person and camera of every file, by hand.

@@ -11,7 +11,7 @@ from rcir.data.digests import digests
 from rcir.data.repeats import require_new, require_no_repeats, warn_of_copies
 from rcir.errors import InvalidData
 
-PARTS = ("train", "validation", "gallery", "adapter", "calibration", "test")
+PARTS = ("train", "validation", "gallery", "tuning", "calibration", "test")
 
 
 def of(rows):
@@ -23,8 +23,8 @@ def of(rows):
 def naively(parts):
     """The places of the queries that are kept, by a loop over all of them."""
     seen = {*parts["train"], *parts["validation"], *parts["gallery"]}
-    kept = {"adapter": [i for i, n in enumerate(parts["adapter"]) if n not in seen]}
-    seen |= set(parts["adapter"])
+    kept = {"tuning": [i for i, n in enumerate(parts["tuning"]) if n not in seen]}
+    seen |= set(parts["tuning"])
     for name in ("calibration", "test"):
         kept[name] = []
         for place, number in enumerate(parts[name]):
@@ -58,11 +58,11 @@ def test_files_are_known_by_their_content(tmp_path):
             Image.fromarray(np.full((4, 4), number, np.uint8)).save(paths[-1])
         return ImageSet(paths, np.array(numbers), [path.name for path in paths])
 
-    numbers = {"train": [0], "validation": [1], "gallery": [2, 3], "adapter": [3, 4, 4]}
+    numbers = {"train": [0], "validation": [1], "gallery": [2, 3], "tuning": [3, 4, 4]}
     numbers |= {"calibration": [4, 5, 6, 5], "test": [6, 7, 1, 0, 2]}
     splits = Splits(**{name: files(name, *rows) for name, rows in numbers.items()})
     found, left_out = without_repeats(splits)
-    assert left_out == {"adapter": 1, "calibration": 2, "test": 4}
+    assert left_out == {"tuning": 1, "calibration": 2, "test": 4}
     assert found.calibration.ids == ["calibration-5-1.png", "calibration-6-2.png"]
     assert found.test.ids == ["test-7-1.png"]
     assert without_repeats(found) == (found, dict.fromkeys(PARTS[3:], 0))
@@ -84,17 +84,15 @@ def test_queries_of_the_gallery_are_refused_with_their_rows():
         require_no_repeats(searched, known(20, 21), known(3, 22, 9))
     with pytest.raises(InvalidData, match=r"\(rows 0, 2\), and each finds itself: leave them out"):
         require_no_repeats(searched, known(20, 21), known(3, 22, 9), recurring=True)
-    with pytest.raises(InvalidData, match=r"1 of 2 queries of the adapter split .*\(row 1\)"):
+    with pytest.raises(InvalidData, match=r"1 of 2 queries of the tuning split .*\(row 1\)"):
         require_no_repeats(searched, known(20, 5), known(30, 31), recurring=True)
     with pytest.raises(InvalidData, match=r"9 of 10 .*rows 0, 1, 2, 3, 4, \.\.\.\)"):
         require_no_repeats(searched, known(20), known(*range(9), 50))
 
 
-def test_queries_of_the_adapter_split_and_those_that_come_twice_are_refused_unless_they_recur():
+def test_queries_of_the_tuning_split_and_those_that_come_twice_are_refused_unless_they_recur():
     tuning = known(20, 21, 22, 20)
-    with pytest.raises(
-        InvalidData, match=r"2 of 4 .*in the adapter split too \(rows 1, 2\).*recur"
-    ):
+    with pytest.raises(InvalidData, match=r"2 of 4 .*in the tuning split too \(rows 1, 2\).*recur"):
         require_no_repeats(known(1), tuning, known(30, 21, 20, 31))
     with pytest.raises(InvalidData, match=r"2 of 4 .* came before among them \(rows 2, 3\)"):
         require_no_repeats(known(1), tuning, known(30, 31, 30, 30))

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rcir.data.datasets.stanford_online_products import read, read_index
 from rcir.data.division import divide
 from rcir.data.images import read_image
-from rcir.data.stanford_online_products import read, read_index
 from rcir.errors import DataUnavailable, InvalidData
 
 HEADER = "image_id class_id super_class_id path"

@@ -8,8 +8,8 @@ import pytest
 from scipy.io import savemat
 from torchvision.datasets import SVHN
 
-from rcir.data import svhn
-from rcir.data.svhn import read
+from rcir.data.datasets import svhn
+from rcir.data.datasets.svhn import read
 from rcir.errors import DataUnavailable, InvalidData
 
 

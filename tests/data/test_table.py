@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 
 from rcir.data import ImageSet, read_image
+from rcir.data.datasets.table import read
 from rcir.data.division import divide
-from rcir.data.table import read
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
 FORMS = ("csv", "parquet")

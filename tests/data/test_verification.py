@@ -130,7 +130,9 @@ def test_places_are_not_classes(tmp_path, monkeypatch):
     part = ImageSet(
         np.zeros((3, 4, 4), np.uint8), None, ["a", "b", "c"], {}, WithinRadius(np.eye(3), 1.0)
     )
-    monkeypatch.setattr("rcir.data.folder.read", lambda root: Source(part, part, "queries"))
+    monkeypatch.setattr(
+        "rcir.data.datasets.folder.read", lambda root: Source(part, part, "queries")
+    )
     found = verify("folder", tmp_path, {})
     assert (found.alone, found.parts) == (0, {"train": 3, "queries": 3})
 

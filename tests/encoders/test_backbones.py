@@ -38,8 +38,8 @@ def test_large_backbones_embed_tiny_images_with_frozen_batch_statistics(name):
     images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     statistics = {n: v.clone() for n, v in encoder.named_buffers() if "running" in n}
     whole, alone = encoder.embed(images), encoder.embed(images[:1])
-    assert whole.mean.shape == (2, 8)
-    torch.testing.assert_close(alone.mean, whole.mean[:1], atol=1e-5, rtol=1e-4)
+    assert whole.vectors.shape == (2, 8)
+    torch.testing.assert_close(alone.vectors, whole.vectors[:1], atol=1e-5, rtol=1e-4)
     assert all(torch.equal(v, statistics[n]) for n, v in encoder.named_buffers() if "running" in n)
 
 

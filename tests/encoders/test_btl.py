@@ -36,5 +36,5 @@ def test_variance_depends_on_the_image_once_the_head_has_weights():
 def test_means_are_the_directions_of_the_mean_head():
     encoder = build()
     torch.testing.assert_close(
-        encoder.embed(pictures()).mean, F.normalize(raw(encoder, pictures()))
+        encoder.embed(pictures()).vectors, F.normalize(raw(encoder, pictures()))
     )

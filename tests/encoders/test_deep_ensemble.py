@@ -10,7 +10,8 @@ MEMBERS = 3
 def build(mode):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        config = EncoderConfig("deep-ensemble", dim=6, members=MEMBERS, ensemble=mode)
+        options = {"members": MEMBERS, "combination": mode}
+        config = EncoderConfig("deep-ensemble", dim=6, options=options)
         return build_encoder(config, 1, (8, 16))
 
 
@@ -20,7 +21,7 @@ def pictures(n=40, seed=1):
 
 def unit_vectors(encoder, images):
     """(members, n, dim), member by member."""
-    vectors = np.stack([member.embed(images).mean.double() for member in encoder.members])
+    vectors = np.stack([member.embed(images).vectors.double() for member in encoder.members])
     return vectors / np.linalg.norm(vectors, axis=2, keepdims=True)
 
 
@@ -39,7 +40,7 @@ def rotate_members(encoder):
 def test_squared_distance_of_joint_vectors_is_the_mean_of_the_members_squared_distances():
     encoder, images = build("distance"), pictures(8)
     z = unit_vectors(encoder, images)
-    joint = encoder.embed(images).mean
+    joint = encoder.embed(images).vectors
     assert joint.shape == (8, MEMBERS * 6)
     for i in range(8):
         for j in range(8):
@@ -56,7 +57,7 @@ def test_alignment_recovers_rotations_of_one_network():
     after = encoder.embed(pictures())
     assert before.min() > 0.01
     assert after.uncertainty.max() < 1e-10
-    np.testing.assert_allclose(after.mean, unit_vectors(encoder, pictures())[0], atol=1e-5)
+    np.testing.assert_allclose(after.vectors, unit_vectors(encoder, pictures())[0], atol=1e-5)
     gram = encoder.rotations @ encoder.rotations.transpose(1, 2)
     np.testing.assert_allclose(gram, np.broadcast_to(np.eye(6), (MEMBERS, 6, 6)), atol=1e-6)
 
@@ -68,7 +69,7 @@ def test_the_reference_read_out_takes_rotations_for_uncertainty():
         encoder.align(encoder.member_vectors(pictures(seed=2)))
     embedding = encoder.embed(pictures())
     z = unit_vectors(encoder, pictures())
-    np.testing.assert_allclose(embedding.mean, z.mean(0), atol=1e-6)
+    np.testing.assert_allclose(embedding.vectors, z.mean(0), atol=1e-6)
     np.testing.assert_allclose(embedding.variance, z.var(0), atol=1e-6)
     np.testing.assert_allclose(embedding.uncertainty, z.var(0).mean(1), atol=1e-6)
     assert embedding.uncertainty.min() > 0.01

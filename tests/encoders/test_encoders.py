@@ -10,12 +10,14 @@ from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import InvalidConfig
 
 METHODS = ("deterministic", "mc-dropout", "deep-ensemble", "btl")
+FEW = {"mc-dropout": {"passes": 4}, "deep-ensemble": {"members": 3}}
 
 
 def build(method, seed=0, channels=1, size=(8, 16), **options):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build_encoder(EncoderConfig(method, members=3, passes=4, **options), channels, size)
+        config = EncoderConfig(method, options=FEW.get(method, {}) | options)
+        return build_encoder(config, channels, size)
 
 
 def pictures(n=6, channels=1, size=(8, 16)):
@@ -24,17 +26,23 @@ def pictures(n=6, channels=1, size=(8, 16)):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_embeddings_have_unit_length(method):
-    mean = build(method).embed(pictures()).mean
+    mean = build(method).embed(pictures()).vectors
     np.testing.assert_allclose(mean.norm(dim=1), 1, atol=1e-6)
 
 
-@pytest.mark.parametrize("mode", ["distance", "aligned", "reference"])
-@pytest.mark.parametrize("method", METHODS)
-def test_an_image_alone_is_embedded_as_in_a_batch_and_again_the_same(method, mode):
-    encoder, images = build(method, ensemble=mode), pictures()
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        *((method, {}) for method in METHODS),
+        *(("deep-ensemble", {"combination": mode}) for mode in ("aligned", "reference")),
+        ("btl", {"scaled": True}),
+    ],
+)
+def test_an_image_alone_is_embedded_as_in_a_batch_and_again_the_same(method, options):
+    encoder, images = build(method, **options), pictures()
     whole = encoder.embed(images)
     again = encoder.embed(images)
-    for part in ("mean", "variance", "uncertainty"):
+    for part in ("vectors", "variance", "uncertainty"):
         values = getattr(whole, part)
         if values is None:
             assert method == "deterministic"
@@ -51,12 +59,12 @@ def test_the_callers_precision_changes_no_embedding(method):
     alone = encoder.embed(images)
     samples = encoder.samples(images, torch.Generator().manual_seed(0))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(encoder.embed(images).mean, alone.mean)
+        assert torch.equal(encoder.embed(images).vectors, alone.vectors)
         again = encoder.samples(images, torch.Generator().manual_seed(0))
         assert samples is again is None or torch.equal(samples, again)
         # Outside of it the caller's precision is as it was.
         assert torch.is_autocast_enabled("cpu")
-        assert not torch.equal(encoder.eval()(images).mean.float(), alone.mean)
+        assert not torch.equal(encoder.eval()(images).vectors.float(), alone.vectors)
 
 
 CALLERS = (
@@ -80,11 +88,11 @@ def state():
 
 encoder = build_encoder(EncoderConfig("deterministic", dim=64), 1, (8, 16))
 images = torch.rand(32, 1, 8, 16)
-alone = encoder.embed(images).mean
+alone = encoder.embed(images).vectors
 CALLER
 before, inside = state(), []
 handle = next(encoder.children()).register_forward_hook(lambda *_: inside.append(state()[1:5]))
-assert torch.equal(encoder.embed(images).mean, alone)
+assert torch.equal(encoder.embed(images).vectors, alone)
 assert inside == [["ieee"] * 4], inside
 assert state() == before, (before, state())
 try:
@@ -112,7 +120,7 @@ def test_embedding_changes_neither_mode_nor_weights_and_keeps_no_graph(method, t
     embedding = encoder.embed(pictures())
     assert encoder.training == training
     assert all(module.training == training for module in encoder.modules())
-    assert not embedding.mean.requires_grad
+    assert not embedding.vectors.requires_grad
     for name, values in encoder.state_dict().items():
         assert torch.equal(values, before[name])
 
@@ -121,7 +129,7 @@ def test_embedding_changes_neither_mode_nor_weights_and_keeps_no_graph(method, t
 def test_a_training_pass_reaches_every_weight(method):
     encoder = build(method).train()
     embedding = encoder(pictures())
-    loss = embedding.mean.square().mul(torch.arange(embedding.mean.shape[1])).sum()
+    loss = embedding.vectors.square().mul(torch.arange(embedding.vectors.shape[1])).sum()
     if method == "btl":
         loss = loss + embedding.variance.sum()
         # Behind the last layer, which starts at zero, gradients start one step later.
@@ -154,7 +162,7 @@ def test_the_fingerprint_sees_hooks_on_any_module(kind):
 
 
 def test_the_fingerprint_sees_the_configuration():
-    assert build("btl").fingerprint() != build("btl", dropout=0.2).fingerprint()
+    assert build("btl").fingerprint() != build("btl", passes=7).fingerprint()
 
 
 @pytest.mark.parametrize(
@@ -166,13 +174,16 @@ def test_the_fingerprint_sees_the_configuration():
         {"backbone": "resnet50"},  # of grey images
         {"backbone": "cifar-cnn"},  # of images of 8 x 16 pixels
         {"dim": 1},
-        {"passes": 1},
-        {"members": 1},
-        {"variance_hidden": 0},
-        {"dropout": 0.0},
-        {"dropout": 1.0},
         {"pooling": "max"},
-        {"ensemble": "mean"},
+        {"pretrained": "IMAGENET1K_V3"},
+        {"options": {"variance_hidden": 0}},
+        {"options": {"passes": 1}},
+        {"options": {"distance": "far"}},
+        {"method": "mc-dropout", "options": {"passes": 1}},
+        {"method": "mc-dropout", "options": {"dropout": 0.0}},
+        {"method": "mc-dropout", "options": {"dropout": 1.0}},
+        {"method": "deep-ensemble", "options": {"members": 1}},
+        {"method": "deep-ensemble", "options": {"combination": "mean"}},
     ],
     ids=str,
 )

@@ -16,7 +16,8 @@ PASSES = 5
 def build(backbone="mnist-cnn", channels=1, size=(8, 16), dropout=0.3, passes=PASSES):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        config = EncoderConfig("mc-dropout", backbone, "gem", passes=passes, dropout=dropout)
+        options = {"passes": passes, "dropout": dropout}
+        config = EncoderConfig("mc-dropout", backbone, "gem", options=options)
         return build_encoder(config, channels, size)
 
 
@@ -39,7 +40,7 @@ def thinned_network(encoder, seed):
     """The network of one pass: dropout, and then what the masks of one generator keep."""
     network = copy.deepcopy(encoder.network)
     generator = torch.Generator().manual_seed(seed)
-    dropout = encoder.config.dropout
+    dropout = encoder.options.dropout
 
     def thin(_layer, _inputs, output):
         kept = torch.rand(output.shape[1:], generator=generator) < 1 - dropout
@@ -73,10 +74,10 @@ def test_passes_side_by_side_are_those_one_by_one(monkeypatch, backbone, channel
     images = pictures(3, channels, size)
     first, second = encoder.embed(images), encoder.embed(images[:2])
     mean, variance, uncertainty = one_by_one(encoder, images)
-    torch.testing.assert_close(first.mean.double(), mean, atol=1e-5, rtol=0)
+    torch.testing.assert_close(first.vectors.double(), mean, atol=1e-5, rtol=0)
     torch.testing.assert_close(first.variance.double(), variance, atol=1e-5, rtol=1e-3)
     torch.testing.assert_close(first.uncertainty.double(), uncertainty, atol=1e-5, rtol=1e-3)
-    torch.testing.assert_close(second.mean.double(), mean[:2], atol=1e-5, rtol=0)
+    torch.testing.assert_close(second.vectors.double(), mean[:2], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("together", [1, 6, 100])
@@ -124,9 +125,9 @@ def test_masks_are_drawn_once_for_a_shape_and_are_no_part_of_the_weights(monkeyp
 def test_images_of_another_shape_have_masks_of_their_own():
     encoder, other = build("cifar-cnn", 3, (20, 20)), build("cifar-cnn", 3, (20, 20))
     small, large = pictures(2, 3, (20, 20)), pictures(2, 3, (24, 28))
-    expected = encoder.embed(small).mean, encoder.embed(large).mean
-    assert torch.equal(other.embed(large).mean, expected[1])
-    assert torch.equal(other.embed(small).mean, expected[0])
+    expected = encoder.embed(small).vectors, encoder.embed(large).vectors
+    assert torch.equal(other.embed(large).vectors, expected[1])
+    assert torch.equal(other.embed(small).vectors, expected[0])
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_a_copy_of_an_encoder_that_embedded_embeds_the_same(copied):
     images = pictures()
     expected = encoder.embed(images)
     other = copied(encoder)
-    assert torch.equal(other.embed(images).mean, expected.mean)
+    assert torch.equal(other.embed(images).vectors, expected.vectors)
     assert torch.equal(other.embed(images).uncertainty, expected.uncertainty)
 
 
@@ -159,8 +160,8 @@ def test_an_interrupted_drawing_of_masks_is_begun_anew(monkeypatch):
         patch.setattr(mc_dropout.Thinning, "_draw", interrupted)
         with pytest.raises(KeyboardInterrupt):
             encoder.embed(pictures())
-    assert torch.equal(encoder.eval()(pictures()).mean, build().eval()(pictures()).mean)
-    assert torch.equal(encoder.embed(pictures()).mean, expected.mean)
+    assert torch.equal(encoder.eval()(pictures()).vectors, build().eval()(pictures()).vectors)
+    assert torch.equal(encoder.embed(pictures()).vectors, expected.vectors)
 
 
 def test_the_read_out_is_that_of_the_unit_vectors_of_the_passes():
@@ -175,7 +176,7 @@ def test_the_read_out_is_that_of_the_unit_vectors_of_the_passes():
     np.testing.assert_allclose(embedding.variance, variance, rtol=1e-3, atol=1e-7)
     np.testing.assert_allclose(embedding.uncertainty, variance.mean(1), rtol=1e-3)
     length = np.linalg.norm(mean, axis=1, keepdims=True)
-    np.testing.assert_allclose(embedding.mean, mean / length, atol=1e-5)
+    np.testing.assert_allclose(embedding.vectors, mean / length, atol=1e-5)
     # An identity of unit vectors: the spread is what the mean lacks in length.
     spread = embedding.variance.double().sum(1) * (PASSES - 1) / PASSES
     np.testing.assert_allclose(spread, 1 - length[:, 0] ** 2, rtol=1e-4)
@@ -204,11 +205,11 @@ def test_a_pass_drops_the_same_features_of_every_image_and_scales_up_the_rest(dr
 def test_without_passes_evaluation_drops_nothing_and_training_does():
     encoder = build()
     images = pictures()
-    plain = encoder.eval()(images).mean
-    assert torch.equal(plain, encoder(images).mean)
+    plain = encoder.eval()(images).vectors
+    assert torch.equal(plain, encoder(images).vectors)
     assert encoder(images).variance is None
     encoder.train()
-    assert not torch.equal(encoder(images).mean, encoder(images).mean)
+    assert not torch.equal(encoder(images).vectors, encoder(images).vectors)
 
 
 def test_every_convolution_of_a_large_backbone_is_thinned_in_evaluation_mode():
@@ -222,6 +223,6 @@ def test_every_convolution_of_a_large_backbone_is_thinned_in_evaluation_mode():
     whole = encoder.embed(images)
     assert [int(norm.num_batches_tracked) for norm in norms] == counts == [0] * 53
     alone = encoder.embed(images[1:2])
-    torch.testing.assert_close(alone.mean, whole.mean[1:2], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(alone.vectors, whole.vectors[1:2], atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(alone.uncertainty, whole.uncertainty[1:2], atol=1e-5, rtol=1e-3)
-    assert torch.equal(encoder.embed(images).mean, whole.mean)
+    assert torch.equal(encoder.embed(images).vectors, whole.vectors)

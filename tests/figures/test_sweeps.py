@@ -19,16 +19,16 @@ def beats(one, other):
 def test_the_front_is_that_of_a_double_loop(columns, missing):
     rng = np.random.default_rng(columns)
     for n in (0, 1, 2, 40):
-        costs = rng.integers(0, 6, (n, columns)).astype(float)  # many ties
+        candidate_scores = rng.integers(0, 6, (n, columns)).astype(float)  # many ties
         if missing:
-            costs[rng.random(costs.shape) < 0.2] = np.nan
-        usable = [row for row in costs if not any(value != value for value in row)]
+            candidate_scores[rng.random(candidate_scores.shape) < 0.2] = np.nan
+        usable = [row for row in candidate_scores if not any(value != value for value in row)]
         expected = [
             not any(value != value for value in row)
             and not any(beats(other, row) for other in usable)
-            for row in costs
+            for row in candidate_scores
         ]
-        assert figures.pareto_front(costs).tolist() == expected
+        assert figures.pareto_front(candidate_scores).tolist() == expected
 
 
 def test_a_front_worked_out_by_hand():

@@ -5,7 +5,12 @@ from scipy.stats import norm
 
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig
-from rcir.losses import LossConfig, tuple_losses
+from rcir.losses import (
+    BayesianTripletOptions,
+    TripletOptions,
+    bayesian_tuple_loss,
+    triplet_tuple_loss,
+)
 
 TUPLES, NEGATIVES, DIM = 4, 3, 5
 VALID = torch.tensor([[1, 1, 1], [1, 0, 1], [0, 0, 1], [1, 1, 0]], dtype=torch.bool)
@@ -30,8 +35,8 @@ def parts(rows):
 
 
 def test_point_embeddings_get_the_mean_triplet_loss_of_their_valid_negatives(embedding):
-    losses = tuple_losses(Embedding(embedding.mean), VALID, LossConfig(0.4, "squared"))
-    for loss, (a, p, negatives) in zip(losses, parts(embedding.mean), strict=True):
+    losses = triplet_tuple_loss(embedding.vectors, VALID, TripletOptions(0.4, "squared"))
+    for loss, (a, p, negatives) in zip(losses, parts(embedding.vectors), strict=True):
         hinges = [max(0, ((a - p) ** 2).sum() - ((a - n) ** 2).sum() + 0.4) for n in negatives]
         assert loss.item() == pytest.approx(np.mean(hinges))
 
@@ -41,9 +46,10 @@ def test_gaussian_embeddings_get_likelihood_plus_divergence(embedding):
         ratio = DIM * variance[0]  # to the prior's variance, 1 / DIM
         return 0.5 * (DIM * (ratio - 1 - np.log(ratio)) + DIM * (mean**2).sum())
 
-    losses = tuple_losses(embedding, VALID, LossConfig(0.2, kl_scale=0.01))
+    options = BayesianTripletOptions(0.2, kl_scale=0.01)
+    losses = bayesian_tuple_loss(embedding.vectors, embedding.variance, VALID, options)
     for loss, (a, p, ns), (va, vp, vns) in zip(
-        losses, parts(embedding.mean), parts(embedding.variance), strict=True
+        losses, parts(embedding.vectors), parts(embedding.variance), strict=True
     ):
         nlls, divergences = [], []
         for n, vn in zip(ns, vns, strict=True):
@@ -58,16 +64,23 @@ def test_gaussian_embeddings_get_likelihood_plus_divergence(embedding):
 
 
 def test_invalid_negatives_get_no_gradient(embedding):
-    mean = embedding.mean.clone().requires_grad_()
+    mean = embedding.vectors.clone().requires_grad_()
     variance = embedding.variance.clone().requires_grad_()
-    tuple_losses(Embedding(mean, variance), VALID, LossConfig()).sum().backward()
+    bayesian_tuple_loss(mean, variance, VALID, BayesianTripletOptions()).sum().backward()
     untouched = torch.cat([torch.zeros(2 * TUPLES, dtype=torch.bool), ~VALID.flatten()])
     for leaf in (mean, variance):
         assert (leaf.grad[untouched] == 0).all()
         assert (leaf.grad[~untouched].abs().sum(1) > 0).all()
 
 
-@pytest.mark.parametrize("options", [{"margin": -0.1}, {"kl_scale": -1e-9}], ids=str)
-def test_negative_weights_are_refused(options):
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (TripletOptions, {"margin": -0.1}),
+        (BayesianTripletOptions, {"margin": -0.1}),
+        (BayesianTripletOptions, {"kl_scale": -1e-9}),
+    ],
+)
+def test_negative_weights_are_refused(kind, options):
     with pytest.raises(InvalidConfig, match="negative"):
-        LossConfig(**options)
+        kind(**options)

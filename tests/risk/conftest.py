@@ -43,9 +43,9 @@ def _queries(n, seed, depth=12, matches=0.25):
     return Rankings(uncertainty, depth, distances), relevant, totals
 
 
-def _outcomes(n, seed, depth=12, matches=0.25, adapter=None):
+def _outcomes(n, seed, depth=12, matches=0.25, score_function=None):
     rankings, relevant, totals = _queries(n, seed, depth, matches)
-    return Outcomes.of(adapter or Constant(), rankings, relevant, totals)
+    return Outcomes.of(score_function or Constant(), rankings, relevant, totals)
 
 
 def _describe(rankings, i, k, split):
@@ -113,5 +113,5 @@ def queries():
 
 @pytest.fixture(scope="session")
 def outcomes():
-    """Outcomes: `outcomes(n, seed, depth, matches, adapter)`."""
+    """Outcomes: `outcomes(n, seed, depth, matches, score_function)`."""
     return _outcomes

@@ -8,15 +8,17 @@ from rcir.risk import AbstentionController, Answered
 
 def draw(n, seed, ties=False):
     rng = np.random.default_rng(seed)
-    doubt = rng.uniform(size=n)
-    missed = rng.uniform(size=n) < doubt
-    return Answered(np.round(doubt, 2) if ties else doubt, missed)
+    selection_score = rng.uniform(size=n)
+    missed = rng.uniform(size=n) < selection_score
+    return Answered(np.round(selection_score, 2) if ties else selection_score, missed)
 
 
 def certainty(queries, threshold, alpha):
     """The p-value of "more than alpha of the queries answered are missed"."""
     answered = [
-        bool(m) for d, m in zip(queries.doubt, queries.missed, strict=True) if d <= threshold
+        bool(m)
+        for d, m in zip(queries.selection_score, queries.missed, strict=True)
+        if d <= threshold
     ]
     return binom.cdf(sum(answered), len(answered), alpha) if answered else 1.0
 
@@ -24,10 +26,13 @@ def certainty(queries, threshold, alpha):
 def naive(calibration, tuning, alpha, delta):
     """From the safest of 200 thresholds upwards as long as each is certified; None if none is.
 
-    A threshold is a thousandth above the doubt of a query, which may be seen again.
+    A threshold is a thousandth above the selection score of a query, which may be seen again.
     """
-    n = len(tuning.doubt)
-    ordered = [doubt + 1e-3 * abs(doubt) for doubt in sorted(tuning.doubt)]
+    n = len(tuning.selection_score)
+    ordered = [
+        selection_score + 1e-3 * abs(selection_score)
+        for selection_score in sorted(tuning.selection_score)
+    ]
     thresholds = sorted({ordered[int(i * (n - 1) / 199)] for i in range(200)})
     promise = [certainty(tuning, threshold, alpha) for threshold in thresholds]
     found = None
@@ -52,22 +57,22 @@ def test_the_threshold_is_that_of_a_loop_over_all_thresholds(seed, ties, alpha, 
         assert controller.threshold(alpha, delta) == expected
 
 
-def test_where_a_tenth_is_missed_at_every_doubt_all_or_nothing_is_answered():
-    doubt = np.linspace(0, 1, 1000)
-    queries = Answered(doubt, np.arange(1000) % 10 == 5)
+def test_where_a_tenth_is_missed_at_every_selection_score_all_or_nothing_is_answered():
+    selection_score = np.linspace(0, 1, 1000)
+    queries = Answered(selection_score, np.arange(1000) % 10 == 5)
     controller = AbstentionController(queries, queries)
-    assert controller.threshold(0.15, 0.1) == 1.001  # the largest doubt, and a thousandth
+    assert controller.threshold(0.15, 0.1) == 1.001  # the largest selection score, and a thousandth
     with pytest.raises(RiskUnattainable):
         controller.threshold(0.09, 1e-6)
 
 
 def test_the_first_threshold_that_fails_ends_the_search():
     # Below 0.5 none is missed, from there to 0.6 all, then 9,000 more none.
-    doubt = np.concatenate([np.linspace(0, 0.5, 500), np.linspace(0.51, 0.6, 500)])
-    doubt = np.concatenate([doubt, np.linspace(0.61, 1, 9000)])
-    missed = (doubt > 0.505) & (doubt < 0.605)
-    tuning = Answered(doubt[doubt < 0.605], missed[doubt < 0.605])
-    controller = AbstentionController(Answered(doubt, missed), tuning)
+    selection_score = np.concatenate([np.linspace(0, 0.5, 500), np.linspace(0.51, 0.6, 500)])
+    selection_score = np.concatenate([selection_score, np.linspace(0.61, 1, 9000)])
+    missed = (selection_score > 0.505) & (selection_score < 0.605)
+    tuning = Answered(selection_score[selection_score < 0.605], missed[selection_score < 0.605])
+    controller = AbstentionController(Answered(selection_score, missed), tuning)
     assert 0.45 < controller.threshold(0.1, 0.05) <= 0.53
 
 
@@ -86,21 +91,23 @@ def test_certainly_right_answers_are_all_given():
     assert AbstentionController(queries, queries).threshold(0.1, 0.1) == 1.001
 
 
-def test_a_query_whose_doubt_differs_in_its_last_digits_is_answered_alike():
-    for doubts in (np.linspace(0.2, 0.9, 22), -np.linspace(0.2, 0.9, 22)):
-        queries = Answered(doubts, np.zeros(22, bool))
+def test_a_query_whose_selection_score_differs_in_its_last_digits_is_answered_alike():
+    for selection_scores in (np.linspace(0.2, 0.9, 22), -np.linspace(0.2, 0.9, 22)):
+        queries = Answered(selection_scores, np.zeros(22, bool))
         threshold = AbstentionController(queries, queries).threshold(0.1, 0.1)
-        assert threshold == pytest.approx(doubts.max() + 1e-3 * abs(doubts.max()))
+        assert threshold == pytest.approx(
+            selection_scores.max() + 1e-3 * abs(selection_scores.max())
+        )
 
 
 @pytest.mark.parametrize(
-    ("doubt", "missed"),
+    ("selection_score", "missed"),
     [
         (np.zeros(3), np.zeros(2, bool)),
         (np.zeros(0), np.zeros(0, bool)),
         (np.zeros((2, 1)), np.zeros((2, 1), bool)),
     ],
 )
-def test_arrays_that_do_not_fit_together_are_refused(doubt, missed):
+def test_arrays_that_do_not_fit_together_are_refused(selection_score, missed):
     with pytest.raises(InvalidData, match="n >= 1"):
-        Answered(doubt, missed)
+        Answered(selection_score, missed)

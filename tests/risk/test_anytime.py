@@ -56,10 +56,10 @@ def test_it_is_the_bet_of_someone_who_follows_every_smaller_risk_query_by_query(
     n, delta = 300, 0.1
     risks = alpha * (np.arange(20_000) + 0.5) / 20_000
     for misses in (0, 3, 6, 7, 8, 60, 75, 90):
-        owned = np.ones(len(risks))
+        wealth = np.ones(len(risks))
         for missed in np.random.default_rng(misses).permutation(n) < misses:
-            owned *= risks / alpha if missed else (1 - risks) / (1 - alpha)
-        assert (owned.mean() >= 1 / delta) == (anytime_allowed_misses(n, alpha, delta) >= misses)
+            wealth *= risks / alpha if missed else (1 - risks) / (1 - alpha)
+        assert (wealth.mean() >= 1 / delta) == (anytime_allowed_misses(n, alpha, delta) >= misses)
 
 
 def test_more_queries_a_larger_risk_and_a_larger_delta_never_allow_fewer_misses():

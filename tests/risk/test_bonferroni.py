@@ -28,7 +28,7 @@ def test_misses_are_those_that_the_binomial_distribution_allows_at_delta_over_k(
     allowed = np.count_nonzero(binom.cdf(np.arange(600), 600, 0.3) <= 0.1 / among) - 1
     falling = np.sort(controller.calibration.scores)[::-1]
     found = decide_chosen(controller, Request(0.3, 0.1), among)
-    assert found.kappa == falling[allowed]
+    assert found.threshold == falling[allowed]
     assert found.n_calibration == 600
 
 
@@ -67,7 +67,7 @@ def test_what_cannot_be_certified_any_more_says_why_and_what_could_be(controller
     with pytest.raises(RiskUnattainable, match=r"among 12 retrievers, each .* delta / 12: ") as no:
         decide_chosen(controller, Request(served, 0.1), 12)
     assert "ask for alpha >=" in str(no.value)
-    assert decide_chosen(controller, Request(no.value.minimum_alpha, 0.1), 12).kappa >= 0
+    assert decide_chosen(controller, Request(no.value.minimum_alpha, 0.1), 12).threshold >= 0
 
 
 def _is_met(controller, alpha):

@@ -48,8 +48,8 @@ def test_logits_are_those_of_scikit_learns_trees_of_candidates_seen_one_by_one(
         subsample=0.5,
         random_state=0,
     ).fit(rows, found)
-    adapter = Boosted.fit(split, ranks)
-    hazard = adapter.hazard(asked)
+    score_function = Boosted.fit(split, ranks)
+    hazard = score_function.hazard(asked)
     for i, k in itertools.product(range(25), range(asked.depth)):
         if possible(asked, i, k):
             logit = model.decision_function([describe(asked, i, k, split)])[0]
@@ -63,7 +63,9 @@ def test_logits_are_those_of_scikit_learns_trees_of_candidates_seen_one_by_one(
 
 def test_prices_are_one_over_the_isotonic_fit_beyond_the_first_rank(fitted, one_key):
     asked = one_key(60, 2)[0]
-    for i, (row, hazard) in enumerate(zip(fitted.costs(asked), fitted.hazard(asked), strict=True)):
+    for i, (row, hazard) in enumerate(
+        zip(fitted.candidate_scores(asked), fitted.hazard(asked), strict=True)
+    ):
         chances = [h * math.prod(1 - g for g in hazard[:k]) for k, h in enumerate(hazard)]
         fit = IsotonicRegression(increasing=False).fit_transform(np.arange(8), chances[1:])
         there = asked.there[i]
@@ -72,26 +74,32 @@ def test_prices_are_one_over_the_isotonic_fit_beyond_the_first_rank(fitted, one_
         assert (row[~there] == np.inf).all()
 
 
-def test_sizes_and_doubts_of_one_query_are_those_of_many(fitted, one_key):
+def test_sizes_and_selection_scores_of_one_query_are_those_of_many(fitted, one_key):
     asked = one_key(30, 3)[0]
-    costs = fitted.costs(asked)
-    for kappa in (0.0, 1.5, 6.0, 40.0):
-        sizes = [int(fitted.sizes(asked[i : i + 1], kappa)[0]) for i in range(30)]
-        assert sizes == [sum(price <= kappa * (1 + 1e-3) for price in row) for row in costs]
-    doubts = [float(fitted.doubt(asked[i : i + 1], 2)[0]) for i in range(30)]
+    candidate_scores = fitted.candidate_scores(asked)
+    for threshold in (0.0, 1.5, 6.0, 40.0):
+        sizes = [int(fitted.sizes(asked[i : i + 1], threshold)[0]) for i in range(30)]
+        assert sizes == [
+            sum(price <= threshold * (1 + 1e-3) for price in row) for row in candidate_scores
+        ]
+    selection_scores = [float(fitted.selection_score(asked[i : i + 1], 2)[0]) for i in range(30)]
     expected = [math.prod(1 - h for h in row[:2]) for row in fitted.hazard(asked).tolist()]
-    assert doubts == pytest.approx(expected)
+    assert selection_scores == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("matches", ["some", "all", "none"])
 def test_a_stored_model_is_the_same_model(matches, one_key):
     rankings, relevant, _ = one_key(80, 0)
     ranks = {"some": first(relevant), "all": np.ones(80), "none": np.full(80, np.inf)}[matches]
-    adapter = Boosted.fit(rankings, ranks)
-    restored = Boosted.from_state({name: v.copy() for name, v in adapter.state().items()})
-    assert restored.repeats == adapter.repeats
-    np.testing.assert_array_equal(restored.costs(rankings), adapter.costs(rankings))
-    assert all(isinstance(v, np.ndarray) and v.dtype != object for v in adapter.state().values())
+    score_function = Boosted.fit(rankings, ranks)
+    restored = Boosted.from_state({name: v.copy() for name, v in score_function.state().items()})
+    assert restored.repeats == score_function.repeats
+    np.testing.assert_array_equal(
+        restored.candidate_scores(rankings), score_function.candidate_scores(rankings)
+    )
+    assert all(
+        isinstance(v, np.ndarray) and v.dtype != object for v in score_function.state().values()
+    )
 
 
 def test_candidates_that_always_or_never_match_leave_one_rate():

@@ -18,28 +18,35 @@ def part(seed, n=60, m=40, depth=12):
     rng = np.random.default_rng(seed)
     scores = rng.gamma(2, size=n).astype(np.float32)
     scores[rng.uniform(size=n) < 0.05] = np.inf
-    costs = np.sort(rng.gamma(2, size=(m, depth)).astype(np.float32), axis=1)
-    costs[:, 0] = 0
-    costs[: m // 4, depth // 2 :] = np.inf
-    return Certified(scores, costs)
+    candidate_scores = np.sort(rng.gamma(2, size=(m, depth)).astype(np.float32), axis=1)
+    candidate_scores[:, 0] = 0
+    candidate_scores[: m // 4, depth // 2 :] = np.inf
+    return Certified(scores, candidate_scores)
 
 
-def counted(scores, costs, alpha):
-    """Mean size by trying every kappa there is, the smallest first, and counting ranks.
+def counted(scores, candidate_scores, alpha):
+    """Mean size by trying every threshold there is, the smallest first, and counting ranks.
 
-    The ranks of a set may cost a thousandth more than kappa.
+    The ranks of a set may cost a thousandth more than threshold.
     """
-    for kappa in np.sort(scores):
-        if np.isfinite(kappa) and binom.cdf(np.sum(scores > kappa), len(scores), alpha) <= DELTA:
-            return np.mean([sum(price <= kappa * (1 + 1e-3) for price in row) for row in costs])
-    return np.mean([sum(np.isfinite(row)) for row in costs])
+    for threshold in np.sort(scores):
+        if (
+            np.isfinite(threshold)
+            and binom.cdf(np.sum(scores > threshold), len(scores), alpha) <= DELTA
+        ):
+            return np.mean(
+                [sum(price <= threshold * (1 + 1e-3) for price in row) for row in candidate_scores]
+            )
+    return np.mean([sum(np.isfinite(row)) for row in candidate_scores])
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.1, 0.2, 0.5, 0.9])
-def test_sizes_are_those_of_the_smallest_kappa_that_is_certified(alpha):
+def test_sizes_are_those_of_the_smallest_threshold_that_is_certified(alpha):
     one = part(0)
-    assert one.sizes(alpha, DELTA).mean() == pytest.approx(counted(one.scores, one.costs, alpha))
-    assert np.isfinite(one.kappa(alpha, DELTA)) == (alpha > 0.05)
+    assert one.sizes(alpha, DELTA).mean() == pytest.approx(
+        counted(one.scores, one.candidate_scores, alpha)
+    )
+    assert np.isfinite(one.threshold(alpha, DELTA)) == (alpha > 0.05)
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.1, 0.3, 0.9])
@@ -49,7 +56,7 @@ def test_other_queries_are_calibrated_and_measured_anew(alpha):
     calibrating, measured = rng.integers(60, size=(25, 60)), rng.integers(40, size=(25, 40))
     found = one.redrawn(calibrating, measured, alpha, DELTA)
     expected = [
-        counted(one.scores[first], one.costs[second], alpha)
+        counted(one.scores[first], one.candidate_scores[second], alpha)
         for first, second in zip(calibrating, measured, strict=True)
     ]
     assert found == pytest.approx(expected)
@@ -58,7 +65,7 @@ def test_other_queries_are_calibrated_and_measured_anew(alpha):
 def test_the_mean_is_over_all_measured_queries_of_all_parts():
     always = np.zeros((40, 12), np.float32), np.full((120, 12), np.inf, np.float32)
     always[1][:, 0] = 0
-    parts = [Certified(np.zeros(60, np.float32), costs) for costs in always]
+    parts = [Certified(np.zeros(60, np.float32), candidate_scores) for candidate_scores in always]
     expected = (40 * 12 + 120 * 1) / 160
     assert mean_size(parts, 0.2, DELTA) == expected
     np.testing.assert_array_equal(bootstrap([parts], 0.2, DELTA), np.full((1, 1000), expected))
@@ -68,7 +75,8 @@ def test_the_spread_is_that_of_a_naive_bootstrap():
     """With other random numbers, calibrated and measured by `counted`."""
     one, rng = part(5), np.random.default_rng(6)
     naive = [
-        counted(rng.choice(one.scores, 60), rng.choice(one.costs, 40), 0.2) for _ in range(500)
+        counted(rng.choice(one.scores, 60), rng.choice(one.candidate_scores, 40), 0.2)
+        for _ in range(500)
     ]
     drawn = bootstrap([[one]], 0.2, DELTA, draws=4000)[0]
     for share in (0.1, 0.5, 0.9):
@@ -183,9 +191,9 @@ def test_one_run_has_an_interval_and_no_difference():
 
 
 def test_what_is_not_certified_takes_the_whole_depth_in_every_draw():
-    costs = np.tile(np.arange(7, dtype=np.float32), (3, 1))
-    one = Certified(np.zeros(5, np.float32), costs)
-    assert one.kappa(0.1, DELTA) == np.inf
+    candidate_scores = np.tile(np.arange(7, dtype=np.float32), (3, 1))
+    one = Certified(np.zeros(5, np.float32), candidate_scores)
+    assert one.threshold(0.1, DELTA) == np.inf
     assert set(bootstrap([[one]], 0.1, DELTA).ravel().tolist()) == {7.0}
 
 

@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import binom
 
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.risk import ADAPTERS, Constant, Quantile, Rankings, fit_adapter
+from rcir.risk import SCORE_FUNCTIONS, Constant, Quantile, Rankings, fit_score_function
 
 ALPHAS = (0.05, 0.1, 0.2)
 SUITED = ("constant", "minmax", "quantile", "learned")  # to few queries without keys
@@ -27,41 +27,42 @@ def allowed(n, alpha, delta=0.1):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_auto_takes_what_needs_smaller_sets_where_uncertainty_tells(seed):
-    adapter, sizes = fit_adapter("auto", *draw("good", seed=seed))
-    assert adapter.name != "constant"
+    score_function, sizes = fit_score_function("auto", *draw("good", seed=seed))
+    assert score_function.name != "constant"
     for alpha in ALPHAS:
-        assert sizes[adapter.name][alpha] <= sizes["constant"][alpha]
-    assert sizes[adapter.name][0.1] < 0.9 * sizes["constant"][0.1]
+        assert sizes[score_function.name][alpha] <= sizes["constant"][alpha]
+    assert sizes[score_function.name][0.1] < 0.9 * sizes["constant"][0.1]
 
 
 @pytest.mark.parametrize("kind", ["noise", "wrong"])
 @pytest.mark.parametrize("seed", range(4))
 def test_auto_takes_none_that_scales_with_uncertainty_where_it_misleads(kind, seed):
-    adapter, sizes = fit_adapter("auto", *draw(kind, seed=seed))
-    assert adapter.name in ("constant", "learned")  # which can learn to disregard it
-    assert all(sizes[adapter.name][alpha] <= sizes["constant"][alpha] for alpha in ALPHAS)
+    score_function, sizes = fit_score_function("auto", *draw(kind, seed=seed))
+    assert score_function.name in ("constant", "learned")  # which can learn to disregard it
+    assert all(sizes[score_function.name][alpha] <= sizes["constant"][alpha] for alpha in ALPHAS)
     assert max(sizes["quantile"][a] / sizes["constant"][a] for a in ALPHAS) > 1
 
 
 def test_auto_takes_a_constant_where_no_query_needs_more_than_one():
     rng = np.random.default_rng(0)
     assert (
-        fit_adapter("auto", Rankings(rng.uniform(size=500), 20), np.ones(500))[0].name == "constant"
+        fit_score_function("auto", Rankings(rng.uniform(size=500), 20), np.ones(500))[0].name
+        == "constant"
     )
 
 
 def test_whatever_auto_takes_queries_that_look_alike_get_sets_of_one_size():
     ranks = np.random.default_rng(1).choice([1.0, 2.0, 3.0, 7.0], 500, p=[0.5, 0.3, 0.1, 0.1])
     alike = Rankings(np.zeros(500), 20)
-    adapter, _ = fit_adapter("auto", alike, ranks)
-    for kappa in (0.0, 1.5, 9.0, 80.0):
-        assert len(set(adapter.sizes(alike, kappa).tolist())) == 1
+    score_function, _ = fit_score_function("auto", alike, ranks)
+    for threshold in (0.0, 1.5, 9.0, 80.0):
+        assert len(set(score_function.sizes(alike, threshold).tolist())) == 1
 
 
 @pytest.mark.parametrize("kind", ["good", "noise", "wrong"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_choice_is_the_smallest_mean_ratio_of_those_never_larger_than_constant(kind, seed):
-    adapter, sizes = fit_adapter("auto", *draw(kind, n=300, seed=seed))
+    score_function, sizes = fit_score_function("auto", *draw(kind, n=300, seed=seed))
     assert tuple(sizes) == SUITED
     ratios = {
         name: [sizes[name][alpha] / sizes["constant"][alpha] for alpha in sizes["constant"]]
@@ -69,13 +70,13 @@ def test_the_choice_is_the_smallest_mean_ratio_of_those_never_larger_than_consta
     }
     eligible = [name for name in sizes if max(ratios[name]) <= 1]
     best = min(eligible, key=lambda name: math.prod(ratios[name]))
-    assert adapter.name == best
+    assert score_function.name == best
 
 
 @pytest.mark.parametrize("n", [50, 203, 800])
 def test_constant_is_compared_at_the_smallest_size_with_few_enough_misses(n):
     rankings, ranks = draw("good", n)
-    _, sizes = fit_adapter("auto", rankings, ranks)
+    _, sizes = fit_score_function("auto", rankings, ranks)
     expected = {}
     for alpha in ALPHAS:
         if allowed(n, alpha) >= 0:
@@ -87,39 +88,39 @@ def test_constant_is_compared_at_the_smallest_size_with_few_enough_misses(n):
 
 def test_quantile_is_compared_on_queries_that_it_was_not_fitted_on():
     rankings, ranks = draw("good", 203)
-    _, sizes = fit_adapter("auto", rankings, ranks)
+    _, sizes = fit_score_function("auto", rankings, ranks)
     scales = []
     for i, u in enumerate(rankings.uncertainty):
         others = [v for j, v in enumerate(rankings.uncertainty) if j % 5 != i % 5]
         scales.append(max(1, sum(v <= u * (1 + 1e-3) for v in others)) / len(others))
     needed = sorted((rank - 1) / scale for rank, scale in zip(ranks, scales, strict=True))[::-1]
     for alpha in ALPHAS:
-        kappa = needed[allowed(203, alpha)] * (1 + 1e-3)  # which the sets are allowed
-        each = [min(80, 1 + int(kappa * scale)) for scale in scales]
+        threshold = needed[allowed(203, alpha)] * (1 + 1e-3)  # which the sets are allowed
+        each = [min(80, 1 + int(threshold * scale)) for scale in scales]
         assert sizes["quantile"][alpha] == pytest.approx(np.mean(each), rel=1e-9)
 
 
-def test_the_chosen_adapter_is_fitted_on_the_whole_split():
+def test_the_chosen_score_function_is_fitted_on_the_whole_split():
     for seed in range(20):
         rankings, ranks = draw("good", 203, seed)
-        adapter, _ = fit_adapter("auto", rankings, ranks)
-        if isinstance(adapter, Quantile):
+        score_function, _ = fit_score_function("auto", rankings, ranks)
+        if isinstance(score_function, Quantile):
             break
-    assert adapter.state()["sample"].tolist() == sorted(rankings.uncertainty.tolist())
+    assert score_function.state()["sample"].tolist() == sorted(rankings.uncertainty.tolist())
 
 
 def test_levels_that_nothing_attains_are_left_out_of_the_comparison():
     rankings, ranks = draw("good", 400)
     ranks[::8] = np.inf  # an eighth is lost
-    _, sizes = fit_adapter("auto", rankings, ranks)
+    _, sizes = fit_score_function("auto", rankings, ranks)
     assert {name: tuple(sizes[name]) for name in sizes} == dict.fromkeys(SUITED, (0.2,))
-    adapter, sizes = fit_adapter("auto", rankings, np.full(400, np.inf))
-    assert adapter.name == "constant"
+    score_function, sizes = fit_score_function("auto", rankings, np.full(400, np.inf))
+    assert score_function.name == "constant"
     assert sizes == {name: {} for name in SUITED}
 
 
 def test_other_levels_can_be_compared():
-    _, sizes = fit_adapter("auto", *draw("good"), alphas=(0.15,), delta=0.01)
+    _, sizes = fit_score_function("auto", *draw("good"), alphas=(0.15,), delta=0.01)
     assert tuple(sizes["constant"]) == (0.15,)
     ranks = draw("good")[1]
     few = allowed(800, 0.15, 0.01)
@@ -130,33 +131,33 @@ def test_other_levels_can_be_compared():
 @pytest.mark.parametrize("n", [2, 49])
 def test_too_few_queries_to_compare_on_leave_a_constant(n):
     rankings, ranks = draw("good", n)
-    adapter, sizes = fit_adapter("auto", rankings, ranks)
-    assert isinstance(adapter, Constant)
+    score_function, sizes = fit_score_function("auto", rankings, ranks)
+    assert isinstance(score_function, Constant)
     assert sizes == {}
 
 
-@pytest.mark.parametrize("name", ADAPTERS)
-def test_a_named_adapter_is_fitted_without_a_comparison(name):
+@pytest.mark.parametrize("name", SCORE_FUNCTIONS)
+def test_a_named_score_function_is_fitted_without_a_comparison(name):
     rankings, ranks = draw("good", 100)
     rankings = replace(rankings, keys=np.tile(np.arange(80), (100, 1)))
-    adapter, sizes = fit_adapter(name, rankings, ranks)
-    assert type(adapter) is ADAPTERS[name]
+    score_function, sizes = fit_score_function(name, rankings, ranks)
+    assert type(score_function) is SCORE_FUNCTIONS[name]
     assert sizes == {}
-    expected = ADAPTERS[name].fit(rankings, ranks).state()
-    for key, values in adapter.state().items():
+    expected = SCORE_FUNCTIONS[name].fit(rankings, ranks).state()
+    for key, values in score_function.state().items():
         np.testing.assert_array_equal(values, expected[key])
 
 
 def test_an_unknown_name_is_refused_with_the_choices():
     with pytest.raises(InvalidConfig, match="quantile, learned, boosted, reranked, auto"):
-        fit_adapter("best", *draw("good", 100))
+        fit_score_function("best", *draw("good", 100))
 
 
-@pytest.mark.parametrize("name", ["auto", *ADAPTERS])
+@pytest.mark.parametrize("name", ["auto", *SCORE_FUNCTIONS])
 def test_a_split_that_makes_no_sense_is_refused(name):
     rankings, ranks = draw("good", 100)
     for bad in (ranks[:-1], np.full(100, 81.0), np.full(100, np.nan)):
         with pytest.raises(InvalidData, match="ranks must be"):
-            fit_adapter(name, rankings, bad)
+            fit_score_function(name, rankings, bad)
     with pytest.raises(InvalidData, match="at least 2"):
-        fit_adapter(name, rankings[:1], ranks[:1])
+        fit_score_function(name, rankings[:1], ranks[:1])

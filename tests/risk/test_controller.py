@@ -24,17 +24,17 @@ from rcir.risk import (
 from rcir.risk.outcomes import Risk
 
 SEVERAL = {"miss": 0.3, "false-discovery": 0.7}
-ADAPTER = Quantile(np.linspace(0, 1, 37))
+SCORE_FUNCTION = Quantile(np.linspace(0, 1, 37))
 
 
 @pytest.fixture(scope="module")
 def tuning(outcomes):
-    return outcomes(200, 1, matches=0.5, adapter=ADAPTER)
+    return outcomes(200, 1, matches=0.5, score_function=SCORE_FUNCTION)
 
 
 @pytest.fixture(scope="module")
 def calibration(outcomes):
-    return outcomes(500, 0, matches=0.5, adapter=ADAPTER)
+    return outcomes(500, 0, matches=0.5, score_function=SCORE_FUNCTION)
 
 
 @pytest.fixture(scope="module")
@@ -44,19 +44,21 @@ def groups():
 
 @pytest.fixture(scope="module")
 def control(tuning, calibration, groups):
-    return RiskController(ADAPTER, tuning, calibration, groups=groups)
+    return RiskController(SCORE_FUNCTION, tuning, calibration, groups=groups)
 
 
 def smallest(outcomes, allowed):
-    """The smallest kappa at which at most that many sets hold no true match."""
-    for kappa in np.unique(outcomes.costs):
+    """The smallest threshold at which at most that many sets hold no true match."""
+    for threshold in np.unique(outcomes.candidate_scores):
         missed = sum(
-            not row[costs <= kappa].any()
-            for row, costs in zip(outcomes.relevant, outcomes.costs, strict=True)
+            not row[candidate_scores <= threshold].any()
+            for row, candidate_scores in zip(
+                outcomes.relevant, outcomes.candidate_scores, strict=True
+            )
         )
         if missed <= allowed:
-            return float(kappa)
-    raise AssertionError("no kappa is enough")
+            return float(threshold)
+    raise AssertionError("no threshold is enough")
 
 
 def most(n, alpha, delta):
@@ -67,9 +69,13 @@ def most(n, alpha, delta):
 def test_the_miss_risk_is_decided_by_the_exact_bound(alpha, delta, control, calibration):
     decision = control.decide(Request(alpha, delta))
     allowed = most(500, alpha, delta)
-    assert decision.kappa == smallest(calibration, allowed)
+    assert decision.threshold == smallest(calibration, allowed)
     assert decision.risk_bound == pytest.approx(beta.isf(delta, allowed + 1, 500 - allowed))
-    assert (decision.threshold, decision.bound, decision.n_calibration) == (None, "binomial", 500)
+    assert (decision.selection_threshold, decision.bound, decision.n_calibration) == (
+        None,
+        "binomial",
+        500,
+    )
 
 
 @pytest.mark.parametrize("group", ["a", "b", "c"])
@@ -77,14 +83,14 @@ def test_a_group_is_decided_by_its_own_queries(group, control, calibration, grou
     rows = np.array([name == group for name in groups])
     n = int(rows.sum())
     decision = control.decide(Request(0.3, 0.1, group=group))
-    assert decision.kappa == smallest(calibration.subset(rows), most(n, 0.3, 0.1))
+    assert decision.threshold == smallest(calibration.subset(rows), most(n, 0.3, 0.1))
     assert decision.n_calibration == n
     assert control.miss(group).n_calibration == n
 
 
 def test_every_other_statement_can_be_had_of_a_group(tuning, control, calibration, groups):
     own = calibration.subset(groups == "b")
-    alone = RiskController(ADAPTER, tuning, own)
+    alone = RiskController(SCORE_FUNCTION, tuning, own)
     for options in ({"risk": "recall"}, {"risk": "false-discovery"}, {"abstain": True}):
         asked, expected = Request(0.6, 0.1, group="b", **options), Request(0.6, 0.1, **options)
         assert control.decide(asked) == alone.decide(expected)
@@ -95,7 +101,7 @@ def test_levels_that_hold_at_once_pay_the_band(control, calibration, naive_local
     decision = control.decide(Request(0.3, 0.1, simultaneous=True))
     level = naive_local_level(500, 0.1)
     allowed = max(m for m in range(500) if binom.cdf(m, 500, 0.3) <= level)
-    assert decision.kappa == smallest(calibration, allowed)
+    assert decision.threshold == smallest(calibration, allowed)
     assert decision.bound == "band"
     expected = beta.isf(level, allowed + 1, 500 - allowed)
     assert decision.risk_bound == pytest.approx(expected, rel=1e-6)
@@ -103,11 +109,13 @@ def test_levels_that_hold_at_once_pay_the_band(control, calibration, naive_local
 
 def test_without_delta_the_guarantee_is_marginal(control, calibration, tuning):
     decision = control.decide(Request(0.2, None))
-    assert decision.kappa == smallest(calibration, math.floor(0.2 * 501) - 1)
+    assert decision.threshold == smallest(calibration, math.floor(0.2 * 501) - 1)
     assert decision.bound == "conformal"
     assert decision.risk_bound == pytest.approx(100 / 501)
     recall = control.decide(Request(0.5, None, risk="recall"))
-    assert recall.kappa == MonotoneController(calibration, tuning, "recall").kappa(0.5, None)
+    assert recall.threshold == MonotoneController(calibration, tuning, "recall").threshold(
+        0.5, None
+    )
     assert recall.bound == "conformal"
 
 
@@ -116,16 +124,18 @@ def test_without_delta_the_guarantee_is_marginal(control, calibration, tuning):
     [("binomial", "hoeffding-bentkus"), ("hoeffding", "hoeffding"), ("betting", "betting")],
 )
 def test_decisions_are_those_of_the_controllers_beneath(bound, means, tuning, calibration):
-    control = RiskController(ADAPTER, tuning, calibration, bound)
+    control = RiskController(SCORE_FUNCTION, tuning, calibration, bound)
     recall = control.decide(Request(0.6, 0.1, risk="recall"))
-    assert recall.kappa == MonotoneController(calibration, tuning, "recall", means).kappa(0.6, 0.1)
+    assert recall.threshold == MonotoneController(calibration, tuning, "recall", means).threshold(
+        0.6, 0.1
+    )
     assert (recall.bound, recall.risk_bound) == (means, 0.6)
     joint = JointController(calibration, tuning, means)
     discovery = control.decide(Request(0.6, 0.1, risk="false-discovery"))
-    assert discovery.kappa == joint.kappa({"false-discovery": 0.6}, 0.1)
+    assert discovery.threshold == joint.threshold({"false-discovery": 0.6}, 0.1)
     assert (discovery.bound, discovery.risk_bound) == (means, 0.6)
     several = control.decide(Request(SEVERAL, 0.1))
-    assert several.kappa == joint.kappa(SEVERAL, 0.1)
+    assert several.threshold == joint.threshold(SEVERAL, 0.1)
     assert several.risk_bound is None
     assert control.decide(Request(0.3, 0.1)).bound == bound
 
@@ -135,30 +145,34 @@ def test_abstention_watches_the_first_candidate_and_answers_with_one_or_none(
 ):
     first = (Answered(o.uncertainty, ~o.relevant[:, 0]) for o in (calibration, tuning))
     decision = control.decide(Request(0.25, 0.1, abstain=True))
-    assert decision.threshold == AbstentionController(*first).threshold(0.25, 0.1)
-    assert (decision.kappa, decision.risk_bound) == (0.0, 0.25)
+    assert decision.selection_threshold == AbstentionController(*first).threshold(0.25, 0.1)
+    assert (decision.threshold, decision.risk_bound) == (0.0, 0.25)
     asked = queries(300, 9)[0]
     sizes = control.sizes(asked, decision)
-    assert sizes.tolist() == [int(u <= decision.threshold) for u in asked.uncertainty]
+    assert sizes.tolist() == [int(u <= decision.selection_threshold) for u in asked.uncertainty]
     assert set(sizes.tolist()) == {0, 1}
 
 
-def test_abstention_goes_by_the_doubt_of_a_learned_adapter(queries):
+def test_abstention_goes_by_the_selection_score_of_a_learned_score_function(queries):
     split, tuned, asked = (queries(600, seed) for seed in range(3))
     ranks = [row.index(True) + 1.0 if True in row else np.inf for row in split[1].tolist()]
-    adapter = Learned.fit(split[0], np.array(ranks))
-    control = RiskController(adapter, Outcomes.of(adapter, *tuned), Outcomes.of(adapter, *asked))
+    score_function = Learned.fit(split[0], np.array(ranks))
+    control = RiskController(
+        score_function, Outcomes.of(score_function, *tuned), Outcomes.of(score_function, *asked)
+    )
     decision = control.decide(Request(0.25, 0.1, abstain=True))
-    doubt = 1 - adapter.hazard(asked[0])[:, 0]
+    selection_score = 1 - score_function.hazard(asked[0])[:, 0]
     answered = control.sizes(asked[0], decision) == 1
-    assert answered.tolist() == (doubt <= decision.threshold).tolist()
+    assert answered.tolist() == (selection_score <= decision.selection_threshold).tolist()
     missed = int((~asked[1][answered, 0]).sum())
     assert binom.cdf(missed, int(answered.sum()), 0.25) <= 0.1
 
 
-def test_sizes_are_the_ranks_that_kappa_pays_for(control, queries):
+def test_sizes_are_the_ranks_that_threshold_pays_for(control, queries):
     asked, decision = queries(50, 9)[0], control.decide(Request(0.2, 0.1))
-    expected = (ADAPTER.costs(asked) <= decision.kappa * (1 + 1e-3)).sum(axis=1)
+    expected = (SCORE_FUNCTION.candidate_scores(asked) <= decision.threshold * (1 + 1e-3)).sum(
+        axis=1
+    )
     assert control.sizes(asked, decision).tolist() == expected.tolist()
     assert control.depth == 12
 
@@ -201,7 +215,7 @@ def test_an_unknown_group_is_refused_with_those_there_are(control, tuning, calib
     with pytest.raises(InvalidConfig, match=r"group 'd' has no .*; there are 'a', 'b', 'c'"):
         control.decide(Request(0.3, 0.1, group="d"))
     with pytest.raises(InvalidConfig, match="none have a group"):
-        RiskController(ADAPTER, tuning, calibration).decide(Request(0.3, 0.1, group="a"))
+        RiskController(SCORE_FUNCTION, tuning, calibration).decide(Request(0.3, 0.1, group="a"))
 
 
 @pytest.mark.parametrize(
@@ -234,9 +248,9 @@ def test_parts_that_do_not_fit_together_are_refused(tuning, calibration, outcome
     with pytest.raises(InvalidData, match="other depths"):
         RiskController(Constant(), outcomes(20, 0, depth=5), calibration)
     with pytest.raises(InvalidData, match="500 calibration queries"):
-        RiskController(ADAPTER, tuning, calibration, groups=np.array(["a"] * 499))
+        RiskController(SCORE_FUNCTION, tuning, calibration, groups=np.array(["a"] * 499))
     with pytest.raises(InvalidConfig, match="choose one of"):
-        RiskController(ADAPTER, tuning, calibration, bound="normal")
+        RiskController(SCORE_FUNCTION, tuning, calibration, bound="normal")
 
 
 def test_a_copy_between_processes_answers_alike(control):
@@ -248,24 +262,26 @@ def test_a_copy_between_processes_answers_alike(control):
 def test_calibrations_that_grow_hold_at_every_moment(control, tuning, calibration):
     decision = control.decide(Request(0.3, 0.1, anytime=True))
     assert (decision.bound, decision.risk_bound) == ("anytime", 0.3)
-    assert decision.kappa == smallest(calibration, anytime_allowed_misses(500, 0.3, 0.1))
-    growing = RiskController(ADAPTER, tuning, calibration, growing=True)
+    assert decision.threshold == smallest(calibration, anytime_allowed_misses(500, 0.3, 0.1))
+    growing = RiskController(SCORE_FUNCTION, tuning, calibration, growing=True)
     assert growing.decide(Request(0.3, 0.1, anytime=True)) == decision
     for options in ({}, {"risk": "recall"}, {"abstain": True}, {"simultaneous": True}):
         with pytest.raises(InvalidConfig, match=r"added one by one, .*: ask with anytime=True"):
             growing.decide(Request(0.3, 0.1, **options))
 
 
-def test_a_risk_with_an_adapter_of_its_own_is_decided_by_it_alone(tuning, calibration, outcomes):
+def test_a_risk_with_an_score_function_of_its_own_is_decided_by_it_alone(
+    tuning, calibration, outcomes
+):
     constant = RiskController(
         Constant(), *(outcomes(n, s, matches=0.5) for n, s in ((200, 1), (500, 0)))
     )
-    control = RiskController(ADAPTER, tuning, calibration, own={"recall": constant})
+    control = RiskController(SCORE_FUNCTION, tuning, calibration, own={"recall": constant})
     recall = Request(0.6, 0.1, risk="recall")
     assert control.for_risk(recall) is constant
     assert control.for_risk(Request({"recall": 0.6}, 0.1)) is constant
-    assert constant.decide(recall).kappa % 1 == 0  # which counts ranks
-    assert control.decide(recall).kappa % 1 != 0
+    assert constant.decide(recall).threshold % 1 == 0  # which counts ranks
+    assert control.decide(recall).threshold % 1 != 0
     for request in (
         Request(0.6, 0.1),
         Request(0.6, 0.1, abstain=True),
@@ -275,20 +291,20 @@ def test_a_risk_with_an_adapter_of_its_own_is_decided_by_it_alone(tuning, calibr
         assert control.for_risk(request) is control
 
 
-def test_an_adapter_whose_numbers_were_changed_is_noticed(queries):
+def test_an_score_function_whose_numbers_were_changed_is_noticed(queries):
     split, tuned, asked = (queries(300, seed) for seed in range(3))
     for kind, name in ((Learned, "weights"), (Boosted, "trees"), (MatchProbability, "weights")):
-        adapter = kind.fit(*split[:2])
+        score_function = kind.fit(*split[:2])
         control = RiskController(
-            adapter, Outcomes.of(adapter, *tuned), Outcomes.of(adapter, *asked)
+            score_function, Outcomes.of(score_function, *tuned), Outcomes.of(score_function, *asked)
         )
         assert control.intact
-        values = getattr(adapter, name)
+        values = getattr(score_function, name)
         values = values if name == "weights" else values["threshold"][0]
         kept = float(values[0])
         values[0] += 1e-9
         assert not control.intact
         values[0] = kept
         assert control.intact
-    adapter.intercept += 1
+    score_function.intercept += 1
     assert not control.intact

@@ -27,7 +27,7 @@ def test_the_p_values_are_those_of_scipy(shift, later):
     ]
     expected = {
         "uncertainty": ks_2samp(calibration.uncertainty, recent.uncertainty).pvalue,
-        "score": ks_2samp(*ranks).pvalue,  # a constant adapter's prices are in their order
+        "score": ks_2samp(*ranks).pvalue,  # a constant score function's prices are in their order
     }
     assert found.p_values == pytest.approx(expected)
     assert found.p_value == pytest.approx(min(1.0, 2 * min(expected.values())))
@@ -69,11 +69,11 @@ def test_queries_without_a_match_count_as_the_largest_score():
 @pytest.mark.parametrize("alpha", [0.05, 0.3])
 def test_a_certified_risk_is_tested_by_scipys_binomial_test(later, alpha):
     calibration, recent = draw(300, 0), draw(80, 1, later=later)
-    kappa = float(np.sort(calibration.scores)[-20])
+    threshold = float(np.sort(calibration.scores)[-20])
     plain = check_exchangeability(calibration, recent)
-    found = check_exchangeability(calibration, recent, certified=(kappa, alpha))
-    # A constant adapter's kappa is a number of ranks, counted from 0.
-    misses = sum(not any(row[: int(kappa) + 1]) for row in recent.relevant.tolist())
+    found = check_exchangeability(calibration, recent, certified=(threshold, alpha))
+    # A constant score function's threshold is a number of ranks, counted from 0.
+    misses = sum(not any(row[: int(threshold) + 1]) for row in recent.relevant.tolist())
     expected = binomtest(misses, 80, alpha, alternative="greater").pvalue
     assert 0 < misses < 80
     assert found.p_values == pytest.approx({**plain.p_values, "risk": expected})
@@ -90,7 +90,7 @@ def test_no_miss_is_no_evidence_of_a_risk():
     assert (found.misses, found.p_values["risk"]) == (0, 1.0)
 
 
-def test_queries_without_a_match_are_missed_at_any_kappa():
+def test_queries_without_a_match_are_missed_at_any_threshold():
     none = np.zeros((100, 8), bool)
     lost = Outcomes.of(Constant(), Rankings(draw(100, 5).uncertainty, 8), none, np.zeros(100, int))
     assert check_exchangeability(lost, lost, certified=(7.0, 0.5)).misses == 100

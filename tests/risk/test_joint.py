@@ -66,8 +66,10 @@ def test_holm_s_thresholds_are_met_with_equality():
 
 @pytest.fixture(scope="module")
 def pair(outcomes):
-    adapter = Quantile(np.linspace(0, 1, 37))
-    draws = [outcomes(n, s, matches=0.5, adapter=adapter) for n, s in ((400, 3), (150, 4))]
+    score_function = Quantile(np.linspace(0, 1, 37))
+    draws = [
+        outcomes(n, s, matches=0.5, score_function=score_function) for n, s in ((400, 3), (150, 4))
+    ]
     return tuple(draws)
 
 
@@ -80,13 +82,13 @@ def loss(risk, held, relevant, total):
     return 1 - hits / int(held.sum())
 
 
-def worst_p_values(outcomes, kappas, alphas, naive_p_value):
-    """Of the sets of each kappa, whose ranks may cost a thousandth more than it."""
+def worst_p_values(outcomes, thresholds, alphas, naive_p_value):
+    """Of the sets of each threshold, whose ranks may cost a thousandth more than it."""
     values = []
-    for kappa in kappas.tolist():
+    for threshold in thresholds.tolist():
         each = []
         for risk, alpha in alphas.items():
-            held = outcomes.costs <= kappa * (1 + 1e-3)
+            held = outcomes.candidate_scores <= threshold * (1 + 1e-3)
             rows = zip(held, outcomes.relevant, outcomes.totals, strict=True)
             total = sum(loss(risk, *row) for row in rows)
             bound = "binomial" if risk == "miss" else "hoeffding-bentkus"
@@ -97,27 +99,33 @@ def worst_p_values(outcomes, kappas, alphas, naive_p_value):
 
 @pytest.mark.parametrize(("alphas", "delta"), ASKED)
 @pytest.mark.parametrize("procedure", ["fixed-sequence", "bonferroni-holm"])
-def test_kappa_is_the_best_of_those_that_the_tests_certify(
+def test_threshold_is_the_best_of_those_that_the_tests_certify(
     alphas, delta, procedure, pair, naive_p_value
 ):
     calibration, tuning = pair
     controller = JointController(calibration, tuning, procedure=procedure)
-    values = worst_p_values(calibration, controller.kappas, alphas, naive_p_value)
+    values = worst_p_values(calibration, controller.thresholds, alphas, naive_p_value)
     if procedure == "fixed-sequence":
-        promise = worst_p_values(tuning, controller.kappas, alphas, naive_p_value)
+        promise = worst_p_values(tuning, controller.thresholds, alphas, naive_p_value)
         order = sorted(range(len(values)), key=lambda i: promise[i])
         rejected = naive_fixed_sequence([values[i] for i in order], delta)
-        certified = [controller.kappas[i] for i, good in zip(order, rejected, strict=True) if good]
+        certified = [
+            controller.thresholds[i] for i, good in zip(order, rejected, strict=True) if good
+        ]
     else:
         rejected = naive_bonferroni_holm(values, delta)
-        certified = [kappa for kappa, good in zip(controller.kappas, rejected, strict=True) if good]
+        certified = [
+            threshold
+            for threshold, good in zip(controller.thresholds, rejected, strict=True)
+            if good
+        ]
     if not certified:
         with pytest.raises(RiskUnattainable):
-            controller.kappa(alphas, delta)
+            controller.threshold(alphas, delta)
     elif alphas.keys() == {"false-discovery"}:
-        assert controller.kappa(alphas, delta) == max(certified)
+        assert controller.threshold(alphas, delta) == max(certified)
     else:
-        assert controller.kappa(alphas, delta) == min(certified)
+        assert controller.threshold(alphas, delta) == min(certified)
 
 
 @pytest.mark.parametrize(("late", "expected"), [(134, 0.0), (135, 1.0)])
@@ -126,52 +134,52 @@ def test_misses_are_bounded_exactly(late, expected):
     relevant = np.repeat([[True, False], [False, True]], [3000 - late, late], axis=0)
     queries = Rankings(np.zeros(3000), 2)
     asked = Outcomes.of(Constant(), queries, relevant, np.ones(3000, int))
-    assert JointController(asked, asked).kappa({"miss": 0.05}, 0.1) == expected
+    assert JointController(asked, asked).threshold({"miss": 0.05}, 0.1) == expected
 
 
 def test_some_of_the_asked_levels_are_certified_and_some_are_not(pair):
     attained = 0
     for alphas, delta in ASKED:
         try:
-            JointController(*pair).kappa(alphas, delta)
+            JointController(*pair).threshold(alphas, delta)
         except RiskUnattainable:
             continue
         attained += 1
     assert attained >= 4
 
 
-def test_the_kappas_come_from_the_tuning_queries_and_span_all_their_sets(pair):
+def test_the_thresholds_come_from_the_tuning_queries_and_span_all_their_sets(pair):
     calibration, tuning = pair
-    kappas = JointController(calibration, tuning).kappas
-    np.testing.assert_array_equal(kappas, JointController(tuning, tuning).kappas)
-    finite = tuning.costs[np.isfinite(tuning.costs)]
-    assert set(kappas.tolist()) <= set(finite.tolist())
-    assert (kappas[0], kappas[-1]) == (0, finite.max())
-    assert len(kappas) <= 256
-    assert (np.diff(kappas) > 0).all()
+    thresholds = JointController(calibration, tuning).thresholds
+    np.testing.assert_array_equal(thresholds, JointController(tuning, tuning).thresholds)
+    finite = tuning.candidate_scores[np.isfinite(tuning.candidate_scores)]
+    assert set(thresholds.tolist()) <= set(finite.tolist())
+    assert (thresholds[0], thresholds[-1]) == (0, finite.max())
+    assert len(thresholds) <= 256
+    assert (np.diff(thresholds) > 0).all()
 
 
-def test_with_few_prices_every_one_is_a_kappa(outcomes):
+def test_with_few_prices_every_one_is_a_threshold(outcomes):
     asked = outcomes(100, 5)
-    assert JointController(asked, asked).kappas.tolist() == list(range(12))
+    assert JointController(asked, asked).thresholds.tolist() == list(range(12))
 
 
 def test_the_smallest_attainable_alpha_is_told_to_four_decimals(pair):
     controller = JointController(*pair)
     for risk in ("miss", "recall", "false-discovery"):
         with pytest.raises(RiskUnattainable, match=f"{risk} 0.001 at delta = 0.1") as caught:
-            controller.kappa({risk: 0.001}, 0.1)
+            controller.threshold({risk: 0.001}, 0.1)
         minimum = caught.value.minimum_alpha
         assert f"{minimum:.4f}" in str(caught.value)
         assert minimum == round(minimum, 4)
-        assert controller.kappa({risk: minimum}, 0.1) >= 0
+        assert controller.threshold({risk: minimum}, 0.1) >= 0
         with pytest.raises(RiskUnattainable):
-            controller.kappa({risk: minimum - 1e-4}, 0.1)
+            controller.threshold({risk: minimum - 1e-4}, 0.1)
 
 
 def test_risks_that_cannot_hold_together_are_told_what_each_alone_could_have(pair):
     with pytest.raises(RiskUnattainable, match="each alone: miss 0") as caught:
-        JointController(*pair).kappa({"miss": 0.01, "false-discovery": 0.01}, 0.1)
+        JointController(*pair).threshold({"miss": 0.01, "false-discovery": 0.01}, 0.1)
     assert caught.value.minimum_alpha is None
 
 
@@ -183,6 +191,6 @@ def test_nothing_is_attainable_without_a_true_match():
 
 def test_no_risk_and_an_unknown_risk_are_refused(pair):
     with pytest.raises(InvalidConfig, match="no risk"):
-        JointController(*pair).kappa({}, 0.1)
+        JointController(*pair).threshold({}, 0.1)
     with pytest.raises(InvalidConfig, match="choose one of miss, recall, false-discovery"):
-        JointController(*pair).kappa({"precision": 0.1}, 0.1)
+        JointController(*pair).threshold({"precision": 0.1}, 0.1)

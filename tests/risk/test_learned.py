@@ -55,19 +55,19 @@ def test_the_hazard_is_a_logistic_model_of_candidates_seen_one_by_one(
 ):
     split, ranks = draw(120, 0, known, depth, repeats)
     asked, _ = draw(25, 1, known, depth)
-    adapter = Learned.fit(split, ranks)
-    assert adapter.repeats == (repeats or "keys" not in known)
+    score_function = Learned.fit(split, ranks)
+    assert score_function.repeats == (repeats or "keys" not in known)
     rows, found = [], []
     for i, rank in enumerate(ranks):
         for k in range(int(min(rank, split.depth))):
-            if possible(split, i, k, adapter.repeats):
+            if possible(split, i, k, score_function.repeats):
                 rows.append(describe(split, i, k, split))
                 found.append(k + 1 == rank)
     exact = LogisticRegression(tol=1e-10, max_iter=10_000)
     model = make_pipeline(StandardScaler(), exact).fit(rows, found)
-    hazard = adapter.hazard(asked)
+    hazard = score_function.hazard(asked)
     for i, k in itertools.product(range(25), range(asked.depth)):
-        if possible(asked, i, k, adapter.repeats):
+        if possible(asked, i, k, score_function.repeats):
             features = [describe(asked, i, k, split)]
             assert hazard[i, k] == pytest.approx(model.predict_proba(features)[0, 1], abs=1e-6)
         else:
@@ -75,25 +75,29 @@ def test_the_hazard_is_a_logistic_model_of_candidates_seen_one_by_one(
 
 
 @pytest.mark.parametrize("size", [1, 3, 8])
-def test_doubt_is_the_product_of_the_chances_that_each_candidate_is_none(size):
-    adapter, (asked, _) = Learned.fit(*draw(300, 0)), draw(40, 1)
-    expected = [math.prod(1 - h for h in row[:size]) for row in adapter.hazard(asked).tolist()]
-    assert adapter.doubt(asked, size) == pytest.approx(np.array(expected), rel=1e-12)
+def test_selection_score_is_the_product_of_the_chances_that_each_candidate_is_none(size):
+    score_function, (asked, _) = Learned.fit(*draw(300, 0)), draw(40, 1)
+    expected = [
+        math.prod(1 - h for h in row[:size]) for row in score_function.hazard(asked).tolist()
+    ]
+    assert score_function.selection_score(asked, size) == pytest.approx(
+        np.array(expected), rel=1e-12
+    )
 
 
-def probabilities(adapter, rankings):
+def probabilities(score_function, rankings):
     """Of the first match at each rank; with that of none they sum to 1."""
     rows = []
-    for row in adapter.hazard(rankings).tolist():
+    for row in score_function.hazard(rankings).tolist():
         rows.append([h * math.prod(1 - g for g in row[:k]) for k, h in enumerate(row)])
         assert math.fsum(rows[-1]) + math.prod(1 - h for h in row) == pytest.approx(1)
     return np.array(rows)
 
 
 def test_prices_are_one_over_the_isotonic_fit_of_the_probability_beyond_the_first_rank():
-    adapter, (asked, _) = Learned.fit(*draw(300, 0)), draw(60, 1)
-    chances = probabilities(adapter, asked)
-    for i, row in enumerate(adapter.costs(asked)):
+    score_function, (asked, _) = Learned.fit(*draw(300, 0)), draw(60, 1)
+    chances = probabilities(score_function, asked)
+    for i, row in enumerate(score_function.candidate_scores(asked)):
         there = np.isfinite(asked.distances[i])
         fit = IsotonicRegression(increasing=False).fit_transform(np.arange(7), chances[i, 1:])
         prices = 1 / np.maximum(fit, 1e-9)
@@ -103,29 +107,29 @@ def test_prices_are_one_over_the_isotonic_fit_of_the_probability_beyond_the_firs
 
 
 def test_no_sets_of_the_same_mean_size_hold_more_first_matches():
-    adapter, (asked, _) = Learned.fit(*draw(300, 0)), draw(4, 3)
-    chances, depths = probabilities(adapter, asked), np.isfinite(asked.distances).sum(axis=1)
+    score_function, (asked, _) = Learned.fit(*draw(300, 0)), draw(4, 3)
+    chances, depths = probabilities(score_function, asked), np.isfinite(asked.distances).sum(axis=1)
     served = [np.cumsum(row) for row in chances]
     best = {}  # of every choice of four prefixes, by their total size
     for sizes in itertools.product(*(range(1, depth + 1) for depth in depths)):
         value = sum(served[i][size - 1] for i, size in enumerate(sizes))
         best[sum(sizes)] = max(best.get(sum(sizes), 0), value)
-    kappas = np.unique(adapter.costs(asked))
-    assert len(kappas) > 8
-    for kappa in kappas[np.isfinite(kappas)]:
-        sizes = adapter.sizes(asked, float(kappa))
+    thresholds = np.unique(score_function.candidate_scores(asked))
+    assert len(thresholds) > 8
+    for threshold in thresholds[np.isfinite(thresholds)]:
+        sizes = score_function.sizes(asked, float(threshold))
         value = sum(served[i][size - 1] for i, size in enumerate(sizes))
         assert value == pytest.approx(best[int(sizes.sum())], abs=1e-9)
 
 
 def test_sizes_are_the_number_of_all_prices_paid_however_few_ranks_are_looked_at():
-    adapter, (asked, _) = Learned.fit(*draw(300, 0, depth=40)), draw(60, 1, depth=40)
-    costs = adapter.costs(asked)
-    finite = np.unique(costs[np.isfinite(costs)]).astype(float)
+    score_function, (asked, _) = Learned.fit(*draw(300, 0, depth=40)), draw(60, 1, depth=40)
+    candidate_scores = score_function.candidate_scores(asked)
+    finite = np.unique(candidate_scores[np.isfinite(candidate_scores)]).astype(float)
     assert len(finite) > 50
-    for kappa in np.concatenate([finite, finite / (1 + 1e-3) * (1 - 1e-6)]):
-        assert adapter.sizes(asked, kappa).tolist() == [
-            sum(price <= kappa * (1 + 1e-3) for price in row) for row in costs
+    for threshold in np.concatenate([finite, finite / (1 + 1e-3) * (1 - 1e-6)]):
+        assert score_function.sizes(asked, threshold).tolist() == [
+            sum(price <= threshold * (1 + 1e-3) for price in row) for row in candidate_scores
         ]
 
 
@@ -133,18 +137,18 @@ def test_first_matches_alike_at_forty_ranks_are_all_paid_for_at_once():
     chance = [1e-12, *(1 / (41 - k) for k in range(40))]  # 1/41 that the match is at rank 2 to 41
     logits = np.log(chance) - np.log1p(-np.array(chance))
     features = Features(np.zeros(9), (False, False, True))
-    adapter = Learned(features, True, np.array([0, 0, 0, 1.0]), 0.0)
+    score_function = Learned(features, True, np.array([0, 0, 0, 1.0]), 0.0)
     asked = Rankings(np.zeros(2), 41, candidate_uncertainty=np.tile(logits, (2, 1)))
     tolerated = 1 + 1e-3
-    assert adapter.sizes(asked, 40.99 / tolerated).tolist() == [1, 1]
-    assert adapter.sizes(asked, 41.01 / tolerated).tolist() == [41, 41]
+    assert score_function.sizes(asked, 40.99 / tolerated).tolist() == [1, 1]
+    assert score_function.sizes(asked, 41.01 / tolerated).tolist() == [41, 41]
 
 
 def test_where_a_key_matches_or_not_its_repetitions_are_never_the_first_match():
-    adapter = Learned.fit(*draw(300, 0))
+    score_function = Learned.fit(*draw(300, 0))
     keys = np.array([[5, 5, 5, 7, 5, 7, 9, 9]])
     arrays = {"distances": np.arange(8.0)[None], "candidate_uncertainty": np.zeros((1, 8))}
-    hazard = adapter.hazard(Rankings(np.array([0.5]), 8, keys=keys, **arrays))
+    hazard = score_function.hazard(Rankings(np.array([0.5]), 8, keys=keys, **arrays))
     assert (hazard > 0).tolist() == [[True, False, False, True, False, False, True, False]]
 
 
@@ -162,11 +166,13 @@ def test_the_isotonic_fit_is_that_of_scipy_row_by_row(m):
 
 def test_prices_never_fall_even_where_first_matches_are_as_rare_as_one_in_a_hundred_million():
     features = Features(np.zeros(9), (False, False, True))
-    adapter = Learned(features, True, np.array([0, 0, 0, 0.5]), -18.5)
+    score_function = Learned(features, True, np.array([0, 0, 0, 0.5]), -18.5)
     for seed in range(3):
         candidates = np.random.default_rng(seed).normal(size=(4096, 40))
-        costs = adapter.costs(Rankings(np.zeros(4096), 40, candidate_uncertainty=candidates))
-        assert (np.diff(costs, axis=1) >= 0).all()
+        candidate_scores = score_function.candidate_scores(
+            Rankings(np.zeros(4096), 40, candidate_uncertainty=candidates)
+        )
+        assert (np.diff(candidate_scores, axis=1) >= 0).all()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -184,36 +190,47 @@ def test_it_needs_smaller_sets_than_a_constant_where_uncertainty_tells(seed):
 
 def test_first_candidates_that_always_match_leave_one_rate_and_no_warning():
     queries = Rankings(np.linspace(0, 1, 40), 6)
-    adapter = Learned.fit(queries, np.ones(40))
-    assert adapter.hazard(queries) == pytest.approx(np.full((40, 6), 40.5 / 41))
-    assert (adapter.sizes(queries, 0.5) == 1).all()
+    score_function = Learned.fit(queries, np.ones(40))
+    assert score_function.hazard(queries) == pytest.approx(np.full((40, 6), 40.5 / 41))
+    assert (score_function.sizes(queries, 0.5) == 1).all()
 
 
 def test_candidates_that_never_match_leave_one_rate_too():
     queries = Rankings(np.linspace(0, 1, 40), 6)
-    adapter = Learned.fit(queries, np.full(40, np.inf))
-    assert adapter.hazard(queries) == pytest.approx(np.full((40, 6), 0.5 / 241))
+    score_function = Learned.fit(queries, np.full(40, np.inf))
+    assert score_function.hazard(queries) == pytest.approx(np.full((40, 6), 0.5 / 241))
 
 
 @pytest.mark.parametrize("repeats", [False, True])
 def test_a_stored_model_is_the_same_model(repeats):
-    adapter, (asked, _) = Learned.fit(*draw(200, 0, repeats=repeats)), draw(50, 1)
-    restored = Learned.from_state({name: v.copy() for name, v in adapter.state().items()})
+    score_function, (asked, _) = Learned.fit(*draw(200, 0, repeats=repeats)), draw(50, 1)
+    restored = Learned.from_state({name: v.copy() for name, v in score_function.state().items()})
     assert (restored.features.uses, restored.repeats) == ((True, True, True), repeats)
-    np.testing.assert_array_equal(restored.hazard(asked), adapter.hazard(asked))
-    np.testing.assert_array_equal(restored.costs(asked), adapter.costs(asked))
+    np.testing.assert_array_equal(restored.hazard(asked), score_function.hazard(asked))
+    np.testing.assert_array_equal(
+        restored.candidate_scores(asked), score_function.candidate_scores(asked)
+    )
 
 
 @pytest.mark.parametrize("missing", KNOWN)
 def test_what_it_was_fitted_with_must_be_known_of_queries(missing):
-    adapter = Learned.fit(*draw(100, 0))
+    score_function = Learned.fit(*draw(100, 0))
     less = draw(5, 1, tuple(name for name in KNOWN if name != missing))[0]
-    for call in (adapter.costs, adapter.hazard, lambda queries: adapter.doubt(queries, 1)):
+    for call in (
+        score_function.candidate_scores,
+        score_function.hazard,
+        lambda queries: score_function.selection_score(queries, 1),
+    ):
         with pytest.raises(InvalidData, match=f"fitted with {missing}, which the queries lack"):
             call(less)
 
 
 def test_what_it_was_not_fitted_with_does_not_matter():
-    adapter, (asked, _) = Learned.fit(*draw(100, 0, ())), draw(30, 1, ("candidate_uncertainty",))
+    score_function, (asked, _) = (
+        Learned.fit(*draw(100, 0, ())),
+        draw(30, 1, ("candidate_uncertainty",)),
+    )
     bare = Rankings(asked.uncertainty, asked.depth)
-    np.testing.assert_array_equal(adapter.costs(asked), adapter.costs(bare))
+    np.testing.assert_array_equal(
+        score_function.candidate_scores(asked), score_function.candidate_scores(bare)
+    )

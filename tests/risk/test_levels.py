@@ -48,7 +48,7 @@ def test_every_function_refuses_an_invalid_level(value, bound, controller):
         (lambda: miss_rate_bound(1, 100, value, bound), "delta"),
         (lambda: required_calibration(value, 0.1, bound), "alpha"),
         (lambda: required_calibration(0.1, value, bound), "delta"),
-        (lambda: controller.kappa(value, 0.1), "alpha"),
+        (lambda: controller.threshold(value, 0.1), "alpha"),
         (lambda: controller.risk_bound(value, 0.1), "alpha"),
     ):
         with pytest.raises(InvalidRiskLevel, match=f"{name} is .* strictly between 0 and 1"):
@@ -60,11 +60,11 @@ def test_the_controller_refuses_an_invalid_delta_but_none_is_the_marginal_guaran
     value, controller
 ):
     for call in (
-        lambda: controller.kappa(0.1, value),
+        lambda: controller.threshold(0.1, value),
         lambda: controller.risk_bound(0.1, value),
         lambda: controller.minimum_alpha(value),
-        lambda: controller.kappa(0.1, value, simultaneous=True),
-        lambda: controller.kappa(0.1, value, anytime=True),
+        lambda: controller.threshold(0.1, value, simultaneous=True),
+        lambda: controller.threshold(0.1, value, anytime=True),
         lambda: local_level(100, value),
         lambda: band_required_calibration(0.1, value),
         lambda: anytime_allowed_misses(100, 0.1, value),
@@ -74,7 +74,7 @@ def test_the_controller_refuses_an_invalid_delta_but_none_is_the_marginal_guaran
     ):
         with pytest.raises(InvalidRiskLevel, match=r"delta is .* strictly between 0 and 1"):
             call()
-    assert controller.kappa(0.1, None) == 0.0
+    assert controller.threshold(0.1, None) == 0.0
 
 
 @pytest.mark.parametrize("value", INVALID)
@@ -86,9 +86,9 @@ def test_every_other_controller_refuses_an_invalid_level(value, outcomes):
     calls = [
         (lambda: p_value(1, 100, value), "alpha"),
         (lambda: upper_confidence_bound([0, 1], value), "delta"),
-        (lambda: recall.kappa(value, 0.1), "alpha"),
-        (lambda: joint.kappa({"miss": value}, 0.1), "alpha of miss"),
-        (lambda: joint.kappa({"miss": 0.1}, value), "delta"),
+        (lambda: recall.threshold(value, 0.1), "alpha"),
+        (lambda: joint.threshold({"miss": value}, 0.1), "alpha of miss"),
+        (lambda: joint.threshold({"miss": 0.1}, value), "delta"),
         (lambda: abstention.threshold(value, 0.1), "alpha"),
         (lambda: abstention.threshold(0.1, value), "delta"),
         (lambda: fixed_sequence([0.1], value), "delta"),
@@ -101,7 +101,7 @@ def test_every_other_controller_refuses_an_invalid_level(value, outcomes):
         (lambda: check_exchangeability(asked, asked).contradicted(value), "level"),
     ]
     if value is not None:  # the marginal guarantee
-        calls.append((lambda: recall.kappa(0.1, value), "delta"))
+        calls.append((lambda: recall.threshold(0.1, value), "delta"))
     for call, name in calls:
         with pytest.raises(InvalidRiskLevel, match=f"{name} is .* strictly between 0 and 1"):
             call()
@@ -125,4 +125,4 @@ def test_numbers_of_other_types_count_as_their_value(kind, bound, controller):
     assert allowed_misses(100, quarter, quarter, bound) == allowed_misses(100, 0.25, 0.25, bound)
     assert miss_rate_bound(3, 100, quarter, bound) == miss_rate_bound(3, 100, 0.25, bound)
     with pytest.raises(RiskUnattainable, match=r"alpha = 0\.0078125 at delta = 0\.25"):
-        controller.kappa(kind(2**-7), quarter)  # needs 177 queries
+        controller.threshold(kind(2**-7), quarter)  # needs 177 queries

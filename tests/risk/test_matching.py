@@ -59,10 +59,10 @@ def test_candidates_are_taken_by_the_probability_of_a_regression_of_all(fitted, 
 def test_prices_are_one_over_probabilities_and_never_fall(fitted, one_key):
     asked = one_key(200, 2)[0]
     ordered, columns = fitted.ordered(asked)
-    costs = fitted.costs(asked)
-    np.testing.assert_array_equal(fitted.costs(ordered), costs)
+    candidate_scores = fitted.candidate_scores(asked)
+    np.testing.assert_array_equal(fitted.candidate_scores(ordered), candidate_scores)
     assert fitted.ordered(ordered)[1] is None  # ordered once, not twice
-    for i, row in enumerate(costs):
+    for i, row in enumerate(candidate_scores):
         there = asked.there[i, columns[i]]
         expected = np.array([0.0, *(1 / np.maximum(ordered.probability[i, 1:], 1e-9))])
         np.testing.assert_allclose(row[there], expected[there], rtol=1e-6)
@@ -70,32 +70,32 @@ def test_prices_are_one_over_probabilities_and_never_fall(fitted, one_key):
         assert (row[1:] >= row[:-1]).all()
 
 
-def test_doubt_is_the_product_of_the_chances_that_each_candidate_taken_is_none(
+def test_selection_score_is_the_product_of_the_chances_that_each_candidate_taken_is_none(
     fitted, naive, one_key
 ):
     asked = one_key(10, 3)[0]
     for size, i in itertools.product((1, 3), range(10)):
         chances = sorted(naive(asked, i, k) for k in range(asked.depth))[::-1]
         expected = np.prod([1 - chance for chance in chances[:size]])
-        assert fitted.doubt(asked, size)[i] == pytest.approx(expected, abs=1e-5)
+        assert fitted.selection_score(asked, size)[i] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_query_is_sized_alone_as_among_many_and_a_score_is_the_price_of_its_place(
     fitted, one_key
 ):
     asked, relevant, totals = one_key(40, 4)
-    costs, (_, columns) = fitted.costs(asked), fitted.ordered(asked)
+    candidate_scores, (_, columns) = fitted.candidate_scores(asked), fitted.ordered(asked)
     outcomes = Outcomes.of(fitted, asked, relevant, totals)
     ranks = np.arange(40) % asked.depth + 1.0
     scores = fitted.scores(asked, ranks)
     for i in range(40):
         one, place = asked[i : i + 1], columns[i].tolist().index(int(ranks[i]) - 1)
-        assert scores[i] == costs[i, place]
+        assert scores[i] == candidate_scores[i, place]
         assert outcomes.relevant[i].tolist() == relevant[i][columns[i]].tolist()
-        np.testing.assert_allclose(fitted.costs(one)[0], costs[i], rtol=1e-6)
-        for kappa in (0.0, 1.3, 4.0):
-            held = int(np.sum(costs[i] <= kappa * (1 + 1e-3)))
-            assert fitted.sizes(one, kappa).tolist() == [held]
+        np.testing.assert_allclose(fitted.candidate_scores(one)[0], candidate_scores[i], rtol=1e-6)
+        for threshold in (0.0, 1.3, 4.0):
+            held = int(np.sum(candidate_scores[i] <= threshold * (1 + 1e-3)))
+            assert fitted.sizes(one, threshold).tolist() == [held]
 
 
 def test_of_many_candidates_some_are_fitted_on(drawn, monkeypatch):
@@ -124,18 +124,23 @@ def test_first_matches_alone_are_refused(drawn):
 
 def test_a_stored_model_is_the_same_model(fitted, drawn):
     restored = MatchProbability.from_state({name: v.copy() for name, v in fitted.state().items()})
-    np.testing.assert_array_equal(restored.costs(drawn[0]), fitted.costs(drawn[0]))
-    np.testing.assert_array_equal(restored.doubt(drawn[0], 3), fitted.doubt(drawn[0], 3))
+    np.testing.assert_array_equal(
+        restored.candidate_scores(drawn[0]), fitted.candidate_scores(drawn[0])
+    )
+    np.testing.assert_array_equal(
+        restored.selection_score(drawn[0], 3), fitted.selection_score(drawn[0], 3)
+    )
 
 
 def test_sets_of_one_mean_size_hold_more_true_matches_than_those_of_a_constant(fitted, one_key):
     asked, relevant, totals = one_key(1000, 5)
     constant, learned = (
-        Outcomes.of(adapter, asked, relevant, totals) for adapter in (Constant(), fitted)
+        Outcomes.of(score_function, asked, relevant, totals)
+        for score_function in (Constant(), fitted)
     )
     for size in (1, 3):
-        held = constant.costs <= size
-        threshold = np.sort(learned.costs.ravel())[held.sum() - 1]
-        same = learned.costs <= threshold
+        held = constant.candidate_scores <= size
+        threshold = np.sort(learned.candidate_scores.ravel())[held.sum() - 1]
+        same = learned.candidate_scores <= threshold
         assert abs(same.sum() - held.sum()) <= 1
         assert learned.relevant[same].sum() > 1.15 * constant.relevant[held].sum()

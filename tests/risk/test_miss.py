@@ -7,7 +7,7 @@ from scipy.integrate import quad
 from scipy.stats import beta, binom
 
 from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel
-from rcir.risk import ADAPTERS, Constant, MissController, Rankings
+from rcir.risk import SCORE_FUNCTIONS, Constant, MissController, Rankings
 
 LEVELS = [(0.02, 0.1), (0.05, 0.01), (0.1, 0.1), (0.3, 0.5), (0.45, 0.05)]
 BOUNDS = ("binomial", "hoeffding", "bentkus", "hoeffding-bentkus", "betting")
@@ -30,37 +30,43 @@ def calibration(n=300, seed=0, depth=60):
     return keyed(uncertainty, depth), np.where(ranks > depth, np.inf, ranks)
 
 
-@pytest.fixture(scope="module", params=ADAPTERS.values(), ids=lambda kind: kind.name)
-def adapter(request):
+@pytest.fixture(scope="module", params=SCORE_FUNCTIONS.values(), ids=lambda kind: kind.name)
+def score_function(request):
     return request.param.fit(*calibration(200, seed=9))
 
 
-def assert_smallest(controller, kappa, rankings, ranks, allowed):
-    """At most `allowed` need more than kappa, more at any kappa below at which some set grows.
+def assert_smallest(controller, threshold, rankings, ranks, allowed):
+    """At most `allowed` need more than threshold, more at any threshold below at which some set
+    grows.
 
-    The sets hold what costs up to a thousandth more than kappa, too.
+    The sets hold what costs up to a thousandth more than threshold, too.
     """
-    ordered, columns = controller.adapter.ordered(rankings)
-    costs, needed = controller.adapter.costs(ordered), np.full(len(ranks), np.inf)
+    ordered, columns = controller.score_function.ordered(rankings)
+    candidate_scores, needed = (
+        controller.score_function.candidate_scores(ordered),
+        np.full(len(ranks), np.inf),
+    )
     for query in np.flatnonzero(np.isfinite(ranks)):
         place = int(ranks[query]) - 1
         if columns is not None:
             place = columns[query].tolist().index(place)
-        needed[query] = costs[query, place]
-    assert np.sum(needed > kappa) <= allowed
-    grows = np.unique(costs)
-    for candidate in grows[grows < kappa][-200:]:
+        needed[query] = candidate_scores[query, place]
+    assert np.sum(needed > threshold) <= allowed
+    grows = np.unique(candidate_scores)
+    for candidate in grows[grows < threshold][-200:]:
         assert np.sum(needed > candidate) > allowed
-    held = np.sum(costs <= kappa * (1 + 1e-3), axis=1)
-    assert controller.sizes(rankings, kappa).tolist() == held.tolist()
+    held = np.sum(candidate_scores <= threshold * (1 + 1e-3), axis=1)
+    assert controller.sizes(rankings, threshold).tolist() == held.tolist()
 
 
 @pytest.mark.parametrize(("alpha", "delta"), LEVELS)
-def test_kappa_is_the_smallest_that_a_search_over_all_candidates_certifies(adapter, alpha, delta):
+def test_threshold_is_the_smallest_that_a_search_over_all_candidates_certifies(
+    score_function, alpha, delta
+):
     rankings, ranks = calibration()
-    controller = MissController.calibrate(adapter, rankings, ranks)
+    controller = MissController.calibrate(score_function, rankings, ranks)
     allowed = max(m for m in range(-1, 300) if binom.cdf(m, 300, alpha) <= delta)
-    assert_smallest(controller, controller.kappa(alpha, delta), rankings, ranks, allowed)
+    assert_smallest(controller, controller.threshold(alpha, delta), rankings, ranks, allowed)
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
@@ -69,18 +75,20 @@ def test_every_bound_allows_the_misses_that_its_p_value_does(bound, alpha, delta
     rankings, ranks = calibration()
     controller = MissController.calibrate(Constant(), rankings, ranks, bound)
     allowed = max(m for m in range(300) if naive_p_value(m, 300, alpha, bound) <= delta)
-    assert_smallest(controller, controller.kappa(alpha, delta), rankings, ranks, allowed)
+    assert_smallest(controller, controller.threshold(alpha, delta), rankings, ranks, allowed)
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.1, 1 / 3, 0.45, 0.9, 0.9999])
-def test_the_marginal_kappa_is_the_smallest_with_a_corrected_risk_of_at_most_alpha(adapter, alpha):
+def test_the_marginal_threshold_is_the_smallest_with_a_corrected_risk_of_at_most_alpha(
+    score_function, alpha
+):
     rankings, ranks = calibration(299)
-    controller = MissController.calibrate(adapter, rankings, ranks)
+    controller = MissController.calibrate(score_function, rankings, ranks)
     allowed = max(m for m in range(299) if Fraction(m + 1, 300) <= Fraction(alpha))
-    assert_smallest(controller, controller.kappa(alpha, None), rankings, ranks, allowed)
-    served = np.sort(adapter.scores(rankings, ranks))
+    assert_smallest(controller, controller.threshold(alpha, None), rankings, ranks, allowed)
+    served = np.sort(score_function.scores(rankings, ranks))
     place = math.ceil(300 * (1 - Fraction(alpha)))  # split conformal prediction's quantile
-    assert controller.kappa(alpha, None) == served[max(place, 1) - 1]
+    assert controller.threshold(alpha, None) == served[max(place, 1) - 1]
     assert controller.risk_bound(alpha, None) == pytest.approx((allowed + 1) / 300)
 
 
@@ -91,12 +99,12 @@ def test_simultaneous_levels_are_judged_at_the_local_level(bound, alpha, delta, 
     controller = MissController.calibrate(Constant(), rankings, ranks, bound)
     level = naive_local_level(300, delta)
     allowed = max(m for m in range(300) if binom.cdf(m, 300, alpha) <= level)
-    kappa = controller.kappa(alpha, delta, simultaneous=True)
-    assert_smallest(controller, kappa, rankings, ranks, allowed)
+    threshold = controller.threshold(alpha, delta, simultaneous=True)
+    assert_smallest(controller, threshold, rankings, ranks, allowed)
     certified = controller.risk_bound(alpha, delta, simultaneous=True)
     assert certified == pytest.approx(beta.isf(level, allowed + 1, 300 - allowed), rel=1e-6)
     sizes = controller.size(rankings, alpha, delta, simultaneous=True)
-    assert sizes.tolist() == [min(60, 1 + int(kappa))] * 300
+    assert sizes.tolist() == [min(60, 1 + int(threshold))] * 300
 
 
 @pytest.mark.parametrize("bound", ["binomial", "betting"])
@@ -113,66 +121,66 @@ def test_a_calibration_that_goes_on_is_judged_by_the_mean_likelihood_ratio(bound
         return quad(ratio, 0, alpha, points=[min(alpha, misses / 300)], limit=200)[0]
 
     allowed = max(m for m in range(300) if wealth(m) >= 1 / delta)
-    kappa = controller.kappa(alpha, delta, anytime=True)
-    assert_smallest(controller, kappa, rankings, ranks, allowed)
+    threshold = controller.threshold(alpha, delta, anytime=True)
+    assert_smallest(controller, threshold, rankings, ranks, allowed)
     assert controller.risk_bound(alpha, delta, anytime=True) == alpha
     sizes = controller.size(rankings, alpha, delta, anytime=True)
-    assert sizes.tolist() == [min(60, 1 + int(kappa))] * 300
+    assert sizes.tolist() == [min(60, 1 + int(threshold))] * 300
 
 
 def test_all_levels_and_all_numbers_of_queries_need_a_delta_and_exclude_each_other():
     controller = MissController(Constant(), np.zeros(100, np.float32), depth=5)
     for option in ("simultaneous", "anytime"):
         with pytest.raises(InvalidRiskLevel, match="need a delta"):
-            controller.kappa(0.9, None, **{option: True})
-    for ask in (controller.kappa, controller.risk_bound, controller.required_calibration):
+            controller.threshold(0.9, None, **{option: True})
+    for ask in (controller.threshold, controller.risk_bound, controller.required_calibration):
         with pytest.raises(InvalidConfig, match="exclude each other"):
             ask(0.9, 0.1, simultaneous=True, anytime=True)
 
 
-def test_one_more_miss_than_allowed_moves_kappa_to_the_next_rank():
+def test_one_more_miss_than_allowed_moves_threshold_to_the_next_rank():
     # 3,000 queries allow 134 misses at (0.05, 0.1).
     for late, expected in ((134, 0.0), (135, 6.0)):
         ranks = np.repeat([1.0, 7.0], [3000 - late, late])
         controller = MissController.calibrate(Constant(), Rankings(np.zeros(3000), 10), ranks)
-        assert controller.kappa(0.05, 0.1) == expected
+        assert controller.threshold(0.05, 0.1) == expected
 
 
-def test_sizes_stop_at_the_search_depth(adapter):
-    controller = MissController(adapter, np.zeros(1, np.float32), depth=12)
-    sizes = controller.sizes(keyed([0.1, 2.0, 50.0], 12), kappa=1e10)
+def test_sizes_stop_at_the_search_depth(score_function):
+    controller = MissController(score_function, np.zeros(1, np.float32), depth=12)
+    sizes = controller.sizes(keyed([0.1, 2.0, 50.0], 12), threshold=1e10)
     assert sizes.tolist() == [12, 12, 12]
 
 
-def test_queries_that_were_searched_to_another_depth_are_refused(adapter):
-    controller = MissController(adapter, np.zeros(1, np.float32), depth=12)
+def test_queries_that_were_searched_to_another_depth_are_refused(score_function):
+    controller = MissController(score_function, np.zeros(1, np.float32), depth=12)
     with pytest.raises(InvalidData, match="searched to depth 13, the calibration queries to 12"):
-        controller.sizes(Rankings(np.zeros(2), 13), kappa=1.0)
+        controller.sizes(Rankings(np.zeros(2), 13), threshold=1.0)
 
 
-def test_no_bound_is_less_careful_than_the_exact_one(adapter):
+def test_no_bound_is_less_careful_than_the_exact_one(score_function):
     rankings, ranks = calibration(n=2000)
-    scores = adapter.scores(rankings, ranks)
-    exact, *others = (MissController(adapter, scores, 60, bound) for bound in BOUNDS)
+    scores = score_function.scores(rankings, ranks)
+    exact, *others = (MissController(score_function, scores, 60, bound) for bound in BOUNDS)
     for other in others:
-        gaps = [other.kappa(a, 0.1) - exact.kappa(a, 0.1) for a in (0.05, 0.1, 0.2, 0.3)]
+        gaps = [other.threshold(a, 0.1) - exact.threshold(a, 0.1) for a in (0.05, 0.1, 0.2, 0.3)]
         assert min(gaps) >= 0
-        if adapter.name != "constant":  # whose kappas are few
+        if score_function.name != "constant":  # whose thresholds are few
             assert max(gaps) > 0
 
 
-def test_the_order_of_the_queries_does_not_matter(adapter):
+def test_the_order_of_the_queries_does_not_matter(score_function):
     rankings, ranks = calibration()
     shuffled = np.random.default_rng(5).permutation(300)
-    first = MissController.calibrate(adapter, rankings, ranks)
-    second = MissController.calibrate(adapter, rankings[shuffled], ranks[shuffled])
+    first = MissController.calibrate(score_function, rankings, ranks)
+    second = MissController.calibrate(score_function, rankings[shuffled], ranks[shuffled])
     np.testing.assert_array_equal(first.scores, second.scores)
 
 
-def test_queries_without_a_match_are_counted(adapter):
+def test_queries_without_a_match_are_counted(score_function):
     rankings, ranks = calibration()
     ranks[:17] = np.inf
-    controller = MissController.calibrate(adapter, rankings, ranks)
+    controller = MissController.calibrate(score_function, rankings, ranks)
     assert controller.unmatched == sum(rank == np.inf for rank in ranks)
     assert controller.n_calibration == 300
 
@@ -220,4 +228,4 @@ def test_scores_in_any_order_mean_the_same():
     scores = np.random.default_rng(0).permutation(np.arange(100.0))
     controller = MissController(Constant(), scores, 200)
     # P(Binomial(100, .1) <= 5) = .058 and P(Binomial(100, .1) <= 6) = .117
-    assert controller.kappa(0.1, 0.1) == 94.0
+    assert controller.threshold(0.1, 0.1) == 94.0

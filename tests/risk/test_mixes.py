@@ -17,18 +17,18 @@ from rcir.risk import (
     RiskController,
 )
 
-ADAPTER = Quantile(np.linspace(0, 1, 37))
+SCORE_FUNCTION = Quantile(np.linspace(0, 1, 37))
 SHARES = {"a": 0.1, "b": 0.6, "c": 0.3}
 
 
 @pytest.fixture(scope="module")
 def calibration(outcomes):
-    return outcomes(240, 0, matches=0.5, adapter=ADAPTER)
+    return outcomes(240, 0, matches=0.5, score_function=SCORE_FUNCTION)
 
 
 @pytest.fixture(scope="module")
 def tuning(outcomes):
-    return outcomes(90, 1, matches=0.5, adapter=ADAPTER)
+    return outcomes(90, 1, matches=0.5, score_function=SCORE_FUNCTION)
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +53,20 @@ def loss(risk, held, relevant, total):
 
 def table(outcomes, risk):
     """Of every price: it, and the mean loss of every cluster, or of every query."""
-    prices = np.unique(outcomes.costs[np.isfinite(outcomes.costs)])
+    prices = np.unique(outcomes.candidate_scores[np.isfinite(outcomes.candidate_scores)])
     names = range(len(outcomes)) if outcomes.clusters is None else outcomes.clusters.tolist()
     members = {name: [i for i, other in enumerate(names) if other == name] for name in set(names)}
     found = []
-    for kappa in prices:
-        rows = zip(outcomes.costs <= kappa, outcomes.relevant, outcomes.totals, strict=True)
+    for threshold in prices:
+        rows = zip(
+            outcomes.candidate_scores <= threshold, outcomes.relevant, outcomes.totals, strict=True
+        )
         each = [loss(risk, *row) for row in rows]
         found.append(
-            (float(kappa), np.array([np.mean([each[i] for i in of]) for of in members.values()]))
+            (
+                float(threshold),
+                np.array([np.mean([each[i] for i in of]) for of in members.values()]),
+            )
         )
     return found
 
@@ -88,7 +93,7 @@ def stake(tuned, alpha, delta, weights):
 
 
 def smallest(table, certified):
-    """The smallest kappa from which on all are certified; None if the largest is not."""
+    """The smallest threshold from which on all are certified; None if the largest is not."""
     passed = [certified(losses) for _, losses in table]
     if not passed[-1]:
         return None
@@ -96,7 +101,7 @@ def smallest(table, certified):
     return table[first][0]
 
 
-def assert_kappa(expected, ask):
+def assert_threshold(expected, ask):
     if expected is None:
         with pytest.raises(RiskUnattainable):
             ask()
@@ -107,7 +112,7 @@ def assert_kappa(expected, ask):
 @pytest.mark.parametrize("risk", ["miss", "recall"])
 @pytest.mark.parametrize(("alpha", "delta"), [(0.05, 0.01), (0.2, 0.1), (0.5, 0.01)])
 @pytest.mark.parametrize("bound", ["hoeffding", "hoeffding-bentkus", "betting", "conformal"])
-def test_of_clusters_the_smallest_kappa_is_that_of_their_mean_losses(
+def test_of_clusters_the_smallest_threshold_is_that_of_their_mean_losses(
     risk, alpha, delta, bound, clustered, tables, naive_p_value
 ):
     calibrated, tuned = tables["clusters", risk]
@@ -123,12 +128,12 @@ def test_of_clusters_the_smallest_kappa_is_that_of_their_mean_losses(
     kind = "betting" if bound == "conformal" else bound
     controller = MonotoneController(*clustered, risk, kind)
     asked = None if bound == "conformal" else delta
-    assert_kappa(smallest(calibrated, certified), lambda: controller.kappa(alpha, asked))
+    assert_threshold(smallest(calibrated, certified), lambda: controller.threshold(alpha, asked))
 
 
 @pytest.mark.parametrize("risk", ["miss", "recall"])
 @pytest.mark.parametrize(("alpha", "delta"), [(0.05, 0.01), (0.25, 0.1), (0.5, 0.01)])
-def test_of_a_mix_the_smallest_kappa_is_that_of_a_bet_on_weighted_losses(
+def test_of_a_mix_the_smallest_threshold_is_that_of_a_bet_on_weighted_losses(
     risk, alpha, delta, calibration, tuning, groups, tables
 ):
     calibrated, tuned = tables["queries", risk]
@@ -142,9 +147,9 @@ def test_of_a_mix_the_smallest_kappa_is_that_of_a_bet_on_weighted_losses(
         return math.prod(1 + bet * (alpha - w * x) for w, x in terms) >= 1 / delta
 
     expected = smallest(calibrated, certified)
-    control = RiskController(ADAPTER, tuning, calibration, groups=groups)
+    control = RiskController(SCORE_FUNCTION, tuning, calibration, groups=groups)
     request = Request(alpha, delta, risk=risk, mix=SHARES)
-    assert_kappa(expected, lambda: control.decide(request).kappa)
+    assert_threshold(expected, lambda: control.decide(request).threshold)
     if expected is not None:
         decision = control.decide(request)
         assert (decision.bound, decision.risk_bound) == ("betting", alpha)
@@ -161,81 +166,83 @@ def test_a_bet_by_hand():
     # mean square 2 of the weights; the bet of the largest weight is at most a third of the wealth.
     best = math.sqrt(2 * math.log(2) / (10 * 2 * (1.6 + 0.25) / 11))
     assert best > 1 / 3
-    owned = (1 + 0.9 / 3) ** 8 * (1 + (0.9 - 3) / 3) ** 2
-    assert owned < 2
+    wealth = (1 + 0.9 / 3) ** 8 * (1 + (0.9 - 3) / 3) ** 2
+    assert wealth < 2
     with pytest.raises(RiskUnattainable):
-        controller.kappa(0.9, 0.5)
+        controller.threshold(0.9, 0.5)
     rare = MonotoneController(outcomes, outcomes, "miss", weights=np.repeat([1.25, 0.0], [8, 2]))
     assert rare.bound == "betting"
     # nothing of what is lost counts: (1 + 0.8 * 0.15)^10 = 3.1
-    assert rare.kappa(0.15, 0.5) == 0.0
+    assert rare.threshold(0.15, 0.5) == 0.0
     with pytest.raises(InvalidRiskLevel, match="another mix of units needs a delta"):
-        rare.kappa(0.15, None)
+        rare.threshold(0.15, None)
 
 
 @pytest.mark.parametrize("risk", ["miss", "recall"])
 def test_any_mix_has_the_sets_of_the_group_that_needs_the_largest(
     risk, calibration, tuning, groups
 ):
-    control = RiskController(ADAPTER, tuning, calibration, groups=groups)
+    control = RiskController(SCORE_FUNCTION, tuning, calibration, groups=groups)
     decision = control.decide(Request(0.5, 0.12, risk=risk, mix="any"))
     each = {
-        name: RiskController(ADAPTER, tuning, calibration.subset(groups == name)).decide(
+        name: RiskController(SCORE_FUNCTION, tuning, calibration.subset(groups == name)).decide(
             Request(0.5, 0.04, risk=risk)
         )
         for name in "abc"
     }
-    assert decision.kappa == max(of.kappa for of in each.values())
+    assert decision.threshold == max(of.threshold for of in each.values())
     assert decision.risk_bound == max(of.risk_bound for of in each.values())
     assert (decision.n_calibration, decision.n_groups, decision.n_clusters) == (240, 3, None)
 
 
 def test_any_mix_names_the_group_that_cannot_be_certified(calibration, tuning, groups):
     names = np.where(np.arange(240) < 9, "few", groups)
-    control = RiskController(ADAPTER, tuning, calibration, groups=names)
+    control = RiskController(SCORE_FUNCTION, tuning, calibration, groups=names)
     with pytest.raises(RiskUnattainable, match=r"each of 4 groups .*: group 'few'") as caught:
         control.decide(Request(0.3, 0.1, mix="any"))
     assert caught.value.required_calibration is not None
     with pytest.raises(InvalidConfig, match="none have a group"):
-        RiskController(ADAPTER, tuning, calibration).decide(Request(0.3, 0.1, mix="any"))
+        RiskController(SCORE_FUNCTION, tuning, calibration).decide(Request(0.3, 0.1, mix="any"))
 
 
 @pytest.mark.parametrize("option", ["simultaneous", "anytime"])
 def test_any_mix_goes_with_other_statements(option, calibration, tuning, groups):
-    control = RiskController(ADAPTER, tuning, calibration, groups=groups)
+    control = RiskController(SCORE_FUNCTION, tuning, calibration, groups=groups)
     decision = control.decide(Request(0.5, 0.12, mix="any", **{option: True}))
-    kappas = [control.miss(name).kappa(0.5, 0.04, **{option: True}) for name in "abc"]
-    assert decision.kappa == max(kappas)
+    thresholds = [control.miss(name).threshold(0.5, 0.04, **{option: True}) for name in "abc"]
+    assert decision.threshold == max(thresholds)
 
 
 def test_a_mix_of_one_group_is_that_group_and_unknown_groups_are_refused(
     calibration, tuning, groups
 ):
-    control = RiskController(ADAPTER, tuning, calibration, groups=groups)
+    control = RiskController(SCORE_FUNCTION, tuning, calibration, groups=groups)
     with pytest.raises(InvalidConfig, match="group 'd' has no calibration queries"):
         control.decide(Request(0.5, 0.1, mix={"a": 0.5, "d": 0.5}))
     # With weights of 4 the bet is at most a quarter: what is certified is certified of the group.
     of_mix = control.decide(Request(0.5, 0.1, mix={"a": 1.0}))
-    assert of_mix.kappa >= control.decide(Request(0.5, 0.1, group="a")).kappa
+    assert of_mix.threshold >= control.decide(Request(0.5, 0.1, group="a")).threshold
 
 
 def test_clusters_are_decided_by_their_mean_losses(clustered, groups):
     calibration, tuning = clustered
-    control = RiskController(ADAPTER, tuning, calibration, groups=groups, cluster="video")
+    control = RiskController(SCORE_FUNCTION, tuning, calibration, groups=groups, cluster="video")
     for risk in ("miss", "recall"):
         decision = control.decide(Request(0.4, 0.1, risk=risk))
         expected = MonotoneController(calibration, tuning, risk, "betting")
-        assert decision.kappa == expected.kappa(0.4, 0.1)
+        assert decision.threshold == expected.threshold(0.4, 0.1)
         assert (decision.bound, decision.n_clusters) == ("betting", 80)
         assert decision.n_calibration == 240
     own = calibration.subset(groups == "b")
     decision = control.decide(Request(0.4, 0.1, group="b"))
-    assert decision.kappa == MonotoneController(own, tuning, "miss", "betting").kappa(0.4, 0.1)
+    assert decision.threshold == MonotoneController(own, tuning, "miss", "betting").threshold(
+        0.4, 0.1
+    )
     assert decision.n_clusters == len(set(own.clusters.tolist()))
     whatever = control.decide(Request(0.6, 0.3, mix="any"))
     each = [control.decide(Request(0.6, 0.1, group=name)) for name in "abc"]
-    assert whatever.kappa == max(of.kappa for of in each)
-    assert whatever.n_clusters == sum(of.n_clusters for of in each)
+    assert whatever.threshold == max(of.threshold for of in each)
+    assert whatever.n_clusters == len(set(calibration.clusters.tolist()))  # shared by the groups
     assert control.decide(Request(0.4, None)).bound == "conformal"
 
 
@@ -250,18 +257,18 @@ def test_clusters_are_decided_by_their_mean_losses(clustered, groups):
 )
 def test_clusters_refuse_what_needs_independent_queries_in_words(options, words, clustered, groups):
     calibration, tuning = clustered
-    control = RiskController(ADAPTER, tuning, calibration, groups=groups, cluster="video")
+    control = RiskController(SCORE_FUNCTION, tuning, calibration, groups=groups, cluster="video")
     with pytest.raises(InvalidConfig, match=rf"come in clusters \(video\): .*{words}"):
         control.decide(Request(0.3, 0.1, **options))
 
 
 def test_too_few_clusters_are_counted_in_the_refusal(clustered):
     calibration, tuning = clustered
-    control = RiskController(ADAPTER, tuning, calibration, cluster="video")
+    control = RiskController(SCORE_FUNCTION, tuning, calibration, cluster="video")
     with pytest.raises(RiskUnattainable, match="with 80 clusters of calibration queries") as error:
         control.decide(Request(0.01, 0.1))
     smallest = error.value.minimum_alpha
-    assert control.decide(Request(smallest, 0.1)).kappa >= 0
+    assert control.decide(Request(smallest, 0.1)).threshold >= 0
     with pytest.raises(RiskUnattainable):
         control.decide(Request(smallest * (1 - 1e-6), 0.1))
 
@@ -269,4 +276,4 @@ def test_too_few_clusters_are_counted_in_the_refusal(clustered):
 def test_clusters_need_a_name_and_a_name_needs_clusters(clustered, calibration, tuning):
     for outcomes, cluster in ((clustered[0], None), (calibration, "video")):
         with pytest.raises(InvalidData, match="name what the clusters of the queries are"):
-            RiskController(ADAPTER, tuning, outcomes, cluster=cluster)
+            RiskController(SCORE_FUNCTION, tuning, outcomes, cluster=cluster)

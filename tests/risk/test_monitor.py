@@ -245,12 +245,12 @@ def test_what_the_detector_adds_up_is_one_bet_per_query_and_risk(name, alpha):
     detector, most = ChangeDetector(alpha, 1e9), 1.0
     for n in range(1, len(losses) + 1):
         detector.update(losses[n - 1])
-        owned = [
+        wealth = [
             math.prod(factor(loss, risk, alpha) for loss in losses[start:n])
             for risk in risks
             for start in range(n)
         ]
-        most = max(most, sum(owned) / 11)
+        most = max(most, sum(wealth) / 11)
         assert math.exp(detector.peak) == pytest.approx(most, rel=1e-9)
 
 

@@ -13,33 +13,37 @@ LEVELS = [(0.35, 0.1), (0.5, 0.01), (0.6, 0.5), (0.8, 0.1)]
 
 @pytest.fixture(scope="module")
 def pair(outcomes):
-    """Calibration queries and tuning queries, priced by a quantile adapter."""
-    adapter = Quantile(np.linspace(0, 1, 37))
-    return outcomes(250, 0, matches=0.4, adapter=adapter), outcomes(90, 1, adapter=adapter)
+    """Calibration queries and tuning queries, priced by a quantile score function."""
+    score_function = Quantile(np.linspace(0, 1, 37))
+    return outcomes(250, 0, matches=0.4, score_function=score_function), outcomes(
+        90, 1, score_function=score_function
+    )
 
 
 @pytest.fixture(scope="module")
 def tables(pair):
-    """Of both: every kappa at which some set grows, and the losses there."""
-    return [[(kappa, losses_at(each, kappa)) for kappa in scan(each)] for each in pair]
+    """Of both: every threshold at which some set grows, and the losses there."""
+    return [[(threshold, losses_at(each, threshold)) for threshold in scan(each)] for each in pair]
 
 
-def losses_at(outcomes, kappa):
+def losses_at(outcomes, threshold):
     """1 - recall of every query's set, one by one."""
     losses = []
-    for costs, relevant, total in zip(
-        outcomes.costs, outcomes.relevant, outcomes.totals, strict=True
+    for candidate_scores, relevant, total in zip(
+        outcomes.candidate_scores, outcomes.relevant, outcomes.totals, strict=True
     ):
         hits = sum(
-            1 for cost, match in zip(costs, relevant, strict=True) if match * (cost <= kappa)
+            1
+            for cost, match in zip(candidate_scores, relevant, strict=True)
+            if match * (cost <= threshold)
         )
         losses.append(1 - hits / total if total else 1.0)
     return np.array(losses)
 
 
 def scan(outcomes):
-    """Every kappa at which some set grows."""
-    return np.unique(outcomes.costs[np.isfinite(outcomes.costs)])
+    """Every threshold at which some set grows."""
+    return np.unique(outcomes.candidate_scores[np.isfinite(outcomes.candidate_scores)])
 
 
 def stake(table, alpha, delta, n):
@@ -58,7 +62,7 @@ def certified(losses, alpha, delta, bound, bet, naive_p_value):
 
 @pytest.mark.parametrize("bound", BOUNDS)
 @pytest.mark.parametrize(("alpha", "delta"), LEVELS)
-def test_kappa_is_the_smallest_from_which_all_are_certified(
+def test_threshold_is_the_smallest_from_which_all_are_certified(
     bound, alpha, delta, pair, tables, naive_p_value
 ):
     bet = stake(tables[1], alpha, delta, 250)
@@ -67,16 +71,16 @@ def test_kappa_is_the_smallest_from_which_all_are_certified(
     controller = MonotoneController(*pair, "recall", bound)
     if first == len(passed):
         with pytest.raises(RiskUnattainable):
-            controller.kappa(alpha, delta)
+            controller.threshold(alpha, delta)
     else:
-        assert controller.kappa(alpha, delta) == tables[0][first][0]
+        assert controller.threshold(alpha, delta) == tables[0][first][0]
 
 
 @pytest.mark.parametrize("alpha", [0.3, 0.45, 0.7, 0.95])
-def test_the_marginal_kappa_is_that_of_conformal_risk_control(alpha, pair, tables):
+def test_the_marginal_threshold_is_that_of_conformal_risk_control(alpha, pair, tables):
     passed = [(losses.sum() + 1) / 251 <= alpha for _, losses in tables[0]]
-    kappa = MonotoneController(*pair, "recall").kappa(alpha, None)
-    assert kappa == tables[0][passed.index(True)][0]
+    threshold = MonotoneController(*pair, "recall").threshold(alpha, None)
+    assert threshold == tables[0][passed.index(True)][0]
 
 
 def counted(hits, bound="hoeffding-bentkus", depth=4):
@@ -90,7 +94,7 @@ def counted(hits, bound="hoeffding-bentkus", depth=4):
 
 def refusal(controller, alpha, delta):
     with pytest.raises(RiskUnattainable) as caught:
-        controller.kappa(alpha, delta)
+        controller.threshold(alpha, delta)
     return caught.value
 
 
@@ -101,7 +105,7 @@ def test_the_minimum_alpha_is_attainable_and_slightly_less_is_not(bound):
         for delta in (0.01, 0.05, 0.1, 0.3):
             minimum = refusal(controller, 1e-4, delta).minimum_alpha
             assert minimum == controller.minimum_alpha(delta)
-            assert controller.kappa(minimum, delta) == 3.0
+            assert controller.threshold(minimum, delta) == 3.0
             assert refusal(controller, minimum * (1 - 1e-7), delta).minimum_alpha == minimum
 
 
@@ -109,7 +113,7 @@ def test_the_marginal_minimum_alpha_counts_one_more_loss():
     controller = counted([4] * 18 + [3])
     error = refusal(controller, 0.05, None)
     assert error.minimum_alpha == pytest.approx((0.25 + 1) / 20)
-    assert controller.kappa(error.minimum_alpha, None) == 3.0
+    assert controller.threshold(error.minimum_alpha, None) == 3.0
     needed = (1 - Fraction(1, 20)) / (Fraction(1, 20) - Fraction(1, 76))  # mean loss 1 / 76
     assert error.required_calibration == math.ceil(needed)
 
@@ -132,11 +136,11 @@ def test_queries_without_any_true_match_certify_nothing(bound, delta):
 def test_tuning_queries_matter_to_the_betting_bound_alone(pair):
     calibration, tuning = pair
     for bound in BOUNDS[:3]:
-        kappas = {
-            MonotoneController(calibration, t, "recall", bound).kappa(0.5, 0.1)
+        thresholds = {
+            MonotoneController(calibration, t, "recall", bound).threshold(0.5, 0.1)
             for t in (tuning, pair[0])
         }
-        assert len(kappas) == 1
+        assert len(thresholds) == 1
 
 
 def test_a_bound_for_losses_of_zero_or_one_and_an_unknown_one_are_refused(pair):
@@ -162,5 +166,5 @@ def test_the_minimum_alpha_of_another_mix_is_attainable_and_slightly_less_is_not
         least = float(np.mean(weights * np.repeat([0, 0.25, 0.75], [70, 20, 10])))
         error = refusal(controller, 0.01, 0.1)
         assert least < error.minimum_alpha < least + 0.25
-        assert controller.kappa(error.minimum_alpha, 0.1) == 3.0
+        assert controller.threshold(error.minimum_alpha, 0.1) == 3.0
         assert refusal(controller, error.minimum_alpha - 1e-6, 0.1)

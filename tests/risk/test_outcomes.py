@@ -11,11 +11,11 @@ RISKS = ("miss", "recall", "false-discovery")
 
 @pytest.fixture(scope="module")
 def drawn(queries):
-    """60 queries priced by a quantile adapter; two have no true match anywhere."""
+    """60 queries priced by a quantile score function; two have no true match anywhere."""
     rankings, relevant, totals = queries(60, seed=0)
     relevant[:2], totals[:2] = False, 0
-    adapter = Quantile(np.sort(queries(40, seed=1)[0].uncertainty))
-    return Outcomes.of(adapter, rankings, relevant, totals)
+    score_function = Quantile(np.sort(queries(40, seed=1)[0].uncertainty))
+    return Outcomes.of(score_function, rankings, relevant, totals)
 
 
 def naive_loss(risk, held, relevant, total):
@@ -28,72 +28,72 @@ def naive_loss(risk, held, relevant, total):
     return 1 - hits / len(held)
 
 
-def kappas_of(outcomes):
-    finite = outcomes.costs[np.isfinite(outcomes.costs)]
+def thresholds_of(outcomes):
+    finite = outcomes.candidate_scores[np.isfinite(outcomes.candidate_scores)]
     extra = np.array([0.0, 0.37, 5.25, 1e6], np.float32)
     return np.unique(np.concatenate([finite, extra]))
 
 
 @pytest.mark.parametrize("risk", RISKS)
 def test_losses_are_those_of_every_set_on_its_own(risk, drawn):
-    kappas = kappas_of(drawn)
-    losses = drawn.losses(risk, kappas)
-    assert losses.shape == (60, len(kappas))
+    thresholds = thresholds_of(drawn)
+    losses = drawn.losses(risk, thresholds)
+    assert losses.shape == (60, len(thresholds))
     for i in range(60):
-        for g in range(0, len(kappas), 5):
-            held = [k for k in range(12) if drawn.costs[i, k] <= kappas[g]]
+        for g in range(0, len(thresholds), 5):
+            held = [k for k in range(12) if drawn.candidate_scores[i, k] <= thresholds[g]]
             expected = naive_loss(risk, held, drawn.relevant[i], drawn.totals[i])
             assert losses[i, g] == pytest.approx(expected, abs=1e-15), (i, g)
 
 
 @pytest.mark.parametrize("risk", RISKS)
-def test_a_single_kappa_gives_the_column_of_many(risk, drawn):
-    kappas = kappas_of(drawn)
-    many = drawn.losses(risk, kappas)
-    for g in (0, 3, len(kappas) // 2, len(kappas) - 1):
-        np.testing.assert_array_equal(drawn.losses(risk, kappas[g : g + 1])[:, 0], many[:, g])
+def test_a_single_threshold_gives_the_column_of_many(risk, drawn):
+    thresholds = thresholds_of(drawn)
+    many = drawn.losses(risk, thresholds)
+    for g in (0, 3, len(thresholds) // 2, len(thresholds) - 1):
+        np.testing.assert_array_equal(drawn.losses(risk, thresholds[g : g + 1])[:, 0], many[:, g])
 
 
 @pytest.mark.parametrize("risk", RISKS)
 def test_a_query_without_any_true_match_loses_everything(risk, drawn):
-    assert (drawn.losses(risk, kappas_of(drawn))[:2] == 1).all()
+    assert (drawn.losses(risk, thresholds_of(drawn))[:2] == 1).all()
 
 
 def test_padding_is_in_no_set_and_no_denominator():
-    costs = np.array([[0, 1, np.inf, np.inf]], np.float32)
+    candidate_scores = np.array([[0, 1, np.inf, np.inf]], np.float32)
     relevant = np.array([[True, False, False, False]])
-    outcomes = Outcomes(costs, relevant, np.array([2]), np.zeros(1), np.zeros(1))
-    kappas = np.array([0, 1, 1e30], np.float32)
-    assert outcomes.losses("false-discovery", kappas).tolist() == [[0, 0.5, 0.5]]
-    assert outcomes.losses("recall", kappas).tolist() == [[0.5, 0.5, 0.5]]
+    outcomes = Outcomes(candidate_scores, relevant, np.array([2]), np.zeros(1), np.zeros(1))
+    thresholds = np.array([0, 1, 1e30], np.float32)
+    assert outcomes.losses("false-discovery", thresholds).tolist() == [[0, 0.5, 0.5]]
+    assert outcomes.losses("recall", thresholds).tolist() == [[0.5, 0.5, 0.5]]
 
 
-def test_a_kappa_in_double_precision_means_the_same_set_for_every_risk():
-    costs, relevant = np.array([[0, 0.1]], np.float32), np.array([[False, True]])
-    outcomes = Outcomes(costs, relevant, np.array([1]), np.zeros(1), np.zeros(1))
+def test_a_threshold_in_double_precision_means_the_same_set_for_every_risk():
+    candidate_scores, relevant = np.array([[0, 0.1]], np.float32), np.array([[False, True]])
+    outcomes = Outcomes(candidate_scores, relevant, np.array([1]), np.zeros(1), np.zeros(1))
     losses = [float(outcomes.losses(risk, np.array([0.1]))[0, 0]) for risk in RISKS]
-    assert losses == [0.0, 0.0, 0.5]  # the set of a kappa of 0.1 holds both
+    assert losses == [0.0, 0.0, 0.5]  # the set of a threshold of 0.1 holds both
 
 
 def test_ranks_and_scores_are_those_of_the_first_true_match(drawn):
     for i in range(60):
         matches = [k for k in range(12) if drawn.relevant[i, k]]
         assert drawn.ranks[i] == (matches[0] + 1 if matches else np.inf)
-        assert drawn.scores[i] == (drawn.costs[i, matches[0]] if matches else np.inf)
+        assert drawn.scores[i] == (drawn.candidate_scores[i, matches[0]] if matches else np.inf)
 
 
-def test_they_keep_what_the_adapter_says_of_the_queries(queries):
+def test_they_keep_what_the_score_function_says_of_the_queries(queries):
     rankings, relevant, totals = queries(30, seed=2)
     outcomes = Outcomes.of(Constant(), rankings, relevant, totals)
-    np.testing.assert_array_equal(outcomes.costs, Constant().costs(rankings))
+    np.testing.assert_array_equal(outcomes.candidate_scores, Constant().candidate_scores(rankings))
     np.testing.assert_array_equal(outcomes.uncertainty, rankings.uncertainty)
-    np.testing.assert_array_equal(outcomes.doubt, rankings.uncertainty)
+    np.testing.assert_array_equal(outcomes.selection_score, rankings.uncertainty)
 
 
 def test_a_subset_and_stored_arrays_keep_every_value(drawn):
     rows = np.arange(60) % 4 == 1
     restored = Outcomes.from_arrays({k: v.copy() for k, v in drawn.arrays().items()})
-    for name in ("costs", "relevant", "totals", "uncertainty", "doubt"):
+    for name in ("candidate_scores", "relevant", "totals", "uncertainty", "selection_score"):
         np.testing.assert_array_equal(getattr(drawn.subset(rows), name), getattr(drawn, name)[rows])
         np.testing.assert_array_equal(getattr(restored, name), getattr(drawn, name))
         assert getattr(restored, name).dtype == getattr(drawn, name).dtype
@@ -116,17 +116,17 @@ def test_what_does_not_fit_together_is_refused():
 def test_the_loss_of_a_cluster_is_the_mean_of_its_queries(drawn):
     clusters = np.random.default_rng(0).integers(0, 9, 60) * 7 - 3
     clustered = replace(drawn, clusters=clusters)
-    kappas = kappas_of(drawn)[::9]
+    thresholds = thresholds_of(drawn)[::9]
     assert (drawn.units, clustered.units) == (60, len(set(clusters.tolist())))
     for risk in RISKS:
-        each = drawn.losses(risk, kappas)
-        np.testing.assert_array_equal(drawn.unit_losses(risk, kappas), each)
+        each = drawn.losses(risk, thresholds)
+        np.testing.assert_array_equal(drawn.unit_losses(risk, thresholds), each)
         expected = [
             [np.mean([row[g] for row, c in zip(each, clusters, strict=True) if c == cluster])]
             for cluster in sorted(set(clusters.tolist()))
-            for g in range(len(kappas))
+            for g in range(len(thresholds))
         ]
-        found = clustered.unit_losses(risk, kappas)
+        found = clustered.unit_losses(risk, thresholds)
         assert found.ravel().tolist() == pytest.approx(np.ravel(expected).tolist())
 
 
@@ -143,7 +143,7 @@ def test_clusters_are_kept_by_subsets_and_in_storage(drawn):
 
 @pytest.mark.parametrize("number", [2, 17, 10_000])
 def test_steps_are_prices_that_the_mean_size_grows_by_evenly_in_its_logarithm(number, drawn):
-    prices = sorted(drawn.costs[np.isfinite(drawn.costs)].tolist())
+    prices = sorted(drawn.candidate_scores[np.isfinite(drawn.candidate_scores)].tolist())
     largest = len(prices) / 60
     means = [largest ** (place / (number - 1)) for place in range(number)]
     expected = {prices[min(int(mean * 60 + 1e-9), len(prices)) - 1] for mean in means}
@@ -156,7 +156,7 @@ def test_steps_are_prices_that_the_mean_size_grows_by_evenly_in_its_logarithm(nu
 def test_queries_that_are_joined_follow_each_other(queries):
     first, second = (Outcomes.of(Constant(), *queries(n, seed=n)) for n in (20, 13))
     both = first.joined(second)
-    for name in ("costs", "relevant", "totals", "uncertainty", "doubt"):
+    for name in ("candidate_scores", "relevant", "totals", "uncertainty", "selection_score"):
         values = [*getattr(first, name).tolist(), *getattr(second, name).tolist()]
         assert getattr(both, name).tolist() == values
         assert getattr(both, name).dtype == getattr(first, name).dtype
@@ -168,12 +168,16 @@ def test_queries_that_are_joined_follow_each_other(queries):
             one.joined(other)
 
 
-def test_queries_are_kept_in_the_order_in_which_the_adapter_takes_candidates(one_key):
+def test_queries_are_kept_in_the_order_in_which_the_score_function_takes_candidates(one_key):
     rankings, relevant, totals = one_key(60, 0)
-    adapter = Reranked.fit(rankings, relevant)
-    outcomes = Outcomes.of(adapter, rankings, relevant, totals)
-    columns = adapter.ordered(rankings)[1].tolist()
+    score_function = Reranked.fit(rankings, relevant)
+    outcomes = Outcomes.of(score_function, rankings, relevant, totals)
+    columns = score_function.ordered(rankings)[1].tolist()
     moved = [[bool(row[k]) for k in order] for row, order in zip(relevant, columns, strict=True)]
     assert outcomes.relevant.tolist() == moved
-    np.testing.assert_array_equal(outcomes.costs, adapter.costs(rankings))
-    np.testing.assert_array_equal(outcomes.doubt, adapter.doubt(rankings, 1))
+    np.testing.assert_array_equal(
+        outcomes.candidate_scores, score_function.candidate_scores(rankings)
+    )
+    np.testing.assert_array_equal(
+        outcomes.selection_score, score_function.selection_score(rankings, 1)
+    )

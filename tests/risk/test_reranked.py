@@ -103,23 +103,27 @@ def test_probabilities_and_order_are_those_of_a_conditional_logit(fitted, naive,
     assert moved > 10
 
 
-def test_doubt_is_the_chance_of_none_and_of_those_that_are_not_shown(fitted, naive, one_key):
+def test_selection_score_is_the_chance_of_none_and_of_those_that_are_not_shown(
+    fitted, naive, one_key
+):
     asked = one_key(30, 2)[0]
     for size in (1, 2, 9):
-        doubts = fitted.doubt(asked, size)
+        selection_scores = fitted.selection_score(asked, size)
         for i in range(30):
             chances = naive(asked, i)
             left = sorted(chances[:-1].tolist())[::-1][size:]
-            assert doubts[i] == pytest.approx(sum(left) + chances[-1], abs=1e-5)
+            assert selection_scores[i] == pytest.approx(sum(left) + chances[-1], abs=1e-5)
 
 
 def test_prices_are_one_over_probabilities_and_never_fall(fitted, one_key):
     asked = one_key(300, 3)[0]
     ordered, _ = fitted.ordered(asked)
-    costs = fitted.costs(asked)
-    np.testing.assert_array_equal(fitted.costs(ordered), costs)  # ordered once, not twice
-    assert costs.dtype == np.float32
-    for row, chances, there in zip(costs, ordered.probability, asked.there, strict=True):
+    candidate_scores = fitted.candidate_scores(asked)
+    np.testing.assert_array_equal(
+        fitted.candidate_scores(ordered), candidate_scores
+    )  # ordered once, not twice
+    assert candidate_scores.dtype == np.float32
+    for row, chances, there in zip(candidate_scores, ordered.probability, asked.there, strict=True):
         expected = [0.0, *(1 / max(chance, 1e-9) for chance in chances[1:])]
         assert row[there].tolist() == pytest.approx(np.array(expected)[there], rel=1e-6)
         assert (row[~there] == np.inf).all()
@@ -129,14 +133,14 @@ def test_prices_are_one_over_probabilities_and_never_fall(fitted, one_key):
 def test_a_score_is_the_price_of_the_place_of_the_right_key(fitted, one_key):
     asked, relevant, totals = one_key(200, 4)
     ranks, (_, columns) = first(relevant), fitted.ordered(asked)
-    scores, costs = fitted.scores(asked, ranks), fitted.costs(asked).tolist()
+    scores, candidate_scores = fitted.scores(asked, ranks), fitted.candidate_scores(asked).tolist()
     outcomes = Outcomes.of(fitted, asked, relevant, totals)
     for i, rank in enumerate(ranks.tolist()):
         if rank == np.inf:
             assert scores[i] == outcomes.scores[i] == np.inf
             continue
         place = columns[i].tolist().index(int(rank) - 1)
-        assert scores[i] == outcomes.scores[i] == costs[i][place]
+        assert scores[i] == outcomes.scores[i] == candidate_scores[i][place]
         assert outcomes.relevant[i, place]
         assert outcomes.ranks[i] == place + 1
         assert outcomes.relevant[i].sum() == relevant[i].sum()
@@ -144,13 +148,18 @@ def test_a_score_is_the_price_of_the_place_of_the_right_key(fitted, one_key):
 
 def test_one_query_is_sized_as_among_many(fitted, one_key):
     asked = one_key(40, 5)[0]
-    costs, (_, columns) = fitted.costs(asked), fitted.ordered(asked)
+    candidate_scores, (_, columns) = fitted.candidate_scores(asked), fitted.ordered(asked)
     for i in range(40):
         one = asked[i : i + 1]
         assert fitted.ordered(one)[1][0].tolist() == columns[i].tolist()
-        np.testing.assert_allclose(fitted.costs(one)[0], costs[i], rtol=1e-6)
-        sizes = [int(np.sum(costs[i] <= kappa * (1 + 1e-3))) for kappa in (0.0, 1.2, 7.7, 1e12)]
-        assert [int(fitted.sizes(one, kappa)[0]) for kappa in (0.0, 1.2, 7.7, 1e12)] == sizes
+        np.testing.assert_allclose(fitted.candidate_scores(one)[0], candidate_scores[i], rtol=1e-6)
+        sizes = [
+            int(np.sum(candidate_scores[i] <= threshold * (1 + 1e-3)))
+            for threshold in (0.0, 1.2, 7.7, 1e12)
+        ]
+        assert [
+            int(fitted.sizes(one, threshold)[0]) for threshold in (0.0, 1.2, 7.7, 1e12)
+        ] == sizes
 
 
 def test_rankings_that_hold_every_key_once_are_ranked_alike(drawn, fitted, one_key):
@@ -162,7 +171,7 @@ def test_rankings_that_hold_every_key_once_are_ranked_alike(drawn, fitted, one_k
         taken = [kept[i, k] for k in again[1][i]][: len(labels)]
         assert taken == chances[1][i, : len(labels)].tolist()
     np.testing.assert_allclose(again[0].probability, chances[0].probability, rtol=1e-9)
-    assert np.isposinf(fitted.costs(once)[kept.max(axis=1) < 0]).all()
+    assert np.isposinf(fitted.candidate_scores(once)[kept.max(axis=1) < 0]).all()
     distinct, columns = drawn[0].distinct()
     matches = np.take_along_axis(drawn[1], np.maximum(columns, 0), axis=1) & (columns >= 0)
     of_distinct = Reranked.fit(distinct, matches)
@@ -207,31 +216,35 @@ def test_without_keys_or_with_matches_of_several_keys_it_is_refused(drawn):
 @pytest.mark.parametrize("missing", ["distances", "keys", "candidate_uncertainty"])
 def test_what_it_was_fitted_with_must_be_known_of_queries(missing, fitted, drawn):
     with pytest.raises(InvalidData, match=f"fitted with {missing}, which the queries lack"):
-        fitted.costs(replace(drawn[0], **{missing: None}))
+        fitted.candidate_scores(replace(drawn[0], **{missing: None}))
 
 
 def test_a_stored_model_is_the_same_model(fitted, drawn):
     restored = Reranked.from_state({name: v.copy() for name, v in fitted.state().items()})
-    np.testing.assert_array_equal(restored.costs(drawn[0]), fitted.costs(drawn[0]))
-    np.testing.assert_array_equal(restored.doubt(drawn[0], 3), fitted.doubt(drawn[0], 3))
+    np.testing.assert_array_equal(
+        restored.candidate_scores(drawn[0]), fitted.candidate_scores(drawn[0])
+    )
+    np.testing.assert_array_equal(
+        restored.selection_score(drawn[0], 3), fitted.selection_score(drawn[0], 3)
+    )
 
 
 def test_queries_of_which_none_or_all_have_a_match_are_fitted_without_warning(drawn):
     rankings, _, _ = drawn
     for ranks in (np.full(150, np.inf), np.ones(150)):
-        adapter = Reranked.fit(rankings, ranks)
-        costs = adapter.costs(rankings)
-        assert (costs[:, 0] == 0).all()
-        assert (costs[:, 1:] >= costs[:, :-1]).all()
+        score_function = Reranked.fit(rankings, ranks)
+        candidate_scores = score_function.candidate_scores(rankings)
+        assert (candidate_scores[:, 0] == 0).all()
+        assert (candidate_scores[:, 1:] >= candidate_scores[:, :-1]).all()
 
 
 def test_it_needs_smaller_sets_than_an_order_by_distance_where_candidates_tell(one_key):
     split, calibration, (asked, relevant, _) = (one_key(1000, seed) for seed in (7, 8, 9))
     sizes = {}
     for kind in (Learned, Reranked):
-        adapter = kind.fit(split[0], split[1])
-        controller = MissController.calibrate(adapter, calibration[0], first(calibration[1]))
-        kappa = controller.kappa(0.3, 0.1)
-        assert np.mean(adapter.scores(asked, first(relevant)) > kappa) < 0.32
-        sizes[kind] = controller.sizes(asked, kappa).mean()
+        score_function = kind.fit(split[0], split[1])
+        controller = MissController.calibrate(score_function, calibration[0], first(calibration[1]))
+        threshold = controller.threshold(0.3, 0.1)
+        assert np.mean(score_function.scores(asked, first(relevant)) > threshold) < 0.32
+        sizes[kind] = controller.sizes(asked, threshold).mean()
     assert sizes[Reranked] < 0.9 * sizes[Learned]

@@ -15,7 +15,7 @@ def controller(served, unmatched=0, bound="binomial"):
 
 def refusal(calibrated, alpha, delta):
     with pytest.raises(RiskUnattainable) as caught:
-        calibrated.kappa(alpha, delta)
+        calibrated.threshold(alpha, delta)
     with pytest.raises(RiskUnattainable):
         calibrated.risk_bound(alpha, delta)
     return caught.value
@@ -34,7 +34,7 @@ def test_the_minimum_alpha_is_attainable_and_slightly_less_is_not(served, unmatc
         refusal(calibrated, 1 - 1e-9, delta)
         return
     assert minimum == calibrated.minimum_alpha(delta)
-    assert np.isfinite(calibrated.kappa(minimum, delta))
+    assert np.isfinite(calibrated.threshold(minimum, delta))
     gap = max(1e-7 * min(minimum, 1 - minimum), 2**-52)
     refusal(calibrated, minimum - gap, delta)
 
@@ -44,7 +44,7 @@ def test_the_required_number_of_queries_with_the_same_share_unmatched_is_enough(
     alpha, delta = 0.05, 0.01
     required = refusal(controller(served, unmatched), alpha, delta).required_calibration
     lost = int(np.ceil(required * unmatched / (served + unmatched)))
-    assert controller(required - lost, lost).kappa(alpha, delta) == 0.0
+    assert controller(required - lost, lost).threshold(alpha, delta) == 0.0
 
 
 def test_the_marginal_guarantee_needs_one_query_over_alpha_and_says_so():
@@ -52,7 +52,7 @@ def test_the_marginal_guarantee_needs_one_query_over_alpha_and_says_so():
     assert error.required_calibration == 9  # (0 + 1) / (9 + 1)
     assert error.minimum_alpha == pytest.approx(1 / 9)
     assert "alpha = 0.1 on average" in str(error)
-    assert controller(9).kappa(0.1, None) == 0.0
+    assert controller(9).threshold(0.1, None) == 0.0
     assert refusal(controller(90, 10), 0.1, None).required_calibration is None
 
 
@@ -60,7 +60,7 @@ def test_the_number_required_for_the_marginal_guarantee_is_enough():
     for one_in in range(2, 60):
         required = controller(1).required_calibration(1 / one_in, None)
         assert controller(required).minimum_alpha(None) <= 1 / one_in
-        assert controller(required).kappa(1 / one_in, None) == 0.0
+        assert controller(required).threshold(1 / one_in, None) == 0.0
 
 
 @pytest.mark.parametrize(("served", "unmatched"), [(20, 0), (500, 10)])
@@ -70,9 +70,9 @@ def test_simultaneous_levels_have_a_minimum_alpha_too(served, unmatched, naive_l
     minimum = calibrated.minimum_alpha(0.1, simultaneous=True)
     level = naive_local_level(n, 0.1)
     assert minimum == pytest.approx(beta.isf(level, unmatched + 1, n - unmatched), rel=1e-6)
-    assert calibrated.kappa(minimum, 0.1, simultaneous=True) == 0.0
+    assert calibrated.threshold(minimum, 0.1, simultaneous=True) == 0.0
     with pytest.raises(RiskUnattainable):
-        calibrated.kappa(minimum - 1e-9, 0.1, simultaneous=True)
+        calibrated.threshold(minimum - 1e-9, 0.1, simultaneous=True)
 
 
 @pytest.mark.parametrize("option", ["simultaneous", "anytime"])
@@ -82,13 +82,15 @@ def test_the_required_number_and_the_minimum_alpha_of_every_statement_suffice(
 ):
     alpha, delta, chosen = 0.05, 0.01, {option: True}
     with pytest.raises(RiskUnattainable) as caught:
-        controller(served, unmatched).kappa(alpha, delta, **chosen)
+        controller(served, unmatched).threshold(alpha, delta, **chosen)
     needed = caught.value.required_calibration
     lost = int(np.ceil(needed * unmatched / (served + unmatched)))
-    assert controller(needed - lost, lost).kappa(alpha, delta, **chosen) == 0.0
-    assert controller(served, unmatched).kappa(caught.value.minimum_alpha, delta, **chosen) == 0.0
+    assert controller(needed - lost, lost).threshold(alpha, delta, **chosen) == 0.0
+    assert (
+        controller(served, unmatched).threshold(caught.value.minimum_alpha, delta, **chosen) == 0.0
+    )
     with pytest.raises(RiskUnattainable):
-        controller(served, unmatched).kappa(caught.value.minimum_alpha - 1e-7, delta, **chosen)
+        controller(served, unmatched).threshold(caught.value.minimum_alpha - 1e-7, delta, **chosen)
 
 
 def test_no_number_of_queries_is_named_where_none_would_do():
@@ -114,7 +116,7 @@ def test_the_alpha_that_the_message_names_works(served, unmatched, delta):
     calibrated = controller(served, unmatched)
     message = str(refusal(calibrated, 0.001, delta))
     named = float(re.search(r"ask for alpha >= (\d\.\d+)", message)[1])
-    assert np.isfinite(calibrated.kappa(named, delta))
+    assert np.isfinite(calibrated.threshold(named, delta))
 
 
 def test_an_alpha_that_rounds_to_one_is_not_advised():

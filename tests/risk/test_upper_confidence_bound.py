@@ -20,12 +20,12 @@ LOSSES = {
 
 def wealth(losses, mean, delta):
     """What is owned after each loss by who starts with 1 and follows the paper's stakes."""
-    owned, history, spread, seen = 1.0, [], 0.25, []
+    wealth, history, spread, seen = 1.0, [], 0.25, []
     for number, loss in enumerate(losses, start=1):
         variance = spread / number  # of the losses before this one, and one made up
         stake = min(1.0, math.sqrt(2 * math.log(1 / delta) / (len(losses) * variance)))
-        owned *= 1 + stake * (mean - loss)
-        history.append(owned)
+        wealth *= 1 + stake * (mean - loss)
+        history.append(wealth)
         seen.append(loss)
         spread += (loss - (0.5 + sum(seen)) / (number + 1)) ** 2
     return history

@@ -7,8 +7,8 @@ import pytest
 from scipy.special import expit
 
 from rcir.errors import RiskUnattainable
-from rcir.risk import ADAPTERS, Outcomes, Rankings, SizeAdapter, fit_adapter
-from rcir.risk.adapters import TOLERANCE
+from rcir.risk import SCORE_FUNCTIONS, Outcomes, Rankings, ScoreFunction, fit_score_function
+from rcir.risk.score_functions import TOLERANCE
 
 POPULATION, SPLIT, DEPTH, DRAWS, KEYS = 20_000, 400, 12, 2_000, 15
 
@@ -31,9 +31,11 @@ class Queries:
 
 @dataclass(frozen=True)
 class World:
-    """An adapter, the split that it was fitted on, and the queries there are, both as it prices."""
+    """A score function, the split that it was fitted on, and the queries there are, both as it
+    prices.
+    """
 
-    adapter: SizeAdapter
+    score_function: ScoreFunction
     tuning: Outcomes
     population: Outcomes
 
@@ -65,7 +67,7 @@ def queries():
 
 @pytest.fixture(scope="session")
 def split():
-    """The adapter split."""
+    """The tuning split."""
     return draw_queries(SPLIT, seed=1)
 
 
@@ -77,17 +79,17 @@ def everybody():
 
 @pytest.fixture(scope="session")
 def worlds(split, everybody):
-    """By name of the adapter."""
+    """By name of the score function."""
 
     def world(name):
-        adapter, _ = fit_adapter(name, split.rankings, split.ranks)
+        score_function, _ = fit_score_function(name, split.rankings, split.ranks)
         tuning, population = (
-            Outcomes.of(adapter, part.rankings, part.relevant, part.totals)
+            Outcomes.of(score_function, part.rankings, part.relevant, part.totals)
             for part in (split, everybody)
         )
-        return World(adapter, tuning, population)
+        return World(score_function, tuning, population)
 
-    return {name: world(name) for name in ADAPTERS}
+    return {name: world(name) for name in SCORE_FUNCTIONS}
 
 
 @pytest.fixture(scope="session")
@@ -117,11 +119,12 @@ def answers():
 
 @pytest.fixture(scope="session")
 def true_risk():
-    """`true_risk(outcomes, risk)`: a function from kappas to the exact mean loss of all outcomes.
+    """`true_risk(outcomes, risk)`: a function from thresholds to the exact mean loss of all
+    outcomes.
 
-    Of the sets that are given out, which hold what costs up to a tolerance more than kappa. The
+    Of the sets that are given out, which hold what costs up to a tolerance more than threshold. The
     loss of a query changes by a known amount at the price of each rank, so that one sort of all
-    prices and the running sum of the changes give the risk of every kappa.
+    prices and the running sum of the changes give the risk of every threshold.
     """
 
     def true_risk(outcomes, risk):
@@ -132,17 +135,17 @@ def true_risk():
             "false-discovery": 1 - hits / np.arange(1, hits.shape[1] + 1),
         }[risk]
         changes = np.diff(losses, axis=1, prepend=0)
-        known = np.isfinite(outcomes.costs)
-        order = np.argsort(outcomes.costs[known])
-        prices = outcomes.costs[known][order]
+        known = np.isfinite(outcomes.candidate_scores)
+        order = np.argsort(outcomes.candidate_scores[known])
+        prices = outcomes.candidate_scores[known][order]
         risks = np.concatenate([[0], np.cumsum(changes[known][order])]) / len(outcomes)
 
-        def of(kappas):
-            kappas = np.asarray(kappas, np.float64)
-            largest = np.minimum(kappas * (1 + TOLERANCE), np.finfo(np.float32).max)
+        def of(thresholds):
+            thresholds = np.asarray(thresholds, np.float64)
+            largest = np.minimum(thresholds * (1 + TOLERANCE), np.finfo(np.float32).max)
             place = np.searchsorted(prices, largest.astype(np.float32), side="right")
             # Rounded, so that a risk of exactly alpha is not above it.
-            return np.where(np.isnan(kappas), np.nan, np.round(risks[place], 9))
+            return np.where(np.isnan(thresholds), np.nan, np.round(risks[place], 9))
 
         return of
 

@@ -12,24 +12,26 @@ N, DELTA, POPULATION = 300, 0.1, 20_000
 
 def answered(outcomes):
     """The queries, were they answered with their first candidate."""
-    return Answered(outcomes.doubt, ~outcomes.relevant[:, 0])
+    return Answered(outcomes.selection_score, ~outcomes.relevant[:, 0])
 
 
 def some(queries, rows):
-    return Answered(queries.doubt[rows], queries.missed[rows])
+    return Answered(queries.selection_score[rows], queries.missed[rows])
 
 
 def true_miss_rates(population, thresholds):
     """(m,) the exact miss rate among the population's answers at (m,) thresholds."""
-    order = np.argsort(population.doubt)
+    order = np.argsort(population.selection_score)
     misses = np.concatenate([[0], np.cumsum(population.missed[order])])
-    counts = np.searchsorted(population.doubt[order], thresholds, side="right")
+    counts = np.searchsorted(population.selection_score[order], thresholds, side="right")
     return np.where(np.isnan(thresholds), np.nan, misses[counts] / np.maximum(counts, 1))
 
 
 @pytest.fixture(scope="module")
 def uninformative():
-    """An adapter split and a population whose doubt says nothing: all thresholds are alike."""
+    """A tuning split and a population whose selection score says nothing: all thresholds are
+    alike.
+    """
     rng = np.random.default_rng(5)
     return [Answered(rng.uniform(size=n), rng.uniform(size=n) < 0.2) for n in (400, POPULATION)]
 
@@ -46,7 +48,9 @@ def failures(draws, answers):
 
 
 @pytest.mark.parametrize("alpha", [0.15, 0.2])
-@pytest.mark.parametrize("name", ["constant", "learned"])  # the others doubt as the first does
+@pytest.mark.parametrize(
+    "name", ["constant", "learned"]
+)  # the others selection score as the first does
 def test_misses_among_answers_exceed_alpha_in_at_most_delta_of_the_calibrations(
     worlds, failures, excess, name, alpha
 ):
@@ -58,7 +62,7 @@ def test_misses_among_answers_exceed_alpha_in_at_most_delta_of_the_calibrations(
     assert excess(failures(population, threshold, alpha), DELTA) <= 3
 
 
-def test_an_uninformative_doubt_seldom_seems_to_separate(uninformative, failures, excess):
+def test_an_uninformative_selection_score_seldom_seems_to_separate(uninformative, failures, excess):
     tuning, population = uninformative
 
     def threshold(calibration):
@@ -73,11 +77,11 @@ def test_the_best_of_all_thresholds_without_correction_would_be_noticed(
     _, population = uninformative
 
     def threshold(calibration):
-        order = np.argsort(calibration.doubt)
+        order = np.argsort(calibration.selection_score)
         misses = np.cumsum(calibration.missed[order])
         values = [p_value(int(count), n, 0.19) for n, count in enumerate(misses, start=1)]
         certified = np.flatnonzero(np.array(values) <= DELTA)
-        return calibration.doubt[order][certified[-1]] if len(certified) else np.nan
+        return calibration.selection_score[order][certified[-1]] if len(certified) else np.nan
 
     assert excess(failures(population, threshold, 0.19, met=0), DELTA) > 3
 

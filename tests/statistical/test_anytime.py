@@ -19,7 +19,7 @@ STREAMS, LENGTH = 2_000, 3_000
 
 @pytest.fixture(scope="module")
 def scores():
-    """(streams, queries) uniform on (0, 1), so that the risk of a kappa is 1 - kappa."""
+    """(streams, queries) uniform on (0, 1), so that the risk of a threshold is 1 - threshold."""
     return np.random.default_rng(0).uniform(size=(STREAMS, LENGTH))
 
 
@@ -52,10 +52,10 @@ def looks(scores, alpha, delta, anytime):
         for n in numbers:
             controller = MissController(Constant(), row[:n], depth=5)
             try:
-                kappa = controller.kappa(alpha, delta, anytime=anytime)
+                threshold = controller.threshold(alpha, delta, anytime=anytime)
             except RiskUnattainable:
                 continue
-            risks[stream] = max(risks[stream], 1 - kappa)
+            risks[stream] = max(risks[stream], 1 - threshold)
     return risks
 
 

@@ -50,10 +50,12 @@ def test_where_not_every_number_of_misses_is_looked_at_it_still_holds(excess):
 def test_the_controller_s_alpha_may_be_chosen_after_looking(excess, delta):
     alphas = beta.isf(local_level(60, delta), np.arange(1, 61), 60 - np.arange(60)) * (1 + 1e-9)
     wrong = []
-    for row in 1 - risks(60, 2_000):  # scores; the risk of kappa is 1 - kappa
+    for row in 1 - risks(60, 2_000):  # scores; the risk of threshold is 1 - threshold
         controller = MissController(Constant(), row, depth=5)
-        kappas = [controller.kappa(alpha, delta, simultaneous=True) for alpha in alphas[::3]]
-        wrong.append(bool((1 - np.array(kappas) > alphas[::3]).any()))
+        thresholds = [
+            controller.threshold(alpha, delta, simultaneous=True) for alpha in alphas[::3]
+        ]
+        wrong.append(bool((1 - np.array(thresholds) > alphas[::3]).any()))
     assert excess(wrong, delta) <= 3
 
 

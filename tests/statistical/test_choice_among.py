@@ -98,7 +98,7 @@ def test_one_that_was_chosen_among_several_answers_with_the_sets_it_was_chosen_f
     outcomes = Outcomes.of(Constant(), queries, relevant, np.ones(400, int))
     controller = RiskController(Constant(), outcomes, outcomes)
     decided = decide_chosen(controller, Request(ALPHA, DELTA), 12)
-    assert decided.kappa == runs[chosen][0].kappa(ALPHA, DELTA / 12)
-    assert decided.kappa > controller.decide(Request(ALPHA, DELTA)).kappa
+    assert decided.threshold == runs[chosen][0].threshold(ALPHA, DELTA / 12)
+    assert decided.threshold > controller.decide(Request(ALPHA, DELTA)).threshold
     with pytest.raises(RiskUnattainable, match="chosen among 12 retrievers"):
         decide_chosen(controller, Request(0.001, DELTA), 12)

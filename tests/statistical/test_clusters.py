@@ -8,7 +8,7 @@ import pytest
 
 from rcir.errors import RiskUnattainable
 from rcir.risk import Constant, Outcomes, Request, RiskController
-from rcir.risk.adapters import count_paid
+from rcir.risk.score_functions import set_sizes
 
 pytestmark = pytest.mark.statistical
 
@@ -20,8 +20,9 @@ def drawn(clusters, correlation, rng):
     """(n,) rows of the population, and (n,) the cluster of each.
 
     Each query of a cluster is a fresh one or, more and more often, one that the cluster had before
-    (the urn of Blackwell and MacQueen): at every kappa, the misses of a cluster are beta-binomial
-    of this correlation, and a query of a further cluster is like any of the population.
+    (the urn of Blackwell and MacQueen): at every threshold, the misses of a cluster are
+    beta-binomial of this correlation, and a query of a further cluster is like any of the
+    population.
     """
     smallest, largest = SIZES[clusters]
     fresh = 1 / correlation - 1
@@ -41,21 +42,25 @@ def first_matches(outcomes):
     ones = np.ones(len(outcomes), np.int64)
     found = np.isfinite(outcomes.scores)[:, None]
     scores = outcomes.scores[:, None]
-    return Outcomes(scores, found, ones, outcomes.uncertainty, outcomes.doubt)
+    return Outcomes(scores, found, ones, outcomes.uncertainty, outcomes.selection_score)
 
 
 @pytest.fixture(scope="module")
 def uniform():
-    """Queries of which the share 1 - kappa is missed at every kappa below 1."""
-    costs = np.random.default_rng(3).uniform(size=(POPULATION, 2)).astype(np.float32)
-    costs[:, 0] = 0
+    """Queries of which the share 1 - threshold is missed at every threshold below 1."""
+    candidate_scores = np.random.default_rng(3).uniform(size=(POPULATION, 2)).astype(np.float32)
+    candidate_scores[:, 0] = 0
     ones = np.ones(POPULATION, np.int64)
-    return Outcomes(costs, np.tile([False, True], (POPULATION, 1)), ones, 1.0 * ones, 1.0 * ones)
+    return Outcomes(
+        candidate_scores, np.tile([False, True], (POPULATION, 1)), ones, 1.0 * ones, 1.0 * ones
+    )
 
 
 @pytest.fixture(scope="module")
 def decided():
-    """(2, DRAWS) kappas of clusters, and of all queries taken for independent; NaN if refused."""
+    """(2, DRAWS) thresholds of clusters, and of all queries taken for independent; NaN if
+    refused.
+    """
 
     def decided(population, clusters, correlation, request):
         rng = np.random.default_rng(clusters)
@@ -74,7 +79,7 @@ def decided():
             )
             for number, controller in enumerate(controllers):
                 with suppress(RiskUnattainable):
-                    found[number, draw] = controller.decide(request).kappa
+                    found[number, draw] = controller.decide(request).threshold
         assert np.isfinite(found).mean() > 0.5, "too few requests are met to show anything"
         return found
 
@@ -117,8 +122,13 @@ def test_sets_for_further_clusters_are_larger_by_less_than_their_guarantee_is_be
     assert excess(risk(clustered) > 0.15, DELTA) <= 3
     assert excess(risk(independent) > 0.15, DELTA) > 3
     large, small = (
-        np.mean([count_paid(population.costs[::50], kappa).mean() for kappa in kappas[:100]])
-        for kappas in found
+        np.mean(
+            [
+                set_sizes(population.candidate_scores[::50], threshold).mean()
+                for threshold in thresholds[:100]
+            ]
+        )
+        for thresholds in found
     )
     assert small < large < 1.5 * small
 
@@ -128,7 +138,9 @@ def test_sets_for_further_clusters_are_larger_by_less_than_their_guarantee_is_be
 )
 def test_other_risks_hold_in_further_clusters(worlds, decided, true_risk, excess, alphas):
     whole = worlds["constant"].population
-    population = replace(whole, costs=whole.costs[:, :6], relevant=whole.relevant[:, :6])
+    population = replace(
+        whole, candidate_scores=whole.candidate_scores[:, :6], relevant=whole.relevant[:, :6]
+    )
     found = decided(population, 30, 0.5, Request(alphas, DELTA))
     above = [true_risk(population, risk)(found) > alpha for risk, alpha in alphas.items()]
     clustered, independent = np.any(above, axis=0)

@@ -30,8 +30,10 @@ def drawn_runs(rng, parts, skills=(1.0, 1.1), n=None, depth=DEPTH, alike=False):
         seen = hardness * rng.lognormal(sigma=0.2, size=queries)
         scale = (np.clip(seen / 8, 0.02, 1) ** (not alike)).astype(np.float32)
         scores = np.where(rank < depth, rank / scale, np.inf).astype(np.float32).reshape(-1, n)
-        costs = (np.arange(depth) / scale[:, None]).astype(np.float32).reshape(-1, n, depth)
-        runs.append([Certified(scores[i - 1], costs[i]) for i in range(parts)])
+        candidate_scores = (
+            (np.arange(depth) / scale[:, None]).astype(np.float32).reshape(-1, n, depth)
+        )
+        runs.append([Certified(scores[i - 1], candidate_scores[i]) for i in range(parts)])
     return runs
 
 
@@ -65,7 +67,7 @@ def compared(_, pair):
     return found.low, found.high
 
 
-def with_kappa_as_it_is(seed, pair):
+def with_threshold_as_it_is(seed, pair):
     first, second = (np.concatenate([part.sizes(ALPHA, DELTA) for part in parts]) for parts in pair)
     rows = np.random.default_rng(seed).integers(len(first), size=(DRAWS, len(first)))
     return interval((second - first)[rows].mean(axis=1))
@@ -82,8 +84,8 @@ def test_the_interval_holds_the_true_difference_as_often_as_it_says(pairs):
     assert abs(departure(pairs(1), compared)) <= 3
 
 
-def test_a_kappa_that_is_not_calibrated_anew_would_be_noticed(pairs):
-    assert departure(pairs(1), with_kappa_as_it_is) < -3
+def test_a_threshold_that_is_not_calibrated_anew_would_be_noticed(pairs):
+    assert departure(pairs(1), with_threshold_as_it_is) < -3
 
 
 def test_runs_that_are_drawn_apart_would_be_noticed(pairs):
@@ -92,7 +94,7 @@ def test_runs_that_are_drawn_apart_would_be_noticed(pairs):
 
 def test_in_rotated_parts_it_holds_the_difference_at_least_as_often(pairs):
     assert departure(pairs(4), compared) >= -3
-    assert departure(pairs(4), with_kappa_as_it_is) < -3
+    assert departure(pairs(4), with_threshold_as_it_is) < -3
 
 
 @cache

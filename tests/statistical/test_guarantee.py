@@ -7,7 +7,15 @@ import pytest
 from scipy.stats import binom
 
 from rcir.errors import RiskUnattainable
-from rcir.risk import ADAPTERS, Bound, Learned, MinMax, MissController, Outcomes, fit_adapter
+from rcir.risk import (
+    SCORE_FUNCTIONS,
+    Bound,
+    Learned,
+    MinMax,
+    MissController,
+    Outcomes,
+    fit_score_function,
+)
 from rcir.risk.rankings import take_columns
 
 pytestmark = pytest.mark.statistical
@@ -17,9 +25,9 @@ N, ALPHA, DELTA = 300, 0.125, 0.1  # two candidates for everybody would miss 12.
 
 def calibrated(world, rows, bound="binomial"):
     """A controller for each draw of calibration queries."""
-    depth = world.population.costs.shape[1]
+    depth = world.population.candidate_scores.shape[1]
     scores = np.sort(world.population.scores[rows], axis=1)
-    return [MissController(world.adapter, row, depth, bound) for row in scores]
+    return [MissController(world.score_function, row, depth, bound) for row in scores]
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +35,14 @@ def failures(worlds, draws, answers, true_risk):
     """Whether the true risk is above a level, for each draw of n calibration queries."""
 
     def failures(name, n, ask, level, bound="binomial"):
-        kappas = answers(ask, calibrated(worlds[name], draws(n), bound))
-        return true_risk(worlds[name].population, "miss")(kappas) > level
+        thresholds = answers(ask, calibrated(worlds[name], draws(n), bound))
+        return true_risk(worlds[name].population, "miss")(thresholds) > level
 
     return failures
 
 
 def at(alpha, delta=DELTA):
-    return lambda controller: controller.kappa(alpha, delta)
+    return lambda controller: controller.threshold(alpha, delta)
 
 
 def exactly_allowed(n, alpha, delta=DELTA):
@@ -43,16 +51,18 @@ def exactly_allowed(n, alpha, delta=DELTA):
 
 
 @pytest.mark.parametrize("risk", ["miss", "recall", "false-discovery"])
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("name", SCORE_FUNCTIONS)
 def test_the_exact_risk_is_what_sets_of_the_whole_population_show(
     worlds, everybody, true_risk, name, risk
 ):
     world = worlds[name]
-    prices = world.population.costs[np.isfinite(world.population.costs)]
-    kappas = np.quantile(prices, [0, 0.2, 0.5, 0.9], method="lower")
-    for kappa, exact in zip(kappas, true_risk(world.population, risk)(kappas), strict=True):
-        sizes = world.adapter.sizes(everybody.rankings, kappa)
-        _, columns = world.adapter.ordered(everybody.rankings)
+    prices = world.population.candidate_scores[np.isfinite(world.population.candidate_scores)]
+    thresholds = np.quantile(prices, [0, 0.2, 0.5, 0.9], method="lower")
+    for threshold, exact in zip(
+        thresholds, true_risk(world.population, risk)(thresholds), strict=True
+    ):
+        sizes = world.score_function.sizes(everybody.rankings, threshold)
+        _, columns = world.score_function.ordered(everybody.rankings)
         relevant = everybody.relevant
         relevant = relevant if columns is None else take_columns(relevant, columns, False)
         held = relevant & (np.arange(relevant.shape[1]) < sizes[:, None])
@@ -62,7 +72,7 @@ def test_the_exact_risk_is_what_sets_of_the_whole_population_show(
 
 
 @pytest.mark.parametrize("bound", get_args(Bound))
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("name", SCORE_FUNCTIONS)
 def test_the_miss_rate_exceeds_alpha_in_at_most_delta_of_the_calibrations(
     failures, excess, name, bound
 ):
@@ -102,14 +112,15 @@ def test_sets_of_distinct_keys_hold_what_is_promised(
         for relevant, taken in zip(ranks, (tuned, columns), strict=True)
     ]
     first = np.where(matches[0].any(1), matches[0].argmax(1) + 1.0, np.inf)
-    adapter, _ = fit_adapter(kind, tuning, first)
-    population = Outcomes.of(adapter, rankings, matches[1], matches[1].sum(axis=1))
+    score_function, _ = fit_score_function(kind, tuning, first)
+    population = Outcomes.of(score_function, rankings, matches[1], matches[1].sum(axis=1))
     controllers = [
-        MissController(adapter, np.sort(population.scores[row]), rankings.depth) for row in draws(N)
+        MissController(score_function, np.sort(population.scores[row]), rankings.depth)
+        for row in draws(N)
     ]
-    kappas = answers(at(0.1), controllers)
-    assert excess(true_risk(population, "miss")(kappas) > 0.1, DELTA) <= 3
-    sizes = adapter.sizes(rankings, np.nanmedian(kappas))
+    thresholds = answers(at(0.1), controllers)
+    assert excess(true_risk(population, "miss")(thresholds) > 0.1, DELTA) <= 3
+    sizes = score_function.sizes(rankings, np.nanmedian(thresholds))
     held = (np.arange(rankings.depth) < sizes[:, None]) & (rankings.keys >= 0)
     assert (held.sum(axis=1) == sizes).all()  # nobody pays for a key that is not there
 
@@ -124,7 +135,7 @@ def test_one_miss_too_many_would_be_noticed(failures, excess):
     assert excess(failures("minmax", 40, generous, 0.2), DELTA) > 3
 
 
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("name", SCORE_FUNCTIONS)
 def test_a_probability_that_one_minus_delta_is_mistaken_for_would_be_noticed(
     failures, excess, name
 ):
@@ -137,39 +148,39 @@ def test_scaling_by_each_batch_s_own_range_of_uncertainty_would_be_noticed(
     def own_range(row):
         batch = everybody[row]
         own = MinMax.fit(batch.rankings, batch.ranks)  # of the calibration queries, not of others
-        return MissController.calibrate(own, batch.rankings, batch.ranks).kappa(ALPHA, DELTA)
+        return MissController.calibrate(own, batch.rankings, batch.ranks).threshold(ALPHA, DELTA)
 
-    kappas = answers(own_range, draws(N))
+    thresholds = answers(own_range, draws(N))
     of_the_test_batch = MinMax.fit(everybody.rankings, everybody.ranks)
     served = Outcomes.of(
         of_the_test_batch, everybody.rankings, everybody.relevant, everybody.totals
     )
-    assert excess(true_risk(served, "miss")(kappas) > ALPHA, DELTA) > 3
+    assert excess(true_risk(served, "miss")(thresholds) > ALPHA, DELTA) > 3
 
 
 @pytest.fixture(scope="module")
 def few(queries):
-    """A population so small that each draw can price all of it by an adapter of its own."""
+    """A population so small that each draw can price all of it by a score function of its own."""
     return queries(1_000, seed=3)
 
 
-def exceeds(batch, few, adapter, alpha=0.15):
+def exceeds(batch, few, score_function, alpha=0.15):
     """Whether the true risk of the calibrated sets is above alpha; a refusal is no violation."""
-    controller = MissController.calibrate(adapter, batch.rankings, batch.ranks)
+    controller = MissController.calibrate(score_function, batch.rankings, batch.ranks)
     try:
         sizes = controller.size(few.rankings, alpha, DELTA)
     except RiskUnattainable:
         return False
-    _, columns = adapter.ordered(few.rankings)
+    _, columns = score_function.ordered(few.rankings)
     matches = few.relevant if columns is None else take_columns(few.relevant, columns, False)
     held = matches & (np.arange(matches.shape[1]) < sizes[:, None])
     return bool(1 - held.any(axis=1).mean() > alpha)
 
 
-def test_whatever_is_chosen_on_the_adapter_split_keeps_the_promise(queries, few, draws, excess):
+def test_whatever_is_chosen_on_the_tuning_split_keeps_the_promise(queries, few, draws, excess):
     splits = [queries(60, seed) for seed in range(100, 140)]  # so few that the choice varies
-    chosen = [fit_adapter("auto", split.rankings, split.ranks)[0] for split in splits]
-    assert len({adapter.name for adapter in chosen}) >= 3
+    chosen = [fit_score_function("auto", split.rankings, split.ranks)[0] for split in splits]
+    assert len({score_function.name for score_function in chosen}) >= 3
     rows = enumerate(draws(60, size=1_000))
     failed = [exceeds(few[row], few, chosen[draw % len(chosen)]) for draw, row in rows]
     assert excess(failed, DELTA) <= 3

@@ -22,12 +22,16 @@ def populations():
     rng = np.random.default_rng(0)
 
     def population(hardness):
-        costs = np.sort(rng.exponential(hardness, (POPULATION, 6)), axis=1).cumsum(axis=1)
-        costs[:, 0] = 0
-        relevant = rng.uniform(size=costs.shape) < 0.4
+        candidate_scores = np.sort(rng.exponential(hardness, (POPULATION, 6)), axis=1).cumsum(
+            axis=1
+        )
+        candidate_scores[:, 0] = 0
+        relevant = rng.uniform(size=candidate_scores.shape) < 0.4
         relevant[:, -1] |= ~relevant.any(axis=1)
         ones = np.ones(POPULATION)
-        return Outcomes(costs.astype(np.float32), relevant, relevant.sum(axis=1), ones, ones)
+        return Outcomes(
+            candidate_scores.astype(np.float32), relevant, relevant.sum(axis=1), ones, ones
+        )
 
     return {group: population(HARD[group]) for group in GROUPS}
 
@@ -41,19 +45,19 @@ def everybody(populations):
 
 @pytest.fixture(scope="module")
 def risks(populations, true_risk):
-    """(3, ...) exact risks of the groups at kappas."""
+    """(3, ...) exact risks of the groups at thresholds."""
     exact = {
         risk: [true_risk(part, risk) for part in populations.values()]
         for risk in ("miss", "recall")
     }
-    return lambda kappas, risk: np.array([of(kappas) for of in exact[risk]])
+    return lambda thresholds, risk: np.array([of(thresholds) for of in exact[risk]])
 
 
 @pytest.fixture(scope="module")
-def kappas(everybody):
+def thresholds(everybody):
     """(requests, DRAWS) what each of the requests gets; NaN if it is refused."""
 
-    def kappas(requests, shares=GROUPS):
+    def thresholds(requests, shares=GROUPS):
         rng = np.random.default_rng(1)
         names = np.array(list(GROUPS))
         tuning = everybody.subset(rng.integers(len(everybody), size=300))
@@ -66,32 +70,32 @@ def kappas(everybody):
             )
             for number, request in enumerate(requests):
                 with suppress(RiskUnattainable):
-                    found[number, draw] = control.decide(request).kappa
+                    found[number, draw] = control.decide(request).threshold
         assert np.isfinite(found).mean() > 0.9, "too few requests are met to show anything"
         return found
 
-    return kappas
+    return thresholds
 
 
 @pytest.mark.parametrize(("risk", "alpha"), [("miss", 0.2), ("recall", 0.35)])
 def test_in_every_mix_the_risk_exceeds_alpha_in_at_most_delta_of_the_calibrations(
-    kappas, risks, excess, risk, alpha
+    thresholds, risks, excess, risk, alpha
 ):
     """That of a mix is a mean of those of the groups, hence largest where all are of one."""
     asked = [Request(alpha, DELTA, risk, mix="any"), Request(alpha, DELTA, risk)]
-    any_mix, as_calibrated = risks(kappas(asked), risk).max(axis=0) > alpha
+    any_mix, as_calibrated = risks(thresholds(asked), risk).max(axis=0) > alpha
     assert excess(any_mix, DELTA) <= 3
     assert excess(as_calibrated, DELTA) > 3
 
 
-def test_in_every_mix_it_holds_for_all_alpha_at_once_too(kappas, risks, excess):
+def test_in_every_mix_it_holds_for_all_alpha_at_once_too(thresholds, risks, excess):
     alphas = np.linspace(0.15, 0.3, 4)
     asked = [
         Request(float(alpha), DELTA, simultaneous=True, mix=mix)
         for mix in ("any", None)
         for alpha in alphas
     ]
-    worst = risks(kappas(asked), "miss").max(axis=0).reshape(2, len(alphas), -1)
+    worst = risks(thresholds(asked), "miss").max(axis=0).reshape(2, len(alphas), -1)
     any_mix, as_calibrated = (worst > alphas[:, None]).any(axis=1)
     assert excess(any_mix, DELTA) <= 3
     assert excess(as_calibrated, DELTA) > 3
@@ -106,10 +110,10 @@ def test_in_every_mix_it_holds_for_all_alpha_at_once_too(kappas, risks, excess):
     ],
     ids=["misses", "misses of two groups", "recall"],
 )
-def test_in_the_mix_of_given_shares_the_risk_holds(kappas, risks, excess, risk, alpha, mix):
+def test_in_the_mix_of_given_shares_the_risk_holds(thresholds, risks, excess, risk, alpha, mix):
     asked = [Request(alpha, DELTA, risk, mix=mix), Request(alpha, DELTA, risk)]
     shares = np.array([mix.get(group, 0.0) for group in GROUPS])
-    weighted, unweighted = np.einsum("g,grd->rd", shares, risks(kappas(asked), risk)) > alpha
+    weighted, unweighted = np.einsum("g,grd->rd", shares, risks(thresholds(asked), risk)) > alpha
     assert excess(weighted, DELTA) <= 3
     assert excess(unweighted, DELTA) > 3
 
@@ -120,14 +124,14 @@ def test_a_bound_for_losses_up_to_one_of_weighted_losses_would_be_noticed(everyb
     rare = np.array([0.95, 0.0, 0.05])
     mix = np.array([0.45, 0.0, 0.55])
     failed = []
-    kappas_there = np.unique(everybody.scores)[::50]
+    thresholds_there = np.unique(everybody.scores)[::50]
     for _ in range(DRAWS):
         which = rng.choice(3, 60, p=rare)
         rows = which * POPULATION + rng.integers(POPULATION, size=60)
         weights = np.array([0.45 / 0.95, 0.0, 11.0])[which]
-        losses = everybody.subset(rows).losses("miss", kappas_there) * weights[:, None]
+        losses = everybody.subset(rows).losses("miss", thresholds_there) * weights[:, None]
         bounds = losses.mean(axis=0) + np.sqrt(np.log(1 / DELTA) / 120)
         certified = np.flatnonzero(bounds <= alpha)
-        kappa = kappas_there[certified[0]] if len(certified) else np.nan
-        failed.append(mix @ risks(kappa, "miss") > alpha)
+        threshold = thresholds_there[certified[0]] if len(certified) else np.nan
+        failed.append(mix @ risks(threshold, "miss") > alpha)
     assert excess(np.array(failed), DELTA) > 3

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rcir.risk import (
-    ADAPTERS,
+    SCORE_FUNCTIONS,
     Bound,
     JointController,
     MonotoneController,
@@ -28,8 +28,8 @@ def violated(draws, answers, true_risk):
     """Whether any of several risks is above its alpha, for each draw of calibration queries."""
 
     def violated(population, control, ask, alphas, n=200):
-        kappas = answers(ask, (control(population.subset(row)) for row in draws(n)))
-        risks = [true_risk(population, risk)(kappas) > alpha for risk, alpha in alphas.items()]
+        thresholds = answers(ask, (control(population.subset(row)) for row in draws(n)))
+        risks = [true_risk(population, risk)(thresholds) > alpha for risk, alpha in alphas.items()]
         return np.any(risks, axis=0)
 
     return violated
@@ -39,12 +39,14 @@ def one_match(outcomes):
     """The same with the first match only: sets lack all or nothing, the hardest case for a mean."""
     first = outcomes.relevant & (np.cumsum(outcomes.relevant, axis=1) == 1)
     ones = np.ones(len(outcomes), np.int64)
-    return Outcomes(outcomes.costs, first, ones, outcomes.uncertainty, outcomes.doubt)
+    return Outcomes(
+        outcomes.candidate_scores, first, ones, outcomes.uncertainty, outcomes.selection_score
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "bound"),
-    [(name, "hoeffding-bentkus") for name in ADAPTERS]
+    [(name, "hoeffding-bentkus") for name in SCORE_FUNCTIONS]
     + [("learned", bound) for bound in MEANS if bound != "hoeffding-bentkus"],
 )
 def test_the_share_of_matches_that_sets_lack_exceeds_alpha_in_at_most_delta_of_the_calibrations(
@@ -54,7 +56,7 @@ def test_the_share_of_matches_that_sets_lack_exceeds_alpha_in_at_most_delta_of_t
     failed = violated(
         population,
         lambda calibration: MonotoneController(calibration, tuning, "recall", bound),
-        lambda controller: controller.kappa(0.5, DELTA),
+        lambda controller: controller.threshold(0.5, DELTA),
         {"recall": 0.5},
     )
     assert excess(failed, DELTA) <= 3
@@ -70,7 +72,7 @@ def test_recall_holds_where_each_query_has_one_match(worlds, violated, excess, n
         return violated(
             population,
             lambda calibration: MonotoneController(calibration, tuning, "recall", bound),
-            lambda controller: controller.kappa(alpha, delta),
+            lambda controller: controller.threshold(alpha, delta),
             {"recall": alpha},
         )
 
@@ -88,8 +90,8 @@ def test_without_delta_the_lacking_share_of_matches_is_at_most_alpha_on_average(
         tuning, population = one_match(tuning), one_match(population)
     controllers = [MonotoneController(population.subset(row), tuning, "recall") for row in draws(n)]
     risk = true_risk(population, "recall")
-    kappas = answers(lambda controller: controller.kappa(alpha, None), controllers)
-    assert excess(np.nan_to_num(risk(kappas)), alpha) <= 3
+    thresholds = answers(lambda controller: controller.threshold(alpha, None), controllers)
+    assert excess(np.nan_to_num(risk(thresholds)), alpha) <= 3
 
 
 @pytest.mark.parametrize("procedure", PROCEDURES)
@@ -101,7 +103,7 @@ def test_false_discoveries_exceed_alpha_in_at_most_delta_of_the_calibrations(
     failed = violated(
         population,
         lambda calibration: JointController(calibration, tuning, bound, procedure),
-        lambda controller: controller.kappa({"false-discovery": 0.38}, DELTA),
+        lambda controller: controller.threshold({"false-discovery": 0.38}, DELTA),
         {"false-discovery": 0.38},
     )
     assert excess(failed, DELTA) <= 3
@@ -114,7 +116,13 @@ def test_false_discoveries_hold_where_candidates_are_all_right_or_all_wrong(
     def alike(outcomes):  # the hardest case for a mean
         relevant = np.repeat(outcomes.relevant[:, :1], outcomes.relevant.shape[1], axis=1)
         totals = relevant.sum(axis=1)
-        return Outcomes(outcomes.costs, relevant, totals, outcomes.uncertainty, outcomes.doubt)
+        return Outcomes(
+            outcomes.candidate_scores,
+            relevant,
+            totals,
+            outcomes.uncertainty,
+            outcomes.selection_score,
+        )
 
     tuning, population = (
         alike(part) for part in (worlds["constant"].tuning, worlds["constant"].population)
@@ -125,7 +133,7 @@ def test_false_discoveries_hold_where_candidates_are_all_right_or_all_wrong(
 
     def failed(delta):
         ask = {"false-discovery": alpha}
-        return risk(answers(lambda each: each.kappa(ask, delta), controllers, met=0)) > alpha
+        return risk(answers(lambda each: each.threshold(ask, delta), controllers, met=0)) > alpha
 
     assert excess(failed(DELTA), DELTA) <= 3
     assert excess(failed(1 - DELTA), DELTA) > 3
@@ -138,17 +146,17 @@ THREE = {"miss": 0.2, "recall": 0.85, "false-discovery": 0.45}
 @pytest.mark.parametrize("procedure", PROCEDURES)
 @pytest.mark.parametrize(
     ("name", "alphas"),
-    [(name, TWO) for name in ADAPTERS] + [(name, THREE) for name in ("constant", "learned")],
+    [(name, TWO) for name in SCORE_FUNCTIONS] + [(name, THREE) for name in ("constant", "learned")],
     ids=lambda value: value if isinstance(value, str) else f"{len(value)} risks",
 )
 def test_one_of_several_risks_exceeds_its_alpha_in_at_most_delta_of_the_calibrations(
     worlds, violated, excess, name, alphas, procedure
 ):
-    tuning = worlds[name].tuning.subset(slice(0, 25))  # few queries, hence few kappas to test
+    tuning = worlds[name].tuning.subset(slice(0, 25))  # few queries, hence few thresholds to test
     failed = violated(
         worlds[name].population,
         lambda calibration: JointController(calibration, tuning, procedure=procedure),
-        lambda controller: controller.kappa(alphas, DELTA),
+        lambda controller: controller.threshold(alphas, DELTA),
         alphas,
         n=300,
     )

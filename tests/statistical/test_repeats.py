@@ -12,80 +12,82 @@ N, ALPHA, DELTA = 300, 0.125, 0.1
 
 
 @pytest.fixture(scope="module")
-def kappas(worlds, answers):
-    """The calibrated kappa of each row of calibration scores."""
+def thresholds(worlds, answers):
+    """The calibrated threshold of each row of calibration scores."""
     world = worlds["minmax"]
-    depth = world.population.costs.shape[1]
+    depth = world.population.candidate_scores.shape[1]
 
-    def kappas(scores):
-        controllers = [MissController(world.adapter, np.sort(row), depth) for row in scores]
-        return answers(lambda controller: controller.kappa(ALPHA, DELTA), controllers)
+    def thresholds(scores):
+        controllers = [MissController(world.score_function, np.sort(row), depth) for row in scores]
+        return answers(lambda controller: controller.threshold(ALPHA, DELTA), controllers)
 
-    return kappas
+    return thresholds
 
 
 @pytest.fixture(scope="module")
 def risk(worlds, true_risk):
-    """The exact miss risk at each kappa."""
+    """The exact miss risk at each threshold."""
     return true_risk(worlds["minmax"].population, "miss")
 
 
 @pytest.fixture(scope="module")
 def overlapping(queries, draws):
-    """Whether the risk is above alpha: calibrated on the pictures of the adapter split once more,
-    and on others, each once, without those; then of pictures that are not in the adapter split."""
+    """Whether the risk is above alpha: calibrated on the pictures of the tuning split once more,
+    and on others, each once, without those; then of pictures that are not in the tuning split."""
     alpha, n = 0.15, 60
     pictures = queries(1_000, seed=3)
 
-    def exceeds(adapter, calibration, asked):
-        controller = MissController(adapter, np.sort(calibration), pictures.rankings.depth)
+    def exceeds(score_function, calibration, asked):
+        controller = MissController(score_function, np.sort(calibration), pictures.rankings.depth)
         try:
-            return bool(np.mean(asked > controller.kappa(alpha, DELTA)) > alpha)
+            return bool(np.mean(asked > controller.threshold(alpha, DELTA)) > alpha)
         except RiskUnattainable:
             return False
 
     again, apart = [], []
     for tuned, drawn in zip(draws(n, 5, 1_000), draws(n, 6, 1_000), strict=True):
         split = pictures[tuned]
-        adapter = Learned.fit(split.rankings, split.ranks)
-        scores = adapter.scores(pictures.rankings, pictures.ranks)
+        score_function = Learned.fit(split.rankings, split.ranks)
+        scores = score_function.scores(pictures.rankings, pictures.ranks)
         others = np.setdiff1d(np.arange(1_000), tuned)
-        again.append(exceeds(adapter, scores[tuned], scores))
-        apart.append(exceeds(adapter, scores[np.intersect1d(drawn, others)], scores[others]))
+        again.append(exceeds(score_function, scores[tuned], scores))
+        apart.append(exceeds(score_function, scores[np.intersect1d(drawn, others)], scores[others]))
     return np.array(again), np.array(apart)
 
 
-def test_the_pictures_of_the_adapter_split_calibrate_nothing(overlapping, excess):
+def test_the_pictures_of_the_tuning_split_calibrate_nothing(overlapping, excess):
     again, apart = overlapping
     assert excess(apart, DELTA) <= 3
     assert excess(again, DELTA) > 3
 
 
-def test_five_pictures_that_come_sixty_times_are_five(worlds, draws, kappas, risk, excess):
+def test_five_pictures_that_come_sixty_times_are_five(worlds, draws, thresholds, risk, excess):
     scores = worlds["minmax"].population.scores[draws(5)]
-    assert excess(risk(kappas(np.repeat(scores, N // 5, axis=1))) > ALPHA, DELTA) > 3
+    assert excess(risk(thresholds(np.repeat(scores, N // 5, axis=1))) > ALPHA, DELTA) > 3
     with pytest.raises(RiskUnattainable):
-        MissController(worlds["minmax"].adapter, np.sort(scores[0]), 12).kappa(ALPHA, DELTA)
+        MissController(worlds["minmax"].score_function, np.sort(scores[0]), 12).threshold(
+            ALPHA, DELTA
+        )
 
 
-def test_pictures_may_come_twice_where_they_do_in_use(worlds, draws, kappas, true_risk, excess):
+def test_pictures_may_come_twice_where_they_do_in_use(worlds, draws, thresholds, true_risk, excess):
     """In use there are 50 pictures, and every query is one of them."""
     population = worlds["minmax"].population
     few = population.subset(np.arange(50))
-    found = kappas(few.scores[draws(N, size=50)])
+    found = thresholds(few.scores[draws(N, size=50)])
     assert excess(true_risk(few, "miss")(found) > ALPHA, DELTA) <= 3
 
 
 @pytest.mark.parametrize("share", [0.1, 1.0])
 def test_pictures_of_the_gallery_find_themselves(
-    worlds, everybody, draws, kappas, risk, excess, share
+    worlds, everybody, draws, thresholds, risk, excess, share
 ):
     """As calibration queries these are at rank 1; pictures to come are where they are."""
     world = worlds["minmax"]
     own = np.random.default_rng(7).uniform(size=(len(draws(N)), N)) < share
-    ranked_first = world.adapter.scores(everybody.rankings, np.ones(len(everybody.ranks)))
+    ranked_first = world.score_function.scores(everybody.rankings, np.ones(len(everybody.ranks)))
     scores = np.where(own, ranked_first[draws(N)], world.population.scores[draws(N)])
-    assert excess(risk(kappas(scores)) > ALPHA, DELTA) > 3
+    assert excess(risk(thresholds(scores)) > ALPHA, DELTA) > 3
     if share < 1:
         left = [row[~out] for row, out in zip(scores, own, strict=True)]
-        assert excess(risk(kappas(left)) > ALPHA, DELTA) <= 3
+        assert excess(risk(thresholds(left)) > ALPHA, DELTA) <= 3

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rcir.risk import ADAPTERS, MissController, Request, RiskController
+from rcir.risk import SCORE_FUNCTIONS, MissController, Request, RiskController
 
 pytestmark = pytest.mark.statistical
 
@@ -18,8 +18,8 @@ def controllers(worlds, draws):
     def controllers(name, n=N):
         world = worlds[name]
         scores = np.sort(world.population.scores[draws(n)], axis=1)
-        depth = world.population.costs.shape[1]
-        return [MissController(world.adapter, row, depth) for row in scores]
+        depth = world.population.candidate_scores.shape[1]
+        return [MissController(world.score_function, row, depth) for row in scores]
 
     return controllers
 
@@ -33,18 +33,18 @@ def violated_anywhere(worlds, controllers, answers, true_risk):
         drawn = controllers(name)
         anywhere = np.zeros(len(drawn), bool)
         for alpha in ALPHAS:
-            kappas = answers(
-                lambda controller, alpha=alpha: controller.kappa(alpha, DELTA, simultaneous),
+            thresholds = answers(
+                lambda controller, alpha=alpha: controller.threshold(alpha, DELTA, simultaneous),
                 drawn,
                 met=0,
             )
-            anywhere |= risk(kappas) > alpha
+            anywhere |= risk(thresholds) > alpha
         return anywhere
 
     return violated_anywhere
 
 
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("name", SCORE_FUNCTIONS)
 def test_the_risk_exceeds_whatever_alpha_is_chosen_after_looking_with_probability_delta_at_most(
     violated_anywhere, excess, name
 ):
@@ -56,12 +56,12 @@ def test_choosing_alpha_after_looking_without_saying_so_would_be_noticed(violate
 
 
 @pytest.mark.parametrize(("n", "alpha"), [(30, 0.15), (300, 0.1)])
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("name", SCORE_FUNCTIONS)
 def test_without_delta_the_risk_is_at_most_alpha_on_average(
     worlds, controllers, answers, true_risk, excess, name, n, alpha
 ):
-    kappas = answers(lambda controller: controller.kappa(alpha, None), controllers(name, n))
-    risks = true_risk(worlds[name].population, "miss")(kappas)
+    thresholds = answers(lambda controller: controller.threshold(alpha, None), controllers(name, n))
+    risks = true_risk(worlds[name].population, "miss")(thresholds)
     assert excess(np.nan_to_num(risks), alpha) <= 3
 
 
@@ -69,8 +69,8 @@ def test_without_delta_the_risk_is_at_most_alpha_on_average(
 def test_without_delta_the_average_risk_is_what_theory_says(
     worlds, controllers, answers, true_risk, excess, name
 ):
-    kappas = answers(lambda controller: controller.kappa(0.2, None), controllers(name))
-    risks = true_risk(worlds[name].population, "miss")(kappas)
+    thresholds = answers(lambda controller: controller.threshold(0.2, None), controllers(name))
+    risks = true_risk(worlds[name].population, "miss")(thresholds)
     assert abs(excess(risks, 60 / 301)) <= 3  # 59 misses of 300 are allowed: 60 / 301 <= 0.2
 
 
@@ -78,8 +78,8 @@ def test_a_mean_over_n_instead_of_n_plus_one_would_be_noticed(
     worlds, controllers, true_risk, excess
 ):
     drawn = controllers("minmax", n=20)
-    kappas = [controller.scores[20 - 1 - 2] for controller in drawn]  # 2 / 20 <= 0.1 are missed
-    assert excess(true_risk(worlds["minmax"].population, "miss")(kappas), 0.1) > 3
+    thresholds = [controller.scores[20 - 1 - 2] for controller in drawn]  # 2 / 20 <= 0.1 are missed
+    assert excess(true_risk(worlds["minmax"].population, "miss")(thresholds), 0.1) > 3
 
 
 @pytest.fixture(scope="module")
@@ -104,19 +104,21 @@ def test_each_group_s_own_risk_exceeds_alpha_in_at_most_delta_of_the_calibration
     world = worlds[name]
     tuning = world.tuning.subset(slice(0, 50))
 
-    def kappas(group):
+    def thresholds(group):
         controls = (
-            RiskController(world.adapter, tuning, world.population.subset(row), groups=night[row])
+            RiskController(
+                world.score_function, tuning, world.population.subset(row), groups=night[row]
+            )
             for row in draws(N)
         )
         request = Request(alpha, DELTA, risk, group)
-        return answers(lambda control: control.decide(request).kappa, controls)
+        return answers(lambda control: control.decide(request).threshold, controls)
 
     dark = world.population.subset(night == "night")
     risks = true_risk(dark, risk)
-    assert excess(risks(kappas("night")) > alpha, DELTA) <= 3
+    assert excess(risks(thresholds("night")) > alpha, DELTA) <= 3
     if risk == "miss":  # the whole's certificate says nothing of the night
-        assert excess(risks(kappas(None)) > alpha, DELTA) > 3
+        assert excess(risks(thresholds(None)) > alpha, DELTA) > 3
 
 
 def test_answers_to_a_group_miss_more_than_alpha_in_at_most_delta_of_the_calibrations(
@@ -124,13 +126,15 @@ def test_answers_to_a_group_miss_more_than_alpha_in_at_most_delta_of_the_calibra
 ):
     world, alpha = worlds["learned"], 0.25
     controls = (
-        RiskController(world.adapter, world.tuning, world.population.subset(row), groups=night[row])
+        RiskController(
+            world.score_function, world.tuning, world.population.subset(row), groups=night[row]
+        )
         for row in draws(N)
     )
     request = Request(alpha, DELTA, group="night", abstain=True)
-    thresholds = answers(lambda control: control.decide(request).threshold, controls)
+    thresholds = answers(lambda control: control.decide(request).selection_threshold, controls)
     dark = world.population.subset(night == "night")
-    order = np.argsort(dark.doubt)
-    counts = np.searchsorted(dark.doubt[order], thresholds, side="right")
+    order = np.argsort(dark.selection_score)
+    counts = np.searchsorted(dark.selection_score[order], thresholds, side="right")
     missed = np.cumsum(~dark.relevant[order, 0])[counts - 1] / counts
     assert excess((missed > alpha) & ~np.isnan(thresholds), DELTA) <= 3

@@ -13,7 +13,7 @@ from rcir.risk import (
     Quantile,
     Rankings,
 )
-from rcir.risk.adapters import count_paid, price_of_rank
+from rcir.risk.score_functions import score_at_rank, set_sizes
 
 pytestmark = pytest.mark.statistical
 
@@ -23,16 +23,18 @@ ASKED = np.array([-1, -0.5, 0.5, 1])  # times the noise: how far off the scores 
 NOISE = 1e-5
 
 
-def to_the_last_digit(costs, kappa):
-    """Set sizes that allow no tolerance: what `count_paid` is not."""
-    return np.count_nonzero(costs <= np.float32(kappa), axis=1)
+def to_the_last_digit(candidate_scores, threshold):
+    """Set sizes that allow no tolerance: what `set_sizes` is not."""
+    return np.count_nonzero(candidate_scores <= np.float32(threshold), axis=1)
 
 
-def risks(pool, kappa, noise, count):
+def risks(pool, threshold, noise, count):
     """The exact risks where each picture is asked as often, each time as far off."""
-    costs = np.concatenate([pool.costs * (1 + noise * asked) for asked in ASKED])
+    candidate_scores = np.concatenate(
+        [pool.candidate_scores * (1 + noise * asked) for asked in ASKED]
+    )
     relevant, totals = np.tile(pool.relevant, (len(ASKED), 1)), np.tile(pool.totals, len(ASKED))
-    sizes = count(costs.astype(np.float32), kappa)
+    sizes = count(candidate_scores.astype(np.float32), threshold)
     hits = (relevant & (np.arange(DEPTH) < sizes[:, None])).sum(axis=1)
     return {
         "miss": np.mean(hits == 0),
@@ -43,7 +45,7 @@ def risks(pool, kappa, noise, count):
 
 @pytest.fixture(scope="module")
 def drawn():
-    """For each draw: its pictures, and which of them the adapter split and calibration take."""
+    """For each draw: its pictures, and which of them the tuning split and calibration take."""
     rng = np.random.default_rng(0)
     return [
         (rng.integers(20_000, size=PICTURES), *(rng.integers(PICTURES, size=n) for n in (100, N)))
@@ -55,15 +57,15 @@ def drawn():
 def violated(worlds, drawn):
     """Whether any risk is above its alpha when the calibrated pictures are asked again."""
 
-    def violated(name, kappa_of, alphas, count=count_paid, noise=NOISE):
+    def violated(name, threshold_of, alphas, count=set_sizes, noise=NOISE):
         failed = np.zeros(DRAWS, bool)
         for draw, (rows, tuning, calibration) in enumerate(drawn):
             pool = worlds[name].population.subset(rows)
             try:
-                kappa = kappa_of(pool.subset(calibration), pool.subset(tuning))
+                threshold = threshold_of(pool.subset(calibration), pool.subset(tuning))
             except RiskUnattainable:
                 continue
-            found = risks(pool, kappa, noise, count)
+            found = risks(pool, threshold, noise, count)
             failed[draw] = any(found[risk] > alpha + 1e-9 for risk, alpha in alphas.items())
         return failed
 
@@ -77,54 +79,57 @@ def violated(worlds, drawn):
 def test_pictures_asked_again_are_missed_as_seldom_as_promised(
     violated, excess, name, alpha, noise
 ):
-    def kappa(calibration, _):
-        return MissController(None, calibration.scores, DEPTH).kappa(alpha, DELTA)
+    def threshold(calibration, _):
+        return MissController(None, calibration.scores, DEPTH).threshold(alpha, DELTA)
 
-    assert excess(violated(name, kappa, {"miss": alpha}, noise=noise), DELTA) <= 3
-    assert excess(violated(name, kappa, {"miss": alpha}, to_the_last_digit, noise), DELTA) > 3
+    assert excess(violated(name, threshold, {"miss": alpha}, noise=noise), DELTA) <= 3
+    assert excess(violated(name, threshold, {"miss": alpha}, to_the_last_digit, noise), DELTA) > 3
 
 
 def test_sets_of_pictures_asked_again_lack_no_more_matches(violated, excess):
-    def kappa(calibration, tuning):
-        return MonotoneController(calibration, tuning, "recall").kappa(0.5, DELTA)
+    def threshold(calibration, tuning):
+        return MonotoneController(calibration, tuning, "recall").threshold(0.5, DELTA)
 
-    assert excess(violated("reranked", kappa, {"recall": 0.5}), DELTA) <= 3
-    assert excess(violated("reranked", kappa, {"recall": 0.5}, to_the_last_digit), DELTA) > 3
+    assert excess(violated("reranked", threshold, {"recall": 0.5}), DELTA) <= 3
+    assert excess(violated("reranked", threshold, {"recall": 0.5}, to_the_last_digit), DELTA) > 3
 
 
 def test_several_risks_of_pictures_asked_again_hold_together(violated, excess, monkeypatch):
     alphas = {"miss": ALPHA, "false-discovery": 0.65}
 
-    def kappa(calibration, tuning):
-        few = tuning.subset(slice(0, 25))  # hence few kappas to test
-        return JointController(calibration, few).kappa(alphas, DELTA)
+    def threshold(calibration, tuning):
+        few = tuning.subset(slice(0, 25))  # hence few thresholds to test
+        return JointController(calibration, few).threshold(alphas, DELTA)
 
-    assert excess(violated("learned", kappa, alphas), DELTA) <= 3
-    monkeypatch.setattr("rcir.risk.joint.widened", lambda kappas: kappas)
-    assert excess(violated("learned", kappa, alphas, to_the_last_digit), DELTA) > 3
+    assert excess(violated("learned", threshold, alphas), DELTA) <= 3
+    monkeypatch.setattr("rcir.risk.joint.widened", lambda thresholds: thresholds)
+    assert excess(violated("learned", threshold, alphas, to_the_last_digit), DELTA) > 3
 
 
 def answered_wrongly(alpha):
     """Whether too many answers to pictures that recur are wrong, for each draw of such pictures.
 
-    The last but one in order of doubt is right, and often asked, the last is wrong, and often
+    The last but one in order of selection score is right, and often asked, the last is wrong, and
+    often
     asked: a threshold between them answers the former in a batch; to the last digit, half as often
     when it is asked alone.
     """
     failed, rng = np.zeros(DRAWS, bool), np.random.default_rng(1)
     weight = np.array([0.35 / (PICTURES - 2)] * (PICTURES - 2) + [0.35, 0.3])
     for draw in range(DRAWS):
-        doubt = np.sort(rng.gamma(2.0, size=PICTURES))
+        selection_score = np.sort(rng.gamma(2.0, size=PICTURES))
         missed = np.append(rng.uniform(size=PICTURES - 2) < 0.3, [False, True])
         split, calibration = (
-            Answered(doubt[some], missed[some])
+            Answered(selection_score[some], missed[some])
             for some in (rng.choice(PICTURES, n, p=weight) for n in (200, N))
         )
         try:
             threshold = AbstentionController(calibration, split).threshold(alpha, DELTA)
         except RiskUnattainable:
             continue
-        asked = weight * np.mean(doubt[:, None] * (1 + NOISE * ASKED) <= threshold, axis=1)
+        asked = weight * np.mean(
+            selection_score[:, None] * (1 + NOISE * ASKED) <= threshold, axis=1
+        )
         failed[draw] = asked @ missed / max(asked.sum(), 1e-12) > alpha + 1e-9
     return failed
 
@@ -137,38 +142,44 @@ def test_answers_to_pictures_asked_again_are_wrong_as_seldom_as_promised(excess,
 
 @pytest.fixture(scope="module")
 def in_the_split(everybody, drawn):
-    """Whether pictures are missed too often that calibrate and are in the adapter split, too."""
+    """Whether pictures are missed too often that calibrate and are in the tuning split, too."""
 
     def in_the_split():
         failed = np.zeros(DRAWS, bool)
         for draw, (rows, tuning, calibration) in enumerate(drawn):
             ranks, uncertainty = everybody.ranks[rows], everybody.rankings.uncertainty[rows]
-            adapter = Quantile(np.sort(uncertainty[tuning]))
-            scores = adapter.scores(Rankings(uncertainty, DEPTH), ranks)
+            score_function = Quantile(np.sort(uncertainty[tuning]))
+            scores = score_function.scores(Rankings(uncertainty, DEPTH), ranks)
             try:
-                kappa = MissController(adapter, scores[calibration], DEPTH).kappa(ALPHA, DELTA)
+                threshold = MissController(score_function, scores[calibration], DEPTH).threshold(
+                    ALPHA, DELTA
+                )
             except RiskUnattainable:
                 continue
             again = [Rankings(uncertainty * (1 + NOISE * asked), DEPTH) for asked in ASKED]
-            missed = [adapter.sizes(queries, kappa) < ranks for queries in again]
+            missed = [score_function.sizes(queries, threshold) < ranks for queries in again]
             failed[draw] = np.mean(missed) > ALPHA
         return failed
 
     return in_the_split
 
 
-def test_pictures_of_the_adapter_split_are_scaled_alike_when_they_are_asked_again(
+def test_pictures_of_the_tuning_split_are_scaled_alike_when_they_are_asked_again(
     in_the_split, excess, monkeypatch
 ):
     assert excess(in_the_split(), DELTA) <= 3
-    monkeypatch.setattr("rcir.risk.adapters.widened", lambda values: values)
+    monkeypatch.setattr("rcir.risk.score_functions.widened", lambda values: values)
     assert excess(in_the_split(), DELTA) > 3
 
 
 @pytest.mark.parametrize("name", ["minmax", "learned", "boosted", "reranked"])
 def test_the_tolerance_makes_sets_larger_by_less_than_half_a_percent(worlds, name):
     population = worlds[name].population
-    prices = population.costs[np.isfinite(population.costs)]
-    for kappa in np.quantile(price_of_rank(population.costs, population.ranks), [0.8, 0.85, 0.9]):
-        exact = np.searchsorted(np.sort(prices), np.float32(kappa), side="right") / len(population)
-        assert count_paid(population.costs, float(kappa)).mean() <= 1.005 * exact
+    prices = population.candidate_scores[np.isfinite(population.candidate_scores)]
+    for threshold in np.quantile(
+        score_at_rank(population.candidate_scores, population.ranks), [0.8, 0.85, 0.9]
+    ):
+        exact = np.searchsorted(np.sort(prices), np.float32(threshold), side="right") / len(
+            population
+        )
+        assert set_sizes(population.candidate_scores, float(threshold)).mean() <= 1.005 * exact

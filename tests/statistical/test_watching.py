@@ -110,8 +110,8 @@ def false_alarms():
     for n in range(1, 4_000):
         missed = rng.uniform(size=STREAMS) < ALPHA
         bets = np.where(missed[:, None], risks / ALPHA, (1 - risks) / (1 - ALPHA)) * (bets + 1)
-        for row, owned in enumerate((bets.mean(axis=1), bets.max(axis=1))):
-            stopped[row, (stopped[row] == 0) & (owned >= MEAN_TIME)] = n
+        for row, wealth in enumerate((bets.mean(axis=1), bets.max(axis=1))):
+            stopped[row, (stopped[row] == 0) & (wealth >= MEAN_TIME)] = n
         bets[stopped.all(axis=0)] = 0
     stopped[stopped == 0] = 4_000  # at least
     return stopped
@@ -146,9 +146,11 @@ def test_a_detector_tells_a_rise_whenever_it_comes(before):
 def smooth(n):
     """Queries whose uncertainties and scores are continuous and have nothing in common."""
     rng = np.random.default_rng(8)
-    costs = np.stack([np.zeros(n), rng.uniform(size=n)], axis=1).astype(np.float32)
+    candidate_scores = np.stack([np.zeros(n), rng.uniform(size=n)], axis=1).astype(np.float32)
     relevant = np.tile([False, True], (n, 1))
-    return Outcomes(costs, relevant, np.ones(n, np.int64), rng.normal(size=n), np.zeros(n))
+    return Outcomes(
+        candidate_scores, relevant, np.ones(n, np.int64), rng.normal(size=n), np.zeros(n)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +196,7 @@ ASKED, RECENT = 0.1, 200
 
 @pytest.fixture(scope="module")
 def answered():
-    """`answered(risk)`: 2,000 checks of 200 recent queries of this risk at the certified kappa.
+    """`answered(risk)`: 2,000 checks of 200 recent queries of this risk at the certified threshold.
 
     The scores of 1,000 calibration queries are uniform; those of recent queries are too, or larger
     by a factor. Only calibrations that keep the promise count: of others the risk is above alpha.
@@ -205,11 +207,13 @@ def answered():
         allowed = allowed_misses(1000, ASKED, 0.1)
         while len(checks) < STREAMS:
             calibration = scored(rng, 1.0, 1000)
-            kappa = float(np.sort(calibration.scores)[-1 - allowed])
-            if kappa >= 1 - ASKED:
-                factor = 1.0 if risk is None else kappa / (1 - risk)
+            threshold = float(np.sort(calibration.scores)[-1 - allowed])
+            if threshold >= 1 - ASKED:
+                factor = 1.0 if risk is None else threshold / (1 - risk)
                 recent = scored(rng, factor, RECENT)
-                checks.append(check_exchangeability(calibration, recent, certified=(kappa, ASKED)))
+                checks.append(
+                    check_exchangeability(calibration, recent, certified=(threshold, ASKED))
+                )
         return checks
 
     return cache(answered)
@@ -217,9 +221,13 @@ def answered():
 
 def scored(rng, factor, n):
     """Queries whose scores are uniform up to a factor; the uncertainty tells nothing of them."""
-    costs = np.stack([np.zeros(n), factor * rng.uniform(size=n)], axis=1).astype(np.float32)
+    candidate_scores = np.stack([np.zeros(n), factor * rng.uniform(size=n)], axis=1).astype(
+        np.float32
+    )
     relevant = np.tile([False, True], (n, 1))
-    return Outcomes(costs, relevant, np.ones(n, np.int64), rng.normal(size=n), np.zeros(n))
+    return Outcomes(
+        candidate_scores, relevant, np.ones(n, np.int64), rng.normal(size=n), np.zeros(n)
+    )
 
 
 @pytest.mark.parametrize("level", [0.01, 0.05, 0.2])

@@ -84,7 +84,8 @@ def test_in_another_thread_the_weights_are_the_same(tiny, whole):
 
 def test_members_of_an_ensemble_are_not_told(tiny):
     told = Told()
-    train(tiny(epochs=1, encoder=EncoderConfig("deep-ensemble", dim=8, members=2)), callback=told)
+    encoder = EncoderConfig("deep-ensemble", dim=8, options={"members": 2})
+    train(tiny(epochs=1, encoder=encoder), callback=told)
     assert told.epochs == []
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from rcir.data import ImageSet
 from rcir.data.relevance import SharedLabel, WithinRadius
-from rcir.risk.adapters import Constant
+from rcir.risk.score_functions import Constant
 from training import certification
-from training.certification import certify, rehearsals
+from training.certification import certify, fold_roles
 
-QUERIES = ("adapter", "calibration", "measured")
+QUERIES = ("tuning", "calibration", "measured")
 
 
 def draw(n, seed=0):
@@ -48,25 +48,25 @@ def alike(kind, labels):
 @pytest.mark.parametrize("n", [41, 400])
 def test_each_image_is_searched_once_and_asks_where_something_matches_it(n, kind):
     images, match = alike(kind, draw(n)[2].labels)
-    found = rehearsals(images)
-    quarters = [{*roles.searched.tolist()} for roles in found]
-    assert sorted(chain(*quarters)) == list(range(n))
-    assert max(map(len, quarters)) - min(map(len, quarters)) <= (6 if kind == "labels" else 1)
+    found = fold_roles(images)
+    folds = [{*roles.searched.tolist()} for roles in found]
+    assert sorted(chain(*folds)) == list(range(n))
+    assert max(map(len, folds)) - min(map(len, folds)) <= (6 if kind == "labels" else 1)
     for turn, roles in enumerate(found):
         for number, name in enumerate(QUERIES, start=1):
             asked = getattr(roles, name).tolist()
             assert len(asked) == len({*asked})
             assert {*asked} == {
                 image
-                for image in quarters[(turn + number) % 4]
-                if any(match(image, other) for other in quarters[turn])
+                for image in folds[(turn + number) % 4]
+                if any(match(image, other) for other in folds[turn])
             }
 
 
 def test_no_image_has_two_roles_at_a_time_or_is_measured_twice():
-    found = rehearsals(draw(400)[2])
+    found = fold_roles(draw(400)[2])
     for roles in found:
-        everyone = list(chain(roles.searched, roles.adapter, roles.calibration, roles.measured))
+        everyone = list(chain(roles.searched, roles.tuning, roles.calibration, roles.measured))
         assert len(everyone) == len({*everyone})
     measured = list(chain(*(roles.measured for roles in found)))
     assert len(measured) == len({*measured}) == 400
@@ -74,34 +74,34 @@ def test_no_image_has_two_roles_at_a_time_or_is_measured_twice():
 
 def test_each_label_is_dealt_to_all_quarters_alike_and_at_random():
     images = pictures(np.repeat(np.arange(50), np.arange(50) % 9 + 1))
-    found = rehearsals(images)
+    found = fold_roles(images)
     counts = [Counter(images.labels[roles.searched].tolist()) for roles in found]
     for label in range(50):
         each = [count[label] for count in counts]
         assert max(each) - min(each) <= 1
-    # Labels with one image each are not all in the same quarter.
+    # Labels with one image each are not all in the same fold.
     alone = [sum(count[label] for label in range(0, 50, 9)) for count in counts]
     assert max(alone) < 6
-    # No quarter is a stretch of the images.
+    # No fold is a stretch of the images.
     assert all(np.ptp(roles.searched) > 150 for roles in found)
 
 
 def test_neighbours_in_the_set_may_be_in_the_same_quarter():
     """As they are not if the images of a label are dealt in their order."""
-    found = rehearsals(pictures(np.zeros(400, np.int64)))
+    found = fold_roles(pictures(np.zeros(400, np.int64)))
     assert [len(roles.searched) for roles in found] == [100] * 4
-    quarter = np.empty(400, np.int64)
+    fold = np.empty(400, np.int64)
     for number, roles in enumerate(found):
-        quarter[roles.searched] = number
-    assert np.mean(quarter[1:] == quarter[:-1]) == pytest.approx(0.25, abs=0.1)
+        fold[roles.searched] = number
+    assert np.mean(fold[1:] == fold[:-1]) == pytest.approx(0.25, abs=0.1)
 
 
 def test_images_that_nothing_matches_are_searched_but_never_ask():
     labels = np.r_[np.repeat(np.arange(6), 20), 100 + np.arange(40)]
-    found = rehearsals(pictures(labels))
+    found = fold_roles(pictures(labels))
     assert sum(len(roles.searched) for roles in found) == 160
     for roles in found:
-        assert (labels[np.r_[roles.adapter, roles.calibration, roles.measured]] < 100).all()
+        assert (labels[np.r_[roles.tuning, roles.calibration, roles.measured]] < 100).all()
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_images_that_nothing_matches_are_searched_but_never_ask():
 )
 def test_of_too_few_images_nothing_is_certified(labels, expected):
     images = pictures(np.array(labels))
-    assert len(rehearsals(images)) == expected
+    assert len(fold_roles(images)) == expected
     vectors = np.eye(4, dtype=np.float32)[np.arange(len(images)) % 4]
     assert len(certify(vectors, None, images)) == expected
 
@@ -124,12 +124,12 @@ def test_of_too_few_images_nothing_is_certified(labels, expected):
 @pytest.mark.parametrize("n", [41, 199, 1000])
 def test_scores_and_costs_are_those_of_a_brute_force_search(n, kind, monkeypatch):
     """At one price for all queries, where a score is a rank less one."""
-    monkeypatch.setattr(certification, "fit_adapter", lambda *_: (Constant(), {}))
+    monkeypatch.setattr(certification, "fit_score_function", lambda *_: (Constant(), {}))
     vectors, uncertainty, images = draw(n)
     images, match = alike(kind, images.labels)
     found = certify(vectors, uncertainty, images)
     assert len(found) == 4
-    for part, roles in zip(found, rehearsals(images), strict=True):
+    for part, roles in zip(found, fold_roles(images), strict=True):
         depth = min(200, len(roles.searched))
         for query, score in zip(roles.calibration, part.scores, strict=True):
             distances = np.square(vectors[roles.searched] - vectors[query]).sum(1)
@@ -137,29 +137,29 @@ def test_scores_and_costs_are_those_of_a_brute_force_search(n, kind, monkeypatch
             ranks = [rank for rank, one in enumerate(candidates) if match(one, query)]
             assert score == (ranks[0] if ranks else np.inf)
         expected = np.tile(np.arange(depth), (len(roles.measured), 1))
-        np.testing.assert_array_equal(part.costs, expected)
+        np.testing.assert_array_equal(part.candidate_scores, expected)
 
 
 def test_few_images_are_all_priced_alike():
-    vectors, uncertainty, images = draw(180)  # fewer than 50 fit the adapter
-    for part, roles in zip(certify(vectors, uncertainty, images), rehearsals(images), strict=True):
-        assert len(roles.adapter) < 50
+    vectors, uncertainty, images = draw(180)  # fewer than 50 fit the score function
+    for part, roles in zip(certify(vectors, uncertainty, images), fold_roles(images), strict=True):
+        assert len(roles.tuning) < 50
         expected = np.tile(np.arange(len(roles.searched)), (len(roles.measured), 1))
-        np.testing.assert_array_equal(part.costs, expected)
+        np.testing.assert_array_equal(part.candidate_scores, expected)
 
 
 class Witness(Constant):
     """Notes who is priced, by uncertainty, which no two images share."""
 
     def __init__(self, fitted):
-        self.seen = {"adapter": fitted.uncertainty}
+        self.seen = {"score_function": fitted.uncertainty}
 
     def scores(self, rankings, ranks):
         self.seen["calibration"] = rankings.uncertainty
         self.seen["searched"] = np.unique(rankings.candidate_uncertainty)
         return np.zeros(len(rankings), np.float32)
 
-    def costs(self, rankings):
+    def candidate_scores(self, rankings):
         self.seen["measured"] = rankings.uncertainty
         assert {*rankings.candidate_uncertainty.ravel()} == {*self.seen["searched"]}
         return np.zeros((len(rankings), rankings.depth), np.float32)
@@ -175,9 +175,9 @@ def test_each_quarter_does_what_it_is_for_and_nothing_else(n, monkeypatch):
         witnesses.append(Witness(rankings))
         return witnesses[-1], {}
 
-    monkeypatch.setattr(certification, "fit_adapter", fit)
+    monkeypatch.setattr(certification, "fit_score_function", fit)
     certify(vectors, np.arange(n) + 0.5, images)
-    for witness, roles in zip(witnesses, rehearsals(images), strict=True):
+    for witness, roles in zip(witnesses, fold_roles(images), strict=True):
         for name in ("searched", *QUERIES):
             expected = sorted(getattr(roles, name) + 0.5)
             assert sorted(witness.seen[name]) == expected
@@ -186,26 +186,28 @@ def test_each_quarter_does_what_it_is_for_and_nothing_else(n, monkeypatch):
 @pytest.mark.parametrize("stated", [True, False])
 def test_an_image_has_no_part_in_what_sizes_it(stated):
     """Wherever it is embedded, what others are given stays as it is."""
-    vectors, uncertainty, images = draw(260)  # enough to fit an adapter that is not the simplest
+    vectors, uncertainty, images = draw(
+        260
+    )  # enough to fit a score function that is not the simplest
     given = uncertainty if stated else None
     before = certify(vectors, given, images)
-    assert any(len(np.unique(part.costs[:, 1])) > 1 for part in before)
-    for turn, (part, roles) in enumerate(zip(before, rehearsals(images), strict=True)):
+    assert any(len(np.unique(part.candidate_scores[:, 1])) > 1 for part in before)
+    for turn, (part, roles) in enumerate(zip(before, fold_roles(images), strict=True)):
         moved = vectors.copy()
         moved[roles.measured[7]] *= -1
         after = certify(moved, given, images)[turn]
         np.testing.assert_array_equal(after.scores, part.scores)
-        others = np.arange(len(part.costs)) != 7
-        np.testing.assert_array_equal(after.costs[others], part.costs[others])
+        others = np.arange(len(part.candidate_scores)) != 7
+        np.testing.assert_array_equal(after.candidate_scores[others], part.candidate_scores[others])
 
 
 def test_where_an_image_calibrates_only_its_own_score_depends_on_it(monkeypatch):
-    monkeypatch.setattr(certification, "fit_adapter", lambda *_: (Constant(), {}))
+    monkeypatch.setattr(certification, "fit_score_function", lambda *_: (Constant(), {}))
     vectors, uncertainty, images = draw(80)
     before = certify(vectors, uncertainty, images)[0]
     row = int(np.argmin(before.scores))
     moved = vectors.copy()
-    moved[rehearsals(images)[0].calibration[row]] *= -1
+    moved[fold_roles(images)[0].calibration[row]] *= -1
     after = certify(moved, uncertainty, images)[0]
     assert after.scores[row] > before.scores[row] == 0
     np.testing.assert_array_equal(np.delete(after.scores, row), np.delete(before.scores, row))

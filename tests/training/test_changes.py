@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from rcir.config import parse
 from rcir.data import Augmentation
 from rcir.errors import InvalidConfig
-from rcir.losses import LossConfig
 from rcir.mining import MiningConfig
 from tests.training.test_continued import equal, unfinish
 from training import Change, OptimizerConfig, TrainingConfig, train
@@ -55,7 +54,7 @@ def test_a_changed_run_is_one_that_was_stopped_and_changed_by_hand(tiny):
         "byhand",
         parts=1,
         optimizer=replace(constant, lr=0.004, weight_decay=0.01),
-        loss=LossConfig(margin=0.3, kl_scale=1e-3),
+        loss={"margin": 0.3, "kl_scale": 1e-3},
         mining=MiningConfig("nearest", "violating"),
         augmentation=Augmentation(jitter=(0.2, 0.2, 0.0, 0.0)),
     )
@@ -83,7 +82,7 @@ def test_what_is_in_force_adds_up():
     assert config.at(1) == replace(config, changes=())
     assert config.at(2) == config.at(4)
     assert (config.at(4).loss.margin, config.at(4).augmentation.flip) == (0.2, False)
-    assert config.at(8).loss == LossConfig(margin=0.5)
+    assert config.at(8).loss == {"margin": 0.5, "kl_scale": 1e-6}
     assert (config.at(8).mining.count, config.at(8).mining.pool, config.at(8).seed) == (30, 40, 3)
     assert config.at(8).augmentation == Augmentation(flip=True)
 

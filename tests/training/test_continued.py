@@ -47,7 +47,7 @@ def test_a_run_that_stopped_after_its_last_epoch_repeats_none(tiny, capsys):
 
 
 def test_an_ensemble_keeps_the_members_it_has(tiny):
-    config = tiny(epochs=1, encoder=EncoderConfig("deep-ensemble", dim=8, members=2))
+    config = tiny(epochs=1, encoder=EncoderConfig("deep-ensemble", dim=8, options={"members": 2}))
     run = train(config)
     weights = load_file(run.path / "encoder.safetensors")
     unfinish(run.path)

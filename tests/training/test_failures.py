@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from rcir.data import DataConfig
 from rcir.errors import WorkersLost
-from rcir.runs import read_run
+from rcir.runs.folder import read_run
 from training import train
 
 pytestmark = [
@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Ray's own processes
 ]
 
-PARTS = {"train": 2000, "validation": 100, "gallery": 100, "adapter": 100, "test": 100}
+PARTS = {"train": 2000, "validation": 100, "gallery": 100, "tuning": 100, "test": 100}
 RUN = {
     "epochs": 4,
     "parts": 2,
@@ -38,7 +38,7 @@ RUN = {
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def cluster(forgotten):
     """A head and a second node, one CPU each, to which this process is connected."""
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         patch.chdir(folder)
@@ -52,6 +52,7 @@ def cluster():
         yield nodes
         ray.shutdown()
         nodes.shutdown()
+        forgotten()
 
 
 def workers_of(cluster):
@@ -135,7 +136,7 @@ def test_a_killed_driver_is_started_again(cluster, undisturbed, tiny, tmp_path):
     options = {
         **{"name": "driven", "epochs": 4, "parts": 2, "batch": 16, "num_workers": 1},
         "data.options": json.dumps(config.data.options),
-        **{"encoder.dim": 8, "encoder.members": 2, "encoder.passes": 3},
+        "encoder.dim": 8,
         **{"mining.positive": "nearest", "mining.negatives": "hardest"},
     }
     arguments = [f"--{name}={value}" for name, value in options.items()]

@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 from safetensors.torch import load_file
 
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.runs import RunFolder, read_run
+from rcir.runs.folder import RunFolder, read_run
 from tests.training.test_callback import Told, same_weights
 from tests.training.test_continued import equal, steps
 from training import Change, OptimizerConfig, train

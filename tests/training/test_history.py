@@ -5,7 +5,7 @@ from mlflow import MlflowClient
 
 from rcir import tracking
 from rcir.errors import TrackingUnavailable
-from rcir.runs import read_run
+from rcir.runs.folder import read_run
 from training import train
 from training.history import History
 

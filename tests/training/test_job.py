@@ -16,14 +16,14 @@ from tempfile import TemporaryDirectory
 import pytest
 from mlflow import MlflowClient
 
-from rcir.runs import read_run
+from rcir.runs.folder import read_run
 
 pytestmark = pytest.mark.distributed
 
 ROOT = Path(__file__).parents[2]
 RAY = Path(sys.executable).with_name("ray")
 PORTS = ("port", "dashboard-port", "ray-client-server-port", "dashboard-agent-listen-port")
-SMALL = '{"train": 300, "validation": 100, "gallery": 100, "adapter": 100, "calibration": 100}'
+SMALL = '{"train": 300, "validation": 100, "gallery": 100, "tuning": 100, "calibration": 100}'
 
 
 def free_ports(count):

@@ -19,7 +19,7 @@ CONFIG = """
 name: run
 epochs: 3
 batch: 32
-data: {options: {train: 3000, validation: 100, gallery: 100, adapter: 100, calibration: 100}}
+data: {options: {train: 3000, validation: 100, gallery: 100, tuning: 100, calibration: 100}}
 augmentation: {occlusion: 0.2}
 encoder: {dim: 8}
 """

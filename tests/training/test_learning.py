@@ -14,7 +14,7 @@ def recall(encoder, splits):
     """Recall at 1 on classes that training never saw, by brute force."""
     preprocessing = Preprocessing()
     gallery, test = (
-        encoder.embed(preprocessing(part.images)).mean.double().numpy()
+        encoder.embed(preprocessing(part.images)).vectors.double().numpy()
         for part in (splits.gallery, splits.test)
     )
     nearest = (test @ gallery.T).argmax(axis=1)

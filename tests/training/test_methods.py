@@ -9,7 +9,7 @@ from scipy.linalg import orthogonal_procrustes
 from rcir.data import Preprocessing, load_splits
 from rcir.encoders import EncoderConfig
 from rcir.encoders.batches import embed
-from rcir.runs import read_run
+from rcir.runs.folder import read_run
 from training import train
 
 
@@ -17,13 +17,13 @@ from training import train
     ("method", "length"), [("deterministic", 8), ("mc-dropout", 8), ("btl", 8)]
 )
 def test_a_trained_encoder_embeds(tiny, method, length):
-    config = tiny(method, epochs=1, encoder=EncoderConfig(method, dim=8, passes=3))
+    config = tiny(method, epochs=1, encoder=EncoderConfig(method, dim=8))
     run = train(config)
     assert read_run(run.path).finished
     images = load_splits(config.data).test.images
     embedding = embed(run.encoder(), run.preprocessing, images)
-    assert embedding.mean.shape == (300, length)
-    np.testing.assert_allclose(embedding.mean.norm(dim=1), 1, atol=1e-5)
+    assert embedding.vectors.shape == (300, length)
+    np.testing.assert_allclose(embedding.vectors.norm(dim=1), 1, atol=1e-5)
     if method == "deterministic":
         assert embedding.uncertainty is None
     else:
@@ -38,7 +38,9 @@ def ensemble(tiny, tracking_uri, tmp_path_factory):
         patch.chdir(tmp_path_factory.mktemp("ensemble"))
         patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
         config = tiny(
-            "ensemble", epochs=1, encoder=EncoderConfig("deep-ensemble", dim=8, members=2)
+            "ensemble",
+            epochs=1,
+            encoder=EncoderConfig("deep-ensemble", dim=8, options={"members": 2}),
         )
         return train(config)
 
@@ -77,7 +79,7 @@ def test_members_are_rotated_onto_the_first(ensemble):
 def test_an_ensemble_ranks_by_the_mean_of_its_members_distances(ensemble):
     encoder = ensemble.encoder()
     images = Preprocessing()(load_splits(ensemble.data).test.images[:20])
-    joint = encoder.embed(images).mean
+    joint = encoder.embed(images).vectors
     with torch.inference_mode():
         members = encoder.member_vectors(images)
     of_members = [torch.cdist(each, each).square() for each in members]

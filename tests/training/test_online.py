@@ -76,9 +76,9 @@ def test_only_the_backbone_is_in_bfloat16():
         "mean_head": torch.float32,
         "variance_head": torch.float32,
     }
-    assert rounded.mean.dtype == rounded.variance.dtype == torch.float32
-    torch.testing.assert_close(rounded.mean, exact.mean, rtol=0, atol=0.02)
-    assert not torch.equal(rounded.mean, exact.mean)
+    assert rounded.vectors.dtype == rounded.variance.dtype == torch.float32
+    torch.testing.assert_close(rounded.vectors, exact.vectors, rtol=0, atol=0.02)
+    assert not torch.equal(rounded.vectors, exact.vectors)
 
 
 def test_a_batch_without_a_tuple_leaves_the_weights_alone(tiny):

@@ -8,7 +8,6 @@ import torch
 
 from rcir.data import DataConfig, ImageSet, load_splits
 from rcir.encoders import EncoderConfig, build_encoder
-from rcir.losses import tuple_losses
 from rcir.mining import MiningConfig
 from training import OptimizerConfig
 from training.progress import EpochBar
@@ -103,7 +102,8 @@ def test_the_gradient_is_that_of_the_mean_loss_of_all_tuples(tiny, scope, parts)
     trainer, naive = trainer_of(config), trainer_of(config)
     labels = naive.images.labels
     pixels = config.preprocessing(naive.images.images)
-    loss = tuple_losses(*naive_tuples(naive.encoder, pixels, labels), config.loss).mean()
+    tuples = naive_tuples(naive.encoder, pixels, labels)
+    loss = naive.encoder.loss(*tuples, config.loss_options()).mean()
     loss.backward()
     (found,) = epochs(trainer)
     assert found["tuples"] == 313
@@ -128,7 +128,7 @@ def test_dropout_is_drawn_for_each_part_of_each_step(tiny):
     """Of pictures that are all the same, by weights that stay as they are."""
     options = {
         **{"batch": 32, "parts": 2, "mining": MINING["batch"]},
-        "encoder": EncoderConfig("mc-dropout", dim=8, passes=2),
+        "encoder": EncoderConfig("mc-dropout", dim=8, options={"passes": 2}),
         "optimizer": OptimizerConfig(lr=1e-12),
     }
     same = ImageSet(np.full((96, 8, 16), 200, np.uint8), np.arange(96) % 4, list(range(96)))
@@ -136,7 +136,7 @@ def test_dropout_is_drawn_for_each_part_of_each_step(tiny):
     for seed in (5, 6):
         trainer = trainer_of(tiny(**options), same)
         trainer.encoder.register_forward_hook(
-            lambda encoder, given, output: drawn.append(output.mean.detach().flatten())
+            lambda encoder, given, output: drawn.append(output.vectors.detach().flatten())
         )
         torch.manual_seed(seed)  # of the process, which is to change nothing
         epochs(trainer)

@@ -7,15 +7,15 @@ from safetensors.torch import load_file
 from tests.training.test_continued import equal, steps, unfinish
 from training import OptimizerConfig, train
 from training.checkpoint import best_epoch, checkpoint_folder
-from training.validation import Validation
+from training.validation import CRITERION, Validation
 
 
-def script(monkeypatch, recalls):
-    """Let validation state these recalls, epoch by epoch, and the last of them from then on."""
-    left = list(recalls)
+def script(monkeypatch, precisions):
+    """Let validation state these precisions, epoch by epoch, and the last of them from then on."""
+    left = list(precisions)
 
     def metrics(self):
-        return {"validation/recall_at_1": left.pop(0) if len(left) > 1 else left[0]}
+        return {CRITERION: left.pop(0) if len(left) > 1 else left[0]}
 
     monkeypatch.setattr(Validation, "metrics", metrics)
 

@@ -124,13 +124,15 @@ def test_two_images_are_too_few():
 
 
 def counted(parts, alpha):
-    """Mean set size at delta = 0.1, each kappa tried and each rank counted; depth if none will."""
+    """Mean set size at delta = 0.1, each threshold tried and each rank counted; depth if none
+    will.
+    """
     sizes = []
     for part in parts:
-        paying = [np.isfinite(row).sum() for row in part.costs]
-        for kappa in np.sort(part.scores[np.isfinite(part.scores)]):
-            if binom.cdf(sum(part.scores > kappa), len(part.scores), alpha) <= 0.1:
-                paying = [sum(price <= kappa for price in row) for row in part.costs]
+        paying = [np.isfinite(row).sum() for row in part.candidate_scores]
+        for threshold in np.sort(part.scores[np.isfinite(part.scores)]):
+            if binom.cdf(sum(part.scores > threshold), len(part.scores), alpha) <= 0.1:
+                paying = [sum(price <= threshold for price in row) for row in part.candidate_scores]
                 break
         sizes += paying
     return np.mean(sizes)
@@ -138,7 +140,7 @@ def counted(parts, alpha):
 
 def test_sizes_are_those_that_the_images_certify():
     found = validate(Pixels(spread=1.0), Preprocessing((2, 3)), draw(240, copies=60))
-    assert sum(len(part.costs) for part in found.certified) == 240
+    assert sum(len(part.candidate_scores) for part in found.certified) == 240
     metrics = found.metrics()
     sizes = [metrics[f"validation/certified_size_{alpha}"] for alpha in ("0.05", "0.1", "0.2")]
     assert sizes == pytest.approx([counted(found.certified, a) for a in (0.05, 0.1, 0.2)])
@@ -147,7 +149,7 @@ def test_sizes_are_those_that_the_images_certify():
 
 @pytest.mark.parametrize("spread", [None, 1.0])
 def test_the_stated_uncertainty_is_what_sizes_depend_on(spread):
-    """Of an encoder with none, it is the distance to the nearest image of the quarter searched."""
+    """Of an encoder with none, it is the distance to the nearest image of the fold searched."""
     images = draw(240, copies=0)
     found = validate(Pixels(spread), Preprocessing((2, 3)), images)
     vectors = torch.from_numpy(images.images.reshape(240, -1)) / 255
@@ -155,7 +157,7 @@ def test_the_stated_uncertainty_is_what_sizes_depend_on(spread):
     expected = certify(vectors.numpy(), stated, images)
     for ours, theirs in zip(found.certified, expected, strict=True):
         np.testing.assert_allclose(ours.scores, theirs.scores, rtol=1e-4)
-        np.testing.assert_allclose(ours.costs, theirs.costs, rtol=1e-4)
+        np.testing.assert_allclose(ours.candidate_scores, theirs.candidate_scores, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("n", "copies"), [(7, 3), (8, 3), (100, 50), (240, 60)])
@@ -184,7 +186,7 @@ def test_it_can_be_stored(n):
     assert len(again.certified) == len(found.certified) == (4 if n == 60 else 0)
     for ours, theirs in zip(again.certified, found.certified, strict=True):
         np.testing.assert_array_equal(ours.scores, theirs.scores)
-        np.testing.assert_array_equal(ours.costs, theirs.costs)
+        np.testing.assert_array_equal(ours.candidate_scores, theirs.candidate_scores)
     assert again.metrics() == found.metrics()
 
 

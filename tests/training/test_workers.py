@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 # Nothing divides by two or three workers: neither images, nor batches, nor the last batch.
-PARTS = {"train": 313, "validation": 100, "gallery": 100, "adapter": 100, "test": 100}
+PARTS = {"train": 313, "validation": 100, "gallery": 100, "tuning": 100, "test": 100}
 DATA = DataConfig("digits", options={**PARTS, "calibration": 100})
 PLAIN = {"epochs": 2, "batch": 35, "parts": 6, "data": DATA}
 # Batch normalisation, dropout, augmentation, and tuples across the shares of the workers. One step:
@@ -31,7 +31,7 @@ ONLINE = {
     "batch": 80,
     "parts": 3,
     "data": replace(DATA, options=DATA.options | {"train": 140}),
-    "encoder": EncoderConfig("mc-dropout", "resnet50", "gem", dim=8, passes=2),
+    "encoder": EncoderConfig("mc-dropout", "resnet50", "gem", dim=8, options={"passes": 2}),
     "preprocessing": Preprocessing(size=(32, 32), channels=3),
     "augmentation": Augmentation(0.5, flip=True, rotation=10, jitter=(0.2, 0.2, 0.2, 0.1)),
     "mining": MiningConfig("farthest", "hardest", count=1, scope="batch", per_label=2),
@@ -80,7 +80,9 @@ def assert_close(kind, expected, found, file, compared):
 
 
 def test_members_of_an_ensemble_train_side_by_side(tiny):
-    config = tiny("ensemble", epochs=1, encoder=EncoderConfig("deep-ensemble", dim=8, members=2))
+    config = tiny(
+        "ensemble", epochs=1, encoder=EncoderConfig("deep-ensemble", dim=8, options={"members": 2})
+    )
     found = train(replace(config, name="together", num_workers=1))
     client = MlflowClient(found.tracking_uri)
     parent = client.get_run(found.mlflow_run).info

@@ -15,7 +15,7 @@ from rcir.data import DataConfig
 
 
 @pytest.fixture(scope="module")
-def one_cpu():
+def one_cpu(forgotten):
     """The address of a cluster that trains one trial at a time; its folder's name is short."""
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         patch.chdir(folder)
@@ -33,6 +33,7 @@ def one_cpu():
         yield node.address
         ray.shutdown()
         node.shutdown()
+        forgotten()
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def store(tmp_path_factory):
 @pytest.fixture(scope="session")
 def small(tiny, tmp_path_factory):
     """`tiny` with enough validation images to certify something."""
-    parts = {"train": 300, "validation": 400, "gallery": 200, "adapter": 100, "test": 200}
+    parts = {"train": 300, "validation": 400, "gallery": 200, "tuning": 100, "test": 200}
     defaults = {
         "data": DataConfig("digits", options={**parts, "calibration": 200}),
         "storage": str(tmp_path_factory.mktemp("runs")),
@@ -63,10 +64,11 @@ def certified():
     def counted(folder, alpha, delta):
         arrays, sizes = load_file(folder / "validation.safetensors"), []
         for part in range(4):
-            scores, costs = arrays[f"scores.{part}"], arrays[f"costs.{part}"]
-            for kappa in np.sort(scores[np.isfinite(scores)]):
-                if binom.cdf(sum(scores > kappa), len(scores), alpha) <= delta:
-                    sizes += [sum(price <= kappa for price in row) for row in costs]
+            scores, candidate_scores = arrays[f"scores.{part}"], arrays[f"candidate_scores.{part}"]
+            for threshold in np.sort(scores[np.isfinite(scores)]):
+                if binom.cdf(sum(scores > threshold), len(scores), alpha) <= delta:
+                    largest = np.float32(float(threshold) * 1.001)  # what is a tie, at the cut-off
+                    sizes += [sum(price <= largest for price in row) for row in candidate_scores]
                     break
             else:
                 return None

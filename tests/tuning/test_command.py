@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from rcir.data import load_splits
-from rcir.runs import read_run
-from rcir.storage import load
+from rcir.retrieval.storage import load
+from rcir.runs.folder import read_run
 from tuning.__main__ import main
 
 pytestmark = [
@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Ray's own processes
 ]
 
-PARTS = {"train": 300, "validation": 400, "gallery": 200, "adapter": 200, "test": 300}
+PARTS = {"train": 300, "validation": 400, "gallery": 200, "tuning": 200, "test": 300}
 SWEEP = {
     "training": {
         **{"name": "sweep", "epochs": 2, "batch": 32},

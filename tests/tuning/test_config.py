@@ -110,7 +110,7 @@ def test_too_few_validation_images_to_certify_anything_are_refused(
     """At delta 0.1, 22 are the fewest that certify 0.1: 0.9^22 < 0.1 < 0.9^21."""
     data = DataConfig("digits", options={"train": 100, "validation": validation})
     config = TuningConfig(tiny("few", data=data), SPACE, alpha=alpha)
-    with pytest.raises(InvalidData, match=f"{validation} validation images, of which a quarter"):
+    with pytest.raises(InvalidData, match=f"{validation} validation images, of which a fold"):
         sweep(config)
     assert list(tmp_path.iterdir()) == []
     data = DataConfig("digits", options={"train": 100, "validation": 120})

@@ -15,8 +15,8 @@ import yaml
 from mlflow import MlflowClient
 
 from rcir.config import from_plain
-from rcir.measured import VALIDATION, Measured
-from rcir.runs import read_run
+from rcir.runs.folder import read_run
+from rcir.runs.results import VALIDATION, RunResults
 from training import TrainingConfig, train
 from training.config import override
 
@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Ray's own processes
 ]
 
-PARTS = {"train": 1500, "validation": 400, "gallery": 100, "adapter": 100, "test": 100}
+PARTS = {"train": 1500, "validation": 400, "gallery": 100, "tuning": 100, "test": 100}
 SWEEP = {
     "training": {
         **{"name": "sweep", "epochs": 4, "batch": 32},
@@ -162,11 +162,11 @@ def test_what_was_killed_becomes_what_it_would_have_been(outcome, tmp_path, numb
     folder, *_ = outcome
     values = trials(folder)[number]["values"]
     config = override(from_plain(TrainingConfig, SWEEP["training"] | {"threads": 1}), values)
-    found = Measured.read(folder / "runs" / "sweep" / f"trial-{number:03d}" / VALIDATION)
+    found = RunResults.read(folder / "runs" / "sweep" / f"trial-{number:03d}" / VALIDATION)
     run = train(config)
     assert run.path == tmp_path / "runs" / "sweep"
     assert not read_run(run.path).config["changes"]
-    expected = Measured.read(run.path / VALIDATION)
+    expected = RunResults.read(run.path / VALIDATION)
     assert found.metrics == expected.metrics
     for ours, theirs in zip(found.parts, expected.parts, strict=True):
-        np.testing.assert_array_equal(ours.costs, theirs.costs)
+        np.testing.assert_array_equal(ours.candidate_scores, theirs.candidate_scores)

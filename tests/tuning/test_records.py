@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.runs import RunFolder
+from rcir.runs.folder import RunFolder
 from training import TrainingConfig
 from tuning import Records, Trial, TuningConfig
 from tuning.records import read_records

@@ -7,8 +7,8 @@ import ray
 from safetensors.numpy import load_file
 
 from rcir.config import from_plain, parse
-from rcir.measured import VALIDATION, Measured
-from rcir.runs import read_run
+from rcir.runs.folder import read_run
+from rcir.runs.results import VALIDATION, RunResults
 from training import TrainingConfig, train
 from tuning import TuningConfig, sweep
 from tuning.records import REPORTS_FILE
@@ -53,7 +53,7 @@ def test_a_trial_of_several_seeds_is_judged_by_their_mean(searched, certified):
         sizes = [certified(run, 0.2, 0.1) for run in runs]
         assert sizes[0] != sizes[1]
         assert trial.certified_size == pytest.approx(sum(sizes) / 2)
-        recalls = [Measured.read(run / VALIDATION).metrics["recall_at_1"] for run in runs]
+        recalls = [RunResults.read(run / VALIDATION).metrics["recall_at_1"] for run in runs]
         assert trial.metrics["recall_at_1"] == pytest.approx(sum(recalls) / 2)
         assert (trial.state, trial.epochs) == ("finished", 2)
 
@@ -140,7 +140,7 @@ def changes_of(folder):
 
 def assert_same(one, other):
     """The measurements of two runs, and the weights that they ended with."""
-    found, expected = Measured.read(one / VALIDATION), Measured.read(other / VALIDATION)
+    found, expected = RunResults.read(one / VALIDATION), RunResults.read(other / VALIDATION)
     assert found.metrics == expected.metrics
     last = "checkpoints/epoch-0004/model.safetensors"
     ours, theirs = load_file(one / last), load_file(other / last)

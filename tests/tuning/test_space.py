@@ -144,7 +144,12 @@ def test_another_encoder_is_mined_as_suits_it_unless_mining_was_chosen():
         ({"epochs": {"uniform": [1.5, 2.5]}}, r"epochs 1\.5: "),
         ({"epochs": {"uniform": [0, 5]}}, "epochs 0: epochs is 0"),
         ({"encoder.method": {"choice": ["btl", "magic"]}}, "magic"),
-        ({"encoder.dropout": {"uniform": [0.1, 1.5]}}, r"encoder\.dropout 1\.5: "),
+        ({"encoder.options.passes": {"uniform": [1, 5]}}, r"encoder\.options\.passes 1: "),
+        ({"encoder.options.dropout": {"uniform": [0.1, 0.5]}}, "no option dropout; there are var"),
+        (
+            {"encoder.method": {"choice": ["btl", "mc-dropout"]}, "loss.kl_scale": {"grid": [0]}},
+            "loss of mc-dropout: there is no option kl_scale; there are margin, form",
+        ),
         ({"optimizer.lr": {"grid": [-1.0]}}, r"optimizer\.lr is -1\.0"),
         ({"loss.margin": {"uniform": [-0.1, 0.1]}}, r"loss\.margin is -0\.1"),
         ({"mining.pool": {"choice": [1]}}, r"mining\.pool is 1"),

@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 
 from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.errors import InvalidImage
-from rcir.measured import VALIDATION, Measured
+from rcir.runs.results import VALIDATION, RunResults
 from tuning import TuningConfig, sweep
 
 pytestmark = [
@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 PARTS = {"train": 600, "gallery": 100, "query": 200}  # a third of the first validates
-HELD_BACK = ("gallery", "adapter", "calibration", "test")
+HELD_BACK = ("gallery", "tuning", "calibration", "test")
 
 
 @pytest.fixture
@@ -60,9 +60,9 @@ def test_what_is_kept_for_calibration_and_test_may_be_anything(data, small, tmp_
     ]
     for trial in after.trials.values():
         found, expected = (
-            Measured.read(records.folder / trial.name / VALIDATION) for records in (after, before)
+            RunResults.read(records.folder / trial.name / VALIDATION) for records in (after, before)
         )
         assert found.queries == expected.queries
         for ours, theirs in zip(found.parts, expected.parts, strict=True):
-            np.testing.assert_array_equal(ours.costs, theirs.costs)
+            np.testing.assert_array_equal(ours.candidate_scores, theirs.candidate_scores)
             np.testing.assert_array_equal(ours.scores, theirs.scores)

@@ -12,8 +12,8 @@ from mlflow import MlflowClient
 from rcir.config import flatten, parse
 from rcir.data import load_splits
 from rcir.errors import InvalidConfig
-from rcir.measured import VALIDATION, Measured
-from rcir.runs import read_run
+from rcir.runs.folder import read_run
+from rcir.runs.results import VALIDATION, RunResults
 from training import TrainingConfig, train
 from tuning import TuningConfig, sweep
 
@@ -60,7 +60,7 @@ def test_the_other_numbers_of_a_trial_are_those_of_its_encoder(records, certifie
         assert trial.metrics.get(f"certified_size_{alpha:g}") == pytest.approx(expected)
     run = read_run(records.folder / trial.name)
     images = load_splits(run.data).validation
-    vectors = run.encoder().embed(run.preprocessing(images.images)).mean.numpy()
+    vectors = run.encoder().embed(run.preprocessing(images.images)).vectors.numpy()
     apart = np.linalg.norm(vectors[:, None] - vectors, axis=2)
     np.fill_diagonal(apart, np.inf)
     matched = (images.labels[:, None] == images.labels).sum(1) > 1
@@ -84,11 +84,11 @@ def test_best_yaml_trains_what_the_best_trial_is(records):
     assert config.optimizer.lr == 3e-3
     run = train(config)
     assert run.path == records.folder.parent / "sweep-best"
-    found, expected = Measured.read(run.path / VALIDATION), Measured.read(best / VALIDATION)
+    found, expected = RunResults.read(run.path / VALIDATION), RunResults.read(best / VALIDATION)
     assert found.metrics == expected.metrics
     for ours, theirs in zip(found.parts, expected.parts, strict=True):
         np.testing.assert_array_equal(ours.scores, theirs.scores)
-        np.testing.assert_array_equal(ours.costs, theirs.costs)
+        np.testing.assert_array_equal(ours.candidate_scores, theirs.candidate_scores)
 
 
 def test_a_sweep_is_one_run_in_mlflow_with_one_below_it_for_each_trial(

@@ -1,0 +1,68 @@
+"""The table of methods, and how a class is found by its name or import path."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from rcir.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from rcir.encoders.base import Encoder
+
+METHODS = {
+    "deterministic": "rcir.encoders.deterministic:Deterministic",
+    "mc-dropout": "rcir.encoders.mc_dropout:MCDropout",
+    "deep-ensemble": "rcir.encoders.deep_ensemble:DeepEnsemble",
+    "btl": "rcir.encoders.btl:BayesianTriplet",
+}
+
+
+def find_method(name: str) -> type[Encoder]:
+    """The class of a method: one of `METHODS`, or any subclass of `Encoder` by its import path.
+
+    Args:
+        name: a name in `METHODS`, or "package.module:Class". The module is imported, also by
+            workers and by whoever loads what was trained: it must be importable there.
+
+    Raises:
+        InvalidConfig: there is no such name, module or class, or it is no `Encoder`.
+
+    Example:
+        >>> find_method("btl") is find_method("rcir.encoders.btl:BayesianTriplet")
+        True
+    """
+    from rcir.encoders.base import Encoder  # which needs the configuration, and that this module
+
+    path = METHODS.get(name, name)
+    module, colon, attribute = path.partition(":")
+    if not colon:
+        raise InvalidConfig(
+            f"encoder.method {name!r} is unknown; choose one of {', '.join(METHODS)}, or give the "
+            'import path of an encoder of your own, "package.module:Class"'
+        )
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidConfig(
+            f"encoder.method {name!r} cannot be imported ({error}): install the package it is in, "
+            "or put its folder on PYTHONPATH"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Encoder)):
+        raise InvalidConfig(
+            f"encoder.method {name!r} is no encoder: it must be a subclass of rcir.encoders.Encoder"
+        )
+    return found
+
+
+def method_name(kind: type[Encoder]) -> str:
+    """By what name `find_method` finds a class.
+
+    Example:
+        >>> method_name(find_method("btl"))
+        'btl'
+    """
+    path = f"{kind.__module__}:{kind.__qualname__}"
+    return next((name for name, known in METHODS.items() if known == path), path)

@@ -1,0 +1,1 @@
+"""Retrieval: searching a gallery, answers with their guarantees, retrievers in folders."""

@@ -1,0 +1,168 @@
+"""Runs in their folders: trainings, trials of sweeps, outputs of calibrations.
+
+What was measured of each is there, too, see `rcir.runs.results`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from rcir import tracking
+from rcir.config import flatten
+from rcir.errors import InvalidData, RcirError, TrackingUnavailable
+from rcir.runs.results import TEST, VALIDATION, RunResults, Split
+from rcir.risk import mean_size
+from rcir.runs.folder import FOLDER_TAG, RUN_FILE, RunFolder, find_run, read_run
+
+SWEEP = "sweep.json"
+RETRIEVER = "retriever"
+FILES: Mapping[Split, str] = {"validation": VALIDATION, "test": TEST}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is known of a run.
+
+    Attributes:
+        name: shown.
+        folder: where it is.
+        state: what became of it, such as "finished".
+        options: of its training, by dotted name; empty if it is not known.
+        measured: by split, what is there.
+        reported: of a trial, its last metrics on the validation images, at delta = 0.1.
+    """
+
+    name: str
+    folder: Path
+    state: str
+    options: dict[str, Any] = field(default_factory=dict)
+    measured: dict[Split, RunResults] = field(default_factory=dict)
+    reported: dict[str, float] = field(default_factory=dict)
+
+
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """The runs in these folders, the trials of a sweep best first; no two have one name.
+
+    Raises:
+        InvalidData: a folder holds no run, or one that is damaged.
+    """
+    runs = [run for folder in folders for run in _read(folder)]
+    names = [run.name for run in runs]
+    return [
+        run if names.count(run.name) == 1 else replace(run, name=str(run.folder)) for run in runs
+    ]
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder is that of a sweep, which stands for its trials."""
+    return (folder / SWEEP).is_file()
+
+
+def _read(folder: Path) -> list[Run]:
+    """The run, or the trials of the sweep, in a folder."""
+    if is_sweep(folder):
+        return _trials(folder)
+    run = _run(folder, folder.resolve().name)
+    if run is None:
+        raise InvalidData(
+            f"{folder} holds no run ({RUN_FILE}, {SWEEP} or {TEST}): give the folder that "
+            "`python -m training`, `python -m tuning` or `python -m calibration` wrote to"
+        )
+    return [run]
+
+
+def run_folder(reference: str) -> Path:
+    """The folder that a path or an MLflow id names.
+
+    Raises:
+        InvalidData: there is none on this machine.
+    """
+    if Path(reference).is_dir():
+        return Path(reference)
+    tracked = tracking.find_run(reference)
+    folder = tracking.run_tag(tracked, FOLDER_TAG) if tracked else None
+    if folder is None or not Path(folder).is_dir():
+        where = f"its folder {folder} is not on this machine" if folder else "MLflow has no such id"
+        raise InvalidData(
+            f"{reference} is no folder, and {where}: give the folder of a run, of a sweep or of a "
+            "calibration"
+        )
+    return Path(folder)
+
+
+def _run(folder: Path, name: str) -> Run | None:
+    """The run of a folder that training or calibration wrote, if it is one."""
+    measured = {
+        split: RunResults.read(folder / FILES[split])
+        for split in get_args(Split)
+        if (folder / FILES[split]).is_file()
+    }
+    trained = read_run(folder)
+    if trained is not None:
+        state = "finished" if trained.finished else "not finished"
+        return Run(name, folder, state, _options(trained), measured)
+    if "test" not in measured:
+        return None
+    try:
+        origin = json.loads((folder / RETRIEVER / "retriever.json").read_text())["origin"]
+        trained = find_run(origin["run"])
+    except (OSError, ValueError, KeyError, TypeError, TrackingUnavailable):
+        return Run(name, folder, "calibrated", {}, measured)  # elsewhere than it was trained
+    path = trained.path / VALIDATION
+    if path.is_file():
+        measured["validation"] = RunResults.read(path)
+    return Run(name, folder, "calibrated", _options(trained), measured)
+
+
+def _options(run: RunFolder) -> dict[str, Any]:
+    """The options of a training by dotted name; of those that changed, as they were at last."""
+    options = flatten(run.config)
+    for change in options.pop("changes", []):
+        options |= change["options"]
+    return options
+
+
+def _trials(folder: Path) -> list[Run]:
+    """The trials of a sweep, that of the smallest sets first, those that did not finish last.
+
+    Of a trial with several seeds, what was measured of all is compared.
+    """
+    path = folder / SWEEP
+    found: list[tuple[bool, float, Run]] = []
+    try:
+        written = json.loads(path.read_text())
+        alpha, delta = (float(written["config"][name]) for name in ("alpha", "delta"))
+        for trial in written["trials"]:
+            run = _trial(folder, trial)
+            one = run.measured.get("validation")
+            size = mean_size(one.parts, alpha, delta) if one and one.parts else math.inf
+            found.append((one is None, run.reported.get("certified_size", size), run))
+    except RcirError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidData(
+            f"{path} is damaged ({error!r}): give the folders of the trials instead"
+        ) from error
+    if not found:
+        raise InvalidData(f"{path} lists no trial: let the sweep run first")
+    return [run for *_, run in sorted(found, key=lambda each: each[:2])]
+
+
+def _trial(folder: Path, written: Mapping[str, Any]) -> Run:
+    """A trial as its sweep has written it down; measured once all its seeds are trained."""
+    names, state = [str(name) for name in written["folders"]], str(written["state"])
+    reported = {str(name): float(value) for name, value in written.get("metrics", {}).items()}
+    runs = [_run(folder / name, names[0]) for name in names]
+    first = runs[0] or Run(names[0], folder / names[0], "")
+    found = [run.measured["validation"] for run in runs if run and "validation" in run.measured]
+    measured = dict(first.measured)
+    measured.pop("validation", None)
+    if len(found) == len(names):
+        parts = [part for each in found for part in each.parts]
+        measured["validation"] = replace(found[0], parts=parts, metrics=found[0].metrics | reported)
+    return replace(first, state=state, measured=measured, reported=reported)
