@@ -291,7 +291,7 @@ class Retriever(Searcher):
         rank = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         positions, distances = found.positions[row, rank], found.distances[row, rank]
         ids = self.ids[positions].tolist()
-        labels = None if self.labels is None else self.labels[positions].tolist()
+        labels = self.named_labels(positions)
         answers, start = [], 0
         for size, uncertainty in zip(sizes.tolist(), found.uncertainty.tolist(), strict=True):
             part = slice(start, start := start + size)
@@ -301,7 +301,7 @@ class Retriever(Searcher):
                     distances[part],
                     uncertainty,
                     guarantee,
-                    None if labels is None else tuple(labels[part]),
+                    None if labels is None else labels[part],
                 )
             )
         return answers
