@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from rcir.printable import printable
 from rcir.risk import Decision, Request, Risk, RiskController
 from rcir.risk.request import Alpha, Mix
 
@@ -222,11 +223,11 @@ class Retrieval:
             head = f"no answer: too uncertain, uncertainty {self.uncertainty:.4g}"
             return f"{head}\n{self.guarantee}"
         head = f"{self.size} image{'s' * (self.size > 1)}, uncertainty {self.uncertainty:.4g}"
-        names = ["id", *self.ids]
+        names = ["id", *map(printable, self.ids)]
         labels = self.labels or ()
         if any(isinstance(label, str) for label in labels):  # numbers would tell a reader nothing
             width = max(map(len, names))
-            columns = zip(names, ("label", *labels), strict=True)
+            columns = zip(names, ("label", *map(printable, labels)), strict=True)
             names = [f"{name:{width}}  {label}" for name, label in columns]
         rows = (
             f"{rank:4d}  {distance:8.4f}  {name}"
