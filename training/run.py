@@ -78,7 +78,9 @@ def train(
         done = f"{run.path} is trained already; choose another name to train anew"
         console.print(done, soft_wrap=True)
         return run
-    splits = load_splits(config.data)
+    # Told once, not by every member or trial.
+    tell = partial(console.print, soft_wrap=True) if parent is None else None
+    splits = load_splits(config.data, tell)
     check_encoder(config)
     for epoch in (1, *(change.epoch for change in config.changes)):
         check_images(config.at(epoch), splits.train)

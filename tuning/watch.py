@@ -20,7 +20,8 @@ from tuning.config import TuningConfig
 from tuning.records import REPORTS_FILE, Records, Trial, seeded
 from tuning.trial import read_reports
 
-console = Console(highlight=False)
+# Names may look like markup.
+console = Console(highlight=False, markup=False)
 
 
 class Watch(Callback):

@@ -20,6 +20,16 @@ from torch.nn.functional import interpolate
 
 from rcir.errors import InvalidImage
 
+FORMATS = {  # by Pillow's name, with the endings of their files
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
+    "PNG": (".png",),
+    "WEBP": (".webp",),
+    "TIFF": (".tif", ".tiff"),
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "PPM": (".pgm", ".ppm", ".pbm", ".pnm"),
+}
+ENDINGS = tuple(ending for endings in FORMATS.values() for ending in endings)
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 1 << 26  # of a file that is held in memory as a whole; larger ones are streamed
 MARGIN = 2  # a JPEG decoded at a reduced scale has this many times the size that is asked for
@@ -44,7 +54,8 @@ def read_image(
     """One image as an array of 8-bit values.
 
     Args:
-        source: a path, a PIL image, or a uint8 array (H, W), (H, W, 1) or (H, W, 3).
+        source: the path of a file of one of `FORMATS`, whatever its name; a PIL image; or a uint8
+            array (H, W), (H, W, 1) or (H, W, 3).
         channels: 1 for grey, 3 for RGB; the image is converted.
         size: (height, width) to resize to (bilinear, antialiased); None for the image's own. A
             JPEG file is then decoded at 1/2, 1/4 or 1/8 of its scale, which is faster, where that
@@ -55,8 +66,9 @@ def read_image(
         rotation is applied.
 
     Raises:
-        InvalidImage: not an image, truncated, empty, larger than 100 million pixels (known from
-            the header, before anything is decoded), deeper than 8 bits, or of a wrong type.
+        InvalidImage: not an image of one of `FORMATS`, truncated, empty, larger than 100 million
+            pixels (known from the header, before anything is decoded), deeper than 8 bits, or of a
+            wrong type.
     """
     with _no_warnings():
         return _read(source, channels, size)
@@ -151,7 +163,8 @@ def _read(source: ImageLike, channels: int, size: tuple[int, int] | None) -> NDA
             _check(source, "the PIL image")
             return _resized(_pixels(ImageOps.exif_transpose(source), channels), size)
     if isinstance(source, str | os.PathLike):
-        with open_image(source) as file, Image.open(file) as image:
+        # Of all that Pillow knows, some formats run other programs, as EPS runs Ghostscript.
+        with open_image(source) as file, Image.open(file, formats=tuple(FORMATS)) as image:
             _check(image, str(Path(source)))
             if isinstance(image, JpegImagePlugin.JpegImageFile):
                 return _from_jpeg(file, image, channels, size)
@@ -194,8 +207,8 @@ def _pillow(name: str) -> Iterator[None]:
         raise
     except UnidentifiedImageError as error:
         raise InvalidImage(
-            f"{name} is not an image, whatever its name says: give a JPEG, PNG or other file that "
-            "Pillow reads"
+            f"{name} is not an image, whatever its name says, of a format that is read: give a "
+            f"{', '.join(FORMATS)}"
         ) from error
     except Image.DecompressionBombError as error:
         raise InvalidImage(f"{name} is too large: {error}; give a smaller picture") from error

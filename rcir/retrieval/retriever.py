@@ -295,7 +295,7 @@ class Retriever(Searcher):
         positions = found.known("positions")[row, rank]
         distances = found.known("distances")[row, rank]
         ids = self.ids[positions].tolist()
-        labels = None if self.labels is None else self.labels[positions].tolist()
+        labels = self.named_labels(positions)
         answers, start = [], 0
         for size, uncertainty in zip(sizes.tolist(), found.uncertainty.tolist(), strict=True):
             part = slice(start, start := start + size)
@@ -305,7 +305,7 @@ class Retriever(Searcher):
                     distances[part],
                     uncertainty,
                     guarantee,
-                    None if labels is None else tuple(labels[part]),
+                    None if labels is None else labels[part],
                 )
             )
         return answers

@@ -43,6 +43,8 @@ class Searcher:
         item_uncertainty: (n,) of the gallery images; None for an encoder without one.
         digests: (n,) of the gallery images, see `rcir.data.digests`; None if they are not known.
         items: embeddings of the gallery images, of an encoder that re-ranks by them; else None.
+        label_names: names of the gallery's labels, by label; empty where they have none. No search
+            depends on them.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Searcher:
         self.digests = None if digests is None else _frozen(np.array(digests, np.bytes_))
         self.items = items
         self.max_depth = depth
+        self.label_names: dict[int, str] = {}
         self._fingerprints: dict[str, str] = {}
         self._fingerprinted: tuple[list[object], list[int], list[Tensor]] = ([], [], [])
         lengths = {
@@ -113,12 +116,25 @@ class Searcher:
         index = FlatIndex(vectors.shape[1])
         index.add(vectors)
         ids, relevance, known = gallery.ids, gallery.relevance, digests(gallery.images)
-        return cls(encoder, preprocessing, index, ids, relevance, depth, uncertainty, known, items)
+        built = cls(encoder, preprocessing, index, ids, relevance, depth, uncertainty, known, items)
+        built.label_names = gallery.label_names
+        return built
 
     @property
     def labels(self) -> NDArray[np.int64] | None:
         """(n,) labels of the gallery images, if images match by having the same."""
         return self.relevance.labels if isinstance(self.relevance, SameLabel) else None
+
+    def named_labels(
+        self, positions: NDArray[np.int64]
+    ) -> tuple[int, ...] | tuple[str, ...] | None:
+        """Labels of some gallery images, by name where labels have names; None without labels."""
+        if self.labels is None:
+            return None
+        labels = self.labels[positions].tolist()
+        if not self.label_names:
+            return tuple(labels)
+        return tuple(self.label_names.get(label, str(label)) for label in labels)
 
     @property
     def depth(self) -> int:

@@ -2,7 +2,7 @@
 
     manifest.json           format version, and the SHA-256 of every other file
     retriever.json          encoder, preprocessing, depth, controller, what it was calibrated on,
-                            and how many retrievers it was chosen among
+                            how many retrievers it was chosen among, and names of labels
     encoder.safetensors     weights
     controller.safetensors  score functions, outcomes of tuning split and calibration queries
     index.faiss             the index
@@ -145,6 +145,7 @@ def _fill(retriever: Retriever, folder: Path) -> None:
         "calibrated_on": retriever.calibrated_on,
         "origin": retriever.origin,
         "chosen_among": retriever.chosen_among,
+        "label_names": {str(label): name for label, name in retriever.label_names.items()},
         "controllers": [],
     }
     save_encoder(retriever.encoder, folder / "encoder.safetensors")
@@ -257,6 +258,8 @@ def _read(folder: Path, files: Set[str]) -> Retriever:
     )
     retriever.origin = description["origin"]
     retriever.chosen_among = check_among(description["chosen_among"])
+    names = description["label_names"].items()
+    retriever.label_names = {int(label): str(name) for label, name in names}
     if description["controllers"]:
         arrays = load_arrays(folder / "controller.safetensors")
         retriever.controllers = {
