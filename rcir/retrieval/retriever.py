@@ -235,8 +235,8 @@ class Retriever(Searcher):
         fixed beforehand.
 
         Args:
-            query: a path, a PIL image, a uint8 array (H, W), (H, W, 1) or (H, W, 3), or a list of
-                such, which gives a list.
+            query: a path, the bytes of a file, a PIL image, a uint8 array (H, W), (H, W, 1) or
+                (H, W, 3), or a list of such, which gives a list.
             alpha: level of the risk, in (0, 1); or several risks with their levels, all of which
                 then hold together: `{"miss": 0.1, "false-discovery": 0.5}`.
             delta: in (0, 1); or None for a guarantee on average over calibrations, not of a
