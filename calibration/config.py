@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rcir.errors import InvalidConfig
+from rcir.index import DEPTH
 from rcir.risk import Bound, check_level
 
 
@@ -40,7 +41,7 @@ class CalibrationConfig:
     bound: Bound = "binomial"
     group: str | None = None
     cluster: str | None = None
-    depth: int = 200
+    depth: int = DEPTH
     alphas: tuple[float, ...] = (0.05, 0.1, 0.2)
     delta: float = 0.1
     ood: str | None = None

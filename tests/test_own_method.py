@@ -1,4 +1,4 @@
-"""A method of somebody's own (`tests/toy.py`), by its import path alone, from training to answers."""
+"""A method of somebody's own (`tests/toy.py`), by its import path alone: trained, stored, asked."""
 
 import math
 import subprocess
@@ -130,7 +130,8 @@ def test_it_grows_with_the_gallery(run, tmp_path):
     whole = Retriever.build(run.encoder(), run.preprocessing, splits.gallery.subset(np.arange(70)))
     for name, values in whole.items.tensors.items():
         torch.testing.assert_close(built.items.tensors[name], values)
-    assert built.fingerprints()["gallery"] != "" and len(built.items) == 70
+    assert built.fingerprints()["gallery"] != ""
+    assert len(built.items) == 70
 
 
 LOADED = "import rcir, sys; print(type(rcir.load(sys.argv[1]).encoder).__module__)"

@@ -9,12 +9,11 @@ from numpy.typing import NDArray
 
 from rcir.data import ImageSet
 from rcir.data.relevance import SameLabel
-from rcir.index import FlatIndex
+from rcir.index import DEPTH, build_index
 from rcir.metrics import first_match_ranks
 from rcir.risk import Certified, Rankings, fit_score_function
 
 PARTS = 4
-DEPTH = 200
 
 
 @dataclass(frozen=True)
@@ -95,8 +94,7 @@ def _certify(
     images: ImageSet,
     roles: FoldRoles,
 ) -> Certified:
-    index = FlatIndex(vectors.shape[1])
-    index.add(vectors[roles.searched])
+    index = build_index(vectors[roles.searched])
     gallery = images.relevance.subset(roles.searched)
 
     def searched(rows: NDArray[np.int64]) -> tuple[Rankings, NDArray[np.float64]]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rcir.data import ImageSet
 from rcir.embedding import Embedding
 from rcir.errors import InvalidData, TrainingDiverged
-from rcir.index import nearest_others
+from rcir.index import DEPTH, nearest_others
 from rcir.metrics import (
     average_precision_at_k,
     confidence,
@@ -22,7 +22,7 @@ from rcir.metrics import (
 )
 from rcir.risk import Certified, is_certified, mean_size
 from rcir.runs.results import RunResults, names_digest
-from training.certification import DEPTH, certify
+from training.certification import certify
 
 ALPHAS, DELTA = (0.05, 0.1, 0.2), 0.1
 PER_IMAGE = ("ranks", "uncertainty", "matched", "precision")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
-from rcir.index.flat import FlatIndex
+from rcir.index import build_index
 from rcir.retrieval.results import Judged
 from rcir.risk import Bound, Risk, RiskController, fit_score_function
 from rcir.risk.choice import Comparison
@@ -86,9 +86,7 @@ def check_clusters(tuning: Judged, calibration: Judged) -> None:
 def nearest_other(tuning: Judged, calibration: Judged) -> NDArray[np.float32]:
     """(n,) distance of each calibration query to the nearest other query of the two splits."""
     vectors = calibration.found.vectors
-    index = FlatIndex(vectors.shape[1])
-    index.add(vectors)
-    index.add(tuning.found.vectors)
+    index = build_index(np.concatenate([vectors, tuning.found.vectors]))
     distances, positions = index.search(vectors, 2)
     itself = positions[:, 0] == np.arange(len(vectors))
     return np.where(itself, distances[:, 1], distances[:, 0])

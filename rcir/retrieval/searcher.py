@@ -24,8 +24,7 @@ from rcir.encoders.base import Encoder
 from rcir.encoders.batches import Embed, embed, to_arrays
 from rcir.encoders.rerank import reranked
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.index.base import Index
-from rcir.index.flat import FlatIndex
+from rcir.index import DEPTH, Index, IndexConfig, build_index
 from rcir.retrieval.results import Candidates, Judged
 from rcir.risk import Rankings
 
@@ -51,7 +50,7 @@ class Searcher:
         index: Index,
         ids: Sequence[str],
         labels: NDArray[np.int64] | Relevance | None = None,
-        depth: int = 200,
+        depth: int = DEPTH,
         item_uncertainty: NDArray[np.float64] | None = None,
         digests: NDArray[np.bytes_] | None = None,
         items: Embedding | None = None,
@@ -73,7 +72,7 @@ class Searcher:
         self.items = items
         self.max_depth = depth
         self._fingerprints: dict[str, str] = {}
-        self._fingerprinted: tuple[list[object], list[int], list[Tensor]] = ([], [], [])
+        self._fingerprinted: tuple[list[object], list[object], list[Tensor]] = ([], [], [])
         lengths = {
             len(values)
             for values in (
@@ -95,13 +94,15 @@ class Searcher:
         encoder: Encoder,
         preprocessing: Preprocessing,
         gallery: ImageSet,
-        depth: int = 200,
+        depth: int = DEPTH,
         embedder: Embed | None = None,
+        index: IndexConfig | None = None,
     ) -> Self:
         """Embed and index a gallery; the result still has to be calibrated.
 
         Args:
             embedder: what embeds, see `rcir.encoders.embedder.Embedder`; `embed` unless given.
+            index: which index; an exact one unless given.
         """
         if len(gallery) == 0:
             raise InvalidData("the gallery is empty: give at least one image")
@@ -109,10 +110,9 @@ class Searcher:
         embedding = (embedder or embed)(encoder, preprocessing, gallery.images)
         vectors, uncertainty = _arrays(embedding)
         items = embedding.map(Tensor.cpu) if encoder.reranks else None
-        index = FlatIndex(vectors.shape[1])
-        index.add(vectors)
         ids, relevance, known = gallery.ids, gallery.relevance, digests(gallery.images)
-        return cls(encoder, preprocessing, index, ids, relevance, depth, uncertainty, known, items)
+        made = build_index(vectors, index)
+        return cls(encoder, preprocessing, made, ids, relevance, depth, uncertainty, known, items)
 
     @property
     def labels(self) -> NDArray[np.int64] | None:
@@ -122,7 +122,7 @@ class Searcher:
     @property
     def depth(self) -> int:
         """Number of candidates searched for each query; no set is larger."""
-        return min(self.max_depth, len(self.index))
+        return min(self.max_depth, len(self.ids))
 
     def search(
         self, images: Sequence[ImageLike] | NDArray[np.uint8], embedder: Embed | None = None
@@ -210,7 +210,7 @@ class Searcher:
         weights, hooks = self.encoder.parts()
         parts += [self.relevance, self.item_uncertainty, self.items, *hooks]
         # Torch counts its writes to a tensor.
-        counts = [len(self.index), len(parts)]
+        counts: list[object] = [self.index.version, len(parts)]
         counts += [number for values in weights for number in (values._version, values.data_ptr())]
         known, known_counts, _ = self._fingerprinted
         if known_counts != counts or not all(map(operator.is_, known, parts)):
@@ -227,7 +227,7 @@ class Searcher:
                 "encoder": self.encoder.fingerprint(),
                 "preprocessing": hashlib.sha256(preprocessing.encode()).hexdigest(),
                 "gallery": gallery.hexdigest(),
-                "index": self.index.fingerprint(),
+                "index": self.index.version,
             }
             # What is referred to keeps its address: no other memory can be taken for it.
             self._fingerprinted = (parts, counts, [values.data for values in weights])
