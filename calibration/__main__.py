@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from calibration.config import CalibrationConfig
 from calibration.pipeline import calibrate
 from calibration.table import print_table
-from rcir.config import parse, reporting_errors
+from rcir.config import parse
+from rcir.errors import reporting_errors
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -48,7 +48,7 @@ def print_table(evaluation: Evaluation) -> None:
             f"Mean sizes on the tuning split, by which {first.score_function} was chosen:"
         )
         table = Table(
-            "score_function", *(f"alpha {alpha:g}" for alpha in evaluation.comparison["constant"])
+            "score function", *(f"alpha {alpha:g}" for alpha in evaluation.comparison["constant"])
         )
         for name, sizes in evaluation.comparison.items():
             table.add_row(name, *(f"{size:.2f}" for size in sizes.values()))

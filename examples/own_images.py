@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 import rcir
-from rcir.config import reporting_errors
 from rcir.data import ImageSet
 from rcir.data.digests import digests
+from rcir.errors import reporting_errors
 from rcir.retrieval import storage
 from rcir.runs import folder as runs
 

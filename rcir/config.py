@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from jsonargparse import ArgumentError, ArgumentParser
@@ -52,22 +50,6 @@ def from_plain(kind: type[Config], values: Mapping[str, Any]) -> Config:
             raise
         reason = " ".join(str(error).split())
         raise InvalidConfig(f"{kind.__name__} cannot be made of these values: {reason}") from error
-
-
-@contextmanager
-def reporting_errors() -> Iterator[None]:
-    """End the process with one line, not a traceback, for what its user can mend.
-
-    Status 1 for what rcir raises on purpose and what the operating system refuses, 130 for Ctrl-C.
-    """
-    try:
-        yield
-    except (RcirError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class RcirError(Exception):
     """Base class of every error that rcir raises on purpose."""
@@ -73,3 +77,19 @@ class RiskUnattainable(RcirError):
         super().__init__(message)
         self.minimum_alpha = minimum_alpha
         self.required_calibration = required_calibration
+
+
+@contextmanager
+def reporting_errors() -> Iterator[None]:
+    """End the process with one line, not a traceback, for what its user can mend.
+
+    Status 1 for what rcir raises on purpose and what the operating system refuses, 130 for Ctrl-C.
+    """
+    try:
+        yield
+    except (RcirError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

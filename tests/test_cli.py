@@ -59,6 +59,33 @@ def test_text_lists_the_set_and_states_the_guarantee(folder, image, capsys):
     assert lines[-1] == str(answer.guarantee)
 
 
+def test_several_pictures_are_answered_as_one_by_one(folder, splits, tmp_path, capsys):
+    images = [str(tmp_path / f"{row}.png") for row in range(3)]
+    for row, path in enumerate(images):
+        Image.fromarray(splits.test.images[row]).save(path)
+    command = ["retrieve", *images, "--retriever", str(folder), "--alpha", "0.3"]
+    main([*command, "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    retriever = rcir.load(folder)
+    alone = [retriever.retrieve(path, 0.3, 0.1) for path in images]
+    assert [each["ids"] for each in printed] == [list(answer.ids) for answer in alone]
+    main(command)
+    shown = capsys.readouterr().out
+    places = [
+        shown.index(f"{path}:\n{answer.size} image")
+        for path, answer in zip(images, alone, strict=True)
+    ]
+    assert places == sorted(places)
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    assert f'version = "{capsys.readouterr().out.split()[1]}"' in text
+
+
 @pytest.mark.parametrize(
     ("options", "asked"),
     [

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from calibration.__main__ import main as calibration
-from rcir.config import flatten, from_plain, parse, reporting_errors
+from rcir.config import flatten, from_plain, parse
 from rcir.encoders import EncoderConfig
-from rcir.errors import InvalidConfig
+from rcir.errors import InvalidConfig, reporting_errors
 from training import Change, OptimizerConfig, TrainingConfig
 from training.__main__ import main as training
 

@@ -7,13 +7,13 @@ import sys
 HEAVY = ("torch", "torchvision", "faiss", "ray", "mlflow", "sklearn", "matplotlib", "torch._dynamo")
 
 
-def loaded(statement):
+def loaded(statement, heavy=HEAVY):
     """Which heavy packages a statement loads."""
     code = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     modules = json.loads(process.stdout.splitlines()[-1])
-    return {name for name in HEAVY if name in modules}
+    return {name for name in heavy if name in modules}
 
 
 def test_risk_control_alone_needs_none_of_the_others():
@@ -25,9 +25,9 @@ import numpy as np
 from rcir.risk import *
 rng = np.random.default_rng(0)
 queries, relevant = Rankings(rng.uniform(size=300), depth=4), rng.uniform(size=(300, 4)) < 0.5
-score function, _ = fit_score_function("quantile", queries, np.full(300, 2))
-known = Outcomes.of(score function, queries, relevant, relevant.sum(axis=1))
-control = RiskController(score function, known, known)
+score_function, _ = fit_score_function("quantile", queries, np.full(300, 2))
+known = Outcomes.of(score_function, queries, relevant, relevant.sum(axis=1))
+control = RiskController(score_function, known, known)
 for risk in ("miss", "recall", "false-discovery"):
     control.decide(Request(0.9, 0.1, risk))
 control.decide(Request(0.9, 0.1, abstain=True))
@@ -47,6 +47,23 @@ def test_metrics_alone_need_none_of_the_others():
 
 def test_retrieval_needs_neither_the_cluster_nor_the_tracking():
     assert loaded("import rcir, rcir.cli; rcir.load").isdisjoint({"ray", "mlflow", "matplotlib"})
+
+
+HELP = """
+from contextlib import suppress
+from rcir.cli import main
+with suppress(SystemExit):
+    main(["--help"])
+"""
+
+
+def test_help_needs_no_library():
+    assert loaded(HELP, (*HEAVY, "numpy", "scipy", "rich", "yaml")) == set()
+
+
+def test_a_query_needs_no_part_of_scipy_that_is_slow_to_import():
+    asked = "import rcir.cli.retrieve, rcir.api"
+    assert loaded(asked, (*HEAVY, "scipy.stats", "scipy.optimize")) == {"torch", "faiss"}
 
 
 def test_a_worker_needs_neither_the_tracking_nor_torchvision():
@@ -70,7 +87,7 @@ EMBEDDED = """
 from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.encoders.batches import embed
-parts = ("train", "validation", "gallery", "score function", "calibration", "test")
+parts = ("train", "validation", "gallery", "tuning", "calibration", "test")
 images = load_splits(DataConfig("digits", options=dict.fromkeys(parts, 40))).test
 preprocessing = Preprocessing(size=(20, 25))
 encoder = build_encoder(EncoderConfig("btl", "cifar-cnn"), 1, preprocessing.size)

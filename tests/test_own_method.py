@@ -1,4 +1,4 @@
-"""A method of somebody's own (`tests/toy.py`), by its import path alone: trained, stored, asked."""
+"""A method of one's own (`tests/toy.py`), by its import path alone, from training to answers."""
 
 import math
 import subprocess

@@ -52,7 +52,8 @@ class Validation:
     @property
     def correct(self) -> NDArray[np.bool_]:
         """(n,) whether the nearest other image matches."""
-        return self.ranks == 1
+        correct: NDArray[np.bool_] = self.ranks == 1
+        return correct
 
     def measured(self, images: ImageSet) -> RunResults:
         """What other runs are compared with, if anything can be certified of the images."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rcir.config import parse, reporting_errors
+from rcir.config import parse
+from rcir.errors import reporting_errors
 from tuning.config import TuningConfig
 
 

@@ -54,7 +54,8 @@ def products(own: csr_array, by_label: csr_array) -> Iterator[tuple[slice, csr_a
 def _pairs(own: csr_array, frequency: NDArray[np.integer]) -> NDArray[np.int64]:
     """(n,) of each row of `own`: the steps of a sparse product with rows of such frequencies."""
     total = np.concatenate([[0], np.cumsum(frequency[own.indices])])
-    return np.diff(total[own.indptr])
+    steps: NDArray[np.int64] = np.diff(total[own.indptr])
+    return steps
 
 
 def _count_pairs(own: csr_array, theirs: csr_array) -> NDArray[np.int64]:

@@ -59,7 +59,8 @@ class ImageSet:
     def pick(self, rows: NDArray[np.integer]) -> Sequence[ImageLike] | NDArray[np.uint8]:
         """The images of some rows, in that order; one array where the set is one array."""
         if isinstance(self.images, np.ndarray):
-            return self.images[rows]
+            picked: NDArray[np.uint8] = self.images[rows]
+            return picked
         return [self.images[row] for row in rows]
 
     def subset(self, rows: NDArray[np.integer]) -> ImageSet:

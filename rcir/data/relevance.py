@@ -96,7 +96,10 @@ class SameLabel:
     def of(self, gallery: SameLabel, positions: Rows) -> NDArray[np.bool_]:
         if not len(gallery):
             return np.zeros(positions.shape, np.bool_)
-        return (gallery.labels[positions] == self.labels[:, None]) & (positions >= 0)
+        matches: NDArray[np.bool_] = (gallery.labels[positions] == self.labels[:, None]) & (
+            positions >= 0
+        )
+        return matches
 
     def totals(self, gallery: SameLabel) -> NDArray[np.int64]:
         ordered = np.sort(gallery.labels)
@@ -160,7 +163,8 @@ class SharedLabel:
         theirs = gallery.labels[positions.reshape(-1)]
         own = self.labels[np.repeat(np.arange(len(self)), positions.shape[1])]
         shared = np.diff(theirs.multiply(own).tocsr().indptr) > 0
-        return shared.reshape(positions.shape) & (positions >= 0)
+        matches: NDArray[np.bool_] = shared.reshape(positions.shape) & (positions >= 0)
+        return matches
 
     def totals(self, gallery: SharedLabel) -> NDArray[np.int64]:
         return count_overlaps(self.labels, gallery.labels)
@@ -226,7 +230,8 @@ class WithinRadius:
         if not len(gallery):
             return np.zeros(positions.shape, np.bool_)
         steps = gallery.places[positions] - self.places[:, None]
-        return (np.square(steps).sum(-1) <= self.radius**2) & (positions >= 0)
+        matches: NDArray[np.bool_] = (np.square(steps).sum(-1) <= self.radius**2) & (positions >= 0)
+        return matches
 
     def totals(self, gallery: WithinRadius) -> NDArray[np.int64]:
         counts = gallery._tree.query_ball_point(self.places, self.radius, return_length=True)

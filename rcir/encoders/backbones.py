@@ -47,7 +47,8 @@ def output_shape(backbone: nn.Module, channels: int, size: tuple[int, int]) -> t
     training = backbone.training
     try:
         with torch.no_grad():
-            return backbone.eval()(torch.zeros(1, channels, *size)).shape[1:]
+            shape: torch.Size = backbone.eval()(torch.zeros(1, channels, *size)).shape[1:]
+            return shape
     except RuntimeError as error:
         raise InvalidConfig(
             f"images of {size[0]} x {size[1]} pixels are too small for this backbone: "
@@ -82,7 +83,8 @@ def _torchvision(name: str, pretrained: bool | Weights) -> nn.Module:
         )
     weights = pretrained if isinstance(pretrained, str) else "DEFAULT" if pretrained else None
     try:
-        return models.get_model(name, weights=weights)
+        backbone: nn.Module = models.get_model(name, weights=weights)
+        return backbone
     # No network, a download that fails its hash, a file in the cache that is cut short.
     except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
         raise DataUnavailable(

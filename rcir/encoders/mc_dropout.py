@@ -75,6 +75,7 @@ class Thinning:
     def __call__(self, layer: DropoutConv, images: Tensor) -> Tensor:
         """The thinned output of a layer, (passes * n, C, H, W)."""
         first = layer is next(iter(self.masks), layer)
+        output: Tensor
         if not first:
             output = layer.conv(images)
         elif self.below is None:
@@ -86,7 +87,8 @@ class Thinning:
             self.masks[layer] = self._draw(output.shape[1:], keep).to(output.device)
         factors = self.masks[layer][self.rows, None] / keep
         if first:
-            return (output * factors).flatten(0, 1)
+            output = (output * factors).flatten(0, 1)
+            return output
         # In place: on a CPU, memory for a second output takes longer than the multiplication.
         output.unflatten(0, (len(factors), len(output) // len(factors))).mul_(factors)
         return output

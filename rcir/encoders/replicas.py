@@ -60,7 +60,7 @@ def embed_on_replicas(
 
 
 def _streamed(
-    model: ray.ObjectRef, blocks: Mapping[int, Images], count: int, use_gpu: bool
+    model: ray.ObjectRef[Any], blocks: Mapping[int, Images], count: int, use_gpu: bool
 ) -> Iterator[tuple[int, Embedding]]:
     """The embedding of blocks that fit into the object store together."""
     kept = {number: ray.put(_absolute(images)) for number, images in blocks.items()}
@@ -89,7 +89,7 @@ class Replica:
         blocks: the images of each block, there as well.
     """
 
-    def __init__(self, model: ray.ObjectRef, blocks: Mapping[int, ray.ObjectRef]) -> None:
+    def __init__(self, model: ray.ObjectRef[Any], blocks: Mapping[int, ray.ObjectRef[Any]]) -> None:
         self.encoder, self.preprocessing, threads = ray.get(model)
         self.blocks = blocks
         torch.set_num_threads(threads)

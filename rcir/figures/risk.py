@@ -149,7 +149,8 @@ def _draw_band(axes: Axes, x: Floats, values: Floats) -> None:
 
 def _kept(values: Floats) -> NDArray[np.bool_]:
     """(m,) whether at least half of the splits certified something."""
-    return 2 * np.isfinite(values).sum(axis=0) >= len(values)
+    kept: NDArray[np.bool_] = 2 * np.isfinite(values).sum(axis=0) >= len(values)
+    return kept
 
 
 def _quantiles(values: Floats) -> Floats:

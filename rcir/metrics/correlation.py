@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from rcir.errors import InvalidData
 from rcir.metrics.bins import bin_means, equal_count_bins
@@ -104,6 +103,8 @@ def pearson(uncertainty: Floats, performance: Floats) -> float:
         raise InvalidData("a correlation needs at least two queries; there is one")
     if np.ptp(uncertainty) == 0 or np.ptp(performance) == 0:
         return float("nan")
+    from scipy import stats  # slow to import
+
     return float(stats.pearsonr(uncertainty, performance).statistic)
 
 
@@ -137,4 +138,6 @@ def _falling(means: NDArray[np.float64]) -> float:
     """Minus tau-b of the bins' order and their means."""
     if len(means) < 2:
         raise InvalidData("a trend needs at least two bins; there is one")
+    from scipy import stats  # slow to import
+
     return -float(stats.kendalltau(np.arange(len(means)), means).statistic)

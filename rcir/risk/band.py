@@ -25,7 +25,6 @@ from numbers import Integral
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import bdtr, gammaln
 
 from rcir.errors import InvalidData
@@ -103,6 +102,8 @@ def _solved(n: int, delta: float) -> float:
     low = high - math.log1p(8 * math.log(n)) - PRECISION
     while excess(low) > 0:
         low, high = low - 1, low
+    from scipy.optimize import brentq  # slow to import
+
     root = brentq(excess, low, high, xtol=PRECISION / 4, rtol=1e-14)
     return math.exp(root - PRECISION / 2)
 

@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import bdtr, bdtri, betainc, betaincc, betainccinv, betaincinv, rel_entr
 
 from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel
@@ -225,6 +224,8 @@ def smallest_mean(p_value: Callable[[float], float], lowest: float, delta: float
 
     def excess(alpha: float) -> float:
         return math.log(max(p_value(alpha), math.ulp(0.0))) - math.log(delta)
+
+    from scipy.optimize import brentq  # slow to import
 
     found = float(brentq(excess, lowest, largest, xtol=1e-300, rtol=1e-15, maxiter=1000))
     while p_value(found) > delta:  # on the safe side of the root

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import bdtrc
-from scipy.stats import ks_2samp
 
 from rcir.errors import InvalidData
 from rcir.risk.bounds import check_level
@@ -100,6 +99,8 @@ def check_exchangeability(
         "uncertainty": (calibration.uncertainty, recent.uncertainty),
         "score": (calibration.scores, recent.scores),
     }
+    from scipy.stats import ks_2samp  # slow to import
+
     with warnings.catch_warnings():
         # SciPy says so where the exact p-value is out of reach, and takes the asymptotic one.
         warnings.filterwarnings("ignore", "ks_2samp: Exact calculation", RuntimeWarning)

@@ -7,7 +7,6 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression
 from scipy.special import expit
 
 from rcir.risk.features import Features, flat
@@ -130,6 +129,8 @@ def non_increasing(probability: NDArray[np.float64]) -> NDArray[np.float64]:
         [[0.5, 0.1, 0.1], [0.2, 0.2, 0.1]]
     """
     fitted = np.empty_like(probability)
+    from scipy.optimize import isotonic_regression  # slow to import
+
     for start in range(0, len(probability), CHUNK):
         rows = probability[start : start + CHUNK]
         # All rows as one sequence: each lies more than 1 below the last, so that none are pooled.

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
 
 from rcir.errors import InvalidData
 from rcir.risk.bounds import Bound, check_bound, check_level, mean_bound
@@ -101,6 +100,8 @@ def _betting_bound(losses: NDArray[np.float64], delta: float) -> float:
         return 1.0
     if excess(0.0) >= 0:  # only if rounding hides that nobody wins against a mean of 0
         return math.ulp(0.0)
+    from scipy.optimize import brentq  # slow to import
+
     found = float(brentq(excess, 0.0, 1.0, xtol=1e-12))
     return min(1.0, found + 2e-12)  # on the safe side of the root
 

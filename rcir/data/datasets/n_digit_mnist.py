@@ -32,7 +32,8 @@ def released_classes(digits: int) -> list[int]:
     """
     n = 10**digits
     chosen = np.random.RandomState(CLASS_LIST_SEED).choice(n, 7 * n // 10, replace=False)
-    return chosen.tolist()
+    classes: list[int] = chosen.tolist()
+    return classes
 
 
 def read(

@@ -1,0 +1,7 @@
+"""`python -m rcir.cli`, where the script `rcir` is not on the path."""
+
+import sys
+
+from rcir.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,40 @@
+"""`rcir compare RUN ...`"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from json import dumps
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Which runs, and at which levels."""
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="folder of a training, sweep or calibration, or MLflow id; compared with the first",
+    )
+    parser.add_argument("--alphas", type=float, nargs="+", default=[0.05, 0.1, 0.2])
+    parser.add_argument("--delta", type=float, default=0.1)
+    parser.add_argument(
+        "--choose",
+        action="store_true",
+        help="mark the calibrated retriever with the smallest sets at the first alpha as chosen "
+        "among these: its guarantee then holds in spite of the choice",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: Namespace) -> None:
+    """Print the runs beside each other, or the choice among them."""
+    from rcir.runs.choose import choose
+    from rcir.runs.compare import compare_runs
+    from rcir.runs.compare_table import print_choice, print_comparison
+
+    asked = options.runs, options.alphas, options.delta
+    if options.choose:
+        choice = choose(*asked)
+        print(dumps(choice.to_dict(), indent=1)) if options.json else print_choice(choice)
+        return
+    found = compare_runs(*asked)
+    print(dumps(found.to_dict(), indent=1)) if options.json else print_comparison(found)

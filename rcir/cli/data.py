@@ -1,0 +1,91 @@
+"""`rcir data list` and `rcir data check NAME`"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from rcir.data import DATASETS, DataConfig, data_root
+from rcir.data.registry import find_dataset
+from rcir.data.verification import verify
+from rcir.errors import InvalidConfig, InvalidData
+
+# Names of files may look like markup.
+console = Console(highlight=False, markup=False)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """What to do with which set."""
+    sets = parser.add_subparsers(required=True, metavar="ACTION")
+    listed = sets.add_parser("list", help="which sets there are, and which are on disk")
+    listed.set_defaults(action=_list)
+    checked = sets.add_parser("check", help="verify a copy: counts, pictures, checksums")
+    checked.set_defaults(action=_check)
+    checked.add_argument("name", help="of the data set")
+    checked.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="of the set's reader"
+    )
+    for one in (listed, checked):
+        one.add_argument("--root", help="folder of the data sets (default: RCIR_DATA, or data)")
+
+
+def run(options: Namespace) -> None:
+    """List the data sets, or verify a copy."""
+    options.action(options, data_root(DataConfig(root=options.root)))
+
+
+def _list(options: Namespace, root: Path) -> None:
+    table = Table("name", "images", "on disk", "what it is, and how to get it", box=None)
+    table.columns[1].justify = "right"
+    for name, found in DATASETS.items():
+        images = "" if found.images is None else f"{found.images:,}"
+        there = found.there(root)
+        title = found.title if there and found.places else f"{found.title}\n  {found.get}"
+        table.add_row(name, images, "yes" if there else "no", title)
+    console.print(f"in {root}:", soft_wrap=True)
+    console.print(table)
+
+
+def _check(options: Namespace, root: Path) -> None:
+    known = find_dataset(options.name)
+    if known.composed and not known.whole:
+        console.print(f"{options.name} {known.get}: it needs no check")
+        return
+    given = {}
+    for option in options.option:
+        name, equals, value = option.partition("=")
+        if not equals:
+            raise InvalidConfig(f"--option {option}: give NAME=VALUE")
+        try:
+            given[name] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise InvalidConfig(f"--option {option}: {value!r} is not a value of YAML") from error
+
+    def watched(faults: Iterator[str | None], total: int) -> Iterator[str | None]:
+        return iter(track(faults, "pictures", total, console=console, transient=True))
+
+    found = verify(options.name, root, given, watched)
+    parts = ", ".join(f"{part} {number:,}" for part, number in found.parts.items())
+    console.print(f"{options.name}: {sum(found.parts.values()):,} images ({parts})")
+    for note in found.notes:
+        console.print(f"note: {note}", soft_wrap=True)
+    if found.alone:
+        console.print(f"{found.alone} classes have one image only: it is searched, never asked")
+    for fault in found.unreadable:
+        console.print(f"unreadable: {fault}", soft_wrap=True)
+    if not found.complete:
+        expected = "" if found.published is None else f" of {found.published:,} published images"
+        raise InvalidData(
+            f"this copy of {options.name} is not whole: {sum(found.parts.values()):,}{expected}, "
+            f"{len(found.unreadable)} unreadable"
+        )
+    if found.published is None:
+        console.print("all pictures can be read; there is no published number to compare with")
+    else:
+        console.print("all can be read")

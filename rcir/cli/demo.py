@@ -1,0 +1,23 @@
+"""`rcir demo`"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Where to write to."""
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("runs/demo"),
+        help="folder to write to; what an earlier demo left there is replaced",
+    )
+
+
+def run(options: Namespace) -> None:
+    """Run the demo."""
+    from rcir.demo import run as run_demo
+
+    run_demo(options.output)

@@ -1,0 +1,41 @@
+"""The subcommands of `rcir`, and which file holds each."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import version
+
+from rcir.errors import reporting_errors
+
+# Each is `rcir.cli.NAME` with two functions: `add_arguments(parser)` and `run(options)`.
+COMMANDS = {
+    "retrieve": "retrieve a set for each picture, with its guarantee",
+    "evaluate": "measure a calibrated retriever on the test queries of its data set",
+    "compare": "compare runs by how small their guaranteed sets are",
+    "data": "show the data sets, or verify a copy of one",
+    "demo": "train, calibrate, measure and retrieve on handwritten two-digit numbers",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the `rcir` command: 0, or `SystemExit` with the status of what failed."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    parser = ArgumentParser(prog="rcir", description="Image retrieval with a guarantee.")
+    parser.add_argument("--version", action="version", version=f"rcir {version('rcir')}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    for name, summary in COMMANDS.items():
+        added = commands.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            formatter_class=ArgumentDefaultsHelpFormatter,
+        )
+        if name in given[:1]:  # the others' libraries take seconds to import
+            import_module(f"rcir.cli.{name}").add_arguments(added)
+    options = parser.parse_args(given)
+    with reporting_errors():
+        import_module(f"rcir.cli.{options.command}").run(options)
+    return 0
