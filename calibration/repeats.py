@@ -142,13 +142,13 @@ def repeat(
     def rule(score_function: ScoreFunction, bound: Bound | None, heuristic: bool = False) -> _Rule:
         candidate_scores, scores = [], []
         for part in (calibration, test):
-            rankings = _near(part.found.rankings) if heuristic else part.found.rankings
+            rankings = _near(retriever, part) if heuristic else part.found.rankings
             candidate_scores.append(score_function.candidate_scores(rankings))
             scores.append(score_function.scores(rankings, part.ranks))
         return _Rule(np.concatenate(candidate_scores), np.concatenate(scores), bound, divisions)
 
     own = rule(controller.score_function, controller.bound)
-    near = MinMax.fit(_near(tuning.found.rankings), tuning.ranks)
+    near = MinMax.fit(_near(retriever, tuning), tuning.ranks)
     rules = {
         controller.score_function.name: own,
         "constant": rule(Constant(), controller.bound),
@@ -170,10 +170,10 @@ def repeat(
     )
 
 
-def _near(rankings: Rankings) -> Rankings:
-    """The same queries with one minus the cosine to the nearest item as their uncertainty."""
-    nearest = np.asarray(rankings.distances)[:, 0].astype(np.float64)
-    return replace(rankings, uncertainty=nearest**2 / 2)
+def _near(retriever: Retriever, queries: Judged) -> Rankings:
+    """Rankings with one minus the cosine to the nearest item as the queries' uncertainty."""
+    nearest = retriever.one_minus_cosine(queries.found.vectors)
+    return replace(queries.found.rankings, uncertainty=nearest)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rcir.data import ImageSet
 from rcir.data.relevance import SameLabel
-from rcir.index import DEPTH, build_index
+from rcir.index import DEPTH, build_index, lengths, one_minus_cosine
 from rcir.metrics import first_match_ranks
 from rcir.risk import Certified, Rankings, fit_score_function
 
@@ -94,15 +94,15 @@ def _certify(
     images: ImageSet,
     roles: FoldRoles,
 ) -> Certified:
-    index = build_index(vectors[roles.searched])
+    index, norms = build_index(vectors[roles.searched]), lengths(vectors)
     gallery = images.relevance.subset(roles.searched)
 
     def searched(rows: NDArray[np.int64]) -> tuple[Rankings, NDArray[np.float64]]:
         """The rankings of some queries, and the ranks of their first matches."""
         distances, positions = index.search(vectors[rows], min(DEPTH, len(index)))
         labels = gallery.labels if isinstance(gallery, SameLabel) else None
-        # Unit vectors: 1 - cos = |x - y|^2 / 2.
-        own = distances[:, 0].astype(np.float64) ** 2 / 2
+        nearest = norms[roles.searched][positions[:, 0]]
+        own = one_minus_cosine(distances[:, 0], norms[rows], nearest)
         rankings = Rankings(
             own if uncertainty is None else uncertainty[rows],
             positions.shape[1],

@@ -1,6 +1,7 @@
 """Nearest-neighbour indexes behind one protocol: `build_index` makes one of `INDEXES`."""
 
-from rcir.index.base import DEPTH, Index, check_vectors
+from rcir.index.base import DEPTH, Index, check_depth, check_vectors
+from rcir.index.cosine import lengths, one_minus_cosine
 from rcir.index.leave_one_out import nearest_others
 from rcir.index.table import INDEXES, IndexConfig, build_index, find_index
 
@@ -10,7 +11,10 @@ __all__ = [
     "Index",
     "IndexConfig",
     "build_index",
+    "check_depth",
     "check_vectors",
     "find_index",
+    "lengths",
     "nearest_others",
+    "one_minus_cosine",
 ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rcir.errors import InvalidData
+from rcir.errors import InvalidConfig, InvalidData
 
 DEPTH = 200  # candidates that are searched for each query, unless another number is asked for
 
@@ -89,6 +90,13 @@ class Index(Protocol):
         hold must not end the process.
         """
         ...
+
+
+def check_depth(depth: int) -> None:
+    """Raise `InvalidConfig` unless it is a number of candidates to search, at least 1."""
+    number: Any = depth
+    if isinstance(number, bool) or not isinstance(number, Integral) or number < 1:
+        raise InvalidConfig(f"depth is {depth!r}; at least 1 candidate must be searched")
 
 
 def check_vectors(vectors: ArrayLike, dim: int | None = None) -> NDArray[np.float32]:

@@ -29,14 +29,14 @@ class Candidates:
         positions: (n, depth) positions in the gallery; -1 where there are no more.
         vectors: (n, d) embeddings of the queries.
         fingerprints: of the retriever that searched.
-        images: the n queries.
+        images: the n queries; vectors where they came as such.
     """
 
     rankings: Rankings
     positions: NDArray[np.int64]
     vectors: NDArray[np.float32]
     fingerprints: dict[str, str]
-    images: Sequence[ImageLike] | NDArray[np.uint8]
+    images: Sequence[ImageLike] | NDArray[Any]
 
     @cached_property
     def digests(self) -> NDArray[np.bytes_]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Unpack, overload
 
 import numpy as np
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 from rcir.data.digests import digests
 from rcir.data.images import ImageLike
 from rcir.data.repeats import require_new, require_no_repeats, warn_of_copies, warn_of_twins
+from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.retrieval.answer import Distinct, Guarantee, Options, Retrieval
 from rcir.retrieval.control import check_clusters, control, extended, nearest_other
@@ -196,6 +199,39 @@ class Retriever(Searcher):
         outcomes = recent.outcomes(controller.score_function)
         return check_exchangeability(controller.calibration, outcomes, certified=(threshold, alpha))
 
+    @property
+    def controller(self) -> RiskController:
+        """What decides the sizes of sets of images.
+
+        Raises:
+            StaleCalibration: not calibrated.
+        """
+        self._require_calibrated()
+        return self.controllers[None]
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write this retriever to a folder, replacing a retriever that is there.
+
+        Raises:
+            CorruptRetriever: what is there is not a retriever and nothing else; it is kept.
+            InvalidConfig: encoder or index could not be built again from their configuration.
+        """
+        from rcir.retrieval import storage  # which needs this module
+
+        return storage.save(self, folder)
+
+    @staticmethod
+    def load(folder: str | os.PathLike[str]) -> Retriever:
+        """Read a retriever from a folder, every file of it checked against its checksum.
+
+        Raises:
+            NoRetriever: there is none.
+            CorruptRetriever: it is incomplete or was changed.
+        """
+        from rcir.retrieval import storage
+
+        return storage.load(folder)
+
     @overload
     def retrieve(
         self, query: ImageLike, alpha: Alpha, delta: float | None, **options: Unpack[Options]
@@ -203,7 +239,7 @@ class Retriever(Searcher):
     @overload
     def retrieve(
         self,
-        query: list[Any] | tuple[Any, ...],
+        query: list[Any] | tuple[Any, ...] | Embedding,
         alpha: Alpha,
         delta: float | None,
         **options: Unpack[Options],
@@ -211,7 +247,7 @@ class Retriever(Searcher):
 
     def retrieve(
         self,
-        query: ImageLike | list[Any] | tuple[Any, ...],
+        query: ImageLike | list[Any] | tuple[Any, ...] | Embedding,
         alpha: Alpha,
         delta: float | None,
         *,
@@ -232,7 +268,8 @@ class Retriever(Searcher):
 
         Args:
             query: a path, a PIL image, a uint8 array (H, W), (H, W, 1) or (H, W, 3), or a list of
-                such, which gives a list.
+                such, which gives a list. Or what `embed` returns, which gives a list. Where there
+                is no encoder, a vector (d,), or vectors (n, d), which give a list.
             alpha: level of the risk, in (0, 1); or several risks with their levels, all of which
                 then hold together: `{"miss": 0.1, "false-discovery": 0.5}`.
             delta: in (0, 1); or None for a guarantee on average over calibrations, not of a
@@ -270,18 +307,21 @@ class Retriever(Searcher):
         controller = self._valid_controller(distinct).for_risk(request)
         decision = decide_chosen(controller, request, self.chosen_among)
         guarantee = Guarantee.of(request, decision, controller, distinct, self.chosen_among)
-        if isinstance(query, list | tuple):
-            return self._retrieve(query, controller, decision, guarantee)
-        return self._retrieve([query], controller, decision, guarantee)[0]
+        many = isinstance(query, list | tuple | Embedding)
+        asked: Any = query if many else [query]
+        if self.encoder is None and isinstance(query, np.ndarray):
+            many, asked = query.ndim > 1, np.atleast_2d(query)
+        answers = self._retrieve(asked, controller, decision, guarantee)
+        return answers if many else answers[0]
 
     def _retrieve(
         self,
-        images: Sequence[ImageLike],
+        queries: Any,
         controller: RiskController,
         decision: Decision,
         guarantee: Guarantee,
     ) -> list[Retrieval]:
-        found = self.search(images)
+        found = self.search(queries)
         if guarantee.distinct is not None:
             found, _ = found.distinct()
         found = found.ordered(controller.score_function)
@@ -315,11 +355,7 @@ class Retriever(Searcher):
             )
 
     def _valid_controller(self, distinct: Distinct) -> RiskController:
-        if not self.controllers:
-            raise StaleCalibration(
-                "this retriever is not calibrated: run `python -m calibration`, or use `search` "
-                "for neighbours without a guarantee"
-            )
+        self._require_calibrated()
         if not isinstance(distinct, str | None) or distinct not in self.controllers:
             raise InvalidConfig(
                 f"distinct is {distinct!r}; it can be "
@@ -335,7 +371,14 @@ class Retriever(Searcher):
         if changed:
             raise StaleCalibration(
                 f"changed since calibration: {', '.join(changed)}. The guarantee does not cover "
-                "that: run `python -m calibration` again, or use `search` for neighbours without a "
-                "guarantee"
+                "that: search the labelled queries again and call `calibrate` with them; `search` "
+                "gives neighbours without a guarantee"
             )
         return controller
+
+    def _require_calibrated(self) -> None:
+        if not self.controllers:
+            raise StaleCalibration(
+                "this retriever is not calibrated: call `calibrate` with labelled queries, or make "
+                "one with `python -m calibration`; `search` gives neighbours without a guarantee"
+            )

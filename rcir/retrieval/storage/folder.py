@@ -39,7 +39,8 @@ def save(retriever: Retriever, folder: str | os.PathLike[str]) -> Path:
         InvalidConfig: encoder or index could not be built again from their configuration.
     """
     target = Path(folder)
-    require_loadable(retriever.encoder)
+    if retriever.encoder is not None:
+        require_loadable(retriever.encoder)
     IndexConfig.of(retriever.index)
     check_place(target)
     write_folder(target, lambda aside: _fill(retriever, aside))
@@ -83,8 +84,8 @@ def load(folder: str | os.PathLike[str]) -> Retriever:
 def _fill(retriever: Retriever, folder: Path) -> None:
     described, arrays = describe_controllers(retriever.controllers)
     description: dict[str, Any] = {
-        "encoder": asdict(retriever.encoder.config),
-        "preprocessing": asdict(retriever.preprocessing),
+        "encoder": None,
+        "preprocessing": None,
         "index": save_index(retriever.index, folder),
         "max_depth": retriever.max_depth,
         "calibrated_on": retriever.calibrated_on,
@@ -92,7 +93,10 @@ def _fill(retriever: Retriever, folder: Path) -> None:
         "chosen_among": retriever.chosen_among,
         "controllers": described,
     }
-    save_encoder(retriever.encoder, folder / "encoder.safetensors")
+    if retriever.encoder is not None and retriever.preprocessing is not None:
+        description["encoder"] = asdict(retriever.encoder.config)
+        description["preprocessing"] = asdict(retriever.preprocessing)
+        save_encoder(retriever.encoder, folder / "encoder.safetensors")
     if arrays:
         (folder / "controller.safetensors").write_bytes(save_arrays(arrays))
         np.save(folder / "queries.npy", retriever.query_digests, allow_pickle=False)
@@ -103,10 +107,13 @@ def _fill(retriever: Retriever, folder: Path) -> None:
 
 def _read(folder: Path, files: Set[str]) -> Retriever:
     description = json.loads((folder / "retriever.json").read_text())
-    preprocessing = Preprocessing.from_dict(description["preprocessing"])
-    config = EncoderConfig(**description["encoder"])
+    encoder = preprocessing = None
+    if description["encoder"] is not None:
+        preprocessing = Preprocessing.from_dict(description["preprocessing"])
+        config = EncoderConfig(**description["encoder"])
+        encoder = load_encoder(config, preprocessing, folder / "encoder.safetensors")
     retriever = Retriever(
-        load_encoder(config, preprocessing, folder / "encoder.safetensors"),
+        encoder,
         preprocessing,
         load_index(description["index"], folder),
         depth=description["max_depth"],

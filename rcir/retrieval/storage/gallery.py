@@ -18,7 +18,7 @@ from rcir.files import read_array
 from rcir.index import Index, IndexConfig, find_index
 from rcir.retrieval.searcher import Searcher
 
-PLAIN = {"item_uncertainty": "uncertainty.npy", "digests": "digests.npy"}
+PLAIN = {"uncertainty": "uncertainty.npy", "digests": "digests.npy", "norms": "norms.npy"}
 
 
 def save_index(index: Index, folder: Path) -> dict[str, Any]:
@@ -45,7 +45,8 @@ def save_gallery(searcher: Searcher, folder: Path) -> None:
         held = to_arrays(searcher.items)
         (folder / "items.safetensors").write_bytes(save_arrays(held))
     for name, file in PLAIN.items():
-        if (values := getattr(searcher, name)) is not None:
+        values = getattr(searcher.gallery, name)
+        if values is not None and not (name == "norms" and (values == 1).all()):
             np.save(folder / file, values, allow_pickle=False)
 
 
@@ -58,5 +59,6 @@ def load_gallery(folder: Path, files: Set[str]) -> dict[str, Any]:
         known["items"] = from_arrays(load_arrays(folder / "items.safetensors"))
     for name, file in PLAIN.items():
         if file in files:
-            known[name] = read_array(folder / file)
+            argument = "item_uncertainty" if name == "uncertainty" else name
+            known[argument] = read_array(folder / file)
     return known
