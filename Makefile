@@ -4,25 +4,34 @@ VENV := .venv
 BIN := $(VENV)/bin
 BENCHMARKS := $(filter-out $(addprefix benchmarks/,common.py loops.py populations.py),$(wildcard benchmarks/*.py))
 
-.PHONY: setup demo test lint bench papers clean
+.PHONY: setup demo test test-all lint bench papers clean
 
 setup: $(VENV)/ready
 
 # uv installs in half a minute what takes pip minutes; pip is the way where uv finds no registry.
+# Compiled as it is installed, everything imports faster: in each of the processes that tests start.
 $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
 		{ echo "error: Python 3.11 to 3.13 is needed; name one with make PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]' || \
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[dev]' || \
 		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: setup
 	$(BIN)/rcir demo --output runs/demo
 
+# What is compiled once serves every process that a test starts.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
+	--numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 10
+
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
+
+# The same, and then what takes long: slow tests, and simulations of full size.
+test-all: test
+	$(PYTEST) --full -m "slow or statistical"
 
 lint: setup
 	$(BIN)/ruff check .

@@ -2,7 +2,8 @@
 
 from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.evaluation import Evaluation
-from calibration.pipeline import Calibrated, calibrate, evaluate_retriever, write_results
+from calibration.pipeline import Calibrated, calibrate, evaluate_retriever
+from calibration.publishing import write_results
 from calibration.statements import RiskResult
 from calibration.table import print_table
 

@@ -11,6 +11,8 @@ from calibration.table import print_table
 from rcir.config import parse
 from rcir.errors import reporting_errors
 
+NOTHING_CERTIFIED = 3  # exit status: everything was written, but no asked alpha is certified
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, calibrate, show what was measured."""
@@ -21,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         outcome = calibrate(config)
         print_table(outcome.evaluation)
         print(f"retriever: {outcome.folder}\nreport: {outcome.report}")
-    return 0
+    return NOTHING_CERTIFIED if outcome.evaluation.refusal else 0
 
 
 if __name__ == "__main__":

@@ -60,6 +60,13 @@ class Evaluation:
         """Those of `rows` that are certified."""
         return [row for row in self.rows if row.threshold is not None]
 
+    @property
+    def refusal(self) -> str | None:
+        """Why nothing is certified, and what would help; None if something is."""
+        if self.certified:
+            return None
+        return max(self.rows, key=lambda row: row.alpha).refusal
+
     def metrics(self) -> dict[str, float]:
         """All numbers under flat names, for tracking."""
         named: dict[str, float | None] = dict(self.quality.numbers)

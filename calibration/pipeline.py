@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 import warnings
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration import drawing, report
 from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.evaluation import Evaluation, evaluate
 from calibration.progress import embedding, step
+from calibration.publishing import begin_run, check_output, publish
 from calibration.statements import Queries
 from calibration.table import console
-from rcir import api, figures, tracking
+from rcir import api, tracking
 from rcir.data import (
     DataConfig,
     ImageSet,
@@ -32,16 +32,12 @@ from rcir.data import (
 from rcir.data.registry import find_dataset
 from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
-from rcir.files import write_json
 from rcir.retrieval import storage
-from rcir.retrieval.results import Judged
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import Certified, corrected
+from rcir.risk import Certified, LabelledResults, corrected
 from rcir.runs import folder as runs
 from rcir.runs.results import TEST, RunResults, names_digest
 from rcir.runs.trained_on import TrainedOn
-
-PAGE, RESULTS = "report.html", "results.json"
 
 
 @dataclass(frozen=True)
@@ -55,14 +51,16 @@ class Calibrated:
         evaluation: what was measured on the test queries.
         test: what was found for the test queries.
         splits: the data they come from.
+        mlflow_run: id of its own run in MLflow, below the training's; None if that is unknown.
     """
 
     retriever: Retriever
     folder: Path
     report: Path
     evaluation: Evaluation
-    test: Judged
+    test: LabelledResults
     splits: Splits
+    mlflow_run: str | None
 
 
 def calibrate(config: CalibrationConfig) -> Calibrated:
@@ -85,7 +83,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     run = runs.find_run(config.run)
     output = Path(config.output) if config.output else run.path
     place = output / "retriever"
-    _check_output(output)
+    check_output(output)
     storage.check_place(place)
     cluster = config.cluster or run.data.options.get("cluster")
     data = with_cluster(run.data, cluster)
@@ -129,12 +127,15 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
             comparisons[None],
             outside,
         )
-    folder = storage.save(retriever, place)
-    run.tracked.log_folder(folder, "retriever")
-    page = _publish(output, retriever, evaluation, queries.test, splits, run.tracked, started)
+    tracked = begin_run("calibration", config, output, run.tracked)
+    with tracked.active():
+        retriever.origin["calibration"] = tracked.id
+        folder = storage.save(retriever, place)
+        tracked.log_folder(folder, "retriever")
+        page = publish(output, retriever, evaluation, queries.test, splits, tracked, started)
     _measured(retriever, evaluation, queries.test, splits).write(output / TEST)
     embedder.clear()
-    return Calibrated(retriever, folder, page, evaluation, queries.test, splits)
+    return Calibrated(retriever, folder, page, evaluation, queries.test, splits, tracked.id)
 
 
 def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
@@ -179,16 +180,20 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
     # At this delta its sets are those that it returns at the asked one.
     delta = corrected(config.delta, retriever.chosen_among)
     output = Path(config.output or Path(config.retriever).absolute().parent / "evaluation")
-    _check_output(output)
+    check_output(output)
     queries = _judge(retriever, splits, Embedder())
     outside = _uncertainty(retriever, asked, Embedder())
     with step("evaluation"):
         evaluation = evaluate(
             data.name, retriever, queries, splits.test, config.alphas, delta, {}, outside
         )
-    tracked = tracking.find_run(retriever.origin.get("run", ""))
-    page = _publish(output, retriever, evaluation, queries.test, splits, tracked, started)
-    return Calibrated(retriever, Path(config.retriever), page, evaluation, queries.test, splits)
+    trained = tracking.find_run(retriever.origin.get("run", ""))
+    tracked = begin_run("evaluation", config, output, trained) if trained else None
+    with tracked.active() if tracked else nullcontext():
+        page = publish(output, retriever, evaluation, queries.test, splits, tracked, started)
+    place = Path(config.retriever)
+    known = None if tracked is None else tracked.id
+    return Calibrated(retriever, place, page, evaluation, queries.test, splits, known)
 
 
 def _without_repeats(splits: Splits) -> Splits:
@@ -221,7 +226,7 @@ def _judge(retriever: Retriever, splits: Splits, embedder: Embedder) -> Queries:
         with embedding(f"{name} queries", images, embedder) as shown, warnings.catch_warnings():
             # Said before, of all splits at once.
             warnings.filterwarnings("ignore", "the queries come in clusters", UserWarning)
-            found.append(retriever.judge(images, group, shown, cluster))
+            found.append(retriever.search_labelled(images, group, shown, cluster))
     return Queries(*found)
 
 
@@ -233,7 +238,7 @@ def _digests(splits: Splits) -> dict[str, str]:
 
 
 def _measured(
-    retriever: Retriever, evaluation: Evaluation, test: Judged, splits: Splits
+    retriever: Retriever, evaluation: Evaluation, test: LabelledResults, splits: Splits
 ) -> RunResults:
     """What `rcir compare` needs to tell whether another encoder is better."""
     controller = retriever.controllers[None]
@@ -245,7 +250,7 @@ def _measured(
         [
             Certified(
                 controller.calibration.scores,
-                test.outcomes(controller.score_function).candidate_scores,
+                test.scored(controller.score_function).known("candidate_scores"),
             )
         ]
         if controller.cluster is None
@@ -278,49 +283,6 @@ def _uncertainty(
         return retriever.search(images.images, shown).uncertainty
 
 
-def _publish(
-    output: Path,
-    retriever: Retriever,
-    evaluation: Evaluation,
-    test: Judged,
-    splits: Splits,
-    tracked: tracking.TrackedRun | None,
-    started: float,
-) -> Path:
-    """Write report and numbers, and track them with every figure; return the page."""
-    with step("report"):
-        drawn = drawing.draw(retriever, evaluation, test, splits.test, splits.gallery)
-        pictures = {name: figures.to_svg(figure) for name, figure in drawn.items()}
-        text = report.render(evaluation, pictures)
-    page, results = output / PAGE, output / RESULTS
-    output.mkdir(parents=True, exist_ok=True)
-    # Results first: they are what says that a page is ours.
-    write_results(results, evaluation, time.monotonic() - started)
-    page.write_text(text, encoding="utf-8")
-    if tracked is not None:
-        tracked.log_metrics(evaluation.metrics())
-        for name, svg in pictures.items():
-            tracked.log_figure(svg, name)
-        tracked.log_file(page)
-        tracked.log_file(results)
-    return page
-
-
-def _check_output(output: Path) -> None:
-    """Pages and results that another evaluation did not write are left alone."""
-    if output.exists() and not output.is_dir():
-        raise InvalidData(f"{output} is a file: choose another output")
-    names = [name for name in (PAGE, RESULTS, TEST) if (output / name).exists()]
-    try:
-        ours = not names or "n_calibration" in json.loads((output / RESULTS).read_text())
-    except (OSError, ValueError, TypeError):
-        ours = False
-    if not ours:
-        raise InvalidData(
-            f"{output} holds {' and '.join(names)} of something else: choose another output"
-        )
-
-
 def _check_group(splits: Splits, group: str | None) -> None:
     for name in ("tuning", "calibration", "test") if group is not None else ():
         attributes = getattr(splits, name).attributes
@@ -329,8 +291,3 @@ def _check_group(splits: Splits, group: str | None) -> None:
                 f"the {name} queries have no attribute {group!r}; they have "
                 f"{', '.join(attributes) or 'none'}"
             )
-
-
-def write_results(path: Path, evaluation: Evaluation, seconds: float) -> None:
-    """Write the numbers of an evaluation as JSON."""
-    write_json(path, evaluation.to_dict() | {"seconds": round(seconds, 2)})

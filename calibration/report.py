@@ -8,7 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from calibration.evaluation import Evaluation
-from rcir.retrieval.answer import confidence
+from rcir.risk.guarantee import stated_confidence
 
 # What a number of `Quality.numbers` is; those not named here are named by their own names.
 NAMES = {
@@ -56,7 +56,7 @@ def render(evaluation: Evaluation, drawn: dict[str, str]) -> str:
     return environment.get_template("report.html").render(
         evaluation=evaluation,
         delta=delta,
-        confidence=confidence(delta),
+        confidence=stated_confidence(delta),
         figures=pictures,
         labelled=any("labels" in row.statement for row in evaluation.others),
         numbers=numbers,

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from calibration.evaluation import Evaluation
 from calibration.statements import RiskResult
-from rcir.retrieval.answer import confidence
+from rcir.risk.guarantee import stated_confidence
 
 console = Console(highlight=False)
 
@@ -33,6 +33,8 @@ def print_table(evaluation: Evaluation) -> None:
         threshold = "-" if row.threshold is None else f"{row.threshold:.4g}"
         table.add_row(f"{row.alpha:g}", *_measured(row), threshold)
     console.print(table)
+    if hint := _beyond_depth(evaluation):
+        console.print(hint, soft_wrap=True)
     console.print("The same queries also certify, each statement by itself (-: not certified):")
     table = Table("statement", "alpha", "risk", "mean size", "constant", "answered")
     table.columns[0].no_wrap = True
@@ -60,11 +62,14 @@ def print_table(evaluation: Evaluation) -> None:
 
 def _stated(evaluation: Evaluation, row: RiskResult) -> str:
     """The statement of a row, and what it was measured on."""
-    sure, rule = confidence(row.delta), f"{row.score_function} sizes, {row.bound} bound"
+    sure, rule = stated_confidence(row.delta), f"{row.score_function} sizes, {row.bound} bound"
     calibrated = f"{evaluation.n_calibration} calibration queries"
     measured = f"Measured on {evaluation.n_test} held-out queries"
-    if row.threshold is None:
-        return f"No alpha below is certified with probability {sure} ({rule}, {calibrated})."
+    if evaluation.refusal is not None:
+        return (
+            f"Nothing is certified with probability {sure} ({rule}, {calibrated}).\n"
+            f"Of the largest alpha: {evaluation.refusal}."
+        )
     missing = (
         f"With probability at least {sure}, a true match is missing from at most a fraction alpha "
         "of the sets"
@@ -76,6 +81,18 @@ def _stated(evaluation: Evaluation, row: RiskResult) -> str:
         f"{missing} returned to queries of any further {kind} like the {evaluation.n_clusters} of "
         f"the {calibrated}, each {kind} counted alike ({rule}).\n{measured} of "
         f"{evaluation.n_test_clusters} others, counted likewise:"
+    )
+
+
+def _beyond_depth(evaluation: Evaluation) -> str | None:
+    """What to do about true matches beyond the search depth, where these are many."""
+    lost, smallest = evaluation.beyond_depth, min(row.alpha for row in evaluation.rows)
+    if lost < smallest * evaluation.n_test / 2:
+        return None
+    return (
+        f"{lost} of {evaluation.n_test} test queries have no true match within the search depth, "
+        "and are missed whatever the set size: search deeper (depth), or put a match of each into "
+        "the gallery"
     )
 
 

@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -73,6 +74,12 @@ def data_root():
     return Path(root).absolute()
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Without figures, which take most of the time."""
+    monkeypatch.setattr("calibration.drawing.draw", lambda *_: {})
+
+
 @pytest.fixture(scope="session")
 def splits():
     """A small draw of two-digit numbers."""
@@ -88,8 +95,8 @@ def retriever(splits):
         encoder = build_encoder(EncoderConfig("mc-dropout", options={"passes": 3}), 1, (8, 16))
     built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=150)
     built.calibrate(
-        built.judge(splits.tuning, "occluded"),
-        built.judge(splits.calibration, "occluded"),
+        built.search_labelled(splits.tuning, "occluded"),
+        built.search_labelled(splits.calibration, "occluded"),
         score_function="quantile",
     )
     return built
@@ -128,32 +135,106 @@ def trained(tiny, tracking_uri, tmp_path_factory):
         return train(tiny(seed=4))
 
 
+class Clusters:
+    """The Ray cluster that tests in this process use: one at a time, of the last kind asked for."""
+
+    def __init__(self):
+        self.kind, self._address, self._ends = None, None, ExitStack()
+
+    def use(self, kind, cpus, **settings):
+        """The address of a cluster of one node; `settings` are variables of the environment."""
+        if self.kind != kind:
+            self.end()
+            self._address = self._start(cpus, settings)
+            self.kind = kind
+        return self._address
+
+    def _start(self, cpus, settings):
+        import ray
+        from ray.cluster_utils import Cluster
+
+        with ExitStack() as ends:
+            patch = ends.enter_context(pytest.MonkeyPatch.context())
+            # Short: its sockets have the name of the folder in theirs.
+            folder = ends.enter_context(TemporaryDirectory(ignore_cleanup_errors=True))
+            patch.chdir(folder)
+            for name, value in (PATIENT | settings).items():
+                patch.setenv(name, value)
+            # Where processes look for a cluster that they are not told of: they find this one.
+            patch.setenv("RAY_TMPDIR", folder)
+            session = Path(folder, "ray")
+            session.mkdir()
+            head = {"num_cpus": cpus, "temp_dir": str(session), "include_dashboard": False}
+            node = Cluster(initialize_head=True, head_node_args=head)
+            ends.callback(_forget)
+            ends.callback(node.shutdown)
+            ends.callback(ray.shutdown)
+            ray.init(node.address, log_to_driver=False)
+            self._ends = ends.pop_all()
+            return node.address
+
+    def end(self):
+        self.kind = None
+        self._ends.close()
+
+
+# On a machine that is busy, Ray's processes get their share, and have time to start.
+PATIENT = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_worker_niceness": "0",
+    "RAY_agent_register_timeout_ms": "120000",
+    "RAY_worker_register_timeout_seconds": "120",
+    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_gcs_server_port_wait_time_s": "120",
+    # For every training, Ray starts a process that watches for machines being taken back.
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    # Workers are asked for news this often; every other second by itself.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.05",
+}
+CLUSTERS = Clusters()
+KINDS = {"one_cpu", "ray_cluster"}  # fixtures
+
+
+def _forget():
+    """Remove what Ray leaves of its processes, which would warn in a later test."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    """A cluster ends where the next test does not use it."""
+    try:
+        return (yield)
+    finally:
+        following = KINDS.intersection(getattr(nextitem, "fixturenames", ()))
+        if CLUSTERS.kind is not None and CLUSTERS.kind not in following:
+            CLUSTERS.end()
+
+
+@pytest.fixture(scope="session")
+def patient():
+    """What the environment of a Ray cluster on a busy machine holds."""
+    return PATIENT
+
+
 @pytest.fixture(scope="session")
 def forgotten():
-    """`forgotten()` removes what Ray leaves of its processes, which would warn in a later test."""
-
-    def forget():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)
-            gc.collect()
-
-    return forget
+    """To be called where a cluster ended."""
+    return _forget
 
 
 @pytest.fixture(scope="module")
-def ray_cluster(forgotten):
-    """A Ray cluster on this machine, in a folder with a short name (its sockets)."""
-    import ray
+def ray_cluster():
+    """The address of a cluster of three CPUs, to which this process is connected."""
+    return CLUSTERS.use("ray_cluster", 3)
 
-    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
-        patch.chdir(folder)
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        # For every training, Ray starts a process that watches for machines being taken back.
-        patch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
-        ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
-        yield
-        ray.shutdown()
-        forgotten()
+
+@pytest.fixture(scope="module")
+def one_cpu():
+    """The address of one that trains one trial at a time."""
+    return CLUSTERS.use("one_cpu", 1)
 
 
 class Server:

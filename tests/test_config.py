@@ -88,7 +88,6 @@ def test_help_explains_every_option(main, capsys):
     ("arguments", "named"),
     [
         (["--epochs", "many"], "epochs"),
-        (["--encoder.method", "magic"], "encoder.method"),
         (["--preprocessing.size", "[8]"], "preprocessing.size"),
         (["--data.options", "5"], "data.options"),
         (["--unknown", "3"], "--unknown"),
@@ -123,6 +122,7 @@ def test_a_file_that_is_none_or_has_a_typing_error_is_refused(tmp_path, capsys, 
         *[("preprocessing.channels", 2), ("optimizer.lr", -1.0), ("optimizer.lr", 0.0)],
         *[("data.seed", -1), ("data.name", "nothing"), ("data.options.train", -5)],
         *[("data.options.occlusion", 3), ("data.options.trian", 5)],
+        *[("encoder.method", "magic"), ("encoder.options.members", 5), ("loss.form", 5)],
     ],
 )
 def test_what_makes_no_sense_is_named_with_status_1(file, capsys, option, value):

@@ -18,7 +18,7 @@ from rcir.encoders import METHODS, build_encoder
 from training import TrainingConfig
 
 FOLDER = Path(__file__).parents[1] / "configs"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml") if not path.stem.startswith("tune-"))
+TRIPLET = [name for name in METHODS if name != "btl"]  # trained by the triplet loss
 # Sets of Cai et al. (AAAI 2025), their names here, and their negatives per anchor.
 SETS = {
     "cub200": ("cub200", 5),
@@ -34,10 +34,23 @@ PUBLISHED = {
     "btl": {"variance_hidden": 500, "scaled": False, "distance": "mean", "passes": 20},
 }
 RECIPES = [f"{name}-{method}" for name, method in product(SETS, METHODS)]
+SINGLE = [path.stem for path in FOLDER.glob("*.yaml") if not path.stem.startswith("tune-")]
+NAMES = sorted([*RECIPES, *SINGLE, *(f"digits-{method}" for method in TRIPLET)])
+NAMES.remove("digits")  # of no method
 
 
 def read(name, *options):
-    return parse(TrainingConfig, ["--config", str(FOLDER / f"{name}.yaml"), *options], "test", "")
+    """The configuration of a file, or of those that it is layered of."""
+    data, _, method = name.partition("-")
+    files, options = [name], list(options)
+    if name in RECIPES:
+        files = [f"cai2025/{layer}" for layer in ("recipe", data, method)]
+        options += ["--name", name]
+    elif data == "digits" and method in TRIPLET:
+        files = [data]
+        options += ["--name", name, "--encoder.method", method]
+    given = [word for file in files for word in ("--config", str(FOLDER / f"{file}.yaml"))]
+    return parse(TrainingConfig, [*given, *options], "test", "")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,7 @@ from rcir.data import ImageSet
 from rcir.data.relevance import SameLabel
 from rcir.index import DEPTH, build_index, lengths, one_minus_cosine
 from rcir.metrics import first_match_ranks
-from rcir.risk import Certified, Rankings, fit_score_function
+from rcir.risk import Certified, SearchResults, fit_score_function
 
 PARTS = 4
 
@@ -97,13 +97,13 @@ def _certify(
     index, norms = build_index(vectors[roles.searched]), lengths(vectors)
     gallery = images.relevance.subset(roles.searched)
 
-    def searched(rows: NDArray[np.int64]) -> tuple[Rankings, NDArray[np.float64]]:
+    def searched(rows: NDArray[np.int64]) -> tuple[SearchResults, NDArray[np.float64]]:
         """The rankings of some queries, and the ranks of their first matches."""
         distances, positions = index.search(vectors[rows], min(DEPTH, len(index)))
         labels = gallery.labels if isinstance(gallery, SameLabel) else None
         nearest = norms[roles.searched][positions[:, 0]]
         own = one_minus_cosine(distances[:, 0], norms[rows], nearest)
-        rankings = Rankings(
+        rankings = SearchResults(
             own if uncertainty is None else uncertainty[rows],
             positions.shape[1],
             distances,

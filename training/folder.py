@@ -14,15 +14,11 @@ from filelock import FileLock, Timeout
 from rcir import tracking
 from rcir.config import flatten
 from rcir.errors import InvalidConfig
-from rcir.runs.folder import FOLDER_TAG, RunFolder, read_run
+from rcir.runs.folder import FOLDER_TAG, RESOURCES, RunFolder, read_run
 from rcir.runs.trained_on import TrainedOn
 from training.config import TrainingConfig
 
 LOCK = "lock"
-# What may differ between a run and its continuation.
-RESOURCES = (
-    *("num_workers", "max_failures", "use_gpu", "threads", "compile", "storage", "data.root"),
-)
 
 
 def folder_of(config: TrainingConfig) -> Path:

@@ -28,7 +28,7 @@ from training.config import TrainingConfig
 from training.history import History
 from training.progress import EpochBar
 from training.trainer import Trainer
-from training.validation import CRITERION, judge
+from training.validation import CRITERION, validate
 from training.watch import Watch
 from training.workers import Workers
 
@@ -129,7 +129,7 @@ def _train(
         with torch.random.fork_rng(_generators(workers)), bar:
             trained = trainer.epoch(epoch, bar)
         embedding = _embedded(config, encoder, splits.validation, workers)
-        found = judge(embedding, splits.validation) if workers.rank == 0 else None
+        found = validate(embedding, splits.validation) if workers.rank == 0 else None
         metrics = workers.told_by_first(found.metrics() if found else None) | trained
         metrics |= {"lr": rate, "seconds": time.monotonic() - started}
         state.advance(metrics[CRITERION], config.min_delta)

@@ -31,7 +31,7 @@ from training.history import History
 from training.launch import launch, side_by_side
 from training.progress import console
 from training.trainer import image_batches
-from training.validation import Validation, judge
+from training.validation import Validation, validate
 from training.watch import warn_of_chance
 
 
@@ -117,7 +117,7 @@ def _finished(
             found = None
         if found is None:  # of the encoder as it is now
             images = splits.validation
-            found = judge(embedder(encoder, config.preprocessing, images.images), images)
+            found = validate(embedder(encoder, config.preprocessing, images.images), images)
         warn_of_chance(found)
         run.save_encoder(encoder)
         if found.certified:

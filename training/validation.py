@@ -106,7 +106,7 @@ class Validation:
         return found
 
 
-def judge(embedding: Embedding, images: ImageSet) -> Validation:
+def validate(embedding: Embedding, images: ImageSet) -> Validation:
     """Search the validation images among themselves, each left out of its own search.
 
     Raises:

@@ -13,9 +13,9 @@ from ray import tune
 
 from rcir.encoders import find_method
 from rcir.errors import InvalidConfig
+from rcir.runs.folder import RESOURCES
 from training import TrainingConfig
 from training.config import override
-from training.folder import RESOURCES
 
 METHOD = "encoder.method"
 KINDS = ("uniform", "loguniform", "choice", "grid")
@@ -40,7 +40,8 @@ def check_space(training: TrainingConfig, space: Space) -> None:
         if name.partition(".")[0] in SHARED:
             instead = "seeds" if name == "seed" else "training"
             raise InvalidConfig(f"space names {name}, which all trials share: set it in {instead}")
-        if is_dataclass(getattr(training, name, None)):
+        group = getattr(training, name, None)
+        if is_dataclass(group) or isinstance(group, dict) or name == "encoder.options":
             raise InvalidConfig(f"space names {name}, a group of options: name one, {name}.OPTION")
         if len(sampler) != 1 or next(iter(sampler)) not in KINDS:
             raise InvalidConfig(

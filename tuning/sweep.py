@@ -18,9 +18,9 @@ from rcir.config import flatten
 from rcir.data import data_root, load_splits
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk import required_calibration
-from rcir.runs.folder import FOLDER_TAG, read_run
+from rcir.runs.folder import FOLDER_TAG, RESOURCES, read_run
 from training.certification import fold_roles
-from training.folder import RESOURCES, alone_in, as_json
+from training.folder import alone_in, as_json
 from training.run import check_encoder, check_images, check_places
 from tuning.config import TuningConfig
 from tuning.records import Records, Trial, read_records

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, Namespace
 
 
@@ -17,6 +18,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> None:
     """Measure, write the report, and print its table."""
     from calibration import EvaluationConfig, evaluate_retriever, print_table
+    from calibration.__main__ import NOTHING_CERTIFIED
 
     outcome = evaluate_retriever(
         EvaluationConfig(
@@ -25,3 +27,5 @@ def run(options: Namespace) -> None:
     )
     print_table(outcome.evaluation)
     print(f"report: {outcome.report}")
+    if outcome.evaluation.refusal:
+        sys.exit(NOTHING_CERTIFIED)

@@ -75,7 +75,7 @@ def _cifar_cnn(channels: int) -> nn.Module:
 def _torchvision(name: str, pretrained: bool | Weights) -> nn.Module:
     from torchvision import models  # slow to import; the small networks need none
 
-    known = models.get_model_weights(name).__members__
+    known = [weights.name for weights in models.get_model_weights(name)]  # without the alias
     if isinstance(pretrained, str) and pretrained not in known:
         raise InvalidConfig(
             f"{name} has no weights {pretrained}; set encoder.pretrained to one of "

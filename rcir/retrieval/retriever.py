@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -15,16 +16,15 @@ from rcir.data.images import ImageLike
 from rcir.data.repeats import require_new, require_no_repeats, warn_of_copies, warn_of_twins
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
-from rcir.retrieval.answer import Distinct, Guarantee, Options, Retrieval
+from rcir.retrieval.answer import Distinct, Options, Retrieval
 from rcir.retrieval.control import check_clusters, control, extended, nearest_other
-from rcir.retrieval.results import Judged
 from rcir.retrieval.searcher import Searcher
 from rcir.risk import (
     Bound,
-    Decision,
     Exchangeability,
+    Guarantee,
+    LabelledResults,
     Request,
-    Risk,
     RiskController,
     check_exchangeability,
     decide_chosen,
@@ -60,8 +60,8 @@ class Retriever(Searcher):
 
     def calibrate(
         self,
-        tuning: Judged,
-        calibration: Judged,
+        tuning: LabelledResults,
+        calibration: LabelledResults,
         score_function: str = "auto",
         bound: Bound = "binomial",
         alphas: Sequence[float] = ALPHAS,
@@ -73,7 +73,7 @@ class Retriever(Searcher):
         Args:
             tuning: queries to fit the score function on; they calibrate nothing.
             calibration: other queries, drawn independently of each other from where those to come
-                are; where they come in clusters, with these (`judge`), clusters are.
+                are; where they come in clusters, with these (`search_labelled`), clusters are.
             score_function: "constant", "minmax", "quantile", "learned", "boosted", "reranked", or
                 "auto", for each risk which of them needs the smallest sets on the tuning split; see
                 `rcir.risk.fit_score_function`.
@@ -97,8 +97,8 @@ class Retriever(Searcher):
             >>> from rcir.data import DataConfig, load_splits
             >>> retriever = rcir.load("runs/demo/retriever")
             >>> splits = load_splits(DataConfig("digits", seed=1))
-            >>> tuning = retriever.judge(splits.tuning)
-            >>> calibration = retriever.judge(splits.calibration, group="occluded")
+            >>> tuning = retriever.search_labelled(splits.tuning)
+            >>> calibration = retriever.search_labelled(splits.calibration, group="occluded")
             >>> sizes = retriever.calibrate(tuning, calibration)
             >>> sizes[None]["learned"][0.1] < sizes[None]["constant"][0.1]
             True
@@ -107,20 +107,21 @@ class Retriever(Searcher):
             True
         """
         check_bound(bound)
-        if tuning is calibration or tuning.found is calibration.found:
+        if tuning is calibration or tuning.vectors is calibration.vectors:
             raise InvalidData(
                 "tuning split and calibration queries are the same: the guarantee needs others"
             )
-        for judged in (tuning, calibration):
-            self._check_searched(judged)
+        for queries in (tuning, calibration):
+            self._check_searched(queries)
         check_clusters(tuning, calibration)
-        require_no_repeats(self.digests, tuning.found.digests, calibration.found.digests, recurring)
+        tuned, calibrated = (digests(part.known("images")) for part in (tuning, calibration))
+        require_no_repeats(self.digests, tuned, calibrated, recurring)
         known = self.digests is not None
-        warn_of_copies("queries of the tuning split", tuning.found.distances, known)
-        warn_of_copies("calibration queries", calibration.found.distances, known)
+        warn_of_copies("queries of the tuning split", tuning.known("distances"), known)
+        warn_of_copies("calibration queries", calibration.known("distances"), known)
         if not recurring:
             nearest = nearest_other(tuning, calibration)
-            warn_of_twins("calibration queries", nearest, calibration.found.distances)
+            warn_of_twins("calibration queries", nearest, calibration.known("distances"))
         controllers: dict[Distinct, RiskController] = {}
         comparisons: dict[Distinct, Comparison] = {}
         for distinct in (None, "label") if self.labels is not None else (None,):
@@ -131,11 +132,11 @@ class Retriever(Searcher):
                 *halves, score_function, bound, alphas, delta
             )
         self.controllers, self.chosen_among = controllers, 1
-        self.calibrated_on = calibration.found.fingerprints
-        self.query_digests = np.concatenate([tuning.found.digests, calibration.found.digests])
+        self.calibrated_on = calibration.known("fingerprints")
+        self.query_digests = np.concatenate([tuned, calibrated])
         return comparisons
 
-    def extend(self, queries: Judged, recurring: bool = False) -> None:
+    def extend(self, queries: LabelledResults, recurring: bool = False) -> None:
         """Add labelled queries to those calibrated on, in use, as often as wanted.
 
         The score functions stay as they are. From then on only guarantees that hold at every moment
@@ -157,27 +158,30 @@ class Retriever(Searcher):
             >>> import rcir
             >>> from rcir.data import DataConfig, load_splits
             >>> retriever = rcir.load("runs/demo/retriever")
-            >>> retriever.extend(retriever.judge(load_splits(DataConfig("digits", seed=1)).test))
+            >>> test = load_splits(DataConfig("digits", seed=1)).test
+            >>> retriever.extend(retriever.search_labelled(test))
             >>> answer = retriever.retrieve("runs/demo/queries/easy.png", 0.1, 0.1, anytime=True)
             >>> answer.guarantee.n_calibration > 5000
             True
         """
         self._valid_controller(None)
         self._check_searched(queries)
-        added = queries.found.digests
+        added = digests(queries.known("images"))
         require_new(self.digests, self.query_digests, added, recurring)
-        warn_of_copies("queries to add", queries.found.distances, self.digests is not None)
+        warn_of_copies("queries to add", queries.known("distances"), self.digests is not None)
         self.controllers = {
             distinct: extended(controller, queries if distinct is None else queries.distinct())
             for distinct, controller in self.controllers.items()
         }
         self.query_digests = np.concatenate([self.query_digests, added])
 
-    def check(self, recent: Judged, alpha: float = 0.1, delta: float = 0.1) -> Exchangeability:
+    def check(
+        self, recent: LabelledResults, alpha: float = 0.1, delta: float = 0.1
+    ) -> Exchangeability:
         """Test whether recent labelled queries look like the calibration queries, and the risk.
 
         Args:
-            recent: queries of which `judge`, or you, know the true matches.
+            recent: queries of which `search_labelled`, or you, know the true matches.
             alpha, delta: the guarantee for misses that they were, or would be, answered with.
 
         Raises:
@@ -196,8 +200,8 @@ class Retriever(Searcher):
             )
         request = Request(alpha, delta, anytime=controller.growing)
         threshold = decide_chosen(controller, request, self.chosen_among).threshold
-        outcomes = recent.outcomes(controller.score_function)
-        return check_exchangeability(controller.calibration, outcomes, certified=(threshold, alpha))
+        scored = recent.scored(controller.score_function)
+        return check_exchangeability(controller.calibration, scored, certified=(threshold, alpha))
 
     @property
     def controller(self) -> RiskController:
@@ -251,7 +255,7 @@ class Retriever(Searcher):
         alpha: Alpha,
         delta: float | None,
         *,
-        risk: Risk = "miss",
+        risk: str = "miss",
         distinct: Distinct = None,
         group: str | None = None,
         abstain: bool = False,
@@ -305,31 +309,31 @@ class Retriever(Searcher):
         """
         request = Request(alpha, delta, risk, group, abstain, simultaneous, anytime, mix)
         controller = self._valid_controller(distinct).for_risk(request)
-        decision = decide_chosen(controller, request, self.chosen_among)
-        guarantee = Guarantee.of(request, decision, controller, distinct, self.chosen_among)
+        guarantee = decide_chosen(controller, request, self.chosen_among)
+        guarantee = replace(guarantee, distinct=distinct)
         many = isinstance(query, list | tuple | Embedding)
         asked: Any = query if many else [query]
         if self.encoder is None and isinstance(query, np.ndarray):
             many, asked = query.ndim > 1, np.atleast_2d(query)
-        answers = self._retrieve(asked, controller, decision, guarantee)
+        answers = self._retrieve(asked, controller, guarantee)
         return answers if many else answers[0]
 
     def _retrieve(
         self,
         queries: Any,
         controller: RiskController,
-        decision: Decision,
         guarantee: Guarantee,
     ) -> list[Retrieval]:
         found = self.search(queries)
         if guarantee.distinct is not None:
-            found, _ = found.distinct()
-        found = found.ordered(controller.score_function)
-        sizes = controller.sizes(found.rankings, decision)
+            found = found.distinct()
+        found, _ = controller.score_function.ordered(found)
+        sizes = controller.sizes(found, guarantee)
         # One look-up for the whole batch; each answer is a slice of it.
         row = np.repeat(np.arange(len(sizes)), sizes)
         rank = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        positions, distances = found.positions[row, rank], found.distances[row, rank]
+        positions = found.known("positions")[row, rank]
+        distances = found.known("distances")[row, rank]
         ids = self.ids[positions].tolist()
         labels = None if self.labels is None else self.labels[positions].tolist()
         answers, start = [], 0
@@ -346,9 +350,8 @@ class Retriever(Searcher):
             )
         return answers
 
-    def _check_searched(self, judged: Judged) -> None:
-        found = judged.found
-        if found.fingerprints != self.fingerprints() or found.rankings.depth != self.depth:
+    def _check_searched(self, queries: LabelledResults) -> None:
+        if queries.fingerprints != self.fingerprints() or queries.depth != self.depth:
             raise StaleCalibration(
                 "the queries were searched by another retriever, or this one has changed since: "
                 "search them again"

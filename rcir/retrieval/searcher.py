@@ -33,8 +33,7 @@ from rcir.index import (
 )
 from rcir.retrieval.fingerprints import Fingerprints
 from rcir.retrieval.gallery import Gallery
-from rcir.retrieval.results import Candidates, Judged
-from rcir.risk import Rankings
+from rcir.risk import LabelledResults, SearchResults
 
 
 class Searcher:
@@ -174,7 +173,7 @@ class Searcher:
 
     def search(
         self, queries: Images | NDArray[np.floating[Any]] | Embedding, embedder: Embed | None = None
-    ) -> Candidates:
+    ) -> SearchResults:
         """The nearest gallery images of each query, without any guarantee.
 
         Args:
@@ -194,14 +193,17 @@ class Searcher:
         if self.items is not None and self.encoder is not None:
             distances, positions = reranked(self.encoder, embedding, self.items, positions)
         items = self.item_uncertainty
-        rankings = Rankings(
+        return SearchResults(
             uncertainty,
             self.depth,
             distances,
             None if self.labels is None else np.where(positions >= 0, self.labels[positions], -1),
             None if items is None else items[positions],
+            positions=positions,
+            vectors=vectors,
+            images=images,
+            fingerprints=self.fingerprints(),
         )
-        return Candidates(rankings, positions, vectors, self.fingerprints(), images)
 
     def one_minus_cosine(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
         """(n,) one minus the cosine of queries (n, d) to their nearest gallery images: what is
@@ -218,13 +220,13 @@ class Searcher:
         nearest = self.gallery.norms[positions[:, 0]]
         return one_minus_cosine(distances[:, 0], lengths(vectors), nearest)
 
-    def judge(
+    def search_labelled(
         self,
         queries: ImageSet,
         group: str | None = None,
         embedder: Embed | None = None,
         cluster: str | None = None,
-    ) -> Judged:
+    ) -> LabelledResults:
         """Search queries of which it is known which gallery images they match.
 
         Args:
@@ -251,14 +253,21 @@ class Searcher:
                 stacklevel=2,
             )
         found = self.search(queries.images, embedder)
-        relevant = queries.relevance.of(relevance, found.positions)
+        relevant = queries.relevance.of(relevance, found.known("positions"))
         totals = queries.relevance.totals(relevance)
         groups, clusters = (
             None if name is None else queries.attributes[name].astype(str)
             for name in (group, cluster)
         )
-        one_label = self.labels is not None
-        return Judged(found, relevant, totals, groups, one_label, clusters, cluster)
+        return LabelledResults.of(
+            found,
+            relevant,
+            totals,
+            groups=groups,
+            clusters=clusters,
+            cluster=cluster,
+            one_label=self.labels is not None,
+        )
 
     def fingerprints(self) -> dict[str, str]:
         """Digests of everything that calibration depends on, see `Fingerprints`."""

@@ -12,13 +12,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rcir.errors import InvalidData
-from rcir.runs.find import Run, is_sweep, read_runs, run_folder
+from rcir.runs.find import CALIBRATION, Run, is_sweep, read_runs, run_folder
+from rcir.runs.folder import RESOURCES
 from rcir.runs.results import RunResults, Split
 from rcir.risk import check_level, is_certified
 from rcir.risk.certified import Estimate, compare, why_no_interval
 
 # What differs between any two runs, and what only says where they were trained.
-UNTOLD = ("name", "storage", "data.root", "num_workers", "max_failures", "use_gpu", "threads")
+UNTOLD = ("name", *RESOURCES)
 DRAWS = 2000
 LOOKED = (
     "the smallest of these was found by looking: use --choose, or calibrate it anew on other "
@@ -57,9 +58,14 @@ class Comparison:
 
     @property
     def differing(self) -> list[str]:
-        """Names of the options that are not the same in all runs whose options are known."""
+        """Names of the options that are not the same in all runs whose options are known.
+
+        Those of calibrations count where these are compared, on the test queries.
+        """
         known = [run.options for run in self.runs if run.options]
         names = dict.fromkeys(name for options in known for name in options)
+        if self.split == "validation":
+            names = {name: None for name in names if not name.startswith(f"{CALIBRATION}.")}
         return [
             name
             for name in names

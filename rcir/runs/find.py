@@ -21,6 +21,7 @@ from rcir.runs.folder import FOLDER_TAG, RUN_FILE, RunFolder, find_run, read_run
 
 SWEEP = "sweep.json"
 RETRIEVER = "retriever"
+CALIBRATION = "calibration"  # group of options in `Run.options`
 FILES: Mapping[Split, str] = {"validation": VALIDATION, "test": TEST}
 
 
@@ -32,7 +33,7 @@ class Run:
         name: shown.
         folder: where it is.
         state: what became of it, such as "finished".
-        options: of its training, by dotted name; empty if it is not known.
+        options: of its training and calibration, by dotted name; empty if they are not known.
         measured: by split, what is there.
         reported: of a trial, its last metrics on the validation images, at delta = 0.1.
     """
@@ -105,18 +106,39 @@ def _run(folder: Path, name: str) -> Run | None:
     trained = read_run(folder)
     if trained is not None:
         state = "finished" if trained.finished else "not finished"
-        return Run(name, folder, state, _options(trained), measured)
+        options = _options(trained) | _calibration_options(folder)
+        return Run(name, folder, state, options, measured)
     if "test" not in measured:
         return None
+    options = _calibration_options(folder)
     try:
-        origin = json.loads((folder / RETRIEVER / "retriever.json").read_text())["origin"]
-        trained = find_run(origin["run"])
+        trained = find_run(_retriever(folder)["origin"]["run"])
     except (OSError, ValueError, KeyError, TypeError, TrackingUnavailable):
-        return Run(name, folder, "calibrated", {}, measured)  # elsewhere than it was trained
+        return Run(name, folder, "calibrated", options, measured)  # elsewhere than it was trained
     path = trained.path / VALIDATION
     if path.is_file():
         measured["validation"] = RunResults.read(path)
-    return Run(name, folder, "calibrated", _options(trained), measured)
+    return Run(name, folder, "calibrated", _options(trained) | options, measured)
+
+
+def _retriever(folder: Path) -> dict[str, Any]:
+    """The description of the retriever that a calibration left in a folder."""
+    described: dict[str, Any] = json.loads((folder / RETRIEVER / "retriever.json").read_text())
+    return described
+
+
+def _calibration_options(folder: Path) -> dict[str, Any]:
+    """Options of the calibration in a folder, by dotted name; none if there is none."""
+    try:
+        described = _retriever(folder)
+        return {
+            f"{CALIBRATION}.depth": described["max_depth"],
+            f"{CALIBRATION}.bound": described["controllers"][0]["bound"],
+            f"{CALIBRATION}.group": described["origin"].get("group"),
+            f"{CALIBRATION}.cluster": described["origin"].get("cluster"),
+        }
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
 
 
 def _options(run: RunFolder) -> dict[str, Any]:

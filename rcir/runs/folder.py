@@ -24,6 +24,10 @@ from rcir.errors import InvalidData
 from rcir.files import write_json
 from rcir.retrieval.storage import load_encoder, save_encoder
 
+# Options that say where and with what a run is trained, not what: its continuation may have others.
+RESOURCES = (
+    *("num_workers", "max_failures", "use_gpu", "threads", "compile", "storage", "data.root"),
+)
 RUN_FILE = "run.json"
 ENCODER_FILE = "encoder.safetensors"
 FOLDER_TAG = "rcir.folder"

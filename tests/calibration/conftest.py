@@ -34,12 +34,6 @@ def chosen(trained, tracking_uri, tmp_path_factory):
 
 
 @pytest.fixture
-def undrawn(monkeypatch):
-    """Without figures, which take most of the time."""
-    monkeypatch.setattr("calibration.drawing.draw", lambda *_: {})
-
-
-@pytest.fixture
 def never_embedded(monkeypatch):
     """No image may be embedded."""
 

@@ -94,7 +94,7 @@ def test_the_numbers_are_those_of_the_calibration(evaluated, outcome):
 
 def test_other_data_are_told_by_their_uncertainty(evaluated, outcome):
     quality = evaluated[1]["quality"]
-    inside = outcome.test.found.uncertainty
+    inside = outcome.test.uncertainty
     outside = rcir.load(outcome.folder).search(NOISE).uncertainty
     positive = np.repeat([0, 1], [len(inside), 60])
     score = np.r_[inside, outside]
@@ -117,12 +117,16 @@ def test_page_and_results_are_written_and_the_screen_says_where(evaluated, outco
     assert f"AUROC out of distribution: {results['quality']['ood_auroc']:.3f}" in screen
 
 
-def test_figures_and_numbers_are_in_the_run_of_the_training(evaluated, trained, tracking_uri):
+def test_figures_and_numbers_are_in_a_run_of_their_own(evaluated, trained, tracking_uri):
     client = MlflowClient(tracking_uri)
-    for name in ("ood_auroc", "ausc"):  # other evaluations of the same run log them as well
-        history = client.get_metric_history(trained.mlflow_run, f"test/{name}")
-        assert evaluated[1]["quality"][name] in [metric.value for metric in history]
-    figures = {item.path for item in client.list_artifacts(trained.mlflow_run, "figures")}
+    place = client.get_run(trained.mlflow_run).info.experiment_id
+    wanted = f"tags.`rcir.folder` = '{evaluated[0].absolute()}'"
+    (run,) = client.search_runs([place], wanted)
+    assert run.data.tags["rcir.kind"] == "evaluation"
+    assert run.data.tags["mlflow.parentRunId"] == trained.mlflow_run
+    for name in ("ood_auroc", "ausc"):
+        assert run.data.metrics[f"test/{name}"] == evaluated[1]["quality"][name]
+    figures = {item.path for item in client.list_artifacts(run.info.run_id, "figures")}
     names = ("outside", "delta", "calibration", "sparsification", "cleaning", "projection")
     assert {f"figures/{name}.svg" for name in names} <= figures
 
@@ -147,8 +151,8 @@ def test_without_an_output_it_is_beside_the_retriever_and_the_levels_are_the_usu
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_retriever_of_mlflow_needs_an_output(outcome, trained, tmp_path):
-    uri = f"runs:/{trained.mlflow_run}/retriever"
+def test_a_retriever_of_mlflow_needs_an_output(outcome, tmp_path):
+    uri = f"runs:/{outcome.mlflow_run}/retriever"
     with pytest.raises(InvalidConfig, match="name an output"):
         evaluate_retriever(EvaluationConfig(uri))
     assert list(tmp_path.iterdir()) == []

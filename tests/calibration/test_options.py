@@ -14,6 +14,7 @@ from scipy.stats import binom
 import rcir
 from calibration import CalibrationConfig, calibrate
 from calibration.__main__ import main
+from rcir.cli import main as rcir_command
 from rcir.data import load_splits
 from rcir.encoders import EncoderConfig, batches, embedder
 from rcir.errors import CorruptRetriever, InvalidConfig, InvalidData
@@ -45,7 +46,7 @@ def test_quantile_sizes_depend_on_the_order_of_uncertainties_alone(trained):
     sample = np.sort(retriever.search(outcome.splits.tuning.images).uncertainty)
     (row,) = outcome.evaluation.rows
     # Whatever rounding does to the uncertainty of a picture: a thousandth.
-    below = [np.sum(sample <= 1.001 * value) for value in outcome.test.found.uncertainty]
+    below = [np.sum(sample <= 1.001 * value) for value in outcome.test.uncertainty]
     share = np.maximum(below, 1) / 300
     # Threshold pays for K images if it is at least the threshold that asks for them, but for a
     # thousandth.
@@ -65,6 +66,7 @@ def test_hoeffding_allows_fewer_misses_than_the_exact_bound(trained):
     assert loaded.controllers[None].bound == "hoeffding"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_group_and_score_function_are_named_on_the_command_line(trained, capsys):
     command = ["--run", str(trained.path), "--output", "grouped", "--alphas", "[0.3]"]
     assert (
@@ -116,7 +118,7 @@ def test_groups_score_functions_and_bounds_that_do_not_exist_are_named(
 
 @pytest.mark.usefixtures("undrawn")
 def test_queries_in_clusters_are_warned_of(trained, capsys, monkeypatch):
-    calibrated(trained)
+    calibrated(trained, score_function="constant")
     assert capsys.readouterr().err == ""
 
     def in_clusters(config):
@@ -126,7 +128,7 @@ def test_queries_in_clusters_are_warned_of(trained, capsys, monkeypatch):
         return replace(splits, calibration=queries)
 
     monkeypatch.setattr("calibration.pipeline.load_splits", in_clusters)
-    calibrated(trained)
+    calibrated(trained, score_function="constant")
     said = "warning: the 300 calibration queries come in 12 clusters (hand)"
     assert capsys.readouterr().err.startswith(said)
 
@@ -177,6 +179,7 @@ def test_what_score_functions_are_compared_by_is_cross_fitted_on_the_tuning_spli
         assert size == pytest.approx(paid.sum(axis=1).mean())
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_encoder_without_uncertainty_calibrates_by_its_nearest_distance(tiny):
     run = train(tiny("plain", epochs=1, encoder=EncoderConfig("deterministic", dim=8)))
     outcome = calibrated(run, alphas=(0.4,))
@@ -197,9 +200,11 @@ def test_a_report_of_nothing_certified_is_still_a_report(trained):
     # Two levels of the miss risk, and of five other statements.
     assert page.count('class="no"') == 2 + 2 * 5
     assert "With probability at least" not in page
-    assert "With 300 calibration queries, no alpha below is certified with probability 0.9." in (
-        " ".join(page.split())
-    )
+    said = " ".join(page.split())
+    assert "With 300 calibration queries, nothing is certified with probability 0.9." in said
+    # (1 - 0.002)**n <= 0.1 from n = 1151 on.
+    assert "Of the largest alpha: alpha = 0.002 at delta = 0.1 cannot be certified" in said
+    assert "calibrate on about" in said
     assert "The most certain queries" not in page
     with pytest.raises(rcir.RiskUnattainable):
         rcir.load(outcome.folder).retrieve(outcome.splits.test.images[0], 0.001, 0.1)
@@ -207,6 +212,23 @@ def test_a_report_of_nothing_certified_is_still_a_report(trained):
     assert {row["threshold"] for row in rows} == {None}
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_where_nothing_is_certified_the_screen_says_why_and_the_status_is_3(trained, capsys):
+    command = ["--run", str(trained.path), "--output", "none", "--depth", "3"]
+    assert main([*command, "--alphas", "[0.001]", "--score_function", "constant"]) == 3
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "With probability at least" not in printed
+    assert "Nothing is certified with probability 0.9" in printed
+    assert "search deeper than 3 candidates" in printed
+    results = json.loads(Path("none/results.json").read_text())
+    assert f"{results['beyond_depth']} of 300 test queries have no true match within" in printed
+    assert results["rows"][0]["refusal"] in printed
+    with pytest.raises(SystemExit) as stop:
+        rcir_command(["evaluate", "--retriever", "none/retriever", "--alphas", "0.001"])
+    assert stop.value.code == 3
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_a_shallow_search_leaves_queries_unmatched_and_says_so(trained):
     outcome = calibrated(trained, depth=3, alphas=(0.1,))
     unmatched = np.isinf(outcome.test.ranks).sum()
@@ -215,17 +237,24 @@ def test_a_shallow_search_leaves_queries_unmatched_and_says_so(trained):
     assert f"{unmatched} test queries have no true match" in outcome.report.read_text()
 
 
-def test_the_mlflow_run_gets_retriever_report_and_numbers(trained, tracking_uri):
+def test_a_run_of_its_own_in_mlflow_gets_retriever_report_and_numbers(trained, tracking_uri):
     outcome = calibrated(trained, alphas=(0.2,))
+    again = calibrated(trained, alphas=(0.3,))
     client = MlflowClient(tracking_uri)
-    metrics = client.get_run(trained.mlflow_run).data.metrics
+    run = client.get_run(outcome.mlflow_run)
+    assert run.data.tags["mlflow.parentRunId"] == trained.mlflow_run
+    assert (run.info.status, run.data.params["alphas"]) == ("FINISHED", "(0.2,)")
+    metrics = run.data.metrics
+    assert not any("alpha-0.3/threshold" in name for name in metrics)
+    assert "test/alpha-0.3/threshold" in client.get_run(again.mlflow_run).data.metrics
+    assert not any("test/" in name for name in client.get_run(trained.mlflow_run).data.metrics)
     (row,) = outcome.evaluation.rows
     assert metrics["test/recall_at_1"] == outcome.evaluation.quality.numbers["recall_at_1"]
     assert metrics["test/alpha-0.2/threshold"] == row.threshold
     assert metrics["test/alpha-0.2/mean_size"] == row.mean_size
-    figures = {item.path for item in client.list_artifacts(trained.mlflow_run, "figures")}
+    figures = {item.path for item in client.list_artifacts(outcome.mlflow_run, "figures")}
     assert {f"figures/{name}.svg" for name in ("risk", "size", "sizes", "reliability")} <= figures
-    loaded = rcir.load(f"runs:/{trained.mlflow_run}/retriever")
+    loaded = rcir.load(f"runs:/{outcome.mlflow_run}/retriever")
     assert loaded.fingerprints() == outcome.retriever.fingerprints()
 
 

@@ -2,6 +2,7 @@ from urllib.error import URLError
 
 import pytest
 import torch
+from torchvision.models import ResNet50_Weights
 
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.encoders.backbones import build_backbone, output_shape
@@ -70,3 +71,26 @@ def test_weights_that_are_damaged_in_the_cache_are_unavailable(monkeypatch, tmp_
 def test_images_too_small_for_a_backbone_are_refused_with_what_to_do(name, channels, size):
     with pytest.raises(InvalidConfig, match=r"raise preprocessing\.size"):
         output_shape(build_backbone(name, channels, pretrained=False), channels, size)
+
+
+@pytest.mark.parametrize(
+    ("pretrained", "version"), [(True, "V2"), ("IMAGENET1K_V1", "V1"), ("IMAGENET1K_V2", "V2")]
+)
+def test_either_version_of_the_weights_is_asked_for(monkeypatch, tmp_path, pretrained, version):
+    asked = []
+
+    def offline(url, *_, **__):
+        asked.append(url)
+        raise OSError("no network")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
+    with pytest.raises(DataUnavailable):
+        build_encoder(EncoderConfig("btl", "resnet50", "gem", pretrained=pretrained), 3, (32, 32))
+    assert asked == [ResNet50_Weights[f"IMAGENET1K_{version}"].url]
+
+
+def test_weights_that_do_not_exist_are_refused():
+    config = EncoderConfig("btl", "densenet161", "gem", pretrained="IMAGENET1K_V2")
+    with pytest.raises(InvalidConfig, match=r"to one of IMAGENET1K_V1, true or"):
+        build_encoder(config, 3, (32, 32))

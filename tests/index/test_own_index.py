@@ -30,8 +30,8 @@ def built(request, retriever, splits):
             index=IndexConfig(name, {"block": 50}),
         )
         own.calibrate(
-            own.judge(splits.tuning, "occluded"),
-            own.judge(splits.calibration, "occluded"),
+            own.search_labelled(splits.tuning, "occluded"),
+            own.search_labelled(splits.calibration, "occluded"),
             score_function="quantile",
         )
         yield own

@@ -6,6 +6,7 @@ from scipy.stats import norm
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from rcir.losses import expected_squared_distance, kl_to_prior, triplet_moments, triplet_nll
+from rcir.losses.bayesian_triplet import _log_ndtr
 
 # Two-dimensional example worked out by hand: anchor, positive, negative.
 MEANS = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=torch.float64)
@@ -141,3 +142,28 @@ def test_gradients_in_single_precision_are_those_of_mpmath(gap, variance):
     with mpmath.workdps(60):
         expected = float(mpmath.diff(nll, mpmath.mpf(offset.item())))
     assert offset.grad.item() == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sides", [(0, 1, 2), (0, 2, 1), (0, 0, 1), (1, 1, 1)])
+def test_gradients_are_finite_without_any_variance(dtype, sides):
+    """Triplets that are right, wrong, and undecided; all gradients were NaN."""
+    points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=dtype)
+    means = [points[side].clone().requires_grad_() for side in sides]
+    variances = [torch.zeros(1, dtype=dtype, requires_grad=True) for _ in sides]
+    loss = triplet_nll(tuple(means), tuple(variances))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(leaf.grad).all() for leaf in (*means, *variances))
+    if sides == (0, 2, 1):
+        assert (means[1].grad @ (points[2] - points[0])).item() > 0  # drawn to the anchor
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("z", [-1.0, np.nextafter(-1.0, 0), np.nextafter(-1.0, -2), -1.5, -0.5])
+def test_the_gradient_of_log_ndtr_has_no_gap_at_minus_1(z, dtype):
+    value = torch.tensor(z, dtype=dtype, requires_grad=True)
+    _log_ndtr(value).backward()
+    at = value.item()
+    expected = np.exp(norm.logpdf(at) - norm.logcdf(at))
+    assert value.grad.item() == pytest.approx(expected, rel=1e-6)

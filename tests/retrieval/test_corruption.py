@@ -94,7 +94,9 @@ def test_a_calibration_that_makes_no_sense_is_refused_though_signed(folder, harm
 def test_a_risk_without_its_own_calibration_is_refused_though_signed(folder, splits):
     retriever = load(folder)
     retriever.calibrate(
-        retriever.judge(splits.tuning), retriever.judge(splits.calibration), "learned"
+        retriever.search_labelled(splits.tuning),
+        retriever.search_labelled(splits.calibration),
+        "learned",
     )
     save(retriever, folder)
     assert load(folder).controllers[None].own.keys() == {"recall", "false-discovery"}

@@ -12,10 +12,9 @@ from rcir.data import ImageSet, Preprocessing
 from rcir.data.relevance import SharedLabel, WithinRadius
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import CorruptRetriever, StaleCalibration
-from rcir.retrieval.results import Judged
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import load, save
-from rcir.risk import SCORE_FUNCTIONS
+from rcir.risk import SCORE_FUNCTIONS, LabelledResults
 
 
 def contents(folder):
@@ -75,7 +74,9 @@ def everything(retriever, images):
 def test_every_encoder_and_score_function_survives(splits, tmp_path, method, score_function):
     encoder = build_encoder(EncoderConfig(method, dim=6), 1, (8, 16))
     built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=50)
-    first, second = (built.judge(part, "occluded") for part in (splits.tuning, splits.calibration))
+    first, second = (
+        built.search_labelled(part, "occluded") for part in (splits.tuning, splits.calibration)
+    )
     comparison = built.calibrate(first, second, score_function)
     assert comparison == {None: {}, "label": {}}
     loaded = load(save(built, tmp_path / "retriever"))
@@ -104,7 +105,7 @@ def test_a_gallery_without_labels_survives(retriever, splits, tmp_path, score_fu
     for part in (splits.tuning, splits.calibration):
         found = built.search(part.images)
         relevant = splits.gallery.labels[found.positions] == part.labels[:, None]
-        parts.append(Judged(found, relevant, np.full(len(relevant), 300)))
+        parts.append(LabelledResults.of(found, relevant, np.full(len(relevant), 300)))
     built.calibrate(*parts, score_function)
     loaded = load(save(built, tmp_path / "retriever"))
     assert loaded.labels is None
@@ -116,7 +117,7 @@ def test_a_gallery_without_labels_survives(retriever, splits, tmp_path, score_fu
 def test_the_score_functions_of_each_risk_survive(retriever, splits, tmp_path):
     """Whatever "auto" takes for each: stored, they are asked for by risk and by kind of set."""
     built = Retriever.build(retriever.encoder, Preprocessing(), splits.gallery, depth=50)
-    built.calibrate(built.judge(splits.tuning), built.judge(splits.calibration))
+    built.calibrate(built.search_labelled(splits.tuning), built.search_labelled(splits.calibration))
     loaded = load(save(built, tmp_path / "retriever"))
     images = list(splits.test.images[:20])
     for distinct in (None, "label"):
@@ -154,11 +155,13 @@ def test_what_makes_images_match_survives(retriever, splits, tmp_path, kind):
         return ImageSet(images.images, None, images.ids, {}, relevance)
 
     built = Retriever.build(retriever.encoder, Preprocessing(), part(splits.gallery), depth=50)
-    built.calibrate(built.judge(part(splits.tuning)), built.judge(part(splits.calibration)))
+    built.calibrate(
+        built.search_labelled(part(splits.tuning)), built.search_labelled(part(splits.calibration))
+    )
     loaded = load(save(built, tmp_path / "retriever"))
     assert loaded.labels is None
     assert loaded.fingerprints() == built.fingerprints()
-    before, after = (each.judge(part(splits.test)) for each in (built, loaded))
+    before, after = (each.search_labelled(part(splits.test)) for each in (built, loaded))
     assert 0 < before.relevant.mean() < 1
     np.testing.assert_array_equal(after.relevant, before.relevant)
     np.testing.assert_array_equal(after.totals, before.totals)

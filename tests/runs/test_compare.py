@@ -124,6 +124,17 @@ def test_the_difference_is_paired_and_the_options_that_differ_are_named(calibrat
         assert difference["beyond_noise"] == (not difference["low"] <= 0 <= difference["high"])
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_depths_that_differ_are_named(calibrated, trained, tmp_path, capsys):
+    calibrate(CalibrationConfig(str(trained.path), str(tmp_path / "deep"), depth=200))
+    calibrate(CalibrationConfig(str(trained.path), str(tmp_path / "flat"), depth=50))
+    found = compared(capsys, tmp_path / "deep", tmp_path / "flat", "--alphas", "0.3")
+    assert [run["options"] for run in found["runs"]] == [
+        {"calibration.depth": 200},
+        {"calibration.depth": 50},
+    ]
+
+
 def rounded(size):
     return f"{size:.2f}" if size < 10 else f"{size:.1f}"
 

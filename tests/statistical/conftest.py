@@ -7,17 +7,41 @@ import pytest
 from scipy.special import expit
 
 from rcir.errors import RiskUnattainable
-from rcir.risk import SCORE_FUNCTIONS, Outcomes, Rankings, ScoreFunction, fit_score_function
+from rcir.risk import (
+    SCORE_FUNCTIONS,
+    LabelledResults,
+    ScoreFunction,
+    SearchResults,
+    fit_score_function,
+)
 from rcir.risk.score_functions import TOLERANCE
 
 POPULATION, SPLIT, DEPTH, DRAWS, KEYS = 20_000, 400, 12, 2_000, 15
+# Without --full, a module takes one in so many of the draws that it names; FEWER of its own says
+# otherwise, where broken variants would not be noticed any more.
+FEWER = {"DRAWS": 4, "STREAMS": 4, "SAMPLES": 4}
+
+
+@pytest.fixture(scope="session")
+def full(request):
+    """Whether simulations are of full size."""
+    return request.config.getoption("full")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fewer(request, full):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, one_in in getattr(request.module, "FEWER", FEWER).items():
+            if not full and hasattr(request.module, name):
+                patch.setattr(request.module, name, getattr(request.module, name) // one_in)
+        yield
 
 
 @dataclass(frozen=True)
 class Queries:
     """Labelled queries: their candidates, which of them match, and all matches in the gallery."""
 
-    rankings: Rankings
+    rankings: SearchResults
     relevant: np.ndarray
     totals: np.ndarray
 
@@ -36,8 +60,8 @@ class World:
     """
 
     score_function: ScoreFunction
-    tuning: Outcomes
-    population: Outcomes
+    tuning: LabelledResults
+    population: LabelledResults
 
 
 def draw_queries(n, seed):
@@ -50,7 +74,7 @@ def draw_queries(n, seed):
     rival = (key + rng.integers(1, KEYS, size=(n, 1))) % KEYS
     other = (key + rng.integers(1, KEYS, size=(n, DEPTH))) % KEYS
     keys = np.where(match, key, np.where(rng.uniform(size=(n, DEPTH)) < 0.4, rival, other))
-    rankings = Rankings(
+    rankings = SearchResults(
         hardness * rng.lognormal(sigma=0.3, size=n),
         DEPTH,
         distances=np.cumsum(rng.exponential(0.2 + 0.1 * hardness[:, None], (n, DEPTH)), axis=1),
@@ -84,7 +108,7 @@ def worlds(split, everybody):
     def world(name):
         score_function, _ = fit_score_function(name, split.rankings, split.ranks)
         tuning, population = (
-            Outcomes.of(score_function, part.rankings, part.relevant, part.totals)
+            LabelledResults.of(part.rankings, part.relevant, part.totals).scored(score_function)
             for part in (split, everybody)
         )
         return World(score_function, tuning, population)
@@ -93,11 +117,17 @@ def worlds(split, everybody):
 
 
 @pytest.fixture(scope="session")
-def draws():
-    """`draws(n)`: the rows of n calibration queries, drawn with replacement, DRAWS times."""
-    return lambda n, seed=2, size=POPULATION: np.random.default_rng(seed).integers(
-        0, size, (DRAWS, n)
-    )
+def draws(full):
+    """`draws(n)`: the rows of n calibration queries, drawn with replacement, DRAWS times.
+
+    Without --full, one in four times, or another share of them.
+    """
+
+    def draws(n, seed=2, size=POPULATION, one_in=4):
+        count = DRAWS // (1 if full else one_in)
+        return np.random.default_rng(seed).integers(0, size, (count, n))
+
+    return draws
 
 
 @pytest.fixture(scope="session")
@@ -153,7 +183,7 @@ def true_risk():
 
 
 @pytest.fixture(scope="session")
-def excess():
+def excess(full):
     """By how many standard errors draws that fail exceed the level at which they may.
 
     A simulation asserts at most 3, that of a broken variant more than 3. Of numbers in place of
@@ -162,7 +192,7 @@ def excess():
 
     def excess(failures, level):
         failures = np.asarray(failures)
-        assert len(failures) >= 2_000
+        assert len(failures) >= DRAWS // (1 if full else 4)
         spread = np.sqrt(level * (1 - level)) if failures.dtype == bool else failures.std()
         return float((failures.mean() - level) / (spread / np.sqrt(len(failures))))
 

@@ -14,6 +14,8 @@ pytestmark = pytest.mark.statistical
 
 DELTA, SAMPLES, GOAL = 0.1, 4_000, math.log(1 / 0.1)
 
+FEWER = {"SAMPLES": 2}
+
 # Losses in [0, 1] and their mean.
 SOURCES = {
     "beta": (lambda rng, shape: rng.beta(2, 18, shape), 0.1),

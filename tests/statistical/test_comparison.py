@@ -11,6 +11,7 @@ from rcir.risk.certified import bootstrap, compare, interval
 pytestmark = pytest.mark.statistical
 
 PAIRS, DRAWS, DEPTH, REPEATED, REPEATED_FEW = 600, 200, 12, 200, 800
+FEWER = {"PAIRS": 2, "REPEATED_FEW": 2}
 ALPHA, DELTA = 0.2, 0.1
 QUERIES = {1: 400, 4: 100}  # of a part, by number of parts
 

@@ -45,7 +45,7 @@ def overlapping(queries, draws):
             return False
 
     again, apart = [], []
-    for tuned, drawn in zip(draws(n, 5, 1_000), draws(n, 6, 1_000), strict=True):
+    for tuned, drawn in zip(draws(n, 5, 1_000, 2), draws(n, 6, 1_000, 2), strict=True):
         split = pictures[tuned]
         score_function = Learned.fit(split.rankings, split.ranks)
         scores = score_function.scores(pictures.rankings, pictures.ranks)
@@ -73,7 +73,7 @@ def test_five_pictures_that_come_sixty_times_are_five(worlds, draws, thresholds,
 def test_pictures_may_come_twice_where_they_do_in_use(worlds, draws, thresholds, true_risk, excess):
     """In use there are 50 pictures, and every query is one of them."""
     population = worlds["minmax"].population
-    few = population.subset(np.arange(50))
+    few = population[np.arange(50)]
     found = thresholds(few.scores[draws(N, size=50)])
     assert excess(true_risk(few, "miss")(found) > ALPHA, DELTA) <= 3
 

@@ -38,11 +38,12 @@ RUN = {
 
 
 @pytest.fixture(scope="module")
-def cluster(forgotten):
+def cluster(patient, forgotten):
     """A head and a second node, one CPU each, to which this process is connected."""
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         patch.chdir(folder)
-        patch.setenv("RAY_AUTH_MODE", "disabled")
+        for name, value in patient.items():
+            patch.setenv(name, value)
         # How long Ray waits for a lost node to come back; a minute by itself.
         patch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "30")
         head = {"num_cpus": 1, "temp_dir": folder, "include_dashboard": False}

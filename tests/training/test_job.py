@@ -66,12 +66,13 @@ def shared(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def environment(shared, tmp_path_factory):
+def environment(shared, patient, tmp_path_factory):
     """That of every node, and of who submits."""
     token = tmp_path_factory.mktemp("secret") / "token"
     token.write_text(os.urandom(32).hex())
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+        **patient,
         "PATH": f"{RAY.parent}{os.pathsep}{os.environ['PATH']}",
         "MLFLOW_TRACKING_URI": f"sqlite:///{shared / 'mlflow.db'}",
         "OMP_NUM_THREADS": "1",

@@ -15,7 +15,8 @@ def script(monkeypatch, precisions):
     left = list(precisions)
 
     def metrics(self):
-        return {CRITERION: left.pop(0) if len(left) > 1 else left[0]}
+        now = left.pop(0) if len(left) > 1 else left[0]
+        return {CRITERION: now, "validation/recall_at_1": now}
 
     monkeypatch.setattr(Validation, "metrics", metrics)
 
@@ -26,7 +27,7 @@ def test_a_run_that_learns_nothing_stops_and_is_done(tiny, capsys):
     run = train(config)
     assert run.finished
     assert steps(run, "loss") == [1, 2, 3]
-    assert best_epoch(run.path) == 1
+    assert best_epoch(run.path) == 3  # of equal ones the last
     weights = load_file(run.path / "encoder.safetensors")
     unfinish(run.path)
     capsys.readouterr()
@@ -41,9 +42,9 @@ def test_a_run_that_learns_nothing_stops_and_is_done(tiny, capsys):
 @pytest.mark.parametrize(
     ("patience", "min_delta", "last", "best"),
     [
-        (2, 0.0, 6, 4),  # 0.57 and 0.58 are not above 0.58
-        (2, 0.05, 5, 3),  # 0.54 is not far enough above 0.50, but 0.56 is; 0.58 not above that
-        (1, 0.05, 2, 1),
+        (2, 0.0, 6, 6),  # 0.57 and 0.58 are not above 0.58; of equal ones the last is kept
+        (2, 0.05, 5, 4),  # 0.54 is not far enough above 0.50, but 0.56 is; 0.58 not above that
+        (1, 0.05, 2, 2),
         (3, 0.0, 7, 7),  # waits long enough for 0.7, the last epoch
         (0, 0.0, 7, 7),
         (0, 0.15, 7, 7),

@@ -1,39 +1,12 @@
 """Fixtures of sweeps."""
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
 import numpy as np
 import pytest
-import ray
 from mlflow import MlflowClient
-from ray.cluster_utils import Cluster
 from safetensors.numpy import load_file
 from scipy.stats import binom
 
 from rcir.data import DataConfig
-
-
-@pytest.fixture(scope="module")
-def one_cpu(forgotten):
-    """The address of a cluster that trains one trial at a time; its folder's name is short."""
-    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
-        patch.chdir(folder)
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
-        # Workers are asked for news this often; every other second by itself.
-        patch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.05")
-        # Where processes look for a cluster that they are not told of: they find this one alone.
-        patch.setenv("RAY_TMPDIR", folder)
-        session = Path(folder, "ray")
-        session.mkdir()
-        head = {"num_cpus": 1, "temp_dir": str(session), "include_dashboard": False}
-        node = Cluster(initialize_head=True, head_node_args=head)
-        ray.init(node.address, log_to_driver=False)
-        yield node.address
-        ray.shutdown()
-        node.shutdown()
-        forgotten()
 
 
 @pytest.fixture(scope="module")

@@ -10,15 +10,16 @@ import yaml
 import tuning
 from rcir.config import parse
 from rcir.data import DataConfig
-from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel
 from training import TrainingConfig
+from training.config import override
 from tuning import TuningConfig, sweep
 from tuning.__main__ import main
 
 BASE = TrainingConfig("base")
 SPACE = {"optimizer.lr": {"choice": [1e-3, 1e-4]}}
 PBT = {"scheduler": "pbt"}
+ENSEMBLE = {"encoder.method": "deep-ensemble"}
 
 
 @pytest.mark.parametrize(
@@ -66,13 +67,13 @@ def test_a_sweep_that_makes_no_sense_is_refused(changes, message):
         ({"num_workers": 1}, PBT, "members of a population train without workers"),
         ({"num_workers": (1, 2)}, PBT, "members of a population train without workers"),
         ({"use_gpu": True, "num_workers": 1}, {"gpus_per_trial": 0.5}, "num_workers to 0"),
-        ({"encoder": EncoderConfig("deep-ensemble")}, {"scheduler": "asha"}, "an ensemble"),
-        ({"encoder": EncoderConfig("deep-ensemble")}, PBT, "an ensemble"),
+        (ENSEMBLE, {"scheduler": "asha"}, "an ensemble"),
+        (ENSEMBLE, PBT, "an ensemble"),
     ],
 )
 def test_a_training_that_does_not_fit_the_sweep_is_refused(training, changes, message):
     with pytest.raises(InvalidConfig, match=message):
-        TuningConfig(replace(BASE, **training), SPACE, **changes)
+        TuningConfig(override(BASE, training), SPACE, **changes)
 
 
 @pytest.mark.parametrize("level", [0.0, 1.0, -0.1])
@@ -87,7 +88,7 @@ def test_what_is_allowed_is_not_refused():
     shared = replace(BASE, use_gpu=True)
     assert TuningConfig(shared, SPACE, gpus_per_trial=0.25).gpus_per_trial == 0.25
     assert TuningConfig(BASE, SPACE, scheduler="asha", interval=7).interval == 7
-    ensemble = replace(BASE, encoder=EncoderConfig("deep-ensemble"))
+    ensemble = override(BASE, ENSEMBLE)
     assert TuningConfig(ensemble, SPACE, seeds=2).seeds == 2
     space = {"mining.margin": {"uniform": [0.1, 0.2]}, "augmentation.occlusion": {"choice": [0.1]}}
     assert TuningConfig(BASE, SPACE | space, scheduler="pbt").trials == 4
@@ -161,4 +162,4 @@ def test_the_sweep_that_is_published_can_be_parsed():
     folder = Path(tuning.__file__).parents[1] / "configs"
     config = parse(TuningConfig, ["--config", str(folder / "tune-digits-btl.yaml")], "prog", "")
     assert config.space["encoder.dim"] == {"choice": [16, 32, 64]}
-    assert config.training.loss.kl_scale == 1e-5
+    assert config.training.loss["kl_scale"] == 1e-5

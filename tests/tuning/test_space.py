@@ -93,7 +93,7 @@ def test_whether_draws_are_whole_is_decided_by_the_option(kind):
 
 def test_values_change_what_they_name_and_nothing_else():
     changed = with_values(BASE, {"loss.kl_scale": 0.5, "epochs": 3})
-    assert (changed.loss.kl_scale, changed.epochs) == (0.5, 3)
+    assert (changed.loss["kl_scale"], changed.epochs) == (0.5, 3)
     assert with_values(changed, {"loss.kl_scale": 1e-6, "epochs": 8}) == BASE
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.retrieval.answer import Distinct
-from rcir.risk import Outcomes, Risk, RiskController, score_function_class
+from rcir.risk import LabelledResults, RiskController, score_function_class
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -62,16 +62,16 @@ def _controller(kind: dict[str, Any], arrays: Arrays) -> RiskController:
             if key.startswith(prefix)
         }
 
-    def stored(risk: str, own: dict[Risk, RiskController]) -> RiskController:
+    groups = None if kind["groups"] is None else np.array(kind["groups"], str)
+
+    def stored(risk: str, own: dict[str, RiskController]) -> RiskController:
         return RiskController(
             score_function_class(kind["score_functions"][risk]).from_state(
                 part(risk, "score_function")
             ),
-            Outcomes.from_arrays(part(risk, "tuning")),
-            Outcomes.from_arrays(part(risk, "calibration")),
+            LabelledResults.from_arrays(part(risk, "tuning"), None, kind["cluster"]),
+            LabelledResults.from_arrays(part(risk, "calibration"), groups, kind["cluster"]),
             kind["bound"],
-            None if kind["groups"] is None else np.array(kind["groups"], str),
-            kind["cluster"],
             own,
             kind["growing"],
         )
