@@ -179,7 +179,7 @@ def repeat(
 
 def _near(retriever: Retriever, queries: SearchResults) -> SearchResults:
     """The same queries with one minus the cosine to the nearest item as their uncertainty."""
-    return replace(queries, uncertainty=retriever.one_minus_cosine(queries.known("vectors")))
+    return replace(queries, uncertainty=retriever.nearest(queries.known("vectors"))[2])
 
 
 @dataclass(frozen=True)

@@ -106,9 +106,9 @@ class Gallery:
         return found.hexdigest()
 
     def joined(self, others: Gallery) -> Gallery:
-        """These images, then others of which as much is known."""
-        if (self.uncertainty is None) != (others.uncertainty is None):
-            raise InvalidData("give uncertainties if and only if the gallery has some")
+        """These images, then others of which as much is known; what more is known is left out."""
+        if self.uncertainty is not None and others.uncertainty is None:
+            raise InvalidData("the gallery has uncertainties: give those of the images to add")
 
         def both(name: str) -> Any:
             values, further = getattr(self, name), getattr(others, name)

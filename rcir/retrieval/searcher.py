@@ -26,17 +26,16 @@ from rcir.index import (
     Index,
     IndexConfig,
     build_index,
-    check_depth,
     check_vectors,
     lengths,
-    one_minus_cosine,
 )
 from rcir.retrieval.fingerprints import Fingerprints
 from rcir.retrieval.gallery import Gallery
+from rcir.retrieval.vector_searcher import VectorSearcher
 from rcir.risk import LabelledResults, SearchResults
 
 
-class Searcher:
+class Searcher(VectorSearcher):
     """Finds the nearest gallery images of a query.
 
     Two steps, each by itself as well: `embed` makes vectors of pictures, `search` finds the
@@ -44,9 +43,7 @@ class Searcher:
 
     Attributes:
         encoder, preprocessing: how pictures are embedded; None where all is vectors already.
-        index: how vectors are searched.
-        gallery: what is known of the images, in the order of the index.
-        max_depth: number of candidates to search for each query, if the gallery has as many.
+        index, gallery, max_depth: see `VectorSearcher`.
 
     Args:
         labels: of the gallery images, or their relevance: which queries they match.
@@ -72,23 +69,17 @@ class Searcher:
             require_encoder(encoder)
         if (encoder is None) != (preprocessing is None):
             raise InvalidConfig("give an encoder and its preprocessing, or neither")
-        check_depth(depth)
-        self.encoder = encoder
-        self.preprocessing = preprocessing
-        self.index = index
-        self.max_depth = depth
         if isinstance(labels, np.ndarray):
             labels = SameLabel(np.asarray(labels, np.int64))
         norms = np.ones(len(ids), np.float32) if norms is None else norms
         named = np.array(ids, dtype=object)
-        self.gallery = Gallery(named, norms, labels, item_uncertainty, digests, items)
+        gallery = Gallery(named, norms, labels, item_uncertainty, digests, items)
+        super().__init__(index, gallery, depth)
+        self.encoder = encoder
+        self.preprocessing = preprocessing
         self._fingerprints = Fingerprints()
         if encoder is not None and encoder.reranks and items is None:
             raise InvalidData("the encoder re-ranks: give the embeddings of the gallery as items")
-        if len(self.gallery) != len(index):
-            raise InvalidData(
-                f"the index holds {len(index)} images, and there are {len(ids)} ids: give one each"
-            )
 
     @classmethod
     def build(
@@ -117,41 +108,6 @@ class Searcher:
         return cls(
             encoder, preprocessing, made, ids, relevance, depth, uncertainty, known, items, norms
         )
-
-    @property
-    def ids(self) -> NDArray[np.object_]:
-        """(n,) names of the gallery images."""
-        return self.gallery.ids
-
-    @property
-    def labels(self) -> NDArray[np.int64] | None:
-        """(n,) labels of the gallery images, if images match by having the same."""
-        return self.gallery.labels
-
-    @property
-    def relevance(self) -> Relevance | None:
-        """Which queries match the gallery images, if that is known."""
-        return self.gallery.relevance
-
-    @property
-    def item_uncertainty(self) -> NDArray[np.float64] | None:
-        """(n,) of the gallery images, if the encoder states it."""
-        return self.gallery.uncertainty
-
-    @property
-    def digests(self) -> NDArray[np.bytes_] | None:
-        """(n,) of the gallery images, see `rcir.data.digests`, if they are known."""
-        return self.gallery.digests
-
-    @property
-    def items(self) -> Embedding | None:
-        """The embeddings of the gallery images, if the encoder re-ranks by them."""
-        return self.gallery.items
-
-    @property
-    def depth(self) -> int:
-        """Number of candidates searched for each query; no set is larger."""
-        return min(self.max_depth, len(self.gallery))
 
     def embed(self, images: Images, embedder: Embed | None = None) -> Embedding:
         """The embeddings of pictures, with what the encoder knows of their uncertainty.
@@ -187,14 +143,12 @@ class Searcher:
         """
         embedding, images = self._embedded(queries, embedder)
         vectors, uncertainty = _arrays(embedding)
-        distances, positions = self.index.search(vectors, self.depth)
-        if uncertainty is None:
-            uncertainty = self._one_minus_cosine(vectors, distances, positions)
+        distances, positions, cosine = self.nearest(vectors)
         if self.items is not None and self.encoder is not None:
             distances, positions = reranked(self.encoder, embedding, self.items, positions)
         items = self.item_uncertainty
         return SearchResults(
-            uncertainty,
+            cosine if uncertainty is None else uncertainty,
             self.depth,
             distances,
             None if self.labels is None else np.where(positions >= 0, self.labels[positions], -1),
@@ -204,21 +158,6 @@ class Searcher:
             images=images,
             fingerprints=self.fingerprints(),
         )
-
-    def one_minus_cosine(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
-        """(n,) one minus the cosine of queries (n, d) to their nearest gallery images: what is
-        taken for the uncertainty of queries whose encoder states none.
-        """
-        return self._one_minus_cosine(vectors, *self.index.search(vectors, 1))
-
-    def _one_minus_cosine(
-        self,
-        vectors: NDArray[np.float32],
-        distances: NDArray[np.float32],
-        positions: NDArray[np.int64],
-    ) -> NDArray[np.float64]:
-        nearest = self.gallery.norms[positions[:, 0]]
-        return one_minus_cosine(distances[:, 0], lengths(vectors), nearest)
 
     def search_labelled(
         self,
@@ -308,19 +247,6 @@ class Searcher:
         )
         self.index.add(vectors)
         self.gallery = longer
-
-    def remove(self, ids: Sequence[str]) -> None:
-        """Remove images from the gallery. The calibration is stale from then on: calibrate again.
-
-        Raises:
-            InvalidData: some ids are of no gallery image, or none would be left; nothing was
-                removed.
-        """
-        gone = self.gallery.positions(ids)
-        if len(gone) == len(self.gallery):
-            raise InvalidData("no image would be left in the gallery: build another one")
-        self.index.remove(gone)
-        self.gallery = self.gallery.subset(np.delete(np.arange(len(self.gallery)), gone))
 
     def _embedded(
         self,
