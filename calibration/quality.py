@@ -201,6 +201,8 @@ def _of_labels(
 
 def _of_draws(retriever: Retriever, images: ImageSet) -> dict[str, float]:
     """The calibration error of votes: how sure draws of the encoder are of the nearest label."""
+    if retriever.encoder is None or retriever.preprocessing is None:
+        return {}
     drawn = draw(retriever.encoder, retriever.preprocessing, images.images)
     if drawn is None or len(images) < 2:
         return {}
