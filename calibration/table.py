@@ -13,6 +13,7 @@ from rcir.risk.guarantee import stated_confidence
 # Names may look like markup.
 console = Console(highlight=False, markup=False)
 
+NOTHING_CERTIFIED = 3  # exit status: everything was written, but no asked alpha is certified
 SHOWN = {
     "recall_at_1": "recall at 1",
     "map_at_10": "mAP@10",

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[1]
 PARTS = (
     *(
         "rcir.errors",
+        "rcir.levels",
         "rcir.printable",
         "rcir.files",
         "rcir.config",

@@ -32,7 +32,7 @@ from training.validation import CRITERION, validate
 from training.watch import Watch
 from training.workers import Workers
 
-GROUP = "placement_group"  # where its id is reported
+PLACEMENT_GROUP = "placement_group"  # where its id is reported
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def training_loop(job: Job) -> None:
     """Train from the last checkpoint on, or from the start, as one of Ray's workers."""
     # Whoever stops this training from outside has to free what its workers hold.
     group = get_current_placement_group()
-    held = {GROUP: group.id.hex()} if group else {}
+    held = {PLACEMENT_GROUP: group.id.hex()} if group else {}
 
     def report(metrics: dict[str, Any]) -> None:
         ray.train.report(metrics | held)

@@ -19,9 +19,7 @@ from rcir.data import data_root, load_splits
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk import required_calibration
 from rcir.runs.folder import FOLDER_TAG, RESOURCES, read_run
-from training.certification import fold_roles
-from training.folder import as_json, run_lock
-from training.run import check_encoder, check_images, check_places
+from training import as_json, check_encoder, check_images, check_places, fold_roles, run_lock
 from tuning.config import TuningConfig
 from tuning.records import Records, Trial, read_records
 from tuning.report import publish
