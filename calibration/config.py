@@ -1,4 +1,4 @@
-"""What a calibration is made of."""
+"""Configuration of calibrations and evaluations."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rcir.errors import InvalidConfig
+from rcir.levels import ALPHAS, DELTA
 from rcir.risk import Bound, check_level
 
 
@@ -41,8 +42,8 @@ class CalibrationConfig:
     group: str | None = None
     cluster: str | None = None
     depth: int = 200
-    alphas: tuple[float, ...] = (0.05, 0.1, 0.2)
-    delta: float = 0.1
+    alphas: tuple[float, ...] = ALPHAS
+    delta: float = DELTA
     ood: str | None = None
     num_workers: int = 0
     use_gpu: bool = False
@@ -68,8 +69,8 @@ class EvaluationConfig:
 
     retriever: str
     output: str | None = None
-    alphas: tuple[float, ...] = (0.05, 0.1, 0.2)
-    delta: float = 0.1
+    alphas: tuple[float, ...] = ALPHAS
+    delta: float = DELTA
     ood: str | None = None
 
     def __post_init__(self) -> None:

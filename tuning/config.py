@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rcir.errors import InvalidConfig
+from rcir.levels import DELTA
 from rcir.risk import check_level
 from training import TrainingConfig
 from training.config import CHANGING
@@ -53,7 +54,7 @@ class TuningConfig:
     reduction: int = 3
     seed: int = 0
     alpha: float = 0.1
-    delta: float = 0.1
+    delta: float = DELTA
     gpus_per_trial: float = 1.0
     calibrate: bool = False
 

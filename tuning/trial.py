@@ -18,6 +18,7 @@ from ray.tune.integration.ray_train import TuneReportCallback
 from rcir.config import flatten, from_plain
 from rcir.errors import CheckpointFailed, RcirError, TrackingUnavailable, WorkersLost
 from rcir.files import write_json
+from rcir.levels import DELTA
 from rcir.risk import Certified, is_certified, mean_size
 from rcir.runs.folder import read_run
 from rcir.runs.results import VALIDATION, RunResults
@@ -28,7 +29,6 @@ from training.config import Change
 from training.folder import alone_in
 from training.fork import fork, snapshot
 from training.loop import GROUP
-from training.validation import DELTA
 from tuning.config import TuningConfig
 from tuning.records import REPORTS_FILE, State, seeded, trial_name
 from tuning.space import with_values

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 
+from rcir.levels import ALPHAS
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Which retriever, and at which levels."""
     parser.add_argument("--retriever", required=True, help="folder or MLflow URI")
     parser.add_argument("--ood", help="data set whose test images are asked as well")
     parser.add_argument("--output", help="folder to write to (default: evaluation, beside it)")
-    parser.add_argument("--alphas", type=float, nargs="+", default=[0.05, 0.1, 0.2])
+    parser.add_argument("--alphas", type=float, nargs="+", default=[*ALPHAS])
     parser.add_argument("--delta", type=float, default=0.1)
 
 

@@ -13,6 +13,7 @@ from rcir.data.digests import digests
 from rcir.data.images import ImageLike
 from rcir.data.repeats import require_new, require_no_repeats, warn_of_copies, warn_of_twins
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
+from rcir.levels import ALPHAS, DELTA
 from rcir.retrieval.answer import Distinct, Options, Retrieval
 from rcir.retrieval.control import check_clusters, control, extended, nearest_other
 from rcir.retrieval.searcher import Searcher
@@ -27,7 +28,7 @@ from rcir.risk import (
     decide_chosen,
 )
 from rcir.risk.bounds import check_bound
-from rcir.risk.choice import ALPHAS, Comparison
+from rcir.risk.choice import ComparedSizes
 from rcir.risk.request import Alpha, Mix
 
 
@@ -62,9 +63,9 @@ class Retriever(Searcher):
         score_function: str = "auto",
         bound: Bound = "binomial",
         alphas: Sequence[float] = ALPHAS,
-        delta: float = 0.1,
+        delta: float = DELTA,
         recurring: bool = False,
-    ) -> dict[Distinct, Comparison]:
+    ) -> dict[Distinct, ComparedSizes]:
         """Calibrate on queries that this retriever, as it is now, has searched.
 
         Args:
@@ -120,7 +121,7 @@ class Retriever(Searcher):
             nearest = nearest_other(tuning, calibration)
             warn_of_twins("calibration queries", nearest, calibration.known("distances"))
         controllers: dict[Distinct, RiskController] = {}
-        comparisons: dict[Distinct, Comparison] = {}
+        comparisons: dict[Distinct, ComparedSizes] = {}
         for distinct in (None, "label") if self.labels is not None else (None,):
             halves = (tuning, calibration)
             if distinct is not None:
