@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PARTS = (
-    *("rcir.errors", "rcir.files", "rcir.config", "rcir.cluster", "rcir.tracking"),
+    *("rcir.errors", "rcir.levels", "rcir.files", "rcir.config", "rcir.cluster", "rcir.tracking"),
     *("rcir.embedding", "rcir.metrics", "rcir.losses", "rcir.index", "rcir.risk"),
     *("rcir.data", "rcir.mining", "rcir.encoders", "rcir.retrieval", "rcir.api", "rcir"),
     *("rcir.runs", "rcir.figures"),

@@ -13,7 +13,6 @@ from rcir.figures.axes import (
     BLUE,
     DARK,
     GREY,
-    Floats,
     draw_curves,
     labelled,
     legend_below,
@@ -23,6 +22,7 @@ from rcir.figures.axes import (
     two_panels,
 )
 from rcir.metrics import Reliability
+from rcir.metrics.checks import Floats
 
 CONFIDENCE = "confidence (1 - scaled uncertainty)"
 
