@@ -26,7 +26,7 @@ from rcir.tracking import TrackedRun
 from training import TrainingConfig, train
 from training.checkpoint import last_epoch, restore_validation
 from training.config import Change
-from training.folder import alone_in
+from training.folder import run_lock
 from training.fork import fork, snapshot
 from training.loop import GROUP
 from tuning.config import TuningConfig
@@ -100,7 +100,7 @@ def _train(plan: Plan, config: TrainingConfig, reports: Reports) -> None:
     for seed in range(plan.config.seeds):
         one = replace(config, name=seeded(config.name, seed), seed=config.seed + seed)
         folder = Path(plan.folder) / one.name
-        with alone_in(folder, ORPHANED):
+        with run_lock(folder, ORPHANED):
             pass
         told = None if seed else Epochs(plan.config, config.epochs, folder, reports)
         run = train(one, plan.parent, told)
