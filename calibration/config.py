@@ -1,4 +1,4 @@
-"""What a calibration is made of."""
+"""Configuration of calibrations and evaluations."""
 
 from __future__ import annotations
 

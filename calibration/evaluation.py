@@ -20,7 +20,7 @@ from rcir.retrieval.retriever import Retriever
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured.
+    """The numbers of a calibrated retriever on test queries.
 
     Attributes:
         dataset, encoder: names.

@@ -54,7 +54,7 @@ DRAWN = 1000  # queries whose embeddings are drawn several times
 
 @dataclass(frozen=True)
 class Quality:
-    """What the papers report of an encoder, on the test queries that have a match in the gallery.
+    """Metrics of the papers, on the test queries that have a match in the gallery.
 
     Attributes:
         numbers: by name, in the order of the report; what does not apply is left out.
@@ -173,7 +173,7 @@ def _of_labels(
     labels: NDArray[np.int64],
     rng: np.random.Generator,
 ) -> dict[str, float]:
-    """What takes one label per image: votes of neighbours, and telling pairs of queries apart."""
+    """Metrics of one label per image: votes of neighbours, and telling pairs of queries apart."""
     numbers = {}
     uncertainty = test.uncertainty
     if retriever.labels is not None and retriever.depth >= NEIGHBOURS:

@@ -23,7 +23,7 @@ from rcir.risk import (
 from rcir.risk.score_functions import set_sizes, widened
 
 REPEATS = 20
-SWEEP = np.round(np.arange(0.02, 0.401, 0.02), 2)
+SWEPT_ALPHAS = np.round(np.arange(0.02, 0.401, 0.02), 2)
 DELTAS = np.array([0.001, 0.01, 0.05, 0.1, 0.2, 0.5])
 
 
@@ -94,7 +94,7 @@ class Repeats:
 
 
 def _summary(rule: Repeated, column: int, alpha: float) -> dict[str, float | None]:
-    """What a rule did at one level, over all divisions.
+    """Summary of a rule at one level, over all divisions.
 
     The share of divisions that certified it, the share whose risk exceeds it (one that certified
     nothing does not), and of those certified: mean and standard deviation of risk and mean size,
@@ -162,7 +162,7 @@ def repeat(
         "1 - cosine": rule(near, controller.bound, heuristic=True),
         "uncontrolled": rule(controller.score_function, None),
     }
-    levels = np.union1d(SWEEP, alphas)
+    levels = np.union1d(SWEPT_ALPHAS, alphas)
     alpha = float(min(alphas, key=lambda level: abs(level - 0.1)))
     sweep = [(level, delta) for level in levels.tolist()]
     return Repeats(
@@ -184,7 +184,7 @@ def _near(retriever: Retriever, queries: SearchResults) -> SearchResults:
 
 @dataclass(frozen=True)
 class _Rule:
-    """What each rank costs, what serves each query, and how threshold is chosen (None: no
+    """Scores of candidates and of queries, and how the threshold is chosen (None: no
     bound).
     """
 

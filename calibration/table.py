@@ -1,4 +1,4 @@
-"""What a calibration shows on the screen."""
+"""Tables of a calibration on the screen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rcir.risk.guarantee import stated_confidence
 console = Console(highlight=False, markup=False)
 
 NOTHING_CERTIFIED = 3  # exit status: everything was written, but no asked alpha is certified
-SHOWN = {
+SHOWN_NUMBERS = {
     "recall_at_1": "recall at 1",
     "map_at_10": "mAP@10",
     "ausc": "AUSC",
@@ -59,7 +59,9 @@ def print_table(evaluation: Evaluation) -> None:
             table.add_row(name, *(f"{size:.2f}" for size in sizes.values()))
         console.print(table)
     numbers = evaluation.quality.numbers
-    parts = [f"{title}: {numbers[name]:.3f}" for name, title in SHOWN.items() if name in numbers]
+    parts = [
+        f"{title}: {numbers[name]:.3f}" for name, title in SHOWN_NUMBERS.items() if name in numbers
+    ]
     console.print(", ".join(parts), soft_wrap=True)
 
 

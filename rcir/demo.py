@@ -14,9 +14,10 @@ from PIL import Image
 from calibration import Calibrated, CalibrationConfig, calibrate, print_table, write_results
 from rcir.data import Augmentation, DataConfig, read_image
 from rcir.errors import InvalidConfig
+from rcir.levels import DELTA
 from training import TrainingConfig, train
 
-ALPHA = DELTA = 0.1
+ALPHA = 0.1
 PARTS = ("training", "queries", "retriever", "report.html", "results.json", "test.safetensors")
 
 

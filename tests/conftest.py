@@ -77,7 +77,7 @@ def data_root():
 @pytest.fixture
 def undrawn(monkeypatch):
     """Without figures, which take most of the time."""
-    monkeypatch.setattr("calibration.drawing.draw", lambda *_: {})
+    monkeypatch.setattr("calibration.drawing.draw_figures", lambda *_: {})
 
 
 @pytest.fixture(scope="session")

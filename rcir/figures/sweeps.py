@@ -24,11 +24,11 @@ from rcir.figures.axes import (
     DARK,
     GREY,
     RED,
-    Floats,
     legend_below,
     log_scale,
     one_panel,
 )
+from rcir.metrics.checks import Floats
 
 SIZE = "certified mean set size"
 SPACING, LINE = 1.25, 0.13  # inches from one axis to the next, and of a line of text

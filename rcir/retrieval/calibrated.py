@@ -25,7 +25,7 @@ from rcir.risk import (
     decide_chosen,
 )
 from rcir.risk.bounds import check_bound
-from rcir.risk.choice import Comparison
+from rcir.risk.choice import ComparedSizes
 
 
 class CalibratedSearcher(Searcher):
@@ -71,7 +71,7 @@ class CalibratedSearcher(Searcher):
         alphas: Sequence[float] = ALPHAS,
         delta: float = DELTA,
         recurring: bool = False,
-    ) -> dict[Distinct, Comparison]:
+    ) -> dict[Distinct, ComparedSizes]:
         """Calibrate on queries that this retriever, as it is now, has searched.
 
         Args:
@@ -127,7 +127,7 @@ class CalibratedSearcher(Searcher):
             nearest = nearest_other(tuning, calibration)
             warn_of_twins("calibration queries", nearest, calibration.known("distances"))
         controllers: dict[Distinct, RiskController] = {}
-        comparisons: dict[Distinct, Comparison] = {}
+        comparisons: dict[Distinct, ComparedSizes] = {}
         for distinct in (None, "label") if self.labels is not None else (None,):
             halves = (tuning, calibration)
             if distinct is not None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rcir.errors import InvalidData
 from rcir.index import build_index
 from rcir.risk import RISKS, Bound, LabelledResults, RiskController, fit_score_function
-from rcir.risk.choice import Comparison
+from rcir.risk.choice import ComparedSizes
 
 
 def control(
@@ -20,7 +20,7 @@ def control(
     bound: Bound,
     alphas: Sequence[float],
     delta: float,
-) -> tuple[RiskController, Comparison]:
+) -> tuple[RiskController, ComparedSizes]:
     """The controller of two splits that were searched alike, for every risk with its own score
     function.
 
@@ -33,7 +33,7 @@ def control(
         The controller, and what was compared for the miss risk.
     """
 
-    def of(risk: str) -> tuple[RiskController, Comparison]:
+    def of(risk: str) -> tuple[RiskController, ComparedSizes]:
         fitted, compared = fit_score_function(
             score_function, tuning, tuning.relevant, alphas, delta, risk, tuning.totals
         )

@@ -10,7 +10,7 @@ from scipy.special import logit
 
 from rcir.risk.features import Features, flat
 from rcir.risk.hazard import HazardScore
-from rcir.risk.score_functions import State
+from rcir.risk.score_functions import FittedState
 from rcir.risk.search_results import SearchResults
 
 
@@ -98,7 +98,7 @@ class Boosted(HazardScore):
             total += value[node - branches]
         return total.reshape(shape)
 
-    def state(self) -> State:
+    def state(self) -> FittedState:
         return self.trees | {
             "intercept": np.array([self.intercept]),
             "sample": self.features.sample,
@@ -106,7 +106,7 @@ class Boosted(HazardScore):
         }
 
     @classmethod
-    def from_state(cls, state: State) -> Self:
+    def from_state(cls, state: FittedState) -> Self:
         *uses, repeats = (bool(used) for used in state["uses"])
         trees = {name: state[name] for name in ("feature", "threshold", "value")}
         features = Features(state["sample"], tuple(uses))

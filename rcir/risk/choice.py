@@ -37,10 +37,10 @@ KNOWN: Mapping[str, type[ScoreFunction]] = {
     **SCORE_FUNCTIONS,
     MatchProbability.name: MatchProbability,
 }
-FOLDS, FEWEST = 5, 50
+FOLDS, FEWEST_COMPARED = 5, 50
 GRID = 256  # thresholds at which recall and false discovery are compared
 
-Comparison = Mapping[str, Mapping[float, float]]
+ComparedSizes = Mapping[str, Mapping[float, float]]
 
 
 def score_function_class(name: str) -> type[ScoreFunction]:
@@ -60,7 +60,7 @@ def fit_score_function(
     delta: float = DELTA,
     risk: str = "miss",
     totals: NDArray[np.int64] | None = None,
-) -> tuple[ScoreFunction, Comparison]:
+) -> tuple[ScoreFunction, ComparedSizes]:
     """Fit the named score function, or with "auto" the one that suits a risk best.
 
     "auto" compares all score functions on the tuning split alone, each query sized by a score
@@ -104,7 +104,7 @@ def fit_score_function(
             kind = MatchProbability
         return kind.fit(results, truth), {}
     ranks = check_split(results, truth)
-    if len(results) < FEWEST:
+    if len(results) < FEWEST_COMPARED:
         return Constant(), {}
     if np.ndim(truth) == 1:  # of misses no other match counts
         truth = np.arange(1, results.depth + 1) == ranks[:, None]
@@ -167,6 +167,6 @@ def _sizes(
             sizes[alpha] = float(outcomes.sizes(float(threshold)).mean())
         else:
             threshold = thresholds[np.flatnonzero(losses <= alpha)[-1]]
-            paid = np.arange(outcomes.depth) < outcomes.sizes(float(threshold))[:, None]
-            sizes[alpha] = 1 / max(float((outcomes.relevant & paid).sum(axis=1).mean()), 1e-9)
+            within = np.arange(outcomes.depth) < outcomes.sizes(float(threshold))[:, None]
+            sizes[alpha] = 1 / max(float((outcomes.relevant & within).sum(axis=1).mean()), 1e-9)
     return sizes

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from rcir.errors import InvalidData
+from rcir.metrics.checks import Floats
 from rcir.risk.score_functions import widened
-from rcir.risk.search_results import Floats, SearchResults, count_votes, earlier_of_same_key
+from rcir.risk.search_results import SearchResults, count_votes, earlier_of_same_key
 
 PROFILE = (2, 5, 20, 50)  # ranks whose distance describes the neighbourhood of a query
-NEAR = 1e-3  # distance below which candidates are alike: 1e-7 of rounding must not show
+ALIKE = 1e-3  # distance below which candidates are alike: 1e-7 of rounding must not show
 OPTIONAL = ("distances", "keys", "candidate_uncertainty", "votes")
 
 
@@ -91,7 +92,7 @@ def _neighbourhood(distances: Floats, columns: int) -> list[NDArray[Any]]:
     known = np.where(missing[:, :columns], farthest, distances[:, :columns])
     at = [rank - 1 for rank in PROFILE if rank <= distances.shape[1]]
     gaps = np.where(missing[:, at], farthest, distances[:, at]) - first
-    profile = np.log(np.maximum(gaps, NEAR))
+    profile = np.log(np.maximum(gaps, ALIKE))
     return [known, first, known - first, *profile.T[:, :, None]]
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rcir.risk.features import Features, fit_logistic, linear
 from rcir.risk.hazard import HazardScore
-from rcir.risk.score_functions import State
+from rcir.risk.score_functions import FittedState
 
 
 class Learned(HazardScore):
@@ -53,7 +53,7 @@ class Learned(HazardScore):
     def _logits(self, features: list[NDArray[Any]], shape: tuple[int, int]) -> NDArray[np.float64]:
         return linear(features, self.weights, self.intercept, shape)
 
-    def state(self) -> State:
+    def state(self) -> FittedState:
         return {
             "weights": self.weights,
             "intercept": np.array([self.intercept]),
@@ -62,7 +62,7 @@ class Learned(HazardScore):
         }
 
     @classmethod
-    def from_state(cls, state: State) -> Self:
+    def from_state(cls, state: FittedState) -> Self:
         *uses, repeats = (bool(used) for used in state["uses"])
         features = Features(state["sample"], tuple(uses))
         return cls(features, repeats, state["weights"], float(state["intercept"][0]))

@@ -10,15 +10,21 @@ from scipy.special import expit
 
 from rcir.errors import InvalidData
 from rcir.risk.features import Features, fit_logistic, flat, linear
-from rcir.risk.hazard import prices
-from rcir.risk.score_functions import Results, ScoreFunction, State, check_matches, check_split
+from rcir.risk.hazard import inverse_scores
+from rcir.risk.score_functions import (
+    FittedState,
+    Results,
+    ScoreFunction,
+    check_matches,
+    check_split,
+)
 from rcir.risk.search_results import SearchResults
 
-MOST = 100_000  # candidates that the model is fitted on
+MOST_CANDIDATES = 100_000  # candidates that the model is fitted on
 
 
 class MatchProbability(ScoreFunction):
-    """Takes the likeliest candidate first, and prices each by one over its probability to match.
+    """Takes the likeliest candidate first, and scores each by one over its probability to match.
 
     A logistic model of "candidate k is a true match", whatever the others are, from what is known
     when the query is asked (`rcir.risk.features`). Of all sets of a mean size, those that hold the
@@ -58,8 +64,8 @@ class MatchProbability(ScoreFunction):
         features = Features.fit(results)
         asked = results.there
         number = int(asked.sum())
-        if number > MOST:
-            kept = np.random.default_rng(0).permutation(number)[:MOST]
+        if number > MOST_CANDIDATES:
+            kept = np.random.default_rng(0).permutation(number)[:MOST_CANDIDATES]
             places = np.flatnonzero(asked)[kept]
             asked = np.zeros(asked.size, bool)
             asked[places] = True
@@ -80,7 +86,7 @@ class MatchProbability(ScoreFunction):
 
     def candidate_scores(self, results: SearchResults) -> NDArray[np.float32]:
         ordered, _ = self.ordered(results)
-        candidate_scores = prices(np.asarray(ordered.probability))
+        candidate_scores = inverse_scores(np.asarray(ordered.probability))
         candidate_scores[:, 0] = 0  # the first candidate is in every set
         candidate_scores[~ordered.there] = np.inf
         return candidate_scores
@@ -89,7 +95,7 @@ class MatchProbability(ScoreFunction):
         probability = np.asarray(self.ordered(results)[0].probability)
         return np.prod(1 - probability[:, :size], axis=1)  # type: ignore[no-any-return]
 
-    def state(self) -> State:
+    def state(self) -> FittedState:
         return {
             "weights": self.weights,
             "intercept": np.array([self.intercept]),
@@ -98,7 +104,7 @@ class MatchProbability(ScoreFunction):
         }
 
     @classmethod
-    def from_state(cls, state: State) -> Self:
+    def from_state(cls, state: FittedState) -> Self:
         uses = tuple(bool(used) for used in state["uses"])
         features = Features(state["sample"], uses)
         return cls(features, state["weights"], float(state["intercept"][0]))

@@ -10,18 +10,18 @@ from scipy.special import softmax
 
 from rcir.errors import InvalidData
 from rcir.risk.features import PROFILE, Features, linear
-from rcir.risk.hazard import FLOOR, prices
-from rcir.risk.score_functions import Results, ScoreFunction, State, check_split
+from rcir.risk.hazard import FLOOR, inverse_scores
+from rcir.risk.score_functions import FittedState, Results, ScoreFunction, check_split
 from rcir.risk.search_results import SearchResults, first_of_each_key
 
-MOST = 5000  # queries that the model is fitted on
+MOST_QUERIES = 5000  # queries that the model is fitted on
 RIDGE = 1e-4
-STEPS, TOLERABLE = 50, 1e-8
+NEWTON_STEPS, TOLERABLE = 50, 1e-8
 CONSTANT = 1e-9  # spread of a feature, relative to its mean, that is rounding alone
 
 
 class Reranked(ScoreFunction):
-    """Takes the likeliest label first, and prices each by one over its probability.
+    """Takes the likeliest label first, and scores each by one over its probability.
 
     For queries whose true matches all have one key. A conditional logit model (McFadden 1974) gives
     P(key | x), that a key among the candidates is the right one, or that none is, from what is
@@ -74,8 +74,8 @@ class Reranked(ScoreFunction):
             )
         features = Features.fit(results)
         rows = slice(None)
-        if len(results) > MOST:
-            rows = np.random.default_rng(0).permutation(len(results))[:MOST]  # type: ignore[assignment]
+        if len(results) > MOST_QUERIES:
+            rows = np.random.default_rng(0).permutation(len(results))[:MOST_QUERIES]  # type: ignore[assignment]
         columns, known, arrays = _labels(features, results[rows])
         right = columns == ranks[rows][:, None] - 1
         shape = known.shape
@@ -110,7 +110,7 @@ class Reranked(ScoreFunction):
 
     def candidate_scores(self, results: SearchResults) -> NDArray[np.float32]:
         ordered, _ = self.ordered(results)
-        candidate_scores = prices(np.asarray(ordered.probability))
+        candidate_scores = inverse_scores(np.asarray(ordered.probability))
         candidate_scores[:, 0] = 0  # the first candidate is in every set
         candidate_scores[~ordered.there] = np.inf
         return candidate_scores
@@ -119,7 +119,7 @@ class Reranked(ScoreFunction):
         probability = np.asarray(self.ordered(results)[0].probability)
         return np.maximum(1 - probability[:, :size].sum(axis=1), 0.0)  # type: ignore[no-any-return]
 
-    def state(self) -> State:
+    def state(self) -> FittedState:
         return {
             "weights": self.weights,
             "none": np.array([self.none]),
@@ -128,7 +128,7 @@ class Reranked(ScoreFunction):
         }
 
     @classmethod
-    def from_state(cls, state: State) -> Self:
+    def from_state(cls, state: FittedState) -> Self:
         uses = tuple(bool(used) for used in state["uses"])
         return cls(Features(state["sample"], uses), state["weights"], float(state["none"][0]))
 
@@ -168,7 +168,7 @@ def _conditional_logit(
 
     weights = np.zeros(f + 1)
     value, probability = state(weights)
-    for _ in range(STEPS):
+    for _ in range(NEWTON_STEPS):
         gradient = observed - probability.reshape(-1) @ flat - 2 * n * RIDGE * weights
         means = np.einsum("nk,nkf->nf", probability, design)
         hessian = (flat * probability.reshape(-1, 1)).T @ flat - means.T @ means

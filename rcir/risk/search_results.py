@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
+from rcir.metrics.checks import Floats
 
-Floats = NDArray[np.floating[Any]]
 VOTERS = 30
 
 
@@ -176,7 +176,7 @@ class SearchResults:
         return replace(self, **self._taken(columns, set(self.FILLERS) - set(new)), **new)
 
     def _taken(self, columns: NDArray[np.int64], names: Set[str]) -> dict[str, Any]:
-        """What is known of the candidates at (n, depth) columns, -1 for none."""
+        """The arrays of the candidates at (n, depth) columns, -1 for none."""
         return {
             name: take_columns(values, columns, filler)
             for name, values, filler in self._per_candidate()

@@ -96,14 +96,14 @@ def probabilities(score_function, rankings):
     return np.array(rows)
 
 
-def test_prices_are_one_over_the_isotonic_fit_of_the_probability_beyond_the_first_rank():
+def test_scores_are_one_over_the_isotonic_fit_of_the_probability_beyond_the_first_rank():
     score_function, (asked, _) = Learned.fit(*draw(300, 0)), draw(60, 1)
     chances = probabilities(score_function, asked)
     for i, row in enumerate(score_function.candidate_scores(asked)):
         there = np.isfinite(asked.distances[i])
         fit = IsotonicRegression(increasing=False).fit_transform(np.arange(7), chances[i, 1:])
-        prices = 1 / np.maximum(fit, 1e-9)
-        np.testing.assert_allclose(row[1:][there[1:]], prices[there[1:]], rtol=1e-6)
+        all_scores = 1 / np.maximum(fit, 1e-9)
+        np.testing.assert_allclose(row[1:][there[1:]], all_scores[there[1:]], rtol=1e-6)
         assert row[0] == 0
         assert (row[~there] == np.inf).all()
 
@@ -124,14 +124,14 @@ def test_no_sets_of_the_same_mean_size_hold_more_first_matches():
         assert value == pytest.approx(best[int(sizes.sum())], abs=1e-9)
 
 
-def test_sizes_are_the_number_of_all_prices_paid_however_few_ranks_are_looked_at():
+def test_sizes_are_the_number_of_scores_within_however_few_ranks_are_looked_at():
     score_function, (asked, _) = Learned.fit(*draw(300, 0, depth=40)), draw(60, 1, depth=40)
     candidate_scores = score_function.candidate_scores(asked)
     finite = np.unique(candidate_scores[np.isfinite(candidate_scores)]).astype(float)
     assert len(finite) > 50
     for threshold in np.concatenate([finite, finite / (1 + 1e-3) * (1 - 1e-6)]):
         assert score_function.sizes(asked, threshold).tolist() == [
-            sum(price <= threshold * (1 + 1e-3) for price in row) for row in candidate_scores
+            sum(score <= threshold * (1 + 1e-3) for score in row) for row in candidate_scores
         ]
 
 
@@ -166,7 +166,7 @@ def test_the_isotonic_fit_is_that_of_scipy_row_by_row(m):
     assert (np.diff(fitted, axis=1) <= 1e-10).all()
 
 
-def test_prices_never_fall_even_where_first_matches_are_as_rare_as_one_in_a_hundred_million():
+def test_scores_never_fall_even_where_first_matches_are_as_rare_as_one_in_a_hundred_million():
     features = Features(np.zeros(9), (False, False, True))
     score_function = Learned(features, True, np.array([0, 0, 0, 0.5]), -18.5)
     for seed in range(3):
