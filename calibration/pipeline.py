@@ -188,7 +188,7 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
         evaluation = evaluate(
             data.name, retriever, queries, splits.test, config.alphas, delta, {}, outside
         )
-    trained = tracking.find_run(retriever.origin.get("run", ""))
+    trained = tracking.find_tracked_run(retriever.origin.get("run", ""))
     tracked = start_tracking("evaluation", config, output, trained) if trained else None
     with tracked.active() if tracked else nullcontext():
         page = publish(output, retriever, evaluation, queries.test, splits, tracked, started)

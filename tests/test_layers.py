@@ -13,6 +13,7 @@ PARTS = (
         "rcir.printable",
         "rcir.files",
         "rcir.config",
+        "rcir.options",
         "rcir.cluster",
         "rcir.tracking",
     ),

@@ -16,7 +16,7 @@ from training.loading import loaded
 from training.randomness import MINING, ORDER, SAMPLE, numpy_generator, torch_generator
 from training.workers import Workers
 
-BLOCK = 256  # images in a forward pass
+IMAGES_AT_ONCE = 256  # images in a forward pass
 ANCHORS = 4096  # mined at a time
 
 
@@ -69,8 +69,8 @@ def _cache(
     workers: Workers,
 ) -> Tensor:
     """Embeddings of the un-augmented images of some rows, on every worker."""
-    starts = range(0, len(rows), BLOCK)
-    blocks = [rows[starts[i] : starts[i] + BLOCK] for i in workers.shard(len(starts))]
+    starts = range(0, len(rows), IMAGES_AT_ONCE)
+    blocks = [rows[starts[i] : starts[i] + IMAGES_AT_ONCE] for i in workers.shard(len(starts))]
     n_own = sum(map(len, blocks))
     blocks = blocks or [rows[:1]]  # of no image there would be no shape
     pixels = loaded(images, config.preprocessing, blocks, workers.device)

@@ -15,7 +15,7 @@ from rcir.metrics import first_match_ranks
 from rcir.risk import Certified, SearchResults, fit_score_function
 from rcir.risk.search_results import VOTERS
 
-PARTS = 4
+N_FOLDS = 4
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ def fold_roles(images: ImageSet) -> list[FoldRoles]:
     """
     folds = _folds(images)
     found = []
-    for turn in range(PARTS):
-        searched, *asked = (folds[(turn + role) % PARTS] for role in range(PARTS))
+    for turn in range(N_FOLDS):
+        searched, *asked = (folds[(turn + role) % N_FOLDS] for role in range(N_FOLDS))
         if not len(searched):
             return []
         gallery = images.relevance.subset(searched)
         rows = [row[images.relevance.subset(row).totals(gallery) > 0] for row in asked if len(row)]
         if (
-            len(rows) < PARTS - 1 or min(map(len, rows)) < 2
+            len(rows) < N_FOLDS - 1 or min(map(len, rows)) < 2
         ):  # as many as a score function is fitted on
             return []
         found.append(FoldRoles(searched, *rows))
@@ -79,15 +79,15 @@ def _folds(images: ImageSet) -> list[NDArray[np.int64]]:
     rng = np.random.default_rng(0)
     order = rng.permutation(len(images))
     if not isinstance(images.relevance, SameLabel):
-        return np.array_split(order, PARTS)
+        return np.array_split(order, N_FOLDS)
     # The images of a label, in random order, are dealt to the folds in an order of its own.
     order = order[np.argsort(images.relevance.labels[order], kind="stable")]
     _, first, label = np.unique(
         images.relevance.labels[order], return_index=True, return_inverse=True
     )
-    dealt = rng.permuted(np.tile(np.arange(PARTS), (len(first), 1)), axis=1)
-    fold = dealt[label, (np.arange(len(order)) - first[label]) % PARTS]
-    return [order[fold == number] for number in range(PARTS)]
+    dealt = rng.permuted(np.tile(np.arange(N_FOLDS), (len(first), 1)), axis=1)
+    fold = dealt[label, (np.arange(len(order)) - first[label]) % N_FOLDS]
+    return [order[fold == number] for number in range(N_FOLDS)]
 
 
 def _certify(

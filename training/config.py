@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from rcir.config import from_plain
 from rcir.data import Augmentation, DataConfig, Preprocessing
-from rcir.data.options import require_options
 from rcir.encoders import EncoderConfig, find_method
 from rcir.errors import InvalidConfig
 from rcir.mining import MiningConfig
+from rcir.options import require_options
 from training.schedule import Change, OptimizerConfig
 
 

@@ -24,7 +24,7 @@ from rcir.tracking import TrackedRun
 from training import checkpoint
 from training.config import TrainingConfig
 from training.folder import create_run, differing, folder_of, run_lock
-from training.history import FILE as METRICS_FILE
+from training.history import METRICS_FILE
 
 ASIDE = ".fork"
 

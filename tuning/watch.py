@@ -24,7 +24,7 @@ from tuning.trial import read_reports
 console = Console(highlight=False, markup=False)
 
 
-class Watch(Callback):
+class TrialWatch(Callback):
     """Keeps the records of a sweep while Ray Tune runs it.
 
     MLflow may be away meanwhile: what could not be noted there is noted by `log`.

@@ -21,7 +21,7 @@ from common import parser, sized, titled
 
 from rcir.data import ImageSet
 from rcir.encoders import Encoder
-from rcir.encoders.batches import draw, embed
+from rcir.encoders.batches import draw_samples, embed
 from rcir.index import build_index, lengths, nearest_others, one_minus_cosine
 from rcir.metrics import (
     OutOfDistribution,
@@ -87,7 +87,7 @@ def outside(
 
 def closed_set_error(run: RunFolder, encoder: Encoder, images: ImageSet) -> float | None:
     """The ECE of Warburg et al. (2023): samples of the network vote with their nearest labels."""
-    drawn = draw(encoder, run.preprocessing, images.images)
+    drawn = draw_samples(encoder, run.preprocessing, images.images)
     if drawn is None:
         return None
     labels = np.asarray(images.labels)

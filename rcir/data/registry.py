@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rcir.data.division import PARTS, Source, divide
-from rcir.data.options import require_options
 from rcir.data.records import Splits
 from rcir.errors import InvalidConfig
+from rcir.options import require_options
 
 # Options of `divide`, and their kinds.
 DIVISION: dict[str, Any] = {**dict.fromkeys(PARTS, float), "cluster": str | None}

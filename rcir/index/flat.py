@@ -18,7 +18,7 @@ from rcir.errors import InvalidData
 from rcir.files import read_array
 from rcir.index.base import check_vectors
 
-FILE = "vectors.npy"
+VECTORS_FILE = "vectors.npy"
 
 
 @dataclass(frozen=True)
@@ -80,14 +80,14 @@ class FlatIndex:
         return self._version
 
     def save(self, folder: Path) -> None:
-        np.save(folder / FILE, self._vectors(), allow_pickle=False)
+        np.save(folder / VECTORS_FILE, self._vectors(), allow_pickle=False)
 
     @classmethod
     def load(cls, folder: Path, options: FlatOptions) -> Self:
         # Vectors, not FAISS's own file: reading a damaged one of these ends the process.
-        vectors = read_array(folder / FILE)
+        vectors = read_array(folder / VECTORS_FILE)
         if vectors.dtype != np.float32:
-            raise InvalidData(f"{FILE} does not hold float32 vectors")
+            raise InvalidData(f"{VECTORS_FILE} does not hold float32 vectors")
         return cls.build(vectors, options)
 
     def _vectors(self) -> NDArray[np.float32]:

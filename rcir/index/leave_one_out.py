@@ -12,7 +12,7 @@ from rcir.errors import InvalidData
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCK_ELEMENTS = 1 << 24  # distances held at a time: 64 MiB of float32
+DISTANCES_AT_ONCE = 1 << 24  # distances held at a time: 64 MiB of float32
 
 
 def nearest_others(vectors: Tensor, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -40,7 +40,7 @@ def nearest_others(vectors: Tensor, k: int) -> tuple[NDArray[np.float32], NDArra
     # The matrix product of `cdist` loses digits far from the origin; distances do not change.
     vectors = vectors - vectors.mean(0)
     distances, positions = [], []
-    for rows in torch.arange(n, device=vectors.device).split(max(1, BLOCK_ELEMENTS // n)):
+    for rows in torch.arange(n, device=vectors.device).split(max(1, DISTANCES_AT_ONCE // n)):
         block = torch.cdist(vectors[rows], vectors)
         block[torch.arange(len(rows), device=vectors.device), rows] = torch.inf
         nearest = block.topk(k, largest=False)

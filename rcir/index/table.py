@@ -13,7 +13,7 @@ from rcir.errors import InvalidConfig
 from rcir.index.base import Index
 
 INDEXES = {"flat": "rcir.index.flat:FlatIndex"}
-PARTS = ("Options", "build", "add", "remove", "search", "version", "save", "load", "__len__")
+PROTOCOL = ("Options", "build", "add", "remove", "search", "version", "save", "load", "__len__")
 
 
 def find_index(kind: str) -> type[Index]:
@@ -45,7 +45,7 @@ def find_index(kind: str) -> type[Index]:
             f"index.kind {kind!r} cannot be imported ({error}): install the package it is in, or "
             "put its folder on PYTHONPATH"
         ) from error
-    missing = [part for part in PARTS if not hasattr(found, part)]
+    missing = [part for part in PROTOCOL if not hasattr(found, part)]
     if not isinstance(found, type) or missing:
         raise InvalidConfig(
             f"index.kind {kind!r} is no index: it has no {', '.join(missing) or 'class'}; see "
@@ -80,7 +80,7 @@ class IndexConfig:
 
     def index_options(self) -> Any:
         """The options as the index's own type, all of them."""
-        from rcir.data.options import require_options  # loads torch, which a table does without
+        from rcir.options import require_options  # loads torch, which a table does without
 
         kind = find_index(self.kind).Options
         require_options(f"index.options of {self.kind}", kind, self.options)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from rcir.data.relevance import Relevance
 from rcir.errors import InvalidConfig, InvalidData
 
-PAIR_ELEMENTS = 1 << 22  # matching pairs held at a time, about
+PAIRS_AT_ONCE = 1 << 22  # matching pairs held at a time, about
 TRIES = 1 << 20  # images tried at a time
 
 
@@ -63,7 +63,7 @@ def _matches(
     found = np.empty_like(anchors)
     few = totals <= n**0.5
     listed = np.flatnonzero(few)
-    block = np.cumsum(totals[listed]) // PAIR_ELEMENTS
+    block = np.cumsum(totals[listed]) // PAIRS_AT_ONCE
     for run in np.split(listed, np.flatnonzero(np.diff(block)) + 1):
         indptr, columns = relevance.pairs(anchors[run])
         others = columns[columns != np.repeat(anchors[run], np.diff(indptr))]

@@ -56,7 +56,7 @@ def test_a_single_colour_query_with_a_set_of_one(drawn):
 def boxes(figure):
     """Where pictures are, in inches: left, bottom, right, top."""
     drawing = FigureCanvasAgg(figure)
-    drawing.draw_figures()
+    drawing.draw()
     return [axes.get_window_extent().extents / figure.dpi for axes in figure.axes]
 
 
