@@ -30,7 +30,7 @@ CONFIG = TrainingConfig(
     encoder=EncoderConfig(
         "btl", sized("resnet50", "mnist-cnn"), "gem", dim=2048, options={"variance_hidden": 500}
     ),
-    mining=MiningConfig("random", "hardest", count=5),
+    mining=MiningConfig("random", "hardest", num_negatives=5),
 )
 
 

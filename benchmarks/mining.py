@@ -32,7 +32,7 @@ SIZES, DIM, EACH = sized((15_000, 30_000, 60_000), (500, 1000)), 128, 5
 SAMPLED = sized((100_000, 400_000, 1_600_000), (1000, 2000))
 SAMPLE, WIDE = sized((5000, 2048), (500, 64))
 SPREAD = 0.7  # of a label's images, in units of that of the labels
-CONFIG = MiningConfig("farthest", "violating", count=5)
+CONFIG = MiningConfig("farthest", "margin-violating", num_negatives=5)
 REPEATS, NAIVE, BATCH, THREADS = 2, sized(200, 10), 512, 2
 
 
@@ -85,7 +85,7 @@ def naive(
     if not own.any():
         return np.empty(0, np.float32), np.empty(0, np.float32)
     positive = distance[own].max()
-    nearest = negative[negative < positive + CONFIG.margin].sort().values[: CONFIG.count]
+    nearest = negative[negative < positive + CONFIG.margin].sort().values[: CONFIG.num_negatives]
     return positive[None].numpy(), nearest.numpy()
 
 

@@ -21,7 +21,7 @@ from training import TrainingConfig, train
 
 ENCODERS = ("deterministic", "mc-dropout", "btl")  # an ensemble's members are the first
 POSITIVES = sized(("nearest", "random", "farthest"), ("nearest",))
-NEGATIVES = sized(("hardest", "violating", "semi-hard", "top-random"), ("hardest",))
+NEGATIVES = sized(("hardest", "margin-violating", "semi-hard", "top-random"), ("hardest",))
 QUALITY = ("recall_at_1", "auroc_miss", "auroc_occlusion")
 BASE = TrainingConfig(
     name="base",

@@ -12,10 +12,16 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from rcir.errors import RiskUnattainable
-from rcir.risk import Outcomes, Rankings, Request, RiskController, fit_score_function
-from rcir.risk.outcomes import Risk
-from rcir.risk.rankings import take_columns
+from rcir.risk import (
+    RISKS,
+    LabelledResults,
+    Request,
+    RiskController,
+    SearchResults,
+    fit_score_function,
+)
 from rcir.risk.score_functions import TOLERANCE
+from rcir.risk.search_results import take_columns
 
 POPULATION, SPLIT, TUNING = 4_000, 300, 60
 LARGEST = float(np.finfo(np.float32).max)
@@ -29,12 +35,12 @@ class World:
     threshold.
     """
 
-    def __init__(self, name: str, rankings: Rankings, relevant: NDArray[np.bool_]) -> None:
+    def __init__(self, name: str, rankings: SearchResults, relevant: NDArray[np.bool_]) -> None:
         split, rest = slice(0, SPLIT), slice(SPLIT, None)
         self.score_function, _ = fit_score_function(name, rankings[split], relevant[split])
         self.tuning, self.population = (
-            Outcomes.of(
-                self.score_function, rankings[rows], relevant[rows], relevant[rows].sum(axis=1)
+            LabelledResults.of(rankings[rows], relevant[rows], relevant[rows].sum(axis=1)).scored(
+                self.score_function
             )
             for rows in (slice(0, TUNING), rest)
         )
@@ -42,18 +48,18 @@ class World:
         self.groups = (1 * (hard > np.median(hard)) + (hard > np.quantile(hard, 0.8))).astype(str)
         self.names = sorted(set(self.groups.tolist()))
 
-    def risk(self, risk: Risk, thresholds: Any, rows: Any = slice(None)) -> Array:
+    def risk(self, risk: str, thresholds: Any, rows: Any = slice(None)) -> Array:
         """(n,) the mean loss of all, or of some rows, at (n,) thresholds; NaN where these are."""
         thresholds = np.atleast_1d(np.asarray(thresholds, np.float64))
         known, where = np.unique(thresholds[~np.isnan(thresholds)], return_inverse=True)
-        losses = self.population.subset(rows).losses(
-            risk, np.minimum(known * (1 + TOLERANCE), LARGEST)
+        losses = RISKS[risk].losses(
+            self.population[rows], np.minimum(known * (1 + TOLERANCE), LARGEST)
         )
         found = np.full(thresholds.shape, np.nan)
         found[~np.isnan(thresholds)] = losses.mean(axis=0).round(9)[where]
         return found
 
-    def level(self, risk: Risk, rng: Generator, rows: Any = slice(None)) -> float:
+    def level(self, risk: str, rng: Generator, rows: Any = slice(None)) -> float:
         """An alpha that the largest or the smallest sets meet, not far from .05 to .3."""
         ends = self.risk(risk, [0.0, LARGEST], rows)
         least = max(0.05, float(ends.min()) + 0.02)
@@ -72,15 +78,18 @@ class World:
         """
         tuning = self.tuning
         if clusters is not None:
-            tuning = replace(tuning, clusters=np.arange(TUNING) // 3)
+            tuning = replace(tuning, clusters=np.arange(TUNING) // 3, cluster="video")
         found = np.full((len(requests), len(draws)), np.nan)
         for draw, rows in enumerate(draws):
             controller = RiskController(
                 self.score_function,
                 tuning,
-                replace(self.population.subset(rows), clusters=clusters),
-                groups=self.groups[rows],
-                cluster=None if clusters is None else "video",
+                replace(
+                    self.population[rows],
+                    groups=self.groups[rows],
+                    clusters=clusters,
+                    cluster=None if clusters is None else "video",
+                ),
             )
             for number, request in enumerate(requests):
                 with suppress(RiskUnattainable):
@@ -105,9 +114,9 @@ def drawn_world(name: str, rng: Generator, distinct: bool = False) -> World:
     if rng.uniform() < 0.3:  # a gallery in which some queries have fewer candidates
         beyond = number > rng.integers(2, depth + 1, size=(n, 1)) + depth // 2
         distances[beyond], shown[beyond], match[beyond] = np.inf, -1, False
-    rankings = Rankings(uncertainty, depth, distances, shown)
+    rankings = SearchResults(uncertainty, depth, distances, shown)
     if distinct:
-        rankings, columns = rankings.distinct()
+        rankings, columns = rankings.distinct(), rankings.key_columns()
         match = take_columns(match, columns, False)
     return World(name, rankings, match)
 

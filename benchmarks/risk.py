@@ -30,16 +30,16 @@ from rcir.data import ImageSet, load_splits
 from rcir.errors import RiskUnattainable
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import (
+    RISKS,
     SCORE_FUNCTIONS,
+    LabelledResults,
     MinMax,
     MissController,
-    Outcomes,
-    Rankings,
     Request,
-    Risk,
     RiskController,
     RiskMonitor,
     ScoreFunction,
+    SearchResults,
     allowed_misses,
     fit_score_function,
     local_level,
@@ -51,7 +51,7 @@ QUERIES, DEPTH, STEP = sized(100_000, 1000), 200, 0.2
 MAPIE_QUERIES, MAPIE_DEPTH, MAPIE_GRID = sized(3_000, 1000), 50, sized(200, 20)
 DRAWS, CALIBRATION, DELTA = sized(2_000, 5), sized(3_000, 1000), 0.1
 ALPHAS = (0.05, 0.1, 0.2)
-LEVELS: dict[Risk, tuple[float, ...]] = {
+LEVELS: dict[str, tuple[float, ...]] = {
     "recall": (0.2, 0.3, 0.5),
     "false-discovery": (0.3, 0.5, 0.6),
 }
@@ -73,12 +73,12 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
     return statistics.median(durations)
 
 
-def population(n: int, depth: int) -> tuple[Rankings, NDArray[np.float64]]:
+def population(n: int, depth: int) -> tuple[SearchResults, NDArray[np.float64]]:
     """Skewed uncertainties, and ranks of the first match that they predict."""
     rng = np.random.default_rng(0)
     uncertainty = rng.lognormal(size=n)
     ranks = 1 + np.floor(rng.exponential(2 * uncertainty))
-    return Rankings(uncertainty, depth), np.where(ranks > depth, np.inf, ranks)
+    return SearchResults(uncertainty, depth), np.where(ranks > depth, np.inf, ranks)
 
 
 def grid_search(scales: list[float], ranks: list[float], alpha: float) -> float | None:
@@ -208,35 +208,32 @@ class Case:
         retriever = Retriever.build(run.encoder(), run.preprocessing, splits.gallery, DEPTH)
         parts = []
         for images in (splits.tuning, _together(splits.calibration, splits.test)):
-            judged = retriever.judge(images)
+            judged = retriever.search_labelled(images)
             judged = judged.distinct() if distinct else judged
             if not labels:
-                unknown = replace(judged.found.rankings, keys=None)
-                judged = replace(judged, found=replace(judged.found, rankings=unknown))
+                judged = replace(judged, keys=None)
             parts.append(judged)
         self.split, self.queries = parts
-        self._priced: dict[int, tuple[ScoreFunction, Outcomes]] = {}
+        self._scored: dict[int, tuple[ScoreFunction, LabelledResults]] = {}
 
-    def fitted(self, name: str, risk: Risk = "miss") -> ScoreFunction:
+    def fitted(self, name: str, risk: str = "miss") -> ScoreFunction:
         """A score function of the tuning split."""
-        rankings, relevant = self.split.found.rankings, self.split.relevant
-        return fit_score_function(name, rankings, relevant, ALPHAS, DELTA, risk, self.split.totals)[
-            0
-        ]
+        split = self.split
+        return fit_score_function(name, split, split.relevant, ALPHAS, DELTA, risk, split.totals)[0]
 
-    def priced(self, score_function: ScoreFunction) -> Outcomes:
-        """The population as a score function prices it; computed once."""
-        if id(score_function) not in self._priced:
-            self._priced = {
-                id(score_function): (score_function, self.queries.outcomes(score_function))
+    def scored(self, score_function: ScoreFunction) -> LabelledResults:
+        """The population with the scores of a score function; computed once."""
+        if id(score_function) not in self._scored:
+            self._scored = {
+                id(score_function): (score_function, self.queries.scored(score_function))
             }
-        return self._priced[id(score_function)][1]
+        return self._scored[id(score_function)][1]
 
     def measured(
         self, score_function: ScoreFunction, bound: str, alpha: float, level: float = DELTA
     ) -> tuple[float, float]:
         """Mean set size, and share of calibrations whose true risk exceeds alpha."""
-        known = self.priced(score_function)
+        known = self.scored(score_function)
         scores, n = known.scores, len(known)
         paid, ordered = np.sort(known.candidate_scores, axis=None), np.sort(scores)
         place = CALIBRATION - 1 - allowed_misses(CALIBRATION, alpha, level, bound)
@@ -253,14 +250,14 @@ class Case:
         # What cannot be certified is refused, and violates nothing.
         return float(sizes[np.isfinite(thresholds)].mean()), float((risks > alpha).mean())
 
-    def of_all_matches(self, name: str, risk: Risk, alpha: float) -> tuple[float, float]:
+    def of_all_matches(self, name: str, risk: str, alpha: float) -> tuple[float, float]:
         """Mean set size, and mean number of true matches in it, over a few calibrations."""
         score_function = self.fitted(name, risk)
-        known, tuning = self.priced(score_function), self.split.outcomes(score_function)
+        known, tuning = self.scored(score_function), self.split.scored(score_function)
         rng = np.random.default_rng(2)
         sizes, matches = [], []
         for _ in range(FEW):
-            drawn = known.subset(rng.integers(0, len(known), CALIBRATION))
+            drawn = known[rng.integers(0, len(known), CALIBRATION)]
             decision = RiskController(score_function, tuning, drawn).decide(
                 Request(alpha, DELTA, risk)
             )
@@ -368,7 +365,7 @@ def of_all_matches(folder: Path) -> tuple[list[tuple[str, ...]], dict[str, float
                 texts = (f"{number:.2f}" for number in (alike, size, few, many))
                 rows.append((name, risk, f"{alpha:g}", *texts))
                 ratios.append(
-                    size / alike if risk == "recall" else few / many if many else math.inf
+                    size / alike if RISKS[risk].falls else few / many if many else math.inf
                 )
             key = risk.replace("-", "_")
             if risk == "recall" and not math.isnan(ratios[levels.index(0.3)]):

@@ -38,7 +38,7 @@ CONFIG = TrainingConfig(
     data=DataConfig("digits", options={"train": 192}),
     preprocessing=Preprocessing(sized((64, 64), (16, 16)), channels=3),
     encoder=EncoderConfig("deterministic", sized("resnet50", "mnist-cnn"), "gem", dim=128),
-    mining=MiningConfig("nearest", "hardest", count=2),
+    mining=MiningConfig("nearest", "hardest", num_negatives=2),
 )
 # Epochs longer than the 2 s after which Ray looks for reports: shorter ones would wait for it.
 SMALL = replace(

@@ -20,7 +20,6 @@ from populations import POPULATION, Array, Generator, World, drawn_world, rows_o
 from rcir.errors import RiskUnattainable
 from rcir.risk import (
     AbstentionController,
-    Answered,
     Certified,
     MissController,
     Request,
@@ -29,7 +28,6 @@ from rcir.risk import (
     smallest_certified,
 )
 from rcir.risk.choice import KNOWN
-from rcir.risk.outcomes import Risk
 from rcir.risk.score_functions import set_sizes
 
 DELTA = 0.1
@@ -44,7 +42,7 @@ def above(risks: Array, alpha: float | Array) -> Array:
 # Modes: of a world, a generator and a number of draws to (draws,) violations, NaN where refused.
 
 
-def single_risk(risk: Risk, most: int) -> Callable[[World, Generator, int], Array]:
+def single_risk(risk: str, most: int) -> Callable[[World, Generator, int], Array]:
     def mode(world: World, rng: Generator, draws: int) -> Array:
         alpha = world.level(risk, rng)
         (thresholds,) = world.thresholds(
@@ -65,19 +63,17 @@ def joint(world: World, rng: Generator, draws: int) -> Array:
 
 
 def abstention(world: World, rng: Generator, draws: int) -> Array:
-    everybody, tuning = (
-        Answered(part.selection_score, ~part.relevant[:, 0])
-        for part in (world.population, world.tuning)
-    )
-    alpha = float(rng.uniform(0.3, 0.9) * everybody.missed.mean())
-    order = np.argsort(everybody.selection_score)
-    misses = np.append(0, np.cumsum(everybody.missed[order]))
+    everybody = world.population
+    selection_score, missed = everybody.known("selection_score"), ~everybody.relevant[:, 0]
+    alpha = float(rng.uniform(0.3, 0.9) * missed.mean())
+    order = np.argsort(selection_score)
+    misses = np.append(0, np.cumsum(missed[order]))
     found = np.full(draws, np.nan)
     for draw, rows in enumerate(rows_of(rng, draws, 60, 1000)):
-        calibration = Answered(everybody.selection_score[rows], everybody.missed[rows])
         with suppress(RiskUnattainable):
-            threshold = AbstentionController(calibration, tuning).threshold(alpha, DELTA)
-            answered = np.searchsorted(everybody.selection_score[order], threshold, side="right")
+            controller = AbstentionController(everybody[rows], world.tuning)
+            threshold = controller.threshold(alpha, DELTA)
+            answered = np.searchsorted(selection_score[order], threshold, side="right")
             found[draw] = misses[answered] / max(answered, 1) > alpha
     return found
 
@@ -152,7 +148,7 @@ def recurring(world: World, rng: Generator, draws: int) -> Array:
     """Pictures of a pool, asked one at a time, with other last digits than in calibration."""
     noise, found = 10 ** rng.uniform(-6, -4), np.full(draws, np.nan)
     for draw in range(draws):
-        pool = world.population.subset(rng.integers(POPULATION, size=PICTURES))
+        pool = world.population[rng.integers(POPULATION, size=PICTURES)]
         alpha = float(rng.uniform(0.05, 0.3))
         scores = pool.scores[rng.integers(PICTURES, size=300)]
         with suppress(RiskUnattainable):
@@ -187,7 +183,7 @@ def chosen(among: int) -> Callable[[World, Generator, int], Array]:
     return mode
 
 
-def on_average(risk: Risk) -> Callable[[World, Generator, int], Array]:
+def on_average(risk: str) -> Callable[[World, Generator, int], Array]:
     """The risk minus alpha, and delta more, in place of violations."""
 
     def mode(world: World, rng: Generator, draws: int) -> Array:

@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 from calibration.evaluation import Evaluation
 from rcir import figures
 from rcir.data import ImageSet, read_image
-from rcir.retrieval.results import Judged
+from rcir.printable import printable
 from rcir.retrieval.retriever import Retriever
+from rcir.risk import LabelledResults
 
 SHOWN = 4
 COLUMNS = 8
@@ -17,7 +18,11 @@ PROJECTED = 600
 
 
 def draw(
-    retriever: Retriever, evaluation: Evaluation, test: Judged, images: ImageSet, gallery: ImageSet
+    retriever: Retriever,
+    evaluation: Evaluation,
+    test: LabelledResults,
+    images: ImageSet,
+    gallery: ImageSet,
 ) -> dict[str, Figure]:
     """All figures by name, in the order in which the page shows them.
 
@@ -33,7 +38,9 @@ def draw(
     )
 
 
-def _of_sizes(retriever: Retriever, evaluation: Evaluation, test: Judged) -> dict[str, Figure]:
+def _of_sizes(
+    retriever: Retriever, evaluation: Evaluation, test: LabelledResults
+) -> dict[str, Figure]:
     repeats, score_function = evaluation.repeats, retriever.controllers[None].score_function
     drawn = {}
     if repeats is not None:
@@ -48,15 +55,15 @@ def _of_sizes(retriever: Retriever, evaluation: Evaluation, test: Judged) -> dic
             ),
         }
     sizes = {
-        f"alpha = {row.alpha:g}": score_function.sizes(
-            test.found.rankings, float(row.threshold or 0)
-        )
+        f"alpha = {row.alpha:g}": score_function.sizes(test, float(row.threshold or 0))
         for row in evaluation.certified
     }
     return drawn | ({"sizes": figures.size_distributions(sizes)} if sizes else {})
 
 
-def _of_uncertainty(evaluation: Evaluation, test: Judged, images: ImageSet) -> dict[str, Figure]:
+def _of_uncertainty(
+    evaluation: Evaluation, test: LabelledResults, images: ImageSet
+) -> dict[str, Figure]:
     quality = evaluation.quality
     sparse = quality.sparsification
     width = {
@@ -89,28 +96,32 @@ def _of_uncertainty(evaluation: Evaluation, test: Judged, images: ImageSet) -> d
             "gallery images",
         )
     if quality.outside is not None:
-        drawn["outside"] = figures.in_and_out(test.found.uncertainty, quality.outside)
-    n, dim = test.found.vectors.shape
+        drawn["outside"] = figures.in_and_out(test.uncertainty, quality.outside)
+    n, dim = test.known("vectors").shape
     if n >= 4 and dim >= 2:
-        points, rows = figures.project(test.found.vectors, limit=PROJECTED)
+        points, rows = figures.project(test.known("vectors"), limit=PROJECTED)
         classes = images.attributes.get("class", images.labels)
         drawn["projection"] = figures.projection(
-            points, None if classes is None else classes[rows], test.found.uncertainty[rows]
+            points, None if classes is None else classes[rows], test.uncertainty[rows]
         )
     return drawn
 
 
 def _of_queries(
-    retriever: Retriever, evaluation: Evaluation, test: Judged, images: ImageSet, gallery: ImageSet
+    retriever: Retriever,
+    evaluation: Evaluation,
+    test: LabelledResults,
+    images: ImageSet,
+    gallery: ImageSet,
 ) -> dict[str, Figure]:
     """The most and the least certain queries with their sets, at the level nearest to 0.1."""
     if not evaluation.certified:
         return {}
     row = min(evaluation.certified, key=lambda row: abs(row.alpha - 0.1))
     score_function = retriever.controllers[None].score_function
-    test = test.ordered(score_function)
-    sizes = score_function.sizes(test.found.rankings, float(row.threshold or 0))
-    order = np.argsort(test.found.uncertainty, kind="stable")
+    test, _ = score_function.ordered(test)
+    sizes = score_function.sizes(test, float(row.threshold or 0))
+    order = np.argsort(test.uncertainty, kind="stable")
     drawn = {}
     for title, chosen in (("most_certain", order[:SHOWN]), ("least_certain", order[-SHOWN:])):
         sets = [query_set(test, images, gallery, int(query), int(sizes[query])) for query in chosen]
@@ -119,17 +130,17 @@ def _of_queries(
 
 
 def query_set(
-    test: Judged, images: ImageSet, gallery: ImageSet, query: int, size: int
+    test: LabelledResults, images: ImageSet, gallery: ImageSet, query: int, size: int
 ) -> figures.QuerySet:
     """A test query with the set it gets, for drawing."""
     names = images.attributes.get("class", images.labels)
     name = images.ids[query] if names is None else names[query]
     return figures.QuerySet(
         read_image(images.images[query], channels=3),
-        f"query: {name}\nu = {test.found.uncertainty[query]:.2g}, size {size}",
+        f"query: {printable(name)}\nu = {test.uncertainty[query]:.2g}, size {size}",
         [
             read_image(gallery.images[position], channels=3)
-            for position in test.found.positions[query, : min(size, COLUMNS)]
+            for position in test.known("positions")[query, : min(size, COLUMNS)]
         ],
         test.relevant[query, :size].tolist(),
     )

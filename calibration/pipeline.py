@@ -7,6 +7,7 @@ import time
 import warnings
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.evaluation import Evaluation, evaluate
 from calibration.progress import embedding, step
-from calibration.publishing import begin_run, check_output, publish
+from calibration.publishing import check_output, publish, start_tracking
 from calibration.statements import Queries
 from calibration.table import console
 from rcir import api, tracking
@@ -33,9 +34,8 @@ from rcir.data.registry import find_dataset
 from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.retrieval import storage
-from rcir.retrieval.results import Judged
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import Certified, corrected
+from rcir.risk import Certified, LabelledResults, corrected
 from rcir.runs import folder as runs
 from rcir.runs.results import TEST, RunResults, names_digest
 from rcir.runs.trained_on import TrainedOn
@@ -59,7 +59,7 @@ class Calibrated:
     folder: Path
     report: Path
     evaluation: Evaluation
-    test: Judged
+    test: LabelledResults
     splits: Splits
     mlflow_run: str | None
 
@@ -89,7 +89,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     cluster = config.cluster or run.data.options.get("cluster")
     data = with_cluster(run.data, cluster)
     encoder, trained = run.encoder(), TrainedOn.read(run.path)
-    splits = _without_repeats(load_splits(data))
+    splits = _without_repeats(load_splits(data, partial(console.print, soft_wrap=True)))
     trained.require_unseen(splits)
     if warning := cluster_warning(splits, cluster):
         print(f"warning: {warning}", file=sys.stderr)
@@ -128,7 +128,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
             comparisons[None],
             outside,
         )
-    tracked = begin_run("calibration", config, output, run.tracked)
+    tracked = start_tracking("calibration", config, output, run.tracked)
     with tracked.active():
         retriever.origin["calibration"] = tracked.id
         folder = storage.save(retriever, place)
@@ -166,7 +166,7 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
     if retriever.calibrated_on != retriever.fingerprints():
         raise StaleCalibration(f"{config.retriever} has changed since calibration: calibrate again")
     data = DataConfig(**retriever.origin["data"])
-    splits = _without_repeats(load_splits(data))
+    splits = _without_repeats(load_splits(data, partial(console.print, soft_wrap=True)))
     if not _is_of(retriever, splits.gallery):
         raise InvalidData(
             f"{data.name} gives another gallery than the one in {config.retriever}: restore the "
@@ -189,7 +189,7 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
             data.name, retriever, queries, splits.test, config.alphas, delta, {}, outside
         )
     trained = tracking.find_run(retriever.origin.get("run", ""))
-    tracked = begin_run("evaluation", config, output, trained) if trained else None
+    tracked = start_tracking("evaluation", config, output, trained) if trained else None
     with tracked.active() if tracked else nullcontext():
         page = publish(output, retriever, evaluation, queries.test, splits, tracked, started)
     place = Path(config.retriever)
@@ -227,7 +227,7 @@ def _judge(retriever: Retriever, splits: Splits, embedder: Embedder) -> Queries:
         with embedding(f"{name} queries", images, embedder) as shown, warnings.catch_warnings():
             # Said before, of all splits at once.
             warnings.filterwarnings("ignore", "the queries come in clusters", UserWarning)
-            found.append(retriever.judge(images, group, shown, cluster))
+            found.append(retriever.search_labelled(images, group, shown, cluster))
     return Queries(*found)
 
 
@@ -239,7 +239,7 @@ def _digests(splits: Splits) -> dict[str, str]:
 
 
 def _measured(
-    retriever: Retriever, evaluation: Evaluation, test: Judged, splits: Splits
+    retriever: Retriever, evaluation: Evaluation, test: LabelledResults, splits: Splits
 ) -> RunResults:
     """What `rcir compare` needs to tell whether another encoder is better."""
     controller = retriever.controllers[None]
@@ -251,7 +251,7 @@ def _measured(
         [
             Certified(
                 controller.calibration.scores,
-                test.outcomes(controller.score_function).candidate_scores,
+                test.scored(controller.score_function).known("candidate_scores"),
             )
         ]
         if controller.cluster is None

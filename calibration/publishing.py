@@ -16,8 +16,8 @@ from rcir.config import flatten
 from rcir.data import Splits
 from rcir.errors import InvalidData
 from rcir.files import write_json
-from rcir.retrieval.results import Judged
 from rcir.retrieval.retriever import Retriever
+from rcir.risk import LabelledResults
 from rcir.runs.folder import FOLDER_TAG
 from rcir.runs.results import TEST
 
@@ -39,7 +39,7 @@ def check_output(output: Path) -> None:
         )
 
 
-def begin_run(
+def start_tracking(
     kind: str,
     config: CalibrationConfig | EvaluationConfig,
     output: Path,
@@ -56,7 +56,7 @@ def publish(
     output: Path,
     retriever: Retriever,
     evaluation: Evaluation,
-    test: Judged,
+    test: LabelledResults,
     splits: Splits,
     tracked: tracking.TrackedRun | None,
     started: float,

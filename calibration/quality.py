@@ -41,8 +41,8 @@ from rcir.metrics import (
 )
 from rcir.metrics.bins import equal_count_bins
 from rcir.metrics.correlation import PERCENTILES
-from rcir.retrieval.results import Judged
 from rcir.retrieval.retriever import Retriever
+from rcir.risk import LabelledResults
 
 KS = (1, 5, 10)
 NEIGHBOURS = 5
@@ -81,7 +81,7 @@ class Quality:
 
 def assess(
     retriever: Retriever,
-    test: Judged,
+    test: LabelledResults,
     images: ImageSet,
     outside: NDArray[np.float64] | None = None,
     seed: int = 0,
@@ -100,11 +100,11 @@ def assess(
     low, high = float(tuning.min()), float(tuning.max())
     scores = score_rankings(test.relevant, test.totals, [k for k in KS if k <= retriever.depth])
     matched = np.flatnonzero(test.totals > 0)
-    uncertainty, hit = test.found.uncertainty[matched], scores.hits[matched]
+    uncertainty, hit = test.uncertainty[matched], scores.hits[matched]
     precision = scores.average_precisions[matched]
     pair = uncertainty
     if retriever.item_uncertainty is not None:
-        pair = uncertainty + retriever.item_uncertainty[test.found.positions[matched, 0]]
+        pair = uncertainty + retriever.item_uncertainty[test.known("positions")[matched, 0]]
     sparse = sparsification(pair, hit[:, 0])
     numbers = _ranking(scores)
     curves = _curves(uncertainty, hit, precision, scores.ks, low, high)
@@ -119,7 +119,7 @@ def assess(
     }
     occluded = images.attributes.get("occluded")
     if occluded is not None:
-        numbers["auroc_occlusion"] = _auroc(occluded.astype(bool), test.found.uncertainty)
+        numbers["auroc_occlusion"] = _auroc(occluded.astype(bool), test.uncertainty)
     if isinstance(images.relevance, SameLabel) and retriever.labels is not None:
         numbers |= _of_labels(retriever, test, matched, images.relevance.labels, rng)
         numbers |= _of_draws(retriever, images.subset(np.arange(min(len(images), DRAWN))))
@@ -130,7 +130,7 @@ def assess(
         numbers |= of_whole
         whole = len(rows)
     if outside is not None:
-        found = OutOfDistribution.of(test.found.uncertainty, outside)
+        found = OutOfDistribution.of(test.uncertainty, outside)
         numbers |= {
             "ood_auroc": found.auroc,
             "ood_auprc": found.auprc,
@@ -168,20 +168,20 @@ def _curves(
 
 def _of_labels(
     retriever: Retriever,
-    test: Judged,
+    test: LabelledResults,
     matched: NDArray[np.int64],
     labels: NDArray[np.int64],
     rng: np.random.Generator,
 ) -> dict[str, float]:
     """What takes one label per image: votes of neighbours, and telling pairs of queries apart."""
     numbers = {}
-    uncertainty = test.found.uncertainty
+    uncertainty = test.uncertainty
     if retriever.labels is not None and retriever.depth >= NEIGHBOURS:
-        found = retriever.labels[test.found.positions[matched]]
+        found = retriever.labels[test.known("positions")[matched]]
         right = knn_correct(found, labels[matched], NEIGHBOURS)
         numbers["knn_accuracy_gallery"] = float(right.mean())
     if len(labels) > max(NEIGHBOURS, BINS):
-        others = nearest_others(torch.from_numpy(test.found.vectors), NEIGHBOURS)[1]
+        others = nearest_others(torch.from_numpy(test.known("vectors")), NEIGHBOURS)[1]
         right = knn_correct(labels[others], labels, NEIGHBOURS)
         numbers["knn_accuracy"] = float(right.mean())
         numbers["kendall_knn"] = kendall_over_bins(uncertainty, right, BINS)
@@ -189,7 +189,7 @@ def _of_labels(
     if len(counts) > 1 and counts.max() > 1:
         left, other = sample_pairs(labels, PAIRS, rng).T
         match = labels[left] == labels[other]
-        vectors = test.found.vectors
+        vectors = test.known("vectors")
         score = -np.linalg.norm(vectors[left] - vectors[other], axis=1)
         numbers["verification_ap"] = verification_ap(score, match)
         pair = (uncertainty[left] + uncertainty[other]) / 2
@@ -201,6 +201,8 @@ def _of_labels(
 
 def _of_draws(retriever: Retriever, images: ImageSet) -> dict[str, float]:
     """The calibration error of votes: how sure draws of the encoder are of the nearest label."""
+    if retriever.encoder is None or retriever.preprocessing is None:
+        return {}
     drawn = draw(retriever.encoder, retriever.preprocessing, images.images)
     if drawn is None or len(images) < 2:
         return {}
@@ -211,19 +213,19 @@ def _of_draws(retriever: Retriever, images: ImageSet) -> dict[str, float]:
 
 def _whole_rankings(
     retriever: Retriever,
-    test: Judged,
+    test: LabelledResults,
     images: ImageSet,
     rows: NDArray[np.int64],
     rng: np.random.Generator,
 ) -> tuple[dict[str, float], Cleaning | None]:
     """Mean average precision over the whole gallery, and of the gallery cleaned."""
     assert retriever.relevance is not None
-    _, positions = retriever.index.search(test.found.vectors[rows], len(retriever.index))
+    _, positions = retriever.index.search(test.known("vectors")[rows], len(retriever.index))
     relevance = images.relevance.subset(rows)
     relevant = relevance.of(retriever.relevance, positions)
     precision = average_precision(relevant, test.totals[rows])
     numbers = {"map": float(precision.mean())}
-    uncertainty = test.found.uncertainty[rows]
+    uncertainty = test.uncertainty[rows]
     if len(rows) >= 2:
         numbers["pearson_average_precision"] = pearson(uncertainty, precision)
     if len(rows) >= PERCENTILES:

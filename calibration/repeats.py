@@ -10,9 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from rcir.retrieval.results import Judged
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import Bound, Constant, MinMax, Rankings, ScoreFunction, allowed_misses
+from rcir.risk import (
+    Bound,
+    Constant,
+    LabelledResults,
+    MinMax,
+    ScoreFunction,
+    SearchResults,
+    allowed_misses,
+)
 from rcir.risk.score_functions import set_sizes, widened
 
 REPEATS = 20
@@ -115,9 +122,9 @@ def _summary(rule: Repeated, column: int, alpha: float) -> dict[str, float | Non
 
 def repeat(
     retriever: Retriever,
-    tuning: Judged,
-    calibration: Judged,
-    test: Judged,
+    tuning: LabelledResults,
+    calibration: LabelledResults,
+    test: LabelledResults,
     alphas: Sequence[float],
     delta: float,
     seed: int = 0,
@@ -142,13 +149,13 @@ def repeat(
     def rule(score_function: ScoreFunction, bound: Bound | None, heuristic: bool = False) -> _Rule:
         candidate_scores, scores = [], []
         for part in (calibration, test):
-            rankings = _near(part.found.rankings) if heuristic else part.found.rankings
+            rankings = _near(retriever, part) if heuristic else part
             candidate_scores.append(score_function.candidate_scores(rankings))
             scores.append(score_function.scores(rankings, part.ranks))
         return _Rule(np.concatenate(candidate_scores), np.concatenate(scores), bound, divisions)
 
     own = rule(controller.score_function, controller.bound)
-    near = MinMax.fit(_near(tuning.found.rankings), tuning.ranks)
+    near = MinMax.fit(_near(retriever, tuning), tuning.ranks)
     rules = {
         controller.score_function.name: own,
         "constant": rule(Constant(), controller.bound),
@@ -170,10 +177,9 @@ def repeat(
     )
 
 
-def _near(rankings: Rankings) -> Rankings:
+def _near(retriever: Retriever, queries: SearchResults) -> SearchResults:
     """The same queries with one minus the cosine to the nearest item as their uncertainty."""
-    nearest = np.asarray(rankings.distances)[:, 0].astype(np.float64)
-    return replace(rankings, uncertainty=nearest**2 / 2)
+    return replace(queries, uncertainty=retriever.nearest(queries.known("vectors"))[2])
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from rcir.errors import RiskUnattainable
-from rcir.retrieval.results import Judged
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import Constant, Request, RiskController
+from rcir.risk import RISKS, Constant, LabelledResults, Request, RiskController
+from rcir.risk.request import DEFAULT
 from rcir.risk.score_functions import widened
 
 
@@ -19,9 +19,9 @@ from rcir.risk.score_functions import widened
 class Queries:
     """The queries of the three splits, as a retriever found them."""
 
-    tuning: Judged
-    calibration: Judged
-    test: Judged
+    tuning: LabelledResults
+    calibration: LabelledResults
+    test: LabelledResults
 
     def distinct(self) -> Queries:
         """The same of labels."""
@@ -62,11 +62,13 @@ def rows(
 ) -> tuple[list[RiskResult], list[RiskResult]]:
     """The miss risk at each alpha, and what else the same calibration queries certify."""
     controller = retriever.controllers[None]
-    options: dict[str, dict[str, Any]] = {}
+    options: dict[str, dict[str, Any]] = {
+        key.replace("-", " "): {"risk": risk.name, "abstain": risk.abstains}
+        for key, risk in RISKS.items()
+        if key != DEFAULT and (controller.cluster is None or not risk.independent)
+    }
     if controller.cluster is None:
-        options["miss, abstaining"] = {"abstain": True}
         options["miss, whatever alpha"] = {"simultaneous": True}
-    options |= {"recall": {"risk": "recall"}, "false discovery": {"risk": "false-discovery"}}
     for group in [] if controller.groups is None else sorted(set(controller.groups.tolist())):
         options[f"miss, group {group}"] = {"group": group}
     if controller.groups is not None:
@@ -94,7 +96,7 @@ def _measure(
     controller: RiskController,
     alike: RiskController,
     request: Request,
-    test: Judged,
+    test: LabelledResults,
     statement: str,
 ) -> RiskResult:
     """One statement on the test queries that it speaks of."""
@@ -110,17 +112,17 @@ def _measure(
     asked = np.ones(len(test.ranks), bool)
     if request.group is not None and test.groups is not None:
         asked = test.groups == request.group
-    ordered = test.ordered(controller.score_function)
-    sizes = controller.sizes(ordered.found.rankings, decision)
+    ordered, _ = controller.score_function.ordered(test)
+    sizes = controller.sizes(ordered, decision)
     answered = np.flatnonzero(asked & (sizes > 0))
     row = replace(row, bound=decision.bound, threshold=decision.threshold)
     if len(answered) == 0:
         return replace(row, answered=0.0 if asked.any() else None)
-    outcomes = test.outcomes(controller.score_function).subset(answered)
+    outcomes = test.scored(controller.score_function)[answered]
     threshold = widened(np.array([decision.threshold]))
     return replace(
         row,
-        test_risk=float(outcomes.unit_losses(request.risk, threshold).mean()),
+        test_risk=float(request.one_risk.unit_losses(outcomes, threshold).mean()),
         mean_size=float(sizes[answered].mean()),
         answered=len(answered) / int(asked.sum()),
     )
@@ -128,21 +130,13 @@ def _measure(
 
 def _alike(queries: Queries, controller: RiskController) -> RiskController:
     """The controller of the same queries with one size for all."""
-    constant = Constant()
-    return RiskController(
-        constant,
-        queries.tuning.outcomes(constant),
-        queries.calibration.outcomes(constant),
-        controller.bound,
-        controller.groups,
-        controller.cluster,
-    )
+    return RiskController(Constant(), queries.tuning, queries.calibration, controller.bound)
 
 
-def _constant_size(alike: RiskController, request: Request, test: Judged) -> float | None:
+def _constant_size(alike: RiskController, request: Request, test: LabelledResults) -> float | None:
     """The mean size that the constant score function needs for the same statement."""
     try:
         decision = alike.decide(request)
     except RiskUnattainable:
         return None
-    return float(alike.sizes(test.found.rankings, decision).mean())
+    return float(alike.sizes(test, decision).mean())

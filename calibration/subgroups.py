@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from scipy.special import betainccinv, betaincinv
 
 from rcir.data import ImageSet
-from rcir.retrieval.results import Judged
 from rcir.retrieval.retriever import Retriever
+from rcir.risk import LabelledResults
 
 DECILES = 10
 SHOWN = 10  # classes, those that are missed most
@@ -46,7 +46,9 @@ class Part:
         return self.missed / self.n
 
 
-def subgroups(retriever: Retriever, test: Judged, images: ImageSet, threshold: float) -> list[Part]:
+def subgroups(
+    retriever: Retriever, test: LabelledResults, images: ImageSet, threshold: float
+) -> list[Part]:
     """Misses by decile of uncertainty, by class (of many those missed most) and by group.
 
     Args:
@@ -55,11 +57,11 @@ def subgroups(retriever: Retriever, test: Judged, images: ImageSet, threshold: f
         threshold: of the guarantee for misses that they are answered with.
     """
     controller = retriever.controllers[None]
-    ordered = test.ordered(controller.score_function)
-    sizes = controller.score_function.sizes(ordered.found.rankings, threshold)
+    ordered, _ = controller.score_function.ordered(test)
+    sizes = controller.score_function.sizes(ordered, threshold)
     missed = ordered.ranks > sizes
     independent = test.clusters is None
-    order = np.argsort(test.found.uncertainty, kind="stable")
+    order = np.argsort(test.uncertainty, kind="stable")
     decile = np.empty(len(order), np.int64)
     decile[order] = np.arange(len(order)) * min(DECILES, len(order)) // len(order) + 1
     parts = _parts("uncertainty", decile, missed, sizes, independent)

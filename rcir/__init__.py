@@ -29,8 +29,9 @@ if TYPE_CHECKING:
         TrackingUnavailable,
         TrainingDiverged,
     )
-    from rcir.retrieval.answer import Guarantee, Retrieval
+    from rcir.retrieval.answer import Retrieval
     from rcir.retrieval.retriever import Retriever
+    from rcir.risk.guarantee import Guarantee
 
 __version__ = "0.1.0"
 
@@ -50,8 +51,9 @@ _HOMES = {
         "TrackingUnavailable",
         "TrainingDiverged",
     ),
-    "rcir.retrieval.answer": ("Guarantee", "Retrieval"),
+    "rcir.retrieval.answer": ("Retrieval",),
     "rcir.retrieval.retriever": ("Retriever",),
+    "rcir.risk.guarantee": ("Guarantee",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -65,7 +65,7 @@ def _clear(output: Path) -> None:
 def _show_queries(outcome: Calibrated, folder: Path) -> Path:
     """Retrieve for three test queries, easy to hard; save them as PNG; return the hardest."""
     test = outcome.splits.test
-    order = np.argsort(outcome.test.found.uncertainty, kind="stable")
+    order = np.argsort(outcome.test.uncertainty, kind="stable")
     folder.mkdir()
     for name, quantile in (("easy", 0.05), ("medium", 0.6), ("hard", 0.9)):
         row = int(order[int(quantile * len(order))])

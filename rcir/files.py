@@ -10,6 +10,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+
+def read_array(path: Path) -> NDArray[Any]:
+    """The array of a .npy file, and of nothing else: no archive, no pickle.
+
+    Raises:
+        ValueError, OSError, EOFError, SyntaxError, MemoryError, and other exceptions: it is none.
+    """
+    with path.open("rb") as file:
+        values: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+    return values
+
 
 def write_file(path: Path, content: bytes) -> None:
     """Write a file aside, then rename it into place."""

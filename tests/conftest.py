@@ -95,8 +95,8 @@ def retriever(splits):
         encoder = build_encoder(EncoderConfig("mc-dropout", options={"passes": 3}), 1, (8, 16))
     built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=150)
     built.calibrate(
-        built.judge(splits.tuning, "occluded"),
-        built.judge(splits.calibration, "occluded"),
+        built.search_labelled(splits.tuning, "occluded"),
+        built.search_labelled(splits.calibration, "occluded"),
         score_function="quantile",
     )
     return built

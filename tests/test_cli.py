@@ -120,7 +120,9 @@ def test_no_answer_is_printed_as_such(retriever, splits, tmp_path, capsys):
         *(retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids),
         labels=splits.gallery.labels,
     )
-    built.calibrate(built.judge(splits.tuning), built.judge(splits.calibration), "learned")
+    built.calibrate(
+        built.search_labelled(splits.tuning), built.search_labelled(splits.calibration), "learned"
+    )
     answers = built.retrieve(list(splits.test.images), 0.5, 0.1, abstain=True)
     row = next(row for row, answer in enumerate(answers) if answer.abstained)
     Image.fromarray(splits.test.images[row]).save(tmp_path / "doubtful.png")
@@ -135,7 +137,7 @@ def test_no_answer_is_printed_as_such(retriever, splits, tmp_path, capsys):
     ("options", "named"),
     [
         (["--group", "red"], "group 'red' has no calibration queries; there are 'False', 'True'"),
-        (["--abstain", "--risk", "recall"], "abstain=True bounds misses among answers"),
+        (["--abstain", "--risk", "recall"], "abstain=True bounds the miss risk among answers"),
         (["--risk", "recall", "--alpha", "0.001"], "alpha = 0.001 at delta = 0.1 cannot be"),
         (["--risk", "false-discovery", "--alpha", "0.1"], "false-discovery 0.1 at delta = 0.1"),
         (["--abstain", "--alpha", "0.001"], "cannot be certified among answered queries"),
@@ -192,7 +194,7 @@ def test_a_retriever_that_is_none_is_one_line(image, capsys):
 
 
 @pytest.mark.parametrize(
-    "name", ["encoder.safetensors", "gallery.json", "index.faiss", "controller.safetensors"]
+    "name", ["encoder.safetensors", "gallery.json", "index/vectors.npy", "controller.safetensors"]
 )
 def test_one_changed_byte_is_one_line(folder, image, capsys, name):
     content = bytearray((folder / name).read_bytes())

@@ -24,9 +24,9 @@ CERTIFY = """
 import numpy as np
 from rcir.risk import *
 rng = np.random.default_rng(0)
-queries, relevant = Rankings(rng.uniform(size=300), depth=4), rng.uniform(size=(300, 4)) < 0.5
+queries, relevant = SearchResults(rng.uniform(size=300), depth=4), rng.uniform(size=(300, 4)) < 0.5
 score_function, _ = fit_score_function("quantile", queries, np.full(300, 2))
-known = Outcomes.of(score_function, queries, relevant, relevant.sum(axis=1))
+known = LabelledResults.of(queries, relevant, relevant.sum(axis=1)).scored(score_function)
 control = RiskController(score_function, known, known)
 for risk in ("miss", "recall", "false-discovery"):
     control.decide(Request(0.9, 0.1, risk))

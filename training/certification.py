@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 
 from rcir.data import ImageSet
 from rcir.data.relevance import SameLabel
-from rcir.index import FlatIndex
+from rcir.data.votes import count_matches
+from rcir.index import DEPTH, build_index, lengths, one_minus_cosine
 from rcir.metrics import first_match_ranks
-from rcir.risk import Certified, Rankings, fit_score_function
+from rcir.risk import Certified, SearchResults, fit_score_function
+from rcir.risk.search_results import VOTERS
 
 PARTS = 4
-DEPTH = 200
 
 
 @dataclass(frozen=True)
@@ -95,22 +96,22 @@ def _certify(
     images: ImageSet,
     roles: FoldRoles,
 ) -> Certified:
-    index = FlatIndex(vectors.shape[1])
-    index.add(vectors[roles.searched])
+    index, norms = build_index(vectors[roles.searched]), lengths(vectors)
     gallery = images.relevance.subset(roles.searched)
 
-    def searched(rows: NDArray[np.int64]) -> tuple[Rankings, NDArray[np.float64]]:
+    def searched(rows: NDArray[np.int64]) -> tuple[SearchResults, NDArray[np.float64]]:
         """The rankings of some queries, and the ranks of their first matches."""
         distances, positions = index.search(vectors[rows], min(DEPTH, len(index)))
         labels = gallery.labels if isinstance(gallery, SameLabel) else None
-        # Unit vectors: 1 - cos = |x - y|^2 / 2.
-        own = distances[:, 0].astype(np.float64) ** 2 / 2
-        rankings = Rankings(
+        nearest = norms[roles.searched][positions[:, 0]]
+        own = one_minus_cosine(distances[:, 0], norms[rows], nearest)
+        rankings = SearchResults(
             own if uncertainty is None else uncertainty[rows],
             positions.shape[1],
             distances,
             None if labels is None else labels[positions],
             None if uncertainty is None else uncertainty[roles.searched][positions],
+            count_matches(gallery, positions, VOTERS) if labels is None else None,
         )
         return rankings, first_match_ranks(images.relevance.subset(rows).of(gallery, positions))
 

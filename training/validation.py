@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from rcir.data import ImageSet
 from rcir.embedding import Embedding
 from rcir.errors import InvalidData, TrainingDiverged
-from rcir.index import nearest_others
+from rcir.index import DEPTH, lengths, nearest_others, one_minus_cosine
+from rcir.levels import ALPHAS, DELTA
 from rcir.metrics import (
     average_precision_at_k,
     confidence,
@@ -22,9 +23,8 @@ from rcir.metrics import (
 )
 from rcir.risk import Certified, is_certified, mean_size
 from rcir.runs.results import RunResults, names_digest
-from training.certification import DEPTH, certify
+from training.certification import certify
 
-ALPHAS, DELTA = (0.05, 0.1, 0.2), 0.1
 PER_IMAGE = ("ranks", "uncertainty", "matched", "precision")
 CRITERION = "validation/mean_average_precision"  # what chooses the epoch
 
@@ -106,7 +106,7 @@ class Validation:
         return found
 
 
-def judge(embedding: Embedding, images: ImageSet) -> Validation:
+def validate(embedding: Embedding, images: ImageSet) -> Validation:
     """Search the validation images among themselves, each left out of its own search.
 
     Raises:
@@ -132,7 +132,9 @@ def judge(embedding: Embedding, images: ImageSet) -> Validation:
     matched = others > 0
     if not matched.any():
         raise InvalidData("no validation image matches another one: choose others")
-    uncertainty = distances[:, 0].astype(np.float64) ** 2 / 2 if own is None else own
+    norms = lengths(vectors.cpu().numpy())
+    nearest = one_minus_cosine(distances[:, 0], norms, norms[positions[:, 0]])
+    uncertainty = nearest if own is None else own
     certified = certify(vectors.cpu().numpy(), own, images)
     depth = positions.shape[1]
     precision = average_precision_at_k(relevant, others, depth)

@@ -38,8 +38,8 @@ PUBLISHED = {
     (3, "clean"): (".996 .942 - -", ".996 .953 .68 .72", ".996 .939 .48 .47"),
     (3, "corrupt"): (".913 .874 - -", ".926 .909 .86 .55", ".932 .885 .87 .52"),
 }
-POINT = MiningConfig("random", "semi-hard", count=64, pool=64, margin=0.05, scope="batch")
-BAYESIAN = MiningConfig("nearest", "violating", count=64, pool=64, scope="batch")
+POINT = MiningConfig("random", "semi-hard", num_negatives=64, pool=64, margin=0.05, scope="batch")
+BAYESIAN = MiningConfig("nearest", "margin-violating", num_negatives=64, pool=64, scope="batch")
 EPOCHS, BATCH, TRAIN, TEST = sized((4, 128, 40_000, 10_000), (3, 32, 700, 700))
 METHODS = {"deterministic": "point", "btl": "BTL"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ Rows = NDArray[np.integer[Any]]
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
+@runtime_checkable
 class Relevance(Protocol):
     """What n images show, and so which images match which.
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from rcir.errors import InvalidData
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BLOCK_ELEMENTS = 1 << 24  # distances held at a time: 64 MiB of float32
 
@@ -24,10 +27,13 @@ def nearest_others(vectors: Tensor, k: int) -> tuple[NDArray[np.float32], NDArra
         L2 distances and positions, each (n, k), nearest first.
 
     Example:
+        >>> import torch
         >>> distances, positions = nearest_others(torch.tensor([[0.0], [1.0], [1.0]]), 1)
         >>> distances.tolist(), positions.tolist()
         ([[1.0], [0.0], [0.0]], [[1], [2], [1]])
     """
+    import torch  # here only: the package is imported for its table as well
+
     n = len(vectors)
     if not 1 <= k < n:
         raise InvalidData(f"{k} other vectors of {n}: from 1 to {n - 1} can be found")

@@ -8,15 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
-from rcir.index.flat import FlatIndex
-from rcir.retrieval.results import Judged
-from rcir.risk import Bound, Risk, RiskController, fit_score_function
+from rcir.index import build_index
+from rcir.risk import RISKS, Bound, LabelledResults, RiskController, fit_score_function
 from rcir.risk.choice import Comparison
 
 
 def control(
-    tuning: Judged,
-    calibration: Judged,
+    tuning: LabelledResults,
+    calibration: LabelledResults,
     score_function: str,
     bound: Bound,
     alphas: Sequence[float],
@@ -34,43 +33,27 @@ def control(
         The controller, and what was compared for the miss risk.
     """
 
-    def of(risk: Risk) -> tuple[RiskController, Comparison]:
+    def of(risk: str) -> tuple[RiskController, Comparison]:
         fitted, compared = fit_score_function(
-            score_function,
-            tuning.found.rankings,
-            tuning.relevant,
-            alphas,
-            delta,
-            risk,
-            tuning.totals,
+            score_function, tuning, tuning.relevant, alphas, delta, risk, tuning.totals
         )
-        return RiskController(
-            fitted,
-            tuning.outcomes(fitted),
-            calibration.outcomes(fitted),
-            bound,
-            calibration.groups,
-            calibration.cluster,
-        ), compared
+        return RiskController(fitted, tuning, calibration, bound), compared
 
     main, compared = of("miss")
-    # Of one true match at most there is no recall but whether it is missed. The calibration queries
-    # have no say in it.
-    single = tuning.totals.max() <= 1
-    others: tuple[Risk, ...] = ("false-discovery",) if single else ("recall", "false-discovery")
-    for risk in others:
-        own, _ = of(risk)
-        if own.score_function.name != main.score_function.name:
-            main.own[risk] = own
+    for name, risk in RISKS.items():
+        if risk.own_score_function(tuning):
+            own, _ = of(name)
+            if own.score_function.name != main.score_function.name:
+                main.own[name] = own
     return main, compared
 
 
-def check_clusters(tuning: Judged, calibration: Judged) -> None:
+def check_clusters(tuning: LabelledResults, calibration: LabelledResults) -> None:
     """Raise `InvalidData` unless both are of the same kind of clusters, and of different ones."""
     if tuning.cluster != calibration.cluster:
         raise InvalidData(
             f"the tuning split is of clusters {tuning.cluster!r}, the calibration queries of "
-            f"{calibration.cluster!r}: judge both with the same"
+            f"{calibration.cluster!r}: search both with the same"
         )
     if tuning.clusters is None or calibration.clusters is None:
         return
@@ -83,32 +66,24 @@ def check_clusters(tuning: Judged, calibration: Judged) -> None:
         )
 
 
-def nearest_other(tuning: Judged, calibration: Judged) -> NDArray[np.float32]:
+def nearest_other(tuning: LabelledResults, calibration: LabelledResults) -> NDArray[np.float32]:
     """(n,) distance of each calibration query to the nearest other query of the two splits."""
-    vectors = calibration.found.vectors
-    index = FlatIndex(vectors.shape[1])
-    index.add(vectors)
-    index.add(tuning.found.vectors)
+    vectors = calibration.known("vectors")
+    index = build_index(np.concatenate([vectors, tuning.known("vectors")]))
     distances, positions = index.search(vectors, 2)
     itself = positions[:, 0] == np.arange(len(vectors))
     return np.where(itself, distances[:, 1], distances[:, 0])
 
 
-def extended(controller: RiskController, queries: Judged) -> RiskController:
+def extended(controller: RiskController, queries: LabelledResults) -> RiskController:
     """A controller of its calibration queries and further ones, which grow one by one."""
     if controller.cluster is not None or queries.cluster is not None:
         raise InvalidData("no queries can be added where they come in clusters: calibrate again")
-    groups = controller.groups
-    if (groups is None) != (queries.groups is None):
-        raise InvalidData("the calibration queries and those to add all need a group, or none")
-    if groups is not None and queries.groups is not None:
-        groups = np.concatenate([groups, queries.groups])
     return RiskController(
         controller.score_function,
         controller.tuning,
-        controller.calibration.joined(queries.outcomes(controller.score_function)),
+        controller.calibration.joined(queries.scored(controller.score_function)),
         controller.bound,
-        groups,
         own={risk: extended(own, queries) for risk, own in controller.own.items()},
         growing=True,
     )

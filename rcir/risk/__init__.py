@@ -1,6 +1,5 @@
 """Risk control on its own. Needs NumPy and SciPy only, and scikit-learn to fit `Learned`."""
 
-from rcir.risk.abstention import AbstentionController, Answered
 from rcir.risk.anytime import (
     anytime_allowed_misses,
     anytime_miss_rate_bound,
@@ -21,46 +20,49 @@ from rcir.risk.certified import Certified, is_certified, mean_size
 from rcir.risk.choice import SCORE_FUNCTIONS, fit_score_function, score_function_class
 from rcir.risk.controller import RiskController
 from rcir.risk.exchangeability import Exchangeability, check_exchangeability
+from rcir.risk.guarantee import Guarantee
 from rcir.risk.joint import JointController
+from rcir.risk.labelled import LabelledResults
 from rcir.risk.learned import Learned
 from rcir.risk.matching import MatchProbability
 from rcir.risk.means import upper_confidence_bound
 from rcir.risk.miss import MissController
 from rcir.risk.monitor import ChangeDetector, RiskMonitor
 from rcir.risk.monotone import MonotoneController
-from rcir.risk.outcomes import Outcomes, Risk
-from rcir.risk.rankings import Rankings
-from rcir.risk.request import Decision, Request
+from rcir.risk.request import Request
 from rcir.risk.reranked import Reranked
+from rcir.risk.risks import RISKS, Risk
+from rcir.risk.risks.abstention import AbstentionController
 from rcir.risk.score_functions import Constant, MinMax, Quantile, ScoreFunction
+from rcir.risk.search_results import SearchResults
 from rcir.risk.testing import bonferroni_holm, fixed_sequence
 
 __all__ = [
+    "RISKS",
     "SCORE_FUNCTIONS",
     "AbstentionController",
-    "Answered",
     "Boosted",
     "Bound",
     "Certified",
     "ChangeDetector",
     "Constant",
-    "Decision",
     "Exchangeability",
+    "Guarantee",
     "JointController",
+    "LabelledResults",
     "Learned",
     "MatchProbability",
     "MinMax",
     "MissController",
     "MonotoneController",
-    "Outcomes",
     "Quantile",
-    "Rankings",
     "Request",
     "Reranked",
     "Risk",
     "RiskController",
     "RiskMonitor",
     "ScoreFunction",
+    "SearchResults",
     "allowed_misses",
     "anytime_allowed_misses",
     "anytime_miss_rate_bound",

@@ -17,7 +17,8 @@ from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.risk.bounds import check_level
 from rcir.risk.certified import Certified, is_certified, mean_size
 from rcir.risk.controller import RiskController
-from rcir.risk.request import Decision, Request
+from rcir.risk.guarantee import Guarantee
+from rcir.risk.request import Request
 
 
 def check_among(among: int) -> int:
@@ -40,7 +41,7 @@ def corrected(delta: float, among: int) -> float:
     return check_level("delta", delta) / check_among(among)
 
 
-def decide_chosen(controller: RiskController, request: Request, among: int) -> Decision:
+def decide_chosen(controller: RiskController, request: Request, among: int) -> Guarantee:
     """Decide a request of a retriever that was chosen among several, see `corrected`.
 
     Args:
@@ -60,7 +61,8 @@ def decide_chosen(controller: RiskController, request: Request, among: int) -> D
             "calibrations does not survive a choice; give a delta, or calibrate on other queries"
         )
     try:
-        return controller.decide(replace(request, delta=corrected(request.delta, among)))
+        guarantee = controller.decide(replace(request, delta=corrected(request.delta, among)))
+        return replace(guarantee, delta=float(request.delta), chosen_among=among)
     except RiskUnattainable as error:
         raise RiskUnattainable(
             f"chosen among {among} retrievers, each certified at delta / {among}: {error}",

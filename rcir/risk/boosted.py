@@ -10,8 +10,8 @@ from scipy.special import logit
 
 from rcir.risk.features import Features, flat
 from rcir.risk.hazard import HazardScore
-from rcir.risk.rankings import Rankings
 from rcir.risk.score_functions import State
+from rcir.risk.search_results import SearchResults
 
 
 class Boosted(HazardScore):
@@ -30,8 +30,8 @@ class Boosted(HazardScore):
         >>> rng = np.random.default_rng(0)
         >>> u = rng.uniform(size=2000)
         >>> ranks = np.where(np.abs(u - 0.5) < 0.1, 5, 1)  # neither the most nor the least certain
-        >>> score_function = Boosted.fit(Rankings(u, depth=20), ranks)
-        >>> asked = Rankings(np.array([0.1, 0.5, 0.9]), depth=20)
+        >>> score_function = Boosted.fit(SearchResults(u, depth=20), ranks)
+        >>> asked = SearchResults(np.array([0.1, 0.5, 0.9]), depth=20)
         >>> score_function.sizes(asked, threshold=10).tolist()
         [1, 5, 1]
     """
@@ -52,9 +52,9 @@ class Boosted(HazardScore):
         self.intercept = intercept
 
     @classmethod
-    def suits(cls, rankings: Rankings, truth: NDArray[Any]) -> bool:
+    def suits(cls, results: SearchResults, truth: NDArray[Any]) -> bool:
         # With labels, `Reranked` is as much better as it is faster.
-        return rankings.keys is None and len(rankings) >= cls.FEWEST
+        return results.keys is None and len(results) >= cls.FEWEST
 
     @classmethod
     def _fitted(

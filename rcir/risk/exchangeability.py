@@ -11,7 +11,7 @@ from scipy.special import bdtrc
 
 from rcir.errors import InvalidData
 from rcir.risk.bounds import check_level
-from rcir.risk.outcomes import Outcomes
+from rcir.risk.labelled import LabelledResults
 from rcir.risk.score_functions import widened
 
 
@@ -59,7 +59,9 @@ class Exchangeability:
 
 
 def check_exchangeability(
-    calibration: Outcomes, recent: Outcomes, certified: tuple[float, float] | None = None
+    calibration: LabelledResults,
+    recent: LabelledResults,
+    certified: tuple[float, float] | None = None,
 ) -> Exchangeability:
     """Compare recent labelled queries with the calibration queries.
 
@@ -79,12 +81,12 @@ def check_exchangeability(
 
     Example:
         >>> import numpy as np
-        >>> from rcir.risk import Constant, Rankings
+        >>> from rcir.risk import Constant, SearchResults
         >>> rng = np.random.default_rng(0)
         >>> def outcomes(n, risk, shift=0.0):  # sets of one candidate
-        ...     queries = Rankings(rng.normal(shift, size=n), depth=1)
+        ...     queries = SearchResults(rng.normal(shift, size=n), depth=1)
         ...     found = rng.uniform(size=(n, 1)) >= risk
-        ...     return Outcomes.of(Constant(), queries, found, np.ones(n, int))
+        ...     return LabelledResults.of(queries, found, np.ones(n, int)).scored(Constant())
         >>> calibration, same = outcomes(400, 0.08), outcomes(200, 0.08)
         >>> shifted, worse = outcomes(200, 0.08, shift=1), outcomes(200, 0.16)
         >>> recent = (same, shifted, worse)
@@ -108,7 +110,7 @@ def check_exchangeability(
     if certified is None:
         return Exchangeability(p_values, len(calibration), len(recent))
     threshold, alpha = certified[0], check_level("alpha", certified[1])
-    misses = int(np.count_nonzero(recent.losses("miss", widened(np.array([threshold])))))
+    misses = int(np.count_nonzero(recent.scores > widened(threshold).astype(np.float32)))
     # P(Binomial(n, alpha) >= misses)
     p_values["risk"] = float(bdtrc(misses - 1, len(recent), alpha)) if misses else 1.0
     return Exchangeability(p_values, len(calibration), len(recent), misses, alpha)

@@ -10,25 +10,26 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from rcir.errors import InvalidData
-from rcir.risk.rankings import Floats, Rankings, count_votes, earlier_of_same_key
 from rcir.risk.score_functions import widened
+from rcir.risk.search_results import Floats, SearchResults, count_votes, earlier_of_same_key
 
 PROFILE = (2, 5, 20, 50)  # ranks whose distance describes the neighbourhood of a query
 NEAR = 1e-3  # distance below which candidates are alike: 1e-7 of rounding must not show
-OPTIONAL = ("distances", "keys", "candidate_uncertainty")
+OPTIONAL = ("distances", "keys", "candidate_uncertainty", "votes")
 
 
 @dataclass(frozen=True)
 class Features:
-    """Rank, uncertainties, distances and how fast they grow, how many of the first candidates share
-    a candidate's key, how many keys and how many of its own came before it.
+    """Rank, uncertainties, distances and how fast they grow, how many of the first candidates match
+    a candidate; where they have keys, how many keys and how many of its own came before it.
 
     Attributes:
         sample: sorted uncertainties of the tuning split.
-        uses: for each of distances, keys, candidate_uncertainty: whether it is looked at.
+        uses: for each of distances, keys, candidate_uncertainty, and votes where there are no keys
+            to count them of: whether it is looked at.
 
     Example:
-        >>> split = Rankings(np.array([0.1, 0.2, 0.9]), depth=4)
+        >>> split = SearchResults(np.array([0.1, 0.2, 0.9]), depth=4)
         >>> [values.shape for values in Features.fit(split).of(split, columns=2)]
         [(1, 2), (3, 1), (3, 2)]
     """
@@ -37,40 +38,42 @@ class Features:
     uses: tuple[bool, ...]
 
     @classmethod
-    def fit(cls, rankings: Rankings) -> Self:
+    def fit(cls, results: SearchResults) -> Self:
         """The features that a tuning split has."""
-        uses = tuple(getattr(rankings, name) is not None for name in OPTIONAL)
-        return cls(np.sort(rankings.uncertainty), uses)
+        *uses, votes = (getattr(results, name) is not None for name in OPTIONAL)
+        return cls(np.sort(results.uncertainty), (*uses, votes and results.keys is None))
 
-    def check(self, rankings: Rankings) -> None:
+    def check(self, results: SearchResults) -> None:
         """Raise `InvalidData` if the queries lack what the tuning split had."""
         for name, used in zip(OPTIONAL, self.uses, strict=True):
-            if used and getattr(rankings, name) is None:
+            if used and getattr(results, name) is None:
                 raise InvalidData(
                     f"the score function was fitted with {name}, which the queries lack"
                 )
 
-    def of(self, rankings: Rankings, columns: int) -> list[NDArray[Any]]:
+    def of(self, results: SearchResults, columns: int) -> list[NDArray[Any]]:
         """Arrays that broadcast to (n, columns), one a feature.
 
         Raises:
             InvalidData: the queries lack what the tuning split had.
         """
-        self.check(rankings)
+        self.check(results)
         number = np.log(np.arange(1.0, columns + 1))[None, :]
-        normal = self._normal(rankings.uncertainty)[:, None]
+        normal = self._normal(results.uncertainty)[:, None]
         features: list[NDArray[Any]] = [number, normal, number * normal]
-        if self.uses[0] and rankings.distances is not None:
-            features += _neighbourhood(rankings.distances, columns)
-        if self.uses[1] and rankings.keys is not None:
-            before = earlier_of_same_key(rankings.keys[:, :columns])
-            votes = rankings.votes
+        if self.uses[0] and results.distances is not None:
+            features += _neighbourhood(results.distances, columns)
+        if self.uses[1] and results.keys is not None:
+            before = earlier_of_same_key(results.keys[:, :columns])
+            votes = results.votes
             if votes is None:
-                votes = count_votes(rankings.keys, columns)
+                votes = count_votes(results.keys, columns)
             keys_before = np.log(np.cumsum(before == 0, axis=1))
             features += [votes[:, :columns], keys_before, np.log1p(before)]
-        if self.uses[2] and rankings.candidate_uncertainty is not None:
-            features.append(rankings.candidate_uncertainty[:, :columns])
+        if self.uses[2] and results.candidate_uncertainty is not None:
+            features.append(results.candidate_uncertainty[:, :columns])
+        if self.uses[3] and results.votes is not None:
+            features.append(results.votes[:, :columns])
         return features
 
     def _normal(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:

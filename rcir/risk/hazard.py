@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from rcir.risk.features import Features, flat
-from rcir.risk.rankings import Rankings, earlier_of_same_key
 from rcir.risk.score_functions import TOLERANCE, ScoreFunction, check_split, set_sizes
+from rcir.risk.search_results import SearchResults, earlier_of_same_key
 
 FLOOR = 1e-9  # probability below which ranks are all alike
 CHUNK = 4096
@@ -38,17 +38,17 @@ class HazardScore(ScoreFunction):
         self.repeats = repeats
 
     @classmethod
-    def fit(cls, rankings: Rankings, truth: NDArray[Any]) -> Self:
-        ranks = check_split(rankings, truth)
-        number = np.arange(1, rankings.depth + 1)
+    def fit(cls, results: SearchResults, truth: NDArray[Any]) -> Self:
+        ranks = check_split(results, truth)
+        number = np.arange(1, results.depth + 1)
         match = number == ranks[:, None]
-        repeats = rankings.keys is None or bool(
-            (match & (earlier_of_same_key(rankings.keys) > 0)).any()
+        repeats = results.keys is None or bool(
+            (match & (earlier_of_same_key(results.keys) > 0)).any()
         )
-        features = Features.fit(rankings)
-        impossible = _impossible(rankings, rankings.depth, repeats)
+        features = Features.fit(results)
+        impossible = _impossible(results, results.depth, repeats)
         asked = (number <= ranks[:, None]) & ~impossible
-        rows = flat(features.of(rankings, rankings.depth), asked)
+        rows = flat(features.of(results, results.depth), asked)
         return cls._fitted(features, repeats, rows, match[asked])
 
     @classmethod
@@ -68,31 +68,31 @@ class HazardScore(ScoreFunction):
     def _logits(self, features: list[NDArray[Any]], shape: tuple[int, int]) -> NDArray[np.float64]:
         """The hazard's (n, columns) logits of features that broadcast to that shape."""
 
-    def hazard(self, rankings: Rankings, columns: int | None = None) -> NDArray[np.float64]:
+    def hazard(self, results: SearchResults, columns: int | None = None) -> NDArray[np.float64]:
         """(n, columns) probability that a candidate is a match if none before it is."""
-        shown = rankings.depth if columns is None else min(columns, rankings.depth)
-        features = self.features.of(rankings, shown)
-        hazard: NDArray[np.float64] = expit(self._logits(features, (len(rankings), shown)))
-        hazard[_impossible(rankings, shown, self.repeats)] = 0
+        shown = results.depth if columns is None else min(columns, results.depth)
+        features = self.features.of(results, shown)
+        hazard: NDArray[np.float64] = expit(self._logits(features, (len(results), shown)))
+        hazard[_impossible(results, shown, self.repeats)] = 0
         return hazard
 
-    def candidate_scores(self, rankings: Rankings) -> NDArray[np.float32]:
-        return self._candidate_scores(rankings, rankings.depth)
+    def candidate_scores(self, results: SearchResults) -> NDArray[np.float32]:
+        return self._candidate_scores(results, results.depth)
 
-    def sizes(self, rankings: Rankings, threshold: float) -> NDArray[np.int64]:
+    def sizes(self, results: SearchResults, threshold: float) -> NDArray[np.int64]:
         # K - 1 ranks of probability 1 / threshold or more: K is at most 1 + threshold, what follows
         # is not looked at (and one more, for rounding).
-        columns = int(min(2 + threshold * (1 + TOLERANCE), rankings.depth)) if threshold >= 0 else 1
-        candidate_scores = self._candidate_scores(rankings, columns)
+        columns = int(min(2 + threshold * (1 + TOLERANCE), results.depth)) if threshold >= 0 else 1
+        candidate_scores = self._candidate_scores(results, columns)
         return set_sizes(candidate_scores, threshold)
 
-    def selection_score(self, rankings: Rankings, size: int) -> NDArray[np.float64]:
-        none: NDArray[np.float64] = np.prod(1 - self.hazard(rankings, size), axis=1)
+    def selection_score(self, results: SearchResults, size: int) -> NDArray[np.float64]:
+        none: NDArray[np.float64] = np.prod(1 - self.hazard(results, size), axis=1)
         return none
 
-    def _candidate_scores(self, rankings: Rankings, columns: int) -> NDArray[np.float32]:
+    def _candidate_scores(self, results: SearchResults, columns: int) -> NDArray[np.float32]:
         """The first columns of `candidate_scores`, exact in those that cost less than `columns`."""
-        hazard = self.hazard(rankings, columns)
+        hazard = self.hazard(results, columns)
         probability = hazard.copy()
         probability[:, 1:] *= np.cumprod(1 - hazard, axis=1)[:, :-1]
         candidate_scores = np.zeros(hazard.shape, np.float32)  # the first candidate is in every set
@@ -101,18 +101,18 @@ class HazardScore(ScoreFunction):
             np.maximum.accumulate(
                 candidate_scores, axis=1, out=candidate_scores
             )  # of the smallest, digits were lost
-        if rankings.distances is not None:
-            candidate_scores[np.isposinf(rankings.distances[:, :columns])] = np.inf
+        if results.distances is not None:
+            candidate_scores[np.isposinf(results.distances[:, :columns])] = np.inf
         return candidate_scores
 
 
-def _impossible(rankings: Rankings, columns: int, repeats: bool) -> NDArray[np.bool_]:
+def _impossible(results: SearchResults, columns: int, repeats: bool) -> NDArray[np.bool_]:
     """(n, columns) where no first match can be."""
-    impossible = np.zeros((len(rankings), columns), bool)
-    if rankings.distances is not None:
-        impossible |= np.isposinf(rankings.distances[:, :columns])
-    if rankings.keys is not None and not repeats:
-        impossible |= earlier_of_same_key(rankings.keys[:, :columns]) > 0
+    impossible = np.zeros((len(results), columns), bool)
+    if results.distances is not None:
+        impossible |= np.isposinf(results.distances[:, :columns])
+    if results.keys is not None and not repeats:
+        impossible |= earlier_of_same_key(results.keys[:, :columns]) > 0
     return impossible
 
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.risk.bounds import Bound, check_level, p_values
-from rcir.risk.outcomes import Outcomes, Risk, check_risk
+from rcir.risk.labelled import LabelledResults
+from rcir.risk.risks import find_risk
 from rcir.risk.score_functions import widened
 from rcir.risk.testing import bonferroni_holm, fixed_sequence
 
@@ -26,7 +27,7 @@ class JointController:
     theorem 1). Which thresholds there are and, for fixed-sequence testing, in which order they are
     tried comes from the tuning split: the most promising first. Of those certified, the smallest
         sets are
-    taken; for the false-discovery risk alone, which small sets satisfy best, the largest.
+    taken; for risks that small sets satisfy best, such as that of false discoveries, the largest.
 
     Args:
         calibration: the calibration queries.
@@ -35,11 +36,11 @@ class JointController:
         procedure: how the whole is kept at delta: "fixed-sequence" or "bonferroni-holm".
 
     Example:
-        >>> from rcir.risk import Constant, Rankings
+        >>> from rcir.risk import Constant, SearchResults
         >>> relevant = np.array([[True, False, True]] * 900 + [[False, True, False]] * 100)
-        >>> queries = Rankings(np.zeros(1000), depth=3)
-        >>> outcomes = Outcomes.of(Constant(), queries, relevant, np.full(1000, 2))
-        >>> halves = (outcomes.subset(slice(start, None, 2)) for start in (0, 1))
+        >>> queries = SearchResults(np.zeros(1000), depth=3)
+        >>> outcomes = LabelledResults.of(queries, relevant, np.full(1000, 2)).scored(Constant())
+        >>> halves = (outcomes[slice(start, None, 2)] for start in (0, 1))
         >>> controller = JointController(*halves)
         >>> controller.threshold({"miss": 0.05, "false-discovery": 0.6}, delta=0.1)
         1.0
@@ -47,8 +48,8 @@ class JointController:
 
     def __init__(
         self,
-        calibration: Outcomes,
-        tuning: Outcomes,
+        calibration: LabelledResults,
+        tuning: LabelledResults,
         bound: Bound = "hoeffding-bentkus",
         procedure: Procedure = "fixed-sequence",
     ) -> None:
@@ -59,9 +60,9 @@ class JointController:
             raise InvalidConfig(f"procedure {procedure!r} is unknown; choose one of {choices}")
         self.procedure: Procedure = procedure
         self.thresholds = tuning.steps(CANDIDATES)
-        self._totals: dict[tuple[bool, Risk], NDArray[np.float64]] = {}
+        self._totals: dict[tuple[bool, str], NDArray[np.float64]] = {}
 
-    def threshold(self, alphas: Mapping[Risk, float], delta: float) -> float:
+    def threshold(self, alphas: Mapping[str, float], delta: float) -> float:
         """The threshold to use, certified for all risks together with probability 1 - delta.
 
         Args:
@@ -76,21 +77,21 @@ class JointController:
         if not alphas:
             raise InvalidConfig("there is no risk to control: give at least one with its alpha")
         for risk, alpha in alphas.items():
-            check_risk(risk)
+            find_risk(risk)
             check_level(f"alpha of {risk}", alpha)
         check_level("delta", delta)
         certified = self._certified(alphas, delta)
         if len(certified) == 0:
             raise self._unattainable(alphas, delta)
-        largest = set(alphas) == {"false-discovery"}
+        largest = not any(find_risk(risk).falls for risk in alphas)
         return float(certified.max() if largest else certified.min())
 
-    def bound_of(self, risk: Risk) -> Bound:
-        """The bound of a risk: misses of independent queries are whole numbers."""
-        whole = risk == "miss" and self.calibration.clusters is None
+    def bound_of(self, risk: str) -> Bound:
+        """The bound of a risk: losses 0 or 1 of independent queries sum to whole numbers."""
+        whole = find_risk(risk).binary and self.calibration.clusters is None
         return "binomial" if whole else self.bound
 
-    def minimum_alpha(self, risk: Risk, delta: float) -> float | None:
+    def minimum_alpha(self, risk: str, delta: float) -> float | None:
         """The smallest alpha at which some threshold is certified for one risk; to 4 decimals."""
         low, high = 0, 10_000
         while high - low > 1:
@@ -101,14 +102,16 @@ class JointController:
                 low = middle
         return high / 10_000 if high < 10_000 else None
 
-    def _certified(self, alphas: Mapping[Risk, float], delta: float) -> NDArray[np.float32]:
+    def _certified(self, alphas: Mapping[str, float], delta: float) -> NDArray[np.float32]:
         values = self._p_values(self.calibration, alphas)
         if self.procedure == "bonferroni-holm":
             return self.thresholds[bonferroni_holm(values, delta)]
         order = np.argsort(self._p_values(self.tuning, alphas), kind="stable")
         return self.thresholds[order[fixed_sequence(values[order], delta)]]
 
-    def _p_values(self, outcomes: Outcomes, alphas: Mapping[Risk, float]) -> NDArray[np.float64]:
+    def _p_values(
+        self, outcomes: LabelledResults, alphas: Mapping[str, float]
+    ) -> NDArray[np.float64]:
         """(g,) for each threshold, of the hypothesis that some risk is above its alpha there."""
         each = [
             p_values(self._sums(outcomes, risk), outcomes.units, alpha, self.bound_of(risk))
@@ -116,15 +119,17 @@ class JointController:
         ]
         return np.max(each, axis=0)  # type: ignore[no-any-return]
 
-    def _sums(self, outcomes: Outcomes, risk: Risk) -> NDArray[np.float64]:
+    def _sums(self, outcomes: LabelledResults, risk: str) -> NDArray[np.float64]:
         """(g,) summed losses at each threshold; computed once."""
         key = (outcomes is self.tuning, risk)
         if key not in self._totals:
             # Of the sets that these thresholds give, which `set_sizes` allows a tolerance.
-            self._totals[key] = outcomes.unit_losses(risk, widened(self.thresholds)).sum(axis=0)
+            self._totals[key] = (
+                find_risk(risk).unit_losses(outcomes, widened(self.thresholds)).sum(axis=0)
+            )
         return self._totals[key]
 
-    def _unattainable(self, alphas: Mapping[Risk, float], delta: float) -> RiskUnattainable:
+    def _unattainable(self, alphas: Mapping[str, float], delta: float) -> RiskUnattainable:
         attainable = {risk: self.minimum_alpha(risk, delta) for risk in alphas}
         asked = ", ".join(f"{risk} {alpha:g}" for risk, alpha in alphas.items())
         alone = ", ".join(f"{risk} {alpha or 1:.4f}" for risk, alpha in attainable.items())

@@ -20,12 +20,13 @@ class Learned(HazardScore):
         intercept: of the hazard's logit.
 
     Example:
-        >>> from rcir.risk import Rankings
+        >>> from rcir.risk import SearchResults
         >>> rng = np.random.default_rng(0)
         >>> u = rng.uniform(size=2000)
         >>> ranks = np.where(rng.uniform(size=2000) < u / 2, rng.integers(2, 20, 2000), 1)
-        >>> score_function = Learned.fit(Rankings(u, depth=20), ranks)
-        >>> sizes = score_function.sizes(Rankings(np.array([0.05, 0.95]), depth=20), threshold=50)
+        >>> score_function = Learned.fit(SearchResults(u, depth=20), ranks)
+        >>> asked = SearchResults(np.array([0.05, 0.95]), depth=20)
+        >>> sizes = score_function.sizes(asked, threshold=50)
         >>> bool(sizes[0] < sizes[1])
         True
     """

@@ -11,8 +11,8 @@ from scipy.special import expit
 from rcir.errors import InvalidData
 from rcir.risk.features import Features, fit_logistic, flat, linear
 from rcir.risk.hazard import prices
-from rcir.risk.rankings import Rankings
-from rcir.risk.score_functions import ScoreFunction, State, check_matches, check_split
+from rcir.risk.score_functions import Results, ScoreFunction, State, check_matches, check_split
+from rcir.risk.search_results import SearchResults
 
 MOST = 100_000  # candidates that the model is fitted on
 
@@ -34,8 +34,10 @@ class MatchProbability(ScoreFunction):
         >>> rng = np.random.default_rng(0)
         >>> distances = np.sort(rng.uniform(size=(500, 4)), axis=1)
         >>> matches = rng.uniform(size=(500, 4)) > distances
-        >>> score_function = MatchProbability.fit(Rankings(np.ones(500), 4, distances), matches)
-        >>> asked = Rankings(np.ones(2), 4, np.array([[0.1, 0.2, 0.3, 0.9], [0.6, 0.7, 0.8, 0.9]]))
+        >>> queries = SearchResults(np.ones(500), 4, distances)
+        >>> score_function = MatchProbability.fit(queries, matches)
+        >>> near = np.array([[0.1, 0.2, 0.3, 0.9], [0.6, 0.7, 0.8, 0.9]])
+        >>> asked = SearchResults(np.ones(2), 4, near)
         >>> score_function.sizes(asked, threshold=2.0).tolist()  # match with probability 1/2
         [3, 1]
     """
@@ -48,13 +50,13 @@ class MatchProbability(ScoreFunction):
         self.intercept = intercept
 
     @classmethod
-    def fit(cls, rankings: Rankings, truth: NDArray[Any]) -> Self:
-        check_split(rankings, truth)
+    def fit(cls, results: SearchResults, truth: NDArray[Any]) -> Self:
+        check_split(results, truth)
         if np.ndim(truth) != 2:
             raise InvalidData("match-probability sizes are fitted on all matches, not on the first")
-        matches = check_matches(rankings, truth)
-        features = Features.fit(rankings)
-        asked = rankings.there
+        matches = check_matches(results, truth)
+        features = Features.fit(results)
+        asked = results.there
         number = int(asked.sum())
         if number > MOST:
             kept = np.random.default_rng(0).permutation(number)[:MOST]
@@ -62,29 +64,29 @@ class MatchProbability(ScoreFunction):
             asked = np.zeros(asked.size, bool)
             asked[places] = True
             asked = asked.reshape(matches.shape)
-        rows = flat(features.of(rankings, rankings.depth), asked)
+        rows = flat(features.of(results, results.depth), asked)
         return cls(features, *fit_logistic(rows, matches[asked]))
 
-    def ordered(self, rankings: Rankings) -> tuple[Rankings, NDArray[np.int64] | None]:
-        if rankings.probability is not None:
-            return rankings, None
-        features = self.features.of(rankings, rankings.depth)
-        shape = (len(rankings), rankings.depth)
+    def ordered(self, results: Results) -> tuple[Results, NDArray[np.int64] | None]:
+        if results.probability is not None:
+            return results, None
+        features = self.features.of(results, results.depth)
+        shape = (len(results), results.depth)
         logits = linear(features, self.weights, self.intercept, shape)
-        logits[~rankings.there] = -np.inf
+        logits[~results.there] = -np.inf
         columns = np.argsort(-logits, axis=1, kind="stable")
         probability = expit(np.take_along_axis(logits, columns, axis=1))
-        return rankings.reordered(columns, probability), columns
+        return results.reordered(columns, probability), columns
 
-    def candidate_scores(self, rankings: Rankings) -> NDArray[np.float32]:
-        ordered, _ = self.ordered(rankings)
+    def candidate_scores(self, results: SearchResults) -> NDArray[np.float32]:
+        ordered, _ = self.ordered(results)
         candidate_scores = prices(np.asarray(ordered.probability))
         candidate_scores[:, 0] = 0  # the first candidate is in every set
         candidate_scores[~ordered.there] = np.inf
         return candidate_scores
 
-    def selection_score(self, rankings: Rankings, size: int) -> NDArray[np.float64]:
-        probability = np.asarray(self.ordered(rankings)[0].probability)
+    def selection_score(self, results: SearchResults, size: int) -> NDArray[np.float64]:
+        probability = np.asarray(self.ordered(results)[0].probability)
         return np.prod(1 - probability[:, :size], axis=1)  # type: ignore[no-any-return]
 
     def state(self) -> State:

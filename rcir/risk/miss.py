@@ -27,9 +27,9 @@ from rcir.risk.anytime import (
 )
 from rcir.risk.band import band_required_calibration, local_level
 from rcir.risk.bounds import Bound, allowed_misses, check_bound, check_level, miss_rate_bound
-from rcir.risk.rankings import Floats, Rankings
 from rcir.risk.refusal import required, unattainable
 from rcir.risk.score_functions import ScoreFunction, check_ranks
+from rcir.risk.search_results import Floats, SearchResults
 
 
 class _Rule(NamedTuple):
@@ -52,9 +52,9 @@ class MissController:
 
     Example:
         >>> import numpy as np
-        >>> from rcir.risk import Constant, Rankings
+        >>> from rcir.risk import Constant, SearchResults
         >>> ranks = np.repeat([1, 2, 5, np.inf], [860, 60, 60, 20])
-        >>> queries = Rankings(np.zeros(1000), depth=50)
+        >>> queries = SearchResults(np.zeros(1000), depth=50)
         >>> controller = MissController.calibrate(Constant(), queries, ranks)
         >>> controller.threshold(alpha=0.1, delta=0.1)
         1.0
@@ -81,7 +81,7 @@ class MissController:
     def calibrate(
         cls,
         score_function: ScoreFunction,
-        rankings: Rankings,
+        results: SearchResults,
         ranks: Floats,
         bound: Bound = "binomial",
     ) -> MissController:
@@ -89,7 +89,7 @@ class MissController:
 
         Args:
             score_function: fitted on other queries.
-            rankings: of the n calibration queries.
+            results: of the n calibration queries.
             ranks: (n,) rank of each query's first true match, from 1, infinite where there is none
                 within the search depth.
             bound: see `rcir.risk.p_value`.
@@ -97,8 +97,8 @@ class MissController:
         Raises:
             InvalidData: no queries, unequal lengths, NaN, or a rank outside {1, ..., depth, inf}.
         """
-        scores = score_function.scores(rankings, check_ranks(rankings, ranks))
-        return cls(score_function, scores, rankings.depth, bound)
+        scores = score_function.scores(results, check_ranks(results, ranks))
+        return cls(score_function, scores, results.depth, bound)
 
     @property
     def n_calibration(self) -> int:
@@ -160,7 +160,7 @@ class MissController:
 
     def size(
         self,
-        rankings: Rankings,
+        results: SearchResults,
         alpha: float,
         delta: float | None,
         simultaneous: bool = False,
@@ -168,20 +168,20 @@ class MissController:
         anytime: bool = False,
     ) -> NDArray[np.int64]:
         """(n,) certified set sizes: `sizes` at `threshold` with the same arguments."""
-        return self.sizes(rankings, self.threshold(alpha, delta, simultaneous, anytime=anytime))
+        return self.sizes(results, self.threshold(alpha, delta, simultaneous, anytime=anytime))
 
-    def sizes(self, rankings: Rankings, threshold: float) -> NDArray[np.int64]:
+    def sizes(self, results: SearchResults, threshold: float) -> NDArray[np.int64]:
         """(n,) set sizes in {1, ..., depth} of queries that were searched as deep.
 
         Raises:
             InvalidData: they were searched to another depth.
         """
-        if rankings.depth != self.depth:
+        if results.depth != self.depth:
             raise InvalidData(
-                f"the queries were searched to depth {rankings.depth}, the calibration queries to "
+                f"the queries were searched to depth {results.depth}, the calibration queries to "
                 f"{self.depth}: search alike"
             )
-        return self.score_function.sizes(rankings, threshold)
+        return self.score_function.sizes(results, threshold)
 
     def minimum_alpha(
         self, delta: float | None, simultaneous: bool = False, *, anytime: bool = False

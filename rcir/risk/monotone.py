@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidData, InvalidRiskLevel
 from rcir.risk.bounds import Bound, check_bound, check_level, mean_bound, p_value
-from rcir.risk.outcomes import Outcomes, Risk
+from rcir.risk.labelled import LabelledResults
 from rcir.risk.refusal import required, unattainable
+from rcir.risk.risks import find_risk
 
 
 class MonotoneController:
@@ -29,17 +30,17 @@ class MonotoneController:
     Args:
         calibration: the calibration queries.
         tuning: other queries, of the tuning split; the "betting" bound learns its stake there.
-        risk: "recall" or "miss".
-        bound: see `rcir.risk.p_value`; not "binomial", which is for losses 0 or 1.
+        risk: the name of one that falls.
+        bound: see `rcir.risk.p_value`; "binomial" for losses 0 or 1 of independent queries.
         weights: (units,) of mean 1, not negative, for another mix of units than the calibration's;
             they must not come from losses. Then the bound is "betting".
 
     Example:
-        >>> from rcir.risk import Constant, Rankings
+        >>> from rcir.risk import Constant, SearchResults
         >>> relevant = np.array([[True, True, False]] * 300 + [[True, False, True]] * 100)
-        >>> queries = Rankings(np.zeros(400), depth=3)
-        >>> outcomes = Outcomes.of(Constant(), queries, relevant, np.full(400, 2))
-        >>> halves = (outcomes.subset(slice(start, None, 2)) for start in (0, 1))
+        >>> queries = SearchResults(np.zeros(400), depth=3)
+        >>> outcomes = LabelledResults.of(queries, relevant, np.full(400, 2)).scored(Constant())
+        >>> halves = (outcomes[slice(start, None, 2)] for start in (0, 1))
         >>> controller = MonotoneController(*halves, risk="recall")
         >>> controller.threshold(alpha=0.2, delta=0.1)  # sets of 2 lack a half in a quarter of them
         1.0
@@ -47,19 +48,20 @@ class MonotoneController:
 
     def __init__(
         self,
-        calibration: Outcomes,
-        tuning: Outcomes,
-        risk: Risk,
+        calibration: LabelledResults,
+        tuning: LabelledResults,
+        risk: str,
         bound: Bound = "hoeffding-bentkus",
         weights: NDArray[np.float64] | None = None,
     ) -> None:
         check_bound(bound)
-        if bound == "binomial":
+        self.risk = find_risk(risk)
+        whole = self.risk.binary and calibration.clusters is None and weights is None
+        if bound == "binomial" and not whole:
             raise InvalidData("the binomial bound is for losses 0 or 1: choose hoeffding-bentkus")
-        if risk == "false-discovery":
-            raise InvalidData("the false-discovery risk need not fall as sets grow")
+        if not self.risk.falls:
+            raise InvalidData(f"the {risk} risk need not fall as sets grow")
         self.calibration, self.tuning = calibration, tuning
-        self.risk: Risk = risk
         self.bound: Bound = bound if weights is None else "betting"
         self.weights = weights
         self._stakes: dict[tuple[float, float], float] = {}
@@ -128,7 +130,7 @@ class MonotoneController:
     def _losses(self, index: int) -> NDArray[np.float64]:
         """(units,) at one threshold, weighted."""
         threshold = self.thresholds[index : index + 1]
-        losses = self.calibration.unit_losses(self.risk, threshold)[:, 0]
+        losses = self.risk.unit_losses(self.calibration, threshold)[:, 0]
         return losses if self.weights is None else losses * self.weights
 
     def _stake(self, alpha: float, delta: float) -> float:
@@ -143,9 +145,9 @@ class MonotoneController:
         low, high = -1, len(thresholds) - 1
         while high - low > 1:  # the sets whose mean loss on the tuning split is about alpha
             middle = (low + high) // 2
-            mean = self.tuning.unit_losses(self.risk, thresholds[middle : middle + 1]).mean()
+            mean = self.risk.unit_losses(self.tuning, thresholds[middle : middle + 1]).mean()
             low, high = (low, middle) if mean <= alpha else (middle, high)
-        losses = self.tuning.unit_losses(self.risk, thresholds[high : high + 1])
+        losses = self.risk.unit_losses(self.tuning, thresholds[high : high + 1])
         n = self.calibration.units
         # A split that shows no spread at all proves none: one unit of spread 1/2 is added.
         variance = (float(losses.var()) * len(losses) + 0.25) / (len(losses) + 1)
@@ -157,7 +159,6 @@ class MonotoneController:
 
     def _unattainable(self, alpha: float, delta: float | None) -> Exception:
         lost = float(self._losses(len(self.thresholds) - 1).mean())
-        missing = "true matches" if self.risk == "recall" else "queries' matches"
         return unattainable(
             alpha,
             delta,
@@ -165,14 +166,14 @@ class MonotoneController:
             unit="queries" if self.calibration.clusters is None else "clusters",
             minimum_alpha=self.minimum_alpha(delta),
             required_calibration=required(alpha, delta, self.bound, lost),
-            deeper=f"search deeper than {self.calibration.candidate_scores.shape[1]} candidates (a "
-            f"share {lost:.4f} of the {missing} is not among them)"
+            deeper=f"search deeper than {self.calibration.depth} candidates (a "
+            f"share {lost:.4f} of the {self.risk.lacking} is not among them)"
             if lost > 0
             else None,
         )
 
 
-def _steps(outcomes: Outcomes) -> NDArray[np.float32]:
+def _steps(outcomes: LabelledResults) -> NDArray[np.float32]:
     """The thresholds at which some set gains a true match, ascending."""
-    steps = np.unique(outcomes.candidate_scores[outcomes.relevant])
+    steps = outcomes.match_scores
     return steps if len(steps) else np.zeros(1, np.float32)

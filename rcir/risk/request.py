@@ -1,4 +1,4 @@
-"""Requests to a calibration, and decisions on them."""
+"""Requests: which guarantee is asked for."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Literal
 
 from rcir.errors import InvalidConfig
 from rcir.risk.bounds import check_level
-from rcir.risk.outcomes import Risk, check_risk
+from rcir.risk.risks import RISKS, Risk, find_risk
 
-Alpha = float | Mapping[Risk, float]
+Alpha = float | Mapping[str, float]
 Mix = Literal["any"] | Mapping[str, float] | None
+DEFAULT = "miss"
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Request:
     Attributes:
         alpha: the level of `risk`, or several risks with their levels, that hold together.
         delta: probability of misleading calibration queries; None for the marginal guarantee.
-        risk: "miss", "recall" or "false-discovery"; with several in `alpha`, leave it.
+        risk: the name of one of `rcir.risk.RISKS`; with several in `alpha`, leave it.
         group: speak of the queries of this group only.
         abstain: answer with one candidate, or not at all; the risk is that of the answers.
         simultaneous: hold for all alpha at once.
@@ -33,7 +34,7 @@ class Request:
 
     alpha: Alpha
     delta: float | None
-    risk: Risk = "miss"
+    risk: str = DEFAULT
     group: str | None = None
     abstain: bool = False
     simultaneous: bool = False
@@ -41,11 +42,11 @@ class Request:
     mix: Mix = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.alpha, Mapping) and len(self.alpha) == 1 and self.risk == "miss":
+        if isinstance(self.alpha, Mapping) and len(self.alpha) == 1 and self.risk == DEFAULT:
             ((risk, alpha),) = self.alpha.items()
             object.__setattr__(self, "risk", risk)
             object.__setattr__(self, "alpha", alpha)
-        check_risk(self.risk)
+        find_risk(self.risk)
         if not isinstance(self.group, str | None):
             raise InvalidConfig(f"group is {self.group!r}; it must be a string or None")
         for name in ("abstain", "simultaneous", "anytime"):
@@ -56,29 +57,24 @@ class Request:
         if self.delta is not None:
             check_level("delta", self.delta)
         several = isinstance(self.alpha, Mapping)
-        if several and (self.risk != "miss" or self.abstain):
+        if several and (self.risk != DEFAULT or self.abstain):
             raise InvalidConfig("alpha names several risks: leave risk and abstain as they are")
-        if self.abstain and self.risk != "miss":
-            raise InvalidConfig(f"abstain=True bounds misses among answers, not {self.risk}")
+        one = find_risk(self.risk, self.abstain)
         for name in ("simultaneous", "anytime"):
-            if getattr(self, name) and (several or self.risk != "miss" or self.abstain):
-                raise InvalidConfig(f"{name}=True is for the miss risk alone, of all answers")
+            if getattr(self, name) and (several or not one.exact):
+                exact = " or ".join(each.name for each in RISKS.values() if each.exact)
+                raise InvalidConfig(f"{name}=True is for the {exact} risk alone, of all answers")
         if self.simultaneous and self.anytime:
             raise InvalidConfig("simultaneous=True and anytime=True exclude each other: take one")
-        if self.delta is None and (
-            several
-            or self.risk == "false-discovery"
-            or self.abstain
-            or self.anytime
-            or self.mix is not None
-        ):
-            raise InvalidConfig("delta=None is for the miss or the recall risk alone: give a delta")
+        falls = one.falls and not several
+        if self.delta is None and not (falls and not self.anytime and self.mix is None):
+            raise InvalidConfig(f"delta=None is for the {_falling()} risk alone: give a delta")
         if self.mix is not None:
-            self._check_mix(several)
+            self._check_mix(falls)
 
-    def _check_mix(self, several: bool) -> None:
-        if several or self.risk == "false-discovery" or self.abstain or self.group is not None:
-            raise InvalidConfig("mix is for the miss or the recall risk, of all answers and groups")
+    def _check_mix(self, falls: bool) -> None:
+        if not falls or self.group is not None:
+            raise InvalidConfig(f"mix is for the {_falling()} risk, of all answers and groups")
         if isinstance(self.mix, Mapping):
             if self.simultaneous or self.anytime:
                 raise InvalidConfig("a mix of shares goes with neither simultaneous nor anytime")
@@ -92,26 +88,11 @@ class Request:
         elif not (isinstance(self.mix, str) and self.mix == "any"):
             raise InvalidConfig(f"mix is {self.mix!r}; give 'any', or the share of each group")
 
+    @property
+    def one_risk(self) -> Risk:
+        """The risk that is asked for, where it is one."""
+        return find_risk(self.risk, self.abstain)
 
-@dataclass(frozen=True)
-class Decision:
-    """The certificate of a request.
 
-    Attributes:
-        threshold: ranks that cost at most this are in the set, up to
-            `rcir.risk.score_functions.TOLERANCE`.
-        selection_threshold: queries of greater selection score are not answered; None if all are.
-        bound: what the certificate rests on.
-        risk_bound: the risk that is certified in fact, at most alpha; None for several.
-        n_calibration: number of calibration queries it rests on.
-        n_clusters: number of the clusters that they come in; None where they are independent.
-        n_groups: number of the groups of which any mix may come; None of all as they are.
-    """
-
-    threshold: float
-    selection_threshold: float | None
-    bound: str
-    risk_bound: float | None
-    n_calibration: int
-    n_clusters: int | None = None
-    n_groups: int | None = None
+def _falling() -> str:
+    return " or the ".join(risk.name for risk in RISKS.values() if risk.falls)

@@ -11,8 +11,8 @@ from scipy.special import softmax
 from rcir.errors import InvalidData
 from rcir.risk.features import PROFILE, Features, linear
 from rcir.risk.hazard import FLOOR, prices
-from rcir.risk.rankings import Rankings, first_of_each_key
-from rcir.risk.score_functions import ScoreFunction, State, check_split
+from rcir.risk.score_functions import Results, ScoreFunction, State, check_split
+from rcir.risk.search_results import SearchResults, first_of_each_key
 
 MOST = 5000  # queries that the model is fitted on
 RIDGE = 1e-4
@@ -40,7 +40,7 @@ class Reranked(ScoreFunction):
         >>> keys = np.tile([0, 0, 1], (400, 1))
         >>> distances = np.tile([1.0, 1.1, 1.2], (400, 1))
         >>> sharp = rng.uniform(size=(400, 3)) + 2 * (np.arange(3) == 2)  # of candidates' variances
-        >>> queries = Rankings(np.ones(400), 3, distances, keys, sharp)
+        >>> queries = SearchResults(np.ones(400), 3, distances, keys, sharp)
         >>> score_function = Reranked.fit(queries, np.where(rng.uniform(size=400) < 0.8, 3, 1))
         >>> score_function.ordered(queries[:1])[1].tolist()  # the farthest is the right one, mostly
         [[2, 0, 1]]
@@ -54,8 +54,8 @@ class Reranked(ScoreFunction):
         self.none = none
 
     @classmethod
-    def suits(cls, rankings: Rankings, truth: NDArray[Any]) -> bool:
-        ranks, keys = check_split(rankings, truth), rankings.keys
+    def suits(cls, results: SearchResults, truth: NDArray[Any]) -> bool:
+        ranks, keys = check_split(results, truth), results.keys
         if keys is None:
             return False
         known = np.isfinite(ranks)
@@ -65,18 +65,18 @@ class Reranked(ScoreFunction):
         return bool(first[known].all() and not np.any(others))
 
     @classmethod
-    def fit(cls, rankings: Rankings, truth: NDArray[Any]) -> Self:
-        ranks = check_split(rankings, truth)
-        if not cls.suits(rankings, truth):
+    def fit(cls, results: SearchResults, truth: NDArray[Any]) -> Self:
+        ranks = check_split(results, truth)
+        if not cls.suits(results, truth):
             raise InvalidData(
                 "reranked sizes need candidates with keys (labels), of which a query's true "
                 "matches all have one: choose learned sizes"
             )
-        features = Features.fit(rankings)
+        features = Features.fit(results)
         rows = slice(None)
-        if len(rankings) > MOST:
-            rows = np.random.default_rng(0).permutation(len(rankings))[:MOST]  # type: ignore[assignment]
-        columns, known, arrays = _labels(features, rankings[rows])
+        if len(results) > MOST:
+            rows = np.random.default_rng(0).permutation(len(results))[:MOST]  # type: ignore[assignment]
+        columns, known, arrays = _labels(features, results[rows])
         right = columns == ranks[rows][:, None] - 1
         shape = known.shape
         rivals = np.stack(
@@ -88,10 +88,10 @@ class Reranked(ScoreFunction):
         weights = weights / spread
         return cls(features, weights, none + float(weights @ mean))
 
-    def ordered(self, rankings: Rankings) -> tuple[Rankings, NDArray[np.int64] | None]:
-        if rankings.probability is not None:
-            return rankings, None
-        columns, known, arrays = _labels(self.features, rankings)
+    def ordered(self, results: Results) -> tuple[Results, NDArray[np.int64] | None]:
+        if results.probability is not None:
+            return results, None
+        columns, known, arrays = _labels(self.features, results)
         utility = linear(arrays, self.weights, 0.0, known.shape)
         utility[~known] = -np.inf
         order = np.argsort(-utility, axis=1, kind="stable")
@@ -100,23 +100,23 @@ class Reranked(ScoreFunction):
         odds = np.exp(ordered - largest)
         probability = odds / (odds.sum(axis=1, keepdims=True) + np.exp(self.none - largest))
         # Where a candidate goes: keys by their probability, then what repeats a key, as it stood.
-        place = np.arange(rankings.depth) + np.full((len(rankings), 1), rankings.depth)
+        place = np.arange(results.depth) + np.full((len(results), 1), results.depth)
         rows, labels = np.nonzero(np.take_along_axis(known, order, axis=1))
         place[rows, columns[rows, order[rows, labels]]] = labels
         taken = np.argsort(place, axis=1, kind="stable")
         spread = np.zeros(place.shape)
         spread[:, : probability.shape[1]] = probability
-        return rankings.reordered(taken, spread), taken
+        return results.reordered(taken, spread), taken
 
-    def candidate_scores(self, rankings: Rankings) -> NDArray[np.float32]:
-        ordered, _ = self.ordered(rankings)
+    def candidate_scores(self, results: SearchResults) -> NDArray[np.float32]:
+        ordered, _ = self.ordered(results)
         candidate_scores = prices(np.asarray(ordered.probability))
         candidate_scores[:, 0] = 0  # the first candidate is in every set
         candidate_scores[~ordered.there] = np.inf
         return candidate_scores
 
-    def selection_score(self, rankings: Rankings, size: int) -> NDArray[np.float64]:
-        probability = np.asarray(self.ordered(rankings)[0].probability)
+    def selection_score(self, results: SearchResults, size: int) -> NDArray[np.float64]:
+        probability = np.asarray(self.ordered(results)[0].probability)
         return np.maximum(1 - probability[:, :size].sum(axis=1), 0.0)  # type: ignore[no-any-return]
 
     def state(self) -> State:
@@ -134,16 +134,17 @@ class Reranked(ScoreFunction):
 
 
 def _labels(
-    features: Features, rankings: Rankings
+    features: Features, results: SearchResults
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], list[NDArray[Any]]]:
     """The (n, m) columns of the nearest candidate of each key, whether there is one, and features
     of the ranking of keys, that broadcast to (n, m).
     """
-    features.check(rankings)  # of distinct ones, distances are always given
-    distinct, columns = rankings.distinct(least=max(PROFILE))
+    features.check(results)  # of distinct ones, distances are always given
+    columns = results.key_columns(least=max(PROFILE))
     width = max(1, int((columns >= 0).sum(axis=1).max(initial=0)))
+    arrays = features.of(results.distinct(columns), width)
     columns = columns[:, :width]
-    return columns, columns >= 0, features.of(distinct, width)
+    return columns, columns >= 0, arrays
 
 
 def _conditional_logit(

@@ -17,16 +17,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
 from rcir.metrics.ranking import first_match_ranks
-from rcir.risk.rankings import Floats, Rankings
+from rcir.risk.search_results import Floats, SearchResults
 
 State = Mapping[str, NDArray[Any]]
+Results = TypeVar("Results", bound=SearchResults)
 TOLERANCE = (
     1e-3  # of prices and selection scores, relatively, between two embeddings of one picture
 )
@@ -39,28 +40,28 @@ class ScoreFunction(ABC):
 
     @classmethod
     @abstractmethod
-    def fit(cls, rankings: Rankings, truth: NDArray[Any]) -> Self:
+    def fit(cls, results: SearchResults, truth: NDArray[Any]) -> Self:
         """Fit on the tuning split.
 
         Args:
-            rankings: of n >= 2 queries that calibrate nothing.
+            results: of n >= 2 queries that calibrate nothing.
             truth: (n,) rank of each query's first true match, from 1, infinite where there is none;
                 or (n, depth) bool, whether each candidate is a true match.
         """
 
     @classmethod
-    def suits(cls, rankings: Rankings, truth: NDArray[Any]) -> bool:
+    def suits(cls, results: SearchResults, truth: NDArray[Any]) -> bool:
         """Whether it can be fitted on a tuning split, see `fit`."""
         return True
 
-    def ordered(self, rankings: Rankings) -> tuple[Rankings, NDArray[np.int64] | None]:
-        """The rankings in the order in which sets take candidates, and the (n, depth) columns that
+    def ordered(self, results: Results) -> tuple[Results, NDArray[np.int64] | None]:
+        """The results in the order in which sets take candidates, and the (n, depth) columns that
         they stood in; None where the order stays, nearest first.
         """
-        return rankings, None
+        return results, None
 
     @abstractmethod
-    def candidate_scores(self, rankings: Rankings) -> NDArray[np.float32]:
+    def candidate_scores(self, results: SearchResults) -> NDArray[np.float32]:
         """(n, depth) prices of ranks as `ordered`: 0 first, never falling; infinite beyond all
         candidates.
         """
@@ -74,24 +75,24 @@ class ScoreFunction(ABC):
     def from_state(cls, state: State) -> Self:
         """The score function of a stored `state`."""
 
-    def scores(self, rankings: Rankings, ranks: Floats) -> NDArray[np.float32]:
+    def scores(self, results: SearchResults, ranks: Floats) -> NDArray[np.float32]:
         """(n,) the smallest threshold that serves each query the candidate of a rank, counted
         nearest first; infinite where the rank is.
         """
-        ordered, columns = self.ordered(rankings)
+        ordered, columns = self.ordered(results)
         if columns is not None:
             known = np.isfinite(ranks)
             places = np.argmax(columns == np.where(known, ranks, 1)[:, None] - 1, axis=1)
             ranks = np.where(known, places + 1.0, np.inf)
         return score_at_rank(self.candidate_scores(ordered), ranks)
 
-    def sizes(self, rankings: Rankings, threshold: float) -> NDArray[np.int64]:
+    def sizes(self, results: SearchResults, threshold: float) -> NDArray[np.int64]:
         """(n,) set sizes, at least 1: the number of ranks that `threshold` pays for."""
-        return set_sizes(self.candidate_scores(rankings), threshold)
+        return set_sizes(self.candidate_scores(results), threshold)
 
-    def selection_score(self, rankings: Rankings, size: int) -> NDArray[np.float64]:
+    def selection_score(self, results: SearchResults, size: int) -> NDArray[np.float64]:
         """(n,) larger where the first `size` candidates are less likely to hold a true match."""
-        return rankings.uncertainty
+        return results.uncertainty
 
 
 class ScaledScore(ScoreFunction):
@@ -101,15 +102,15 @@ class ScaledScore(ScoreFunction):
     def scale(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
         """(n,) scales in (0, 1] of (n,) uncertainties, non-decreasing in the uncertainty."""
 
-    def candidate_scores(self, rankings: Rankings) -> NDArray[np.float32]:
-        scale = self.scale(rankings.uncertainty).astype(np.float32)
-        candidate_scores = np.arange(rankings.depth, dtype=np.float32) / scale[:, None]
-        if rankings.distances is not None:
-            candidate_scores[np.isposinf(rankings.distances)] = np.inf
+    def candidate_scores(self, results: SearchResults) -> NDArray[np.float32]:
+        scale = self.scale(results.uncertainty).astype(np.float32)
+        candidate_scores = np.arange(results.depth, dtype=np.float32) / scale[:, None]
+        if results.distances is not None:
+            candidate_scores[np.isposinf(results.distances)] = np.inf
         return candidate_scores
 
-    def scores(self, rankings: Rankings, ranks: Floats) -> NDArray[np.float32]:
-        scale = self.scale(rankings.uncertainty).astype(np.float32)
+    def scores(self, results: SearchResults, ranks: Floats) -> NDArray[np.float32]:
+        scale = self.scale(results.uncertainty).astype(np.float32)
         return (np.asarray(ranks, np.float32) - np.float32(1)) / scale
 
 
@@ -117,7 +118,7 @@ class Constant(ScaledScore):
     """Every query gets the same size: the one to beat.
 
     Example:
-        >>> queries = Rankings(np.array([0.2, 0.9]), depth=10)
+        >>> queries = SearchResults(np.array([0.2, 0.9]), depth=10)
         >>> Constant().sizes(queries, threshold=3).tolist()
         [4, 4]
     """
@@ -125,8 +126,8 @@ class Constant(ScaledScore):
     name = "constant"
 
     @classmethod
-    def fit(cls, rankings: Rankings, truth: NDArray[Any]) -> Self:
-        check_split(rankings, truth)
+    def fit(cls, results: SearchResults, truth: NDArray[Any]) -> Self:
+        check_split(results, truth)
         return cls()
 
     def scale(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -149,7 +150,8 @@ class MinMax(ScaledScore):
 
     Example:
         >>> score_function = MinMax(low=0.0, high=2.0, floor=0.01)
-        >>> score_function.sizes(Rankings(np.array([0.5, 9.0]), depth=20), threshold=8).tolist()
+        >>> queries = SearchResults(np.array([0.5, 9.0]), depth=20)
+        >>> score_function.sizes(queries, threshold=8).tolist()
         [3, 9]
     """
 
@@ -159,9 +161,9 @@ class MinMax(ScaledScore):
         self.low, self.high, self.floor = low, high, floor
 
     @classmethod
-    def fit(cls, rankings: Rankings, truth: NDArray[Any]) -> Self:
-        check_split(rankings, truth)
-        values = rankings.uncertainty
+    def fit(cls, results: SearchResults, truth: NDArray[Any]) -> Self:
+        check_split(results, truth)
+        values = results.uncertainty
         return cls(float(values.min()), float(values.max()), 1 / len(values))
 
     def scale(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -184,7 +186,8 @@ class Quantile(ScaledScore):
 
     Example:
         >>> score_function = Quantile(np.array([0.1, 0.2, 0.3, 0.4]))
-        >>> score_function.sizes(Rankings(np.array([0.25, 7.0]), depth=20), threshold=8).tolist()
+        >>> queries = SearchResults(np.array([0.25, 7.0]), depth=20)
+        >>> score_function.sizes(queries, threshold=8).tolist()
         [5, 9]
     """
 
@@ -194,9 +197,9 @@ class Quantile(ScaledScore):
         self.sample = sample
 
     @classmethod
-    def fit(cls, rankings: Rankings, truth: NDArray[Any]) -> Self:
-        check_split(rankings, truth)
-        return cls(np.sort(rankings.uncertainty))
+    def fit(cls, results: SearchResults, truth: NDArray[Any]) -> Self:
+        check_split(results, truth)
+        return cls(np.sort(results.uncertainty))
 
     def scale(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
         below = np.searchsorted(self.sample, widened(uncertainty), side="right")
@@ -241,35 +244,35 @@ def score_at_rank(candidate_scores: NDArray[np.float32], ranks: Floats) -> NDArr
     return np.where(np.isfinite(ranks), prices, np.float32(np.inf))
 
 
-def check_ranks(rankings: Rankings, ranks: Floats) -> NDArray[np.float64]:
+def check_ranks(results: SearchResults, ranks: Floats) -> NDArray[np.float64]:
     """Ranks of first true matches as (n,) float64, or `InvalidData`."""
     checked = np.asarray(ranks).astype(np.float64)
-    if checked.shape != (len(rankings),) or len(checked) == 0:
+    if checked.shape != (len(results),) or len(checked) == 0:
         raise InvalidData(
-            f"{len(rankings)} queries, ranks of shape {checked.shape}; ranks must be (n,), n >= 1"
+            f"{len(results)} queries, ranks of shape {checked.shape}; ranks must be (n,), n >= 1"
         )
     served = np.isfinite(checked)
     known = checked[served]
-    whole = (known >= 1) & (known <= rankings.depth) & (known % 1 == 0)
+    whole = (known >= 1) & (known <= results.depth) & (known % 1 == 0)
     if not whole.all() or not (served | np.isposinf(checked)).all():
-        raise InvalidData(f"ranks must be whole numbers from 1 to {rankings.depth}, or infinite")
+        raise InvalidData(f"ranks must be whole numbers from 1 to {results.depth}, or infinite")
     return checked
 
 
-def check_split(rankings: Rankings, truth: NDArray[Any]) -> NDArray[np.float64]:
+def check_split(results: SearchResults, truth: NDArray[Any]) -> NDArray[np.float64]:
     """The ranks of the first true matches of a tuning split, or `InvalidData`."""
-    if len(rankings) < 2:
-        raise InvalidData(f"the tuning split has {len(rankings)} queries; at least 2 are needed")
+    if len(results) < 2:
+        raise InvalidData(f"the tuning split has {len(results)} queries; at least 2 are needed")
     if np.ndim(truth) == 2:
-        truth = first_match_ranks(check_matches(rankings, truth))
-    return check_ranks(rankings, truth)
+        truth = first_match_ranks(check_matches(results, truth))
+    return check_ranks(results, truth)
 
 
-def check_matches(rankings: Rankings, truth: NDArray[Any]) -> NDArray[np.bool_]:
+def check_matches(results: SearchResults, truth: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether each candidate is a true match, as (n, depth) bool, or `InvalidData`."""
-    if truth.shape != (len(rankings), rankings.depth) or truth.dtype != np.bool_:
+    if truth.shape != (len(results), results.depth) or truth.dtype != np.bool_:
         raise InvalidData(
             f"matches have shape {truth.shape} and type {truth.dtype}; needed is bool of shape "
-            f"{(len(rankings), rankings.depth)}: whether each candidate is a true match"
+            f"{(len(results), results.depth)}: whether each candidate is a true match"
         )
     return truth

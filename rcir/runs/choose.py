@@ -14,7 +14,7 @@ from rcir.retrieval import storage
 from rcir.runs.compare import LOOKED, Comparison, compare_runs, same_queries
 from rcir.errors import InvalidData, RiskUnattainable, TrackingUnavailable
 from rcir.runs.find import RETRIEVER, Run, read_runs, run_folder
-from rcir.retrieval.answer import Guarantee
+from rcir.risk import Guarantee
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import (
     Request,
@@ -112,8 +112,7 @@ def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> 
     found = compare_runs(references, alphas, corrected(delta, among))
     found.notes.remove(LOOKED)
     controller, folder = controllers[number], runs[number].folder / RETRIEVER
-    decision = decide_chosen(controller, request, among)
-    guarantee = Guarantee.of(request, decision, controller, None, among)
+    guarantee = decide_chosen(controller, request, among)
     tracked = _mark(folder, among)
     return Choice(found, number, folder, found.sizes[alpha][number].value, guarantee, tracked)
 

@@ -94,7 +94,7 @@ def test_the_numbers_are_those_of_the_calibration(evaluated, outcome):
 
 def test_other_data_are_told_by_their_uncertainty(evaluated, outcome):
     quality = evaluated[1]["quality"]
-    inside = outcome.test.found.uncertainty
+    inside = outcome.test.uncertainty
     outside = rcir.load(outcome.folder).search(NOISE).uncertainty
     positive = np.repeat([0, 1], [len(inside), 60])
     score = np.r_[inside, outside]

@@ -46,7 +46,7 @@ def test_quantile_sizes_depend_on_the_order_of_uncertainties_alone(trained):
     sample = np.sort(retriever.search(outcome.splits.tuning.images).uncertainty)
     (row,) = outcome.evaluation.rows
     # Whatever rounding does to the uncertainty of a picture: a thousandth.
-    below = [np.sum(sample <= 1.001 * value) for value in outcome.test.found.uncertainty]
+    below = [np.sum(sample <= 1.001 * value) for value in outcome.test.uncertainty]
     share = np.maximum(below, 1) / 300
     # Threshold pays for K images if it is at least the threshold that asks for them, but for a
     # thousandth.

@@ -30,9 +30,9 @@ def built(splits, encoder, of, depth=40):
     """A retriever of the splits as `of` changes them, the queries it judged, and both sets."""
     gallery, test = of(splits.gallery), of(splits.calibration)
     retriever = Retriever.build(encoder, Preprocessing(), gallery, depth)
-    parts = [retriever.judge(of(part)) for part in (splits.tuning, splits.test)]
+    parts = [retriever.search_labelled(of(part)) for part in (splits.tuning, splits.test)]
     retriever.calibrate(*parts, score_function="minmax")
-    return retriever, retriever.judge(test), test, gallery
+    return retriever, retriever.search_labelled(test), test, gallery
 
 
 def as_relevance(make):
@@ -203,11 +203,11 @@ def whole_precision(relevant):
 def expected_numbers(retriever, test, images, gallery, cross, outside):
     """All numbers, from searches of whole rankings."""
     g, depth = len(gallery), retriever.depth
-    _, order = retriever.index.search(test.found.vectors, g)
-    np.testing.assert_array_equal(order[:, :depth], test.found.positions)
+    _, order = retriever.index.search(test.vectors, g)
+    np.testing.assert_array_equal(order[:, :depth], test.positions)
     rows = [row for row in range(len(images)) if cross[row].any()]
     rankings = [cross[row][order[row]] for row in rows]
-    all_uncertain = test.found.uncertainty
+    all_uncertain = test.uncertainty
     uncertainty = all_uncertain[rows]
     found, hits, precisions = {}, {}, {}
     for k in (k for k in KS if k <= depth):
@@ -259,7 +259,7 @@ def expected_numbers(retriever, test, images, gallery, cross, outside):
             [vote(gallery.labels[order[row, :5]].tolist()) == images.labels[row] for row in rows]
         )
         found["knn_accuracy_gallery"] = votes.mean()
-        apart = cdist(test.found.vectors, test.found.vectors)
+        apart = cdist(test.vectors, test.vectors)
         np.fill_diagonal(apart, np.inf)
         nearest = images.labels[np.argsort(apart, axis=1, kind="stable")[:, :5]].tolist()
         votes = np.array(
@@ -269,7 +269,7 @@ def expected_numbers(retriever, test, images, gallery, cross, outside):
         found["kendall_knn"] = falling(votes, all_uncertain, lambda values, _: values.mean())
         pairs = sample_pairs(images.labels, 10_000, rng)
         matching = images.labels[pairs[:, 0]] == images.labels[pairs[:, 1]]
-        cosine = np.sum(np.prod(test.found.vectors[pairs].astype(float), axis=1), axis=1)
+        cosine = np.sum(np.prod(test.vectors[pairs].astype(float), axis=1), axis=1)
         found["verification_ap"] = average_precision_score(matching, cosine)
         found["kendall_verification"] = falling(
             matching,
@@ -334,8 +334,8 @@ def test_without_an_uncertainty_of_items_the_gallery_is_not_cleaned(cases, measu
     assert not any("cleaned" in name for name in quality.numbers)
     assert quality.numbers["ausc"] == quality.numbers["ausc_query_only"]
     vectors = retriever.search(gallery.images).vectors.astype(float)
-    nearest = (test.found.vectors.astype(float) @ vectors.T).max(axis=1)
-    np.testing.assert_allclose(test.found.uncertainty, 1 - nearest, atol=1e-5)
+    nearest = (test.vectors.astype(float) @ vectors.T).max(axis=1)
+    np.testing.assert_allclose(test.uncertainty, 1 - nearest, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["shared", "radius"])
@@ -359,7 +359,7 @@ def test_pairs_are_told_apart_by_their_distance_not_against_it(cases, measured):
     one, other = np.triu_indices(len(images), 1)
     match = images.labels[one] == images.labels[other]
     weight = np.where(match, 1 / match.sum(), 1 / (~match).sum())
-    vectors = test.found.vectors.astype(float)
+    vectors = test.vectors.astype(float)
     score = -np.linalg.norm(vectors[one] - vectors[other], axis=1)
     whole = average_precision_score(match, score, sample_weight=weight)
     assert measured["trained"].numbers["verification_ap"] == pytest.approx(whole, abs=0.02)
@@ -391,7 +391,7 @@ def first(cases, rows):
     """The unmatched case with some of its queries."""
     retriever, _, images, *_ = cases["unmatched"]
     chosen = images.subset(np.array(rows))
-    return retriever, retriever.judge(chosen), chosen
+    return retriever, retriever.search_labelled(chosen), chosen
 
 
 def test_few_queries_leave_out_what_needs_many(cases, cross):
@@ -434,11 +434,11 @@ def test_whole_rankings_are_of_as_many_queries_as_are_said(cases, cross, monkeyp
     retriever, test, images, gallery, _ = cases["unmatched"]
     quality = assess(retriever, test, images)
     assert quality.whole == 120
-    _, order = retriever.index.search(test.found.vectors, len(gallery))
+    _, order = retriever.index.search(test.vectors, len(gallery))
     rows = np.flatnonzero(cross["unmatched"].any(axis=1))[:120]
     whole = [whole_precision(cross["unmatched"][row][order[row]]) for row in rows]
     assert quality.numbers["map"] == pytest.approx(np.mean(whole))
-    expected = np.corrcoef(test.found.uncertainty[rows], whole)[0, 1]
+    expected = np.corrcoef(test.uncertainty[rows], whole)[0, 1]
     assert quality.numbers["pearson_average_precision"] == pytest.approx(expected)
 
 
@@ -449,8 +449,7 @@ def test_uncertainties_beyond_those_of_the_tuning_split_are_counted(cases):
     uncertainty = np.full(400, np.median(tuning))
     uncertainty[:60], uncertainty[60:100] = tuning.max() + 1, tuning.min() - 1
     uncertainty[100], uncertainty[101] = tuning.max(), tuning.min()
-    rankings = replace(test.found.rankings, uncertainty=uncertainty)
-    judged = replace(test, found=replace(test.found, rankings=rankings))
+    judged = replace(test, uncertainty=uncertainty)
     numbers = assess(retriever, judged, images).numbers
     assert (test.totals > 0).all()
     assert numbers["outside_range"] == 0.25
@@ -462,7 +461,7 @@ def test_one_kind_of_outcome_has_no_auroc(cases):
     right = np.flatnonzero(test.ranks == 1)
     chosen = images.subset(right)
     assert len(right) > 20
-    numbers = assess(retriever, retriever.judge(chosen), chosen).numbers
+    numbers = assess(retriever, retriever.search_labelled(chosen), chosen).numbers
     assert "auroc_miss" not in numbers
     assert numbers["recall_at_1"] == numbers["ausc"] == 1
     assert all(np.isfinite(value) for value in numbers.values())

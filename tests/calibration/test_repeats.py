@@ -9,8 +9,15 @@ import pytest
 from calibration import repeats
 from calibration.repeats import repeat
 from rcir.errors import RiskUnattainable
-from rcir.retrieval.results import Candidates, Judged
-from rcir.risk import Constant, MinMax, MissController, Quantile, Rankings, RiskController
+from rcir.risk import (
+    Constant,
+    LabelledResults,
+    MinMax,
+    MissController,
+    Quantile,
+    RiskController,
+    SearchResults,
+)
 
 ALPHAS, DELTA = (0.001, 0.2, 0.3), 0.05
 
@@ -21,22 +28,16 @@ def judged(rng, n, depth=12):
     ranks = 1 + rng.poisson(6 * uncertainty)
     relevant = ranks[:, None] == np.arange(1, depth + 1)
     distances = np.sort(rng.uniform(0.1, 1.9, (n, depth)), axis=1).astype(np.float32)
-    found = Candidates(
-        Rankings(uncertainty, depth, distances),
-        np.tile(np.arange(depth), (n, 1)),
-        np.zeros((n, 2), np.float32),
-        {},
-        np.zeros((n, 2, 2), np.uint8),
-    )
-    return Judged(found, relevant, np.ones(n, np.int64))
+    found = SearchResults(uncertainty, depth, distances)
+    return LabelledResults.of(found, relevant, np.ones(n, np.int64))
 
 
 def synthetic(n_calibration, n_test, score_function=MinMax, bound="binomial"):
     """What `repeat` is given, of queries without an encoder."""
     rng = np.random.default_rng(3)
     parts = [judged(rng, n) for n in (200, n_calibration, n_test)]
-    fitted = score_function.fit(parts[0].found.rankings, parts[0].ranks)
-    controller = RiskController(fitted, parts[0].outcomes(fitted), parts[1].outcomes(fitted), bound)
+    fitted = score_function.fit(parts[0], parts[0].ranks)
+    controller = RiskController(fitted, *parts[:2], bound)
     return SimpleNamespace(controllers={None: controller}), *parts
 
 
@@ -44,7 +45,9 @@ def synthetic(n_calibration, n_test, score_function=MinMax, bound="binomial"):
 def given(outcome):
     """The same of the calibrated tiny run."""
     retriever, splits = outcome.retriever, outcome.splits
-    parts = (retriever.judge(part) for part in (splits.tuning, splits.calibration, splits.test))
+    parts = (
+        retriever.search_labelled(part) for part in (splits.tuning, splits.calibration, splits.test)
+    )
     return retriever, *parts
 
 
@@ -63,19 +66,19 @@ def divisions(given):
 
 def pool(calibration, test, near=False):
     """Rankings and ranks of all queries, by the distance to the nearest if asked."""
-    rankings = [part.found.rankings for part in (calibration, test)]
+    rankings = (calibration, test)
     distances = np.concatenate([part.distances for part in rankings])
     uncertainty = np.concatenate([part.uncertainty for part in rankings])
     if near:
         uncertainty = distances[:, 0].astype(float) ** 2 / 2
     ranks = np.concatenate([calibration.ranks, test.ranks])
-    return Rankings(uncertainty, distances.shape[1], distances), ranks
+    return SearchResults(uncertainty, distances.shape[1], distances), ranks
 
 
 def score_functions(retriever, tuning):
     own = retriever.controllers[None].score_function
-    near = tuning.found.distances[:, 0].astype(float) ** 2 / 2
-    nearest = MinMax.fit(Rankings(near, tuning.found.rankings.depth), tuning.ranks)
+    near = tuning.distances[:, 0].astype(float) ** 2 / 2
+    nearest = MinMax.fit(SearchResults(near, tuning.depth), tuning.ranks)
     return {own.name: own, "constant": Constant(), "1 - cosine": nearest}
 
 

@@ -101,7 +101,7 @@ def test_of_queries_in_clusters_no_interval_is_claimed(outcome):
 
 
 def test_of_fewer_queries_than_ten_each_is_a_part(outcome):
-    test = outcome.retriever.judge(outcome.splits.test.subset(np.arange(4)))
+    test = outcome.retriever.search_labelled(outcome.splits.test.subset(np.arange(4)))
     found = subgroups(outcome.retriever, test, outcome.splits.test.subset(np.arange(4)), 10.0)
     assert [part.n for part in found if part.kind == "uncertainty"] == [1] * 4
     assert isinstance(found[0], Part)

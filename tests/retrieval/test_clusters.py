@@ -36,26 +36,26 @@ def own(folder):
 
 
 def calibrated(own, people, group=None, **options):
-    parts = (own.judge(part, group, cluster="drawer") for part in people[:2])
+    parts = (own.search_labelled(part, group, cluster="drawer") for part in people[:2])
     own.calibrate(*parts, **({"score_function": "quantile"} | options))
     return own
 
 
 def test_every_query_is_in_the_cluster_that_its_attribute_names(own, people):
-    judged = own.judge(people[1], "occluded", cluster="drawer")
+    judged = own.search_labelled(people[1], "occluded", cluster="drawer")
     assert judged.clusters.tolist() == people[1].attributes["drawer"].tolist()
     assert judged.cluster == "drawer"
     assert judged.groups.tolist() == people[1].attributes["occluded"].astype(str).tolist()
-    assert own.judge(people[1]).clusters is None
+    assert own.search_labelled(people[1]).clusters is None
     with pytest.raises(InvalidData, match=r"no attribute 'video'; they have .*drawer"):
-        own.judge(people[1], cluster="video")
+        own.search_labelled(people[1], cluster="video")
 
 
 def test_queries_that_know_of_clusters_are_warned_of_unless_one_is_named(own, people):
     known = replace(people[1], cluster="drawer")
     with pytest.warns(UserWarning, match=r"queries come in clusters \(drawer\), .*'drawer'"):
-        assert own.judge(known).clusters is None
-    assert own.judge(known, cluster="drawer").cluster == "drawer"
+        assert own.search_labelled(known).clusters is None
+    assert own.search_labelled(known, cluster="drawer").cluster == "drawer"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_queries_that_know_of_clusters_are_warned_of_unless_one_is_named(own, pe
     ids=["few", "numbers", "unnamed", "missing"],
 )
 def test_clusters_that_are_no_names_of_each_query_are_refused(own, people, change, said):
-    judged = own.judge(people[1], cluster="drawer")
+    judged = own.search_labelled(people[1], cluster="drawer")
     with pytest.raises(InvalidData, match=said):
         replace(judged, **change)
 
@@ -115,7 +115,7 @@ def test_drawers_are_counted_and_each_counts_alike(own, people, losses, alpha):
     assert guarantee.threshold == pytest.approx(first, rel=2e-3)
     assert (guarantee.cluster, guarantee.n_clusters, guarantee.n_calibration) == ("drawer", n, 400)
     # As many independent queries would certify it with smaller sets.
-    plain = own.judge(people[0]), own.judge(people[1])
+    plain = own.search_labelled(people[0]), own.search_labelled(people[1])
     own.calibrate(*plain, "quantile", "hoeffding-bentkus")
     assert own.retrieve(people[2].images[0], alpha, DELTA).guarantee.threshold < guarantee.threshold
 
@@ -196,7 +196,7 @@ def test_every_other_answer_is_the_same_after_loading(own, people, tmp_path, sco
 
 
 def test_a_drawer_in_both_splits_is_refused(own, people):
-    first = own.judge(people[0], cluster="drawer")
+    first = own.search_labelled(people[0], cluster="drawer")
     names = people[1].attributes["drawer"].copy()
     names[:5] = people[0].attributes["drawer"][0]
     names[5:9] = people[0].attributes["drawer"][-1]
@@ -206,26 +206,26 @@ def test_a_drawer_in_both_splits_is_refused(own, people):
         match=r"^2 clusters \(drawer d0, d29\) are in the tuning split and among the calibration "
         "queries: divide the queries by clusters$",
     ):
-        own.calibrate(first, own.judge(shared, cluster="drawer"))
+        own.calibrate(first, own.search_labelled(shared, cluster="drawer"))
     # Nothing was changed by a refusal.
     assert own.retrieve(people[2].images[0], 0.4, DELTA).guarantee.cluster is None
 
 
 def test_both_splits_come_in_the_same_kind_of_clusters_or_in_none(own, people):
-    first, second = (own.judge(part, cluster="drawer") for part in people[:2])
+    first, second = (own.search_labelled(part, cluster="drawer") for part in people[:2])
     with pytest.raises(InvalidData, match="tuning split is of clusters None, the calibration q"):
-        own.calibrate(own.judge(people[0]), second)
+        own.calibrate(own.search_labelled(people[0]), second)
     with pytest.raises(InvalidData, match="of clusters 'drawer', the calibration queries of None"):
-        own.calibrate(first, own.judge(people[1]))
-    with pytest.raises(InvalidData, match="judge both with the same"):
+        own.calibrate(first, own.search_labelled(people[1]))
+    with pytest.raises(InvalidData, match="search both with the same"):
         own.calibrate(first, replace(second, cluster="video"))
 
 
 def test_queries_in_clusters_are_not_checked_as_independent_ones(own, people):
     with pytest.raises(InvalidData, match=r"queries come in clusters \(drawer\), and are compared"):
-        own.check(own.judge(people[2], cluster="drawer"), 0.5)
+        own.check(own.search_labelled(people[2], cluster="drawer"), 0.5)
     calibrated(own, people)
     with pytest.raises(InvalidData, match="calibrate and check with one query of each"):
-        own.check(own.judge(people[2]), 0.5)
+        own.check(own.search_labelled(people[2]), 0.5)
     with pytest.raises(InvalidData, match="no queries can be added where they come in clusters"):
-        own.extend(own.judge(people[2]))
+        own.extend(own.search_labelled(people[2]))

@@ -3,8 +3,8 @@
 import pytest
 
 from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel, RiskUnattainable
-from rcir.retrieval.results import Judged
 from rcir.retrieval.storage import load
+from rcir.risk import LabelledResults
 
 DELTA = 0.1
 
@@ -15,7 +15,13 @@ DELTA = 0.1
         (0.3, 0.1, {"risk": "hits"}, InvalidConfig, "'hits' is unknown; choose one of miss, recal"),
         (0.3, 0.1, {"distinct": "id"}, InvalidConfig, "distinct is 'id'; it can be 'label' or Non"),
         (0.3, 0.1, {"group": "red"}, InvalidConfig, "'red' has no .*are 'False', 'True'"),
-        (0.3, 0.1, {"abstain": True, "risk": "recall"}, InvalidConfig, "misses among answers"),
+        (
+            0.3,
+            0.1,
+            {"abstain": True, "risk": "recall"},
+            InvalidConfig,
+            "bounds the miss risk among answers",
+        ),
         (0.3, 0.1, {"simultaneous": True, "risk": "recall"}, InvalidConfig, "miss risk alone"),
         (0.3, 0.1, {"simultaneous": True, "abstain": True}, InvalidConfig, "miss risk alone"),
         (0.3, None, {"abstain": True}, InvalidConfig, "delta=None is for"),
@@ -70,7 +76,9 @@ def test_what_is_not_attainable_says_what_is(retriever, splits, alpha, options, 
 
 def test_without_groups_none_is_known(folder, splits):
     retriever = load(folder)
-    retriever.calibrate(*map(retriever.judge, (splits.tuning, splits.calibration)), "minmax")
+    retriever.calibrate(
+        *map(retriever.search_labelled, (splits.tuning, splits.calibration)), "minmax"
+    )
     with pytest.raises(InvalidConfig, match=r"'True' has no calibration.*none have a group"):
         retriever.retrieve(splits.test.images[0], 0.3, DELTA, group="True")
 
@@ -91,12 +99,16 @@ def test_without_groups_none_is_known(folder, splits):
 def test_a_calibration_that_is_refused_leaves_the_one_before(
     retriever, splits, options, error, said
 ):
-    first, second = (retriever.judge(part) for part in (splits.tuning, splits.calibration))
+    first, second = (
+        retriever.search_labelled(part) for part in (splits.tuning, splits.calibration)
+    )
     before = retriever.retrieve(splits.test.images[0], 0.3, DELTA)
     controls = dict(retriever.controllers)
     with pytest.raises(error, match=said):
         retriever.calibrate(first, second, **options)
-    one = Judged(retriever.search(splits.tuning.images[:1]), first.relevant[:1], first.totals[:1])
+    one = LabelledResults.of(
+        retriever.search(splits.tuning.images[:1]), first.relevant[:1], first.totals[:1]
+    )
     with pytest.raises(InvalidData, match="at least 2"):
         retriever.calibrate(one, second)
     assert retriever.controllers == controls

@@ -27,7 +27,7 @@ def both(first, second):
 
 
 def test_the_tuning_split_searched_once_more_calibrates_nothing(own, splits):
-    first, again = own.judge(splits.tuning), own.judge(splits.tuning)
+    first, again = own.search_labelled(splits.tuning), own.search_labelled(splits.tuning)
     with pytest.raises(InvalidData, match=r"200 of 200 .* in the tuning split too \(rows 0, 1, 2"):
         own.calibrate(first, again, "learned")
     own.calibrate(first, again, "constant", recurring=True)
@@ -36,7 +36,7 @@ def test_the_tuning_split_searched_once_more_calibrates_nothing(own, splits):
 
 def test_five_pictures_sixty_times_calibrate_nothing(own, splits):
     five = splits.calibration.subset(np.tile(np.arange(5), 60))
-    first, again = own.judge(splits.tuning), own.judge(five)
+    first, again = own.search_labelled(splits.tuning), own.search_labelled(five)
     with pytest.raises(InvalidData, match=r"295 of 300 .* came before among them \(rows 5, 6, 7"):
         own.calibrate(first, again, "constant")
     own.calibrate(first, again, "constant", recurring=True)
@@ -44,8 +44,8 @@ def test_five_pictures_sixty_times_calibrate_nothing(own, splits):
 
 @pytest.mark.parametrize("recurring", [False, True])
 def test_pictures_of_the_gallery_calibrate_nothing(own, splits, recurring):
-    mixed = own.judge(both(splits.calibration, splits.gallery.subset(np.arange(7))))
-    first = own.judge(splits.tuning)
+    mixed = own.search_labelled(both(splits.calibration, splits.gallery.subset(np.arange(7))))
+    first = own.search_labelled(splits.tuning)
     with pytest.raises(InvalidData, match=r"7 of 407 calibration .* of the gallery \(rows 400, 40"):
         own.calibrate(first, mixed, "constant", recurring=recurring)
     with pytest.raises(InvalidData, match=r"7 of 407 queries of the tuning split are pictures of"):
@@ -58,7 +58,7 @@ def test_pictures_of_the_gallery_calibrate_nothing(own, splits, recurring):
 def test_a_picture_that_is_added_is_known(own, splits, tmp_path, stored):
     own.add(splits.calibration.images[3:4], ["new"], [7])
     current = load(save(own, tmp_path / "added")) if stored else own
-    parts = current.judge(splits.tuning), current.judge(splits.calibration)
+    parts = current.search_labelled(splits.tuning), current.search_labelled(splits.calibration)
     with pytest.raises(InvalidData, match=r"1 of 400 calibration queries .* gallery \(row 3\)"):
         current.calibrate(*parts, "constant")
 
@@ -76,7 +76,7 @@ def test_of_a_picture_that_was_encoded_anew_it_warns(retriever, splits):
     gallery = both(splits.gallery, splits.calibration.subset(np.arange(3)))
     gallery = ImageSet(np.concatenate([splits.gallery.images, copies]), gallery.labels, gallery.ids)
     own = Retriever.build(retriever.encoder, Preprocessing(), gallery)
-    parts = own.judge(splits.tuning), own.judge(splits.calibration)
+    parts = own.search_labelled(splits.tuning), own.search_labelled(splits.calibration)
     with pytest.warns(UserWarning, match=r"3 of 400 calibration .*\(rows 0, 1, 2\) .*another one"):
         own.calibrate(*parts, "constant")
 
@@ -88,10 +88,13 @@ def test_of_queries_that_were_encoded_anew_it_warns(retriever, splits, tmp_path)
         Image.fromarray(image).save(path)
     files = ImageSet(paths, first.labels, [path.name for path in paths])
     own = Retriever.build(retriever.encoder, Preprocessing(), splits.gallery)
-    tuning, calibration = own.judge(splits.tuning), own.judge(splits.calibration)
+    tuning, calibration = (
+        own.search_labelled(splits.tuning),
+        own.search_labelled(splits.calibration),
+    )
     with pytest.warns(UserWarning, match=r"3 of 3 calibration queries .* another query"):
-        own.calibrate(calibration, own.judge(files), "constant")
-    own.calibrate(calibration, own.judge(files), "constant", recurring=True)
+        own.calibrate(calibration, own.search_labelled(files), "constant")
+    own.calibrate(calibration, own.search_labelled(files), "constant", recurring=True)
     own.calibrate(tuning, calibration, "constant")
 
 
@@ -102,7 +105,7 @@ def test_of_a_gallery_whose_pictures_are_not_known_it_warns(retriever, splits):
     )
     assert own.digests is None
     some = both(splits.calibration, splits.gallery.subset(np.arange(2)))
-    parts = own.judge(splits.tuning), own.judge(some)
+    parts = own.search_labelled(splits.tuning), own.search_labelled(some)
     with pytest.warns(UserWarning, match=r"2 of 402 .*\(rows 400, 401\).* may be the same picture"):
         own.calibrate(*parts, "constant")
     own.add(splits.test.images[:1], ["new"], [7])

@@ -23,7 +23,9 @@ def learned(retriever, splits):
         150,
         np.array(retriever.item_uncertainty),
     )
-    built.calibrate(built.judge(splits.tuning), built.judge(splits.calibration), "learned")
+    built.calibrate(
+        built.search_labelled(splits.tuning), built.search_labelled(splits.calibration), "learned"
+    )
     return built
 
 

@@ -15,10 +15,9 @@ from rcir.errors import (
     RiskUnattainable,
     StaleCalibration,
 )
-from rcir.retrieval.results import Judged
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import load, save
-from rcir.risk import SCORE_FUNCTIONS
+from rcir.risk import SCORE_FUNCTIONS, LabelledResults
 
 
 def same(first, second):
@@ -79,7 +78,9 @@ def test_every_score_function_allows_the_misses_that_the_bound_does(
         depth=150,
         item_uncertainty=np.array(retriever.item_uncertainty),
     )
-    own.calibrate(own.judge(splits.tuning), own.judge(splits.calibration), score_function)
+    own.calibrate(
+        own.search_labelled(splits.tuning), own.search_labelled(splits.calibration), score_function
+    )
     images, labels = list(splits.calibration.images), splits.calibration.labels
     for distinct in (None, "label"):
         missed = sum(
@@ -104,7 +105,9 @@ def reranked(retriever, splits):
         depth=150,
         item_uncertainty=np.array(retriever.item_uncertainty),
     )
-    own.calibrate(own.judge(splits.tuning), own.judge(splits.calibration), "reranked")
+    own.calibrate(
+        own.search_labelled(splits.tuning), own.search_labelled(splits.calibration), "reranked"
+    )
     return own
 
 
@@ -161,7 +164,7 @@ def test_without_labels_nothing_is_ranked_anew(retriever, splits):
     for part in (splits.tuning, splits.calibration):
         found = bare.search(part.images)
         relevant = splits.gallery.labels[found.positions] == part.labels[:, None]
-        parts.append(Judged(found, relevant, np.full(len(relevant), 300)))
+        parts.append(LabelledResults.of(found, relevant, np.full(len(relevant), 300)))
     with pytest.raises(InvalidData, match=r"reranked sizes need candidates with keys \(labels\)"):
         bare.calibrate(*parts, "reranked")
 
@@ -214,10 +217,16 @@ def test_no_answer_without_calibration_but_neighbours(retriever, splits):
 
 def test_queries_searched_before_a_change_calibrate_nothing(folder, splits):
     retriever = load(folder)
-    others, old = retriever.judge(splits.tuning), retriever.judge(splits.calibration)
+    others, old = (
+        retriever.search_labelled(splits.tuning),
+        retriever.search_labelled(splits.calibration),
+    )
     retriever.calibrate(others, old, "constant")
     retriever.add(splits.test.images[:3], ["a", "b", "c"], [1, 2, 3])
-    more, new = retriever.judge(splits.tuning), retriever.judge(splits.calibration)
+    more, new = (
+        retriever.search_labelled(splits.tuning),
+        retriever.search_labelled(splits.calibration),
+    )
     for queries in ((others, old), (others, new), (more, old)):
         with pytest.raises(StaleCalibration, match="search them again"):
             retriever.calibrate(*queries, "constant")
@@ -230,7 +239,7 @@ def test_queries_searched_before_a_change_calibrate_nothing(folder, splits):
 @pytest.mark.parametrize("copied", [False, True])
 def test_the_calibration_queries_cannot_choose_the_sizes(folder, splits, copied):
     retriever = load(folder)
-    queries = retriever.judge(splits.calibration)
+    queries = retriever.search_labelled(splits.calibration)
     others = replace(queries) if copied else queries
     with pytest.raises(InvalidData, match="are the same: the guarantee needs others"):
         retriever.calibrate(others, queries)
@@ -261,7 +270,9 @@ def test_adding_images_makes_the_calibration_stale_until_it_is_redone(folder, sp
         parts = []
         for images in (splits.tuning.images[:50], splits.calibration.images[:50]):
             again = current.search(images)
-            parts.append(Judged(again, np.ones(again.positions.shape, bool), np.full(50, 301)))
+            parts.append(
+                LabelledResults.of(again, np.ones(again.positions.shape, bool), np.full(50, 301))
+            )
         current.calibrate(*parts, "constant")
         assert current.retrieve(query, 0.3, 0.1).ids == ("new",)
 
@@ -372,7 +383,9 @@ def test_a_hook_that_is_removed_leaves_the_calibration_as_it_was(folder, splits)
 def test_a_score_function_that_was_edited_makes_the_calibration_stale(folder, splits):
     retriever, image = load(folder), splits.test.images[0]
     retriever.calibrate(
-        retriever.judge(splits.tuning), retriever.judge(splits.calibration), "learned"
+        retriever.search_labelled(splits.tuning),
+        retriever.search_labelled(splits.calibration),
+        "learned",
     )
     controller = retriever.controllers[None]
     for one in (controller, controller.own["recall"]):

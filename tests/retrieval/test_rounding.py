@@ -70,19 +70,19 @@ def test_scores_of_a_picture_asked_otherwise_differ_by_far_less_than_the_toleran
     untrained, searches, splits, method, name
 ):
     """Where its candidates are ranked alike, as they are unless two are equally near."""
-    judged = untrained(method).judge(splits.tuning)
-    score_function, _ = fit_score_function(name, judged.found.rankings, judged.relevant)
+    judged = untrained(method).search_labelled(splits.tuning)
+    score_function, _ = fit_score_function(name, judged, judged.relevant)
     batch, otherwise = searches(method)
 
     def values(found):
-        rankings, _ = score_function.ordered(found.rankings)
-        selection_score = score_function.selection_score(found.rankings, size=1)
+        rankings, _ = score_function.ordered(found)
+        selection_score = score_function.selection_score(found, size=1)
         return np.column_stack([score_function.candidate_scores(rankings), selection_score]).astype(
             np.float64
         )
 
     def places(found):
-        return np.hstack([found.positions, found.ordered(score_function).positions])
+        return np.hstack([found.positions, score_function.ordered(found)[0].positions])
 
     for parts in otherwise:
         alike = (gathered(parts, places) == places(batch)).all(axis=1)
@@ -100,7 +100,7 @@ def test_a_picture_that_decides_the_calibration_gets_its_set_when_it_is_asked_al
     untrained, splits, method, risk
 ):
     retriever, lost = untrained(method), 0
-    judged = [retriever.judge(part) for part in (splits.tuning, splits.calibration)]
+    judged = [retriever.search_labelled(part) for part in (splits.tuning, splits.calibration)]
     for name in ("minmax", "learned", "reranked"):
         retriever.calibrate(*judged, score_function=name)
         controller = retriever.controllers[None].for_risk(Request(0.5, 0.1, risk))
@@ -120,8 +120,8 @@ def test_a_picture_that_decides_the_calibration_gets_its_set_when_it_is_asked_al
                     assert answer.size >= np.count_nonzero(
                         candidate_scores[row] <= np.float32(threshold)
                     )
-                    found = retriever.search([image]).ordered(controller.score_function)
-                    alone = controller.score_function.candidate_scores(found.rankings)[0]
+                    found, _ = controller.score_function.ordered(retriever.search([image]))
+                    alone = controller.score_function.candidate_scores(found)[0]
                     lost += np.count_nonzero(alone <= np.float32(threshold)) < answer.size
     assert lost > 0  # to the last digit, some would not have been served
 
@@ -130,7 +130,9 @@ def test_a_picture_that_decides_who_is_answered_is_answered_when_it_is_asked_alo
     untrained, splits
 ):
     retriever, asked = untrained("deterministic"), 0
-    retriever.calibrate(*(retriever.judge(part) for part in (splits.tuning, splits.calibration)))
+    retriever.calibrate(
+        *(retriever.search_labelled(part) for part in (splits.tuning, splits.calibration))
+    )
     controller = retriever.controllers[None]
     for alpha in np.linspace(0.2, 0.9, 15):
         with suppress(RiskUnattainable):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from rcir.risk import Constant, Outcomes, Rankings
+from rcir.risk import Constant, LabelledResults, SearchResults
 
 
 def _p_value(total, n, alpha, bound):
@@ -40,12 +40,12 @@ def _queries(n, seed, depth=12, matches=0.25):
     padding = np.arange(depth) >= ends[:, None]
     distances[padding], relevant[padding] = np.inf, False
     totals = relevant.sum(axis=1) + rng.integers(0, 2, n) * (rng.uniform(size=n) < 0.1)
-    return Rankings(uncertainty, depth, distances), relevant, totals
+    return SearchResults(uncertainty, depth, distances), relevant, totals
 
 
 def _outcomes(n, seed, depth=12, matches=0.25, score_function=None):
     rankings, relevant, totals = _queries(n, seed, depth, matches)
-    return Outcomes.of(score_function or Constant(), rankings, relevant, totals)
+    return LabelledResults.of(rankings, relevant, totals).scored(score_function or Constant())
 
 
 def _describe(rankings, i, k, split):
@@ -83,7 +83,7 @@ def _one_key(n, seed, depth=9, labels=6):
     ends = np.where(rng.uniform(size=n) < 0.2, rng.integers(1, max(depth, 2), n), depth)
     padding = np.arange(depth) >= ends[:, None]
     distances[padding], keys[padding], relevant[padding] = np.inf, -1, False
-    rankings = Rankings(uncertainty, depth, distances, keys, candidates)
+    rankings = SearchResults(uncertainty, depth, distances, keys, candidates)
     return rankings, relevant, relevant.sum(axis=1) + rng.integers(0, 2, n)
 
 
@@ -113,5 +113,5 @@ def queries():
 
 @pytest.fixture(scope="session")
 def outcomes():
-    """Outcomes: `outcomes(n, seed, depth, matches, score_function)`."""
+    """LabelledResults: `outcomes(n, seed, depth, matches, score_function)`."""
     return _outcomes

@@ -3,21 +3,32 @@ import pytest
 from scipy.stats import binom
 
 from rcir.errors import InvalidData, RiskUnattainable
-from rcir.risk import AbstentionController, Answered
+from rcir.risk import AbstentionController, LabelledResults
+
+
+def answered(selection_score, missed):
+    """Queries that are missed or not, were they answered with their first candidate."""
+    return LabelledResults(
+        selection_score,
+        1,
+        relevant=~missed[:, None],
+        totals=(~missed).astype(int),
+        selection_score=selection_score,
+    )
 
 
 def draw(n, seed, ties=False):
     rng = np.random.default_rng(seed)
     selection_score = rng.uniform(size=n)
     missed = rng.uniform(size=n) < selection_score
-    return Answered(np.round(selection_score, 2) if ties else selection_score, missed)
+    return answered(np.round(selection_score, 2) if ties else selection_score, missed)
 
 
 def certainty(queries, threshold, alpha):
     """The p-value of "more than alpha of the queries answered are missed"."""
     answered = [
         bool(m)
-        for d, m in zip(queries.selection_score, queries.missed, strict=True)
+        for d, m in zip(queries.selection_score, ~queries.relevant[:, 0], strict=True)
         if d <= threshold
     ]
     return binom.cdf(sum(answered), len(answered), alpha) if answered else 1.0
@@ -59,7 +70,7 @@ def test_the_threshold_is_that_of_a_loop_over_all_thresholds(seed, ties, alpha, 
 
 def test_where_a_tenth_is_missed_at_every_selection_score_all_or_nothing_is_answered():
     selection_score = np.linspace(0, 1, 1000)
-    queries = Answered(selection_score, np.arange(1000) % 10 == 5)
+    queries = answered(selection_score, np.arange(1000) % 10 == 5)
     controller = AbstentionController(queries, queries)
     assert controller.threshold(0.15, 0.1) == 1.001  # the largest selection score, and a thousandth
     with pytest.raises(RiskUnattainable):
@@ -71,13 +82,13 @@ def test_the_first_threshold_that_fails_ends_the_search():
     selection_score = np.concatenate([np.linspace(0, 0.5, 500), np.linspace(0.51, 0.6, 500)])
     selection_score = np.concatenate([selection_score, np.linspace(0.61, 1, 9000)])
     missed = (selection_score > 0.505) & (selection_score < 0.605)
-    tuning = Answered(selection_score[selection_score < 0.605], missed[selection_score < 0.605])
-    controller = AbstentionController(Answered(selection_score, missed), tuning)
+    tuning = answered(selection_score[selection_score < 0.605], missed[selection_score < 0.605])
+    controller = AbstentionController(answered(selection_score, missed), tuning)
     assert 0.45 < controller.threshold(0.1, 0.05) <= 0.53
 
 
 def test_too_few_calibration_queries_are_told_how_many_must_be_answered():
-    none = Answered(np.linspace(0, 1, 20), np.zeros(20, bool))
+    none = answered(np.linspace(0, 1, 20), np.zeros(20, bool))
     with pytest.raises(RiskUnattainable, match="at least 22 must be answered") as caught:
         AbstentionController(none, none).threshold(0.1, 0.1)  # 0.9**22 <= 0.1 < 0.9**21
     assert "alpha = 0.1 at delta = 0.1" in str(caught.value)
@@ -87,13 +98,13 @@ def test_too_few_calibration_queries_are_told_how_many_must_be_answered():
 
 
 def test_certainly_right_answers_are_all_given():
-    queries = Answered(np.linspace(0, 1, 22), np.zeros(22, bool))
+    queries = answered(np.linspace(0, 1, 22), np.zeros(22, bool))
     assert AbstentionController(queries, queries).threshold(0.1, 0.1) == 1.001
 
 
 def test_a_query_whose_selection_score_differs_in_its_last_digits_is_answered_alike():
     for selection_scores in (np.linspace(0.2, 0.9, 22), -np.linspace(0.2, 0.9, 22)):
-        queries = Answered(selection_scores, np.zeros(22, bool))
+        queries = answered(selection_scores, np.zeros(22, bool))
         threshold = AbstentionController(queries, queries).threshold(0.1, 0.1)
         assert threshold == pytest.approx(
             selection_scores.max() + 1e-3 * abs(selection_scores.max())
@@ -109,5 +120,5 @@ def test_a_query_whose_selection_score_differs_in_its_last_digits_is_answered_al
     ],
 )
 def test_arrays_that_do_not_fit_together_are_refused(selection_score, missed):
-    with pytest.raises(InvalidData, match="n >= 1"):
-        Answered(selection_score, missed)
+    with pytest.raises(InvalidData, match=r"n >= 1|needed are \(n,\)"):
+        answered(selection_score, missed)

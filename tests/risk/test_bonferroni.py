@@ -1,5 +1,7 @@
 """Certificates of a retriever that was chosen among several."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import binom
@@ -20,7 +22,7 @@ from rcir.risk import (
 def controller(outcomes):
     groups = np.repeat(["a", "b"], 300)
     tuning, calibration = outcomes(200, 1, matches=0.5), outcomes(600, 0, matches=0.5)
-    return RiskController(Constant(), tuning, calibration, groups=groups)
+    return RiskController(Constant(), tuning, replace(calibration, groups=groups))
 
 
 @pytest.mark.parametrize("among", [1, 2, 12])

@@ -9,7 +9,7 @@ from scipy.special import expit
 from sklearn.ensemble import GradientBoostingClassifier
 from sklearn.isotonic import IsotonicRegression
 
-from rcir.risk import Boosted, Learned, MissController, Rankings
+from rcir.risk import Boosted, Learned, MissController, SearchResults
 
 
 def first(relevant):
@@ -103,7 +103,7 @@ def test_a_stored_model_is_the_same_model(matches, one_key):
 
 
 def test_candidates_that_always_or_never_match_leave_one_rate():
-    queries = Rankings(np.linspace(0, 1, 40), 6)
+    queries = SearchResults(np.linspace(0, 1, 40), 6)
     always, never = (Boosted.fit(queries, np.full(40, rank)) for rank in (1.0, np.inf))
     assert always.hazard(queries) == pytest.approx(np.full((40, 6), 40.5 / 41))
     assert never.hazard(queries) == pytest.approx(np.full((40, 6), 0.5 / 241))
@@ -111,7 +111,7 @@ def test_candidates_that_always_or_never_match_leave_one_rate():
 
 def test_a_thousand_queries_suit_and_fewer_do_not():
     for n in (999, 1000):
-        queries, ranks = Rankings(np.zeros(n), 3), np.ones(n)
+        queries, ranks = SearchResults(np.zeros(n), 3), np.ones(n)
         assert Boosted.suits(queries, ranks) == (n == 1000)
 
 
@@ -122,7 +122,7 @@ def test_it_needs_smaller_sets_than_a_linear_model_where_only_the_middle_is_hard
         uncertainty = rng.uniform(size=2000)
         late = (np.abs(uncertainty - 0.5) < 0.15) & (rng.uniform(size=2000) < 0.8)
         ranks = np.where(late, rng.integers(2, 15, 2000), 1.0)
-        parts.append((Rankings(uncertainty, 20), ranks))
+        parts.append((SearchResults(uncertainty, 20), ranks))
     split, calibration, (asked, ranks) = parts
     for kind in (Learned, Boosted):
         controller = MissController.calibrate(kind.fit(*split), *calibration)

@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import binom
 
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.risk import SCORE_FUNCTIONS, Constant, Quantile, Rankings, fit_score_function
+from rcir.risk import SCORE_FUNCTIONS, Constant, Quantile, SearchResults, fit_score_function
 
 ALPHAS = (0.05, 0.1, 0.2)
 SUITED = ("constant", "minmax", "quantile", "learned")  # to few queries without keys
@@ -18,7 +18,7 @@ def draw(kind, n=800, seed=0, depth=80):
     uncertainty = rng.uniform(size=n)
     hard = {"good": uncertainty, "wrong": 1 - uncertainty, "noise": rng.uniform(size=n)}[kind]
     late = np.minimum(1 + rng.geometric(0.1, n), depth)
-    return Rankings(uncertainty, depth), np.where(rng.uniform(size=n) < 0.6 * hard, late, 1.0)
+    return SearchResults(uncertainty, depth), np.where(rng.uniform(size=n) < 0.6 * hard, late, 1.0)
 
 
 def allowed(n, alpha, delta=0.1):
@@ -46,14 +46,14 @@ def test_auto_takes_none_that_scales_with_uncertainty_where_it_misleads(kind, se
 def test_auto_takes_a_constant_where_no_query_needs_more_than_one():
     rng = np.random.default_rng(0)
     assert (
-        fit_score_function("auto", Rankings(rng.uniform(size=500), 20), np.ones(500))[0].name
+        fit_score_function("auto", SearchResults(rng.uniform(size=500), 20), np.ones(500))[0].name
         == "constant"
     )
 
 
 def test_whatever_auto_takes_queries_that_look_alike_get_sets_of_one_size():
     ranks = np.random.default_rng(1).choice([1.0, 2.0, 3.0, 7.0], 500, p=[0.5, 0.3, 0.1, 0.1])
-    alike = Rankings(np.zeros(500), 20)
+    alike = SearchResults(np.zeros(500), 20)
     score_function, _ = fit_score_function("auto", alike, ranks)
     for threshold in (0.0, 1.5, 9.0, 80.0):
         assert len(set(score_function.sizes(alike, threshold).tolist())) == 1

@@ -8,15 +8,15 @@ from scipy.stats import binom
 
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk import (
+    RISKS,
     SCORE_FUNCTIONS,
     Constant,
     MatchProbability,
     Quantile,
-    Rankings,
+    SearchResults,
     fit_score_function,
     score_function_class,
 )
-from rcir.risk.choice import LEVELS
 
 SEVERAL = ("recall", "false-discovery")
 OF_ALL = ("constant", "minmax", "quantile", "match-probability")
@@ -63,7 +63,7 @@ def test_sets_are_compared_that_others_taught_at_every_level(kind, risk, one_key
     prices = np.unique(candidate_scores[np.isfinite(candidate_scores)]).tolist()
     table = [measured(candidate_scores, matches, totals, threshold, risk) for threshold in prices]
     found = sizes[kind.name]
-    for alpha in LEVELS[risk]:
+    for alpha in RISKS[risk].levels:
         allowed = [row for row in table if row[0] <= alpha]
         assert (alpha in found) == bool(allowed)
         if not allowed:
@@ -103,7 +103,7 @@ def test_nothing_is_taken_that_is_worse_than_constant_at_any_level(risk, seed):
     late = (np.arange(6) >= 3) == (uncertainty < 0.5)[:, None]  # of the certain ones
     relevant = rng.uniform(size=(400, 6)) < np.where(late, 0.8, 0.1)
     score_function, sizes = fit_score_function(
-        "auto", Rankings(uncertainty, 6), relevant, risk=risk
+        "auto", SearchResults(uncertainty, 6), relevant, risk=risk
     )
     constant = sizes["constant"]
     assert all(sizes[score_function.name][alpha] <= constant[alpha] for alpha in constant)
@@ -117,7 +117,7 @@ def test_what_attains_levels_that_a_constant_does_not_is_taken():
     second = rng.uniform(size=400) < 0.5
     relevant = np.stack([~second, second], axis=1)
     tells = relevant + rng.normal(scale=0.2, size=(400, 2))
-    rankings = Rankings(np.zeros(400), 2, candidate_uncertainty=tells)
+    rankings = SearchResults(np.zeros(400), 2, candidate_uncertainty=tells)
     score_function, sizes = fit_score_function(
         "auto", rankings, relevant, alphas=(), risk="false-discovery"
     )

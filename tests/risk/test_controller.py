@@ -1,5 +1,6 @@
 import math
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,20 +9,18 @@ from scipy.stats import beta, binom
 from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel, RcirError, RiskUnattainable
 from rcir.risk import (
     AbstentionController,
-    Answered,
     Boosted,
     Constant,
     JointController,
+    LabelledResults,
     Learned,
     MatchProbability,
     MonotoneController,
-    Outcomes,
     Quantile,
     Request,
     RiskController,
     anytime_allowed_misses,
 )
-from rcir.risk.outcomes import Risk
 
 SEVERAL = {"miss": 0.3, "false-discovery": 0.7}
 SCORE_FUNCTION = Quantile(np.linspace(0, 1, 37))
@@ -44,7 +43,7 @@ def groups():
 
 @pytest.fixture(scope="module")
 def control(tuning, calibration, groups):
-    return RiskController(SCORE_FUNCTION, tuning, calibration, groups=groups)
+    return RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
 
 
 def smallest(outcomes, allowed):
@@ -83,13 +82,13 @@ def test_a_group_is_decided_by_its_own_queries(group, control, calibration, grou
     rows = np.array([name == group for name in groups])
     n = int(rows.sum())
     decision = control.decide(Request(0.3, 0.1, group=group))
-    assert decision.threshold == smallest(calibration.subset(rows), most(n, 0.3, 0.1))
+    assert decision.threshold == smallest(calibration[rows], most(n, 0.3, 0.1))
     assert decision.n_calibration == n
     assert control.miss(group).n_calibration == n
 
 
 def test_every_other_statement_can_be_had_of_a_group(tuning, control, calibration, groups):
-    own = calibration.subset(groups == "b")
+    own = calibration[groups == "b"]
     alone = RiskController(SCORE_FUNCTION, tuning, own)
     for options in ({"risk": "recall"}, {"risk": "false-discovery"}, {"abstain": True}):
         asked, expected = Request(0.6, 0.1, group="b", **options), Request(0.6, 0.1, **options)
@@ -143,9 +142,10 @@ def test_decisions_are_those_of_the_controllers_beneath(bound, means, tuning, ca
 def test_abstention_watches_the_first_candidate_and_answers_with_one_or_none(
     control, tuning, calibration, queries
 ):
-    first = (Answered(o.uncertainty, ~o.relevant[:, 0]) for o in (calibration, tuning))
     decision = control.decide(Request(0.25, 0.1, abstain=True))
-    assert decision.selection_threshold == AbstentionController(*first).threshold(0.25, 0.1)
+    assert decision.selection_threshold == AbstentionController(calibration, tuning).threshold(
+        0.25, 0.1
+    )
     assert (decision.threshold, decision.risk_bound) == (0.0, 0.25)
     asked = queries(300, 9)[0]
     sizes = control.sizes(asked, decision)
@@ -158,7 +158,9 @@ def test_abstention_goes_by_the_selection_score_of_a_learned_score_function(quer
     ranks = [row.index(True) + 1.0 if True in row else np.inf for row in split[1].tolist()]
     score_function = Learned.fit(split[0], np.array(ranks))
     control = RiskController(
-        score_function, Outcomes.of(score_function, *tuned), Outcomes.of(score_function, *asked)
+        score_function,
+        LabelledResults.of(*tuned).scored(score_function),
+        LabelledResults.of(*asked).scored(score_function),
     )
     decision = control.decide(Request(0.25, 0.1, abstain=True))
     selection_score = 1 - score_function.hazard(asked[0])[:, 0]
@@ -238,7 +240,7 @@ def test_a_false_discovery_alpha_that_is_no_number_is_refused_on_purpose(alpha, 
 
 @pytest.mark.parametrize("alpha", [1e-4, {"miss": 1e-4, "recall": 1e-4}])
 @pytest.mark.parametrize("risk", ["miss", "recall", "false-discovery"])
-def test_what_cannot_be_certified_is_never_answered(alpha, risk: Risk, control):
+def test_what_cannot_be_certified_is_never_answered(alpha, risk, control):
     risk = "miss" if isinstance(alpha, dict) else risk
     with pytest.raises(RiskUnattainable):
         control.decide(Request(alpha, 0.1, risk=risk))
@@ -247,8 +249,8 @@ def test_what_cannot_be_certified_is_never_answered(alpha, risk: Risk, control):
 def test_parts_that_do_not_fit_together_are_refused(tuning, calibration, outcomes):
     with pytest.raises(InvalidData, match="other depths"):
         RiskController(Constant(), outcomes(20, 0, depth=5), calibration)
-    with pytest.raises(InvalidData, match="500 calibration queries"):
-        RiskController(SCORE_FUNCTION, tuning, calibration, groups=np.array(["a"] * 499))
+    with pytest.raises(InvalidData, match="500 queries, groups"):
+        RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=np.array(["a"] * 499)))
     with pytest.raises(InvalidConfig, match="choose one of"):
         RiskController(SCORE_FUNCTION, tuning, calibration, bound="normal")
 
@@ -296,7 +298,9 @@ def test_an_score_function_whose_numbers_were_changed_is_noticed(queries):
     for kind, name in ((Learned, "weights"), (Boosted, "trees"), (MatchProbability, "weights")):
         score_function = kind.fit(*split[:2])
         control = RiskController(
-            score_function, Outcomes.of(score_function, *tuned), Outcomes.of(score_function, *asked)
+            score_function,
+            LabelledResults.of(*tuned).scored(score_function),
+            LabelledResults.of(*asked).scored(score_function),
         )
         assert control.intact
         values = getattr(score_function, name)

@@ -3,7 +3,7 @@ import pytest
 from scipy.stats import binom, binomtest, ks_2samp
 
 from rcir.errors import InvalidData, InvalidRiskLevel
-from rcir.risk import Constant, Outcomes, Rankings, check_exchangeability
+from rcir.risk import Constant, LabelledResults, SearchResults, check_exchangeability
 
 
 def draw(n, seed, shift=0.0, later=0.0, depth=8):
@@ -11,9 +11,9 @@ def draw(n, seed, shift=0.0, later=0.0, depth=8):
     rng = np.random.default_rng(seed)
     first = np.minimum(rng.poisson(1 + later, n), depth)  # no match at all if it is the depth
     relevant = np.arange(depth) == first[:, None]
-    return Outcomes.of(
-        Constant(), Rankings(rng.normal(shift, size=n), depth), relevant, np.ones(n, int)
-    )
+    return LabelledResults.of(
+        SearchResults(rng.normal(shift, size=n), depth), relevant, np.ones(n, int)
+    ).scored(Constant())
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.3])
@@ -60,7 +60,9 @@ def test_the_level_itself_contradicts():
 
 def test_queries_without_a_match_count_as_the_largest_score():
     none = np.zeros((100, 8), bool)
-    lost = Outcomes.of(Constant(), Rankings(draw(100, 5).uncertainty, 8), none, np.zeros(100, int))
+    lost = LabelledResults.of(
+        SearchResults(draw(100, 5).uncertainty, 8), none, np.zeros(100, int)
+    ).scored(Constant())
     assert check_exchangeability(draw(300, 0), lost).p_values["score"] < 1e-10
     assert check_exchangeability(lost, lost).p_values["score"] == 1.0
 
@@ -92,7 +94,9 @@ def test_no_miss_is_no_evidence_of_a_risk():
 
 def test_queries_without_a_match_are_missed_at_any_threshold():
     none = np.zeros((100, 8), bool)
-    lost = Outcomes.of(Constant(), Rankings(draw(100, 5).uncertainty, 8), none, np.zeros(100, int))
+    lost = LabelledResults.of(
+        SearchResults(draw(100, 5).uncertainty, 8), none, np.zeros(100, int)
+    ).scored(Constant())
     assert check_exchangeability(lost, lost, certified=(7.0, 0.5)).misses == 100
 
 

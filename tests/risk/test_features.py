@@ -10,7 +10,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from rcir.errors import InvalidData
-from rcir.risk import Rankings
+from rcir.risk import SearchResults
 from rcir.risk.features import Features, fit_logistic, flat, linear
 
 KNOWN = ("distances", "keys", "candidate_uncertainty")
@@ -18,7 +18,7 @@ SUBSETS = [names for k in range(4) for names in itertools.combinations(KNOWN, k)
 
 
 def only(rankings, known):
-    return Rankings(
+    return SearchResults(
         rankings.uncertainty, rankings.depth, **{name: getattr(rankings, name) for name in known}
     )
 
@@ -38,7 +38,7 @@ def test_features_are_those_of_candidates_described_one_by_one(
 
 def test_votes_that_are_known_are_taken(one_key):
     rankings = one_key(20, 0)[0]
-    distinct, columns = rankings.distinct()
+    distinct, columns = rankings.distinct(), rankings.key_columns()
     votes = Features.fit(rankings).of(distinct, 3)[-4]
     for i, k in itertools.product(range(20), range(3)):
         if columns[i, k] >= 0:

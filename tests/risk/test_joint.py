@@ -5,9 +5,9 @@ from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.risk import (
     Constant,
     JointController,
-    Outcomes,
+    LabelledResults,
     Quantile,
-    Rankings,
+    SearchResults,
     bonferroni_holm,
     fixed_sequence,
 )
@@ -132,8 +132,8 @@ def test_threshold_is_the_best_of_those_that_the_tests_certify(
 def test_misses_are_bounded_exactly(late, expected):
     # P(Binomial(3000, 0.05) <= 134) <= 0.1 < P(Binomial(3000, 0.05) <= 135)
     relevant = np.repeat([[True, False], [False, True]], [3000 - late, late], axis=0)
-    queries = Rankings(np.zeros(3000), 2)
-    asked = Outcomes.of(Constant(), queries, relevant, np.ones(3000, int))
+    queries = SearchResults(np.zeros(3000), 2)
+    asked = LabelledResults.of(queries, relevant, np.ones(3000, int)).scored(Constant())
     assert JointController(asked, asked).threshold({"miss": 0.05}, 0.1) == expected
 
 
@@ -185,7 +185,9 @@ def test_risks_that_cannot_hold_together_are_told_what_each_alone_could_have(pai
 
 def test_nothing_is_attainable_without_a_true_match():
     none = np.zeros((40, 3), bool)
-    lost = Outcomes.of(Constant(), Rankings(np.zeros(40), 3), none, np.zeros(40, int))
+    lost = LabelledResults.of(SearchResults(np.zeros(40), 3), none, np.zeros(40, int)).scored(
+        Constant()
+    )
     assert JointController(lost, lost).minimum_alpha("miss", 0.1) is None
 
 

@@ -10,7 +10,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from rcir.errors import InvalidData
-from rcir.risk import Constant, Learned, MissController, Rankings
+from rcir.risk import Constant, Learned, MissController, SearchResults
 from rcir.risk.features import Features
 from rcir.risk.hazard import non_increasing
 
@@ -36,7 +36,9 @@ def draw(n, seed, known=KNOWN, depth=8, repeats=False):
         first = [k for k in range(ends[i]) if repeats or keys[i, k] not in keys[i, :k].tolist()]
         at = rng.geometric(1 - 0.8 * uncertainty[i]) - 1
         ranks.append(first[at] + 1.0 if at < len(first) else np.inf)
-    return Rankings(uncertainty, depth, **{name: arrays[name] for name in known}), np.array(ranks)
+    return SearchResults(uncertainty, depth, **{name: arrays[name] for name in known}), np.array(
+        ranks
+    )
 
 
 def possible(rankings, i, k, repeats):
@@ -138,7 +140,7 @@ def test_first_matches_alike_at_forty_ranks_are_all_paid_for_at_once():
     logits = np.log(chance) - np.log1p(-np.array(chance))
     features = Features(np.zeros(9), (False, False, True))
     score_function = Learned(features, True, np.array([0, 0, 0, 1.0]), 0.0)
-    asked = Rankings(np.zeros(2), 41, candidate_uncertainty=np.tile(logits, (2, 1)))
+    asked = SearchResults(np.zeros(2), 41, candidate_uncertainty=np.tile(logits, (2, 1)))
     tolerated = 1 + 1e-3
     assert score_function.sizes(asked, 40.99 / tolerated).tolist() == [1, 1]
     assert score_function.sizes(asked, 41.01 / tolerated).tolist() == [41, 41]
@@ -148,7 +150,7 @@ def test_where_a_key_matches_or_not_its_repetitions_are_never_the_first_match():
     score_function = Learned.fit(*draw(300, 0))
     keys = np.array([[5, 5, 5, 7, 5, 7, 9, 9]])
     arrays = {"distances": np.arange(8.0)[None], "candidate_uncertainty": np.zeros((1, 8))}
-    hazard = score_function.hazard(Rankings(np.array([0.5]), 8, keys=keys, **arrays))
+    hazard = score_function.hazard(SearchResults(np.array([0.5]), 8, keys=keys, **arrays))
     assert (hazard > 0).tolist() == [[True, False, False, True, False, False, True, False]]
 
 
@@ -170,7 +172,7 @@ def test_prices_never_fall_even_where_first_matches_are_as_rare_as_one_in_a_hund
     for seed in range(3):
         candidates = np.random.default_rng(seed).normal(size=(4096, 40))
         candidate_scores = score_function.candidate_scores(
-            Rankings(np.zeros(4096), 40, candidate_uncertainty=candidates)
+            SearchResults(np.zeros(4096), 40, candidate_uncertainty=candidates)
         )
         assert (np.diff(candidate_scores, axis=1) >= 0).all()
 
@@ -189,14 +191,14 @@ def test_it_needs_smaller_sets_than_a_constant_where_uncertainty_tells(seed):
 
 
 def test_first_candidates_that_always_match_leave_one_rate_and_no_warning():
-    queries = Rankings(np.linspace(0, 1, 40), 6)
+    queries = SearchResults(np.linspace(0, 1, 40), 6)
     score_function = Learned.fit(queries, np.ones(40))
     assert score_function.hazard(queries) == pytest.approx(np.full((40, 6), 40.5 / 41))
     assert (score_function.sizes(queries, 0.5) == 1).all()
 
 
 def test_candidates_that_never_match_leave_one_rate_too():
-    queries = Rankings(np.linspace(0, 1, 40), 6)
+    queries = SearchResults(np.linspace(0, 1, 40), 6)
     score_function = Learned.fit(queries, np.full(40, np.inf))
     assert score_function.hazard(queries) == pytest.approx(np.full((40, 6), 0.5 / 241))
 
@@ -230,7 +232,7 @@ def test_what_it_was_not_fitted_with_does_not_matter():
         Learned.fit(*draw(100, 0, ())),
         draw(30, 1, ("candidate_uncertainty",)),
     )
-    bare = Rankings(asked.uncertainty, asked.depth)
+    bare = SearchResults(asked.uncertainty, asked.depth)
     np.testing.assert_array_equal(
         score_function.candidate_scores(asked), score_function.candidate_scores(bare)
     )

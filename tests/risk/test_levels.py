@@ -7,13 +7,12 @@ import pytest
 from rcir.errors import InvalidRiskLevel, RcirError, RiskUnattainable
 from rcir.risk import (
     AbstentionController,
-    Answered,
     Constant,
     JointController,
     MissController,
     MonotoneController,
-    Rankings,
     RiskMonitor,
+    SearchResults,
     allowed_misses,
     anytime_allowed_misses,
     anytime_miss_rate_bound,
@@ -36,7 +35,7 @@ INVALID = [0, 1, 0.0, 1.0, -1, 2, math.nan, math.inf, -math.inf, True, False, "x
 
 @pytest.fixture(scope="module")
 def controller():
-    return MissController.calibrate(Constant(), Rankings(np.zeros(100), 5), np.ones(100))
+    return MissController.calibrate(Constant(), SearchResults(np.zeros(100), 5), np.ones(100))
 
 
 @pytest.mark.parametrize("value", INVALID)
@@ -81,8 +80,7 @@ def test_the_controller_refuses_an_invalid_delta_but_none_is_the_marginal_guaran
 def test_every_other_controller_refuses_an_invalid_level(value, outcomes):
     asked = outcomes(100, seed=0)
     recall, joint = MonotoneController(asked, asked, "recall"), JointController(asked, asked)
-    answered = Answered(np.zeros(9), np.zeros(9, bool))
-    abstention = AbstentionController(answered, answered)
+    abstention = AbstentionController(asked, asked)
     calls = [
         (lambda: p_value(1, 100, value), "alpha"),
         (lambda: upper_confidence_bound([0, 1], value), "delta"),

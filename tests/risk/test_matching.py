@@ -9,7 +9,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from rcir.errors import InvalidData
-from rcir.risk import Constant, MatchProbability, Outcomes, matching
+from rcir.risk import Constant, LabelledResults, MatchProbability, matching
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_a_query_is_sized_alone_as_among_many_and_a_score_is_the_price_of_its_pl
 ):
     asked, relevant, totals = one_key(40, 4)
     candidate_scores, (_, columns) = fitted.candidate_scores(asked), fitted.ordered(asked)
-    outcomes = Outcomes.of(fitted, asked, relevant, totals)
+    outcomes = LabelledResults.of(asked, relevant, totals).scored(fitted)
     ranks = np.arange(40) % asked.depth + 1.0
     scores = fitted.scores(asked, ranks)
     for i in range(40):
@@ -135,7 +135,7 @@ def test_a_stored_model_is_the_same_model(fitted, drawn):
 def test_sets_of_one_mean_size_hold_more_true_matches_than_those_of_a_constant(fitted, one_key):
     asked, relevant, totals = one_key(1000, 5)
     constant, learned = (
-        Outcomes.of(score_function, asked, relevant, totals)
+        LabelledResults.of(asked, relevant, totals).scored(score_function)
         for score_function in (Constant(), fitted)
     )
     for size in (1, 3):

@@ -7,7 +7,7 @@ from scipy.integrate import quad
 from scipy.stats import beta, binom
 
 from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel
-from rcir.risk import SCORE_FUNCTIONS, Constant, MissController, Rankings
+from rcir.risk import SCORE_FUNCTIONS, Constant, MissController, SearchResults
 
 LEVELS = [(0.02, 0.1), (0.05, 0.01), (0.1, 0.1), (0.3, 0.5), (0.45, 0.05)]
 BOUNDS = ("binomial", "hoeffding", "bentkus", "hoeffding-bentkus", "betting")
@@ -15,7 +15,7 @@ BOUNDS = ("binomial", "hoeffding", "bentkus", "hoeffding-bentkus", "betting")
 
 def keyed(uncertainty, depth):
     """Queries of which every two candidates share a key."""
-    return Rankings(
+    return SearchResults(
         np.asarray(uncertainty, float),
         depth,
         keys=np.tile(np.arange(depth) // 2, (len(uncertainty), 1)),
@@ -142,7 +142,7 @@ def test_one_more_miss_than_allowed_moves_threshold_to_the_next_rank():
     # 3,000 queries allow 134 misses at (0.05, 0.1).
     for late, expected in ((134, 0.0), (135, 6.0)):
         ranks = np.repeat([1.0, 7.0], [3000 - late, late])
-        controller = MissController.calibrate(Constant(), Rankings(np.zeros(3000), 10), ranks)
+        controller = MissController.calibrate(Constant(), SearchResults(np.zeros(3000), 10), ranks)
         assert controller.threshold(0.05, 0.1) == expected
 
 
@@ -155,7 +155,7 @@ def test_sizes_stop_at_the_search_depth(score_function):
 def test_queries_that_were_searched_to_another_depth_are_refused(score_function):
     controller = MissController(score_function, np.zeros(1, np.float32), depth=12)
     with pytest.raises(InvalidData, match="searched to depth 13, the calibration queries to 12"):
-        controller.sizes(Rankings(np.zeros(2), 13), threshold=1.0)
+        controller.sizes(SearchResults(np.zeros(2), 13), threshold=1.0)
 
 
 def test_no_bound_is_less_careful_than_the_exact_one(score_function):
@@ -214,14 +214,14 @@ def test_the_certified_risk_is_at_most_alpha_and_allows_no_more_misses(n, bound,
 )
 def test_calibration_queries_that_make_no_sense_are_refused(ranks):
     with pytest.raises(InvalidData):
-        MissController.calibrate(Constant(), Rankings(np.zeros(2), 10), ranks)
+        MissController.calibrate(Constant(), SearchResults(np.zeros(2), 10), ranks)
 
 
 def test_no_calibration_queries_and_an_unknown_bound_are_refused():
     with pytest.raises(InvalidData, match="n >= 1"):
-        MissController.calibrate(Constant(), Rankings(np.zeros(0), 10), np.zeros(0))
+        MissController.calibrate(Constant(), SearchResults(np.zeros(0), 10), np.zeros(0))
     with pytest.raises(InvalidConfig, match="choose one of binomial"):
-        MissController.calibrate(Constant(), Rankings(np.zeros(2), 10), np.ones(2), "normal")
+        MissController.calibrate(Constant(), SearchResults(np.zeros(2), 10), np.ones(2), "normal")
 
 
 def test_scores_in_any_order_mean_the_same():

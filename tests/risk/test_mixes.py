@@ -9,12 +9,12 @@ import pytest
 from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel, RiskUnattainable
 from rcir.risk import (
     Constant,
+    LabelledResults,
     MonotoneController,
-    Outcomes,
     Quantile,
-    Rankings,
     Request,
     RiskController,
+    SearchResults,
 )
 
 SCORE_FUNCTION = Quantile(np.linspace(0, 1, 37))
@@ -36,7 +36,10 @@ def clustered(calibration, tuning):
     """The same, in 80 clusters of one to some and 30 of three."""
     which = np.random.default_rng(2).integers(80, size=240)
     which[:80] = np.arange(80)
-    return replace(calibration, clusters=which), replace(tuning, clusters=np.arange(90) // 3)
+    return (
+        replace(calibration, clusters=which, cluster="video"),
+        replace(tuning, clusters=np.arange(90) // 3, cluster="video"),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +150,7 @@ def test_of_a_mix_the_smallest_threshold_is_that_of_a_bet_on_weighted_losses(
         return math.prod(1 + bet * (alpha - w * x) for w, x in terms) >= 1 / delta
 
     expected = smallest(calibrated, certified)
-    control = RiskController(SCORE_FUNCTION, tuning, calibration, groups=groups)
+    control = RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
     request = Request(alpha, delta, risk=risk, mix=SHARES)
     assert_threshold(expected, lambda: control.decide(request).threshold)
     if expected is not None:
@@ -159,7 +162,9 @@ def test_of_a_mix_the_smallest_threshold_is_that_of_a_bet_on_weighted_losses(
 def test_a_bet_by_hand():
     """Two losses of 1 in the rare group, none in the other, of which three quarters will come."""
     relevant = np.array([[True]] * 8 + [[False]] * 2)
-    outcomes = Outcomes.of(Constant(), Rankings(np.zeros(10), 1), relevant, np.ones(10, int))
+    outcomes = LabelledResults.of(
+        SearchResults(np.zeros(10), 1), relevant, np.ones(10, int)
+    ).scored(Constant())
     weights = np.repeat([0.5, 3.0], [8, 2])  # 8 * 0.5 + 2 * 3 = 10
     controller = MonotoneController(outcomes, outcomes, "miss", weights=weights)
     # A share 0.2 of misses is all that tuning shows: variance (10 * 0.16 + 0.25) / 11, times the
@@ -182,10 +187,10 @@ def test_a_bet_by_hand():
 def test_any_mix_has_the_sets_of_the_group_that_needs_the_largest(
     risk, calibration, tuning, groups
 ):
-    control = RiskController(SCORE_FUNCTION, tuning, calibration, groups=groups)
+    control = RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
     decision = control.decide(Request(0.5, 0.12, risk=risk, mix="any"))
     each = {
-        name: RiskController(SCORE_FUNCTION, tuning, calibration.subset(groups == name)).decide(
+        name: RiskController(SCORE_FUNCTION, tuning, calibration[groups == name]).decide(
             Request(0.5, 0.04, risk=risk)
         )
         for name in "abc"
@@ -197,7 +202,7 @@ def test_any_mix_has_the_sets_of_the_group_that_needs_the_largest(
 
 def test_any_mix_names_the_group_that_cannot_be_certified(calibration, tuning, groups):
     names = np.where(np.arange(240) < 9, "few", groups)
-    control = RiskController(SCORE_FUNCTION, tuning, calibration, groups=names)
+    control = RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=names))
     with pytest.raises(RiskUnattainable, match=r"each of 4 groups .*: group 'few'") as caught:
         control.decide(Request(0.3, 0.1, mix="any"))
     assert caught.value.required_calibration is not None
@@ -207,7 +212,7 @@ def test_any_mix_names_the_group_that_cannot_be_certified(calibration, tuning, g
 
 @pytest.mark.parametrize("option", ["simultaneous", "anytime"])
 def test_any_mix_goes_with_other_statements(option, calibration, tuning, groups):
-    control = RiskController(SCORE_FUNCTION, tuning, calibration, groups=groups)
+    control = RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
     decision = control.decide(Request(0.5, 0.12, mix="any", **{option: True}))
     thresholds = [control.miss(name).threshold(0.5, 0.04, **{option: True}) for name in "abc"]
     assert decision.threshold == max(thresholds)
@@ -216,7 +221,7 @@ def test_any_mix_goes_with_other_statements(option, calibration, tuning, groups)
 def test_a_mix_of_one_group_is_that_group_and_unknown_groups_are_refused(
     calibration, tuning, groups
 ):
-    control = RiskController(SCORE_FUNCTION, tuning, calibration, groups=groups)
+    control = RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
     with pytest.raises(InvalidConfig, match="group 'd' has no calibration queries"):
         control.decide(Request(0.5, 0.1, mix={"a": 0.5, "d": 0.5}))
     # With weights of 4 the bet is at most a quarter: what is certified is certified of the group.
@@ -226,14 +231,14 @@ def test_a_mix_of_one_group_is_that_group_and_unknown_groups_are_refused(
 
 def test_clusters_are_decided_by_their_mean_losses(clustered, groups):
     calibration, tuning = clustered
-    control = RiskController(SCORE_FUNCTION, tuning, calibration, groups=groups, cluster="video")
+    control = RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
     for risk in ("miss", "recall"):
         decision = control.decide(Request(0.4, 0.1, risk=risk))
         expected = MonotoneController(calibration, tuning, risk, "betting")
         assert decision.threshold == expected.threshold(0.4, 0.1)
         assert (decision.bound, decision.n_clusters) == ("betting", 80)
         assert decision.n_calibration == 240
-    own = calibration.subset(groups == "b")
+    own = calibration[groups == "b"]
     decision = control.decide(Request(0.4, 0.1, group="b"))
     assert decision.threshold == MonotoneController(own, tuning, "miss", "betting").threshold(
         0.4, 0.1
@@ -257,14 +262,14 @@ def test_clusters_are_decided_by_their_mean_losses(clustered, groups):
 )
 def test_clusters_refuse_what_needs_independent_queries_in_words(options, words, clustered, groups):
     calibration, tuning = clustered
-    control = RiskController(SCORE_FUNCTION, tuning, calibration, groups=groups, cluster="video")
+    control = RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
     with pytest.raises(InvalidConfig, match=rf"come in clusters \(video\): .*{words}"):
         control.decide(Request(0.3, 0.1, **options))
 
 
 def test_too_few_clusters_are_counted_in_the_refusal(clustered):
     calibration, tuning = clustered
-    control = RiskController(SCORE_FUNCTION, tuning, calibration, cluster="video")
+    control = RiskController(SCORE_FUNCTION, tuning, calibration)
     with pytest.raises(RiskUnattainable, match="with 80 clusters of calibration queries") as error:
         control.decide(Request(0.01, 0.1))
     smallest = error.value.minimum_alpha
@@ -275,5 +280,5 @@ def test_too_few_clusters_are_counted_in_the_refusal(clustered):
 
 def test_clusters_need_a_name_and_a_name_needs_clusters(clustered, calibration, tuning):
     for outcomes, cluster in ((clustered[0], None), (calibration, "video")):
-        with pytest.raises(InvalidData, match="name what the clusters of the queries are"):
-            RiskController(SCORE_FUNCTION, tuning, outcomes, cluster=cluster)
+        with pytest.raises(InvalidData, match="give clusters and what they are"):
+            replace(outcomes, cluster=cluster)

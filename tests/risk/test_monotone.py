@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
-from rcir.risk import Constant, MonotoneController, Outcomes, Quantile, Rankings
+from rcir.risk import Constant, LabelledResults, MonotoneController, Quantile, SearchResults
 
 BOUNDS = ("hoeffding", "bentkus", "hoeffding-bentkus", "betting")
 LEVELS = [(0.35, 0.1), (0.5, 0.01), (0.6, 0.5), (0.8, 0.1)]
@@ -86,9 +86,9 @@ def test_the_marginal_threshold_is_that_of_conformal_risk_control(alpha, pair, t
 def counted(hits, bound="hoeffding-bentkus", depth=4):
     """Queries with `depth` true matches each, of which the first `hits` places hold some."""
     relevant = np.arange(depth) < np.array(hits)[:, None]
-    outcomes = Outcomes.of(
-        Constant(), Rankings(np.zeros(len(hits)), depth), relevant, np.full(len(hits), depth)
-    )
+    outcomes = LabelledResults.of(
+        SearchResults(np.zeros(len(hits)), depth), relevant, np.full(len(hits), depth)
+    ).scored(Constant())
     return MonotoneController(outcomes, outcomes, "recall", bound)
 
 
@@ -157,7 +157,9 @@ def test_a_risk_that_need_not_fall_as_sets_grow_is_refused(pair):
 
 def test_the_minimum_alpha_of_another_mix_is_attainable_and_slightly_less_is_not():
     relevant = np.arange(4) < np.repeat([4, 3, 1], [70, 20, 10])[:, None]
-    asked = Outcomes.of(Constant(), Rankings(np.zeros(100), 4), relevant, np.full(100, 4))
+    asked = LabelledResults.of(SearchResults(np.zeros(100), 4), relevant, np.full(100, 4)).scored(
+        Constant()
+    )
     for weights in (
         np.repeat([0.5, 2.0, 2.5], [70, 20, 10]),
         np.repeat([1.3, 0.45, 0], [70, 20, 10]),

@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import minimize
 
 from rcir.errors import InvalidData
-from rcir.risk import Learned, MissController, Outcomes, Rankings, Reranked
+from rcir.risk import LabelledResults, Learned, MissController, Reranked, SearchResults
 from rcir.risk import reranked as module
 
 
@@ -25,7 +25,7 @@ def of_labels(rankings, i, describe, split):
     """Features of each key of query i, in a ranking that holds every key once."""
     columns = nearest(rankings, i)
     row = rankings.keys[i].tolist()
-    once = Rankings(
+    once = SearchResults(
         rankings.uncertainty[i : i + 1],
         rankings.depth,
         np.array([[*rankings.distances[i, columns], *[np.inf] * (rankings.depth - len(columns))]]),
@@ -134,7 +134,7 @@ def test_a_score_is_the_price_of_the_place_of_the_right_key(fitted, one_key):
     asked, relevant, totals = one_key(200, 4)
     ranks, (_, columns) = first(relevant), fitted.ordered(asked)
     scores, candidate_scores = fitted.scores(asked, ranks), fitted.candidate_scores(asked).tolist()
-    outcomes = Outcomes.of(fitted, asked, relevant, totals)
+    outcomes = LabelledResults.of(asked, relevant, totals).scored(fitted)
     for i, rank in enumerate(ranks.tolist()):
         if rank == np.inf:
             assert scores[i] == outcomes.scores[i] == np.inf
@@ -164,7 +164,7 @@ def test_one_query_is_sized_as_among_many(fitted, one_key):
 
 def test_rankings_that_hold_every_key_once_are_ranked_alike(drawn, fitted, one_key):
     asked = one_key(60, 6)[0]
-    once, kept = asked.distinct()
+    once, kept = asked.distinct(), asked.key_columns()
     chances, again = fitted.ordered(asked), fitted.ordered(once)
     for i in range(60):
         labels = nearest(asked, i)
@@ -172,7 +172,7 @@ def test_rankings_that_hold_every_key_once_are_ranked_alike(drawn, fitted, one_k
         assert taken == chances[1][i, : len(labels)].tolist()
     np.testing.assert_allclose(again[0].probability, chances[0].probability, rtol=1e-9)
     assert np.isposinf(fitted.candidate_scores(once)[kept.max(axis=1) < 0]).all()
-    distinct, columns = drawn[0].distinct()
+    distinct, columns = drawn[0].distinct(), drawn[0].key_columns()
     matches = np.take_along_axis(drawn[1], np.maximum(columns, 0), axis=1) & (columns >= 0)
     of_distinct = Reranked.fit(distinct, matches)
     np.testing.assert_allclose(of_distinct.weights, fitted.weights, rtol=1e-6, atol=1e-9)
@@ -200,7 +200,7 @@ def test_without_keys_or_with_matches_of_several_keys_it_is_refused(drawn):
     wrong = np.flatnonzero(rankings.there[some] & ~relevant[some])[-1]
     several = relevant.copy()
     several[some, wrong] = True
-    repeats = Rankings(np.zeros(3), 3, keys=np.array([[5, 5, 7]] * 3))
+    repeats = SearchResults(np.zeros(3), 3, keys=np.array([[5, 5, 7]] * 3))
     for queries, truth in (
         (replace(rankings, keys=None), relevant),
         (rankings, several),

@@ -2,7 +2,14 @@ import numpy as np
 import pytest
 
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.risk import SCORE_FUNCTIONS, Constant, MinMax, Quantile, Rankings, score_function_class
+from rcir.risk import (
+    SCORE_FUNCTIONS,
+    Constant,
+    MinMax,
+    Quantile,
+    SearchResults,
+    score_function_class,
+)
 
 KINDS = tuple(SCORE_FUNCTIONS.values())
 SCALED = (Constant, MinMax, Quantile)
@@ -13,7 +20,7 @@ TOLERATED = 1 + 1e-3  # of threshold
 def keyed(uncertainty, depth=DEPTH):
     """Queries of which every two candidates share a key."""
     keys = np.tile(np.arange(depth) // 2, (len(uncertainty), 1))
-    return Rankings(np.asarray(uncertainty, float), depth, keys=keys)
+    return SearchResults(np.asarray(uncertainty, float), depth, keys=keys)
 
 
 def asked(n=400, seed=2, depth=DEPTH):
@@ -88,7 +95,7 @@ def test_sizes_never_shrink_as_threshold_grows(score_function):
 
 @pytest.mark.parametrize("kind", SCALED)
 def test_sizes_never_shrink_as_uncertainty_grows(kind):
-    queries = Rankings(np.sort(asked().uncertainty), DEPTH)
+    queries = SearchResults(np.sort(asked().uncertainty), DEPTH)
     assert (np.diff(kind.fit(*split()).sizes(queries, 100.0)) >= 0).all()
 
 
@@ -135,7 +142,7 @@ def test_no_threshold_pays_for_candidates_that_are_not_there(kind):
     ends = np.arange(40) % 6 + 1
     distances[np.arange(6) >= ends[:, None]] = np.inf
     keys = np.where(np.isfinite(distances), np.arange(6), -1)
-    queries = Rankings(np.linspace(0, 1, 40), 6, distances, keys)
+    queries = SearchResults(np.linspace(0, 1, 40), 6, distances, keys)
     fitted = kind.fit(queries, np.minimum(ends, np.arange(40) % 3 + 1))
     assert fitted.sizes(queries, 1e30).tolist() == ends.tolist()
 
@@ -151,9 +158,9 @@ def test_equal_uncertainties_make_a_constant_score_function(kind):
 
 @pytest.mark.parametrize("kind", [MinMax, Quantile])
 def test_uncertainty_beyond_the_tuning_split_counts_as_its_extreme(kind):
-    fitted = kind.fit(Rankings(np.linspace(1, 2, 100), DEPTH), np.ones(100))
-    beyond = fitted.sizes(Rankings(np.array([-9.0, 0.99, 2.01, 1e9]), DEPTH), 60.0)
-    extreme = fitted.sizes(Rankings(np.array([1.0, 2.0]), DEPTH), 60.0)
+    fitted = kind.fit(SearchResults(np.linspace(1, 2, 100), DEPTH), np.ones(100))
+    beyond = fitted.sizes(SearchResults(np.array([-9.0, 0.99, 2.01, 1e9]), DEPTH), 60.0)
+    extreme = fitted.sizes(SearchResults(np.array([1.0, 2.0]), DEPTH), 60.0)
     assert beyond.tolist() == [extreme[0], extreme[0], extreme[1], extreme[1]]
     assert extreme[1] == 61
 
@@ -162,7 +169,7 @@ def test_uncertainty_beyond_the_tuning_split_counts_as_its_extreme(kind):
 @pytest.mark.parametrize("n", [0, 1])
 def test_an_tuning_split_of_too_few_queries_is_refused(kind, n):
     with pytest.raises(InvalidData, match=f"has {n} queries; at least 2"):
-        kind.fit(Rankings(np.zeros(n), 5), np.ones(n))
+        kind.fit(SearchResults(np.zeros(n), 5), np.ones(n))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -172,14 +179,14 @@ def test_an_tuning_split_of_too_few_queries_is_refused(kind, n):
 )
 def test_an_tuning_split_with_impossible_ranks_is_refused(kind, ranks):
     with pytest.raises(InvalidData, match="ranks must be"):
-        kind.fit(Rankings(np.zeros(3), 5), np.array(ranks))
+        kind.fit(SearchResults(np.zeros(3), 5), np.array(ranks))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("matches", [np.ones((3, 4), bool), np.ones((2, 5), bool), np.ones((3, 5))])
 def test_matches_that_are_not_those_of_the_candidates_are_refused(kind, matches):
     with pytest.raises(InvalidData, match=r"needed is bool of shape \(3, 5\)"):
-        kind.fit(Rankings(np.zeros(3), 5), matches)
+        kind.fit(SearchResults(np.zeros(3), 5), matches)
 
 
 def test_all_matches_tell_what_the_first_ones_do(score_function):
@@ -222,7 +229,7 @@ def test_an_unknown_score_function_is_refused_with_the_choices():
 def test_a_threshold_beyond_single_precision_pays_for_all_that_is_there(kind):
     distances = np.array([[0.1, 0.2, 0.3], [0.1, 0.2, np.inf]])
     score_function = kind.fit(*split())
-    assert score_function.sizes(Rankings(np.ones(2), 3, distances), 1e300).tolist() == [3, 2]
+    assert score_function.sizes(SearchResults(np.ones(2), 3, distances), 1e300).tolist() == [3, 2]
 
 
 @pytest.mark.parametrize("threshold", [-1.0, np.nan])

@@ -5,12 +5,14 @@ import pytest
 from scipy.stats import beta
 
 from rcir.errors import RiskUnattainable
-from rcir.risk import Constant, MissController, Rankings
+from rcir.risk import Constant, MissController, SearchResults
 
 
 def controller(served, unmatched=0, bound="binomial"):
     ranks = np.repeat([1.0, np.inf], [served, unmatched])
-    return MissController.calibrate(Constant(), Rankings(np.zeros(len(ranks)), 50), ranks, bound)
+    return MissController.calibrate(
+        Constant(), SearchResults(np.zeros(len(ranks)), 50), ranks, bound
+    )
 
 
 def refusal(calibrated, alpha, delta):

@@ -7,7 +7,13 @@ import pytest
 from scipy.special import expit
 
 from rcir.errors import RiskUnattainable
-from rcir.risk import SCORE_FUNCTIONS, Outcomes, Rankings, ScoreFunction, fit_score_function
+from rcir.risk import (
+    SCORE_FUNCTIONS,
+    LabelledResults,
+    ScoreFunction,
+    SearchResults,
+    fit_score_function,
+)
 from rcir.risk.score_functions import TOLERANCE
 
 POPULATION, SPLIT, DEPTH, DRAWS, KEYS = 20_000, 400, 12, 2_000, 15
@@ -35,7 +41,7 @@ def _fewer(request, full):
 class Queries:
     """Labelled queries: their candidates, which of them match, and all matches in the gallery."""
 
-    rankings: Rankings
+    rankings: SearchResults
     relevant: np.ndarray
     totals: np.ndarray
 
@@ -54,8 +60,8 @@ class World:
     """
 
     score_function: ScoreFunction
-    tuning: Outcomes
-    population: Outcomes
+    tuning: LabelledResults
+    population: LabelledResults
 
 
 def draw_queries(n, seed):
@@ -68,7 +74,7 @@ def draw_queries(n, seed):
     rival = (key + rng.integers(1, KEYS, size=(n, 1))) % KEYS
     other = (key + rng.integers(1, KEYS, size=(n, DEPTH))) % KEYS
     keys = np.where(match, key, np.where(rng.uniform(size=(n, DEPTH)) < 0.4, rival, other))
-    rankings = Rankings(
+    rankings = SearchResults(
         hardness * rng.lognormal(sigma=0.3, size=n),
         DEPTH,
         distances=np.cumsum(rng.exponential(0.2 + 0.1 * hardness[:, None], (n, DEPTH)), axis=1),
@@ -102,7 +108,7 @@ def worlds(split, everybody):
     def world(name):
         score_function, _ = fit_score_function(name, split.rankings, split.ranks)
         tuning, population = (
-            Outcomes.of(score_function, part.rankings, part.relevant, part.totals)
+            LabelledResults.of(part.rankings, part.relevant, part.totals).scored(score_function)
             for part in (split, everybody)
         )
         return World(score_function, tuning, population)

@@ -3,26 +3,28 @@
 import numpy as np
 import pytest
 
-from rcir.risk import AbstentionController, Answered, p_value
+from rcir.risk import AbstentionController, LabelledResults, p_value
 
 pytestmark = pytest.mark.statistical
 
 N, DELTA, POPULATION = 300, 0.1, 20_000
 
 
-def answered(outcomes):
-    """The queries, were they answered with their first candidate."""
-    return Answered(outcomes.selection_score, ~outcomes.relevant[:, 0])
-
-
-def some(queries, rows):
-    return Answered(queries.selection_score[rows], queries.missed[rows])
+def answered(selection_score, missed):
+    """Queries that are missed or not, were they answered with their first candidate."""
+    return LabelledResults(
+        selection_score,
+        1,
+        relevant=~missed[:, None],
+        totals=(~missed).astype(int),
+        selection_score=selection_score,
+    )
 
 
 def true_miss_rates(population, thresholds):
     """(m,) the exact miss rate among the population's answers at (m,) thresholds."""
     order = np.argsort(population.selection_score)
-    misses = np.concatenate([[0], np.cumsum(population.missed[order])])
+    misses = np.concatenate([[0], np.cumsum(~population.relevant[order, 0])])
     counts = np.searchsorted(population.selection_score[order], thresholds, side="right")
     return np.where(np.isnan(thresholds), np.nan, misses[counts] / np.maximum(counts, 1))
 
@@ -33,7 +35,7 @@ def uninformative():
     alike.
     """
     rng = np.random.default_rng(5)
-    return [Answered(rng.uniform(size=n), rng.uniform(size=n) < 0.2) for n in (400, POPULATION)]
+    return [answered(rng.uniform(size=n), rng.uniform(size=n) < 0.2) for n in (400, POPULATION)]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,7 @@ def failures(draws, answers):
     """Whether the true miss rate among answers is above alpha, for each draw of queries."""
 
     def failures(population, threshold, alpha, met=0.5):
-        thresholds = answers(threshold, (some(population, row) for row in draws(N)), met)
+        thresholds = answers(threshold, (population[row] for row in draws(N)), met)
         return true_miss_rates(population, thresholds) > alpha
 
     return failures
@@ -54,7 +56,7 @@ def failures(draws, answers):
 def test_misses_among_answers_exceed_alpha_in_at_most_delta_of_the_calibrations(
     worlds, failures, excess, name, alpha
 ):
-    tuning, population = answered(worlds[name].tuning), answered(worlds[name].population)
+    tuning, population = worlds[name].tuning, worlds[name].population
 
     def threshold(calibration):
         return AbstentionController(calibration, tuning).threshold(alpha, DELTA)
@@ -78,7 +80,7 @@ def test_the_best_of_all_thresholds_without_correction_would_be_noticed(
 
     def threshold(calibration):
         order = np.argsort(calibration.selection_score)
-        misses = np.cumsum(calibration.missed[order])
+        misses = np.cumsum(~calibration.relevant[order, 0])
         values = [p_value(int(count), n, 0.19) for n, count in enumerate(misses, start=1)]
         certified = np.flatnonzero(np.array(values) <= DELTA)
         return calibration.selection_score[order][certified[-1]] if len(certified) else np.nan

@@ -7,10 +7,10 @@ from rcir.errors import RiskUnattainable
 from rcir.risk import (
     Certified,
     Constant,
-    Outcomes,
-    Rankings,
+    LabelledResults,
     Request,
     RiskController,
+    SearchResults,
     corrected,
     decide_chosen,
     smallest_certified,
@@ -94,8 +94,8 @@ def test_one_that_was_chosen_among_several_answers_with_the_sets_it_was_chosen_f
     runs = [[Certified(each.astype(np.float32), prices)] for each in ranks]
     chosen = smallest_certified(runs, ALPHA, DELTA, 12)
     relevant = np.arange(DEPTH) == ranks[chosen][:, None]
-    queries = Rankings(np.zeros(400), depth=DEPTH)
-    outcomes = Outcomes.of(Constant(), queries, relevant, np.ones(400, int))
+    queries = SearchResults(np.zeros(400), depth=DEPTH)
+    outcomes = LabelledResults.of(queries, relevant, np.ones(400, int)).scored(Constant())
     controller = RiskController(Constant(), outcomes, outcomes)
     decided = decide_chosen(controller, Request(ALPHA, DELTA), 12)
     assert decided.threshold == runs[chosen][0].threshold(ALPHA, DELTA / 12)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rcir.errors import RiskUnattainable
-from rcir.risk import Constant, Outcomes, Request, RiskController
+from rcir.risk import Constant, LabelledResults, Request, RiskController
 from rcir.risk.score_functions import set_sizes
 
 pytestmark = pytest.mark.statistical
@@ -42,7 +42,15 @@ def first_matches(outcomes):
     ones = np.ones(len(outcomes), np.int64)
     found = np.isfinite(outcomes.scores)[:, None]
     scores = outcomes.scores[:, None]
-    return Outcomes(scores, found, ones, outcomes.uncertainty, outcomes.selection_score)
+    return LabelledResults.from_arrays(
+        {
+            "candidate_scores": scores,
+            "relevant": found,
+            "totals": ones,
+            "uncertainty": outcomes.uncertainty,
+            "selection_score": outcomes.selection_score,
+        }
+    )
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +59,14 @@ def uniform():
     candidate_scores = np.random.default_rng(3).uniform(size=(POPULATION, 2)).astype(np.float32)
     candidate_scores[:, 0] = 0
     ones = np.ones(POPULATION, np.int64)
-    return Outcomes(
-        candidate_scores, np.tile([False, True], (POPULATION, 1)), ones, 1.0 * ones, 1.0 * ones
+    return LabelledResults.from_arrays(
+        {
+            "candidate_scores": candidate_scores,
+            "relevant": np.tile([False, True], (POPULATION, 1)),
+            "totals": ones,
+            "uncertainty": 1.0 * ones,
+            "selection_score": 1.0 * ones,
+        }
     )
 
 
@@ -65,15 +79,15 @@ def decided():
     def decided(population, clusters, correlation, request):
         rng = np.random.default_rng(clusters)
         rows, which = drawn(30, correlation, rng)
-        independent = population.subset(rows)
-        tuning = replace(independent, clusters=which)
+        independent = population[rows]
+        tuning = replace(independent, clusters=which, cluster="video")
         found = np.full((2, DRAWS), np.nan)
         for draw in range(DRAWS):
             rows, which = drawn(clusters, correlation, rng)
-            queries = population.subset(rows)
+            queries = population[rows]
             controllers = (
                 RiskController(
-                    Constant(), tuning, replace(queries, clusters=which), cluster="video"
+                    Constant(), tuning, replace(queries, clusters=which, cluster="video")
                 ),
                 RiskController(Constant(), independent, queries),
             )

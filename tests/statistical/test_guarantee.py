@@ -10,13 +10,13 @@ from rcir.errors import RiskUnattainable
 from rcir.risk import (
     SCORE_FUNCTIONS,
     Bound,
+    LabelledResults,
     Learned,
     MinMax,
     MissController,
-    Outcomes,
     fit_score_function,
 )
-from rcir.risk.rankings import take_columns
+from rcir.risk.search_results import take_columns
 
 pytestmark = pytest.mark.statistical
 
@@ -113,7 +113,9 @@ def test_sets_of_distinct_keys_hold_what_is_promised(
     ]
     first = np.where(matches[0].any(1), matches[0].argmax(1) + 1.0, np.inf)
     score_function, _ = fit_score_function(kind, tuning, first)
-    population = Outcomes.of(score_function, rankings, matches[1], matches[1].sum(axis=1))
+    population = LabelledResults.of(rankings, matches[1], matches[1].sum(axis=1)).scored(
+        score_function
+    )
     controllers = [
         MissController(score_function, np.sort(population.scores[row]), rankings.depth)
         for row in draws(N)
@@ -152,8 +154,8 @@ def test_scaling_by_each_batch_s_own_range_of_uncertainty_would_be_noticed(
 
     thresholds = answers(own_range, draws(N))
     of_the_test_batch = MinMax.fit(everybody.rankings, everybody.ranks)
-    served = Outcomes.of(
-        of_the_test_batch, everybody.rankings, everybody.relevant, everybody.totals
+    served = LabelledResults.of(everybody.rankings, everybody.relevant, everybody.totals).scored(
+        of_the_test_batch
     )
     assert excess(true_risk(served, "miss")(thresholds) > ALPHA, DELTA) > 3
 

@@ -1,12 +1,13 @@
 """Groups whose shares among the queries change after calibration."""
 
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rcir.errors import RiskUnattainable
-from rcir.risk import Constant, Outcomes, Request, RiskController
+from rcir.risk import RISKS, Constant, LabelledResults, Request, RiskController
 
 pytestmark = pytest.mark.statistical
 
@@ -29,8 +30,14 @@ def populations():
         relevant = rng.uniform(size=candidate_scores.shape) < 0.4
         relevant[:, -1] |= ~relevant.any(axis=1)
         ones = np.ones(POPULATION)
-        return Outcomes(
-            candidate_scores.astype(np.float32), relevant, relevant.sum(axis=1), ones, ones
+        return LabelledResults.from_arrays(
+            {
+                "candidate_scores": candidate_scores.astype(np.float32),
+                "relevant": relevant,
+                "totals": relevant.sum(axis=1),
+                "uncertainty": ones,
+                "selection_score": ones,
+            }
         )
 
     return {group: population(HARD[group]) for group in GROUPS}
@@ -60,13 +67,13 @@ def thresholds(everybody):
     def thresholds(requests, shares=GROUPS):
         rng = np.random.default_rng(1)
         names = np.array(list(GROUPS))
-        tuning = everybody.subset(rng.integers(len(everybody), size=300))
+        tuning = everybody[rng.integers(len(everybody), size=300)]
         found = np.full((len(requests), DRAWS), np.nan)
         for draw in range(DRAWS):
             which = rng.choice(len(names), N, p=list(shares.values()))
             rows = which * POPULATION + rng.integers(POPULATION, size=N)
             control = RiskController(
-                Constant(), tuning, everybody.subset(rows), groups=names[which]
+                Constant(), tuning, replace(everybody[rows], groups=names[which])
             )
             for number, request in enumerate(requests):
                 with suppress(RiskUnattainable):
@@ -129,7 +136,7 @@ def test_a_bound_for_losses_up_to_one_of_weighted_losses_would_be_noticed(everyb
         which = rng.choice(3, 60, p=rare)
         rows = which * POPULATION + rng.integers(POPULATION, size=60)
         weights = np.array([0.45 / 0.95, 0.0, 11.0])[which]
-        losses = everybody.subset(rows).losses("miss", thresholds_there) * weights[:, None]
+        losses = RISKS["miss"].losses(everybody[rows], thresholds_there) * weights[:, None]
         bounds = losses.mean(axis=0) + np.sqrt(np.log(1 / DELTA) / 120)
         certified = np.flatnonzero(bounds <= alpha)
         threshold = thresholds_there[certified[0]] if len(certified) else np.nan

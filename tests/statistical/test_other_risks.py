@@ -9,8 +9,8 @@ from rcir.risk import (
     SCORE_FUNCTIONS,
     Bound,
     JointController,
+    LabelledResults,
     MonotoneController,
-    Outcomes,
     bonferroni_holm,
     fixed_sequence,
     p_value,
@@ -28,7 +28,7 @@ def violated(draws, answers, true_risk):
     """Whether any of several risks is above its alpha, for each draw of calibration queries."""
 
     def violated(population, control, ask, alphas, n=200):
-        thresholds = answers(ask, (control(population.subset(row)) for row in draws(n)))
+        thresholds = answers(ask, (control(population[row]) for row in draws(n)))
         risks = [true_risk(population, risk)(thresholds) > alpha for risk, alpha in alphas.items()]
         return np.any(risks, axis=0)
 
@@ -39,8 +39,14 @@ def one_match(outcomes):
     """The same with the first match only: sets lack all or nothing, the hardest case for a mean."""
     first = outcomes.relevant & (np.cumsum(outcomes.relevant, axis=1) == 1)
     ones = np.ones(len(outcomes), np.int64)
-    return Outcomes(
-        outcomes.candidate_scores, first, ones, outcomes.uncertainty, outcomes.selection_score
+    return LabelledResults.from_arrays(
+        {
+            "candidate_scores": outcomes.candidate_scores,
+            "relevant": first,
+            "totals": ones,
+            "uncertainty": outcomes.uncertainty,
+            "selection_score": outcomes.selection_score,
+        }
     )
 
 
@@ -52,7 +58,7 @@ def one_match(outcomes):
 def test_the_share_of_matches_that_sets_lack_exceeds_alpha_in_at_most_delta_of_the_calibrations(
     worlds, violated, excess, name, bound
 ):
-    tuning, population = worlds[name].tuning.subset(slice(0, 50)), worlds[name].population
+    tuning, population = worlds[name].tuning[:50], worlds[name].population
     failed = violated(
         population,
         lambda calibration: MonotoneController(calibration, tuning, "recall", bound),
@@ -65,7 +71,7 @@ def test_the_share_of_matches_that_sets_lack_exceeds_alpha_in_at_most_delta_of_t
 @pytest.mark.parametrize("bound", MEANS)
 @pytest.mark.parametrize("name", ["minmax", "learned"])
 def test_recall_holds_where_each_query_has_one_match(worlds, violated, excess, name, bound):
-    tuning = one_match(worlds[name].tuning.subset(slice(0, 50)))
+    tuning = one_match(worlds[name].tuning[:50])
     population = one_match(worlds[name].population)
 
     def failed(delta, alpha=0.15):
@@ -88,7 +94,7 @@ def test_without_delta_the_lacking_share_of_matches_is_at_most_alpha_on_average(
     tuning, population = worlds[name].tuning, worlds[name].population
     if matches == "one":
         tuning, population = one_match(tuning), one_match(population)
-    controllers = [MonotoneController(population.subset(row), tuning, "recall") for row in draws(n)]
+    controllers = [MonotoneController(population[row], tuning, "recall") for row in draws(n)]
     risk = true_risk(population, "recall")
     thresholds = answers(lambda controller: controller.threshold(alpha, None), controllers)
     assert excess(np.nan_to_num(risk(thresholds)), alpha) <= 3
@@ -116,19 +122,21 @@ def test_false_discoveries_hold_where_candidates_are_all_right_or_all_wrong(
     def alike(outcomes):  # the hardest case for a mean
         relevant = np.repeat(outcomes.relevant[:, :1], outcomes.relevant.shape[1], axis=1)
         totals = relevant.sum(axis=1)
-        return Outcomes(
-            outcomes.candidate_scores,
-            relevant,
-            totals,
-            outcomes.uncertainty,
-            outcomes.selection_score,
+        return LabelledResults.from_arrays(
+            {
+                "candidate_scores": outcomes.candidate_scores,
+                "relevant": relevant,
+                "totals": totals,
+                "uncertainty": outcomes.uncertainty,
+                "selection_score": outcomes.selection_score,
+            }
         )
 
     tuning, population = (
         alike(part) for part in (worlds["constant"].tuning, worlds["constant"].population)
     )
     alpha = 0.23  # of all sets it is a little more
-    controllers = [JointController(population.subset(row), tuning, bound) for row in draws(200)]
+    controllers = [JointController(population[row], tuning, bound) for row in draws(200)]
     risk = true_risk(population, "false-discovery")
 
     def failed(delta):
@@ -152,7 +160,7 @@ THREE = {"miss": 0.2, "recall": 0.85, "false-discovery": 0.45}
 def test_one_of_several_risks_exceeds_its_alpha_in_at_most_delta_of_the_calibrations(
     worlds, violated, excess, name, alphas, procedure
 ):
-    tuning = worlds[name].tuning.subset(slice(0, 25))  # few queries, hence few thresholds to test
+    tuning = worlds[name].tuning[:25]  # few queries, hence few thresholds to test
     failed = violated(
         worlds[name].population,
         lambda calibration: JointController(calibration, tuning, procedure=procedure),

@@ -73,7 +73,7 @@ def test_five_pictures_that_come_sixty_times_are_five(worlds, draws, thresholds,
 def test_pictures_may_come_twice_where_they_do_in_use(worlds, draws, thresholds, true_risk, excess):
     """In use there are 50 pictures, and every query is one of them."""
     population = worlds["minmax"].population
-    few = population.subset(np.arange(50))
+    few = population[np.arange(50)]
     found = thresholds(few.scores[draws(N, size=50)])
     assert excess(true_risk(few, "miss")(found) > ALPHA, DELTA) <= 3
 

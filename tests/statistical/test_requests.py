@@ -1,5 +1,7 @@
 """Levels chosen after looking, the guarantee on average, and the guarantee of each group."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -102,19 +104,19 @@ def test_each_group_s_own_risk_exceeds_alpha_in_at_most_delta_of_the_calibration
     worlds, draws, answers, true_risk, excess, night, name, risk, alpha
 ):
     world = worlds[name]
-    tuning = world.tuning.subset(slice(0, 50))
+    tuning = world.tuning[:50]
 
     def thresholds(group):
         controls = (
             RiskController(
-                world.score_function, tuning, world.population.subset(row), groups=night[row]
+                world.score_function, tuning, replace(world.population[row], groups=night[row])
             )
             for row in draws(N)
         )
         request = Request(alpha, DELTA, risk, group)
         return answers(lambda control: control.decide(request).threshold, controls)
 
-    dark = world.population.subset(night == "night")
+    dark = world.population[night == "night"]
     risks = true_risk(dark, risk)
     assert excess(risks(thresholds("night")) > alpha, DELTA) <= 3
     if risk == "miss":  # the whole's certificate says nothing of the night
@@ -127,13 +129,13 @@ def test_answers_to_a_group_miss_more_than_alpha_in_at_most_delta_of_the_calibra
     world, alpha = worlds["learned"], 0.25
     controls = (
         RiskController(
-            world.score_function, world.tuning, world.population.subset(row), groups=night[row]
+            world.score_function, world.tuning, replace(world.population[row], groups=night[row])
         )
         for row in draws(N)
     )
     request = Request(alpha, DELTA, group="night", abstain=True)
     thresholds = answers(lambda control: control.decide(request).selection_threshold, controls)
-    dark = world.population.subset(night == "night")
+    dark = world.population[night == "night"]
     order = np.argsort(dark.selection_score)
     counts = np.searchsorted(dark.selection_score[order], thresholds, side="right")
     missed = np.cumsum(~dark.relevant[order, 0])[counts - 1] / counts

@@ -6,12 +6,12 @@ import pytest
 from rcir.errors import RiskUnattainable
 from rcir.risk import (
     AbstentionController,
-    Answered,
     JointController,
+    LabelledResults,
     MissController,
     MonotoneController,
     Quantile,
-    Rankings,
+    SearchResults,
 )
 from rcir.risk.score_functions import score_at_rank, set_sizes
 
@@ -60,9 +60,9 @@ def violated(worlds, drawn):
     def violated(name, threshold_of, alphas, count=set_sizes, noise=NOISE):
         failed = np.zeros(DRAWS, bool)
         for draw, (rows, tuning, calibration) in enumerate(drawn):
-            pool = worlds[name].population.subset(rows)
+            pool = worlds[name].population[rows]
             try:
-                threshold = threshold_of(pool.subset(calibration), pool.subset(tuning))
+                threshold = threshold_of(pool[calibration], pool[tuning])
             except RiskUnattainable:
                 continue
             found = risks(pool, threshold, noise, count)
@@ -98,7 +98,7 @@ def test_several_risks_of_pictures_asked_again_hold_together(violated, excess, m
     alphas = {"miss": ALPHA, "false-discovery": 0.65}
 
     def threshold(calibration, tuning):
-        few = tuning.subset(slice(0, 25))  # hence few thresholds to test
+        few = tuning[:25]  # hence few thresholds to test
         return JointController(calibration, few).threshold(alphas, DELTA)
 
     assert excess(violated("learned", threshold, alphas), DELTA) <= 3
@@ -120,7 +120,13 @@ def answered_wrongly(alpha):
         selection_score = np.sort(rng.gamma(2.0, size=PICTURES))
         missed = np.append(rng.uniform(size=PICTURES - 2) < 0.3, [False, True])
         split, calibration = (
-            Answered(selection_score[some], missed[some])
+            LabelledResults(
+                selection_score[some],
+                1,
+                relevant=~missed[some, None],
+                totals=np.ones(len(some), int),
+                selection_score=selection_score[some],
+            )
             for some in (rng.choice(PICTURES, n, p=weight) for n in (200, N))
         )
         try:
@@ -136,7 +142,7 @@ def answered_wrongly(alpha):
 
 def test_answers_to_pictures_asked_again_are_wrong_as_seldom_as_promised(excess, monkeypatch):
     assert excess(answered_wrongly(0.2), DELTA) <= 3
-    monkeypatch.setattr("rcir.risk.abstention.widened", lambda thresholds: thresholds)
+    monkeypatch.setattr("rcir.risk.risks.abstention.widened", lambda thresholds: thresholds)
     assert excess(answered_wrongly(0.2), DELTA) > 3
 
 
@@ -149,14 +155,14 @@ def in_the_split(everybody, drawn):
         for draw, (rows, tuning, calibration) in enumerate(drawn):
             ranks, uncertainty = everybody.ranks[rows], everybody.rankings.uncertainty[rows]
             score_function = Quantile(np.sort(uncertainty[tuning]))
-            scores = score_function.scores(Rankings(uncertainty, DEPTH), ranks)
+            scores = score_function.scores(SearchResults(uncertainty, DEPTH), ranks)
             try:
                 threshold = MissController(score_function, scores[calibration], DEPTH).threshold(
                     ALPHA, DELTA
                 )
             except RiskUnattainable:
                 continue
-            again = [Rankings(uncertainty * (1 + NOISE * asked), DEPTH) for asked in ASKED]
+            again = [SearchResults(uncertainty * (1 + NOISE * asked), DEPTH) for asked in ASKED]
             missed = [score_function.sizes(queries, threshold) < ranks for queries in again]
             failed[draw] = np.mean(missed) > ALPHA
         return failed

@@ -9,7 +9,7 @@ from scipy.special import bdtrc, betaincc, betaln
 
 from rcir.risk import (
     ChangeDetector,
-    Outcomes,
+    LabelledResults,
     RiskMonitor,
     allowed_misses,
     check_exchangeability,
@@ -148,8 +148,14 @@ def smooth(n):
     rng = np.random.default_rng(8)
     candidate_scores = np.stack([np.zeros(n), rng.uniform(size=n)], axis=1).astype(np.float32)
     relevant = np.tile([False, True], (n, 1))
-    return Outcomes(
-        candidate_scores, relevant, np.ones(n, np.int64), rng.normal(size=n), np.zeros(n)
+    return LabelledResults.from_arrays(
+        {
+            "candidate_scores": candidate_scores,
+            "relevant": relevant,
+            "totals": np.ones(n, np.int64),
+            "uncertainty": rng.normal(size=n),
+            "selection_score": np.zeros(n),
+        }
     )
 
 
@@ -160,10 +166,7 @@ def compared(worlds, draws):
     def compared(source):
         population = worlds["learned"].population if source == "retrieval" else smooth(20_000)
         pairs = zip(draws(150, seed=6), draws(80, seed=7), strict=True)
-        return [
-            check_exchangeability(population.subset(old), population.subset(new))
-            for old, new in pairs
-        ]
+        return [check_exchangeability(population[old], population[new]) for old, new in pairs]
 
     return cache(compared)
 
@@ -185,7 +188,7 @@ def test_harder_queries_than_the_calibration_queries_are_told_apart(worlds, draw
     population = worlds["learned"].population
     hard = np.flatnonzero(population.uncertainty > np.quantile(population.uncertainty, 0.5))
     found = [
-        check_exchangeability(population.subset(old), population.subset(hard[new])).contradicted()
+        check_exchangeability(population[old], population[hard[new]]).contradicted()
         for old, new in zip(draws(150)[:200], draws(80, size=len(hard))[:200], strict=True)
     ]
     assert np.mean(found) > 0.99
@@ -225,8 +228,14 @@ def scored(rng, factor, n):
         np.float32
     )
     relevant = np.tile([False, True], (n, 1))
-    return Outcomes(
-        candidate_scores, relevant, np.ones(n, np.int64), rng.normal(size=n), np.zeros(n)
+    return LabelledResults.from_arrays(
+        {
+            "candidate_scores": candidate_scores,
+            "relevant": relevant,
+            "totals": np.ones(n, np.int64),
+            "uncertainty": rng.normal(size=n),
+            "selection_score": np.zeros(n),
+        }
     )
 
 

@@ -17,7 +17,7 @@ from rcir.encoders.base import Encoder
 from rcir.encoders.batches import embed
 from rcir.errors import InvalidData, TrainingDiverged
 from training.certification import certify
-from training.validation import Validation, judge
+from training.validation import Validation, validate
 
 
 class Pixels(Encoder):
@@ -34,9 +34,9 @@ class Pixels(Encoder):
         return Embedding(mean, None, uncertainty)
 
 
-def validate(encoder, preprocessing, images):
+def validated(encoder, preprocessing, images):
     """What the validation images show of an encoder, as training asks."""
-    return judge(embed(encoder, preprocessing, images.images), images)
+    return validate(embed(encoder, preprocessing, images.images), images)
 
 
 def draw(n, copies):
@@ -60,7 +60,7 @@ def others(images):
 @pytest.mark.parametrize("n", [40, 1100])
 def test_ranks_are_those_of_a_search_among_all_others(n):
     images = draw(n, copies=0)
-    found = validate(Pixels(), Preprocessing((2, 3)), images)
+    found = validated(Pixels(), Preprocessing((2, 3)), images)
     expected = [
         np.flatnonzero(labels == label)[0] + 1
         for (_, labels), label in zip(others(images), images.labels, strict=True)
@@ -74,9 +74,9 @@ def test_an_image_is_left_out_of_its_own_search_even_among_its_copies():
     pixels = np.zeros((6, 2, 3), np.uint8)
     pixels[3:] = np.arange(3, dtype=np.uint8)[:, None, None] * 50 + 100
     apart = ImageSet(pixels, np.array([0, 1, 2, 3, 4, 4]), list("abcdef"))
-    assert validate(Pixels(), Preprocessing((2, 3)), apart).ranks[:3].tolist() == [np.inf] * 3
+    assert validated(Pixels(), Preprocessing((2, 3)), apart).ranks[:3].tolist() == [np.inf] * 3
     twins = ImageSet(pixels, np.array([0, 0, 0, 3, 4, 5]), list("abcdef"))
-    found = validate(Pixels(), Preprocessing((2, 3)), twins)
+    found = validated(Pixels(), Preprocessing((2, 3)), twins)
     np.testing.assert_array_equal(found.ranks, [1, 1, 1, *[np.inf] * 3])
 
 
@@ -84,24 +84,24 @@ def test_recall_is_of_the_images_that_another_one_matches():
     pixels = np.zeros((6, 2, 3), np.uint8)
     pixels[3:] = np.arange(3, dtype=np.uint8)[:, None, None] * 50 + 100
     twins = ImageSet(pixels, np.array([0, 0, 0, 3, 4, 5]), list("abcdef"))
-    found = validate(Pixels(), Preprocessing((2, 3)), twins)
+    found = validated(Pixels(), Preprocessing((2, 3)), twins)
     assert found.metrics()["validation/recall_at_1"] == 1
     assert found.matched.tolist() == [True] * 3 + [False] * 3
     alone = ImageSet(pixels, np.arange(6), list("abcdef"))
     with pytest.raises(InvalidData, match="no validation image matches another one"):
-        validate(Pixels(), Preprocessing((2, 3)), alone)
+        validated(Pixels(), Preprocessing((2, 3)), alone)
 
 
 def test_without_an_own_uncertainty_the_distance_to_the_nearest_other_stands_in():
     images = draw(40, copies=3)
-    found = validate(Pixels(), Preprocessing((2, 3)), images)
+    found = validated(Pixels(), Preprocessing((2, 3)), images)
     expected = [distances[0] ** 2 / 2 for distances, _ in others(images)]
     np.testing.assert_allclose(found.uncertainty, expected, atol=1e-5)
 
 
 def test_the_encoders_own_uncertainty_is_judged_by_how_it_ranks_misses():
     images = draw(60, copies=0)
-    found = validate(Pixels(spread=2.0), Preprocessing((2, 3)), images)
+    found = validated(Pixels(spread=2.0), Preprocessing((2, 3)), images)
     own = images.images.reshape(60, -1).sum(1) / 255 * 2
     np.testing.assert_allclose(found.uncertainty, own, rtol=1e-5)
     missed = [
@@ -115,12 +115,12 @@ def test_an_encoder_that_diverged_is_no_result():
     encoder = Pixels()
     encoder.anchor.data.fill_(torch.nan)
     with pytest.raises(TrainingDiverged, match=r"optimizer\.lr"):
-        validate(encoder, Preprocessing((2, 3)), draw(5, copies=0))
+        validated(encoder, Preprocessing((2, 3)), draw(5, copies=0))
 
 
 def test_two_images_are_too_few():
     with pytest.raises(InvalidData, match="2 validation images"):
-        validate(Pixels(), Preprocessing((2, 3)), draw(2, copies=0))
+        validated(Pixels(), Preprocessing((2, 3)), draw(2, copies=0))
 
 
 def counted(parts, alpha):
@@ -139,7 +139,7 @@ def counted(parts, alpha):
 
 
 def test_sizes_are_those_that_the_images_certify():
-    found = validate(Pixels(spread=1.0), Preprocessing((2, 3)), draw(240, copies=60))
+    found = validated(Pixels(spread=1.0), Preprocessing((2, 3)), draw(240, copies=60))
     assert sum(len(part.candidate_scores) for part in found.certified) == 240
     metrics = found.metrics()
     sizes = [metrics[f"validation/certified_size_{alpha}"] for alpha in ("0.05", "0.1", "0.2")]
@@ -151,7 +151,7 @@ def test_sizes_are_those_that_the_images_certify():
 def test_the_stated_uncertainty_is_what_sizes_depend_on(spread):
     """Of an encoder with none, it is the distance to the nearest image of the fold searched."""
     images = draw(240, copies=0)
-    found = validate(Pixels(spread), Preprocessing((2, 3)), images)
+    found = validated(Pixels(spread), Preprocessing((2, 3)), images)
     vectors = torch.from_numpy(images.images.reshape(240, -1)) / 255
     stated = None if spread is None else vectors.sum(1).double().numpy()
     expected = certify(vectors.numpy(), stated, images)
@@ -162,7 +162,7 @@ def test_the_stated_uncertainty_is_what_sizes_depend_on(spread):
 
 @pytest.mark.parametrize(("n", "copies"), [(7, 3), (8, 3), (100, 50), (240, 60)])
 def test_a_size_that_cannot_be_certified_is_left_out(n, copies):
-    found = validate(Pixels(), Preprocessing((2, 3)), draw(n, copies))
+    found = validated(Pixels(), Preprocessing((2, 3)), draw(n, copies))
     expected = {
         f"validation/certified_size_{alpha}"
         for alpha in ("0.05", "0.1", "0.2")
@@ -178,7 +178,7 @@ def test_a_size_that_cannot_be_certified_is_left_out(n, copies):
 
 @pytest.mark.parametrize("n", [7, 60])
 def test_it_can_be_stored(n):
-    found = validate(Pixels(spread=2.0), Preprocessing((2, 3)), draw(n, copies=3))
+    found = validated(Pixels(spread=2.0), Preprocessing((2, 3)), draw(n, copies=3))
     again = Validation.from_arrays(load(save(found.arrays())))
     for name in ("ranks", "uncertainty", "matched"):
         np.testing.assert_array_equal(getattr(again, name), getattr(found, name))
@@ -192,7 +192,7 @@ def test_it_can_be_stored(n):
 
 def test_what_is_compared_names_its_queries():
     images = draw(60, copies=0)
-    found = validate(Pixels(), Preprocessing((2, 3)), images)
+    found = validated(Pixels(), Preprocessing((2, 3)), images)
     measured = found.measured(images)
     names = json.dumps([str(number) for number in range(60)]).encode()
     assert measured.queries == hashlib.sha256(names).hexdigest()

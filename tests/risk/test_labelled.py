@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.risk import Constant, Outcomes, Quantile, Rankings, Reranked
+from rcir.risk import Constant, LabelledResults, Quantile, Reranked, SearchResults
+from rcir.risk.risks import find_risk
 
 RISKS = ("miss", "recall", "false-discovery")
 
@@ -15,7 +16,7 @@ def drawn(queries):
     rankings, relevant, totals = queries(60, seed=0)
     relevant[:2], totals[:2] = False, 0
     score_function = Quantile(np.sort(queries(40, seed=1)[0].uncertainty))
-    return Outcomes.of(score_function, rankings, relevant, totals)
+    return LabelledResults.of(rankings, relevant, totals).scored(score_function)
 
 
 def naive_loss(risk, held, relevant, total):
@@ -37,7 +38,7 @@ def thresholds_of(outcomes):
 @pytest.mark.parametrize("risk", RISKS)
 def test_losses_are_those_of_every_set_on_its_own(risk, drawn):
     thresholds = thresholds_of(drawn)
-    losses = drawn.losses(risk, thresholds)
+    losses = find_risk(risk).losses(drawn, thresholds)
     assert losses.shape == (60, len(thresholds))
     for i in range(60):
         for g in range(0, len(thresholds), 5):
@@ -49,29 +50,47 @@ def test_losses_are_those_of_every_set_on_its_own(risk, drawn):
 @pytest.mark.parametrize("risk", RISKS)
 def test_a_single_threshold_gives_the_column_of_many(risk, drawn):
     thresholds = thresholds_of(drawn)
-    many = drawn.losses(risk, thresholds)
+    many = find_risk(risk).losses(drawn, thresholds)
     for g in (0, 3, len(thresholds) // 2, len(thresholds) - 1):
-        np.testing.assert_array_equal(drawn.losses(risk, thresholds[g : g + 1])[:, 0], many[:, g])
+        np.testing.assert_array_equal(
+            find_risk(risk).losses(drawn, thresholds[g : g + 1])[:, 0], many[:, g]
+        )
 
 
 @pytest.mark.parametrize("risk", RISKS)
 def test_a_query_without_any_true_match_loses_everything(risk, drawn):
-    assert (drawn.losses(risk, thresholds_of(drawn))[:2] == 1).all()
+    assert (find_risk(risk).losses(drawn, thresholds_of(drawn))[:2] == 1).all()
 
 
 def test_padding_is_in_no_set_and_no_denominator():
     candidate_scores = np.array([[0, 1, np.inf, np.inf]], np.float32)
     relevant = np.array([[True, False, False, False]])
-    outcomes = Outcomes(candidate_scores, relevant, np.array([2]), np.zeros(1), np.zeros(1))
+    outcomes = LabelledResults.from_arrays(
+        {
+            "candidate_scores": candidate_scores,
+            "relevant": relevant,
+            "totals": np.array([2]),
+            "uncertainty": np.zeros(1),
+            "selection_score": np.zeros(1),
+        }
+    )
     thresholds = np.array([0, 1, 1e30], np.float32)
-    assert outcomes.losses("false-discovery", thresholds).tolist() == [[0, 0.5, 0.5]]
-    assert outcomes.losses("recall", thresholds).tolist() == [[0.5, 0.5, 0.5]]
+    assert find_risk("false-discovery").losses(outcomes, thresholds).tolist() == [[0, 0.5, 0.5]]
+    assert find_risk("recall").losses(outcomes, thresholds).tolist() == [[0.5, 0.5, 0.5]]
 
 
 def test_a_threshold_in_double_precision_means_the_same_set_for_every_risk():
     candidate_scores, relevant = np.array([[0, 0.1]], np.float32), np.array([[False, True]])
-    outcomes = Outcomes(candidate_scores, relevant, np.array([1]), np.zeros(1), np.zeros(1))
-    losses = [float(outcomes.losses(risk, np.array([0.1]))[0, 0]) for risk in RISKS]
+    outcomes = LabelledResults.from_arrays(
+        {
+            "candidate_scores": candidate_scores,
+            "relevant": relevant,
+            "totals": np.array([1]),
+            "uncertainty": np.zeros(1),
+            "selection_score": np.zeros(1),
+        }
+    )
+    losses = [float(find_risk(risk).losses(outcomes, np.array([0.1]))[0, 0]) for risk in RISKS]
     assert losses == [0.0, 0.0, 0.5]  # the set of a threshold of 0.1 holds both
 
 
@@ -84,7 +103,7 @@ def test_ranks_and_scores_are_those_of_the_first_true_match(drawn):
 
 def test_they_keep_what_the_score_function_says_of_the_queries(queries):
     rankings, relevant, totals = queries(30, seed=2)
-    outcomes = Outcomes.of(Constant(), rankings, relevant, totals)
+    outcomes = LabelledResults.of(rankings, relevant, totals).scored(Constant())
     np.testing.assert_array_equal(outcomes.candidate_scores, Constant().candidate_scores(rankings))
     np.testing.assert_array_equal(outcomes.uncertainty, rankings.uncertainty)
     np.testing.assert_array_equal(outcomes.selection_score, rankings.uncertainty)
@@ -92,53 +111,56 @@ def test_they_keep_what_the_score_function_says_of_the_queries(queries):
 
 def test_a_subset_and_stored_arrays_keep_every_value(drawn):
     rows = np.arange(60) % 4 == 1
-    restored = Outcomes.from_arrays({k: v.copy() for k, v in drawn.arrays().items()})
+    restored = LabelledResults.from_arrays({k: v.copy() for k, v in drawn.arrays().items()})
     for name in ("candidate_scores", "relevant", "totals", "uncertainty", "selection_score"):
-        np.testing.assert_array_equal(getattr(drawn.subset(rows), name), getattr(drawn, name)[rows])
+        np.testing.assert_array_equal(getattr(drawn[rows], name), getattr(drawn, name)[rows])
         np.testing.assert_array_equal(getattr(restored, name), getattr(drawn, name))
         assert getattr(restored, name).dtype == getattr(drawn, name).dtype
 
 
 def test_what_does_not_fit_together_is_refused():
-    queries, two = Rankings(np.zeros(2), 3), np.zeros((2, 3), bool)
+    queries, two = SearchResults(np.zeros(2), 3), np.zeros((2, 3), bool)
     for relevant, totals in ((two[:, :2], np.ones(2, int)), (two, np.ones(3, int))):
-        with pytest.raises(InvalidData, match="needed are"):
-            Outcomes.of(Constant(), queries, relevant, totals)
-    with pytest.raises(InvalidData, match="needed are"):
-        Outcomes.of(Constant(), queries[:0], two[:0], np.ones(0, int))
+        with pytest.raises(InvalidData, match="needed is"):
+            LabelledResults.of(queries, relevant, totals).scored(Constant())
+    with pytest.raises(InvalidData, match="needed is"):
+        LabelledResults.of(queries[:0], two[:0], np.ones(0, int)).scored(Constant())
     with pytest.raises(InvalidData, match="more true matches"):
-        Outcomes.of(Constant(), queries, ~two, np.array([3, 2]))
-    outcomes = Outcomes.of(Constant(), queries, two, np.ones(2, int))
+        LabelledResults.of(queries, ~two, np.array([3, 2])).scored(Constant())
+    outcomes = LabelledResults.of(queries, two, np.ones(2, int)).scored(Constant())
     with pytest.raises(InvalidConfig, match="choose one of miss, recall, false-discovery"):
-        outcomes.losses("misses", np.zeros(1, np.float32))
+        find_risk("misses").losses(outcomes, np.zeros(1, np.float32))
 
 
 def test_the_loss_of_a_cluster_is_the_mean_of_its_queries(drawn):
     clusters = np.random.default_rng(0).integers(0, 9, 60) * 7 - 3
-    clustered = replace(drawn, clusters=clusters)
+    clustered = replace(drawn, clusters=clusters, cluster="video")
     thresholds = thresholds_of(drawn)[::9]
     assert (drawn.units, clustered.units) == (60, len(set(clusters.tolist())))
     for risk in RISKS:
-        each = drawn.losses(risk, thresholds)
-        np.testing.assert_array_equal(drawn.unit_losses(risk, thresholds), each)
+        each = find_risk(risk).losses(drawn, thresholds)
+        np.testing.assert_array_equal(find_risk(risk).unit_losses(drawn, thresholds), each)
         expected = [
             [np.mean([row[g] for row, c in zip(each, clusters, strict=True) if c == cluster])]
             for cluster in sorted(set(clusters.tolist()))
             for g in range(len(thresholds))
         ]
-        found = clustered.unit_losses(risk, thresholds)
+        found = find_risk(risk).unit_losses(clustered, thresholds)
         assert found.ravel().tolist() == pytest.approx(np.ravel(expected).tolist())
 
 
 def test_clusters_are_kept_by_subsets_and_in_storage(drawn):
-    clustered = replace(drawn, clusters=np.arange(60) // 4)
+    clustered = replace(drawn, clusters=np.arange(60) // 4, cluster="video")
     rows = np.array([7, 2, 40])
-    assert clustered.subset(rows).clusters.tolist() == [1, 0, 10]
-    assert Outcomes.from_arrays(clustered.arrays()).clusters.tolist() == clustered.clusters.tolist()
+    assert clustered[rows].clusters.tolist() == [1, 0, 10]
+    assert (
+        LabelledResults.from_arrays(clustered.arrays(), cluster="video").clusters.tolist()
+        == clustered.clusters.tolist()
+    )
     assert "clusters" not in drawn.arrays()
-    assert drawn.subset(rows).clusters is None
+    assert drawn[rows].clusters is None
     with pytest.raises(InvalidData, match="60 queries, clusters"):
-        replace(drawn, clusters=np.zeros(59, int))
+        replace(drawn, clusters=np.zeros(59, int), cluster="video")
 
 
 @pytest.mark.parametrize("number", [2, 17, 10_000])
@@ -154,15 +176,15 @@ def test_steps_are_prices_that_the_mean_size_grows_by_evenly_in_its_logarithm(nu
 
 
 def test_queries_that_are_joined_follow_each_other(queries):
-    first, second = (Outcomes.of(Constant(), *queries(n, seed=n)) for n in (20, 13))
+    first, second = (LabelledResults.of(*queries(n, seed=n)).scored(Constant()) for n in (20, 13))
     both = first.joined(second)
     for name in ("candidate_scores", "relevant", "totals", "uncertainty", "selection_score"):
         values = [*getattr(first, name).tolist(), *getattr(second, name).tolist()]
         assert getattr(both, name).tolist() == values
         assert getattr(both, name).dtype == getattr(first, name).dtype
     assert both.ranks.tolist() == [*first.ranks.tolist(), *second.ranks.tolist()]
-    shallow = Outcomes.of(Constant(), *queries(13, seed=1, depth=5))
-    clustered = replace(second, clusters=np.arange(13))
+    shallow = LabelledResults.of(*queries(13, seed=1, depth=5)).scored(Constant())
+    clustered = replace(second, clusters=np.arange(13), cluster="video")
     for one, other in ((first, shallow), (first, clustered), (clustered, first)):
         with pytest.raises(InvalidData, match="cannot be added"):
             one.joined(other)
@@ -171,7 +193,7 @@ def test_queries_that_are_joined_follow_each_other(queries):
 def test_queries_are_kept_in_the_order_in_which_the_score_function_takes_candidates(one_key):
     rankings, relevant, totals = one_key(60, 0)
     score_function = Reranked.fit(rankings, relevant)
-    outcomes = Outcomes.of(score_function, rankings, relevant, totals)
+    outcomes = LabelledResults.of(rankings, relevant, totals).scored(score_function)
     columns = score_function.ordered(rankings)[1].tolist()
     moved = [[bool(row[k]) for k in order] for row, order in zip(relevant, columns, strict=True)]
     assert outcomes.relevant.tolist() == moved

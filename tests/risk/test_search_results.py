@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from rcir.errors import InvalidData
-from rcir.risk import Rankings
-from rcir.risk.rankings import count_votes, earlier_of_same_key, first_of_each_key
+from rcir.risk import SearchResults
+from rcir.risk.search_results import count_votes, earlier_of_same_key, first_of_each_key
 
 SHAPES = [(1, 1), (7, 1), (20, 12), (9, 70)]
 
@@ -22,7 +22,7 @@ def everything(n=20, depth=40, seed=0):
     keys = draw((n, depth), seed=seed)
     distances = np.where(keys < 0, np.inf, np.sort(rng.uniform(size=(n, depth)), axis=1))
     candidates = rng.uniform(size=(n, depth))
-    return Rankings(rng.uniform(size=n), depth, distances, keys, candidates)
+    return SearchResults(rng.uniform(size=n), depth, distances, keys, candidates)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -63,7 +63,7 @@ def test_votes_are_those_of_the_first_thirty(shape, labels):
 
 def test_distinct_rankings_keep_the_nearest_candidate_of_each_key():
     rankings = everything()
-    distinct, columns = rankings.distinct()
+    distinct, columns = rankings.distinct(), rankings.key_columns()
     assert (len(distinct), distinct.depth) == (20, 40)
     assert distinct.uncertainty.tolist() == rankings.uncertainty.tolist()
     for i, row in enumerate(rankings.keys.tolist()):
@@ -85,7 +85,7 @@ def test_distinct_rankings_keep_the_nearest_candidate_of_each_key():
 
 def test_distinct_rankings_without_distances_still_end_where_keys_do():
     keys = np.array([[3, 3, 8, 3], [1, 2, 3, 4]])
-    distinct, _ = Rankings(np.zeros(2), 4, keys=keys).distinct()
+    distinct = SearchResults(np.zeros(2), 4, keys=keys).distinct()
     assert distinct.distances.tolist() == [[0, 0, np.inf, np.inf], [0, 0, 0, 0]]
     assert distinct.candidate_uncertainty is None
 
@@ -100,7 +100,7 @@ def test_distinct_rankings_do_not_change_those_they_come_from():
 
 def test_rankings_without_keys_have_no_distinct_ones():
     with pytest.raises(InvalidData, match="no keys"):
-        Rankings(np.zeros(2), 4).distinct()
+        SearchResults(np.zeros(2), 4).distinct()
 
 
 @pytest.mark.parametrize(
@@ -118,23 +118,23 @@ def test_some_queries_keep_all_that_is_known_of_them(rows):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_uncertainty_that_is_no_number_is_refused(bad):
     with pytest.raises(InvalidData, match="1 of 3 uncertainties are NaN or infinite"):
-        Rankings(np.array([0.1, bad, 0.3]), 5)
+        SearchResults(np.array([0.1, bad, 0.3]), 5)
 
 
 @pytest.mark.parametrize(("uncertainty", "depth"), [(np.zeros((3, 1)), 5), (np.zeros(3), 0)])
 def test_uncertainties_of_another_shape_and_no_depth_are_refused(uncertainty, depth):
     with pytest.raises(InvalidData, match="needed are"):
-        Rankings(uncertainty, depth)
+        SearchResults(uncertainty, depth)
 
 
 @pytest.mark.parametrize("name", ["distances", "keys", "candidate_uncertainty", "votes"])
 @pytest.mark.parametrize("shape", [(3,), (3, 4), (2, 5), (5, 3)])
 def test_arrays_of_another_shape_are_refused_by_name(name, shape):
     with pytest.raises(InvalidData, match=f"{name} has shape"):
-        Rankings(np.zeros(3), 5, **{name: np.zeros(shape, int)})
+        SearchResults(np.zeros(3), 5, **{name: np.zeros(shape, int)})
 
 
 def test_queries_without_any_candidate_are_refused():
     distances = np.array([[0.1, 0.2], [np.inf, np.inf]])
     with pytest.raises(InvalidData, match="some queries have no candidate"):
-        Rankings(np.zeros(2), 2, distances)
+        SearchResults(np.zeros(2), 2, distances)

@@ -1,9 +1,10 @@
-"""What is known of queries when their sets are sized: uncertainties and ranked candidates."""
+"""Search results: queries, what is known of them, and their ranked candidates."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ VOTERS = 30
 
 
 @dataclass(frozen=True)
-class Rankings:
+class SearchResults:
     """n queries with their candidates, nearest first; what is not known is None.
 
     Attributes:
@@ -26,16 +27,21 @@ class Rankings:
         keys: (n, depth) integers; candidates with the same key show the same class, place or
             product; -1 where there were no more.
         candidate_uncertainty: (n, depth) of the candidates.
-        votes: (n, depth) how many of the first 30 candidates share a candidate's key.
+        votes: (n, depth) how many of the first 30 candidates match a candidate, itself among them;
+            where there are keys, they are counted from these unless given.
         probability: (n, depth) of a candidate to be a true match, as learned by a score function
             that put the candidates into its own order.
+        positions: (n, depth) positions in the gallery; -1 where there were no more.
+        vectors: (n, d) embeddings of the queries.
+        images: the n queries.
+        fingerprints: of the retriever that searched.
 
     Raises:
         InvalidData: shapes differ, an uncertainty is NaN or infinite, or a query has no candidate.
 
     Example:
-        >>> rankings = Rankings(np.array([0.1, 0.7]), depth=50)
-        >>> len(rankings), len(rankings[:1])
+        >>> results = SearchResults(np.array([0.1, 0.7]), depth=50)
+        >>> len(results), len(results[:1])
         (2, 1)
     """
 
@@ -46,6 +52,20 @@ class Rankings:
     candidate_uncertainty: Floats | None = None
     votes: NDArray[np.int64] | None = None
     probability: NDArray[np.float64] | None = None
+    positions: NDArray[np.int64] | None = None
+    vectors: NDArray[np.float32] | None = None
+    images: Sequence[Any] | NDArray[Any] | None = None
+    fingerprints: Mapping[str, str] | None = None
+
+    # What stands where there is no candidate, for each array (n, depth).
+    FILLERS: ClassVar[Mapping[str, float]] = {
+        "distances": np.inf,
+        "keys": -1,
+        "candidate_uncertainty": 0.0,
+        "votes": 0,
+        "probability": 0.0,
+        "positions": -1,
+    }
 
     def __post_init__(self) -> None:
         if not isinstance(self.uncertainty, np.ndarray):
@@ -66,25 +86,36 @@ class Rankings:
             if values is not None and np.isnan(values).any():
                 raise InvalidData(f"some {name} are NaN")
         shape = (len(self.uncertainty), self.depth)
-        for name in ("distances", "keys", "candidate_uncertainty", "votes", "probability"):
-            values = getattr(self, name)
-            if values is not None and values.shape != shape:
+        for name, values, _ in self._per_candidate():
+            if values.shape != shape:
                 raise InvalidData(f"{name} has shape {values.shape}; needed is (n, depth) {shape}")
-
+        for name in ("vectors", "images"):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self):
+                raise InvalidData(f"{len(self)} queries, {name} of {len(values)}: give each one")
         if self.distances is not None and np.isposinf(self.distances[:, 0]).any():
             raise InvalidData("some queries have no candidate: search a gallery that holds one")
 
     def __len__(self) -> int:
         return len(self.uncertainty)
 
-    def __getitem__(self, rows: slice | NDArray[Any]) -> Rankings:
-        """The rankings of some queries."""
-        arrays = {
-            field.name: getattr(self, field.name)[rows]
-            for field in fields(self)
-            if isinstance(getattr(self, field.name), np.ndarray)
+    def __getitem__(self, rows: slice | NDArray[Any]) -> Self:
+        """The results of some queries."""
+        some: dict[str, Any] = {
+            each.name: getattr(self, each.name)[rows]
+            for each in fields(self)
+            if isinstance(getattr(self, each.name), np.ndarray)
         }
-        return replace(self, **arrays)
+        if self.images is not None and "images" not in some:
+            some["images"] = [self.images[row] for row in np.arange(len(self))[rows]]
+        return replace(self, **some)
+
+    def known(self, name: str) -> Any:
+        """An attribute, such as "positions", of which `InvalidData` says if it is not known."""
+        value = getattr(self, name)
+        if value is None:
+            raise InvalidData(f"{name} of the search results is not known: search, or score, them")
+        return value
 
     @property
     def there(self) -> NDArray[np.bool_]:
@@ -95,14 +126,29 @@ class Rankings:
             return np.asarray(self.keys >= 0)
         return np.ones((len(self), self.depth), bool)
 
-    def distinct(self, least: int | None = None) -> tuple[Rankings, NDArray[np.int64]]:
-        """The rankings of keys: each key stands where its nearest candidate does.
+    def distinct(self, columns: NDArray[np.int64] | None = None) -> Self:
+        """The results of keys: each key stands where its nearest candidate does.
+
+        Args:
+            columns: see `key_columns`, whose result it is unless given.
+
+        Raises:
+            InvalidData: the candidates have no keys.
+        """
+        columns = self.key_columns() if columns is None else columns
+        taken = self._taken(columns, set(self.FILLERS))
+        if self.distances is None:
+            taken["distances"] = np.where(columns < 0, np.inf, 0.0)
+        if self.votes is None and self.keys is not None:
+            taken["votes"] = count_votes(self.keys, of=taken["keys"])
+            taken["votes"][columns < 0] = 0
+        return replace(self, depth=columns.shape[1], **taken)
+
+    def key_columns(self, least: int | None = None) -> NDArray[np.int64]:
+        """(n, depth) the columns of the nearest candidate of each key, in order, then -1.
 
         Args:
             least: leave out ranks beyond this one that no query has a key at; none unless given.
-
-        Returns:
-            The rankings, and the (n, depth) columns that they took, -1 where there were no more.
 
         Raises:
             InvalidData: the candidates have no keys.
@@ -110,42 +156,40 @@ class Rankings:
         if self.keys is None:
             raise InvalidData("the candidates have no keys: label the gallery to rank its labels")
         columns = first_of_each_key(self.keys)
-        if least is not None:
-            deepest = int((columns >= 0).sum(axis=1).max(initial=0))
-            columns = columns[:, : max(least, deepest)]
+        if least is None:
+            return columns
+        deepest = int((columns >= 0).sum(axis=1).max(initial=0))
+        return columns[:, : max(least, deepest)]
 
-        def take(values: NDArray[Any] | None, filler: float) -> NDArray[Any] | None:
-            return None if values is None else take_columns(values, columns, filler)
-
-        distances = np.zeros(self.keys.shape) if self.distances is None else self.distances
-        keys = take_columns(self.keys, columns, -1)
-        votes = take(self.votes, 0)
-        if votes is None:
-            votes = count_votes(self.keys, of=keys)
-            votes[columns < 0] = 0
-        rankings = Rankings(
-            self.uncertainty,
-            columns.shape[1],
-            take(distances, np.inf),
-            keys,
-            take(self.candidate_uncertainty, 0.0),
-            votes,
-        )
-        return rankings, columns
-
-    def reordered(self, columns: NDArray[np.int64], probability: NDArray[np.float64]) -> Rankings:
+    def reordered(self, columns: NDArray[np.int64], probability: NDArray[np.float64]) -> Self:
         """The same candidates in another order, without what a probability is learned from.
 
         Args:
             columns: (n, depth) those that they stood in.
             probability: of the candidates in the new order.
         """
+        new: dict[str, Any] = {
+            "candidate_uncertainty": None,
+            "votes": None,
+            "probability": probability,
+        }
+        return replace(self, **self._taken(columns, set(self.FILLERS) - set(new)), **new)
 
-        def take(values: NDArray[Any] | None) -> NDArray[Any] | None:
-            return None if values is None else np.take_along_axis(values, columns, axis=1)
+    def _taken(self, columns: NDArray[np.int64], names: Set[str]) -> dict[str, Any]:
+        """What is known of the candidates at (n, depth) columns, -1 for none."""
+        return {
+            name: take_columns(values, columns, filler)
+            for name, values, filler in self._per_candidate()
+            if name in names
+        }
 
-        distances, keys = take(self.distances), take(self.keys)
-        return Rankings(self.uncertainty, self.depth, distances, keys, probability=probability)
+    def _per_candidate(self) -> list[tuple[str, NDArray[Any], float]]:
+        """Name, values and filler of each (n, depth) array there is."""
+        return [
+            (name, getattr(self, name), filler)
+            for name, filler in self.FILLERS.items()
+            if getattr(self, name) is not None
+        ]
 
 
 def take_columns(

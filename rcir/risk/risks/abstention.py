@@ -1,42 +1,52 @@
-"""Answering only where the answer is likely right."""
+"""Abstention: the miss risk of an answer of one candidate, given only where it is likely right."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidData, RiskUnattainable
+from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.risk.bounds import check_level, p_values, required_calibration
+from rcir.risk.labelled import LabelledResults
+from rcir.risk.risks.miss import Miss
 from rcir.risk.score_functions import widened
 from rcir.risk.testing import fixed_sequence
+
+if TYPE_CHECKING:
+    from rcir.risk.controller import RiskController
+    from rcir.risk.guarantee import Guarantee
+    from rcir.risk.request import Request
 
 THRESHOLDS = 200
 
 
-@dataclass(frozen=True)
-class Answered:
-    """Labelled queries, were they answered.
+class Abstention(Miss):
+    """Misses among the answers, each of the first candidate, of the queries that get one.
 
-    Attributes:
-        selection_score: (n,) larger where a miss is more likely.
-        missed: (n,) whether the answer would hold no true match.
+    It need not fall as more queries are answered.
     """
 
-    selection_score: NDArray[np.float64]
-    missed: NDArray[np.bool_]
+    sets = "answers"
+    falls = False
+    exact = False
+    independent = True
+    abstains = True
 
-    def __post_init__(self) -> None:
-        if (
-            self.selection_score.ndim != 1
-            or self.selection_score.shape != self.missed.shape
-            or len(self.selection_score) == 0
-        ):
-            raise InvalidData(
-                f"selection score has shape {self.selection_score.shape}, missed "
-                f"{self.missed.shape}; both must be (n,), n >= 1"
+    def certify(self, controller: RiskController, request: Request) -> Guarantee:
+        if controller.cluster is not None:
+            raise InvalidConfig(
+                f"queries come in clusters ({controller.cluster}): abstain=True needs independent "
+                "queries"
             )
+        answers = controller.once(
+            (self.key, request.group),
+            lambda: AbstentionController(controller.queries(request.group), controller.tuning),
+        )
+        alpha = float(request.alpha)  # type: ignore[arg-type]
+        chosen = answers.threshold(alpha, float(request.delta or 0))
+        return controller.guarantee(request, 0.0, "binomial", alpha, chosen)
 
 
 class AbstentionController:
@@ -49,23 +59,26 @@ class AbstentionController:
     deep neural networks", NeurIPS 2017, without its union bound).
 
     Args:
-        calibration: the calibration queries.
+        calibration: the calibration queries, scored; the answer is the first candidate.
         tuning: other queries, of the tuning split.
 
     Example:
         >>> rng = np.random.default_rng(0)
         >>> score = rng.uniform(size=4000)
-        >>> missed = rng.uniform(size=4000) < score
-        >>> half, rest = (Answered(score[i::2], missed[i::2]) for i in (0, 1))
+        >>> right = rng.uniform(size=(4000, 1)) > score[:, None]
+        >>> asked = LabelledResults(
+        ...     score, 1, relevant=right, totals=np.ones(4000, int), selection_score=score
+        ... )
+        >>> half, rest = asked[::2], asked[1::2]
         >>> threshold = AbstentionController(half, rest).threshold(alpha=0.2, delta=0.1)
         >>> bool(0.3 < threshold < 0.4)  # below t, t/2 of the answers are wrong
         True
     """
 
-    def __init__(self, calibration: Answered, tuning: Answered) -> None:
+    def __init__(self, calibration: LabelledResults, tuning: LabelledResults) -> None:
         self.calibration, self.tuning = calibration, tuning
-        places = np.linspace(0, len(tuning.selection_score) - 1, THRESHOLDS).astype(np.int64)
-        self.thresholds = np.unique(widened(np.sort(tuning.selection_score)[places]))
+        places = np.linspace(0, len(tuning) - 1, THRESHOLDS).astype(np.int64)
+        self.thresholds = np.unique(widened(np.sort(tuning.known("selection_score"))[places]))
 
     def threshold(self, alpha: float, delta: float) -> float:
         """Answer queries whose selection score is at most this.
@@ -86,7 +99,7 @@ class AbstentionController:
             ask = "" if smallest is None else f"ask for alpha >= {smallest:.4f} on new queries, or "
             raise RiskUnattainable(
                 f"alpha = {alpha:g} at delta = {delta:g} cannot be certified among answered "
-                f"queries, however few of the {len(self.calibration.missed)} are answered: {ask}"
+                f"queries, however few of the {len(self.calibration)} are answered: {ask}"
                 f"calibrate on more (at least {needed} must be answered)",
                 minimum_alpha=smallest,
                 required_calibration=None,
@@ -110,9 +123,10 @@ class AbstentionController:
         values = self._p_values(self.calibration, alpha)[safest:]
         return self.thresholds[safest:][fixed_sequence(values, delta)]
 
-    def _p_values(self, queries: Answered, alpha: float) -> NDArray[np.float64]:
-        order = np.argsort(queries.selection_score, kind="stable")
-        misses = np.concatenate([[0], np.cumsum(queries.missed[order])])
-        counts = np.searchsorted(queries.selection_score[order], self.thresholds, side="right")
+    def _p_values(self, queries: LabelledResults, alpha: float) -> NDArray[np.float64]:
+        selection_score = queries.known("selection_score")
+        order = np.argsort(selection_score, kind="stable")
+        misses = np.concatenate([[0], np.cumsum(~queries.relevant[order, 0])])
+        counts = np.searchsorted(selection_score[order], self.thresholds, side="right")
         values = p_values(misses[counts].astype(np.float64), np.maximum(counts, 1), alpha)
         return np.where(counts > 0, values, 1.0)
