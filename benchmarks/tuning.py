@@ -33,7 +33,7 @@ CONFIG = Path(__file__).parents[1] / "configs" / "tune-digits-btl.yaml"
 SHORTER = sized(
     (),
     (
-        *("--trials", "2", "--training.epochs", "2"),
+        *("--trials", "2", "--training.epochs", "2", "--interval", "1"),
         *("--training.data.options", json.dumps(DIGITS | {"validation": 400})),
     ),
 )
