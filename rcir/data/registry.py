@@ -91,8 +91,8 @@ class DataSet:
         return _function(self.whole if self.composed else self.reader)
 
     def options_of_reader(self) -> set[str]:
-        """The names of the arguments of what gives the set as published."""
-        return set(signature(self.function()).parameters)
+        """The names of the arguments of the reader."""
+        return set(signature(_function(self.reader)).parameters)
 
     def require(self, where: str, options: Mapping[str, Any]) -> None:
         """Raise `InvalidConfig` unless `load` takes the options."""

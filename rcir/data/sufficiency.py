@@ -29,7 +29,8 @@ def shortages(splits: Splits) -> list[str]:
     matches = _matches(splits.train)
     if not np.any((matches > 1) & (matches < len(splits.train))):
         found.append(
-            f"of {len(splits.train)} training images none matches another one and not a third"
+            f"no anchor has a positive and a negative: of {len(splits.train)} training images one "
+            "must match another one and not match a third"
         )
     if len(splits.validation) < VALIDATION or not np.any(_matches(splits.validation) > 1):
         found.append(
