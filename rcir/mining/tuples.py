@@ -21,7 +21,7 @@ class Tuples:
         anchor: (n,) rows; anchors without a positive or without any negative are left out.
         positive: (n,) rows.
         negatives: (n, count) rows, nearest first unless drawn at random.
-        valid: (n, count) bool; False where an anchor has fewer negatives than `count`, and the
+        valid: (n, count) bool; False where an anchor has fewer negatives than `num_negatives`, and the
             row there is the anchor's own.
     """
 
@@ -71,7 +71,7 @@ def mine(
     if (database := database_of(relevance)) is not None:
         anchors = anchors[~torch.from_numpy(database)[anchors.cpu()]]
     anchors = anchors.to(cache.device)
-    m, count = len(anchors), config.count
+    m, count = len(anchors), config.num_negatives
     draws, keys = _draws(config, m, generator)
     positive = anchors.clone()
     negatives = anchors[:, None].repeat(1, count)

@@ -24,7 +24,7 @@ def relevance(near=10.0):
 
 
 def mined(positive, negatives):
-    config = MiningConfig(positive, negatives, count=4, pool=7, margin=0.5)
+    config = MiningConfig(positive, negatives, num_negatives=4, pool=7, margin=0.5)
     generator = torch.Generator().manual_seed(0)
     return mine(torch.from_numpy(VECTORS), relevance(), torch.arange(N), config, generator)
 
@@ -34,7 +34,8 @@ def mined(positive, negatives):
     ("positive", "negatives"),
     list(
         itertools.product(
-            ("nearest", "random", "farthest"), ("hardest", "violating", "semi-hard", "top-random")
+            ("nearest", "random", "farthest"),
+            ("hardest", "margin-violating", "semi-hard", "top-random"),
         )
     ),
 )
@@ -52,7 +53,7 @@ def test_anchors_ask_and_all_others_are_searched(positive, negatives, group, ext
             assert anchor not in found
             continue
         if anchor not in found:
-            assert negatives in ("violating", "semi-hard")
+            assert negatives in ("margin-violating", "semi-hard")
             continue
         row = found[anchor]
         taken = int(tuples.positive[row])
@@ -61,7 +62,7 @@ def test_anchors_ask_and_all_others_are_searched(positive, negatives, group, ext
             best = np.argmin if positive == "nearest" else np.argmax
             assert taken == good[best(BETWEEN[anchor, good])]
         reach = BETWEEN[anchor, taken]
-        if negatives in ("violating", "semi-hard"):
+        if negatives in ("margin-violating", "semi-hard"):
             far = far[BETWEEN[anchor, far] < reach + 0.5]
         if negatives == "semi-hard":
             far = far[BETWEEN[anchor, far] > reach]
