@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rcir.data import ImageSet
+from rcir.data.relevance import asking
 from rcir.mining import Tuples, mine, sample_images
 from training.config import TrainingConfig
 from training.loading import loaded
@@ -36,16 +37,18 @@ def mined_tuples(
         embed: uint8 images (n, C, H, W) to embeddings (n, d), both on the workers' device.
     """
     chosen = np.arange(len(images))
-    relevance, n_anchors = images.relevance, len(images)
+    relevance = images.relevance
     if config.mining.cache == "sampled":
         rng = numpy_generator(config.seed, epoch, SAMPLE)
         chosen = sample_images(images.relevance, config.mining.sample, rng)
         relevance = relevance.subset(chosen)
-        n_anchors = config.mining.refresh * config.batch
+    ask = torch.from_numpy(asking(relevance))
+    sampled = config.mining.cache == "sampled"
+    n_anchors = config.mining.refresh * config.batch if sampled else len(ask)
     cache = _cache(config, images, chosen, embed, workers)
     order = torch_generator(config.seed, epoch, ORDER)
-    rounds = -(-n_anchors // len(chosen))
-    anchors = torch.cat([torch.randperm(len(chosen), generator=order) for _ in range(rounds)])
+    rounds = -(-n_anchors // len(ask))
+    anchors = torch.cat([ask[torch.randperm(len(ask), generator=order)] for _ in range(rounds)])
     blocks = anchors[:n_anchors].split(ANCHORS)
     own = [
         mine(

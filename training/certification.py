@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data import ImageSet
-from rcir.data.relevance import SameLabel
+from rcir.data.relevance import SameLabel, database_of
 from rcir.data.votes import count_matches
 from rcir.index import DEPTH, build_index, lengths, one_minus_cosine
 from rcir.metrics import first_match_ranks
@@ -41,15 +41,19 @@ def fold_roles(images: ImageSet) -> list[FoldRoles]:
     to every fold as can be. One fold is searched, one fits the score function, one calibrates and
     one is measured; then roles rotate, so that each image is measured at most once, by a
     calibration that it had no part in. An image is no query of a fold in which nothing matches
-    it: that is so for every encoder.
+    it: that is so for every encoder. Where it is known which images are searched
+    (`WithinRadius.database`), these are, and the others are divided into three folds.
 
     Returns:
-        The four, or none if there are too few images for all roles.
+        The four or three, or none if there are too few images for all roles.
     """
-    folds = _folds(images)
+    database = database_of(images.relevance)
+    folds = _folds(images) if database is None else _asking_folds(database)
     found = []
-    for turn in range(N_FOLDS):
-        searched, *asked = (folds[(turn + role) % N_FOLDS] for role in range(N_FOLDS))
+    for turn in range(len(folds)):
+        searched, *asked = folds[turn:] + folds[:turn]
+        if database is not None:
+            searched, asked = np.flatnonzero(database), [searched, *asked]
         if not len(searched):
             return []
         gallery = images.relevance.subset(searched)
@@ -73,6 +77,12 @@ def certify(
         images: the n images.
     """
     return [_certify(vectors, uncertainty, images, roles) for roles in fold_roles(images)]
+
+
+def _asking_folds(database: NDArray[np.bool_]) -> list[NDArray[np.int64]]:
+    """Those that ask, in three folds."""
+    order = np.random.default_rng(0).permutation(np.flatnonzero(~database))
+    return np.array_split(order, N_FOLDS - 1)
 
 
 def _folds(images: ImageSet) -> list[NDArray[np.int64]]:

@@ -135,8 +135,12 @@ def _draw(
 
 def _too_much(parts: dict[str, float], n: int, what: str) -> InvalidData:
     asked = " + ".join(f"{name} {share:g}" for name, share in parts.items())
-    few = f", or have more {what}" if n <= len(parts) else ""
-    return InvalidData(f"{asked} must leave some of {n} {what} over: ask for less{few}")
+    remedy = "ask for less"
+    if n <= len(parts):  # each takes one at least
+        remedy = f"have at least {len(parts) + 1} {what}, better many"
+        if what == "queries":
+            remedy += "; they are the images of the classes that evaluate which are not searched"
+    return InvalidData(f"{asked} must leave some of {n} {what} over: {remedy}")
 
 
 def _number(name: str, share: float, n: int, what: str) -> int:

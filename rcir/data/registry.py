@@ -79,7 +79,7 @@ class DataSet:
             splits: Splits = _function(self.reader)(root, seed=seed, **options)
             return splits
         how = {name: options.pop(name) for name in DIVISION if name in options}
-        if "seed" in signature(self.function()).parameters:
+        if "seed" in self.options_of_reader():
             options["seed"] = seed
         source = self.read(root, **options)
         if source.notes and tell is not None:
@@ -89,6 +89,10 @@ class DataSet:
     def function(self) -> Callable[..., Any]:
         """What gives the set as published."""
         return _function(self.whole if self.composed else self.reader)
+
+    def options_of_reader(self) -> set[str]:
+        """The names of the arguments of the reader."""
+        return set(signature(_function(self.reader)).parameters)
 
     def require(self, where: str, options: Mapping[str, Any]) -> None:
         """Raise `InvalidConfig` unless `load` takes the options."""
