@@ -47,9 +47,8 @@ class Boosted(HazardScore):
         trees: dict[str, NDArray[Any]],
         intercept: float,
     ) -> None:
-        super().__init__(features, repeats)
+        super().__init__(features, repeats, intercept)
         self.trees = trees
-        self.intercept = intercept
 
     @classmethod
     def suits(cls, results: SearchResults, truth: NDArray[Any]) -> bool:
@@ -98,19 +97,15 @@ class Boosted(HazardScore):
             total += value[node - branches]
         return total.reshape(shape)
 
-    def state(self) -> FittedState:
-        return self.trees | {
-            "intercept": np.array([self.intercept]),
-            "sample": self.features.sample,
-            "uses": np.array([*self.features.uses, self.repeats], np.int64),
-        }
+    def _model(self) -> FittedState:
+        return self.trees
 
     @classmethod
-    def from_state(cls, state: FittedState) -> Self:
-        *uses, repeats = (bool(used) for used in state["uses"])
+    def _of_model(
+        cls, features: Features, repeats: bool, state: FittedState, intercept: float
+    ) -> Self:
         trees = {name: state[name] for name in ("feature", "threshold", "value")}
-        features = Features(state["sample"], tuple(uses))
-        return cls(features, repeats, trees, float(state["intercept"][0]))
+        return cls(features, repeats, trees, intercept)
 
 
 def _complete(trees: list[Any], depth: int) -> dict[str, NDArray[Any]]:

@@ -108,7 +108,7 @@ def fit_score_function(
         return Constant(), {}
     if np.ndim(truth) == 1:  # of misses no other match counts
         truth = np.arange(1, results.depth + 1) == ranks[:, None]
-    given = truth.sum(axis=1) if totals is None else totals
+    given = truth.sum(axis=1) if totals is None else np.asarray(totals)
     kinds = SCORE_FUNCTIONS.values() if known.first_match else _OF_ALL_MATCHES
     comparison = {}
     for kind in kinds:

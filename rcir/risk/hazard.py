@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from rcir.risk.features import Features, flat
-from rcir.risk.score_functions import TOLERANCE, ScoreFunction, check_split, set_sizes
+from rcir.risk.score_functions import TOLERANCE, FittedState, ScoreFunction, check_split, set_sizes
 from rcir.risk.search_results import SearchResults, earlier_of_same_key
 
 FLOOR = 1e-9  # probability below which ranks are all alike
@@ -30,11 +30,33 @@ class HazardScore(ScoreFunction):
     Attributes:
         features: what the model looks at.
         repeats: whether a candidate can be the first match although one before it has its key.
+        intercept: of the hazard's logit.
     """
 
-    def __init__(self, features: Features, repeats: bool) -> None:
+    def __init__(self, features: Features, repeats: bool, intercept: float) -> None:
         self.features = features
         self.repeats = repeats
+        self.intercept = intercept
+
+    @abstractmethod
+    def _model(self) -> FittedState:
+        """The arrays of the model."""
+
+    @classmethod
+    @abstractmethod
+    def _of_model(
+        cls, features: Features, repeats: bool, state: FittedState, intercept: float
+    ) -> Self:
+        """The score function with the model that is among the arrays of a stored `state`."""
+
+    def state(self) -> FittedState:
+        intercept = {"intercept": np.array([self.intercept])}
+        return {**self._model(), **intercept, **self.features.state(self.repeats)}
+
+    @classmethod
+    def from_state(cls, state: FittedState) -> Self:
+        features, (repeats,) = Features.from_state(state)
+        return cls._of_model(features, repeats, state, float(state["intercept"][0]))
 
     @classmethod
     def fit(cls, results: SearchResults, truth: NDArray[Any]) -> Self:

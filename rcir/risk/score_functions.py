@@ -247,7 +247,10 @@ def score_at_rank(candidate_scores: NDArray[np.float32], ranks: Floats) -> NDArr
 
 def check_ranks(results: SearchResults, ranks: Floats) -> NDArray[np.float64]:
     """Ranks of first true matches as (n,) float64, or `InvalidData`."""
-    checked = np.asarray(ranks).astype(np.float64)
+    try:
+        checked = np.asarray(ranks).astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidData(f"ranks are no numbers ({error}): give (n,) ranks from 1 on") from error
     if checked.shape != (len(results),) or len(checked) == 0:
         raise InvalidData(
             f"{len(results)} queries, ranks of shape {checked.shape}; ranks must be (n,), n >= 1"
@@ -264,6 +267,10 @@ def check_split(results: SearchResults, truth: NDArray[Any]) -> NDArray[np.float
     """The ranks of the first true matches of a tuning split, or `InvalidData`."""
     if len(results) < 2:
         raise InvalidData(f"the tuning split has {len(results)} queries; at least 2 are needed")
+    if not isinstance(truth, np.ndarray):
+        raise InvalidData(
+            f"the truth of the tuning split is a {type(truth).__name__}: give an array"
+        )
     if np.ndim(truth) == 2:
         truth = first_match_ranks(check_matches(results, truth))
     return check_ranks(results, truth)
@@ -271,6 +278,7 @@ def check_split(results: SearchResults, truth: NDArray[Any]) -> NDArray[np.float
 
 def check_matches(results: SearchResults, truth: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether each candidate is a true match, as (n, depth) bool, or `InvalidData`."""
+    truth = np.asarray(truth)
     if truth.shape != (len(results), results.depth) or truth.dtype != np.bool_:
         raise InvalidData(
             f"matches have shape {truth.shape} and type {truth.dtype}; needed is bool of shape "

@@ -68,8 +68,7 @@ class SearchResults:
     }
 
     def __post_init__(self) -> None:
-        if not isinstance(self.uncertainty, np.ndarray):
-            raise InvalidData(f"uncertainty is a {type(self.uncertainty).__name__}: give an array")
+        self._require_arrays("uncertainty", *self.FILLERS, "vectors")
         if self.uncertainty.ndim != 1 or self.depth < 1:
             raise InvalidData(
                 f"uncertainty has shape {self.uncertainty.shape} and depth is {self.depth}; needed "
@@ -182,6 +181,12 @@ class SearchResults:
             for name, values, filler in self._per_candidate()
             if name in names
         }
+
+    def _require_arrays(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, np.ndarray):
+                raise InvalidData(f"{name} is a {type(value).__name__}: give an array")
 
     def _per_candidate(self) -> list[tuple[str, NDArray[Any], float]]:
         """Name, values and filler of each (n, depth) array there is."""

@@ -138,7 +138,7 @@ def test_sizes_are_the_number_of_scores_within_however_few_ranks_are_looked_at()
 def test_first_matches_alike_at_forty_ranks_are_all_paid_for_at_once():
     chance = [1e-12, *(1 / (41 - k) for k in range(40))]  # 1/41 that the match is at rank 2 to 41
     logits = np.log(chance) - np.log1p(-np.array(chance))
-    features = Features(np.zeros(9), (False, False, True))
+    features = Features(np.zeros(9), (False, False, True, False))
     score_function = Learned(features, True, np.array([0, 0, 0, 1.0]), 0.0)
     asked = SearchResults(np.zeros(2), 41, candidate_uncertainty=np.tile(logits, (2, 1)))
     tolerated = 1 + 1e-3
@@ -167,7 +167,7 @@ def test_the_isotonic_fit_is_that_of_scipy_row_by_row(m):
 
 
 def test_scores_never_fall_even_where_first_matches_are_as_rare_as_one_in_a_hundred_million():
-    features = Features(np.zeros(9), (False, False, True))
+    features = Features(np.zeros(9), (False, False, True, False))
     score_function = Learned(features, True, np.array([0, 0, 0, 0.5]), -18.5)
     for seed in range(3):
         candidates = np.random.default_rng(seed).normal(size=(4096, 40))
@@ -207,7 +207,7 @@ def test_candidates_that_never_match_leave_one_rate_too():
 def test_a_stored_model_is_the_same_model(repeats):
     score_function, (asked, _) = Learned.fit(*draw(200, 0, repeats=repeats)), draw(50, 1)
     restored = Learned.from_state({name: v.copy() for name, v in score_function.state().items()})
-    assert (restored.features.uses, restored.repeats) == ((True, True, True), repeats)
+    assert (restored.features.uses, restored.repeats) == ((True, True, True, False), repeats)
     np.testing.assert_array_equal(restored.hazard(asked), score_function.hazard(asked))
     np.testing.assert_array_equal(
         restored.candidate_scores(asked), score_function.candidate_scores(asked)
