@@ -7,6 +7,7 @@ from typing import Literal
 
 from rcir.errors import InvalidConfig
 from rcir.index import DEPTH, check_depth
+from rcir.levels import ALPHAS, DELTA
 from rcir.risk import Bound, check_level
 
 
@@ -42,8 +43,8 @@ class CalibrationConfig:
     group: str | None = None
     cluster: str | None = None
     depth: int = DEPTH
-    alphas: tuple[float, ...] = (0.05, 0.1, 0.2)
-    delta: float = 0.1
+    alphas: tuple[float, ...] = ALPHAS
+    delta: float = DELTA
     ood: str | None = None
     num_workers: int = 0
     use_gpu: bool = False
@@ -68,8 +69,8 @@ class EvaluationConfig:
 
     retriever: str
     output: str | None = None
-    alphas: tuple[float, ...] = (0.05, 0.1, 0.2)
-    delta: float = 0.1
+    alphas: tuple[float, ...] = ALPHAS
+    delta: float = DELTA
     ood: str | None = None
 
     def __post_init__(self) -> None:

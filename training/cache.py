@@ -55,7 +55,7 @@ def mined_tuples(
             config.mining,
             torch_generator(config.seed, epoch, MINING, number),
         )
-        for number in workers.share(len(blocks))
+        for number in workers.shard(len(blocks))
     ]
     own = own or [mine(cache, relevance, anchors[:0], config.mining, order)]
     return _gathered(own, torch.from_numpy(chosen), workers)
@@ -70,17 +70,17 @@ def _cache(
 ) -> Tensor:
     """Embeddings of the un-augmented images of some rows, on every worker."""
     starts = range(0, len(rows), BLOCK)
-    blocks = [rows[starts[i] : starts[i] + BLOCK] for i in workers.share(len(starts))]
+    blocks = [rows[starts[i] : starts[i] + BLOCK] for i in workers.shard(len(starts))]
     n_own = sum(map(len, blocks))
     blocks = blocks or [rows[:1]]  # of no image there would be no shape
     pixels = loaded(images, config.preprocessing, blocks, workers.device)
-    return workers.gathered(torch.cat([embed(batch) for batch in pixels])[:n_own])
+    return workers.all_gather(torch.cat([embed(batch) for batch in pixels])[:n_own])
 
 
 def _gathered(own: list[Tuples], rows: Tensor, workers: Workers) -> Tuples:
     """The tuples of all workers, of rows of the training images."""
     columns = [torch.cat([members_of(part), part.valid], 1) for part in own]
-    table = workers.gathered(torch.cat(columns)).cpu()
+    table = workers.all_gather(torch.cat(columns)).cpu()
     count = own[0].negatives.shape[1]
     members = rows[table[:, : 2 + count]]
     return Tuples(members[:, 0], members[:, 1], members[:, 2:], table[:, 2 + count :].bool())

@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 
 from rcir.data import ImageSet
 from rcir.data.relevance import SameLabel
+from rcir.data.votes import count_matches
 from rcir.index import DEPTH, build_index, lengths, one_minus_cosine
 from rcir.metrics import first_match_ranks
 from rcir.risk import Certified, SearchResults, fit_score_function
+from rcir.risk.search_results import VOTERS
 
 PARTS = 4
 
@@ -109,6 +111,7 @@ def _certify(
             distances,
             None if labels is None else labels[positions],
             None if uncertainty is None else uncertainty[roles.searched][positions],
+            count_matches(gallery, positions, VOTERS) if labels is None else None,
         )
         return rankings, first_match_ranks(images.relevance.subset(rows).of(gallery, positions))
 

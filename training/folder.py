@@ -26,15 +26,15 @@ def folder_of(config: TrainingConfig) -> Path:
     return Path(config.storage).absolute() / config.name
 
 
-def found_run(config: TrainingConfig) -> RunFolder | None:
+def existing_run(config: TrainingConfig) -> RunFolder | None:
     """The run that the folder holds, if any; `InvalidConfig` if it is of another configuration."""
     folder = folder_of(config)
     found = read_run(folder)
     if found is None:
         return None
     old, new = flatten(found.config), flatten(asdict(config))
-    if config.parts is None:  # it keeps those that it was begun with
-        new["parts"] = old.get("parts")
+    if config.micro_batches is None:  # it keeps those that it was begun with
+        new["micro_batches"] = old.get("micro_batches")
     changed = differing(old, new)
     if changed:
         raise InvalidConfig(
@@ -53,11 +53,11 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     )
 
 
-def begin_run(
+def create_run(
     config: TrainingConfig, parent: tracking.TrackedRun | None, trained: TrainedOn
 ) -> RunFolder:
     """A new run, in its folder and in MLflow; `trained` is what it will have been trained on."""
-    folder, plain = folder_of(config), asdict(replace(config, parts=config.n_parts))
+    folder, plain = folder_of(config), asdict(replace(config, micro_batches=config.n_micro_batches))
     trained.write(folder)  # first: a run without it is taken for one of an earlier version
     tracked = tracking.start_run(config.name, {FOLDER_TAG: str(folder)}, parent)
     run = RunFolder(folder, plain, tracked.id, tracked.uri)
@@ -66,7 +66,7 @@ def begin_run(
 
 
 @contextmanager
-def alone_in(folder: Path, patience: float = 0) -> Iterator[None]:
+def run_lock(folder: Path, patience: float = 0) -> Iterator[None]:
     """Keep other processes from training in a folder; the lock ends with the process.
 
     Args:

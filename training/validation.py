@@ -13,6 +13,7 @@ from rcir.data import ImageSet
 from rcir.embedding import Embedding
 from rcir.errors import InvalidData, TrainingDiverged
 from rcir.index import DEPTH, lengths, nearest_others, one_minus_cosine
+from rcir.levels import ALPHAS, DELTA
 from rcir.metrics import (
     average_precision_at_k,
     confidence,
@@ -24,7 +25,6 @@ from rcir.risk import Certified, is_certified, mean_size
 from rcir.runs.results import RunResults, names_digest
 from training.certification import certify
 
-ALPHAS, DELTA = (0.05, 0.1, 0.2), 0.1
 PER_IMAGE = ("ranks", "uncertainty", "matched", "precision")
 CRITERION = "validation/mean_average_precision"  # what chooses the epoch
 

@@ -10,10 +10,10 @@ import yaml
 
 from rcir import figures
 from rcir.errors import InvalidData
+from rcir.levels import ALPHAS
 from rcir.runs.compare import compare_runs
 from rcir.runs.compare_table import print_comparison
 from rcir.runs.folder import RunFolder, read_run
-from training.validation import ALPHAS
 from tuning.records import BEST_FILE, SWEEP_FILE, TABLE_FILE, Records
 from tuning.watch import console
 

@@ -19,9 +19,7 @@ from rcir.data import data_root, load_splits
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk import required_calibration
 from rcir.runs.folder import FOLDER_TAG, RESOURCES, read_run
-from training.certification import fold_roles
-from training.folder import alone_in, as_json
-from training.run import check_encoder, check_images, check_places
+from training import as_json, check_encoder, check_images, check_places, fold_roles, run_lock
 from tuning.config import TuningConfig
 from tuning.records import Records, Trial, read_records
 from tuning.report import publish
@@ -59,7 +57,7 @@ def sweep(config: TuningConfig) -> Records:
     _check_trials(config, drawn)
     join_cluster()
     at_once = side_by_side(config)
-    with alone_in(folder):
+    with run_lock(folder):
         records = _found(config, folder) or _start(config, folder)  # it may have begun meanwhile
         with records.tracked.active():
             done = _run(config, records, drawn, at_once)

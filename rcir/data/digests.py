@@ -54,7 +54,7 @@ def digests(images: Sequence[ImageLike] | NDArray[Any]) -> NDArray[np.bytes_]:
 
 
 def _digest(image: ImageLike) -> str:
-    if isinstance(image, str | os.PathLike):
+    if isinstance(image, str | os.PathLike | bytes):
         with open_image(image) as file:
             return file_digest(file, lambda: blake2b(digest_size=BYTES)).hexdigest()
     if isinstance(image, Image.Image):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ class DataConfig:
         name: of the data set; `rcir data list` shows all.
         root: folder of the data sets' files; the environment variable RCIR_DATA unless given.
         download: fetch what is not there, if that is possible.
-        seed: decides who is in which split; at least 0.
+        seed: decides who is in which split, also which classes of a folder or table train; at
+            least 0.
         options: sizes of the parts and `cluster`, whose queries stay together (see
             `rcir.data.division.divide`), and what else the set's reader takes.
     """
@@ -56,8 +58,12 @@ def data_root(config: DataConfig) -> Path:
     return Path(config.root or os.environ.get("RCIR_DATA") or "data").absolute()
 
 
-def load_splits(config: DataConfig) -> Splits:
+def load_splits(config: DataConfig, tell: Callable[[str], object] | None = None) -> Splits:
     """The splits of the configured data set.
+
+    Args:
+        config: which.
+        tell: called with one line if files, or images of an index, are left out.
 
     Raises:
         InvalidConfig: no such data set, or no such option.
@@ -79,4 +85,4 @@ def load_splits(config: DataConfig) -> Splits:
             f"({found.get}): put it there, and name the folder above it with data.root or the "
             "environment variable RCIR_DATA"
         )
-    return found.load(root, config.seed, **options)
+    return found.load(root, config.seed, tell, **options)

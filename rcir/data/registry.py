@@ -68,13 +68,23 @@ class DataSet:
         fitting = [n for those, n in self.counts if those.items() <= asked.items()]
         return fitting[0] if fitting else None
 
-    def load(self, root: Path, seed: int, **options: Any) -> Splits:
-        """Its splits, of sizes and options of the reader."""
+    def load(
+        self, root: Path, seed: int, tell: Callable[[str], object] | None = None, **options: Any
+    ) -> Splits:
+        """Its splits, of sizes and options of the reader; `tell` gets one line on what is left out.
+
+        The seed decides what a reader draws too, such as the classes of a folder that train.
+        """
         if self.composed:
             splits: Splits = _function(self.reader)(root, seed=seed, **options)
             return splits
         how = {name: options.pop(name) for name in DIVISION if name in options}
-        return divide(self.read(root, **options), seed=seed, **{**self.parts, **how})
+        if "seed" in signature(self.function()).parameters:
+            options["seed"] = seed
+        source = self.read(root, **options)
+        if source.notes and tell is not None:
+            tell(f"note: {'; '.join(source.notes)}")
+        return divide(source, seed=seed, **{**self.parts, **how})
 
     def function(self) -> Callable[..., Any]:
         """What gives the set as published."""

@@ -132,7 +132,7 @@ def _facts(images: Images, channels: int) -> Iterator[Any]:
     for image in images:
         if isinstance(image, str | os.PathLike):
             path = Path(image).absolute()
-            yield f"{path}\0".encode()
+            yield os.fsencode(path) + b"\0"  # a name need not be UTF-8
             # Reading a file that is not there says so.
             with contextlib.suppress(OSError):
                 status = path.stat()

@@ -81,26 +81,27 @@ def _matches(
 
 
 def label_batches(
-    labels: NDArray[np.int64], batch: int, per_label: int, rng: np.random.Generator
+    labels: NDArray[np.int64], batch: int, samples_per_class: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
     """Batches of a few images of each of several labels.
 
     Hermans et al., 2017. The labels of a batch are different, and drawn by how many images they
     have left. An epoch ends when too few labels have any: every image is in it at most once, but
-    those of a label with fewer than `per_label` images are repeated, as evenly as can be. Of the
-    images of a larger label, some are left over where `per_label` does not divide their number.
+    those of a label with fewer than `samples_per_class` images are repeated, as evenly as can be.
+    Of the images of a larger label, some are left over where `samples_per_class` does not divide
+    their number.
 
     Args:
         labels: (n,).
-        batch: number of images of a batch, a multiple of `per_label`.
-        per_label: number of images of a label in a batch.
+        batch: number of images of a batch, a multiple of `samples_per_class`.
+        samples_per_class: number of images of a label in a batch.
         rng: decides.
 
     Returns:
         (steps, batch) rows; those of one label are next to each other.
 
     Raises:
-        InvalidConfig: `batch` is not a multiple, at least twofold, of `per_label`.
+        InvalidConfig: `batch` is not a multiple, at least twofold, of `samples_per_class`.
         InvalidData: there are fewer labels than a batch needs.
 
     Example:
@@ -109,28 +110,31 @@ def label_batches(
         >>> rows.shape, np.sort(labels[rows]).tolist()
         ((2, 4), [[3, 3, 7, 7], [3, 3, 7, 7]])
     """
-    if per_label < 1 or batch % per_label or batch < 2 * per_label:
+    if samples_per_class < 1 or batch % samples_per_class or batch < 2 * samples_per_class:
         raise InvalidConfig(
-            f"batch is {batch} and mining.per_label {per_label}: give a batch that is a multiple "
-            "of it, of two labels or more"
+            f"batch is {batch} and mining.samples_per_class {samples_per_class}: give a batch "
+            "that is a multiple of it, of two labels or more"
         )
-    many = batch // per_label
+    many = batch // samples_per_class
     names, counts = np.unique(labels, return_counts=True)
     if len(names) < many:
         raise InvalidData(
             f"there are images of {len(names)} labels, but a batch of {batch} with "
-            f"mining.per_label {per_label} needs {many}: lower batch, or raise mining.per_label"
+            f"mining.samples_per_class {samples_per_class} needs {many}: lower batch, or raise "
+            "mining.samples_per_class"
         )
     shuffled = np.lexsort((rng.random(len(labels)), labels))
     first = np.cumsum(counts) - counts
-    left = np.maximum(1, counts // per_label)  # groups of images, each for one batch
+    left = np.maximum(1, counts // samples_per_class)  # groups of images, each for one batch
     used = np.zeros_like(left)
     steps = []
     while len(open_ := np.flatnonzero(left)) >= many:
         # The shortest exponential waiting times: without replacement, in proportion to `left`.
         waiting = rng.exponential(size=len(open_)) / left[open_]
         now = open_[np.argpartition(waiting, many - 1)[:many]]
-        members = (used[now, None] * per_label + np.arange(per_label)) % counts[now, None]
+        members = (used[now, None] * samples_per_class + np.arange(samples_per_class)) % counts[
+            now, None
+        ]
         steps.append(shuffled[first[now, None] + members].reshape(-1))
         left[now] -= 1
         used[now] += 1

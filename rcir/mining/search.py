@@ -127,7 +127,7 @@ class Search:
         _exclude(distance, reach, config)
         columns, distance = _ranked(columns, distance, self._wanted)
         limit = distance[:, -1]
-        if config.negatives in ("violating", "semi-hard"):
+        if config.negatives in ("margin-violating", "semi-hard"):
             limit = limit.minimum(reach + config.margin)
         rest = value[:, -1] + squares - self._error  # no other is nearer than its root
         undecided = rest.isfinite() & (rest < limit.square())
@@ -171,7 +171,7 @@ def _least(values: Tensor, place: Tensor, n: int) -> Tensor:
 
 def _exclude(distance: Tensor, reach: Tensor, config: MiningConfig) -> None:
     """Make infinite what is too far, or not farther than the positive, which is at `reach`."""
-    if config.negatives in ("violating", "semi-hard"):
+    if config.negatives in ("margin-violating", "semi-hard"):
         distance.masked_fill_(distance >= (reach + config.margin)[:, None], torch.inf)
     if config.negatives == "semi-hard":
         distance.masked_fill_(distance <= reach[:, None], torch.inf)

@@ -21,8 +21,8 @@ class Tuples:
         anchor: (n,) rows; anchors without a positive or without any negative are left out.
         positive: (n,) rows.
         negatives: (n, count) rows, nearest first unless drawn at random.
-        valid: (n, count) bool; False where an anchor has fewer negatives than `count`, and the
-            row there is the anchor's own.
+        valid: (n, count) bool; False where an anchor has fewer negatives than `num_negatives`, and
+            the row there is the anchor's own.
     """
 
     anchor: Tensor
@@ -67,7 +67,7 @@ def mine(
     if config.positive is None or config.negatives is None:
         raise InvalidConfig("mining.positive and mining.negatives must both be chosen")
     anchors = anchors.to(cache.device)
-    m, count = len(anchors), config.count
+    m, count = len(anchors), config.num_negatives
     draws, keys = _draws(config, m, generator)
     positive = anchors.clone()
     negatives = anchors[:, None].repeat(1, count)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rcir.data.digests import digests
 from rcir.data.repeats import require_new, require_no_repeats, warn_of_copies, warn_of_twins
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
+from rcir.levels import ALPHAS, DELTA
 from rcir.retrieval.answer import Distinct
 from rcir.retrieval.control import check_clusters, control, extended, nearest_other
 from rcir.retrieval.searcher import Searcher
@@ -24,7 +25,7 @@ from rcir.risk import (
     decide_chosen,
 )
 from rcir.risk.bounds import check_bound
-from rcir.risk.choice import ALPHAS, Comparison
+from rcir.risk.choice import Comparison
 
 
 class CalibratedSearcher(Searcher):
@@ -68,7 +69,7 @@ class CalibratedSearcher(Searcher):
         score_function: str = "auto",
         bound: Bound = "binomial",
         alphas: Sequence[float] = ALPHAS,
-        delta: float = 0.1,
+        delta: float = DELTA,
         recurring: bool = False,
     ) -> dict[Distinct, Comparison]:
         """Calibrate on queries that this retriever, as it is now, has searched.
@@ -179,7 +180,7 @@ class CalibratedSearcher(Searcher):
         self.query_digests = np.concatenate([self.query_digests, added])
 
     def check(
-        self, recent: LabelledResults, alpha: float = 0.1, delta: float = 0.1
+        self, recent: LabelledResults, alpha: float = 0.1, delta: float = DELTA
     ) -> Exchangeability:
         """Test whether recent labelled queries look like the calibration queries, and the risk.
 

@@ -83,9 +83,10 @@ class Retriever(CalibratedSearcher):
         fixed beforehand.
 
         Args:
-            query: a path, a PIL image, a uint8 array (H, W), (H, W, 1) or (H, W, 3), or a list of
-                such, which gives a list. Or what `embed` returns, which gives a list. Where there
-                is no encoder, a vector (d,), or vectors (n, d), which give a list.
+            query: a path, the bytes of a file, a PIL image, a uint8 array (H, W), (H, W, 1) or
+                (H, W, 3), or a list of such, which gives a list. Or what `embed` returns, which
+                gives a list. Where there is no encoder, a vector (d,), or vectors (n, d), which
+                give a list.
             alpha: level of the risk, in (0, 1); or several risks with their levels, all of which
                 then hold together: `{"miss": 0.1, "false-discovery": 0.5}`.
             delta: in (0, 1); or None for a guarantee on average over calibrations, not of a
@@ -147,7 +148,7 @@ class Retriever(CalibratedSearcher):
         positions = found.known("positions")[row, rank]
         distances = found.known("distances")[row, rank]
         ids = self.ids[positions].tolist()
-        labels = None if self.labels is None else self.labels[positions].tolist()
+        labels = self.named_labels(positions)
         answers, start = [], 0
         for size, uncertainty in zip(sizes.tolist(), found.uncertainty.tolist(), strict=True):
             part = slice(start, start := start + size)
@@ -157,7 +158,7 @@ class Retriever(CalibratedSearcher):
                     distances[part],
                     uncertainty,
                     guarantee,
-                    None if labels is None else tuple(labels[part]),
+                    None if labels is None else labels[part],
                 )
             )
         return answers

@@ -16,6 +16,7 @@ from rcir.data.digests import digests
 from rcir.data.preprocessing import Preprocessing
 from rcir.data.records import ImageSet
 from rcir.data.relevance import Relevance, SameLabel
+from rcir.data.votes import count_matches
 from rcir.embedding import Embedding
 from rcir.encoders import Encoder, require_encoder
 from rcir.encoders.batches import Embed, Images, embed
@@ -33,6 +34,7 @@ from rcir.retrieval.fingerprints import Fingerprints
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.vector_searcher import VectorSearcher
 from rcir.risk import LabelledResults, SearchResults
+from rcir.risk.search_results import VOTERS
 
 
 class Searcher(VectorSearcher):
@@ -44,6 +46,8 @@ class Searcher(VectorSearcher):
     Attributes:
         encoder, preprocessing: how pictures are embedded; None where all is vectors already.
         index, gallery, max_depth: see `VectorSearcher`.
+        label_names: names of the gallery's labels, by label; empty where they have none. No search
+            depends on them.
 
     Args:
         labels: of the gallery images, or their relevance: which queries they match.
@@ -77,6 +81,7 @@ class Searcher(VectorSearcher):
         super().__init__(index, gallery, depth)
         self.encoder = encoder
         self.preprocessing = preprocessing
+        self.label_names: dict[int, str] = {}
         self._fingerprints = Fingerprints()
         if encoder is not None and encoder.reranks and items is None:
             raise InvalidData("the encoder re-ranks: give the embeddings of the gallery as items")
@@ -105,9 +110,22 @@ class Searcher(VectorSearcher):
         items = embedding.map(Tensor.cpu) if encoder.reranks else None
         ids, relevance, known = gallery.ids, gallery.relevance, digests(gallery.images)
         made, norms = build_index(vectors, index), lengths(vectors)
-        return cls(
+        built = cls(
             encoder, preprocessing, made, ids, relevance, depth, uncertainty, known, items, norms
         )
+        built.label_names = gallery.label_names
+        return built
+
+    def named_labels(
+        self, positions: NDArray[np.int64]
+    ) -> tuple[int, ...] | tuple[str, ...] | None:
+        """Labels of some gallery images, by name where labels have names; None without labels."""
+        if self.labels is None:
+            return None
+        labels = self.labels[positions].tolist()
+        if not self.label_names:
+            return tuple(labels)
+        return tuple(self.label_names.get(label, str(label)) for label in labels)
 
     def embed(self, images: Images, embedder: Embed | None = None) -> Embedding:
         """The embeddings of pictures, with what the encoder knows of their uncertainty.
@@ -146,13 +164,16 @@ class Searcher(VectorSearcher):
         distances, positions, cosine = self.nearest(vectors)
         if self.items is not None and self.encoder is not None:
             distances, positions = reranked(self.encoder, embedding, self.items, positions)
-        items = self.item_uncertainty
+        items, votes = self.item_uncertainty, None
+        if self.relevance is not None and self.labels is None:  # of labels, keys tell
+            votes = count_matches(self.relevance, positions, VOTERS)
         return SearchResults(
             cosine if uncertainty is None else uncertainty,
             self.depth,
             distances,
             None if self.labels is None else np.where(positions >= 0, self.labels[positions], -1),
             None if items is None else items[positions],
+            votes,
             positions=positions,
             vectors=vectors,
             images=images,

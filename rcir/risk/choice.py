@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig
+from rcir.levels import ALPHAS, DELTA
 from rcir.risk.boosted import Boosted
 from rcir.risk.bounds import allowed_misses
 from rcir.risk.labelled import LabelledResults
@@ -36,7 +37,6 @@ KNOWN: Mapping[str, type[ScoreFunction]] = {
     **SCORE_FUNCTIONS,
     MatchProbability.name: MatchProbability,
 }
-ALPHAS = (0.05, 0.1, 0.2)
 FOLDS, FEWEST = 5, 50
 GRID = 256  # thresholds at which recall and false discovery are compared
 
@@ -57,7 +57,7 @@ def fit_score_function(
     results: SearchResults,
     truth: NDArray[Any],
     alphas: Sequence[float] = ALPHAS,
-    delta: float = 0.1,
+    delta: float = DELTA,
     risk: str = "miss",
     totals: NDArray[np.int64] | None = None,
 ) -> tuple[ScoreFunction, Comparison]:

@@ -15,17 +15,18 @@ from rcir.risk.search_results import Floats, SearchResults, count_votes, earlier
 
 PROFILE = (2, 5, 20, 50)  # ranks whose distance describes the neighbourhood of a query
 NEAR = 1e-3  # distance below which candidates are alike: 1e-7 of rounding must not show
-OPTIONAL = ("distances", "keys", "candidate_uncertainty")
+OPTIONAL = ("distances", "keys", "candidate_uncertainty", "votes")
 
 
 @dataclass(frozen=True)
 class Features:
-    """Rank, uncertainties, distances and how fast they grow, how many of the first candidates share
-    a candidate's key, how many keys and how many of its own came before it.
+    """Rank, uncertainties, distances and how fast they grow, how many of the first candidates match
+    a candidate; where they have keys, how many keys and how many of its own came before it.
 
     Attributes:
         sample: sorted uncertainties of the tuning split.
-        uses: for each of distances, keys, candidate_uncertainty: whether it is looked at.
+        uses: for each of distances, keys, candidate_uncertainty, and votes where there are no keys
+            to count them of: whether it is looked at.
 
     Example:
         >>> split = SearchResults(np.array([0.1, 0.2, 0.9]), depth=4)
@@ -39,8 +40,8 @@ class Features:
     @classmethod
     def fit(cls, results: SearchResults) -> Self:
         """The features that a tuning split has."""
-        uses = tuple(getattr(results, name) is not None for name in OPTIONAL)
-        return cls(np.sort(results.uncertainty), uses)
+        *uses, votes = (getattr(results, name) is not None for name in OPTIONAL)
+        return cls(np.sort(results.uncertainty), (*uses, votes and results.keys is None))
 
     def check(self, results: SearchResults) -> None:
         """Raise `InvalidData` if the queries lack what the tuning split had."""
@@ -71,6 +72,8 @@ class Features:
             features += [votes[:, :columns], keys_before, np.log1p(before)]
         if self.uses[2] and results.candidate_uncertainty is not None:
             features.append(results.candidate_uncertainty[:, :columns])
+        if self.uses[3] and results.votes is not None:
+            features.append(results.votes[:, :columns])
         return features
 
     def _normal(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -27,7 +27,8 @@ class SearchResults:
         keys: (n, depth) integers; candidates with the same key show the same class, place or
             product; -1 where there were no more.
         candidate_uncertainty: (n, depth) of the candidates.
-        votes: (n, depth) how many of the first 30 candidates share a candidate's key.
+        votes: (n, depth) how many of the first 30 candidates match a candidate, itself among them;
+            where there are keys, they are counted from these unless given.
         probability: (n, depth) of a candidate to be a true match, as learned by a score function
             that put the candidates into its own order.
         positions: (n, depth) positions in the gallery; -1 where there were no more.

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rcir.errors import InvalidData
+from rcir.levels import ALPHAS, DELTA
 from rcir.runs.find import CALIBRATION, Run, is_sweep, read_runs, run_folder
 from rcir.runs.folder import RESOURCES
 from rcir.runs.results import RunResults, Split
@@ -107,7 +108,7 @@ class Comparison:
 
 
 def compare_runs(
-    references: Sequence[str], alphas: Sequence[float] = (0.05, 0.1, 0.2), delta: float = 0.1
+    references: Sequence[str], alphas: Sequence[float] = ALPHAS, delta: float = DELTA
 ) -> Comparison:
     """Compare runs by their mean certified set size (exact binomial bound).
 

@@ -12,7 +12,7 @@ from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidData
 from rcir.runs.trained_on import TrainedOn
 from training import train
-from training.fork import fork, snapshot
+from training.fork import fork_run, snapshot
 
 CLASSES = "fghijklm"
 
@@ -129,7 +129,7 @@ def test_a_run_that_goes_on_is_trained_on_what_the_folder_held_before(
     assert (before.classes, before.zero_shot) == ([*"fghi"], True)
     snapshot(first.path, first.path.parent / "kept")
     write(photos, "abcd", seed=1)
-    fork(first.path.parent / "kept", tiny("second", **options))
+    fork_run(first.path.parent / "kept", tiny("second", **options))
     second = train(tiny("second", **options))
     after = TrainedOn.read(second.path)
     assert (after.classes, after.zero_shot) == ([*"abcdfghi"], True)

@@ -67,7 +67,7 @@ def test_whatever_a_field_says_is_refused_or_changes_no_answer(copy, saved):
     places = [place for place in places_of(json.loads(original)) if place]
     assert len(places) > 40
     for number, (*parents, name) in enumerate(places):
-        for wrong in WRONG[number % 3 :: 3]:
+        for wrong in WRONG[number % 6 :: 6]:
             description = json.loads(original)
             inner = description
             for parent in parents:
@@ -107,7 +107,7 @@ def harms(values):
     yield np.concatenate([values, values[:1]])
     kinds = (np.float16, np.int32, np.uint16, np.complex64, "S4", "M8[s]")
     for kind in kinds if values.dtype.kind in "fiu" else ("S4", "S33", "U32", object):
-        with np.errstate(invalid="ignore"):
+        with np.errstate(all="ignore"):
             yield values.astype(kind)
     if values.dtype.kind == "f":
         for number in (np.nan, np.inf, -np.inf):
@@ -155,10 +155,8 @@ def test_other_numbers_of_a_calibration_are_refused(retriever, splits, tmp_path,
     arrays = load_file(path)
     assert outcome(folder, images) is not None
     for number, (key, values) in enumerate(arrays.items()):
-        if ".calibration." in key or ".tuning." in key:
-            kinds = list(harms(values))[number % 3 :: 3]
-        else:
-            kinds = list(harms(values))
+        few = len(arrays) > 30
+        kinds = list(harms(values))[number % 4 :: 4] if few else harms(values)
         for changed in map(np.ascontiguousarray, kinds):
             same = changed.shape == values.shape and changed.dtype == values.dtype
             if changed.dtype.kind not in "fiu" or (same and np.array_equal(changed, values)):

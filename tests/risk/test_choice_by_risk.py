@@ -8,6 +8,7 @@ from scipy.stats import binom
 
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk import (
+    RISKS,
     SCORE_FUNCTIONS,
     Constant,
     MatchProbability,
@@ -16,7 +17,6 @@ from rcir.risk import (
     fit_score_function,
     score_function_class,
 )
-from rcir.risk.choice import LEVELS
 
 SEVERAL = ("recall", "false-discovery")
 OF_ALL = ("constant", "minmax", "quantile", "match-probability")
@@ -63,7 +63,7 @@ def test_sets_are_compared_that_others_taught_at_every_level(kind, risk, one_key
     prices = np.unique(candidate_scores[np.isfinite(candidate_scores)]).tolist()
     table = [measured(candidate_scores, matches, totals, threshold, risk) for threshold in prices]
     found = sizes[kind.name]
-    for alpha in LEVELS[risk]:
+    for alpha in RISKS[risk].levels:
         allowed = [row for row in table if row[0] <= alpha]
         assert (alpha in found) == bool(allowed)
         if not allowed:

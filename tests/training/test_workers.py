@@ -23,18 +23,20 @@ pytestmark = [
 # Nothing divides by two or three workers: neither images, nor batches, nor the last batch.
 PARTS = {"train": 313, "validation": 100, "gallery": 100, "tuning": 100, "test": 100}
 DATA = DataConfig("digits", options={**PARTS, "calibration": 100})
-PLAIN = {"epochs": 2, "batch": 35, "parts": 6, "data": DATA}
+PLAIN = {"epochs": 2, "batch": 35, "micro_batches": 6, "data": DATA}
 # Batch normalisation, dropout, augmentation, and tuples across the shares of the workers. One step:
 # Adam's first goes by the signs of gradients, so that rounding tells after it.
 ONLINE = {
     "epochs": 1,
     "batch": 80,
-    "parts": 3,
+    "micro_batches": 3,
     "data": replace(DATA, options=DATA.options | {"train": 140}),
     "encoder": EncoderConfig("mc-dropout", "resnet50", "gem", dim=8, options={"passes": 2}),
     "preprocessing": Preprocessing(size=(32, 32), channels=3),
     "augmentation": Augmentation(0.5, flip=True, rotation=10, jitter=(0.2, 0.2, 0.2, 0.1)),
-    "mining": MiningConfig("farthest", "hardest", count=1, scope="batch", per_label=2),
+    "mining": MiningConfig(
+        "farthest", "hardest", num_negatives=1, scope="batch", samples_per_class=2
+    ),
 }
 KINDS = {"plain": PLAIN, "online": ONLINE}
 

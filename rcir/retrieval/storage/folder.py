@@ -124,6 +124,7 @@ def _fill(retriever: Retriever, folder: Path) -> None:
         "calibrated_on": retriever.calibrated_on,
         "origin": retriever.origin,
         "chosen_among": retriever.chosen_among,
+        "label_names": {str(label): name for label, name in retriever.label_names.items()},
         "controllers": described,
     }
     if retriever.encoder is not None and retriever.preprocessing is not None:
@@ -154,6 +155,8 @@ def _read(folder: Path, files: Set[str], description: dict[str, Any]) -> Retriev
     )
     retriever.origin = description["origin"]
     retriever.chosen_among = check_among(description["chosen_among"])
+    names = description["label_names"].items()
+    retriever.label_names = {int(label): str(name) for label, name in names}
     if description["controllers"]:
         arrays = load_arrays(folder / "controller.safetensors")
         described = description["controllers"]

@@ -1,10 +1,10 @@
-"""What the benchmarks of the papers share: trained runs, leave-one-out scores, tables."""
+"""What the benchmarks of the papers share: command line, leave-one-out scores, tables."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,9 @@ import numpy as np
 import ray
 import torch
 from numpy.typing import NDArray
+
+sys.path.append(str(Path(__file__).parents[1]))
+from common import parser, sized, titled
 
 from rcir.data import ImageSet
 from rcir.encoders import Encoder
@@ -31,12 +34,12 @@ from rcir.runs.folder import RunFolder, find_run
 DEPTH = 10
 
 
-def options(description: str | None) -> argparse.Namespace:
+def options(description: str | None) -> Namespace:
     """The command line of these benchmarks."""
-    command = argparse.ArgumentParser(description=description)
-    command.add_argument("--runs", type=Path, default=Path("runs/papers"), help="trained runs")
-    command.add_argument("--seeds", type=int, default=3, help="trainings per row")
-    command.add_argument("--json", type=Path, help="write the figures to this file")
+    command = parser(description)
+    runs = Path("runs", sized("papers", "papers-short"))
+    command.add_argument("--runs", type=Path, default=runs, help="trained runs")
+    command.add_argument("--seeds", type=int, default=sized(3, 1), help="trainings per row")
     parsed = command.parse_args()
     torch.set_num_threads(1)  # two scripts side by side use two cores better than one script does
     return parsed
@@ -147,7 +150,7 @@ def show(
     versions = ", ".join(
         f"{module.__name__} {module.__version__}" for module in (torch, np, faiss, ray, mlflow)
     )
-    print(f"### {title}\n")
+    print(f"### {titled(title)}\n")
     for cells in (columns, ["---"] * len(columns), *rows):
         print(f"| {' | '.join(cells)} |")
     print(
