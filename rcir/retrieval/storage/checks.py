@@ -18,6 +18,7 @@ DESCRIPTION: dict[str, Kinds] = {
     "calibrated_on": dict,
     "origin": dict,
     "chosen_among": int,
+    "label_names": dict,
     "controllers": list,
 }
 CONTROLLER: dict[str, Kinds] = {

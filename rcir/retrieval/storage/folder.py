@@ -17,7 +17,7 @@ from safetensors.numpy import save as save_arrays
 from rcir.data.preprocessing import Preprocessing
 from rcir.encoders import EncoderConfig, find_method
 from rcir.errors import CorruptRetriever, NoRetriever
-from rcir.files import read_array, write_folder
+from rcir.files import read_array, settle, write_folder
 from rcir.index import IndexConfig, find_index
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage.checks import (
@@ -61,6 +61,7 @@ def save(retriever: Retriever, folder: str | os.PathLike[str]) -> Path:
 
 def check_place(target: Path) -> None:
     """Raise the `CorruptRetriever` that `save` would raise."""
+    settle(target)
     if target.exists() and not is_retriever(target):
         raise CorruptRetriever(
             f"{target} holds something other than a retriever: it is left alone; choose another "
@@ -76,6 +77,7 @@ def load(folder: str | os.PathLike[str]) -> Retriever:
         CorruptRetriever: a file is missing or changed, or the format is not this version's.
     """
     source = Path(folder)
+    settle(source)
     if not (source / MANIFEST).is_file():
         raise NoRetriever(
             f"{source} holds no retriever (no {MANIFEST}): make one with `rcir demo` or "
@@ -110,7 +112,8 @@ def _description(folder: Path) -> dict[str, Any]:
     require_fields(description, DESCRIPTION, "retriever.json")
     for name in ("encoder", "preprocessing", "index"):
         require_finite(description[name], name)
-    require_texts(description["calibrated_on"], "calibrated_on")
+    for name in ("calibrated_on", "label_names"):
+        require_texts(description[name], name)
     return description
 
 
