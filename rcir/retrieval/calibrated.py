@@ -222,7 +222,8 @@ class CalibratedSearcher(Searcher):
                 + ("'label' or None" if "label" in self.controllers else "None (no labels known)")
             )
         current = self.fingerprints()
-        changed = [part for part in current if current[part] != self.calibrated_on.get(part)]
+        parts = dict.fromkeys([*current, *self.calibrated_on])
+        changed = [part for part in parts if current.get(part) != self.calibrated_on.get(part)]
         controller = self.controllers[distinct]
         if controller.depth != self.depth:
             changed.append("search depth")

@@ -110,9 +110,7 @@ def test_galleries_without_plain_labels_take_their_own_kind_only(retriever, spli
 def test_after_a_change_the_advice_is_to_calibrate_in_memory(own, splits):
     """`python -m calibration` would build the gallery anew, without what was added."""
     own.add([BLACK], ["black"], [0])
-    with pytest.raises(
-        StaleCalibration, match=r"gallery, index.* again and call `calibrate` wi"
-    ) as e:
+    with pytest.raises(StaleCalibration, match=r"gallery, index.* again and call `calibrate`") as e:
         own.retrieve(GREY, 0.3, 0.1)
     assert "python -m calibration" not in str(e.value)
     own.calibrate(

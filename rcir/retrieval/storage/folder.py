@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Set
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,22 @@ from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from rcir.data.preprocessing import Preprocessing
-from rcir.encoders import EncoderConfig
-from rcir.errors import CorruptRetriever, NoRetriever, RcirError
-from rcir.files import read_array, write_folder
-from rcir.index import IndexConfig
+from rcir.encoders import EncoderConfig, find_method
+from rcir.errors import CorruptRetriever, NoRetriever
+from rcir.files import read_array, settle, write_folder
+from rcir.index import IndexConfig, find_index
 from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.storage.checks import (
+    DESCRIPTION,
+    require,
+    require_array,
+    require_fields,
+    require_finite,
+    require_texts,
+)
 from rcir.retrieval.storage.controllers import controllers_of, describe_controllers
 from rcir.retrieval.storage.gallery import (
+    DIGESTS,
     load_gallery,
     load_index,
     save_gallery,
@@ -29,6 +39,8 @@ from rcir.retrieval.storage.gallery import (
 from rcir.retrieval.storage.manifest import MANIFEST, is_retriever, verified_files, write_manifest
 from rcir.retrieval.storage.weights import load_encoder, require_loadable, save_encoder
 from rcir.risk.bonferroni import check_among
+
+WEIGHTS = "encoder.safetensors"
 
 
 def save(retriever: Retriever, folder: str | os.PathLike[str]) -> Path:
@@ -49,6 +61,7 @@ def save(retriever: Retriever, folder: str | os.PathLike[str]) -> Path:
 
 def check_place(target: Path) -> None:
     """Raise the `CorruptRetriever` that `save` would raise."""
+    settle(target)
     if target.exists() and not is_retriever(target):
         raise CorruptRetriever(
             f"{target} holds something other than a retriever: it is left alone; choose another "
@@ -64,21 +77,44 @@ def load(folder: str | os.PathLike[str]) -> Retriever:
         CorruptRetriever: a file is missing or changed, or the format is not this version's.
     """
     source = Path(folder)
+    settle(source)
     if not (source / MANIFEST).is_file():
         raise NoRetriever(
             f"{source} holds no retriever (no {MANIFEST}): make one with `rcir demo` or "
             "`python -m calibration`"
         )
     files = verified_files(source)
+    with _refusing(source):
+        description = _description(source)
+    # A class of the user's own may be absent: that is no damage.
+    encoder, index = description["encoder"] or {}, description["index"]
+    for name, find in ((encoder.get("method"), find_method), (index.get("kind"), find_index)):
+        if isinstance(name, str) and ":" in name:
+            find(name)
+    with _refusing(source):
+        return _read(source, files, description)
+
+
+@contextmanager
+def _refusing(source: Path) -> Iterator[None]:
+    """Refuse a folder for whatever goes wrong: anybody may have written it."""
     try:
-        return _read(source, files)
-    except RcirError:
-        raise
-    except Exception as error:  # of whatever the files, or an index of the user's own, may hold
+        yield
+    except Exception as error:
         raise CorruptRetriever(
             f"{source} cannot be read although its checksums are right ({error!r}): it was "
             "written by something else; calibrate again"
         ) from error
+
+
+def _description(folder: Path) -> dict[str, Any]:
+    description: dict[str, Any] = json.loads((folder / "retriever.json").read_text())
+    require_fields(description, DESCRIPTION, "retriever.json")
+    for name in ("encoder", "preprocessing", "index"):
+        require_finite(description[name], name)
+    for name in ("calibrated_on", "label_names"):
+        require_texts(description[name], name)
+    return description
 
 
 def _fill(retriever: Retriever, folder: Path) -> None:
@@ -97,7 +133,7 @@ def _fill(retriever: Retriever, folder: Path) -> None:
     if retriever.encoder is not None and retriever.preprocessing is not None:
         description["encoder"] = asdict(retriever.encoder.config)
         description["preprocessing"] = asdict(retriever.preprocessing)
-        save_encoder(retriever.encoder, folder / "encoder.safetensors")
+        save_encoder(retriever.encoder, folder / WEIGHTS)
     if arrays:
         (folder / "controller.safetensors").write_bytes(save_arrays(arrays))
         np.save(folder / "queries.npy", retriever.query_digests, allow_pickle=False)
@@ -106,13 +142,13 @@ def _fill(retriever: Retriever, folder: Path) -> None:
     write_manifest(folder)
 
 
-def _read(folder: Path, files: Set[str]) -> Retriever:
-    description = json.loads((folder / "retriever.json").read_text())
+def _read(folder: Path, files: Set[str], description: dict[str, Any]) -> Retriever:
     encoder = preprocessing = None
     if description["encoder"] is not None:
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
         config = EncoderConfig(**description["encoder"])
-        encoder = load_encoder(config, preprocessing, folder / "encoder.safetensors")
+        encoder = load_encoder(config, preprocessing, folder / WEIGHTS)
+    require((encoder is not None) == (WEIGHTS in files), "weights without an encoder")
     retriever = Retriever(
         encoder,
         preprocessing,
@@ -126,7 +162,10 @@ def _read(folder: Path, files: Set[str]) -> Retriever:
     retriever.label_names = {int(label): str(name) for label, name in names}
     if description["controllers"]:
         arrays = load_arrays(folder / "controller.safetensors")
-        retriever.controllers = controllers_of(description["controllers"], arrays)
+        described = description["controllers"]
+        retriever.controllers = controllers_of(described, arrays, retriever.gallery)
         retriever.calibrated_on = description["calibrated_on"]
         retriever.query_digests = read_array(folder / "queries.npy")
+        queries = len(retriever.controller.tuning) + len(retriever.controller.calibration)
+        require_array(retriever.query_digests, DIGESTS, (queries,), "queries.npy")
     return retriever
