@@ -9,7 +9,7 @@ from rcir.data import ImageSet
 from rcir.data.relevance import WithinRadius
 from rcir.embedding import Embedding
 from training.certification import fold_roles
-from training.validation import judge
+from training.validation import validate
 
 
 def street(n=60):
@@ -35,7 +35,7 @@ def test_views_of_the_own_place_that_ask_too_are_not_found():
     own = rng.normal(size=(n, 16)).astype(np.float32)  # as far from the database as can be
     views = np.repeat(own, 4, axis=0) + rng.normal(size=(4 * n, 16)).astype(np.float32) * 1e-3
     vectors = unit(np.concatenate([held, views]))
-    found = judge(Embedding(vectors), images)
+    found = validate(Embedding(vectors), images)
     nearest = (vectors[n:] @ vectors[:n].T).argmax(1)
     expected = (nearest == torch.arange(n).repeat_interleave(4)).numpy()
     assert len(found.ranks) == len(found.uncertainty) == len(found.matched) == 4 * n
@@ -43,7 +43,7 @@ def test_views_of_the_own_place_that_ask_too_are_not_found():
     assert found.metrics()["validation/recall_at_1"] < 0.2
     # Among themselves every view finds another one of its place.
     plain = replace(images, relevance=WithinRadius(images.relevance.places, 25.0))
-    assert judge(Embedding(vectors), plain).correct[n:].all()
+    assert validate(Embedding(vectors), plain).correct[n:].all()
 
 
 def test_folds_search_the_database_and_measure_every_query_once():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.training.test_parts import epochs, forward_passes, trainer_of
+from tests.training.test_micro_batches import epochs, forward_passes, trainer_of
 
 from rcir.data import DataConfig, ImageSet, load_splits
 from rcir.data.relevance import SameLabel
