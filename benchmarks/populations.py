@@ -31,7 +31,7 @@ Generator = np.random.Generator
 
 
 class World:
-    """A population priced by a score function, a tuning split, and the exact risk of every
+    """A population scored by a score function, a tuning split, and the exact risk of every
     threshold.
     """
 

@@ -44,8 +44,10 @@ def prepare() -> tuple[rcir.Retriever, faiss.Index]:
         train += ["--data.options", json.dumps(DIGITS)]
         for job in (train, ["calibration", "--run", f"{folder}/run"]):
             subprocess.run([sys.executable, "-m", *job], check=True, stdout=subprocess.DEVNULL)
-        retriever = rcir.load(f"{folder}/run/retriever")
-        return retriever, faiss.read_index(f"{folder}/run/retriever/index.faiss")
+        vectors = np.load(f"{folder}/run/retriever/index/vectors.npy")
+        bare = faiss.IndexFlatL2(vectors.shape[1])
+        bare.add(vectors)
+        return rcir.load(f"{folder}/run/retriever"), bare
 
 
 def main() -> None:

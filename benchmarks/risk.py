@@ -154,7 +154,7 @@ def speed() -> tuple[list[tuple[str, ...]], dict[str, float]]:
     grid = np.linspace(0, largest, MAPIE_GRID)
     y = (np.arange(1, MAPIE_DEPTH + 1) == ranks[:, None]).astype(int)
     peer = MultiLabelClassificationController(
-        predict_function=lambda prices: 1 / (1 + prices),
+        predict_function=lambda all_scores: 1 / (1 + all_scores),
         risk="recall",
         method="rcps",
         rcps_bound="hoeffding",

@@ -22,7 +22,7 @@ from common import DIGITS, parser, report, sized
 
 from calibration import CalibrationConfig, calibrate
 from rcir.config import parse
-from rcir.risk.certified import Estimate, compare
+from rcir.risk.certified import Estimate, compare_sizes
 from rcir.runs.results import TEST, RunResults
 from training import train
 from tuning import Records, TuningConfig, sweep
@@ -33,7 +33,7 @@ CONFIG = Path(__file__).parents[1] / "configs" / "tune-digits-btl.yaml"
 SHORTER = sized(
     (),
     (
-        *("--trials", "2", "--training.epochs", "2"),
+        *("--trials", "2", "--training.epochs", "2", "--interval", "1"),
         *("--training.data.options", json.dumps(DIGITS | {"validation": 400})),
     ),
 )
@@ -78,7 +78,7 @@ def gain(config: TuningConfig, records: Records) -> tuple[Estimate, Estimate, Es
     for run in runs:
         calibrate(CalibrationConfig(str(run.path), alphas=(config.alpha,), delta=config.delta))
     found = [RunResults.read(run.path / TEST) for run in runs]
-    sizes, differences = compare([each.parts for each in found], config.alpha, config.delta)
+    sizes, differences = compare_sizes([each.parts for each in found], config.alpha, config.delta)
     return sizes[1], sizes[0], differences[0]
 
 

@@ -170,10 +170,10 @@ def chosen(among: int) -> Callable[[World, Generator, int], Array]:
         hardness, scale = rng.gamma(2.0, 0.5, size=POPULATION), rng.uniform(2, 40)
         ranks = np.floor(scale * hardness * rng.exponential(size=(among, POPULATION)))
         depth, alpha = int(ranks.max()) + 1, float(rng.uniform(0.05, 0.3))
-        scores, prices = ranks.astype(np.float32), np.arange(depth, dtype=np.float32)[None]
+        scores, all_scores = ranks.astype(np.float32), np.arange(depth, dtype=np.float32)[None]
         found = np.full(draws, np.nan)
         for draw, rows in enumerate(rows_of(rng, draws, 100, 400)):
-            runs = [[Certified(each[rows], prices)] for each in scores]
+            runs = [[Certified(each[rows], all_scores)] for each in scores]
             best = smallest_certified(runs, alpha, DELTA, among)
             if best is not None:
                 (size,) = runs[best][0].sizes(alpha, corrected(DELTA, among))

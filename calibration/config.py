@@ -1,4 +1,4 @@
-"""What a calibration is made of."""
+"""Configuration of calibrations and evaluations."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rcir.errors import InvalidConfig
+from rcir.index import DEPTH, check_depth
+from rcir.levels import ALPHAS, DELTA
 from rcir.risk import Bound, check_level
 
 
@@ -40,9 +42,9 @@ class CalibrationConfig:
     bound: Bound = "binomial"
     group: str | None = None
     cluster: str | None = None
-    depth: int = 200
-    alphas: tuple[float, ...] = (0.05, 0.1, 0.2)
-    delta: float = 0.1
+    depth: int = DEPTH
+    alphas: tuple[float, ...] = ALPHAS
+    delta: float = DELTA
     ood: str | None = None
     num_workers: int = 0
     use_gpu: bool = False
@@ -51,8 +53,7 @@ class CalibrationConfig:
         _check_levels(self.alphas, self.delta)
         if self.num_workers < 0:
             raise InvalidConfig(f"num_workers is {self.num_workers}; at least 0")
-        if self.depth < 1:
-            raise InvalidConfig(f"depth is {self.depth}; at least 1 candidate must be searched")
+        check_depth(self.depth)
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ class EvaluationConfig:
 
     retriever: str
     output: str | None = None
-    alphas: tuple[float, ...] = (0.05, 0.1, 0.2)
-    delta: float = 0.1
+    alphas: tuple[float, ...] = ALPHAS
+    delta: float = DELTA
     ood: str | None = None
 
     def __post_init__(self) -> None:

@@ -8,15 +8,16 @@ from matplotlib.figure import Figure
 from calibration.evaluation import Evaluation
 from rcir import figures
 from rcir.data import ImageSet, read_image
+from rcir.printable import printable
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults
 
-SHOWN = 4
-COLUMNS = 8
+SHOWN_QUERIES = 4
+SET_COLUMNS = 8
 PROJECTED = 600
 
 
-def draw(
+def draw_figures(
     retriever: Retriever,
     evaluation: Evaluation,
     test: LabelledResults,
@@ -77,7 +78,7 @@ def _of_uncertainty(
             {name: curve.error for name, curve in width.items()},
             "average precision",
         ),
-        "sparsification": figures.sparsification(
+        "sparsification": figures.sparsification_curves(
             sparse.fractions,
             {
                 evaluation.encoder: sparse.curve,
@@ -88,7 +89,7 @@ def _of_uncertainty(
     }
     if quality.cleaning is not None:
         cleaning = quality.cleaning
-        drawn["cleaning"] = figures.sparsification(
+        drawn["cleaning"] = figures.sparsification_curves(
             cleaning.fractions,
             {evaluation.encoder: cleaning.cleaned, "random": cleaning.random.mean(axis=1)},
             "mean average precision",
@@ -122,9 +123,12 @@ def _of_queries(
     sizes = score_function.sizes(test, float(row.threshold or 0))
     order = np.argsort(test.uncertainty, kind="stable")
     drawn = {}
-    for title, chosen in (("most_certain", order[:SHOWN]), ("least_certain", order[-SHOWN:])):
+    for title, chosen in (
+        ("most_certain", order[:SHOWN_QUERIES]),
+        ("least_certain", order[-SHOWN_QUERIES:]),
+    ):
         sets = [query_set(test, images, gallery, int(query), int(sizes[query])) for query in chosen]
-        drawn[title] = figures.query_sets(sets, COLUMNS)
+        drawn[title] = figures.query_sets(sets, SET_COLUMNS)
     return drawn
 
 
@@ -136,10 +140,10 @@ def query_set(
     name = images.ids[query] if names is None else names[query]
     return figures.QuerySet(
         read_image(images.images[query], channels=3),
-        f"query: {name}\nu = {test.uncertainty[query]:.2g}, size {size}",
+        f"query: {printable(name)}\nu = {test.uncertainty[query]:.2g}, size {size}",
         [
             read_image(gallery.images[position], channels=3)
-            for position in test.known("positions")[query, : min(size, COLUMNS)]
+            for position in test.known("positions")[query, : min(size, SET_COLUMNS)]
         ],
         test.relevant[query, :size].tolist(),
     )

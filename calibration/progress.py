@@ -1,4 +1,4 @@
-"""What long work shows while it runs: on a terminal only, and gone when it is done."""
+"""Progress of long work: on a terminal only, and gone when it is done."""
 
 from __future__ import annotations
 

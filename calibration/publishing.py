@@ -63,7 +63,7 @@ def publish(
 ) -> Path:
     """Write report and numbers, and track them with every figure; return the page."""
     with step("report"):
-        drawn = drawing.draw(retriever, evaluation, test, splits.test, splits.gallery)
+        drawn = drawing.draw_figures(retriever, evaluation, test, splits.test, splits.gallery)
         pictures = {name: figures.to_svg(figure) for name, figure in drawn.items()}
         text = report.render(evaluation, pictures)
     page, results = output / PAGE, output / RESULTS

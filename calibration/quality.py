@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 
 from rcir.data import ImageSet
 from rcir.data.relevance import SameLabel
-from rcir.encoders.batches import draw
+from rcir.encoders.batches import draw_samples
 from rcir.index import nearest_others
 from rcir.metrics import (
     Cleaning,
@@ -54,7 +54,7 @@ DRAWN = 1000  # queries whose embeddings are drawn several times
 
 @dataclass(frozen=True)
 class Quality:
-    """What the papers report of an encoder, on the test queries that have a match in the gallery.
+    """Metrics of the papers, on the test queries that have a match in the gallery.
 
     Attributes:
         numbers: by name, in the order of the report; what does not apply is left out.
@@ -173,7 +173,7 @@ def _of_labels(
     labels: NDArray[np.int64],
     rng: np.random.Generator,
 ) -> dict[str, float]:
-    """What takes one label per image: votes of neighbours, and telling pairs of queries apart."""
+    """Metrics of one label per image: votes of neighbours, and telling pairs of queries apart."""
     numbers = {}
     uncertainty = test.uncertainty
     if retriever.labels is not None and retriever.depth >= NEIGHBOURS:
@@ -201,7 +201,9 @@ def _of_labels(
 
 def _of_draws(retriever: Retriever, images: ImageSet) -> dict[str, float]:
     """The calibration error of votes: how sure draws of the encoder are of the nearest label."""
-    drawn = draw(retriever.encoder, retriever.preprocessing, images.images)
+    if retriever.encoder is None or retriever.preprocessing is None:
+        return {}
+    drawn = draw_samples(retriever.encoder, retriever.preprocessing, images.images)
     if drawn is None or len(images) < 2:
         return {}
     labels = np.asarray(images.labels)

@@ -23,7 +23,7 @@ from rcir.risk import (
 from rcir.risk.score_functions import set_sizes, widened
 
 REPEATS = 20
-SWEEP = np.round(np.arange(0.02, 0.401, 0.02), 2)
+SWEPT_ALPHAS = np.round(np.arange(0.02, 0.401, 0.02), 2)
 DELTAS = np.array([0.001, 0.01, 0.05, 0.1, 0.2, 0.5])
 
 
@@ -94,7 +94,7 @@ class Repeats:
 
 
 def _summary(rule: Repeated, column: int, alpha: float) -> dict[str, float | None]:
-    """What a rule did at one level, over all divisions.
+    """Summary of a rule at one level, over all divisions.
 
     The share of divisions that certified it, the share whose risk exceeds it (one that certified
     nothing does not), and of those certified: mean and standard deviation of risk and mean size,
@@ -149,20 +149,20 @@ def repeat(
     def rule(score_function: ScoreFunction, bound: Bound | None, heuristic: bool = False) -> _Rule:
         candidate_scores, scores = [], []
         for part in (calibration, test):
-            rankings = _near(part) if heuristic else part
+            rankings = _near(retriever, part) if heuristic else part
             candidate_scores.append(score_function.candidate_scores(rankings))
             scores.append(score_function.scores(rankings, part.ranks))
         return _Rule(np.concatenate(candidate_scores), np.concatenate(scores), bound, divisions)
 
     own = rule(controller.score_function, controller.bound)
-    near = MinMax.fit(_near(tuning), tuning.ranks)
+    near = MinMax.fit(_near(retriever, tuning), tuning.ranks)
     rules = {
         controller.score_function.name: own,
         "constant": rule(Constant(), controller.bound),
         "1 - cosine": rule(near, controller.bound, heuristic=True),
         "uncontrolled": rule(controller.score_function, None),
     }
-    levels = np.union1d(SWEEP, alphas)
+    levels = np.union1d(SWEPT_ALPHAS, alphas)
     alpha = float(min(alphas, key=lambda level: abs(level - 0.1)))
     sweep = [(level, delta) for level in levels.tolist()]
     return Repeats(
@@ -177,15 +177,14 @@ def repeat(
     )
 
 
-def _near(rankings: SearchResults) -> SearchResults:
+def _near(retriever: Retriever, queries: SearchResults) -> SearchResults:
     """The same queries with one minus the cosine to the nearest item as their uncertainty."""
-    nearest = np.asarray(rankings.distances)[:, 0].astype(np.float64)
-    return replace(rankings, uncertainty=nearest**2 / 2)
+    return replace(queries, uncertainty=retriever.nearest(queries.known("vectors"))[2])
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """What each rank costs, what serves each query, and how threshold is chosen (None: no
+    """Scores of candidates and of queries, and how the threshold is chosen (None: no
     bound).
     """
 

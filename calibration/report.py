@@ -8,10 +8,11 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from calibration.evaluation import Evaluation
+from rcir.printable import printable
 from rcir.risk.guarantee import stated_confidence
 
 # What a number of `Quality.numbers` is; those not named here are named by their own names.
-NAMES = {
+NUMBER_TITLES = {
     "map": "mean average precision, whole ranking (micro)",
     "map_macro": "the same, mean of classes (macro)",
     "map_at_r": "MAP@R",
@@ -46,6 +47,7 @@ def render(evaluation: Evaluation, drawn: dict[str, str]) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
+    environment.filters["printable"] = printable
     pictures = {name: _data_uri(svg) for name, svg in drawn.items()}
     numbers = {
         _title(name): value
@@ -70,7 +72,7 @@ def _title(name: str) -> str:
     for start, title in (("recall_at_", "R@"), ("map_at_", "mAP@")):
         if name.startswith(start) and name[len(start) :].isdigit():
             return title + name[len(start) :]
-    return NAMES.get(name, name.replace("_", " "))
+    return NUMBER_TITLES.get(name, name.replace("_", " "))
 
 
 def _errors(numbers: dict[str, float]) -> dict[str, dict[str, float]]:

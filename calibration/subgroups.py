@@ -12,10 +12,10 @@ from scipy.special import betainccinv, betaincinv
 from rcir.data import ImageSet
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults
+from rcir.risk.certified import INTERVAL_LEVEL
 
 DECILES = 10
-SHOWN = 10  # classes, those that are missed most
-LEVEL = 0.95  # of intervals
+SHOWN_CLASSES = 10  # classes, those that are missed most
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def subgroups(
     classes = images.attributes.get("class", images.labels)
     if classes is not None:
         found = _parts("class", np.asarray(classes), missed, sizes, independent)
-        parts += sorted(found, key=lambda part: (-part.risk, -part.n))[:SHOWN]
+        parts += sorted(found, key=lambda part: (-part.risk, -part.n))[:SHOWN_CLASSES]
     if test.groups is not None:
         parts += _parts("group", test.groups, missed, sizes, independent)
     return parts
@@ -85,7 +85,7 @@ def _parts(
     n = np.bincount(which)
     misses = np.bincount(which, weights=missed).astype(np.int64)
     means = np.bincount(which, weights=sizes) / n
-    tail = (1 - LEVEL) / 2
+    tail = (1 - INTERVAL_LEVEL) / 2
     low = np.where(misses > 0, betaincinv(np.maximum(misses, 1), n - misses + 1, tail), 0.0)
     high = np.where(misses < n, betainccinv(misses + 1, np.maximum(n - misses, 1), tail), 1.0)
     columns = zip(known.tolist(), n, misses, low, high, means, strict=True)

@@ -1,4 +1,4 @@
-"""What a calibration shows on the screen."""
+"""Tables of a calibration on the screen."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from rich.table import Table
 
 from calibration.evaluation import Evaluation
 from calibration.statements import RiskResult
+from rcir.printable import printable
 from rcir.risk.guarantee import stated_confidence
 
-console = Console(highlight=False)
+# Names may look like markup.
+console = Console(highlight=False, markup=False)
 
-SHOWN = {
+NOTHING_CERTIFIED = 3  # exit status: everything was written, but no asked alpha is certified
+SHOWN_NUMBERS = {
     "recall_at_1": "recall at 1",
     "map_at_10": "mAP@10",
     "ausc": "AUSC",
@@ -43,7 +46,7 @@ def print_table(evaluation: Evaluation) -> None:
     for row in evaluation.others:
         _, *measured = _measured(row)
         answered = "-" if row.answered is None else f"{row.answered:.3f}"
-        table.add_row(row.statement, f"{row.alpha:g}", *measured, answered)
+        table.add_row(printable(row.statement), f"{row.alpha:g}", *measured, answered)
     console.print(table)
     if evaluation.comparison:
         console.print(
@@ -56,7 +59,9 @@ def print_table(evaluation: Evaluation) -> None:
             table.add_row(name, *(f"{size:.2f}" for size in sizes.values()))
         console.print(table)
     numbers = evaluation.quality.numbers
-    parts = [f"{title}: {numbers[name]:.3f}" for name, title in SHOWN.items() if name in numbers]
+    parts = [
+        f"{title}: {numbers[name]:.3f}" for name, title in SHOWN_NUMBERS.items() if name in numbers
+    ]
     console.print(", ".join(parts), soft_wrap=True)
 
 

@@ -14,10 +14,11 @@ from PIL import Image
 from calibration import Calibrated, CalibrationConfig, calibrate, print_table, write_results
 from rcir.data import Augmentation, DataConfig, read_image
 from rcir.errors import InvalidConfig
+from rcir.levels import DELTA
 from training import TrainingConfig, train
 
-ALPHA = DELTA = 0.1
-PARTS = ("training", "queries", "retriever", "report.html", "results.json", "test.safetensors")
+ALPHA = 0.1
+OUTPUTS = ("training", "queries", "retriever", "report.html", "results.json", "test.safetensors")
 
 
 def run(output: Path) -> None:
@@ -50,7 +51,7 @@ def _clear(output: Path) -> None:
     """Remove what an earlier demo wrote; refuse a folder that holds anything else."""
     if output.exists():
         names = {path.name for path in output.iterdir()} if output.is_dir() else {output.name}
-        ours = names <= set(PARTS) and (output / "training" / "run.json").is_file()
+        ours = names <= set(OUTPUTS) and (output / "training" / "run.json").is_file()
         if names and not ours:
             raise InvalidConfig(
                 f"{output} exists and is not the output of a demo: it is left alone; name another "

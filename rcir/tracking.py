@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 EXPERIMENT = "rcir"
-BATCH = 500  # metrics in a call; a server takes no more than 1,000
+METRICS_AT_ONCE = 500  # metrics in a call; a server takes no more than 1,000
 PARENT_TAG, SOURCE_TAG = "mlflow.parentRunId", "mlflow.source.name"
 # By itself, MLflow waits minutes for a server that is away or does not answer.
 IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
@@ -88,8 +88,8 @@ class TrackedRun:
         now = int(1000 * time.time())
         logged = [Metric(name, float(value), now, step) for name, value in metrics.items()]
         with _reachable(self.uri):
-            for start in range(0, len(logged), BATCH):
-                self._client.log_batch(self.id, metrics=logged[start : start + BATCH])
+            for start in range(0, len(logged), METRICS_AT_ONCE):
+                self._client.log_batch(self.id, metrics=logged[start : start + METRICS_AT_ONCE])
 
     def steps(self, metric: str) -> set[int]:
         """The steps of which a metric is logged."""
@@ -162,7 +162,7 @@ def start_run(name: str, tags: Mapping[str, str], parent: TrackedRun | None = No
     return TrackedRun(run.info.run_id, uri)
 
 
-def find_run(run_id: str) -> TrackedRun | None:
+def find_tracked_run(run_id: str) -> TrackedRun | None:
     """The run of an id in the configured tracking store, or None."""
     from mlflow.exceptions import MlflowException
 

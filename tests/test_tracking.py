@@ -77,9 +77,9 @@ def test_the_status_says_how_a_run_ended(client, error, status):
 
 
 def test_an_id_that_mlflow_does_not_know_is_no_run():
-    assert tracking.find_run("0123456789abcdef0123456789abcdef") is None
+    assert tracking.find_tracked_run("0123456789abcdef0123456789abcdef") is None
     run = tracking.start_run("known", {})
-    assert tracking.find_run(run.id).id == run.id
+    assert tracking.find_tracked_run(run.id).id == run.id
 
 
 @pytest.mark.distributed

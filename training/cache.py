@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rcir.data import ImageSet
+from rcir.data.relevance import asking
 from rcir.mining import Tuples, mine, sample_images
 from training.config import TrainingConfig
 from training.loading import loaded
 from training.randomness import MINING, ORDER, SAMPLE, numpy_generator, torch_generator
 from training.workers import Workers
 
-BLOCK = 256  # images in a forward pass
+IMAGES_AT_ONCE = 256  # images in a forward pass
 ANCHORS = 4096  # mined at a time
 
 
@@ -36,16 +37,18 @@ def mined_tuples(
         embed: uint8 images (n, C, H, W) to embeddings (n, d), both on the workers' device.
     """
     chosen = np.arange(len(images))
-    relevance, n_anchors = images.relevance, len(images)
+    relevance = images.relevance
     if config.mining.cache == "sampled":
         rng = numpy_generator(config.seed, epoch, SAMPLE)
         chosen = sample_images(images.relevance, config.mining.sample, rng)
         relevance = relevance.subset(chosen)
-        n_anchors = config.mining.refresh * config.batch
+    ask = torch.from_numpy(asking(relevance))
+    sampled = config.mining.cache == "sampled"
+    n_anchors = config.mining.refresh * config.batch if sampled else len(ask)
     cache = _cache(config, images, chosen, embed, workers)
     order = torch_generator(config.seed, epoch, ORDER)
-    rounds = -(-n_anchors // len(chosen))
-    anchors = torch.cat([torch.randperm(len(chosen), generator=order) for _ in range(rounds)])
+    rounds = -(-n_anchors // len(ask))
+    anchors = torch.cat([ask[torch.randperm(len(ask), generator=order)] for _ in range(rounds)])
     blocks = anchors[:n_anchors].split(ANCHORS)
     own = [
         mine(
@@ -69,8 +72,8 @@ def _cache(
     workers: Workers,
 ) -> Tensor:
     """Embeddings of the un-augmented images of some rows, on every worker."""
-    starts = range(0, len(rows), BLOCK)
-    blocks = [rows[starts[i] : starts[i] + BLOCK] for i in workers.shard(len(starts))]
+    starts = range(0, len(rows), IMAGES_AT_ONCE)
+    blocks = [rows[starts[i] : starts[i] + IMAGES_AT_ONCE] for i in workers.shard(len(starts))]
     n_own = sum(map(len, blocks))
     blocks = blocks or [rows[:1]]  # of no image there would be no shape
     pixels = loaded(images, config.preprocessing, blocks, workers.device)

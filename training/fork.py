@@ -24,7 +24,7 @@ from rcir.tracking import TrackedRun
 from training import checkpoint
 from training.config import TrainingConfig
 from training.folder import create_run, differing, folder_of, run_lock
-from training.history import FILE as METRICS_FILE
+from training.history import METRICS_FILE
 
 ASIDE = ".fork"
 
@@ -56,7 +56,7 @@ def snapshot(run: Path, target: Path) -> None:
     write_folder(target, fill)
 
 
-def fork(source: Path, config: TrainingConfig, parent: TrackedRun | None = None) -> None:
+def fork_run(source: Path, config: TrainingConfig, parent: TrackedRun | None = None) -> None:
     """Let the run of a configuration go on from the last checkpoint of another run.
 
     The folder of `config` may hold a run, which keeps its MLflow run and other files; what it had

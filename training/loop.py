@@ -29,10 +29,10 @@ from training.history import History
 from training.progress import EpochBar
 from training.trainer import Trainer
 from training.validation import CRITERION, validate
-from training.watch import Watch
+from training.watch import TrainingWatch
 from training.workers import Workers
 
-GROUP = "placement_group"  # where its id is reported
+PLACEMENT_GROUP = "placement_group"  # where its id is reported
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def training_loop(job: Job) -> None:
     """Train from the last checkpoint on, or from the start, as one of Ray's workers."""
     # Whoever stops this training from outside has to free what its workers hold.
     group = get_current_placement_group()
-    held = {GROUP: group.id.hex()} if group else {}
+    held = {PLACEMENT_GROUP: group.id.hex()} if group else {}
 
     def report(metrics: dict[str, Any]) -> None:
         ray.train.report(metrics | held)
@@ -121,7 +121,7 @@ def _train(
     compiled: Any = torch.compile(encoder) if config.compile else encoder
     trainer = Trainer(config, encoder, wrapped(compiled), optimizer, splits.train, workers)
 
-    watch = Watch()
+    watch = TrainingWatch()
     while not _done(state, config):
         epoch, started = state.epoch + 1, time.monotonic()
         rate = _set(optimizer, config, epoch)
@@ -136,7 +136,7 @@ def _train(
         if found is not None:
             # Metrics first: an epoch that is not repeated has left them.
             history.add(epoch, metrics)
-            checkpoint.save(folder, state, encoder, optimizer, found)
+            checkpoint.save_checkpoint(folder, state, encoder, optimizer, found)
             bar.summary(metrics)
             watch.after(epoch, metrics, trainer.collapsed_loss())
         report(metrics | {"epoch": epoch})

@@ -15,6 +15,8 @@ from rcir import tracking
 from rcir.cluster import in_submitted_job
 from rcir.config import flatten
 from rcir.data import ImageSet, Splits, load_splits
+from rcir.data.loading import require_enough
+from rcir.data.sufficiency import calibration_note
 from rcir.encoders import Encoder, build_encoder
 from rcir.encoders.embedder import Embedder
 from rcir.encoders.posthoc import TrainingImages
@@ -78,7 +80,12 @@ def train(
         done = f"{run.path} is trained already; choose another name to train anew"
         console.print(done, soft_wrap=True)
         return run
-    splits = load_splits(config.data)
+    # Told once, not by every member or trial.
+    tell = partial(console.print, soft_wrap=True) if parent is None else None
+    splits = load_splits(config.data, tell)
+    require_enough(config.data, splits)
+    if tell and (note := calibration_note(splits)):
+        tell(note)
     check_encoder(config)
     for epoch in (1, *(change.epoch for change in config.changes)):
         check_images(config.at(epoch), splits.train)

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rcir.errors import InvalidConfig
+from rcir.levels import DELTA
 from rcir.risk import check_level
-from training import TrainingConfig
-from training.config import CHANGING
-from training.ensemble import member_configs
+from training import CHANGING, TrainingConfig, member_configs
 from tuning.space import check_space, variations
 
 
@@ -53,7 +52,7 @@ class TuningConfig:
     reduction: int = 3
     seed: int = 0
     alpha: float = 0.1
-    delta: float = 0.1
+    delta: float = DELTA
     gpus_per_trial: float = 1.0
     calibrate: bool = False
 

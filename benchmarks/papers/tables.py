@@ -21,8 +21,8 @@ from common import parser, sized, titled
 
 from rcir.data import ImageSet
 from rcir.encoders import Encoder
-from rcir.encoders.batches import draw, embed
-from rcir.index import nearest_others
+from rcir.encoders.batches import draw_samples, embed
+from rcir.index import build_index, lengths, nearest_others, one_minus_cosine
 from rcir.metrics import (
     OutOfDistribution,
     reliability_lam,
@@ -66,7 +66,8 @@ def search(run: RunFolder, encoder: Encoder, images: ImageSet) -> Searched:
     embedding = embed(encoder, run.preprocessing, images.images)
     distances, positions = nearest_others(embedding.vectors, DEPTH)
     if embedding.uncertainty is None:
-        uncertainty = distances[:, 0].astype(np.float64) ** 2 / 2
+        norms = lengths(embedding.vectors.numpy())
+        uncertainty = one_minus_cosine(distances[:, 0], norms, norms[positions[:, 0]])
     else:
         uncertainty = embedding.uncertainty.numpy().astype(np.float64)
     return Searched(embedding.vectors, distances, positions, uncertainty)
@@ -79,14 +80,14 @@ def outside(
     embedding = embed(encoder, run.preprocessing, images.images)
     if embedding.uncertainty is not None:
         return embedding.uncertainty.numpy().astype(np.float64)
-    index = faiss.IndexFlatL2(found.vectors.shape[1])
-    index.add(found.vectors.numpy())
-    return index.search(embedding.vectors.numpy(), 1)[0][:, 0].astype(np.float64) / 2
+    searched, asked = found.vectors.numpy(), embedding.vectors.numpy()
+    distances, positions = build_index(searched).search(asked, 1)
+    return one_minus_cosine(distances[:, 0], lengths(asked), lengths(searched)[positions[:, 0]])
 
 
 def closed_set_error(run: RunFolder, encoder: Encoder, images: ImageSet) -> float | None:
     """The ECE of Warburg et al. (2023): samples of the network vote with their nearest labels."""
-    drawn = draw(encoder, run.preprocessing, images.images)
+    drawn = draw_samples(encoder, run.preprocessing, images.images)
     if drawn is None:
         return None
     labels = np.asarray(images.labels)

@@ -40,7 +40,7 @@ PUBLISHED = {
 }
 POINT = MiningConfig("random", "semi-hard", num_negatives=64, pool=64, margin=0.05, scope="batch")
 BAYESIAN = MiningConfig("nearest", "margin-violating", num_negatives=64, pool=64, scope="batch")
-EPOCHS, TRAIN, TEST = sized((4, 40_000, 10_000), (1, 700, 700))
+EPOCHS, BATCH, TRAIN, TEST = sized((4, 128, 40_000, 10_000), (3, 32, 700, 700))
 METHODS = {"deterministic": "point", "btl": "BTL"}
 
 
@@ -52,7 +52,7 @@ def configuration(method: str, dim: int, seed: int, runs: Path) -> TrainingConfi
         storage=str(runs),
         seed=seed,
         epochs=EPOCHS,
-        batch=128,
+        batch=BATCH,
         precision="bfloat16",
         data=DataConfig(
             "n-digit-mnist",

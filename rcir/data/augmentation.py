@@ -17,7 +17,7 @@ from rcir.data import colour
 from rcir.data.warp import draw_warps, warp
 from rcir.errors import InvalidConfig
 
-BLOCK_ELEMENTS = (
+PIXELS_AT_ONCE = (
     1 << 19
 )  # values changed at a time: what a processor's cache holds, 2 MiB of float32
 
@@ -99,7 +99,7 @@ class TransformParameters:
             changed = torch.empty_like(images, memory_format=torch.contiguous_format)
             step = len(images)
             if images.device.type == "cpu":
-                step = BLOCK_ELEMENTS // images.shape[1:].numel()
+                step = PIXELS_AT_ONCE // images.shape[1:].numel()
             step = max(1, step)
             for start in range(0, len(images), step):
                 rows = slice(start, start + step)

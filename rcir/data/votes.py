@@ -10,7 +10,7 @@ from scipy.sparse import csr_array
 
 from rcir.data.relevance import Relevance, Rows, SharedLabel
 
-PAIRS = 2**16  # of candidates that are looked at together, to bound the memory
+PAIRS_TOGETHER = 2**16  # of candidates that are looked at together, to bound the memory
 
 
 @singledispatch
@@ -64,7 +64,7 @@ def _labels_by_query(gallery: SharedLabel, positions: Rows) -> csr_array:
 
 
 def _blocks(positions: Rows, among: int) -> list[slice]:
-    """Slices of the queries that have about `PAIRS` pairs each."""
+    """Slices of the queries that have about `PAIRS_TOGETHER` pairs each."""
     n, k = positions.shape
-    rows = max(1, PAIRS // max(1, k * min(among, k)))
+    rows = max(1, PAIRS_TOGETHER // max(1, k * min(among, k)))
     return [slice(start, start + rows) for start in range(0, n, rows)]

@@ -13,7 +13,7 @@ from rcir.figures.uncertainty import (
     calibration_curves,
     in_and_out,
     reliability_diagram,
-    sparsification,
+    sparsification_curves,
 )
 
 __all__ = [
@@ -38,6 +38,6 @@ __all__ = [
     "risk_spread",
     "size_distributions",
     "size_spread",
-    "sparsification",
+    "sparsification_curves",
     "to_svg",
 ]

@@ -14,7 +14,6 @@ from rcir.figures.axes import (
     BLUE,
     GREY,
     RED,
-    Floats,
     labelled,
     log_scale,
     one_panel,
@@ -22,6 +21,7 @@ from rcir.figures.axes import (
     styled,
     two_panels,
 )
+from rcir.metrics.checks import Floats
 
 BAND = (0.05, 0.5, 0.95)
 

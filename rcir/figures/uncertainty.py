@@ -13,7 +13,6 @@ from rcir.figures.axes import (
     BLUE,
     DARK,
     GREY,
-    Floats,
     draw_curves,
     labelled,
     legend_below,
@@ -23,6 +22,7 @@ from rcir.figures.axes import (
     two_panels,
 )
 from rcir.metrics import Reliability
+from rcir.metrics.checks import Floats
 
 CONFIDENCE = "confidence (1 - scaled uncertainty)"
 
@@ -69,7 +69,7 @@ def calibration_curves(
     return figure
 
 
-def sparsification(
+def sparsification_curves(
     fractions: Floats,
     curves: Mapping[str, Floats],
     metric: str = "recall at 1",
@@ -89,7 +89,7 @@ def sparsification(
 
     Example:
         >>> curves = {"btl": np.array([0.8, 0.9]), "oracle": np.array([0.8, 1.0])}
-        >>> sparsification(np.array([0.0, 0.2]), curves).savefig("sparsification.png")
+        >>> sparsification_curves(np.array([0.0, 0.2]), curves).savefig("sparsification.png")
     """
     title = f"Without the most uncertain {removed}"
     figure, axes = one_panel(f"fraction of {removed} removed", metric, title)

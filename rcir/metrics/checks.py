@@ -1,4 +1,4 @@
-"""What the metrics require of the arrays they are given."""
+"""Checks of the arrays that metrics are given."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
 from rcir.metrics.checks import Floats, Integers, check_columns
-from rcir.metrics.ranking import BLOCK, average_precision
+from rcir.metrics.ranking import CELLS_TOGETHER, average_precision
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ def _all_ranked(positions: Integers) -> bool:
     n, g = positions.shape
     if positions.max() >= g:
         return False
-    for start in range(0, n, max(1, BLOCK // g)):
-        block = positions[start : start + max(1, BLOCK // g)]
+    for start in range(0, n, max(1, CELLS_TOGETHER // g)):
+        block = positions[start : start + max(1, CELLS_TOGETHER // g)]
         seen = np.zeros(block.shape, bool)
         np.put_along_axis(seen, block, True, axis=1)
         if not seen.all():
@@ -126,7 +126,7 @@ def _without(
     """(n,) average precision of rankings of the kept items; NaN where no match is kept."""
     n, g = positions.shape
     precisions = np.empty(n)
-    step = max(1, BLOCK // g)
+    step = max(1, CELLS_TOGETHER // g)
     for start in range(0, n, step):
         rows = slice(start, start + step)
         # As many items are left of each ranking, in the order they had.

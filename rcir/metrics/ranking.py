@@ -11,7 +11,7 @@ from rcir.errors import InvalidData
 from rcir.metrics.checks import Integers, check_k, check_rankings
 
 # Candidates looked at at once: what is computed of them stays in the processor's cache.
-BLOCK = 2**17
+CELLS_TOGETHER = 2**17
 
 
 def first_match_ranks(relevant: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -184,7 +184,7 @@ def precision_sums(relevant: NDArray[np.bool_], limit: int | Integers) -> NDArra
     """
     n, depth = len(relevant), min(relevant.shape[1], int(np.max(limit)))
     sums = np.empty(n)
-    step = max(1, BLOCK // max(1, depth))
+    step = max(1, CELLS_TOGETHER // max(1, depth))
     for start in range(0, n, step):
         block = relevant[start : start + step, :depth]
         if isinstance(limit, np.ndarray):

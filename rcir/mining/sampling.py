@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.relevance import Relevance
+from rcir.data.relevance import Relevance, WithinRadius, asking
 from rcir.errors import InvalidConfig, InvalidData
 
-PAIR_ELEMENTS = 1 << 22  # matching pairs held at a time, about
+PAIRS_AT_ONCE = 1 << 22  # matching pairs held at a time, about
 TRIES = 1 << 20  # images tried at a time
 
 
@@ -20,7 +20,8 @@ def sample_images(relevance: Relevance, size: int, rng: np.random.Generator) -> 
     no other is never drawn.
 
     Args:
-        relevance: of the n images.
+        relevance: of the n images. Where it says which are searched (`WithinRadius.database`), the
+            others are anchors, and these their matches.
         size: number of images.
         rng: decides.
 
@@ -35,18 +36,35 @@ def sample_images(relevance: Relevance, size: int, rng: np.random.Generator) -> 
         [0, 1, 2, 4, 5]
     """
     chosen = np.zeros(len(relevance), np.bool_)
-    order, used, n_chosen = rng.permutation(len(relevance)), 0, 0
+    order, used, n_chosen = rng.permutation(asking(relevance)), 0, 0
     while n_chosen < size and used < len(order):
         anchors = order[used : used + -(-(size - n_chosen) // 2)]
         used += len(anchors)
-        totals = relevance.subset(anchors).totals(relevance)
-        anchors, totals = anchors[totals > 1], totals[totals > 1]
-        pairs = np.stack([anchors, _matches(relevance, anchors, totals, rng)], 1).reshape(-1)
+        if isinstance(relevance, WithinRadius) and relevance.database is not None:
+            anchors, matches = _searched_matches(relevance, anchors, rng)
+        else:
+            totals = relevance.subset(anchors).totals(relevance)
+            anchors, totals = anchors[totals > 1], totals[totals > 1]
+            matches = _matches(relevance, anchors, totals, rng)
+        pairs = np.stack([anchors, matches], 1).reshape(-1)
         new, first = np.unique(pairs, return_index=True)
         first = np.sort(first[~chosen[new]])[: size - n_chosen]
         chosen[pairs[first]] = True
         n_chosen += len(first)
     return np.flatnonzero(chosen)
+
+
+def _searched_matches(
+    relevance: WithinRadius, anchors: NDArray[np.int64], rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The anchors that have positives among the images that are searched, and one of each."""
+    indptr, columns = relevance.pairs(anchors)
+    of = np.repeat(np.arange(len(anchors)), np.diff(indptr))
+    good = relevance.positives(anchors[of], columns)
+    columns, counts = columns[good], np.bincount(of[good], minlength=len(anchors))
+    has = counts > 0
+    first = np.cumsum(counts) - counts
+    return anchors[has], columns[first[has] + rng.integers(0, counts[has])]
 
 
 def _matches(
@@ -63,7 +81,7 @@ def _matches(
     found = np.empty_like(anchors)
     few = totals <= n**0.5
     listed = np.flatnonzero(few)
-    block = np.cumsum(totals[listed]) // PAIR_ELEMENTS
+    block = np.cumsum(totals[listed]) // PAIRS_AT_ONCE
     for run in np.split(listed, np.flatnonzero(np.diff(block)) + 1):
         indptr, columns = relevance.pairs(anchors[run])
         others = columns[columns != np.repeat(anchors[run], np.diff(indptr))]

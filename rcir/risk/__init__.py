@@ -25,7 +25,6 @@ from rcir.risk.joint import JointController
 from rcir.risk.labelled import LabelledResults
 from rcir.risk.learned import Learned
 from rcir.risk.matching import MatchProbability
-from rcir.risk.means import upper_confidence_bound
 from rcir.risk.miss import MissController
 from rcir.risk.monitor import ChangeDetector, RiskMonitor
 from rcir.risk.monotone import MonotoneController
@@ -83,5 +82,4 @@ __all__ = [
     "required_calibration",
     "score_function_class",
     "smallest_certified",
-    "upper_confidence_bound",
 ]

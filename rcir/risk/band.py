@@ -119,7 +119,7 @@ def _first(orders: NDArray[np.int64]) -> NDArray[np.int64]:
     """The first m that each of the orders stands for, whose bound b it gets.
 
     If U_(m+1) > b_m for any m from first to order, U_(order+1) > b_first: orders are left out at
-    the price of a larger probability.
+    the cost of a larger probability.
     """
     return np.append(0, orders[:-1] + 1)
 
@@ -166,5 +166,5 @@ def _crossing(n: int, orders: NDArray[np.int64], eta: float) -> float:
 
 
 def _deviation(variance: NDArray[np.float64], tail: float) -> NDArray[np.float64]:
-    """What a sum is above its mean by with probability exp(-tail) at most (Bernstein)."""
+    """Bernstein's bound: a sum is further above its mean with probability at most exp(-tail)."""
     return tail / 3 + np.sqrt(tail**2 / 9 + 2 * variance * tail)

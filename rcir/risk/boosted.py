@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logit
 
+from rcir.errors import InvalidData
 from rcir.risk.features import Features, flat
 from rcir.risk.hazard import HazardScore
-from rcir.risk.score_functions import State
+from rcir.risk.score_functions import FittedState
 from rcir.risk.search_results import SearchResults
 
 
@@ -47,9 +48,8 @@ class Boosted(HazardScore):
         trees: dict[str, NDArray[Any]],
         intercept: float,
     ) -> None:
-        super().__init__(features, repeats)
+        super().__init__(features, repeats, intercept)
         self.trees = trees
-        self.intercept = intercept
 
     @classmethod
     def suits(cls, results: SearchResults, truth: NDArray[Any]) -> bool:
@@ -84,6 +84,8 @@ class Boosted(HazardScore):
     def _logits(self, features: list[NDArray[Any]], shape: tuple[int, int]) -> NDArray[np.float64]:
         # As scikit-learn compares: thresholds are of float32 features.
         rows = flat(features, np.ones(shape, bool)).astype(np.float32)
+        if (self.trees["feature"] >= rows.shape[1]).any():
+            raise InvalidData(f"trees ask for more than the {rows.shape[1]} features there are")
         total = np.full(len(rows), self.intercept)
         at = np.arange(len(rows))
         branches = 2**self.DEPTH - 1
@@ -98,19 +100,15 @@ class Boosted(HazardScore):
             total += value[node - branches]
         return total.reshape(shape)
 
-    def state(self) -> State:
-        return self.trees | {
-            "intercept": np.array([self.intercept]),
-            "sample": self.features.sample,
-            "uses": np.array([*self.features.uses, self.repeats], np.int64),
-        }
+    def _model(self) -> FittedState:
+        return self.trees
 
     @classmethod
-    def from_state(cls, state: State) -> Self:
-        *uses, repeats = (bool(used) for used in state["uses"])
+    def _of_model(
+        cls, features: Features, repeats: bool, state: FittedState, intercept: float
+    ) -> Self:
         trees = {name: state[name] for name in ("feature", "threshold", "value")}
-        features = Features(state["sample"], tuple(uses))
-        return cls(features, repeats, trees, float(state["intercept"][0]))
+        return cls(features, repeats, trees, intercept)
 
 
 def _complete(trees: list[Any], depth: int) -> dict[str, NDArray[Any]]:

@@ -1,7 +1,7 @@
 """How many misses among n calibration queries certify a risk, and the risk that misses certify.
 
-A miss is a 0/1 loss: the returned set holds no true match. Counts are integers throughout. For
-losses anywhere in [0, 1] see `rcir.risk.means`.
+A miss is a 0/1 loss: the returned set holds no true match. Counts are integers throughout; sums of
+losses anywhere in [0, 1] are not.
 """
 
 from __future__ import annotations

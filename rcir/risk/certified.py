@@ -14,19 +14,19 @@ from rcir.errors import InvalidData
 from rcir.risk.bounds import allowed_misses, check_level, fewest_queries
 from rcir.risk.score_functions import set_sizes, widened
 
-LEVEL = 0.95  # of intervals
-FEWEST = 5  # draws beyond each end
+INTERVAL_LEVEL = 0.95  # of intervals
+FEWEST_BEYOND = 5  # draws beyond each end
 FEWEST_MISSES = 5  # that must be allowed for an interval, see `why_no_interval`
 
 
 @dataclass(frozen=True)
 class Certified:
-    """What a calibration on some queries gives to others, both priced by one score function.
+    """A calibration on some queries, and others that it sizes, scored by one score function.
 
     Attributes:
         scores: (n,) smallest threshold that serves each calibration query; infinite if none does.
-        candidate_scores: (m, depth) price of each rank of the measured queries, never falling along
-            a row.
+        candidate_scores: (m, depth) scores of the candidates of the measured queries, never
+            falling along a row.
 
     Example:
         >>> scores = np.repeat(np.array([0, 1, 4, np.inf], np.float32), [86, 6, 6, 2])
@@ -77,14 +77,14 @@ class Certified:
             thresholds = np.partition(self.scores[calibrating], place, axis=1)[:, place]
         # Draws have few thresholds, scores around one quantile: the sizes of all queries at each.
         known, which = np.unique(thresholds, return_inverse=True)
-        paid = np.minimum(widened(known), np.finfo(np.float32).max).astype(np.float32)
-        sizes = self._sizes_at(paid)
+        limits = np.minimum(widened(known), np.finfo(np.float32).max).astype(np.float32)
+        sizes = self._sizes_at(limits)
         found: NDArray[np.float64] = sizes[which[:, None], measured].mean(axis=1)
         return found
 
     def _sizes_at(self, thresholds: NDArray[np.float32]) -> NDArray[np.int32]:
-        """(g, m) set sizes at g increasing thresholds: of each price, at which threshold it is
-        paid.
+        """(g, m) set sizes at g increasing thresholds: of each score, from which threshold on it is
+        within.
         """
         width = len(thresholds) + 1
         enters = np.searchsorted(thresholds, self.candidate_scores, side="left")
@@ -168,7 +168,7 @@ def bootstrap(
 
 
 def interval(
-    values: NDArray[np.float64], level: float = LEVEL, widened: bool = False
+    values: NDArray[np.float64], level: float = INTERVAL_LEVEL, widened: bool = False
 ) -> tuple[float, float]:
     """The percentile interval of draws: as many lie below as above it, a share `level` within.
 
@@ -188,7 +188,7 @@ def interval(
     tail = (1 - check_level("level", level)) / 2
     reach = -ndtri(tail) * values.std()
     normal = float(values.mean() - reach), float(values.mean() + reach)
-    if tail * len(values) < FEWEST:
+    if tail * len(values) < FEWEST_BEYOND:
         return normal
     low, high = (float(end) for end in np.quantile(values, [tail, 1 - tail]))
     return (min(low, normal[0]), max(high, normal[1])) if widened else (low, high)
@@ -226,7 +226,7 @@ def why_no_interval(parts: Sequence[Certified], alpha: float, delta: float) -> s
     )
 
 
-def compare(
+def compare_sizes(
     runs: Sequence[Sequence[Certified]],
     alpha: float,
     delta: float,
@@ -256,7 +256,7 @@ def compare(
         for value, row in zip(values, drawn, strict=True)
     ]
     others = max(1, len(runs) - 1)
-    level = 1 - (1 - LEVEL) / (others * len(runs) / 2 if first_is_best else others)
+    level = 1 - (1 - INTERVAL_LEVEL) / (others * len(runs) / 2 if first_is_best else others)
     differences = [
         Estimate(value - values[0], *interval(row - drawn[0], level))
         for value, row in zip(values[1:], drawn[1:], strict=True)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig
+from rcir.levels import ALPHAS, DELTA
 from rcir.risk.boosted import Boosted
 from rcir.risk.bounds import allowed_misses
 from rcir.risk.labelled import LabelledResults
@@ -36,11 +37,10 @@ KNOWN: Mapping[str, type[ScoreFunction]] = {
     **SCORE_FUNCTIONS,
     MatchProbability.name: MatchProbability,
 }
-ALPHAS = (0.05, 0.1, 0.2)
-FOLDS, FEWEST = 5, 50
+FOLDS, FEWEST_COMPARED = 5, 50
 GRID = 256  # thresholds at which recall and false discovery are compared
 
-Comparison = Mapping[str, Mapping[float, float]]
+ComparedSizes = Mapping[str, Mapping[float, float]]
 
 
 def score_function_class(name: str) -> type[ScoreFunction]:
@@ -57,10 +57,10 @@ def fit_score_function(
     results: SearchResults,
     truth: NDArray[Any],
     alphas: Sequence[float] = ALPHAS,
-    delta: float = 0.1,
+    delta: float = DELTA,
     risk: str = "miss",
     totals: NDArray[np.int64] | None = None,
-) -> tuple[ScoreFunction, Comparison]:
+) -> tuple[ScoreFunction, ComparedSizes]:
     """Fit the named score function, or with "auto" the one that suits a risk best.
 
     "auto" compares all score functions on the tuning split alone, each query sized by a score
@@ -104,11 +104,11 @@ def fit_score_function(
             kind = MatchProbability
         return kind.fit(results, truth), {}
     ranks = check_split(results, truth)
-    if len(results) < FEWEST:
+    if len(results) < FEWEST_COMPARED:
         return Constant(), {}
     if np.ndim(truth) == 1:  # of misses no other match counts
         truth = np.arange(1, results.depth + 1) == ranks[:, None]
-    given = truth.sum(axis=1) if totals is None else totals
+    given = truth.sum(axis=1) if totals is None else np.asarray(totals)
     kinds = SCORE_FUNCTIONS.values() if known.first_match else _OF_ALL_MATCHES
     comparison = {}
     for kind in kinds:
@@ -167,6 +167,6 @@ def _sizes(
             sizes[alpha] = float(outcomes.sizes(float(threshold)).mean())
         else:
             threshold = thresholds[np.flatnonzero(losses <= alpha)[-1]]
-            paid = np.arange(outcomes.depth) < outcomes.sizes(float(threshold))[:, None]
-            sizes[alpha] = 1 / max(float((outcomes.relevant & paid).sum(axis=1).mean()), 1e-9)
+            within = np.arange(outcomes.depth) < outcomes.sizes(float(threshold))[:, None]
+            sizes[alpha] = 1 / max(float((outcomes.relevant & within).sum(axis=1).mean()), 1e-9)
     return sizes

@@ -105,7 +105,7 @@ class RiskController:
         )
 
     def decide(self, request: Request) -> Guarantee:
-        """What certifies the request.
+        """Certify a request.
 
         Raises:
             InvalidRiskLevel, InvalidConfig: of the request.
@@ -257,7 +257,7 @@ class RiskController:
         return weights
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What is made under a key, once: the same few controllers are asked for again."""
+        """Make what a key stands for, once: the same few controllers are asked for again."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from rcir.errors import InvalidData
-from rcir.risk.score_functions import widened
-from rcir.risk.search_results import Floats, SearchResults, count_votes, earlier_of_same_key
+from rcir.metrics.checks import Floats
+from rcir.risk.score_functions import FittedState, widened
+from rcir.risk.search_results import SearchResults, count_votes, earlier_of_same_key
 
 PROFILE = (2, 5, 20, 50)  # ranks whose distance describes the neighbourhood of a query
-NEAR = 1e-3  # distance below which candidates are alike: 1e-7 of rounding must not show
+ALIKE = 1e-3  # distance below which candidates are alike: 1e-7 of rounding must not show
 OPTIONAL = ("distances", "keys", "candidate_uncertainty", "votes")
 
 
@@ -42,6 +43,18 @@ class Features:
         """The features that a tuning split has."""
         *uses, votes = (getattr(results, name) is not None for name in OPTIONAL)
         return cls(np.sort(results.uncertainty), (*uses, votes and results.keys is None))
+
+    def state(self, *flags: bool) -> FittedState:
+        """The fitted numbers, as arrays to store, and whether further things hold."""
+        return {"sample": self.sample, "uses": np.array([*self.uses, *flags], np.int64)}
+
+    @classmethod
+    def from_state(cls, state: FittedState) -> tuple[Self, list[bool]]:
+        """The features of a stored `state`, and its further flags."""
+        uses, number = [bool(used) for used in state["uses"]], len(OPTIONAL)
+        if len(uses) < number:
+            raise ValueError(f"{len(uses)} kinds of features are stored, not {number}")
+        return cls(state["sample"], tuple(uses[:number])), uses[number:]
 
     def check(self, results: SearchResults) -> None:
         """Raise `InvalidData` if the queries lack what the tuning split had."""
@@ -91,7 +104,7 @@ def _neighbourhood(distances: Floats, columns: int) -> list[NDArray[Any]]:
     known = np.where(missing[:, :columns], farthest, distances[:, :columns])
     at = [rank - 1 for rank in PROFILE if rank <= distances.shape[1]]
     gaps = np.where(missing[:, at], farthest, distances[:, at]) - first
-    profile = np.log(np.maximum(gaps, NEAR))
+    profile = np.log(np.maximum(gaps, ALIKE))
     return [known, first, known - first, *profile.T[:, :, None]]
 
 

@@ -1,4 +1,4 @@
-"""Score functions that learn where the first match is, and spend ranks where they pay most."""
+"""Score functions that learn where the first match is: one over its probability."""
 
 from __future__ import annotations
 
@@ -10,32 +10,53 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from rcir.risk.features import Features, flat
-from rcir.risk.score_functions import TOLERANCE, ScoreFunction, check_split, set_sizes
+from rcir.risk.score_functions import TOLERANCE, FittedState, ScoreFunction, check_split, set_sizes
 from rcir.risk.search_results import SearchResults, earlier_of_same_key
 
 FLOOR = 1e-9  # probability below which ranks are all alike
-CHUNK = 4096
+ROWS_TOGETHER = 4096
 
 
 class HazardScore(ScoreFunction):
-    """Prices ranks by one over the probability that the first match is there.
+    """A score of one over the probability that the first match is there.
 
     A hazard model gives h(k | x), the probability that candidate k is a match if none before it is,
     from what is known when the query is asked (`rcir.risk.features`). Then
     P(k | x) = h(k) (1 - h(1)) ... (1 - h(k - 1)), and sets that hold the ranks of probability
     at least 1 / threshold are the smallest on average at their risk ("least ambiguous sets",
     Sadinle et al., JASA 2019, Theorem 1). Sets are beginnings of a ranking, so that what counts is
-    the best rate of probability per rank that can be bought: the non-increasing (isotonic) fit of
-        P.
+    the best rate of probability per rank to be had: the non-increasing (isotonic) fit of P.
 
     Attributes:
         features: what the model looks at.
         repeats: whether a candidate can be the first match although one before it has its key.
+        intercept: of the hazard's logit.
     """
 
-    def __init__(self, features: Features, repeats: bool) -> None:
+    def __init__(self, features: Features, repeats: bool, intercept: float) -> None:
         self.features = features
         self.repeats = repeats
+        self.intercept = intercept
+
+    @abstractmethod
+    def _model(self) -> FittedState:
+        """The arrays of the model."""
+
+    @classmethod
+    @abstractmethod
+    def _of_model(
+        cls, features: Features, repeats: bool, state: FittedState, intercept: float
+    ) -> Self:
+        """The score function with the model that is among the arrays of a stored `state`."""
+
+    def state(self) -> FittedState:
+        intercept = {"intercept": np.array([self.intercept])}
+        return {**self._model(), **intercept, **self.features.state(self.repeats)}
+
+    @classmethod
+    def from_state(cls, state: FittedState) -> Self:
+        features, (repeats,) = Features.from_state(state)
+        return cls._of_model(features, repeats, state, float(state["intercept"][0]))
 
     @classmethod
     def fit(cls, results: SearchResults, truth: NDArray[Any]) -> Self:
@@ -91,13 +112,13 @@ class HazardScore(ScoreFunction):
         return none
 
     def _candidate_scores(self, results: SearchResults, columns: int) -> NDArray[np.float32]:
-        """The first columns of `candidate_scores`, exact in those that cost less than `columns`."""
+        """The first columns of `candidate_scores`, exact where these are less than `columns`."""
         hazard = self.hazard(results, columns)
         probability = hazard.copy()
         probability[:, 1:] *= np.cumprod(1 - hazard, axis=1)[:, :-1]
         candidate_scores = np.zeros(hazard.shape, np.float32)  # the first candidate is in every set
         if columns > 1:
-            candidate_scores[:, 1:] = prices(non_increasing(probability[:, 1:]))
+            candidate_scores[:, 1:] = inverse_scores(non_increasing(probability[:, 1:]))
             np.maximum.accumulate(
                 candidate_scores, axis=1, out=candidate_scores
             )  # of the smallest, digits were lost
@@ -116,7 +137,7 @@ def _impossible(results: SearchResults, columns: int, repeats: bool) -> NDArray[
     return impossible
 
 
-def prices(probability: NDArray[np.float64]) -> NDArray[np.float32]:
+def inverse_scores(probability: NDArray[np.float64]) -> NDArray[np.float32]:
     """One over probabilities, of which the smallest are all alike."""
     return (1 / np.maximum(probability, FLOOR)).astype(np.float32)
 
@@ -131,12 +152,12 @@ def non_increasing(probability: NDArray[np.float64]) -> NDArray[np.float64]:
     fitted = np.empty_like(probability)
     from scipy.optimize import isotonic_regression  # slow to import
 
-    for start in range(0, len(probability), CHUNK):
-        rows = probability[start : start + CHUNK]
+    for start in range(0, len(probability), ROWS_TOGETHER):
+        rows = probability[start : start + ROWS_TOGETHER]
         # All rows as one sequence: each lies more than 1 below the last, so that none are pooled.
         lowered = rows - 2.0 * np.arange(len(rows))[:, None]
         blocks = isotonic_regression(lowered.ravel(), increasing=False).blocks
         sums = np.add.reduceat(rows.ravel(), blocks[:-1])
         counts = np.diff(blocks)
-        fitted[start : start + CHUNK] = np.repeat(sums / counts, counts).reshape(rows.shape)
+        fitted[start : start + ROWS_TOGETHER] = np.repeat(sums / counts, counts).reshape(rows.shape)
     return fitted

@@ -63,6 +63,8 @@ class LabelledResults(SearchResults):
     }
 
     def __post_init__(self) -> None:
+        known = ("relevant", "totals", "groups", "clusters", "selection_score")
+        self._require_arrays("uncertainty", *known)
         n, shape = len(self.uncertainty), (len(self.uncertainty), self.depth)
         for name, wanted in (("relevant", shape), ("totals", (n,)), ("selection_score", (n,))):
             values = getattr(self, name)

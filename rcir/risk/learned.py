@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rcir.risk.features import Features, fit_logistic, linear
 from rcir.risk.hazard import HazardScore
-from rcir.risk.score_functions import State
+from rcir.risk.score_functions import FittedState
 
 
 class Learned(HazardScore):
@@ -36,9 +36,8 @@ class Learned(HazardScore):
     def __init__(
         self, features: Features, repeats: bool, weights: NDArray[np.float64], intercept: float
     ) -> None:
-        super().__init__(features, repeats)
+        super().__init__(features, repeats, intercept)
         self.weights = weights
-        self.intercept = intercept
 
     @classmethod
     def _fitted(
@@ -53,16 +52,11 @@ class Learned(HazardScore):
     def _logits(self, features: list[NDArray[Any]], shape: tuple[int, int]) -> NDArray[np.float64]:
         return linear(features, self.weights, self.intercept, shape)
 
-    def state(self) -> State:
-        return {
-            "weights": self.weights,
-            "intercept": np.array([self.intercept]),
-            "sample": self.features.sample,
-            "uses": np.array([*self.features.uses, self.repeats], np.int64),
-        }
+    def _model(self) -> FittedState:
+        return {"weights": self.weights}
 
     @classmethod
-    def from_state(cls, state: State) -> Self:
-        *uses, repeats = (bool(used) for used in state["uses"])
-        features = Features(state["sample"], tuple(uses))
-        return cls(features, repeats, state["weights"], float(state["intercept"][0]))
+    def _of_model(
+        cls, features: Features, repeats: bool, state: FittedState, intercept: float
+    ) -> Self:
+        return cls(features, repeats, state["weights"], intercept)

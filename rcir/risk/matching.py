@@ -10,15 +10,18 @@ from scipy.special import expit
 
 from rcir.errors import InvalidData
 from rcir.risk.features import Features, fit_logistic, flat, linear
-from rcir.risk.hazard import prices
-from rcir.risk.score_functions import Results, ScoreFunction, State, check_matches, check_split
+from rcir.risk.reordering import ReorderingScore
+from rcir.risk.score_functions import (
+    check_matches,
+    check_split,
+)
 from rcir.risk.search_results import SearchResults
 
-MOST = 100_000  # candidates that the model is fitted on
+MOST_CANDIDATES = 100_000  # candidates that the model is fitted on
 
 
-class MatchProbability(ScoreFunction):
-    """Takes the likeliest candidate first, and prices each by one over its probability to match.
+class MatchProbability(ReorderingScore):
+    """Takes the likeliest candidate first, and scores each by one over its probability to match.
 
     A logistic model of "candidate k is a true match", whatever the others are, from what is known
     when the query is asked (`rcir.risk.features`). Of all sets of a mean size, those that hold the
@@ -26,9 +29,8 @@ class MatchProbability(ScoreFunction):
     hold the fewest others. It is for the recall and the false-discovery risk.
 
     Attributes:
-        features: what the model looks at.
-        weights: of the features, in their order.
-        intercept: of the logit.
+        features, weights: see `ReorderingScore`.
+        constant: the intercept of the logit.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -43,11 +45,7 @@ class MatchProbability(ScoreFunction):
     """
 
     name = "match-probability"
-
-    def __init__(self, features: Features, weights: NDArray[np.float64], intercept: float) -> None:
-        self.features = features
-        self.weights = weights
-        self.intercept = intercept
+    CONSTANT = "intercept"
 
     @classmethod
     def fit(cls, results: SearchResults, truth: NDArray[Any]) -> Self:
@@ -58,8 +56,8 @@ class MatchProbability(ScoreFunction):
         features = Features.fit(results)
         asked = results.there
         number = int(asked.sum())
-        if number > MOST:
-            kept = np.random.default_rng(0).permutation(number)[:MOST]
+        if number > MOST_CANDIDATES:
+            kept = np.random.default_rng(0).permutation(number)[:MOST_CANDIDATES]
             places = np.flatnonzero(asked)[kept]
             asked = np.zeros(asked.size, bool)
             asked[places] = True
@@ -67,38 +65,14 @@ class MatchProbability(ScoreFunction):
         rows = flat(features.of(results, results.depth), asked)
         return cls(features, *fit_logistic(rows, matches[asked]))
 
-    def ordered(self, results: Results) -> tuple[Results, NDArray[np.int64] | None]:
-        if results.probability is not None:
-            return results, None
+    def _order(self, results: SearchResults) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         features = self.features.of(results, results.depth)
         shape = (len(results), results.depth)
-        logits = linear(features, self.weights, self.intercept, shape)
+        logits = linear(features, self.weights, self.constant, shape)
         logits[~results.there] = -np.inf
         columns = np.argsort(-logits, axis=1, kind="stable")
-        probability = expit(np.take_along_axis(logits, columns, axis=1))
-        return results.reordered(columns, probability), columns
-
-    def candidate_scores(self, results: SearchResults) -> NDArray[np.float32]:
-        ordered, _ = self.ordered(results)
-        candidate_scores = prices(np.asarray(ordered.probability))
-        candidate_scores[:, 0] = 0  # the first candidate is in every set
-        candidate_scores[~ordered.there] = np.inf
-        return candidate_scores
+        return columns, expit(np.take_along_axis(logits, columns, axis=1))
 
     def selection_score(self, results: SearchResults, size: int) -> NDArray[np.float64]:
         probability = np.asarray(self.ordered(results)[0].probability)
         return np.prod(1 - probability[:, :size], axis=1)  # type: ignore[no-any-return]
-
-    def state(self) -> State:
-        return {
-            "weights": self.weights,
-            "intercept": np.array([self.intercept]),
-            "sample": self.features.sample,
-            "uses": np.array(self.features.uses, np.int64),
-        }
-
-    @classmethod
-    def from_state(cls, state: State) -> Self:
-        uses = tuple(bool(used) for used in state["uses"])
-        features = Features(state["sample"], uses)
-        return cls(features, state["weights"], float(state["intercept"][0]))

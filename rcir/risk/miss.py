@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel
+from rcir.metrics.checks import Floats
 from rcir.risk.anytime import (
     anytime_allowed_misses,
     anytime_miss_rate_bound,
@@ -29,7 +30,7 @@ from rcir.risk.band import band_required_calibration, local_level
 from rcir.risk.bounds import Bound, allowed_misses, check_bound, check_level, miss_rate_bound
 from rcir.risk.refusal import required, unattainable
 from rcir.risk.score_functions import ScoreFunction, check_ranks
-from rcir.risk.search_results import Floats, SearchResults
+from rcir.risk.search_results import SearchResults
 
 
 class _Rule(NamedTuple):

@@ -26,14 +26,12 @@ from scipy.special import logsumexp
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk.bounds import check_level
 
-Floats = NDArray[np.float64]
-
-RISKS = 12  # that the risk may have risen to
+ALTERNATIVES = 12  # that the risk may have risen to
 LATER = 0.25  # share of the wealth that is not bet from the first query on
 FROM_START = 0.3  # odds of a risk above alpha from the first query on, against the usual risk
 CHANGES = 5000  # queries between changes that the forecast expects; more the longer there is none
 MISSES = 100  # that the usual risk is estimated from, about
-BLOCK = 2**16  # queries at a time, to bound the memory
+LOSSES_TOGETHER = 2**16  # queries at a time, to bound the memory
 
 
 @dataclass
@@ -83,7 +81,7 @@ class RiskMonitor:
     peak: float = 0.0
     staked: float = math.log(1 - LATER)
     usual: float = math.log(0.5)
-    odds: list[float] = field(default_factory=lambda: [math.log(FROM_START)] * RISKS)
+    odds: list[float] = field(default_factory=lambda: [math.log(FROM_START)] * ALTERNATIVES)
 
     def __post_init__(self) -> None:
         check_level("alpha", self.alpha)
@@ -112,7 +110,7 @@ class RiskMonitor:
             self._take(block)
         return self.alarm
 
-    def _take(self, losses: Floats) -> None:
+    def _take(self, losses: NDArray[np.float64]) -> None:
         n = self.n + np.arange(1, len(losses) + 1)
         gains = self._factors(losses, n)
         # Kept for bets from later queries on: LATER / (1 + log n), so that w_t ~ 1 / (t log^2 t).
@@ -123,7 +121,7 @@ class RiskMonitor:
         self.n, self.total = int(n[-1]), self.total + float(losses.sum())
         self.peak, self.staked = max(self.peak, float(wealth.max())), float(staked[-1])
 
-    def _factors(self, losses: Floats, n: NDArray[np.int64]) -> Floats:
+    def _factors(self, losses: NDArray[np.float64], n: NDArray[np.int64]) -> NDArray[np.float64]:
         """(m,) log of the factor of each loss, where n of them are known with it."""
         # Half a miss among 1 / alpha queries is taken as seen before, and goes on to be.
         forgotten = self.alpha / MISSES
@@ -137,7 +135,7 @@ class RiskMonitor:
         odds = _staked(np.array(self.odds), ratios, -np.log(CHANGES + n)[:, None])
         self.usual, self.odds = float(late[-1]), odds[-1].tolist()
 
-        odds = odds[:-1] - math.log(RISKS)
+        odds = odds[:-1] - math.log(ALTERNATIVES)
         odds -= np.logaddexp(0, logsumexp(odds, axis=1, keepdims=True))
         risen = np.exp(odds)
         same = np.maximum(1 - risen.sum(axis=1), 0)
@@ -190,7 +188,7 @@ class ChangeDetector:
     n: int = 0
     total: float = 0.0
     peak: float = 0.0
-    staked: list[float] = field(default_factory=lambda: [0.0] * (RISKS - 1))
+    staked: list[float] = field(default_factory=lambda: [0.0] * (ALTERNATIVES - 1))
 
     def __post_init__(self) -> None:
         check_level("alpha", self.alpha)
@@ -208,7 +206,7 @@ class ChangeDetector:
     def reset(self) -> None:
         """Begin again, after an alarm was answered."""
         self.n, self.total, self.peak = 0, 0.0, 0.0
-        self.staked = [0.0] * (RISKS - 1)
+        self.staked = [0.0] * (ALTERNATIVES - 1)
 
     def update(self, losses: ArrayLike) -> bool:
         """Take the losses of further queries, in their order; return `alarm`.
@@ -224,13 +222,15 @@ class ChangeDetector:
         for block in _blocks(losses):
             gains = _log_factor(block[:, None], above / self.alpha, below / (1 - self.alpha))
             staked = _staked(np.array(self.staked), gains, np.zeros((1, 1)))
-            wealth = logsumexp(staked[:-1] + gains, axis=1) - math.log(RISKS - 1)
+            wealth = logsumexp(staked[:-1] + gains, axis=1) - math.log(ALTERNATIVES - 1)
             self.n, self.total = self.n + len(block), self.total + float(block.sum())
             self.peak, self.staked = max(self.peak, float(wealth.max())), staked[-1].tolist()
         return self.alarm
 
 
-def _staked(first: Any, log_factors: Floats, log_starts: Floats) -> Floats:
+def _staked(
+    first: Any, log_factors: NDArray[np.float64], log_starts: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """(m + 1, ...) log of U_0, ..., U_m: ``U_n = f_n U_{n-1} + w_n``, U_0 = exp(first).
 
     What is bet with before each loss, if each is followed by a new bet of w_n; f_n are exp of
@@ -241,18 +241,20 @@ def _staked(first: Any, log_factors: Floats, log_starts: Floats) -> Floats:
     return grown + np.logaddexp.accumulate(starts, axis=0)
 
 
-def _log_factor(losses: Floats, at_one: Floats, at_zero: Floats) -> Floats:
+def _log_factor(
+    losses: NDArray[np.float64], at_one: NDArray[np.float64], at_zero: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Log of the factors that are linear in the loss."""
     return np.log(losses * at_one + (1 - losses) * at_zero)
 
 
-def _risks(alpha: float) -> tuple[Floats, Floats]:
+def _risks(alpha: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Risks from alpha on, below 1, denser next to alpha; and 1 - risk, exact next to 1."""
-    logs = math.log(alpha) * (1 - (np.arange(RISKS) / RISKS) ** 2)
+    logs = math.log(alpha) * (1 - (np.arange(ALTERNATIVES) / ALTERNATIVES) ** 2)
     return np.exp(logs), -np.expm1(logs)
 
 
-def _blocks(losses: ArrayLike) -> Iterator[Floats]:
+def _blocks(losses: ArrayLike) -> Iterator[NDArray[np.float64]]:
     """Losses of a caller, checked, as arrays of a bounded length; none if there are none."""
     try:
         values = np.atleast_1d(np.asarray(losses, np.float64))
@@ -260,4 +262,6 @@ def _blocks(losses: ArrayLike) -> Iterator[Floats]:
         raise InvalidData(f"losses are no numbers ({error}): give numbers in [0, 1]") from error
     if values.ndim != 1 or not ((values >= 0) & (values <= 1)).all():
         raise InvalidData("losses must be one number or (m,) numbers in [0, 1], without NaN")
-    return (values[start : start + BLOCK] for start in range(0, len(values), BLOCK))
+    return (
+        values[start : start + LOSSES_TOGETHER] for start in range(0, len(values), LOSSES_TOGETHER)
+    )

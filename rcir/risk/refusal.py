@@ -1,4 +1,4 @@
-"""What to say where nothing can be certified."""
+"""Refusals: the error where nothing can be certified, with the remedies."""
 
 from __future__ import annotations
 

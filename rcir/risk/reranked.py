@@ -10,18 +10,19 @@ from scipy.special import softmax
 
 from rcir.errors import InvalidData
 from rcir.risk.features import PROFILE, Features, linear
-from rcir.risk.hazard import FLOOR, prices
-from rcir.risk.score_functions import Results, ScoreFunction, State, check_split
+from rcir.risk.hazard import FLOOR
+from rcir.risk.reordering import ReorderingScore
+from rcir.risk.score_functions import check_split
 from rcir.risk.search_results import SearchResults, first_of_each_key
 
-MOST = 5000  # queries that the model is fitted on
+MOST_QUERIES = 5000  # queries that the model is fitted on
 RIDGE = 1e-4
-STEPS, TOLERABLE = 50, 1e-8
+NEWTON_STEPS, TOLERABLE = 50, 1e-8
 CONSTANT = 1e-9  # spread of a feature, relative to its mean, that is rounding alone
 
 
-class Reranked(ScoreFunction):
-    """Takes the likeliest label first, and prices each by one over its probability.
+class Reranked(ReorderingScore):
+    """Takes the likeliest label first, and scores each by one over its probability.
 
     For queries whose true matches all have one key. A conditional logit model (McFadden 1974) gives
     P(key | x), that a key among the candidates is the right one, or that none is, from what is
@@ -31,9 +32,8 @@ class Reranked(ScoreFunction):
     others follow after all keys.
 
     Attributes:
-        features: what the model looks at.
-        weights: of the features, in their order.
-        none: the utility of no key being right.
+        features, weights: see `ReorderingScore`.
+        constant: the utility of no key being right.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -47,11 +47,7 @@ class Reranked(ScoreFunction):
     """
 
     name = "reranked"
-
-    def __init__(self, features: Features, weights: NDArray[np.float64], none: float) -> None:
-        self.features = features
-        self.weights = weights
-        self.none = none
+    CONSTANT = "none"
 
     @classmethod
     def suits(cls, results: SearchResults, truth: NDArray[Any]) -> bool:
@@ -74,8 +70,8 @@ class Reranked(ScoreFunction):
             )
         features = Features.fit(results)
         rows = slice(None)
-        if len(results) > MOST:
-            rows = np.random.default_rng(0).permutation(len(results))[:MOST]  # type: ignore[assignment]
+        if len(results) > MOST_QUERIES:
+            rows = np.random.default_rng(0).permutation(len(results))[:MOST_QUERIES]  # type: ignore[assignment]
         columns, known, arrays = _labels(features, results[rows])
         right = columns == ranks[rows][:, None] - 1
         shape = known.shape
@@ -88,17 +84,15 @@ class Reranked(ScoreFunction):
         weights = weights / spread
         return cls(features, weights, none + float(weights @ mean))
 
-    def ordered(self, results: Results) -> tuple[Results, NDArray[np.int64] | None]:
-        if results.probability is not None:
-            return results, None
+    def _order(self, results: SearchResults) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         columns, known, arrays = _labels(self.features, results)
         utility = linear(arrays, self.weights, 0.0, known.shape)
         utility[~known] = -np.inf
         order = np.argsort(-utility, axis=1, kind="stable")
         ordered = np.take_along_axis(utility, order, axis=1)
-        largest = np.maximum(ordered[:, :1], self.none)
+        largest = np.maximum(ordered[:, :1], self.constant)
         odds = np.exp(ordered - largest)
-        probability = odds / (odds.sum(axis=1, keepdims=True) + np.exp(self.none - largest))
+        probability = odds / (odds.sum(axis=1, keepdims=True) + np.exp(self.constant - largest))
         # Where a candidate goes: keys by their probability, then what repeats a key, as it stood.
         place = np.arange(results.depth) + np.full((len(results), 1), results.depth)
         rows, labels = np.nonzero(np.take_along_axis(known, order, axis=1))
@@ -106,31 +100,11 @@ class Reranked(ScoreFunction):
         taken = np.argsort(place, axis=1, kind="stable")
         spread = np.zeros(place.shape)
         spread[:, : probability.shape[1]] = probability
-        return results.reordered(taken, spread), taken
-
-    def candidate_scores(self, results: SearchResults) -> NDArray[np.float32]:
-        ordered, _ = self.ordered(results)
-        candidate_scores = prices(np.asarray(ordered.probability))
-        candidate_scores[:, 0] = 0  # the first candidate is in every set
-        candidate_scores[~ordered.there] = np.inf
-        return candidate_scores
+        return taken, spread
 
     def selection_score(self, results: SearchResults, size: int) -> NDArray[np.float64]:
         probability = np.asarray(self.ordered(results)[0].probability)
         return np.maximum(1 - probability[:, :size].sum(axis=1), 0.0)  # type: ignore[no-any-return]
-
-    def state(self) -> State:
-        return {
-            "weights": self.weights,
-            "none": np.array([self.none]),
-            "sample": self.features.sample,
-            "uses": np.array(self.features.uses, np.int64),
-        }
-
-    @classmethod
-    def from_state(cls, state: State) -> Self:
-        uses = tuple(bool(used) for used in state["uses"])
-        return cls(Features(state["sample"], uses), state["weights"], float(state["none"][0]))
 
 
 def _labels(
@@ -168,7 +142,7 @@ def _conditional_logit(
 
     weights = np.zeros(f + 1)
     value, probability = state(weights)
-    for _ in range(STEPS):
+    for _ in range(NEWTON_STEPS):
         gradient = observed - probability.reshape(-1) @ flat - 2 * n * RIDGE * weights
         means = np.einsum("nk,nkf->nf", probability, design)
         hessian = (flat * probability.reshape(-1, 1)).T @ flat - means.T @ means

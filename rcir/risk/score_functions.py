@@ -23,18 +23,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
+from rcir.metrics.checks import Floats
 from rcir.metrics.ranking import first_match_ranks
-from rcir.risk.search_results import Floats, SearchResults
+from rcir.risk.search_results import SearchResults
 
-State = Mapping[str, NDArray[Any]]
+FittedState = Mapping[str, NDArray[Any]]
 Results = TypeVar("Results", bound=SearchResults)
 TOLERANCE = (
-    1e-3  # of prices and selection scores, relatively, between two embeddings of one picture
+    1e-3  # of scores and selection scores, relatively, between two embeddings of one picture
 )
 
 
 class ScoreFunction(ABC):
-    """The rule that prices ranks."""
+    """The nonconformity scores of candidates, from what is known of a query."""
 
     name: ClassVar[str]
 
@@ -62,17 +63,17 @@ class ScoreFunction(ABC):
 
     @abstractmethod
     def candidate_scores(self, results: SearchResults) -> NDArray[np.float32]:
-        """(n, depth) prices of ranks as `ordered`: 0 first, never falling; infinite beyond all
+        """(n, depth) scores of candidates as `ordered`: 0 first, never falling; infinite beyond all
         candidates.
         """
 
     @abstractmethod
-    def state(self) -> State:
+    def state(self) -> FittedState:
         """The fitted numbers, as arrays to store."""
 
     @classmethod
     @abstractmethod
-    def from_state(cls, state: State) -> Self:
+    def from_state(cls, state: FittedState) -> Self:
         """The score function of a stored `state`."""
 
     def scores(self, results: SearchResults, ranks: Floats) -> NDArray[np.float32]:
@@ -87,7 +88,7 @@ class ScoreFunction(ABC):
         return score_at_rank(self.candidate_scores(ordered), ranks)
 
     def sizes(self, results: SearchResults, threshold: float) -> NDArray[np.int64]:
-        """(n,) set sizes, at least 1: the number of ranks that `threshold` pays for."""
+        """(n,) set sizes, at least 1: the number of candidates of at most this score."""
         return set_sizes(self.candidate_scores(results), threshold)
 
     def selection_score(self, results: SearchResults, size: int) -> NDArray[np.float64]:
@@ -96,7 +97,7 @@ class ScoreFunction(ABC):
 
 
 class ScaledScore(ScoreFunction):
-    """Prices (k - 1) / scale, hence K = 1 + floor(threshold * scale(u)), scale in (0, 1] of u."""
+    """Scores (k - 1) / scale, hence K = 1 + floor(threshold * scale(u)), scale in (0, 1] of u."""
 
     @abstractmethod
     def scale(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -133,11 +134,11 @@ class Constant(ScaledScore):
     def scale(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.ones(len(uncertainty))
 
-    def state(self) -> State:
+    def state(self) -> FittedState:
         return {}
 
     @classmethod
-    def from_state(cls, state: State) -> Self:
+    def from_state(cls, state: FittedState) -> Self:
         return cls()
 
 
@@ -171,11 +172,11 @@ class MinMax(ScaledScore):
             return np.ones(len(uncertainty))
         return np.clip((uncertainty - self.low) / (self.high - self.low), self.floor, 1.0)
 
-    def state(self) -> State:
+    def state(self) -> FittedState:
         return {"range": np.array([self.low, self.high, self.floor])}
 
     @classmethod
-    def from_state(cls, state: State) -> Self:
+    def from_state(cls, state: FittedState) -> Self:
         return cls(*(float(value) for value in state["range"]))
 
 
@@ -205,11 +206,11 @@ class Quantile(ScaledScore):
         below = np.searchsorted(self.sample, widened(uncertainty), side="right")
         return np.maximum(below, 1) / len(self.sample)
 
-    def state(self) -> State:
+    def state(self) -> FittedState:
         return {"sample": self.sample}
 
     @classmethod
-    def from_state(cls, state: State) -> Self:
+    def from_state(cls, state: FittedState) -> Self:
         return cls(state["sample"])
 
 
@@ -226,27 +227,30 @@ def widened(values: NDArray[Any] | float) -> NDArray[np.float64]:
 
 
 def set_sizes(candidate_scores: NDArray[np.float32], threshold: float) -> NDArray[np.int64]:
-    """(n,) how many ranks of (n, depth) costs a threshold pays for, `TOLERANCE` allowed; never
+    """(n,) how many of (n, depth) scores are at most a threshold, `TOLERANCE` allowed; never
     those of no candidate.
     """
     if not threshold >= 0:
         raise InvalidData(f"threshold is {threshold}; it is at least 0")
-    affordable = np.float32(min(float(widened(threshold)), float(np.finfo(np.float32).max)))
-    paid: NDArray[np.int64] = np.count_nonzero(candidate_scores <= affordable, axis=1)
-    return paid
+    limit = np.float32(min(float(widened(threshold)), float(np.finfo(np.float32).max)))
+    sizes: NDArray[np.int64] = np.count_nonzero(candidate_scores <= limit, axis=1)
+    return sizes
 
 
 def score_at_rank(candidate_scores: NDArray[np.float32], ranks: Floats) -> NDArray[np.float32]:
-    """(n,) of (n, depth) costs at (n,) ranks; infinite where the rank is."""
+    """(n,) of (n, depth) scores at (n,) ranks; infinite where the rank is."""
     ranks = np.asarray(ranks, np.float64)
     columns = np.where(np.isfinite(ranks), ranks, 1).astype(np.int64) - 1
-    prices = candidate_scores[np.arange(len(candidate_scores)), columns]
-    return np.where(np.isfinite(ranks), prices, np.float32(np.inf))
+    scores = candidate_scores[np.arange(len(candidate_scores)), columns]
+    return np.where(np.isfinite(ranks), scores, np.float32(np.inf))
 
 
 def check_ranks(results: SearchResults, ranks: Floats) -> NDArray[np.float64]:
     """Ranks of first true matches as (n,) float64, or `InvalidData`."""
-    checked = np.asarray(ranks).astype(np.float64)
+    try:
+        checked = np.asarray(ranks).astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidData(f"ranks are no numbers ({error}): give (n,) ranks from 1 on") from error
     if checked.shape != (len(results),) or len(checked) == 0:
         raise InvalidData(
             f"{len(results)} queries, ranks of shape {checked.shape}; ranks must be (n,), n >= 1"
@@ -263,6 +267,10 @@ def check_split(results: SearchResults, truth: NDArray[Any]) -> NDArray[np.float
     """The ranks of the first true matches of a tuning split, or `InvalidData`."""
     if len(results) < 2:
         raise InvalidData(f"the tuning split has {len(results)} queries; at least 2 are needed")
+    if not isinstance(truth, np.ndarray):
+        raise InvalidData(
+            f"the truth of the tuning split is a {type(truth).__name__}: give an array"
+        )
     if np.ndim(truth) == 2:
         truth = first_match_ranks(check_matches(results, truth))
     return check_ranks(results, truth)
@@ -270,6 +278,7 @@ def check_split(results: SearchResults, truth: NDArray[Any]) -> NDArray[np.float
 
 def check_matches(results: SearchResults, truth: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether each candidate is a true match, as (n, depth) bool, or `InvalidData`."""
+    truth = np.asarray(truth)
     if truth.shape != (len(results), results.depth) or truth.dtype != np.bool_:
         raise InvalidData(
             f"matches have shape {truth.shape} and type {truth.dtype}; needed is bool of shape "

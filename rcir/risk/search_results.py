@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
+from rcir.metrics.checks import Floats
 
-Floats = NDArray[np.floating[Any]]
 VOTERS = 30
 
 
@@ -68,8 +68,7 @@ class SearchResults:
     }
 
     def __post_init__(self) -> None:
-        if not isinstance(self.uncertainty, np.ndarray):
-            raise InvalidData(f"uncertainty is a {type(self.uncertainty).__name__}: give an array")
+        self._require_arrays("uncertainty", *self.FILLERS, "vectors")
         if self.uncertainty.ndim != 1 or self.depth < 1:
             raise InvalidData(
                 f"uncertainty has shape {self.uncertainty.shape} and depth is {self.depth}; needed "
@@ -176,12 +175,18 @@ class SearchResults:
         return replace(self, **self._taken(columns, set(self.FILLERS) - set(new)), **new)
 
     def _taken(self, columns: NDArray[np.int64], names: Set[str]) -> dict[str, Any]:
-        """What is known of the candidates at (n, depth) columns, -1 for none."""
+        """The arrays of the candidates at (n, depth) columns, -1 for none."""
         return {
             name: take_columns(values, columns, filler)
             for name, values, filler in self._per_candidate()
             if name in names
         }
+
+    def _require_arrays(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, np.ndarray):
+                raise InvalidData(f"{name} is a {type(value).__name__}: give an array")
 
     def _per_candidate(self) -> list[tuple[str, NDArray[Any], float]]:
         """Name, values and filler of each (n, depth) array there is."""

@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rcir.errors import InvalidData
+from rcir.levels import ALPHAS, DELTA
+from rcir.risk import check_level, is_certified
+from rcir.risk.certified import Estimate, compare_sizes, why_no_interval
 from rcir.runs.find import CALIBRATION, Run, is_sweep, read_runs, run_folder
 from rcir.runs.folder import RESOURCES
 from rcir.runs.results import RunResults, Split
-from rcir.risk import check_level, is_certified
-from rcir.risk.certified import Estimate, compare, why_no_interval
 
 # What differs between any two runs, and what only says where they were trained.
 UNTOLD = ("name", *RESOURCES)
@@ -107,12 +108,12 @@ class Comparison:
 
 
 def compare_runs(
-    references: Sequence[str], alphas: Sequence[float] = (0.05, 0.1, 0.2), delta: float = 0.1
+    references: Sequence[str], alphas: Sequence[float] = ALPHAS, delta: float = DELTA
 ) -> Comparison:
     """Compare runs by their mean certified set size (exact binomial bound).
 
     On the test queries if all runs were calibrated and tested on the same queries, else on the
-    validation images. Intervals and differences are those of `rcir.risk.certified.compare`.
+    validation images. Intervals and differences are those of `rcir.risk.certified.compare_sizes`.
 
     Args:
         references: of each run, its folder or MLflow id. That of a sweep stands for its trials, by
@@ -141,7 +142,7 @@ def compare_runs(
     for alpha in levels:
         for group in groups:
             parts = [runs[i].measured[split].parts for i in group]
-            of_each, beyond = compare(parts, alpha, delta, DRAWS, chosen)
+            of_each, beyond = compare_sizes(parts, alpha, delta, DRAWS, chosen)
             certified = [is_certified(own, alpha, delta) for own in parts]
             sizes[alpha] |= {
                 i: size for i, size, is_so in zip(group, of_each, certified, strict=True) if is_so

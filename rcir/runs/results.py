@@ -20,8 +20,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from rcir.errors import InvalidData
-from rcir.risk.certified import Certified
 from rcir.files import write_file
+from rcir.risk.certified import Certified
 
 VALIDATION, TEST = "validation.safetensors", "test.safetensors"
 Split = Literal["validation", "test"]
@@ -96,9 +96,9 @@ def _check(found: RunResults) -> None:
     if any(
         len(scores) != 1 or len(candidate_scores) != 2 or 0 in (*scores, *candidate_scores) for scores, candidate_scores in shapes
     ):
-        raise ValueError(f"scores and costs of shapes {shapes}")
+        raise ValueError(f"scores of shapes {shapes}")
     if any(values.dtype != np.float32 for part in found.parts for values in vars(part).values()):
-        raise ValueError("scores or costs are not of type float32")
+        raise ValueError("scores are not of type float32")
     texts = (found.queries, found.score_function)
     if found.on not in get_args(Split) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"measured on {found.on!r}")

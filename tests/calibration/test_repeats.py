@@ -164,7 +164,7 @@ def test_the_sweep_of_deltas_is_at_the_level_nearest_to_a_tenth():
 
 def test_as_many_misses_as_alpha_allows_are_taken_without_control(monkeypatch):
     """0.29 * 100 is 28.999999999999996 in floating point, and 29 misses in 100 are 0.29."""
-    monkeypatch.setattr(repeats, "SWEEP", np.array([0.29, 0.57, 0.58]))
+    monkeypatch.setattr(repeats, "SWEPT_ALPHAS", np.array([0.29, 0.57, 0.58]))
     retriever, *parts = synthetic(100, 100)
     found = repeat(retriever, *parts, (0.29,), 0.1).rules["uncontrolled"]
     rng = np.random.default_rng(0)
@@ -181,7 +181,7 @@ def test_as_many_misses_as_alpha_allows_are_taken_without_control(monkeypatch):
 def test_only_control_keeps_the_risk_in_all_but_a_fraction_delta(monkeypatch):
     """With test queries in numbers, so that their own noise adds little."""
     monkeypatch.setattr(repeats, "REPEATS", 300)
-    monkeypatch.setattr(repeats, "SWEEP", np.array([0.2]))
+    monkeypatch.setattr(repeats, "SWEPT_ALPHAS", np.array([0.2]))
     monkeypatch.setattr(repeats, "DELTAS", np.array([0.1]))
     summary = repeat(*synthetic(500, 8000), (0.2,), 0.1).summary((0.2,))
     noise = 3 * np.sqrt(0.1 * 0.9 / 300)

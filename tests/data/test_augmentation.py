@@ -112,7 +112,7 @@ def test_threads_and_blocks_make_no_difference(channels, monkeypatch):
     torch.set_num_threads(2)
     try:
         for elements in (1, 1 << 30):
-            monkeypatch.setattr("rcir.data.augmentation.BLOCK_ELEMENTS", elements)
+            monkeypatch.setattr("rcir.data.augmentation.PIXELS_AT_ONCE", elements)
             assert torch.equal(changes(images), whole)
     finally:
         torch.set_num_threads(1)

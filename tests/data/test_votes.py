@@ -35,7 +35,7 @@ def searched(n=17, depth=12):
 @pytest.mark.parametrize("among", [1, 5, 30])
 @pytest.mark.parametrize("pairs", [1, 100, 2**16])
 def test_votes_are_counted_as_a_loop_counts_them(kind, among, pairs, monkeypatch):
-    monkeypatch.setattr(module, "PAIRS", pairs)
+    monkeypatch.setattr(module, "PAIRS_TOGETHER", pairs)
     gallery, match = KINDS[kind]
     positions = searched()
     expected = [

@@ -50,7 +50,7 @@ def test_the_sparsification_tells_references_from_encoders(lines, drawn):
     fractions = np.array([0, 0.25, 0.5])
     curves = {"random": np.full(3, 0.8), "btl": np.array([0.8, 0.85, 0.9])}
     curves["oracle"] = np.array([0.8, 1, 1])
-    figure = figures.sparsification(fractions, curves, metric="R-precision")
+    figure = figures.sparsification_curves(fractions, curves, metric="R-precision")
     (axes,) = figure.axes
     assert axes.get_ylabel() == "R-precision"
     found = lines(axes)
@@ -59,7 +59,7 @@ def test_the_sparsification_tells_references_from_encoders(lines, drawn):
         np.testing.assert_array_equal(found[name], np.c_[fractions, values])
     styles = {line.get_label(): line.get_linestyle() for line in axes.get_lines()}
     assert styles == {"btl": "-", "oracle": "--", "random": ":"}
-    only = figures.sparsification(fractions, {"btl": curves["btl"]})
+    only = figures.sparsification_curves(fractions, {"btl": curves["btl"]})
     assert set(lines(only.axes[0])) == {"btl"}
     drawn(figure)
 

@@ -43,7 +43,7 @@ def rankings(searched):
 
 @pytest.mark.parametrize("size", [100, 2**18])
 def test_cleaned_map_is_that_of_ranking_again(searched, size, monkeypatch):
-    monkeypatch.setattr(cleaning, "BLOCK", size)
+    monkeypatch.setattr(cleaning, "CELLS_TOGETHER", size)
     fractions = [0.0, 0.2, 0.5, 0.97]
     found = clean_gallery(*rankings(searched), np.random.default_rng(1), fractions)
     order = sorted(range(90), key=lambda item: -searched[3][item])

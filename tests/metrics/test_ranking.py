@@ -92,7 +92,7 @@ def test_average_precision_at_r_of_a_known_ranking():
 @pytest.mark.parametrize("share", [0.03, 0.4, 1.0])
 @pytest.mark.parametrize("size", [8, 1000, 2**18])
 def test_average_precisions_are_those_of_a_loop(share, size, monkeypatch):
-    monkeypatch.setattr(ranking, "BLOCK", size)
+    monkeypatch.setattr(ranking, "CELLS_TOGETHER", size)
     relevant, totals = rankings(share)
     for k in (1, 2, 7, 60):
         expected = [

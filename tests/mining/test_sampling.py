@@ -84,7 +84,7 @@ def test_a_sample_is_decided_by_the_generator_not_by_memory(monkeypatch):
     relevance = SameLabel(rng(5).integers(0, 300, 1000))
     whole = sample_images(relevance, 100, rng(3))
     assert not np.array_equal(whole, sample_images(relevance, 100, rng(4)))
-    monkeypatch.setattr(sampling, "PAIR_ELEMENTS", 10)
+    monkeypatch.setattr(sampling, "PAIRS_AT_ONCE", 10)
     np.testing.assert_array_equal(sample_images(relevance, 100, rng(3)), whole)
 
 

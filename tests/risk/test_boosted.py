@@ -61,7 +61,7 @@ def test_logits_are_those_of_scikit_learns_trees_of_candidates_seen_one_by_one(
     assert n == 40 or max(leaves) > 4
 
 
-def test_prices_are_one_over_the_isotonic_fit_beyond_the_first_rank(fitted, one_key):
+def test_scores_are_one_over_the_isotonic_fit_beyond_the_first_rank(fitted, one_key):
     asked = one_key(60, 2)[0]
     for i, (row, hazard) in enumerate(
         zip(fitted.candidate_scores(asked), fitted.hazard(asked), strict=True)
@@ -80,7 +80,7 @@ def test_sizes_and_selection_scores_of_one_query_are_those_of_many(fitted, one_k
     for threshold in (0.0, 1.5, 6.0, 40.0):
         sizes = [int(fitted.sizes(asked[i : i + 1], threshold)[0]) for i in range(30)]
         assert sizes == [
-            sum(price <= threshold * (1 + 1e-3) for price in row) for row in candidate_scores
+            sum(score <= threshold * (1 + 1e-3) for score in row) for row in candidate_scores
         ]
     selection_scores = [float(fitted.selection_score(asked[i : i + 1], 2)[0]) for i in range(30)]
     expected = [math.prod(1 - h for h in row[:2]) for row in fitted.hazard(asked).tolist()]

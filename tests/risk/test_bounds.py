@@ -12,7 +12,6 @@ from rcir.risk import (
     miss_rate_bound,
     p_value,
     required_calibration,
-    upper_confidence_bound,
 )
 
 OTHERS = ("hoeffding", "bentkus", "hoeffding-bentkus", "betting")
@@ -125,7 +124,6 @@ def test_required_calibration_of_other_bounds_is_the_first_number_that_is_enough
         (allowed_misses, (100, 0.1, 0.1)),
         (miss_rate_bound, (3, 100, 0.1)),
         (p_value, (3, 100, 0.1)),
-        (upper_confidence_bound, ([0, 1], 0.1)),
     ],
 )
 def test_an_unknown_bound_is_refused(function, arguments):

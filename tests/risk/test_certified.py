@@ -8,7 +8,7 @@ from scipy.stats import binom, norm
 
 from rcir.errors import InvalidData, InvalidRiskLevel
 from rcir.risk import Certified, mean_size
-from rcir.risk.certified import Estimate, bootstrap, compare, interval, why_no_interval
+from rcir.risk.certified import Estimate, bootstrap, compare_sizes, interval, why_no_interval
 
 DELTA = 0.1
 
@@ -27,7 +27,7 @@ def part(seed, n=60, m=40, depth=12):
 def counted(scores, candidate_scores, alpha):
     """Mean size by trying every threshold there is, the smallest first, and counting ranks.
 
-    The ranks of a set may cost a thousandth more than threshold.
+    The ranks of a set may score a thousandth more than threshold.
     """
     for threshold in np.sort(scores):
         if (
@@ -35,7 +35,7 @@ def counted(scores, candidate_scores, alpha):
             and binom.cdf(np.sum(scores > threshold), len(scores), alpha) <= DELTA
         ):
             return np.mean(
-                [sum(price <= threshold * (1 + 1e-3) for price in row) for row in candidate_scores]
+                [sum(score <= threshold * (1 + 1e-3) for score in row) for row in candidate_scores]
             )
     return np.mean([sum(np.isfinite(row)) for row in candidate_scores])
 
@@ -125,14 +125,14 @@ def test_differences_hold_together():
     """The more runs, the wider: the share left out is divided among them."""
     runs = [[part(seed, n=200, m=200)] for seed in (9, 10, 11, 12)]
     drawn = bootstrap(runs, 0.2, DELTA)
-    sizes, differences = compare(runs, 0.2, DELTA)
+    sizes, differences = compare_sizes(runs, 0.2, DELTA)
     assert [size.value for size in sizes] == [mean_size(run, 0.2, DELTA) for run in runs]
     for row, (size, difference) in enumerate(zip(sizes[1:], differences, strict=True), 1):
         assert (size.low, size.high) == interval(drawn[row], 0.95, widened=True)
         assert difference.value == size.value - sizes[0].value
         ends = np.quantile(drawn[row] - drawn[0], [0.025 / 3, 1 - 0.025 / 3])
         assert (difference.low, difference.high) == pytest.approx(tuple(ends))
-    alone = compare(runs[:2], 0.2, DELTA)[1][0]
+    alone = compare_sizes(runs[:2], 0.2, DELTA)[1][0]
     assert alone.high - alone.low < differences[0].high - differences[0].low
 
 
@@ -156,7 +156,7 @@ def binomial_allows(n, alpha):
 @pytest.mark.parametrize("n", [15, 45, 60, 100, 250])
 def test_sizes_have_an_interval_where_at_least_five_misses_are_allowed(n, alpha):
     runs = [[part(seed, n=n)] for seed in (0, 1)]
-    sizes, differences = compare(runs, alpha, DELTA)
+    sizes, differences = compare_sizes(runs, alpha, DELTA)
     reason, allowed = why_no_interval(runs[0], alpha, DELTA), binomial_allows(n, alpha)
     assert [size.value for size in sizes] == [mean_size(run, alpha, DELTA) for run in runs]
     assert differences[0].value == sizes[1].value - sizes[0].value
@@ -181,11 +181,11 @@ def test_the_part_of_the_fewest_calibration_queries_decides_whether_there_is_an_
     parts = [part(0, n=100), part(1, n=45)]
     assert why_no_interval(parts[:1], 0.1, DELTA) is None
     assert "45 calibration queries of a part allow 1 miss" in why_no_interval(parts, 0.1, DELTA)
-    assert compare([parts], 0.1, DELTA)[0][0].low is None
+    assert compare_sizes([parts], 0.1, DELTA)[0][0].low is None
 
 
 def test_one_run_has_an_interval_and_no_difference():
-    (size,), differences = compare([[part(0)]], 0.2, DELTA)
+    (size,), differences = compare_sizes([[part(0)]], 0.2, DELTA)
     assert size.low < size.value < size.high
     assert differences == []
 
@@ -208,7 +208,7 @@ def test_what_is_not_certified_takes_the_whole_depth_in_every_draw():
     ],
 )
 def test_runs_on_other_numbers_of_queries_are_refused(runs):
-    for call in (bootstrap, compare):
+    for call in (bootstrap, compare_sizes):
         with pytest.raises(InvalidData, match="the same for all runs"):
             call(runs, 0.1, DELTA)
 

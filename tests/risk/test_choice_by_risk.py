@@ -27,7 +27,7 @@ def first(relevant):
 
 
 def cross_fitted(kind, rankings, relevant):
-    """Of each query, its prices and whether each rank is a match, as others taught the score
+    """Of each query, its scores and whether each rank is a match, as others taught the score
     function.
     """
     n, depth = relevant.shape
@@ -60,8 +60,10 @@ def test_sets_are_compared_that_others_taught_at_every_level(kind, risk, one_key
     rankings, relevant, totals = one_key(120, 3)
     _, sizes = fit_score_function("auto", rankings, relevant, risk=risk, totals=totals)
     candidate_scores, matches = cross_fitted(kind, rankings, relevant)
-    prices = np.unique(candidate_scores[np.isfinite(candidate_scores)]).tolist()
-    table = [measured(candidate_scores, matches, totals, threshold, risk) for threshold in prices]
+    all_scores = np.unique(candidate_scores[np.isfinite(candidate_scores)]).tolist()
+    table = [
+        measured(candidate_scores, matches, totals, threshold, risk) for threshold in all_scores
+    ]
     found = sizes[kind.name]
     for alpha in RISKS[risk].levels:
         allowed = [row for row in table if row[0] <= alpha]
@@ -69,7 +71,7 @@ def test_sets_are_compared_that_others_taught_at_every_level(kind, risk, one_key
         if not allowed:
             continue
         best = allowed[0][1] if risk == "recall" else 1 / allowed[-1][2]
-        slack = 0 if kind is Constant else 0.05  # of few prices each is a threshold, else some are
+        slack = 0 if kind is Constant else 0.05  # of few scores each is a threshold, else some are
         assert best * (1 - 1e-9) <= found[alpha] <= best * (1 + slack + 1e-9)
     assert found
 
@@ -157,10 +159,10 @@ def test_labels_ranked_anew_are_compared_by_the_price_of_the_right_one(one_key):
     rankings, relevant, _ = one_key(200, 1)
     _, sizes = fit_score_function("auto", rankings, relevant)
     candidate_scores, matches = cross_fitted(SCORE_FUNCTIONS["reranked"], rankings, relevant)
-    prices = np.where(matches, candidate_scores, np.inf).min(axis=1)
+    all_scores = np.where(matches, candidate_scores, np.inf).min(axis=1)
     for alpha, size in sizes["reranked"].items():
         allowed = max(m for m in range(200) if binom.cdf(m, 200, alpha) <= 0.1)
-        threshold = sorted(prices.tolist())[::-1][allowed]
+        threshold = sorted(all_scores.tolist())[::-1][allowed]
         assert size == pytest.approx(
             np.mean((candidate_scores <= threshold * (1 + 1e-3)).sum(axis=1))
         )

@@ -27,7 +27,7 @@ def test_the_p_values_are_those_of_scipy(shift, later):
     ]
     expected = {
         "uncertainty": ks_2samp(calibration.uncertainty, recent.uncertainty).pvalue,
-        "score": ks_2samp(*ranks).pvalue,  # a constant score function's prices are in their order
+        "score": ks_2samp(*ranks).pvalue,  # a constant score function's scores are in their order
     }
     assert found.p_values == pytest.approx(expected)
     assert found.p_value == pytest.approx(min(1.0, 2 * min(expected.values())))

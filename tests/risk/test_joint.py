@@ -83,7 +83,7 @@ def loss(risk, held, relevant, total):
 
 
 def worst_p_values(outcomes, thresholds, alphas, naive_p_value):
-    """Of the sets of each threshold, whose ranks may cost a thousandth more than it."""
+    """Of the sets of each threshold, whose ranks may score a thousandth more than it."""
     values = []
     for threshold in thresholds.tolist():
         each = []
@@ -159,7 +159,7 @@ def test_the_thresholds_come_from_the_tuning_queries_and_span_all_their_sets(pai
     assert (np.diff(thresholds) > 0).all()
 
 
-def test_with_few_prices_every_one_is_a_threshold(outcomes):
+def test_with_few_scores_every_one_is_a_threshold(outcomes):
     asked = outcomes(100, 5)
     assert JointController(asked, asked).thresholds.tolist() == list(range(12))
 

@@ -12,7 +12,7 @@ RISKS = ("miss", "recall", "false-discovery")
 
 @pytest.fixture(scope="module")
 def drawn(queries):
-    """60 queries priced by a quantile score function; two have no true match anywhere."""
+    """60 queries scored by a quantile score function; two have no true match anywhere."""
     rankings, relevant, totals = queries(60, seed=0)
     relevant[:2], totals[:2] = False, 0
     score_function = Quantile(np.sort(queries(40, seed=1)[0].uncertainty))
@@ -164,15 +164,15 @@ def test_clusters_are_kept_by_subsets_and_in_storage(drawn):
 
 
 @pytest.mark.parametrize("number", [2, 17, 10_000])
-def test_steps_are_prices_that_the_mean_size_grows_by_evenly_in_its_logarithm(number, drawn):
-    prices = sorted(drawn.candidate_scores[np.isfinite(drawn.candidate_scores)].tolist())
-    largest = len(prices) / 60
+def test_steps_are_scores_that_the_mean_size_grows_by_evenly_in_its_logarithm(number, drawn):
+    all_scores = sorted(drawn.candidate_scores[np.isfinite(drawn.candidate_scores)].tolist())
+    largest = len(all_scores) / 60
     means = [largest ** (place / (number - 1)) for place in range(number)]
-    expected = {prices[min(int(mean * 60 + 1e-9), len(prices)) - 1] for mean in means}
+    expected = {all_scores[min(int(mean * 60 + 1e-9), len(all_scores)) - 1] for mean in means}
     steps = drawn.steps(number).tolist()
     assert steps == sorted(steps)
     assert len(set(steps) ^ expected) <= 2  # but for rounding
-    assert (steps[0], steps[-1]) == (0, prices[-1])
+    assert (steps[0], steps[-1]) == (0, all_scores[-1])
 
 
 def test_queries_that_are_joined_follow_each_other(queries):

@@ -96,14 +96,14 @@ def probabilities(score_function, rankings):
     return np.array(rows)
 
 
-def test_prices_are_one_over_the_isotonic_fit_of_the_probability_beyond_the_first_rank():
+def test_scores_are_one_over_the_isotonic_fit_of_the_probability_beyond_the_first_rank():
     score_function, (asked, _) = Learned.fit(*draw(300, 0)), draw(60, 1)
     chances = probabilities(score_function, asked)
     for i, row in enumerate(score_function.candidate_scores(asked)):
         there = np.isfinite(asked.distances[i])
         fit = IsotonicRegression(increasing=False).fit_transform(np.arange(7), chances[i, 1:])
-        prices = 1 / np.maximum(fit, 1e-9)
-        np.testing.assert_allclose(row[1:][there[1:]], prices[there[1:]], rtol=1e-6)
+        all_scores = 1 / np.maximum(fit, 1e-9)
+        np.testing.assert_allclose(row[1:][there[1:]], all_scores[there[1:]], rtol=1e-6)
         assert row[0] == 0
         assert (row[~there] == np.inf).all()
 
@@ -124,21 +124,21 @@ def test_no_sets_of_the_same_mean_size_hold_more_first_matches():
         assert value == pytest.approx(best[int(sizes.sum())], abs=1e-9)
 
 
-def test_sizes_are_the_number_of_all_prices_paid_however_few_ranks_are_looked_at():
+def test_sizes_are_the_number_of_scores_within_however_few_ranks_are_looked_at():
     score_function, (asked, _) = Learned.fit(*draw(300, 0, depth=40)), draw(60, 1, depth=40)
     candidate_scores = score_function.candidate_scores(asked)
     finite = np.unique(candidate_scores[np.isfinite(candidate_scores)]).astype(float)
     assert len(finite) > 50
     for threshold in np.concatenate([finite, finite / (1 + 1e-3) * (1 - 1e-6)]):
         assert score_function.sizes(asked, threshold).tolist() == [
-            sum(price <= threshold * (1 + 1e-3) for price in row) for row in candidate_scores
+            sum(score <= threshold * (1 + 1e-3) for score in row) for row in candidate_scores
         ]
 
 
 def test_first_matches_alike_at_forty_ranks_are_all_paid_for_at_once():
     chance = [1e-12, *(1 / (41 - k) for k in range(40))]  # 1/41 that the match is at rank 2 to 41
     logits = np.log(chance) - np.log1p(-np.array(chance))
-    features = Features(np.zeros(9), (False, False, True))
+    features = Features(np.zeros(9), (False, False, True, False))
     score_function = Learned(features, True, np.array([0, 0, 0, 1.0]), 0.0)
     asked = SearchResults(np.zeros(2), 41, candidate_uncertainty=np.tile(logits, (2, 1)))
     tolerated = 1 + 1e-3
@@ -166,8 +166,8 @@ def test_the_isotonic_fit_is_that_of_scipy_row_by_row(m):
     assert (np.diff(fitted, axis=1) <= 1e-10).all()
 
 
-def test_prices_never_fall_even_where_first_matches_are_as_rare_as_one_in_a_hundred_million():
-    features = Features(np.zeros(9), (False, False, True))
+def test_scores_never_fall_even_where_first_matches_are_as_rare_as_one_in_a_hundred_million():
+    features = Features(np.zeros(9), (False, False, True, False))
     score_function = Learned(features, True, np.array([0, 0, 0, 0.5]), -18.5)
     for seed in range(3):
         candidates = np.random.default_rng(seed).normal(size=(4096, 40))
@@ -207,7 +207,7 @@ def test_candidates_that_never_match_leave_one_rate_too():
 def test_a_stored_model_is_the_same_model(repeats):
     score_function, (asked, _) = Learned.fit(*draw(200, 0, repeats=repeats)), draw(50, 1)
     restored = Learned.from_state({name: v.copy() for name, v in score_function.state().items()})
-    assert (restored.features.uses, restored.repeats) == ((True, True, True), repeats)
+    assert (restored.features.uses, restored.repeats) == ((True, True, True, False), repeats)
     np.testing.assert_array_equal(restored.hazard(asked), score_function.hazard(asked))
     np.testing.assert_array_equal(
         restored.candidate_scores(asked), score_function.candidate_scores(asked)

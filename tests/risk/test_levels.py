@@ -26,7 +26,6 @@ from rcir.risk import (
     miss_rate_bound,
     p_value,
     required_calibration,
-    upper_confidence_bound,
 )
 
 BOUNDS = ("binomial", "hoeffding", "bentkus", "hoeffding-bentkus", "betting")
@@ -83,7 +82,6 @@ def test_every_other_controller_refuses_an_invalid_level(value, outcomes):
     abstention = AbstentionController(asked, asked)
     calls = [
         (lambda: p_value(1, 100, value), "alpha"),
-        (lambda: upper_confidence_bound([0, 1], value), "delta"),
         (lambda: recall.threshold(value, 0.1), "alpha"),
         (lambda: joint.threshold({"miss": value}, 0.1), "alpha of miss"),
         (lambda: joint.threshold({"miss": 0.1}, value), "delta"),

@@ -56,7 +56,7 @@ def test_candidates_are_taken_by_the_probability_of_a_regression_of_all(fitted, 
     assert moved > 10
 
 
-def test_prices_are_one_over_probabilities_and_never_fall(fitted, one_key):
+def test_scores_are_one_over_probabilities_and_never_fall(fitted, one_key):
     asked = one_key(200, 2)[0]
     ordered, columns = fitted.ordered(asked)
     candidate_scores = fitted.candidate_scores(asked)
@@ -109,7 +109,7 @@ def test_of_many_candidates_some_are_fitted_on(drawn, monkeypatch):
 
     monkeypatch.setattr(matching, "fit_logistic", seen)
     MatchProbability.fit(rankings, relevant)
-    monkeypatch.setattr(matching, "MOST", 300)
+    monkeypatch.setattr(matching, "MOST_CANDIDATES", 300)
     MatchProbability.fit(rankings, relevant)
     (every, matches), (some, few) = found
     assert (len(every), len(some)) == (int(rankings.there.sum()), 300)

@@ -39,7 +39,7 @@ def assert_smallest(controller, threshold, rankings, ranks, allowed):
     """At most `allowed` need more than threshold, more at any threshold below at which some set
     grows.
 
-    The sets hold what costs up to a thousandth more than threshold, too.
+    The sets hold what scores up to a thousandth more than threshold, too.
     """
     ordered, columns = controller.score_function.ordered(rankings)
     candidate_scores, needed = (

@@ -55,12 +55,12 @@ def loss(risk, held, relevant, total):
 
 
 def table(outcomes, risk):
-    """Of every price: it, and the mean loss of every cluster, or of every query."""
-    prices = np.unique(outcomes.candidate_scores[np.isfinite(outcomes.candidate_scores)])
+    """Of every score: it, and the mean loss of every cluster, or of every query."""
+    all_scores = np.unique(outcomes.candidate_scores[np.isfinite(outcomes.candidate_scores)])
     names = range(len(outcomes)) if outcomes.clusters is None else outcomes.clusters.tolist()
     members = {name: [i for i, other in enumerate(names) if other == name] for name in set(names)}
     found = []
-    for threshold in prices:
+    for threshold in all_scores:
         rows = zip(
             outcomes.candidate_scores <= threshold, outcomes.relevant, outcomes.totals, strict=True
         )

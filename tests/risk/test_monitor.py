@@ -152,7 +152,7 @@ def test_long_streams_are_the_same_in_any_parts(make, monkeypatch):
     losses = np.random.default_rng(4).uniform(size=3000) < np.repeat([0.05, 0.1, 0.2], 1000)
     whole, small = make(0.1), make(0.1)
     whole.update(losses)
-    monkeypatch.setattr("rcir.risk.monitor.BLOCK", 7)
+    monkeypatch.setattr("rcir.risk.monitor.LOSSES_TOGETHER", 7)
     small.update(losses)
     assert small.peak == pytest.approx(whole.peak, rel=1e-9)
     assert small.staked == pytest.approx(whole.staked, rel=1e-9)

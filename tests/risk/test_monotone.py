@@ -13,7 +13,7 @@ LEVELS = [(0.35, 0.1), (0.5, 0.01), (0.6, 0.5), (0.8, 0.1)]
 
 @pytest.fixture(scope="module")
 def pair(outcomes):
-    """Calibration queries and tuning queries, priced by a quantile score function."""
+    """Calibration queries and tuning queries, scored by a quantile score function."""
     score_function = Quantile(np.linspace(0, 1, 37))
     return outcomes(250, 0, matches=0.4, score_function=score_function), outcomes(
         90, 1, score_function=score_function
@@ -34,8 +34,8 @@ def losses_at(outcomes, threshold):
     ):
         hits = sum(
             1
-            for cost, match in zip(candidate_scores, relevant, strict=True)
-            if match * (cost <= threshold)
+            for score, match in zip(candidate_scores, relevant, strict=True)
+            if match * (score <= threshold)
         )
         losses.append(1 - hits / total if total else 1.0)
     return np.array(losses)

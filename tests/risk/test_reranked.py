@@ -115,7 +115,7 @@ def test_selection_score_is_the_chance_of_none_and_of_those_that_are_not_shown(
             assert selection_scores[i] == pytest.approx(sum(left) + chances[-1], abs=1e-5)
 
 
-def test_prices_are_one_over_probabilities_and_never_fall(fitted, one_key):
+def test_scores_are_one_over_probabilities_and_never_fall(fitted, one_key):
     asked = one_key(300, 3)[0]
     ordered, _ = fitted.ordered(asked)
     candidate_scores = fitted.candidate_scores(asked)
@@ -185,7 +185,7 @@ def test_first_matches_and_all_matches_fit_the_same(drawn, fitted):
 
 def test_of_many_queries_some_are_fitted_on(drawn, describe, monkeypatch):
     rankings, relevant, _ = drawn
-    monkeypatch.setattr(module, "MOST", 60)
+    monkeypatch.setattr(module, "MOST_QUERIES", 60)
     ordered, _ = Reranked.fit(rankings, relevant).ordered(rankings)
     some = np.random.default_rng(0).permutation(150)[:60].tolist()
     expected = by_scipy(rankings, relevant, some, describe)

@@ -63,7 +63,7 @@ def test_sizes_follow_the_definition_query_by_query(threshold):
         sizes = kind.fit(*split()).sizes(queries, threshold)
         for u, size in zip(queries.uncertainty, sizes, strict=True):
             grown = threshold * TOLERATED * scale(u)
-            slack = 1e-5 * grown  # where it is a whole number but for the rounding of prices
+            slack = 1e-5 * grown  # where it is a whole number but for the rounding of scores
             assert min(DEPTH, 1 + int(grown - slack)) <= size <= min(DEPTH, 1 + int(grown + slack))
 
 
@@ -76,7 +76,7 @@ def test_a_scaled_price_is_the_number_of_ranks_before_over_the_scale_in_single_p
         assert row.tolist() == [float(np.float32(k) / np.float32(scale)) for k in range(DEPTH)]
 
 
-def test_prices_start_at_zero_and_never_fall(score_function):
+def test_scores_start_at_zero_and_never_fall(score_function):
     candidate_scores = score_function.candidate_scores(asked())
     assert candidate_scores.shape == (404, DEPTH)
     assert candidate_scores.dtype == np.float32

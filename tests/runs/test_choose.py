@@ -12,11 +12,11 @@ from scipy.stats import binom
 import rcir
 from calibration import CalibrationConfig, EvaluationConfig, calibrate, evaluate_retriever
 from rcir.cli import main
-from rcir.runs.compare import LOOKED
 from rcir.data import DataConfig, load_splits
 from rcir.errors import InvalidConfig, RiskUnattainable
-from rcir.runs.results import TEST, RunResults
 from rcir.retrieval.storage import load, save
+from rcir.runs.compare import LOOKED
+from rcir.runs.results import TEST, RunResults
 from training import train
 
 ALPHA, DELTA = 0.3, 0.1
@@ -29,7 +29,7 @@ def originals(tiny, tracking_uri, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
-        patch.setattr("calibration.drawing.draw", lambda *_: {})
+        patch.setattr("calibration.drawing.draw_figures", lambda *_: {})
         config = tiny("larger", seed=4)
         larger = train(config)
         other = train(replace(config, name="other", epochs=1))
@@ -150,7 +150,7 @@ def test_a_comparison_without_a_choice_warns_and_marks_nothing(calibrated, capsy
 def test_an_evaluation_of_the_chosen_one_measures_the_sets_that_it_returns(
     calibrated, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("calibration.drawing.draw", lambda *_: {})
+    monkeypatch.setattr("calibration.drawing.draw_figures", lambda *_: {})
     size = chosen(capsys, *calibrated)["choice"]["mean_size"]
     (folder,) = (f for f in calibrated if load(f / "retriever").chosen_among == 3)
     config = EvaluationConfig(str(folder / "retriever"), str(tmp_path / "again"), (ALPHA,), DELTA)

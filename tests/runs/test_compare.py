@@ -13,9 +13,9 @@ from mlflow import MlflowClient
 
 from calibration import CalibrationConfig, calibrate
 from rcir.cli import main
-from rcir.runs.results import TEST, VALIDATION, RunResults
 from rcir.risk import Certified
 from rcir.runs.folder import RunFolder
+from rcir.runs.results import TEST, VALIDATION, RunResults
 from training import train
 
 ALPHAS = ("0.2", "0.3")
@@ -29,7 +29,7 @@ def calibrated(trained, tiny, tracking_uri, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
-        patch.setattr("calibration.drawing.draw", lambda *_: {})
+        patch.setattr("calibration.drawing.draw_figures", lambda *_: {})
         config = tiny("other", seed=4)
         other = train(replace(config, epochs=1, encoder=replace(config.encoder, dim=4)))
         for run, name in ((trained, "first"), (other, "second")):

@@ -56,7 +56,7 @@ class Queries:
 @dataclass(frozen=True)
 class World:
     """A score function, the split that it was fitted on, and the queries there are, both as it
-    prices.
+    scores them.
     """
 
     score_function: ScoreFunction
@@ -152,9 +152,9 @@ def true_risk():
     """`true_risk(outcomes, risk)`: a function from thresholds to the exact mean loss of all
     outcomes.
 
-    Of the sets that are given out, which hold what costs up to a tolerance more than threshold. The
-    loss of a query changes by a known amount at the price of each rank, so that one sort of all
-    prices and the running sum of the changes give the risk of every threshold.
+    Of the sets that are given out, which hold what scores up to a tolerance more than threshold.
+    The loss of a query changes by a known amount at the score of each candidate, so that one sort
+    of all scores and the running sum of the changes give the risk of every threshold.
     """
 
     def true_risk(outcomes, risk):
@@ -167,13 +167,13 @@ def true_risk():
         changes = np.diff(losses, axis=1, prepend=0)
         known = np.isfinite(outcomes.candidate_scores)
         order = np.argsort(outcomes.candidate_scores[known])
-        prices = outcomes.candidate_scores[known][order]
+        all_scores = outcomes.candidate_scores[known][order]
         risks = np.concatenate([[0], np.cumsum(changes[known][order])]) / len(outcomes)
 
         def of(thresholds):
             thresholds = np.asarray(thresholds, np.float64)
             largest = np.minimum(thresholds * (1 + TOLERANCE), np.finfo(np.float32).max)
-            place = np.searchsorted(prices, largest.astype(np.float32), side="right")
+            place = np.searchsorted(all_scores, largest.astype(np.float32), side="right")
             # Rounded, so that a risk of exactly alpha is not above it.
             return np.where(np.isnan(thresholds), np.nan, np.round(risks[place], 9))
 

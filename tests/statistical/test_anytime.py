@@ -41,7 +41,7 @@ def test_the_risk_is_ever_above_alpha_with_probability_delta_at_most(scores, exc
 
     wrong = ever_wrong(scores, alpha, allowed)
     assert excess(wrong, delta) <= 3
-    assert wrong.mean() > delta / 4  # the price of looking is not paid twice
+    assert wrong.mean() > delta / 4  # looking often is not allowed for twice
 
 
 def looks(scores, alpha, delta, anytime):

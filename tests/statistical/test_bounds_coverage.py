@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from rcir.risk import Bound, miss_rate_bound, upper_confidence_bound
-from rcir.risk.means import bets, capital
+from rcir.risk import Bound, miss_rate_bound
+from rcir.risk.bounds import mean_bound
 
 pytestmark = pytest.mark.statistical
 
-DELTA, SAMPLES, GOAL = 0.1, 4_000, math.log(1 / 0.1)
+DELTA, SAMPLES = 0.1, 4_000
 
 FEWER = {"SAMPLES": 2}
 
@@ -37,7 +37,7 @@ def samples(source, n):
 @pytest.mark.parametrize("bound", [bound for bound in get_args(Bound) if bound != "binomial"])
 def test_a_bound_is_below_the_mean_in_at_most_delta_of_the_samples(excess, bound, source, n):
     losses, mean = samples(source, n)
-    bounds = np.array([upper_confidence_bound(sample, DELTA, bound) for sample in losses])
+    bounds = np.array([mean_bound(math.fsum(each), n, DELTA, bound) for each in losses])
     assert excess(bounds < mean, DELTA) <= 3
 
 
@@ -57,7 +57,7 @@ def test_a_bound_of_a_miss_rate_is_below_it_in_at_most_delta_of_the_samples(
 @pytest.mark.parametrize("n", [30, 300])
 def test_the_exact_bound_fails_as_often_as_whole_numbers_of_misses_allow(excess, n):
     losses = np.random.default_rng(n).uniform(size=(SAMPLES, n)) < 0.1
-    failed = [upper_confidence_bound(sample, DELTA, "binomial") < 0.1 for sample in losses]
+    failed = [mean_bound(int(each.sum()), n, DELTA, "binomial") < 0.1 for each in losses]
     probabilities = binom.cdf(np.arange(n), n, 0.1)
     assert excess(failed, DELTA) <= 3
     assert abs(excess(failed, probabilities[probabilities <= DELTA].max())) <= 3
@@ -73,32 +73,3 @@ def test_a_normal_approximation_would_be_noticed(excess):
     losses, mean = samples("rare and large", 30)
     bounds = losses.mean(axis=1) + norm.ppf(1 - DELTA) * losses.std(axis=1) / math.sqrt(30)
     assert excess(bounds < mean, DELTA) > 3
-
-
-# What is owned by who bets that the mean is below the true one: if it ever reaches 1 / delta, the
-# bound is below the true mean.
-
-
-@pytest.mark.parametrize("source", ["skewed", "rare and large", "recall of three"])
-def test_winnings_of_two_halves_at_their_best_moments_would_be_noticed(excess, source):
-    losses, mean = samples(source, 300)
-    right, wrong = [], []
-    for sample in losses:
-        log = capital(sample, mean, bets(sample, DELTA))
-        right.append(bool(log.max() > GOAL))
-        # To save memory the halves are worked through by themselves, and the best of either is
-        # multiplied. Nobody could own that: it leaves each half at its peak, chosen afterwards.
-        second = log[150:] - log[149]
-        wrong.append(bool(log[:150].max() + second.max() > GOAL))
-    assert excess(right, DELTA) <= 3
-    assert excess(wrong, DELTA) > 3
-
-
-@pytest.mark.parametrize("source", ["skewed", "rare and large"])
-def test_stakes_that_have_seen_the_loss_they_bet_on_would_be_noticed(excess, source):
-    losses, mean = samples(source, 300)
-    wrong = []
-    for sample in losses:
-        stakes = bets(np.append(sample, 0.0), DELTA)[1:]  # not shifted by one loss
-        wrong.append(bool(capital(sample, mean, stakes).max() > GOAL))
-    assert excess(wrong, DELTA) > 3

@@ -51,12 +51,12 @@ def failures(risk):
 
     def failures(retrievers, among):
         rng = np.random.default_rng(retrievers)
-        prices = np.arange(DEPTH, dtype=np.float32)[None]
+        all_scores = np.arange(DEPTH, dtype=np.float32)[None]
         failed = []
         for _ in range(DRAWS):
             ranks = drawn_ranks(rng, retrievers, N)
             scores = np.where(ranks < DEPTH, ranks, np.inf).astype(np.float32)
-            runs = [[Certified(each, prices)] for each in scores]
+            runs = [[Certified(each, all_scores)] for each in scores]
             chosen = smallest_certified(runs, ALPHA, DELTA, among)
             if chosen is None:
                 failed.append(False)  # refused
@@ -90,8 +90,8 @@ def test_the_smallest_of_several_fails_too_often_if_none_is_certified_for_it(
 def test_one_that_was_chosen_among_several_answers_with_the_sets_it_was_chosen_for():
     rng = np.random.default_rng(5)
     ranks = drawn_ranks(rng, 12, 400)
-    prices = np.arange(DEPTH, dtype=np.float32)[None]
-    runs = [[Certified(each.astype(np.float32), prices)] for each in ranks]
+    all_scores = np.arange(DEPTH, dtype=np.float32)[None]
+    runs = [[Certified(each.astype(np.float32), all_scores)] for each in ranks]
     chosen = smallest_certified(runs, ALPHA, DELTA, 12)
     relevant = np.arange(DEPTH) == ranks[chosen][:, None]
     queries = SearchResults(np.zeros(400), depth=DEPTH)

@@ -38,7 +38,7 @@ def drawn(clusters, correlation, rng):
 
 
 def first_matches(outcomes):
-    """The same as far as misses go: of each query the first match alone, at its price."""
+    """The same as far as misses go: of each query the first match alone, at its score."""
     ones = np.ones(len(outcomes), np.int64)
     found = np.isfinite(outcomes.scores)[:, None]
     scores = outcomes.scores[:, None]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rcir.risk import Certified, mean_size
-from rcir.risk.certified import bootstrap, compare, interval
+from rcir.risk.certified import bootstrap, compare_sizes, interval
 
 pytestmark = pytest.mark.statistical
 
@@ -64,7 +64,7 @@ def departure(pairs, interval_of):
 
 
 def compared(_, pair):
-    found = compare(pair, ALPHA, DELTA, DRAWS)[1][0]
+    found = compare_sizes(pair, ALPHA, DELTA, DRAWS)[1][0]
     return found.low, found.high
 
 
@@ -115,7 +115,7 @@ def held(n, alpha, parts=1, alike=False):
     found = []
     for seed in range(REPEATED_FEW):
         drawn = pair()
-        (size, _), (other,) = compare(drawn, alpha, DELTA, 500)
+        (size, _), (other,) = compare_sizes(drawn, alpha, DELTA, 500)
         ends = [(each.low, each.high) for each in (size, other)]
         if size.low is None:
             rows = bootstrap(drawn, alpha, DELTA, DRAWS, seed)
@@ -160,7 +160,7 @@ def test_runs_that_do_not_differ_rarely_seem_to():
     wrong = []
     for _ in range(PAIRS):
         runs = drawn_runs(rng, 1, skills=(1.0,) * 4)
-        wrong.append(any(one.beyond_noise for one in compare(runs, ALPHA, DELTA, DRAWS)[1]))
+        wrong.append(any(one.beyond_noise for one in compare_sizes(runs, ALPHA, DELTA, DRAWS)[1]))
     assert np.mean(wrong) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / PAIRS)
 
 
@@ -172,7 +172,7 @@ def test_a_run_that_is_first_for_its_size_rarely_seems_better_than_those_it_is_l
         runs = drawn_runs(rng, 1, skills=(1.0,) * 12)
         runs.sort(key=lambda parts: mean_size(parts, ALPHA, DELTA))
         for allowed, found in wrong.items():
-            others = compare(runs, ALPHA, DELTA, DRAWS, first_is_best=allowed)[1]
+            others = compare_sizes(runs, ALPHA, DELTA, DRAWS, first_is_best=allowed)[1]
             found.append(any(one.beyond_noise for one in others))
     noise = 3 * np.sqrt(0.05 * 0.95 / REPEATED)
     assert np.mean(wrong[True]) <= 0.05 + noise < np.mean(wrong[False])

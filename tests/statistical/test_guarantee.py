@@ -56,8 +56,8 @@ def test_the_exact_risk_is_what_sets_of_the_whole_population_show(
     worlds, everybody, true_risk, name, risk
 ):
     world = worlds[name]
-    prices = world.population.candidate_scores[np.isfinite(world.population.candidate_scores)]
-    thresholds = np.quantile(prices, [0, 0.2, 0.5, 0.9], method="lower")
+    all_scores = world.population.candidate_scores[np.isfinite(world.population.candidate_scores)]
+    thresholds = np.quantile(all_scores, [0, 0.2, 0.5, 0.9], method="lower")
     for threshold, exact in zip(
         thresholds, true_risk(world.population, risk)(thresholds), strict=True
     ):
@@ -124,7 +124,7 @@ def test_sets_of_distinct_keys_hold_what_is_promised(
     assert excess(true_risk(population, "miss")(thresholds) > 0.1, DELTA) <= 3
     sizes = score_function.sizes(rankings, np.nanmedian(thresholds))
     held = (np.arange(rankings.depth) < sizes[:, None]) & (rankings.keys >= 0)
-    assert (held.sum(axis=1) == sizes).all()  # nobody pays for a key that is not there
+    assert (held.sum(axis=1) == sizes).all()  # no set holds a key that is not there
 
 
 def test_one_miss_too_many_would_be_noticed(failures, excess):
@@ -162,7 +162,7 @@ def test_scaling_by_each_batch_s_own_range_of_uncertainty_would_be_noticed(
 
 @pytest.fixture(scope="module")
 def few(queries):
-    """A population so small that each draw can price all of it by a score function of its own."""
+    """A population so small that each draw can score all of it by a score function of its own."""
     return queries(1_000, seed=3)
 
 

@@ -19,7 +19,7 @@ IN_USE = {"day": 0.2, "dusk": 0.3, "night": 0.5}
 
 @pytest.fixture(scope="module")
 def populations():
-    """By group: queries with one to three matches, the prices of which are continuous."""
+    """By group: queries with one to three matches, the scores of which are continuous."""
     rng = np.random.default_rng(0)
 
     def population(hardness):

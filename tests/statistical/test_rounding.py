@@ -181,11 +181,11 @@ def test_pictures_of_the_tuning_split_are_scaled_alike_when_they_are_asked_again
 @pytest.mark.parametrize("name", ["minmax", "learned", "boosted", "reranked"])
 def test_the_tolerance_makes_sets_larger_by_less_than_half_a_percent(worlds, name):
     population = worlds[name].population
-    prices = population.candidate_scores[np.isfinite(population.candidate_scores)]
+    all_scores = population.candidate_scores[np.isfinite(population.candidate_scores)]
     for threshold in np.quantile(
         score_at_rank(population.candidate_scores, population.ranks), [0.8, 0.85, 0.9]
     ):
-        exact = np.searchsorted(np.sort(prices), np.float32(threshold), side="right") / len(
+        exact = np.searchsorted(np.sort(all_scores), np.float32(threshold), side="right") / len(
             population
         )
         assert set_sizes(population.candidate_scores, float(threshold)).mean() <= 1.005 * exact

@@ -71,7 +71,7 @@ class Risk(ABC):
         return True
 
     def certify(self, controller: RiskController, request: Request) -> Guarantee:
-        """What certifies a request for this risk alone.
+        """Certify a request for this risk alone.
 
         Raises:
             InvalidConfig: it cannot be asked for like that.

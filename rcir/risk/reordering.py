@@ -1,0 +1,57 @@
+"""Score functions that put the candidates into an order of their own: the likeliest first."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.risk.features import Features
+from rcir.risk.hazard import inverse_scores
+from rcir.risk.score_functions import FittedState, Results, ScoreFunction
+from rcir.risk.search_results import SearchResults
+
+
+class ReorderingScore(ScoreFunction):
+    """Takes the likeliest candidate first; scores of one over the probabilities.
+
+    Attributes:
+        features: what the model looks at.
+        weights: of the features, in their order.
+        constant: the model's other number; `CONSTANT` is its name in a stored state.
+    """
+
+    CONSTANT: ClassVar[str]
+
+    def __init__(self, features: Features, weights: NDArray[np.float64], constant: float) -> None:
+        self.features = features
+        self.weights = weights
+        self.constant = constant
+
+    @abstractmethod
+    def _order(self, results: SearchResults) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The (n, depth) columns in the new order, and the probabilities in that order."""
+
+    def ordered(self, results: Results) -> tuple[Results, NDArray[np.int64] | None]:
+        if results.probability is not None:
+            return results, None
+        columns, probability = self._order(results)
+        return results.reordered(columns, probability), columns
+
+    def candidate_scores(self, results: SearchResults) -> NDArray[np.float32]:
+        ordered, _ = self.ordered(results)
+        candidate_scores = inverse_scores(ordered.known("probability"))
+        candidate_scores[:, 0] = 0  # the first candidate is in every set
+        candidate_scores[~ordered.there] = np.inf
+        return candidate_scores
+
+    def state(self) -> FittedState:
+        constant = {self.CONSTANT: np.array([self.constant])}
+        return {"weights": self.weights, **constant, **self.features.state()}
+
+    @classmethod
+    def from_state(cls, state: FittedState) -> Self:
+        features, _ = Features.from_state(state)
+        return cls(features, state["weights"], float(state[cls.CONSTANT][0]))
