@@ -134,6 +134,7 @@ def test_nodes_and_workers_may_be_lost(cluster, undisturbed, tiny, tmp_path, cap
     assert_same_weights(found, undisturbed)
 
 
+@pytest.mark.slow  # without workers it is tested in test_killed.py
 def test_a_killed_driver_is_started_again(cluster, undisturbed, tiny, tmp_path):
     """The process that waits for the workers; they end with it, and another one continues."""
     # Not a range of workers: Ray keeps what such a driver reserved for three more minutes.
