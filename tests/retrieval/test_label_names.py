@@ -23,7 +23,9 @@ def named(images):
 def people(retriever, splits):
     """A gallery whose labels have names, calibrated."""
     built = Retriever.build(retriever.encoder, Preprocessing(), named(splits.gallery), depth=150)
-    built.calibrate(built.search_labelled(splits.tuning), built.search_labelled(splits.calibration), "constant")
+    built.calibrate(
+        built.search_labelled(splits.tuning), built.search_labelled(splits.calibration), "constant"
+    )
     return built
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.training.test_micro_batches import epochs, forward_passes, trainer_of
 
 from rcir.data import DataConfig, ImageSet, load_splits
 from rcir.data.relevance import SameLabel
@@ -13,6 +12,7 @@ from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.mining import MiningConfig
 from tests.training.test_learning import OPTIONS, recall
+from tests.training.test_micro_batches import epochs, forward_passes, trainer_of
 from training import TrainingConfig, train
 
 SAMPLED = MiningConfig("nearest", "hardest", cache="sampled", sample=60, refresh=7)
