@@ -113,8 +113,9 @@ def is_dead(other: str) -> bool:
         >>> is_dead(owner())
         False
     """
-    host, number, start = other.split("-")
-    if host != _host():
+    host, _, told = other.partition("-")
+    number, _, start = told.partition("-")
+    if host != _host() or not (number.isdecimal() and start.isdecimal()):
         return False  # that cannot be told from here
     try:
         os.kill(int(number), 0)

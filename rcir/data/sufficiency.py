@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from rcir.data.records import ImageSet, Splits
 
 LEAST = {"tuning": 2, "calibration": 1, "test": 1}  # queries
-VALIDATION = 3  # images
-ALPHA = DELTA = 0.1
+LEAST_VALIDATION = 3  # images
+WANTED_ALPHA = 0.1
 
 
 def shortages(splits: Splits) -> list[str]:
@@ -32,9 +32,9 @@ def shortages(splits: Splits) -> list[str]:
             f"no anchor has a positive and a negative: of {len(splits.train)} training images one "
             "must match another one and not match a third"
         )
-    if len(splits.validation) < VALIDATION or not np.any(_matches(splits.validation) > 1):
+    if len(splits.validation) < LEAST_VALIDATION or not np.any(_matches(splits.validation) > 1):
         found.append(
-            f"validation has {len(splits.validation)} images, needed are {VALIDATION}, two of "
+            f"validation has {len(splits.validation)} images, needed are {LEAST_VALIDATION}, two of "
             "which match"
         )
     sizes = {name: len(getattr(splits, name)) for name in LEAST}
@@ -51,12 +51,12 @@ def calibration_note(splits: Splits) -> str | None:
 
     Without a single miss among n queries, 1 - delta ** (1 / n) is the smallest level.
     """
-    n, needed = len(splits.calibration), math.ceil(math.log(DELTA) / math.log(1 - ALPHA))
+    n, needed = len(splits.calibration), math.ceil(math.log(DELTA) / math.log(1 - WANTED_ALPHA))
     if n >= needed:
         return None
     return (
         f"note: {n} calibration queries certify no alpha below {1 - DELTA ** (1 / n):.2f} at delta "
-        f"= {DELTA:g}, whatever the encoder; for alpha = {ALPHA:g} it takes {needed}, better some "
+        f"= {DELTA:g}, whatever the encoder; for alpha = {WANTED_ALPHA:g} it takes {needed}, better some "
         "hundred: have more images of the classes that evaluate"
     )
 
