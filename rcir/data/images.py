@@ -70,6 +70,8 @@ def read_image(
             pixels (known from the header, before anything is decoded), deeper than 8 bits, or of a
             wrong type.
     """
+    if isinstance(source, np.ndarray):
+        return _read(source, channels, size)
     with _no_warnings():
         return _read(source, channels, size)
 

@@ -137,7 +137,7 @@ class Retriever(CalibratedSearcher):
         controller: RiskController,
         guarantee: Guarantee,
     ) -> list[Retrieval]:
-        found = self.search(queries)
+        found = self._search(queries)  # the fingerprints were compared already
         if guarantee.distinct is not None:
             found = found.distinct()
         found, _ = controller.score_function.ordered(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -159,6 +159,14 @@ class Searcher(VectorSearcher):
             InvalidConfig, InvalidImage: as `embed` does.
             InvalidData: of vectors of another length than those of the gallery, NaN or infinite.
         """
+        return self._search(queries, embedder, self.fingerprints())
+
+    def _search(
+        self,
+        queries: Images | NDArray[np.floating[Any]] | Embedding,
+        embedder: Embed | None = None,
+        fingerprints: Mapping[str, str] | None = None,
+    ) -> SearchResults:
         embedding, images = self._embedded(queries, embedder)
         vectors, uncertainty = _arrays(embedding)
         distances, positions, cosine = self.nearest(vectors)
@@ -177,7 +185,7 @@ class Searcher(VectorSearcher):
             positions=positions,
             vectors=vectors,
             images=images,
-            fingerprints=self.fingerprints(),
+            fingerprints=fingerprints,
         )
 
     def search_labelled(

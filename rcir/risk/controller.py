@@ -22,6 +22,8 @@ from rcir.risk.risks import Risk
 from rcir.risk.score_functions import ScoreFunction
 from rcir.risk.search_results import SearchResults
 
+MOST_KEPT = 1000  # decisions, with what they are made from
+
 
 class RiskController:
     """Everything that tuning split and calibration queries support, by request.
@@ -116,6 +118,15 @@ class RiskController:
                 "calibration queries were added one by one, so that a guarantee has to hold at "
                 "every moment: ask with anytime=True"
             )
+        try:
+            hash(request)
+        except TypeError:  # several levels, or the shares of a mix
+            return self._decide(request)
+        if len(self._made) > MOST_KEPT:  # whoever sweeps over alpha asks for each once
+            self._made.clear()
+        return self.once(request, lambda: self._decide(request))  # type: ignore[no-any-return]
+
+    def _decide(self, request: Request) -> Guarantee:
         if request.mix == "any":
             return self._of_any_mix(request)
         try:

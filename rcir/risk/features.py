@@ -64,8 +64,14 @@ class Features:
                     f"the score function was fitted with {name}, which the queries lack"
                 )
 
-    def of(self, results: SearchResults, columns: int) -> list[NDArray[Any]]:
+    def of(
+        self, results: SearchResults, columns: int, distinct: bool = False
+    ) -> list[NDArray[Any]]:
         """Arrays that broadcast to (n, columns), one a feature.
+
+        Args:
+            columns: how many candidates of each query are looked at.
+            distinct: whether no two candidates of a query have the same key.
 
         Raises:
             InvalidData: the queries lack what the tuning split had.
@@ -77,12 +83,15 @@ class Features:
         if self.uses[0] and results.distances is not None:
             features += _neighbourhood(results.distances, columns)
         if self.uses[1] and results.keys is not None:
-            before = earlier_of_same_key(results.keys[:, :columns])
             votes = results.votes
             if votes is None:
                 votes = count_votes(results.keys, columns)
-            keys_before = np.log(np.cumsum(before == 0, axis=1))
-            features += [votes[:, :columns], keys_before, np.log1p(before)]
+            features.append(votes[:, :columns])
+            if distinct:
+                features += [number, np.zeros((1, 1))]
+            else:
+                before = earlier_of_same_key(results.keys[:, :columns])
+                features += [np.log(np.cumsum(before == 0, axis=1)), np.log1p(before)]
         if self.uses[2] and results.candidate_uncertainty is not None:
             features.append(results.candidate_uncertainty[:, :columns])
         if self.uses[3] and results.votes is not None:

@@ -41,10 +41,14 @@ class ReorderingScore(ScoreFunction):
         return results.reordered(columns, probability), columns
 
     def candidate_scores(self, results: SearchResults) -> NDArray[np.float32]:
+        return self._candidate_scores(results, results.depth)
+
+    def _candidate_scores(self, results: SearchResults, columns: int) -> NDArray[np.float32]:
+        """The first columns of `candidate_scores`."""
         ordered, _ = self.ordered(results)
-        candidate_scores = inverse_scores(ordered.known("probability"))
+        candidate_scores = inverse_scores(ordered.known("probability")[:, :columns])
         candidate_scores[:, 0] = 0  # the first candidate is in every set
-        candidate_scores[~ordered.there] = np.inf
+        candidate_scores[~ordered.there[:, :columns]] = np.inf
         return candidate_scores
 
     def state(self) -> FittedState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -12,7 +13,7 @@ from rcir.errors import InvalidData
 from rcir.risk.features import PROFILE, Features, linear
 from rcir.risk.hazard import FLOOR
 from rcir.risk.reordering import ReorderingScore
-from rcir.risk.score_functions import check_split
+from rcir.risk.score_functions import TOLERANCE, check_split, set_sizes
 from rcir.risk.search_results import SearchResults, first_of_each_key
 
 MOST_QUERIES = 5000  # queries that the model is fitted on
@@ -93,14 +94,23 @@ class Reranked(ReorderingScore):
         largest = np.maximum(ordered[:, :1], self.constant)
         odds = np.exp(ordered - largest)
         probability = odds / (odds.sum(axis=1, keepdims=True) + np.exp(self.constant - largest))
-        # Where a candidate goes: keys by their probability, then what repeats a key, as it stood.
-        place = np.arange(results.depth) + np.full((len(results), 1), results.depth)
-        rows, labels = np.nonzero(np.take_along_axis(known, order, axis=1))
-        place[rows, columns[rows, order[rows, labels]]] = labels
-        taken = np.argsort(place, axis=1, kind="stable")
-        spread = np.zeros(place.shape)
+        # Keys by their probability, then what repeats a key, as it stood.
+        shape = (len(results), results.depth)
+        rows, labels = np.nonzero(known)  # what is not known comes last
+        first = columns[rows, order[rows, labels]]
+        repeats = np.ones(shape, bool)
+        repeats[rows, first] = False
+        taken = np.empty(shape, np.int64)
+        taken[rows, labels] = first
+        taken[np.arange(results.depth) >= known.sum(axis=1, keepdims=True)] = np.nonzero(repeats)[1]
+        spread = np.zeros(shape)
         spread[:, : probability.shape[1]] = probability
         return taken, spread
+
+    def sizes(self, results: SearchResults, threshold: float) -> NDArray[np.int64]:
+        # Of probabilities that sum to 1, few are 1 / threshold or more.
+        columns = int(min(2 + threshold * (1 + TOLERANCE), results.depth)) if threshold >= 0 else 1
+        return set_sizes(self._candidate_scores(results, columns), threshold)
 
     def selection_score(self, results: SearchResults, size: int) -> NDArray[np.float64]:
         probability = np.asarray(self.ordered(results)[0].probability)
@@ -116,7 +126,8 @@ def _labels(
     features.check(results)  # of distinct ones, distances are always given
     columns = results.key_columns(least=max(PROFILE))
     width = max(1, int((columns >= 0).sum(axis=1).max(initial=0)))
-    arrays = features.of(results.distinct(columns), width)
+    known = replace(results, positions=None)  # not asked for here
+    arrays = features.of(known.distinct(columns), width, distinct=True)
     columns = columns[:, :width]
     return columns, columns >= 0, arrays
 

@@ -13,6 +13,7 @@ from rcir.errors import InvalidData
 from rcir.metrics.checks import Floats
 
 VOTERS = 30
+DENSE = 8  # numbers that keys may span for each column, to be looked up in a table
 
 
 @dataclass(frozen=True)
@@ -201,8 +202,11 @@ def take_columns(
     values: NDArray[Any], columns: NDArray[np.int64], filler: float | bool
 ) -> NDArray[Any]:
     """(n, depth) `values` at `columns` of each row, `filler` where the column is -1."""
-    taken = np.take_along_axis(values, np.maximum(columns, 0), axis=1)
-    taken[columns < 0] = filler
+    missing = columns < 0
+    if not missing.any():
+        return np.take_along_axis(values, columns, axis=1)
+    taken = np.take_along_axis(values, np.where(missing, 0, columns), axis=1)
+    taken[missing] = filler
     return taken
 
 
@@ -233,10 +237,32 @@ def first_of_each_key(keys: NDArray[np.int64]) -> NDArray[np.int64]:
         >>> first_of_each_key(np.array([[7, 4, 7, 2]])).tolist()
         [[0, 1, 3, -1]]
     """
-    first = (earlier_of_same_key(keys) == 0) & (keys >= 0)
-    columns = np.argsort(~first, axis=1, kind="stable")
-    columns[np.arange(keys.shape[1]) >= first.sum(axis=1, keepdims=True)] = -1
+    first = _is_first(keys) & (keys >= 0)
+    counts = first.sum(axis=1)
+    rows, found = np.nonzero(first)
+    columns = np.full(keys.shape, -1, np.int64)
+    columns[rows, np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)] = found
     return columns
+
+
+def _is_first(keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """(n, depth) whether no candidate before it has a candidate's key."""
+    lowest, span = _span(keys)
+    if span > DENSE * keys.shape[1]:
+        return np.asarray(earlier_of_same_key(keys) == 0)
+    # Where each key stands, written from the last candidate to the first: the first one stays.
+    # Of one dimension and contiguous, for else numpy may write in another order.
+    cells = (keys - lowest + span * np.arange(len(keys))[:, None]).ravel()
+    places = np.arange(cells.size)
+    table = np.empty(span * len(keys), np.int64)
+    table[np.ascontiguousarray(cells[::-1])] = np.ascontiguousarray(places[::-1])
+    return np.asarray((table[cells] == places).reshape(keys.shape))
+
+
+def _span(*keys: NDArray[np.int64]) -> tuple[int, int]:
+    """The lowest of all keys, and how many numbers there are from it to the highest."""
+    lowest = min((int(each.min()) for each in keys if each.size), default=0)
+    return lowest, max((int(each.max()) for each in keys if each.size), default=0) - lowest + 1
 
 
 def count_votes(
@@ -251,6 +277,12 @@ def count_votes(
         [[1, 2]]
     """
     shown = keys[:, :columns] if of is None else of
+    voting = keys[:, :VOTERS]
+    lowest, span = _span(shown, voting)
+    if span <= DENSE * max(1, shown.shape[1]):
+        cells = voting - lowest + span * np.arange(len(keys))[:, None]
+        counts = np.bincount(cells.ravel(), minlength=span * len(keys))
+        return np.take_along_axis(counts.reshape(-1, span), shown - lowest, axis=1)
     votes = np.zeros(shown.shape, np.int64)
     for voter in range(min(VOTERS, keys.shape[1])):
         votes += shown == keys[:, voter, None]
