@@ -57,8 +57,8 @@ def calibration_note(splits: Splits) -> str | None:
         return None
     return (
         f"note: {n} calibration queries certify no alpha below {1 - DELTA ** (1 / n):.2f} at delta "
-        f"= {DELTA:g}, whatever the encoder; for alpha = {WANTED_ALPHA:g} it takes {needed}, better "
-        "some hundred: have more images of the classes that evaluate"
+        f"= {DELTA:g}, whatever the encoder; for alpha = {WANTED_ALPHA:g} it takes {needed}, "
+        "better some hundred: have more images of the classes that evaluate"
     )
 
 
