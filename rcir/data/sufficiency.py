@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.records import ImageSet, Splits
+from rcir.levels import DELTA
 
 LEAST = {"tuning": 2, "calibration": 1, "test": 1}  # queries
 LEAST_VALIDATION = 3  # images
@@ -34,8 +35,8 @@ def shortages(splits: Splits) -> list[str]:
         )
     if len(splits.validation) < LEAST_VALIDATION or not np.any(_matches(splits.validation) > 1):
         found.append(
-            f"validation has {len(splits.validation)} images, needed are {LEAST_VALIDATION}, two of "
-            "which match"
+            f"validation has {len(splits.validation)} images, needed are {LEAST_VALIDATION}, two "
+            "of which match"
         )
     sizes = {name: len(getattr(splits, name)) for name in LEAST}
     found += [
@@ -56,8 +57,8 @@ def calibration_note(splits: Splits) -> str | None:
         return None
     return (
         f"note: {n} calibration queries certify no alpha below {1 - DELTA ** (1 / n):.2f} at delta "
-        f"= {DELTA:g}, whatever the encoder; for alpha = {WANTED_ALPHA:g} it takes {needed}, better some "
-        "hundred: have more images of the classes that evaluate"
+        f"= {DELTA:g}, whatever the encoder; for alpha = {WANTED_ALPHA:g} it takes {needed}, "
+        "better some hundred: have more images of the classes that evaluate"
     )
 
 
