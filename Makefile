@@ -38,8 +38,11 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# One that cannot go on, such as without the data set, does not keep the others from running.
 bench: setup
-	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@failed=; for script in $(BENCHMARKS); do \
+		echo "== $$script"; $(BIN)/python $$script || failed="$$failed $$script"; \
+	done; test -z "$$failed" || { echo "error: ended early:$$failed"; exit 1; }
 
 papers: setup
 	@for script in benchmarks/papers/*_mnist.py; do $(BIN)/python $$script || exit 1; done

@@ -1,4 +1,4 @@
-"""What every benchmark shares: its command line, its table, its figures as JSON."""
+"""What every benchmark shares: its command line and sizes, its table, its figures as JSON."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -14,11 +15,38 @@ from rich.table import Table
 # A benchmark may be named like the package that it measures: that one is to be found first.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+T = TypeVar("T")
+# Known before the command line is parsed: sizes are constants of the modules.
+FORM = [argument for argument in sys.argv[1:] if argument == "--short"]
+
+
+def sized(full: T, short: T) -> T:
+    """The first in full, the second in the short form, `--short`."""
+    return short if FORM else full
+
+
+# Of two-digit numbers, `data.options`: what is left open has its defaults.
+DIGITS = sized(
+    {},
+    {
+        **{"train": 200, "validation": 100, "gallery": 200},
+        **{"tuning": 300, "calibration": 300, "test": 300},
+    },
+)
+
+
+def titled(title: str) -> str:
+    """The title, which says so where it is that of the short form."""
+    return sized(title, f"SHORT FORM, whose figures mean nothing: {title}")
+
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """The command line that every benchmark has: `--json FILE`."""
-    command = argparse.ArgumentParser(description=description)
+    """The command line that every benchmark has: `--json FILE` and `--short`."""
+    command = argparse.ArgumentParser(description=description, allow_abbrev=False)
     command.add_argument("--json", type=Path, help="write the figures to this file")
+    command.add_argument(
+        "--short", action="store_true", help="in seconds: whether it runs, by figures without sense"
+    )
     return command
 
 
@@ -31,7 +59,7 @@ def report(
 ) -> None:
     """Print a table and the figures; write the figures as `{"figures": {name: number}}`."""
     console = Console(width=120, highlight=False)
-    table = Table(*columns, title=title, title_justify="left")
+    table = Table(*columns, title=titled(title), title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import parser, report
+from common import FORM, parser, report, sized
 from PIL import Image
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms.v2 import functional as F
@@ -29,10 +29,11 @@ from rcir.data import DataConfig, ImageSet, Preprocessing, data_root
 from rcir.data.relevance import Relevance, SameLabel, SharedLabel, WithinRadius
 
 SIZE, PHOTOGRAPH = (224, 224), 1500
-FILES, PHOTOGRAPHS, REPEATS = 400, 60, 5
+FILES, PHOTOGRAPHS, REPEATS = sized((400, 60, 5), (10, 2, 1))
 NEAR = 0.5  # mean difference of 255 from a full decode, up to which a call counts as equal
-GALLERY, QUERIES, DEPTH, LABELS = 1_000_000, 1000, 200, 14
-TAGGED, TAGS, EACH = 100_000, 1000, 5
+GALLERY, QUERIES = sized((1_000_000, 1000), (1000, 10))
+DEPTH, LABELS = 200, 14
+TAGGED, TAGS, EACH = sized((100_000, 1000, 5), (1000, 50, 5))
 OURS, FULL = "Preprocessing.resized", "PIL, full decode"
 
 
@@ -205,7 +206,7 @@ def main() -> None:
     # First: a process's peak starts at that of the one that starts it.
     memory = {}
     for kind in ("SameLabel", "SharedLabel", "WithinRadius"):
-        line = [sys.executable, __file__, "--remember", kind]
+        line = [sys.executable, __file__, *FORM, "--remember", kind]
         memory[kind] = float(subprocess.run(line, check=True, capture_output=True).stdout)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:

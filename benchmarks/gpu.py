@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 import torch
-from common import parser, report
+from common import parser, report, sized
 from loops import compare_loops, dropout
 
 from rcir.data import ImageSet, Preprocessing
@@ -20,15 +20,18 @@ from rcir.encoders import EncoderConfig
 from rcir.mining import MiningConfig
 from training import TrainingConfig
 
+SIZE = sized((224, 224), (32, 32))
+IMAGES, LABELS = sized((4096, 512), (256, 32))
 CONFIG = TrainingConfig(
     name="gpu",
     batch=32,
     precision="bfloat16",
-    preprocessing=Preprocessing((224, 224), 3, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    encoder=EncoderConfig("btl", "resnet50", "gem", dim=2048, options={"variance_hidden": 500}),
-    mining=MiningConfig("random", "hardest", count=5),
+    preprocessing=Preprocessing(SIZE, 3, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    encoder=EncoderConfig(
+        "btl", sized("resnet50", "mnist-cnn"), "gem", dim=2048, options={"variance_hidden": 500}
+    ),
+    mining=MiningConfig("random", "hardest", num_negatives=5),
 )
-IMAGES, LABELS = 4096, 512
 
 
 def main() -> None:
@@ -38,10 +41,10 @@ def main() -> None:
         print("there is no CUDA device: nothing is measured")
         sys.exit()
     device = torch.device("cuda")
-    pixels = np.random.default_rng(0).integers(0, 256, (IMAGES, 224, 224, 3), np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 256, (IMAGES, *SIZE, 3), np.uint8)
     labels = np.arange(IMAGES) % LABELS
     images = ImageSet(pixels, labels, [str(row) for row in range(IMAGES)])
-    figures = compare_loops(CONFIG, images, device, rounds=3)
+    figures = compare_loops(CONFIG, images, device, rounds=sized(3, 1))
     figures["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
     figures |= {f"dropout_{n}": dropout(CONFIG, n, device) for n in (1, 128)}
     rows = [(name.replace("_", " "), f"{value:.4g}") for name, value in figures.items()]

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from common import sized
 from numpy.typing import NDArray
 from pytorch_metric_learning.losses import TripletMarginLoss
 from pytorch_metric_learning.miners import BatchHardMiner
@@ -24,9 +25,9 @@ from training.trainer import Trainer
 from training.workers import Workers
 
 Loss = Callable[[Encoder, TrainingConfig, Embedding, Tensor], Tensor]
-STEPS = 9  # of a bare loop; the first one warms up
+STEPS = sized(9, 2)  # of a bare loop; the first one warms up
 FORWARD = 128  # images
-PASSES = 20  # of MC dropout
+PASSES = sized(20, 2)  # of MC dropout
 
 
 def compare_loops(
@@ -38,7 +39,7 @@ def compare_loops(
     pass. An epoch of ours that trains on n images and embeds m for the cache may take
     n * t_step + m * t_forward; the ratio is that over what it takes.
     """
-    per_tuple = 2 + config.mining.count
+    per_tuple = 2 + config.mining.num_negatives
     size = per_tuple * config.batch
     kinds = ("bare", "synthetic", "peer", "forward", "ours")
     times: dict[str, list[float]] = {name: [] for name in kinds}
@@ -115,7 +116,7 @@ def by_tuples(
     encoder: Encoder, config: TrainingConfig, embedding: Embedding, labels: Tensor
 ) -> Tensor:
     """Our loss of tuples as they come: nothing is mined."""
-    count = config.mining.count
+    count = config.mining.num_negatives
     valid = torch.ones(len(labels) // (2 + count), count, dtype=torch.bool, device=labels.device)
     return encoder.loss(embedding, valid, config.loss_options()).mean()
 

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from common import parser, report
+from common import parser, report, sized
 from numpy.typing import NDArray
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from pytorch_metric_learning.utils.inference import FaissKNN
@@ -29,9 +29,10 @@ from torchmetrics.retrieval import RetrievalHitRate
 from rcir.data.relevance import SameLabel
 from rcir.metrics import RankingScores, score_rankings
 
-QUERIES, GALLERY, DIMENSIONS, CLASSES = 10_000, 60_000, 128, 600
+QUERIES, GALLERY, DIMENSIONS, CLASSES = sized((10_000, 60_000, 128, 600), (100, 600, 16, 30))
 T = TypeVar("T")
-KS, NOISE, REPEATS, FAST_REPEATS = (1, 5, 10), 1.7, 5, 15
+KS, NOISE = (1, 5, 10), 1.7
+REPEATS, FAST_REPEATS = sized((5, 15), (1, 2))
 
 # Our part in a process of its own: its peak memory, that of what it imports included.
 ALONE = """

@@ -19,7 +19,7 @@ import time
 
 import numpy as np
 import torch
-from common import parser, report
+from common import FORM, parser, report, sized
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -28,11 +28,12 @@ from rcir.data.relevance import SameLabel
 from rcir.mining import MiningConfig, mine, sample_images
 from rcir.mining.search import BLOCK_ELEMENTS
 
-SIZES, DIM, EACH = (15_000, 30_000, 60_000), 128, 5
-SAMPLED, SAMPLE, WIDE = (100_000, 400_000, 1_600_000), 5000, 2048
+SIZES, DIM, EACH = sized((15_000, 30_000, 60_000), (500, 1000)), 128, 5
+SAMPLED = sized((100_000, 400_000, 1_600_000), (1000, 2000))
+SAMPLE, WIDE = sized((5000, 2048), (500, 64))
 SPREAD = 0.7  # of a label's images, in units of that of the labels
-CONFIG = MiningConfig("farthest", "violating", count=5)
-REPEATS, NAIVE, BATCH, THREADS = 2, 200, 512, 2
+CONFIG = MiningConfig("farthest", "margin-violating", num_negatives=5)
+REPEATS, NAIVE, BATCH, THREADS = 2, sized(200, 10), 512, 2
 
 
 def embedded(labels: NDArray[np.int64], dim: int) -> Tensor:
@@ -84,7 +85,7 @@ def naive(
     if not own.any():
         return np.empty(0, np.float32), np.empty(0, np.float32)
     positive = distance[own].max()
-    nearest = negative[negative < positive + CONFIG.margin].sort().values[: CONFIG.count]
+    nearest = negative[negative < positive + CONFIG.margin].sort().values[: CONFIG.num_negatives]
     return positive[None].numpy(), nearest.numpy()
 
 
@@ -131,7 +132,7 @@ def alone(what: str, n: int) -> dict[str, float]:
 
 def fresh(what: str, n: int) -> dict[str, float]:
     """The same, in a process of its own."""
-    line = [sys.executable, __file__, "--alone", what, str(n)]
+    line = [sys.executable, __file__, *FORM, "--alone", what, str(n)]
     return json.loads(subprocess.run(line, check=True, stdout=subprocess.PIPE).stdout)
 
 

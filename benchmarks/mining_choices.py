@@ -11,7 +11,7 @@ import itertools
 import tempfile
 from dataclasses import replace
 
-from common import parser, report
+from common import DIGITS, parser, report, sized
 
 from calibration import CalibrationConfig, calibrate
 from rcir.data import Augmentation, DataConfig
@@ -20,12 +20,13 @@ from rcir.mining import MiningConfig
 from training import TrainingConfig, train
 
 ENCODERS = ("deterministic", "mc-dropout", "btl")  # an ensemble's members are the first
-POSITIVES = ("nearest", "random", "farthest")
-NEGATIVES = ("hardest", "violating", "semi-hard", "top-random")
+POSITIVES = sized(("nearest", "random", "farthest"), ("nearest",))
+NEGATIVES = sized(("hardest", "margin-violating", "semi-hard", "top-random"), ("hardest",))
+QUALITY = ("recall_at_1", "auroc_miss", "auroc_occlusion")
 BASE = TrainingConfig(
     name="base",
-    epochs=5,
-    data=DataConfig("digits", options={"train": 8000}),
+    epochs=sized(5, 1),
+    data=DataConfig("digits", options={"train": 8000} | DIGITS),
     augmentation=Augmentation(occlusion=0.15),
 )
 
@@ -46,14 +47,9 @@ def main() -> None:
                 mining=MiningConfig(positive, negatives),
             )
             outcome = calibrate(CalibrationConfig(str(train(config).path), alphas=(0.1,)))
-        found, row = outcome.evaluation, outcome.evaluation.rows[0]
-        numbers = {
-            "recall_at_1": found.recall_at_1,
-            "auroc_miss": found.auroc_miss,
-            "auroc_occlusion": found.auroc_occlusion,
-            "mean_size": row.mean_size,
-            "constant_size": row.constant_size,
-        }
+        quality, row = outcome.evaluation.quality.numbers, outcome.evaluation.rows[0]
+        numbers = {name: quality.get(name) for name in QUALITY}
+        numbers |= {"mean_size": row.mean_size, "constant_size": row.constant_size}
         shown = ["-" if value is None else f"{value:.3f}" for value in numbers.values()]
         rows.append((encoder, positive, negatives, *shown))
         print(*rows[-1], flush=True)

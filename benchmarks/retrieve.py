@@ -6,6 +6,7 @@ tens of microseconds per image, so that every per-query step in Python would sho
 
 from __future__ import annotations
 
+import json
 import statistics
 import subprocess
 import sys
@@ -16,13 +17,13 @@ from collections.abc import Callable
 import faiss
 import numpy as np
 import torch
-from common import parser, report
+from common import DIGITS, parser, report, sized
 
 import rcir
 from rcir.data import DataConfig, load_splits
 from rcir.encoders.batches import BATCH
 
-QUERIES, REPEATS, SINGLES = 1000, 30, 300
+QUERIES, REPEATS, SINGLES = sized((1000, 30, 300), (50, 2, 2))
 ALPHA = DELTA = 0.1
 
 
@@ -40,17 +41,20 @@ def prepare() -> tuple[rcir.Retriever, faiss.Index]:
     """
     with tempfile.TemporaryDirectory() as folder:
         train = ["training", "--name", "run", "--storage", folder, "--epochs", "2"]
+        train += ["--data.options", json.dumps(DIGITS)]
         for job in (train, ["calibration", "--run", f"{folder}/run"]):
             subprocess.run([sys.executable, "-m", *job], check=True, stdout=subprocess.DEVNULL)
-        retriever = rcir.load(f"{folder}/run/retriever")
-        return retriever, faiss.read_index(f"{folder}/run/retriever/index.faiss")
+        vectors = np.load(f"{folder}/run/retriever/index/vectors.npy")
+        bare = faiss.IndexFlatL2(vectors.shape[1])
+        bare.add(vectors)
+        return rcir.load(f"{folder}/run/retriever"), bare
 
 
 def main() -> None:
     """Measure in alternation, so that a slow moment of the machine hits all parts alike."""
     options = parser(__doc__).parse_args()
     retriever, raw = prepare()
-    queries = list(load_splits(DataConfig("digits")).test.images[:QUERIES])
+    queries = list(load_splits(DataConfig("digits", options=DIGITS)).test.images[:QUERIES])
     tensor = retriever.preprocessing(queries)
 
     def forward(images: torch.Tensor) -> np.ndarray:

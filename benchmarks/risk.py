@@ -9,6 +9,7 @@ all of them, exceeds alpha. Every score function is fitted on the tuning split.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import statistics
@@ -21,7 +22,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
-from common import parser, report
+from common import DIGITS, parser, report, sized
 from mapie.risk_control import MultiLabelClassificationController
 from numpy.typing import NDArray
 
@@ -46,16 +47,18 @@ from rcir.risk import (
 from rcir.risk.score_functions import set_sizes, widened
 from rcir.runs import folder as runs
 
-QUERIES, DEPTH, STEP = 100_000, 200, 0.2
-MAPIE_QUERIES, MAPIE_DEPTH, MAPIE_GRID = 3_000, 50, 200
-DRAWS, CALIBRATION, DELTA = 2_000, 3_000, 0.1
+QUERIES, DEPTH, STEP = sized(100_000, 1000), 200, 0.2
+MAPIE_QUERIES, MAPIE_DEPTH, MAPIE_GRID = sized(3_000, 1000), 50, sized(200, 20)
+DRAWS, CALIBRATION, DELTA = sized(2_000, 5), sized(3_000, 1000), 0.1
 ALPHAS = (0.05, 0.1, 0.2)
 LEVELS: dict[str, tuple[float, ...]] = {
     "recall": (0.2, 0.3, 0.5),
     "false-discovery": (0.3, 0.5, 0.6),
 }
-FEW, JUMPS = 10, 500
+FEW, JUMPS = sized((10, 500), (1, 5))
 SETS = {"digits": "digits-btl", "fashion": "fashion-btl", "omniglot": "omniglot-btl"}
+SETS = sized(SETS, dict.fromkeys(SETS, "digits-btl"))
+SHORTER = sized((), ("--epochs", "1", "--data.options", json.dumps(DIGITS)))
 BOUNDS = {"paper's Hoeffding": "hoeffding", "exact": "binomial", "betting": "betting"}
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -189,10 +192,12 @@ def speed() -> tuple[list[tuple[str, ...]], dict[str, float]]:
 
 def trained(name: str, folder: Path) -> runs.RunFolder:
     """The training run of a configuration, trained unless it is there."""
-    if not (folder / name / "run.json").is_file():
-        config = ["--config", str(CONFIGS / f"{name}.yaml"), "--storage", str(folder)]
-        subprocess.run([sys.executable, "-m", "training", *config], check=True)
-    return runs.find_run(str(folder / name))
+    run = folder / sized(name, f"{name}-short")
+    if not (run / "run.json").is_file():
+        config = ["--config", str(CONFIGS / f"{name}.yaml"), *SHORTER]
+        place = ["--storage", str(folder), "--name", run.name]
+        subprocess.run([sys.executable, "-m", "training", *config, *place], check=True)
+    return runs.find_run(str(run))
 
 
 class Case:

@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # as Ray gives each worker one CP
 
 import ray
 import torch
-from common import parser, report
+from common import DIGITS, parser, report, sized
 from loops import compare_loops, dropout
 from mlflow import MlflowClient
 
@@ -36,16 +36,16 @@ CONFIG = TrainingConfig(
     epochs=1,
     batch=16,
     data=DataConfig("digits", options={"train": 192}),
-    preprocessing=Preprocessing(size=(64, 64), channels=3),
-    encoder=EncoderConfig("deterministic", "resnet50", "gem", dim=128),
-    mining=MiningConfig("nearest", "hardest", count=2),
+    preprocessing=Preprocessing(sized((64, 64), (16, 16)), channels=3),
+    encoder=EncoderConfig("deterministic", sized("resnet50", "mnist-cnn"), "gem", dim=128),
+    mining=MiningConfig("nearest", "hardest", num_negatives=2),
 )
 # Epochs longer than the 2 s after which Ray looks for reports: shorter ones would wait for it.
 SMALL = replace(
     CONFIG,
-    epochs=5,
+    epochs=sized(5, 2),
     batch=64,
-    data=DataConfig("digits", options={"train": 8000, "validation": 200}),
+    data=DataConfig("digits", options={"train": 8000, "validation": 200} | DIGITS),
     preprocessing=Preprocessing(),
     encoder=EncoderConfig("deterministic", dim=32),
 )
@@ -54,7 +54,9 @@ SMALL = replace(
 def main() -> None:
     """Measure and print."""
     command = parser(__doc__)
-    command.add_argument("--rounds", type=int, default=5, help="of the comparison of loops")
+    command.add_argument(
+        "--rounds", type=int, default=sized(5, 1), help="of the comparison of loops"
+    )
     options = command.parse_args()
     images = load_splits(CONFIG.data).train
     figures = compare_loops(CONFIG, images, torch.device("cpu"), options.rounds)
@@ -86,7 +88,7 @@ def weak_scaling(folder: str) -> float:
             CONFIG,
             name=f"workers-{workers}",
             storage=folder,
-            epochs=3,
+            epochs=sized(3, 2),
             batch=workers * CONFIG.batch,
             num_workers=workers,
             data=DataConfig("digits", options={"train": 256 * workers, "validation": 100}),

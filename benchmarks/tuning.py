@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from common import parser, report
+from common import DIGITS, parser, report, sized
 
 from calibration import CalibrationConfig, calibrate
 from rcir.config import parse
@@ -28,17 +28,27 @@ from training import train
 from tuning import Records, TuningConfig, sweep
 from tuning.report import best_run
 
-MINUTE = {"training.epochs": 10, "trials": 10}
+MINUTE = sized({"training.epochs": 10, "trials": 10}, {"training.epochs": 1, "trials": 2})
+CONFIG = Path(__file__).parents[1] / "configs" / "tune-digits-btl.yaml"
+SHORTER = sized(
+    (),
+    (
+        *("--trials", "2", "--training.epochs", "2", "--interval", "1"),
+        *("--training.data.options", json.dumps(DIGITS | {"validation": 400})),
+    ),
+)
 
 
 def main() -> None:
     """Sweep, compare, measure the overhead."""
     command = parser(__doc__)
-    command.add_argument("--config", default="configs/tune-digits-btl.yaml", help="of the sweep")
-    command.add_argument("--storage", default="runs", help="folder of the runs")
+    command.add_argument("--config", default=str(CONFIG), help="of the sweep")
+    command.add_argument(
+        "--storage", default=sized("runs", "runs/short"), help="folder of the runs"
+    )
     command.add_argument("--gain-only", action="store_true", help="leave the overhead out")
     options = command.parse_args()
-    given = ["--config", options.config, "--training.storage", options.storage]
+    given = ["--config", options.config, "--training.storage", options.storage, *SHORTER]
     config = parse(TuningConfig, given, "tuning", "")
     there = Path(config.training.storage, config.training.name).exists()
     started = time.monotonic()
@@ -56,7 +66,7 @@ def main() -> None:
         figures["sweep_seconds"] = seconds
     if not options.gain_only:
         figures |= overhead(given)
-    title = f"{options.config}, alpha {config.alpha:g}, delta {config.delta:g}"
+    title = f"{Path(options.config).name}, alpha {config.alpha:g}, delta {config.delta:g}"
     report(title, ("what", "value"), rows, figures, options.json)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import numpy as np
-from common import parser, report
+from common import parser, report, sized
 from populations import POPULATION, Array, Generator, World, drawn_world, rows_of
 
 from rcir.errors import RiskUnattainable
@@ -248,7 +248,7 @@ def main() -> None:
     """All modes."""
     command = parser(__doc__)
     command.add_argument("--seed", type=int, default=1, help="decides populations and draws")
-    command.add_argument("--draws", type=int, default=2_000, help="calibrations of each mode")
+    command.add_argument("--draws", type=int, default=sized(2_000, 9), help="of each mode")
     options = command.parse_args()
     rows, figures = measured(options.seed, options.draws)
     title = f"violations of guarantees with delta {DELTA}, {len(KNOWN)} score functions"

@@ -5,9 +5,10 @@ from calibration.evaluation import Evaluation
 from calibration.pipeline import Calibrated, calibrate, evaluate_retriever
 from calibration.publishing import write_results
 from calibration.statements import RiskResult
-from calibration.table import print_table
+from calibration.table import NOTHING_CERTIFIED, print_table
 
 __all__ = [
+    "NOTHING_CERTIFIED",
     "Calibrated",
     "CalibrationConfig",
     "Evaluation",

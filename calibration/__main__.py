@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 from calibration.config import CalibrationConfig
 from calibration.pipeline import calibrate
-from calibration.table import print_table
+from calibration.table import NOTHING_CERTIFIED, print_table
 from rcir.config import parse
 from rcir.errors import reporting_errors
-
-NOTHING_CERTIFIED = 3  # exit status: everything was written, but no asked alpha is certified
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rcir.errors import InvalidConfig
+from rcir.index import DEPTH, check_depth
 from rcir.levels import ALPHAS, DELTA
 from rcir.risk import Bound, check_level
 
@@ -41,7 +42,7 @@ class CalibrationConfig:
     bound: Bound = "binomial"
     group: str | None = None
     cluster: str | None = None
-    depth: int = 200
+    depth: int = DEPTH
     alphas: tuple[float, ...] = ALPHAS
     delta: float = DELTA
     ood: str | None = None
@@ -52,8 +53,7 @@ class CalibrationConfig:
         _check_levels(self.alphas, self.delta)
         if self.num_workers < 0:
             raise InvalidConfig(f"num_workers is {self.num_workers}; at least 0")
-        if self.depth < 1:
-            raise InvalidConfig(f"depth is {self.depth}; at least 1 candidate must be searched")
+        check_depth(self.depth)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from calibration.evaluation import Evaluation
 from rcir import figures
 from rcir.data import ImageSet, read_image
+from rcir.printable import printable
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults
 
@@ -139,7 +140,7 @@ def query_set(
     name = images.ids[query] if names is None else names[query]
     return figures.QuerySet(
         read_image(images.images[query], channels=3),
-        f"query: {name}\nu = {test.uncertainty[query]:.2g}, size {size}",
+        f"query: {printable(name)}\nu = {test.uncertainty[query]:.2g}, size {size}",
         [
             read_image(gallery.images[position], channels=3)
             for position in test.known("positions")[query, : min(size, SET_COLUMNS)]

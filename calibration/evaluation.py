@@ -129,7 +129,7 @@ def evaluate(
     at = min(certified, key=lambda row: abs(row.alpha - 0.1), default=None)
     return Evaluation(
         dataset=dataset,
-        encoder=retriever.encoder.config.method,
+        encoder="none" if retriever.encoder is None else retriever.encoder.config.method,
         n_calibration=len(controller.calibration),
         n_test=len(test.ranks),
         rows=misses,

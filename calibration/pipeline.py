@@ -7,6 +7,7 @@ import time
 import warnings
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.evaluation import Evaluation, evaluate
 from calibration.progress import embedding, step
-from calibration.publishing import begin_run, check_output, publish
+from calibration.publishing import check_output, publish, start_tracking
 from calibration.statements import Queries
 from calibration.table import console
 from rcir import api, tracking
@@ -88,7 +89,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     cluster = config.cluster or run.data.options.get("cluster")
     data = with_cluster(run.data, cluster)
     encoder, trained = run.encoder(), TrainedOn.read(run.path)
-    splits = _without_repeats(load_splits(data))
+    splits = _without_repeats(load_splits(data, partial(console.print, soft_wrap=True)))
     trained.require_unseen(splits)
     if warning := cluster_warning(splits, cluster):
         print(f"warning: {warning}", file=sys.stderr)
@@ -127,7 +128,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
             comparisons[None],
             outside,
         )
-    tracked = begin_run("calibration", config, output, run.tracked)
+    tracked = start_tracking("calibration", config, output, run.tracked)
     with tracked.active():
         retriever.origin["calibration"] = tracked.id
         folder = storage.save(retriever, place)
@@ -165,7 +166,7 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
     if retriever.calibrated_on != retriever.fingerprints():
         raise StaleCalibration(f"{config.retriever} has changed since calibration: calibrate again")
     data = DataConfig(**retriever.origin["data"])
-    splits = _without_repeats(load_splits(data))
+    splits = _without_repeats(load_splits(data, partial(console.print, soft_wrap=True)))
     if not _is_of(retriever, splits.gallery):
         raise InvalidData(
             f"{data.name} gives another gallery than the one in {config.retriever}: restore the "
@@ -187,8 +188,8 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
         evaluation = evaluate(
             data.name, retriever, queries, splits.test, config.alphas, delta, {}, outside
         )
-    trained = tracking.find_run(retriever.origin.get("run", ""))
-    tracked = begin_run("evaluation", config, output, trained) if trained else None
+    trained = tracking.find_tracked_run(retriever.origin.get("run", ""))
+    tracked = start_tracking("evaluation", config, output, trained) if trained else None
     with tracked.active() if tracked else nullcontext():
         page = publish(output, retriever, evaluation, queries.test, splits, tracked, started)
     place = Path(config.retriever)

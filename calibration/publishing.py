@@ -39,7 +39,7 @@ def check_output(output: Path) -> None:
         )
 
 
-def begin_run(
+def start_tracking(
     kind: str,
     config: CalibrationConfig | EvaluationConfig,
     output: Path,

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 
 from rcir.data import ImageSet
 from rcir.data.relevance import SameLabel
-from rcir.encoders.batches import draw
+from rcir.encoders.batches import draw_samples
 from rcir.index import nearest_others
 from rcir.metrics import (
     Cleaning,
@@ -201,7 +201,9 @@ def _of_labels(
 
 def _of_draws(retriever: Retriever, images: ImageSet) -> dict[str, float]:
     """The calibration error of votes: how sure draws of the encoder are of the nearest label."""
-    drawn = draw(retriever.encoder, retriever.preprocessing, images.images)
+    if retriever.encoder is None or retriever.preprocessing is None:
+        return {}
+    drawn = draw_samples(retriever.encoder, retriever.preprocessing, images.images)
     if drawn is None or len(images) < 2:
         return {}
     labels = np.asarray(images.labels)

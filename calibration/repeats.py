@@ -149,13 +149,13 @@ def repeat(
     def rule(score_function: ScoreFunction, bound: Bound | None, heuristic: bool = False) -> _Rule:
         candidate_scores, scores = [], []
         for part in (calibration, test):
-            rankings = _near(part) if heuristic else part
+            rankings = _near(retriever, part) if heuristic else part
             candidate_scores.append(score_function.candidate_scores(rankings))
             scores.append(score_function.scores(rankings, part.ranks))
         return _Rule(np.concatenate(candidate_scores), np.concatenate(scores), bound, divisions)
 
     own = rule(controller.score_function, controller.bound)
-    near = MinMax.fit(_near(tuning), tuning.ranks)
+    near = MinMax.fit(_near(retriever, tuning), tuning.ranks)
     rules = {
         controller.score_function.name: own,
         "constant": rule(Constant(), controller.bound),
@@ -177,10 +177,9 @@ def repeat(
     )
 
 
-def _near(rankings: SearchResults) -> SearchResults:
+def _near(retriever: Retriever, queries: SearchResults) -> SearchResults:
     """The same queries with one minus the cosine to the nearest item as their uncertainty."""
-    nearest = np.asarray(rankings.distances)[:, 0].astype(np.float64)
-    return replace(rankings, uncertainty=nearest**2 / 2)
+    return replace(queries, uncertainty=retriever.nearest(queries.known("vectors"))[2])
 
 
 @dataclass(frozen=True)

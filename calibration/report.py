@@ -8,6 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from calibration.evaluation import Evaluation
+from rcir.printable import printable
 from rcir.risk.guarantee import stated_confidence
 
 # What a number of `Quality.numbers` is; those not named here are named by their own names.
@@ -46,6 +47,7 @@ def render(evaluation: Evaluation, drawn: dict[str, str]) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
+    environment.filters["printable"] = printable
     pictures = {name: _data_uri(svg) for name, svg in drawn.items()}
     numbers = {
         _title(name): value

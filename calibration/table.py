@@ -7,10 +7,13 @@ from rich.table import Table
 
 from calibration.evaluation import Evaluation
 from calibration.statements import RiskResult
+from rcir.printable import printable
 from rcir.risk.guarantee import stated_confidence
 
-console = Console(highlight=False)
+# Names may look like markup.
+console = Console(highlight=False, markup=False)
 
+NOTHING_CERTIFIED = 3  # exit status: everything was written, but no asked alpha is certified
 SHOWN_NUMBERS = {
     "recall_at_1": "recall at 1",
     "map_at_10": "mAP@10",
@@ -43,7 +46,7 @@ def print_table(evaluation: Evaluation) -> None:
     for row in evaluation.others:
         _, *measured = _measured(row)
         answered = "-" if row.answered is None else f"{row.answered:.3f}"
-        table.add_row(row.statement, f"{row.alpha:g}", *measured, answered)
+        table.add_row(printable(row.statement), f"{row.alpha:g}", *measured, answered)
     console.print(table)
     if evaluation.comparison:
         console.print(

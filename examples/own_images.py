@@ -25,9 +25,10 @@ from rcir.runs import folder as runs
 def read_folders(folder: Path) -> ImageSet:
     """Every picture below `folder`, labelled by the folder it lies in."""
     paths = sorted(path for path in folder.glob("*/*") if path.is_file())
-    names = sorted({path.parent.name for path in paths})
-    labels = np.array([names.index(path.parent.name) for path in paths], dtype=np.int64)
-    return ImageSet(paths, labels, [str(path.relative_to(folder)) for path in paths])
+    names = np.array([path.parent.name for path in paths], str)
+    labels = np.unique(names, return_inverse=True)[1].astype(np.int64)
+    ids = [str(path.relative_to(folder)) for path in paths]
+    return ImageSet(paths, labels, ids, {"class": names})  # answers give labels by these names
 
 
 def build(run: runs.RunFolder, pictures: ImageSet, seed: int = 0) -> rcir.Retriever:

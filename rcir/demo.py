@@ -18,7 +18,8 @@ from rcir.levels import DELTA
 from training import TrainingConfig, train
 
 ALPHA = 0.1
-PARTS = ("training", "queries", "retriever", "report.html", "results.json", "test.safetensors")
+OUTPUTS = ("training", "queries", "retriever", "report.html", "results.json", "test.safetensors")
+MARKER, EMBEDDED = ".rcir-demo", "embeddings"
 
 
 def run(output: Path) -> None:
@@ -48,19 +49,24 @@ def run(output: Path) -> None:
 
 
 def _clear(output: Path) -> None:
-    """Remove what an earlier demo wrote; refuse a folder that holds anything else."""
+    """Remove what an earlier demo wrote, killed or not; refuse a folder that holds anything else.
+
+    A file that says whose folder it is, the first to come and the last to go, tells it.
+    """
     if output.exists():
         names = {path.name for path in output.iterdir()} if output.is_dir() else {output.name}
-        ours = names <= set(PARTS) and (output / "training" / "run.json").is_file()
-        if names and not ours:
+        aside = {name for name in names if name.startswith(tuple(f".{part}-" for part in OUTPUTS))}
+        marked = MARKER in names or (output / "training" / "run.json").is_file()
+        if names and not (marked and names <= {*OUTPUTS, *aside, MARKER, EMBEDDED}):
             raise InvalidConfig(
                 f"{output} exists and is not the output of a demo: it is left alone; name another "
                 "folder with --output"
             )
-        for name in names:
+        for name in names - {MARKER}:
             path = output / name
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     output.mkdir(parents=True, exist_ok=True)
+    (output / MARKER).touch()
 
 
 def _show_queries(outcome: Calibrated, folder: Path) -> Path:

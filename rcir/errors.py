@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 
 
 class RcirError(Exception):
@@ -84,7 +85,10 @@ def reporting_errors() -> Iterator[None]:
     """End the process with one line, not a traceback, for what its user can mend.
 
     Status 1 for what rcir raises on purpose and what the operating system refuses, 130 for Ctrl-C.
+    What standard output cannot encode, such as a name that is not UTF-8, is shown as escapes.
     """
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error is
     try:
         yield
     except (RcirError, OSError) as error:

@@ -1,19 +1,47 @@
-"""Files and folders that are written whole or not at all."""
+"""Files and folders that are written whole or not at all, whenever the process that writes is
+killed.
+
+What is written lies aside, under a hidden name that says who writes it: host, process and when that
+process began. A process that finds such names, and none of a living process, takes up where the
+dead one stopped (`settle`): that is done before anything is written, and before a folder is read.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import secrets
 import shutil
-import uuid
+import socket
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+OWNED = re.compile(r"-(?P<owner>[0-9a-f]{8}-\d+-\d+)-[0-9a-f]{8}(?P<end>-old|-gone)?")
+
+
+def read_array(path: Path) -> NDArray[Any]:
+    """The array of a .npy file, and of nothing else: no archive, no pickle.
+
+    Raises:
+        ValueError, OSError, EOFError, SyntaxError, MemoryError, and other exceptions: it is none.
+    """
+    with path.open("rb") as file:
+        values: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+    return values
 
 
 def write_file(path: Path, content: bytes) -> None:
     """Write a file aside, then rename it into place."""
-    aside = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+    settle(path)
+    aside = _aside(path)
     try:
         aside.write_bytes(content)
         aside.replace(path)
@@ -29,23 +57,132 @@ def write_json(path: Path, values: Any) -> None:
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     """Write a folder aside, then rename it into place: it is never there by half.
 
-    An existing folder is replaced; what it held is kept until the new one is complete.
+    An existing folder is replaced; what it held is kept until the new one is complete. Killed
+    between the two renames that this takes, the next call, or `settle`, makes the second one.
     """
+    settle(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
+    aside = _aside(folder)
     aside.mkdir()
     try:
         fill(aside)
         for path in (*aside.rglob("*"), aside):  # on disk before anything is replaced
             _sync(path)
-        old = aside.with_name(aside.name + "-old")
-        if folder.exists():
-            folder.rename(old)
-        aside.rename(folder)
-        _sync(folder.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        _replace(folder, aside)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def settle(path: Path) -> None:
+    """Finish what a dead process began to write to a path, or remove it.
+
+    A folder that is missing because a process was killed while it replaced it is there again, as
+    the new one. What living processes write, and those of other hosts, is left alone.
+    """
+    begun: list[tuple[Path, str, bool]] = []
+    try:
+        names = [one.name for one in path.parent.iterdir()]
+    except OSError:
+        return  # there is nothing, or nothing to be seen
+    for name in names:
+        if name.startswith(f".{path.name}-"):
+            found = OWNED.fullmatch(name.removeprefix(f".{path.name}"))
+            if found:
+                dead = is_dead(found["owner"])
+                begun.append((path.with_name(name), found["end"] or "", dead))
+    if not os.path.lexists(path) and all(dead for *_, dead in begun):
+        for old in [one for one, end, _ in begun if end == "-old"]:
+            for whole in (old.with_name(old.name.removesuffix("-old")), old):
+                with suppress(OSError):  # another process may do the same
+                    if not os.path.lexists(path):
+                        whole.rename(path)
+    for one, end, dead in begun:
+        if dead:
+            _remove(one, end)
+
+
+def owner() -> str:
+    """This process, as no other one on any host is called: host, number and start."""
+    return f"{_host()}-{os.getpid()}-{_start(os.getpid())}"
+
+
+def is_dead(other: str) -> bool:
+    """Whether a process, as `owner` calls it, is one of this host that has ended.
+
+    Example:
+        >>> is_dead(owner())
+        False
+    """
+    host, _, told = other.partition("-")
+    number, _, start = told.partition("-")
+    if host != _host() or not (number.isdecimal() and start.isdecimal()):
+        return False  # that cannot be told from here
+    try:
+        os.kill(int(number), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:
+        pass
+    return _start(int(number)) not in (0, int(start))
+
+
+def _replace(folder: Path, aside: Path) -> None:
+    old = aside.with_name(f"{aside.name}-old")
+    try:
+        while True:
+            if os.path.lexists(folder):
+                folder.rename(old)
+            try:
+                aside.rename(folder)
+                break
+            except OSError:
+                if not os.path.lexists(folder):
+                    raise
+                _remove(old, "-old")  # another process was faster: it is replaced in turn
+    except BaseException:
+        if not os.path.lexists(folder) and old.exists():
+            old.rename(folder)
+        raise
+    _sync(folder.parent)
+    _remove(old, "-old")
+
+
+def _remove(path: Path, end: str) -> None:
+    """Remove a file or folder; what is called "-old" is whole, and no longer called so."""
+    with suppress(OSError):
+        if end == "-old":
+            gone = path.with_name(f"{path.name.removesuffix('-old')}-gone")
+            path = path.rename(gone)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}-{owner()}-{secrets.token_hex(4)}")
+
+
+@cache
+def _host() -> str:
+    """The host, or the container on it, with process numbers of its own."""
+    numbers = ""
+    with suppress(OSError):
+        numbers = str(Path("/proc/self/ns/pid").readlink())
+    name = f"{socket.gethostname()} {numbers}"
+    return blake2b(name.encode(), digest_size=4).hexdigest()
+
+
+def _start(number: int) -> int:
+    """When a process began, in ticks since the host did; -1 if it only waits to be forgotten, 0
+    where nothing can be told.
+    """
+    try:
+        told = Path(f"/proc/{number}/stat").read_bytes()
+    except OSError:
+        return 0
+    state, *numbers = told.rpartition(b")")[2].split()
+    return -1 if state in (b"Z", b"X") else int(numbers[18])
 
 
 def _sync(path: Path) -> None:

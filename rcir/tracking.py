@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rcir.errors import NoRetriever, TrackingUnavailable
+from rcir.files import is_dead, owner
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 EXPERIMENT = "rcir"
-BATCH = 500  # metrics in a call; a server takes no more than 1,000
+METRICS_AT_ONCE = 500  # metrics in a call; a server takes no more than 1,000
+OWNER_TAG, START_TAG = "rcir.process", "rcir.start"
 PARENT_TAG, SOURCE_TAG = "mlflow.parentRunId", "mlflow.source.name"
 # By itself, MLflow waits minutes for a server that is away or does not answer.
 IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
@@ -88,8 +90,8 @@ class TrackedRun:
         now = int(1000 * time.time())
         logged = [Metric(name, float(value), now, step) for name, value in metrics.items()]
         with _reachable(self.uri):
-            for start in range(0, len(logged), BATCH):
-                self._client.log_batch(self.id, metrics=logged[start : start + BATCH])
+            for start in range(0, len(logged), METRICS_AT_ONCE):
+                self._client.log_batch(self.id, metrics=logged[start : start + METRICS_AT_ONCE])
 
     def steps(self, metric: str) -> set[int]:
         """The steps of which a metric is logged."""
@@ -115,6 +117,7 @@ class TrackedRun:
     def active(self) -> Iterator[None]:
         """Mark the run as running inside the block, finished or failed behind it."""
         with _reachable(self.uri):
+            self._client.set_tag(self.id, OWNER_TAG, owner())
             self._client.update_run(self.id, status="RUNNING")
         try:
             yield
@@ -132,13 +135,23 @@ class TrackedRun:
             self._client.set_terminated(self.id, status)
 
 
-def start_run(name: str, tags: Mapping[str, str], parent: TrackedRun | None = None) -> TrackedRun:
+def start_run(
+    name: str,
+    tags: Mapping[str, str],
+    parent: TrackedRun | None = None,
+    start: str | None = None,
+) -> TrackedRun:
     """Open a new run in the experiment "rcir".
+
+    Runs of the experiment that are marked as running, but whose process on this host has ended, are
+    marked as killed.
 
     Args:
         name: shown in the interface.
         tags: added to what MLflow finds out by itself (user, source, git revision).
         parent: the run this one is part of.
+        start: a name for this start of it: given again, for the process was killed before it could
+            note the run, the same run is returned.
     """
     from mlflow.tracking.context.registry import resolve_tags
     from mlflow.utils.git_utils import get_git_commit
@@ -156,13 +169,28 @@ def start_run(name: str, tags: Mapping[str, str], parent: TrackedRun | None = No
         experiment_id = (
             experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT)
         )
+        _close_abandoned(client, experiment_id)
+        own = {OWNER_TAG: owner()}
+        if start is not None:
+            own[START_TAG] = start
+            begun = client.search_runs([experiment_id], f"tags.`{START_TAG}` = '{start}'")
+            if begun:
+                return TrackedRun(begun[0].info.run_id, uri)
         run = client.create_run(
-            experiment_id, run_name=name, tags=code | resolve_tags() | dict(tags) | family
+            experiment_id, run_name=name, tags=code | resolve_tags() | dict(tags) | family | own
         )
     return TrackedRun(run.info.run_id, uri)
 
 
-def find_run(run_id: str) -> TrackedRun | None:
+def _close_abandoned(client: MlflowClient, experiment_id: str) -> None:
+    """Mark as killed what is marked as running and is not; what other hosts run cannot be told."""
+    for run in client.search_runs([experiment_id], "attributes.status = 'RUNNING'"):
+        process = run.data.tags.get(OWNER_TAG)
+        if process is not None and is_dead(process):
+            client.set_terminated(run.info.run_id, "KILLED")
+
+
+def find_tracked_run(run_id: str) -> TrackedRun | None:
     """The run of an id in the configured tracking store, or None."""
     from mlflow.exceptions import MlflowException
 

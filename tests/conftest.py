@@ -26,6 +26,7 @@ from rcir.encoders import EncoderConfig, build_encoder
 from rcir.mining import MiningConfig
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import save
+from tests.kills import kill  # noqa: F401  (a fixture)
 
 # On tensors this small, more threads only wait for each other.
 torch.set_num_threads(1)

@@ -194,7 +194,7 @@ def test_a_retriever_that_is_none_is_one_line(image, capsys):
 
 
 @pytest.mark.parametrize(
-    "name", ["encoder.safetensors", "gallery.json", "index.faiss", "controller.safetensors"]
+    "name", ["encoder.safetensors", "gallery.json", "index/vectors.npy", "controller.safetensors"]
 )
 def test_one_changed_byte_is_one_line(folder, image, capsys, name):
     content = bytearray((folder / name).read_bytes())

@@ -51,7 +51,7 @@ def test_a_file_fills_what_it_names(file):
     config = parsed("--config", file)
     assert (config.name, config.batch, config.encoder.dim) == ("from-file", 32, 8)
     assert config.data.options == {"train": 300}
-    assert config.mining.count == 1
+    assert config.mining.num_negatives == 1
     assert config.mining.pool == TrainingConfig("other").mining.pool
 
 
@@ -118,7 +118,7 @@ def test_a_file_that_is_none_or_has_a_typing_error_is_refused(tmp_path, capsys, 
             ("encoder.options.variance_hidden", 0),
             ("encoder.backbone", "magic"),
         ],
-        *[("loss.margin", -1.0), ("mining.count", 0), ("augmentation.occlusion", 2.0)],
+        *[("loss.margin", -1.0), ("mining.num_negatives", 0), ("augmentation.occlusion", 2.0)],
         *[("preprocessing.channels", 2), ("optimizer.lr", -1.0), ("optimizer.lr", 0.0)],
         *[("data.seed", -1), ("data.name", "nothing"), ("data.options.train", -5)],
         *[("data.options.occlusion", 3), ("data.options.trian", 5)],
@@ -187,7 +187,10 @@ def test_plain_values_become_the_configuration_that_they_were():
         "run",
         num_workers=(1, 2),
         encoder=EncoderConfig("btl", dim=4),
-        changes=(Change(2, {"optimizer.lr": 0.1}), Change(3, {"mining.negatives": "violating"})),
+        changes=(
+            Change(2, {"optimizer.lr": 0.1}),
+            Change(3, {"mining.negatives": "margin-violating"}),
+        ),
     )
     again = from_plain(TrainingConfig, json.loads(json.dumps(asdict(config))))
     assert again == config

@@ -65,7 +65,7 @@ def test_what_was_measured_is_what_the_retriever_answers(output, results):
 def test_the_files_are_there(output):
     assert {path.name for path in output.iterdir()} == {
         *("training", "queries", "retriever"),
-        *("report.html", "results.json", "test.safetensors"),
+        *("report.html", "results.json", "test.safetensors", ".rcir-demo"),
     }
     for name in ("easy", "medium", "hard"):
         with Image.open(output / "queries" / f"{name}.png") as query:
@@ -135,3 +135,51 @@ def test_a_folder_with_a_foreign_file_is_left_alone(output, capsys):
         assert {path: path.stat().st_mtime_ns for path in output.rglob("*")} == before
     finally:
         foreign.unlink()
+
+
+KILLED = [  # what lies there when a demo is killed, from its start to its end
+    [],
+    [".rcir-demo"],
+    [".rcir-demo", "training/lock"],
+    [".rcir-demo", "training/.run.json-0"],
+    [".rcir-demo", "training/run.json", "embeddings/part-0", ".retriever-0/index/vectors.npy"],
+    [".rcir-demo", "training/run.json", ".retriever-0-old/manifest.json", ".report.html-0"],
+    [".rcir-demo", "queries/easy.png", "results.json"],  # while it removed what was there
+    ["training/run.json", "results.json"],  # of a version without the file that marks it
+]
+
+
+@pytest.mark.parametrize("there", KILLED, ids=str)
+@pytest.mark.parametrize("foreign", [None, "notes.txt", ".training", "training.zip"])
+def test_a_killed_demo_knows_its_folder(tmp_path, there, foreign):
+    from rcir.demo import _clear
+    from rcir.errors import InvalidConfig
+
+    output = tmp_path / "demo"
+    for name in [*there, *([foreign] if foreign else [])]:
+        (output / name).parent.mkdir(parents=True, exist_ok=True)
+        (output / name).touch()
+    before = sorted(output.rglob("*"))
+    if foreign:
+        with pytest.raises(InvalidConfig, match="is left alone"):
+            _clear(output)
+        assert sorted(output.rglob("*")) == before
+    else:
+        _clear(output)
+        assert [path.name for path in output.iterdir()] == [".rcir-demo"]
+
+
+def test_a_demo_killed_while_it_clears_clears_the_rest(tmp_path, kill):
+    from rcir.demo import _clear
+
+    steps, died = 0, True
+    while died:
+        output = tmp_path / str(steps)
+        for name in ("training/run.json", "queries/easy.png", "results.json", ".rcir-demo"):
+            (output / name).parent.mkdir(parents=True, exist_ok=True)
+            (output / name).touch()
+        died = kill(steps, lambda output=output: _clear(output))
+        _clear(output)
+        assert [path.name for path in output.iterdir()] == [".rcir-demo"]
+        steps += 1
+    assert steps > 5

@@ -106,8 +106,8 @@ def test_the_demo_trains_what_its_configuration_says(demo):
 
     expected = json.loads(json.dumps(asdict(config)))
     differing = {key for key in expected if expected[key] != run.config[key]}
-    assert differing == {"name", "storage", "parts"}
-    assert run.config["parts"] == config.n_parts
+    assert differing == {"name", "storage", "micro_batches"}
+    assert run.config["micro_batches"] == config.n_micro_batches
 
 
 def test_the_constraints_name_no_place():

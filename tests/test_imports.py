@@ -63,13 +63,13 @@ def test_help_needs_no_library():
 
 def test_a_query_needs_no_part_of_scipy_that_is_slow_to_import():
     asked = "import rcir.cli.retrieve, rcir.api"
-    assert loaded(asked, (*HEAVY, "scipy.stats", "scipy.optimize")) == {"torch", "faiss"}
+    assert loaded(asked, (*HEAVY, "scipy.stats", "scipy.optimize")) == {"torch"}
 
 
 def test_a_worker_needs_neither_the_tracking_nor_torchvision():
     """Nor PyTorch's compiler, which torchvision and optimizers bring in: 3 of 7 seconds of CPU."""
     worker = "import training.loop, rcir.encoders.embedder, rcir.encoders.replicas"
-    assert loaded(worker) == {"torch", "faiss", "ray"}
+    assert loaded(worker) == {"torch", "ray"}
 
 
 CARRIED = """

@@ -7,7 +7,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PARTS = (
-    *("rcir.errors", "rcir.levels", "rcir.files", "rcir.config", "rcir.cluster", "rcir.tracking"),
+    *(
+        "rcir.errors",
+        "rcir.levels",
+        "rcir.printable",
+        "rcir.files",
+        "rcir.config",
+        "rcir.options",
+        "rcir.cluster",
+        "rcir.tracking",
+    ),
     *("rcir.embedding", "rcir.metrics", "rcir.losses", "rcir.index", "rcir.risk"),
     *("rcir.data", "rcir.mining", "rcir.encoders", "rcir.retrieval", "rcir.api", "rcir"),
     *("rcir.runs", "rcir.figures"),

@@ -20,12 +20,6 @@ ALLOWED = {
     "load": "rcir.load also takes an MLflow URI",
     "console": "the same screen",
 }
-# Two things under one name still: to be told apart, and then removed here.
-TO_DO = {
-    *("BATCH", "BLOCK_ELEMENTS", "FILE", "GAP", "GROUP", "LINE", "PAIR_ELEMENTS", "PARTS"),
-    *("PATIENCE", "SHOWN", "Watch", "begin_run", "draw", "find_run", "publish"),
-    *("save", "side_by_side", "BLOCK"),
-}
 
 
 def defined(module):
@@ -60,8 +54,8 @@ def homes():
 
 def test_a_name_has_one_home(homes):
     twice = {name: where for name, where in homes.items() if len(where) > 1}
-    assert {name: twice[name] for name in twice.keys() - ALLOWED.keys() - TO_DO} == {}
+    assert {name: twice[name] for name in twice.keys() - ALLOWED.keys()} == {}
 
 
 def test_what_was_told_apart_is_taken_off_the_list(homes):
-    assert [name for name in sorted(TO_DO | ALLOWED.keys()) if len(homes[name]) < 2] == []
+    assert [name for name in ALLOWED if len(homes[name]) < 2] == []

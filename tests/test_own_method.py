@@ -35,7 +35,7 @@ def config(tmp_path_factory):
         storage=str(tmp_path_factory.mktemp("toys")),
         epochs=3,
         batch=32,
-        parts=2,
+        micro_batches=2,
         data=DATA,
         encoder=EncoderConfig(TOY, dim=8, options={"width": 12}),
         loss={"temperature": 0.2},

@@ -82,7 +82,11 @@ def test_a_recipe_is_the_published_one(name):
     assert encoder.options == PUBLISHED[encoder.method]
     assert config.loss.get("kl_scale", 1e-6) == 1e-6
     mining = config.mining
-    assert (mining.negatives, mining.count, mining.margin) == ("violating", negatives, 0.1)
+    assert (mining.negatives, mining.num_negatives, mining.margin) == (
+        "margin-violating",
+        negatives,
+        0.1,
+    )
     # Not the farthest of the paper's text: it turns variances upside down.
     assert mining.positive == ("random" if encoder.method == "btl" else "nearest")
 

@@ -11,8 +11,14 @@ from mlflow import MlflowClient
 import rcir
 from calibration import CalibrationConfig, calibrate
 from rcir import tracking
+from rcir.data import load_splits
 from rcir.errors import TrackingUnavailable
+from rcir.files import owner
+from rcir.runs.folder import RunFolder
+from rcir.runs.trained_on import TrainedOn
+from tests.kills import DEAD, Killed
 from training import train
+from training.folder import create_run
 
 
 @pytest.fixture
@@ -77,9 +83,9 @@ def test_the_status_says_how_a_run_ended(client, error, status):
 
 
 def test_an_id_that_mlflow_does_not_know_is_no_run():
-    assert tracking.find_run("0123456789abcdef0123456789abcdef") is None
+    assert tracking.find_tracked_run("0123456789abcdef0123456789abcdef") is None
     run = tracking.start_run("known", {})
-    assert tracking.find_run(run.id).id == run.id
+    assert tracking.find_tracked_run(run.id).id == run.id
 
 
 @pytest.mark.distributed
@@ -136,3 +142,61 @@ def test_the_git_revision_is_tracked_whatever_was_started():
         pytest.skip("the code is in no git checkout")
     run = tracking.start_run("revision", {})
     assert tracking.run_tag(run, "mlflow.source.git.commit") == head.stdout.strip()
+
+
+def test_runs_of_dead_processes_are_marked_as_killed_at_the_next_start(client, monkeypatch):
+    """Not those of living processes, of other hosts, or of an earlier version; nor what ended."""
+    living = tracking.start_run("living", {})
+    host, _, rest = owner().partition("-")
+    begun = {}
+    for name, process in (("dead", DEAD), ("other host", f"{int(host, 16) ^ 1:08x}-{rest}")):
+        with monkeypatch.context() as patch:
+            patch.setattr("rcir.tracking.owner", lambda process=process: process)
+            begun[name] = tracking.start_run(name, {})
+    client.delete_tag(living.id, "rcir.process")
+    ended = tracking.start_run("ended", {})
+    ended.end("FAILED")
+    again = tracking.start_run("living too", {})
+    status = {
+        run.info.run_name: run.info.status
+        for run in client.search_runs([client.get_experiment_by_name("rcir").experiment_id])
+    }
+    assert status["dead"] == "KILLED"
+    assert {status[name] for name in ("living", "living too", "other host")} == {"RUNNING"}
+    assert status["ended"] == "FAILED"
+    with begun["dead"].active():  # it is taken up by this process
+        tracking.start_run("meanwhile", {})
+        assert client.get_run(begun["dead"].id).info.status == "RUNNING"
+    assert client.get_run(begun["dead"].id).info.status == "FINISHED"
+    for run in (living, again, begun["other host"]):
+        run.end("FINISHED")
+
+
+def test_a_training_killed_at_its_start_has_one_run(client, tiny, monkeypatch, tmp_path):
+    """Killed after MLflow made the run, and before the folder says which it is."""
+    config = tiny("once", storage=str(tmp_path))
+    trained_on = TrainedOn.of(load_splits(config.data))
+    for name in ("once", "another"):
+        (tmp_path / name).mkdir()
+    with monkeypatch.context() as patch:
+
+        def killed(_run):
+            raise Killed
+
+        patch.setattr("rcir.tracking.owner", lambda: DEAD)
+        patch.setattr(RunFolder, "write", killed)
+        with pytest.raises(Killed):
+            create_run(config, None, trained_on)
+    run = create_run(config, None, trained_on)
+    folder = str(tmp_path / "once")
+    experiment = client.get_experiment_by_name("rcir").experiment_id
+    (found,) = client.search_runs([experiment], f"tags.`rcir.folder` = '{folder}'")
+    assert found.info.run_id == run.mlflow_run
+    assert sorted(path.name for path in (tmp_path / "once").iterdir()) == [
+        "run.json",
+        "trained_on.json",
+    ]
+    with run.tracked.active():
+        assert client.get_run(run.mlflow_run).info.status == "RUNNING"
+    other = create_run(tiny("another", storage=str(tmp_path)), None, trained_on)
+    assert other.mlflow_run != run.mlflow_run

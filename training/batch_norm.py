@@ -9,16 +9,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from training.workers import Workers
 
 
-class PartStatistics:
-    """Moves running statistics once a step, towards the mean over the parts of the batch.
+class GhostBatchStatistics:
+    """Moves running statistics once a step, towards the mean over the micro-batches of a step.
 
-    Torch would move them with every part that a worker computes, and not tell the others. Here
-    each part writes its statistics to tensors of its own; `finish` averages them over all parts,
-    whoever computed them. Of one part it does what torch does by itself.
+    Torch would move them with every micro-batch that a worker computes, and not tell the others.
+    Here each part writes its statistics to tensors of its own; `finish` averages them over all of
+    them, whoever computed them. Of one part it does what torch does by itself.
 
     Args:
         encoder: whose layers of batch normalisation are meant, if it has any.
-        workers: among whom the parts of a batch are dealt out.
+        workers: among whom the micro-batches are dealt out.
     """
 
     def __init__(self, encoder: nn.Module, workers: Workers) -> None:
@@ -33,7 +33,7 @@ class PartStatistics:
         self._parts: list[list[Tensor]] = []
 
     def start_part(self) -> None:
-        """Before the forward pass of a part."""
+        """Before the forward pass of a micro-batch."""
         for layer in self._layers:
             layer.momentum = 1.0  # what is written is of this part alone
             layer.running_mean = torch.zeros_like(layer.running_mean)  # type: ignore[arg-type]
@@ -42,10 +42,10 @@ class PartStatistics:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """After the forward passes of all parts of a batch; on every worker."""
+        """After the forward passes of all micro-batches; on every worker."""
         if self._layers:
             own = torch.stack([torch.cat(part) for part in self._parts]).sum(0)
-            total = self._workers.summed(torch.cat([own, own.new_tensor([len(self._parts)])]))
+            total = self._workers.all_reduce(torch.cat([own, own.new_tensor([len(self._parts)])]))
             mean = (total[:-1] / total[-1]).split([len(values) for values in self._running])
             for i, (layer, momentum) in enumerate(zip(self._layers, self._momentum, strict=True)):
                 layer.running_mean, layer.running_var = self._running[2 * i : 2 * i + 2]

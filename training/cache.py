@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rcir.data import ImageSet
+from rcir.data.relevance import asking
 from rcir.mining import Tuples, mine, sample_images
 from training.config import TrainingConfig
 from training.loading import loaded
 from training.randomness import MINING, ORDER, SAMPLE, numpy_generator, torch_generator
 from training.workers import Workers
 
-BLOCK = 256  # images in a forward pass
+IMAGES_AT_ONCE = 256  # images in a forward pass
 ANCHORS = 4096  # mined at a time
 
 
@@ -36,16 +37,18 @@ def mined_tuples(
         embed: uint8 images (n, C, H, W) to embeddings (n, d), both on the workers' device.
     """
     chosen = np.arange(len(images))
-    relevance, n_anchors = images.relevance, len(images)
+    relevance = images.relevance
     if config.mining.cache == "sampled":
         rng = numpy_generator(config.seed, epoch, SAMPLE)
         chosen = sample_images(images.relevance, config.mining.sample, rng)
         relevance = relevance.subset(chosen)
-        n_anchors = config.mining.refresh * config.batch
+    ask = torch.from_numpy(asking(relevance))
+    sampled = config.mining.cache == "sampled"
+    n_anchors = config.mining.refresh * config.batch if sampled else len(ask)
     cache = _cache(config, images, chosen, embed, workers)
     order = torch_generator(config.seed, epoch, ORDER)
-    rounds = -(-n_anchors // len(chosen))
-    anchors = torch.cat([torch.randperm(len(chosen), generator=order) for _ in range(rounds)])
+    rounds = -(-n_anchors // len(ask))
+    anchors = torch.cat([ask[torch.randperm(len(ask), generator=order)] for _ in range(rounds)])
     blocks = anchors[:n_anchors].split(ANCHORS)
     own = [
         mine(
@@ -55,7 +58,7 @@ def mined_tuples(
             config.mining,
             torch_generator(config.seed, epoch, MINING, number),
         )
-        for number in workers.share(len(blocks))
+        for number in workers.shard(len(blocks))
     ]
     own = own or [mine(cache, relevance, anchors[:0], config.mining, order)]
     return _gathered(own, torch.from_numpy(chosen), workers)
@@ -69,18 +72,18 @@ def _cache(
     workers: Workers,
 ) -> Tensor:
     """Embeddings of the un-augmented images of some rows, on every worker."""
-    starts = range(0, len(rows), BLOCK)
-    blocks = [rows[starts[i] : starts[i] + BLOCK] for i in workers.share(len(starts))]
+    starts = range(0, len(rows), IMAGES_AT_ONCE)
+    blocks = [rows[starts[i] : starts[i] + IMAGES_AT_ONCE] for i in workers.shard(len(starts))]
     n_own = sum(map(len, blocks))
     blocks = blocks or [rows[:1]]  # of no image there would be no shape
     pixels = loaded(images, config.preprocessing, blocks, workers.device)
-    return workers.gathered(torch.cat([embed(batch) for batch in pixels])[:n_own])
+    return workers.all_gather(torch.cat([embed(batch) for batch in pixels])[:n_own])
 
 
 def _gathered(own: list[Tuples], rows: Tensor, workers: Workers) -> Tuples:
     """The tuples of all workers, of rows of the training images."""
     columns = [torch.cat([members_of(part), part.valid], 1) for part in own]
-    table = workers.gathered(torch.cat(columns)).cpu()
+    table = workers.all_gather(torch.cat(columns)).cpu()
     count = own[0].negatives.shape[1]
     members = rows[table[:, : 2 + count]]
     return Tuples(members[:, 0], members[:, 1], members[:, 2:], table[:, 2 + count :].bool())

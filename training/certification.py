@@ -8,15 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data import ImageSet
-from rcir.data.relevance import SameLabel
+from rcir.data.relevance import SameLabel, database_of
 from rcir.data.votes import count_matches
-from rcir.index import FlatIndex
+from rcir.index import DEPTH, build_index, lengths, one_minus_cosine
 from rcir.metrics import first_match_ranks
 from rcir.risk import Certified, SearchResults, fit_score_function
 from rcir.risk.search_results import VOTERS
 
-PARTS = 4
-DEPTH = 200
+N_FOLDS = 4
 
 
 @dataclass(frozen=True)
@@ -42,21 +41,25 @@ def fold_roles(images: ImageSet) -> list[FoldRoles]:
     to every fold as can be. One fold is searched, one fits the score function, one calibrates and
     one is measured; then roles rotate, so that each image is measured at most once, by a
     calibration that it had no part in. An image is no query of a fold in which nothing matches
-    it: that is so for every encoder.
+    it: that is so for every encoder. Where it is known which images are searched
+    (`WithinRadius.database`), these are, and the others are divided into three folds.
 
     Returns:
-        The four, or none if there are too few images for all roles.
+        The four or three, or none if there are too few images for all roles.
     """
-    folds = _folds(images)
+    database = database_of(images.relevance)
+    folds = _folds(images) if database is None else _asking_folds(database)
     found = []
-    for turn in range(PARTS):
-        searched, *asked = (folds[(turn + role) % PARTS] for role in range(PARTS))
+    for turn in range(len(folds)):
+        searched, *asked = folds[turn:] + folds[:turn]
+        if database is not None:
+            searched, asked = np.flatnonzero(database), [searched, *asked]
         if not len(searched):
             return []
         gallery = images.relevance.subset(searched)
         rows = [row[images.relevance.subset(row).totals(gallery) > 0] for row in asked if len(row)]
         if (
-            len(rows) < PARTS - 1 or min(map(len, rows)) < 2
+            len(rows) < N_FOLDS - 1 or min(map(len, rows)) < 2
         ):  # as many as a score function is fitted on
             return []
         found.append(FoldRoles(searched, *rows))
@@ -76,19 +79,25 @@ def certify(
     return [_certify(vectors, uncertainty, images, roles) for roles in fold_roles(images)]
 
 
+def _asking_folds(database: NDArray[np.bool_]) -> list[NDArray[np.int64]]:
+    """Those that ask, in three folds."""
+    order = np.random.default_rng(0).permutation(np.flatnonzero(~database))
+    return np.array_split(order, N_FOLDS - 1)
+
+
 def _folds(images: ImageSet) -> list[NDArray[np.int64]]:
     rng = np.random.default_rng(0)
     order = rng.permutation(len(images))
     if not isinstance(images.relevance, SameLabel):
-        return np.array_split(order, PARTS)
+        return np.array_split(order, N_FOLDS)
     # The images of a label, in random order, are dealt to the folds in an order of its own.
     order = order[np.argsort(images.relevance.labels[order], kind="stable")]
     _, first, label = np.unique(
         images.relevance.labels[order], return_index=True, return_inverse=True
     )
-    dealt = rng.permuted(np.tile(np.arange(PARTS), (len(first), 1)), axis=1)
-    fold = dealt[label, (np.arange(len(order)) - first[label]) % PARTS]
-    return [order[fold == number] for number in range(PARTS)]
+    dealt = rng.permuted(np.tile(np.arange(N_FOLDS), (len(first), 1)), axis=1)
+    fold = dealt[label, (np.arange(len(order)) - first[label]) % N_FOLDS]
+    return [order[fold == number] for number in range(N_FOLDS)]
 
 
 def _certify(
@@ -97,16 +106,15 @@ def _certify(
     images: ImageSet,
     roles: FoldRoles,
 ) -> Certified:
-    index = FlatIndex(vectors.shape[1])
-    index.add(vectors[roles.searched])
+    index, norms = build_index(vectors[roles.searched]), lengths(vectors)
     gallery = images.relevance.subset(roles.searched)
 
     def searched(rows: NDArray[np.int64]) -> tuple[SearchResults, NDArray[np.float64]]:
         """The rankings of some queries, and the ranks of their first matches."""
         distances, positions = index.search(vectors[rows], min(DEPTH, len(index)))
         labels = gallery.labels if isinstance(gallery, SameLabel) else None
-        # Unit vectors: 1 - cos = |x - y|^2 / 2.
-        own = distances[:, 0].astype(np.float64) ** 2 / 2
+        nearest = norms[roles.searched][positions[:, 0]]
+        own = one_minus_cosine(distances[:, 0], norms[rows], nearest)
         rankings = SearchResults(
             own if uncertainty is None else uncertainty[rows],
             positions.shape[1],

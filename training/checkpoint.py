@@ -30,7 +30,7 @@ from rcir.files import write_folder
 from rcir.retrieval.storage import save_tensors
 from training.validation import Validation
 
-PATIENCE = 60  # seconds after which a shared folder shows what another node wrote
+SHARED_FOLDER_DELAY = 60  # seconds after which a shared folder shows what another node wrote
 PATTERN = re.compile(r"epoch-(\d+)")
 
 
@@ -78,7 +78,7 @@ def checkpoint_folder(run: Path, epoch: int) -> Path:
     return run / "checkpoints" / f"epoch-{epoch:04d}"
 
 
-def save(
+def save_checkpoint(
     run: Path,
     state: TrainState,
     model: nn.Module,
@@ -124,7 +124,7 @@ def restore(
 ) -> TrainState:
     """Load the checkpoint of an epoch into its parts; wait for what this node does not yet see."""
     folder = checkpoint_folder(run, epoch)
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + SHARED_FOLDER_DELAY
     while not folder.is_dir() and time.monotonic() < until:
         time.sleep(1)
     numbers = json.loads((folder / "state.json").read_text())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
@@ -10,77 +9,11 @@ from typing import Any, Literal
 
 from rcir.config import from_plain
 from rcir.data import Augmentation, DataConfig, Preprocessing
-from rcir.data.options import require_options
 from rcir.encoders import EncoderConfig, find_method
 from rcir.errors import InvalidConfig
 from rcir.mining import MiningConfig
-
-
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """Adam and its schedule.
-
-    Args:
-        lr: learning rate at the start.
-        weight_decay: L2 penalty.
-        schedule: "cosine" to 0 over all epochs (Loshchilov & Hutter, ICLR 2017), "exponential" by
-            `gamma` per epoch, or "constant".
-        gamma: factor per epoch of the exponential schedule.
-    """
-
-    lr: float = 1e-3
-    weight_decay: float = 0.0
-    schedule: Literal["cosine", "exponential", "constant"] = "cosine"
-    gamma: float = 0.99
-
-    def __post_init__(self) -> None:
-        if not 0 < self.lr < math.inf:
-            raise InvalidConfig(f"optimizer.lr is {self.lr}; it must be above 0")
-        if not 0 <= self.weight_decay < math.inf:
-            raise InvalidConfig(f"optimizer.weight_decay is {self.weight_decay}; at least 0")
-        if not 0 < self.gamma <= 1:
-            raise InvalidConfig(f"optimizer.gamma is {self.gamma}; it must lie in (0, 1]")
-
-    def rate(self, epoch: int, epochs: int) -> float:
-        """The learning rate of an epoch, from 1 on, of so many.
-
-        Example:
-            >>> optimizer = OptimizerConfig(lr=0.1)
-            >>> [round(optimizer.rate(epoch, 4), 3) for epoch in (1, 2, 3, 4)]
-            [0.1, 0.085, 0.05, 0.015]
-        """
-        if self.schedule == "cosine":
-            return self.lr * (1 + math.cos(math.pi * (epoch - 1) / epochs)) / 2
-        return self.lr * self.gamma ** (epoch - 1) if self.schedule == "exponential" else self.lr
-
-
-CHANGING = ("optimizer", "loss", "mining", "augmentation")  # options that need not stay the same
-
-
-@dataclass(frozen=True)
-class Change:
-    """Options that change while a run is trained.
-
-    Args:
-        epoch: the first with these values; at least 2.
-        options: values by dotted name, of optimizer, loss, mining or augmentation.
-    """
-
-    epoch: int
-    options: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        if self.epoch < 2:
-            raise InvalidConfig(
-                f"changes name epoch {self.epoch}; at least 2: what holds from the first epoch on "
-                "belongs into the configuration itself"
-            )
-        for name in self.options:
-            group, dot, _ = name.partition(".")
-            if group not in CHANGING or not dot:
-                raise InvalidConfig(
-                    f"changes name {name}; only options of {', '.join(CHANGING)} may change"
-                )
+from rcir.options import require_options
+from training.schedule import Change, OptimizerConfig
 
 
 @dataclass(frozen=True)
@@ -99,11 +32,11 @@ class TrainingConfig:
             of several.
         min_delta: by how much a better one must exceed the best so far, for `patience`.
         batch: tuples per step, over all workers; with mining.scope "batch", images.
-        parts: a batch is computed in so many parts, each a forward pass of its own: dropout and
-            batch normalisation see one part at a time. What is computed depends on them, not on
-            who computes it. More parts than workers take less memory, except with mining.scope
-            "batch", where all of a batch is mined together. None for as many as there are workers
-            (the most there may be) when the run is begun.
+        micro_batches: a batch is computed in so many of them, each a forward pass of its own:
+            dropout and batch normalisation see one of them at a time. What is computed depends on
+            them, not on who computes it. More of them than workers take less memory, except with
+            mining.scope "batch", where all of a batch is mined together. None for as many as there
+            are workers (the most there may be) when the run is begun.
         num_workers: Ray workers, or the fewest and the most of them, which come and go with the
             cluster; 0 trains in this process.
         max_failures: how often in a row, without a new checkpoint, lost workers are replaced.
@@ -132,7 +65,7 @@ class TrainingConfig:
     patience: int = 0
     min_delta: float = 0.0
     batch: int = 64
-    parts: int | None = None
+    micro_batches: int | None = None
     num_workers: int | tuple[int, int] = 0
     max_failures: int = 3
     use_gpu: bool = False
@@ -166,17 +99,17 @@ class TrainingConfig:
                 f"num_workers is {list(self.num_workers)}; give one number, or the fewest (at "
                 "least 1) and the most"
             )
-        if not self.most_workers <= self.n_parts <= self.batch:
+        if not self.most_workers <= self.n_micro_batches <= self.batch:
             raise InvalidConfig(
-                f"a batch of {self.batch} tuples in {self.n_parts} parts does not fill "
-                f"{self.most_workers} workers: parts must be at least the number of workers and at "
-                "most batch"
+                f"a batch of {self.batch} tuples in {self.n_micro_batches} micro-batches does not "
+                f"fill {self.most_workers} workers: micro_batches must be at least the number of "
+                "workers and at most batch"
             )
-        group = self.mining.per_label
+        group = self.mining.samples_per_class
         if group is not None and (self.batch % group or self.batch < 2 * group):
             raise InvalidConfig(
-                f"batch is {self.batch} and mining.per_label {group}: give a batch that is a "
-                "multiple of it, of two labels or more"
+                f"batch is {self.batch} and mining.samples_per_class {group}: give a batch "
+                "that is a multiple of it, of two labels or more"
             )
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise InvalidConfig(f"name is {self.name!r}; it must be usable as the name of a folder")
@@ -243,9 +176,9 @@ class TrainingConfig:
         return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[1]
 
     @property
-    def n_parts(self) -> int:
-        """Number of parts of a batch."""
-        return max(1, self.most_workers) if self.parts is None else self.parts
+    def n_micro_batches(self) -> int:
+        """Number of micro-batches."""
+        return max(1, self.most_workers) if self.micro_batches is None else self.micro_batches
 
 
 def override(config: TrainingConfig, values: Mapping[str, Any]) -> TrainingConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -14,11 +15,12 @@ from filelock import FileLock, Timeout
 from rcir import tracking
 from rcir.config import flatten
 from rcir.errors import InvalidConfig
+from rcir.files import write_file
 from rcir.runs.folder import FOLDER_TAG, RESOURCES, RunFolder, read_run
 from rcir.runs.trained_on import TrainedOn
 from training.config import TrainingConfig
 
-LOCK = "lock"
+LOCK, START = "lock", "start"
 
 
 def folder_of(config: TrainingConfig) -> Path:
@@ -26,15 +28,15 @@ def folder_of(config: TrainingConfig) -> Path:
     return Path(config.storage).absolute() / config.name
 
 
-def found_run(config: TrainingConfig) -> RunFolder | None:
+def existing_run(config: TrainingConfig) -> RunFolder | None:
     """The run that the folder holds, if any; `InvalidConfig` if it is of another configuration."""
     folder = folder_of(config)
     found = read_run(folder)
     if found is None:
         return None
     old, new = flatten(found.config), flatten(asdict(config))
-    if config.parts is None:  # it keeps those that it was begun with
-        new["parts"] = old.get("parts")
+    if config.micro_batches is None:  # it keeps those that it was begun with
+        new["micro_batches"] = old.get("micro_batches")
     changed = differing(old, new)
     if changed:
         raise InvalidConfig(
@@ -53,20 +55,26 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     )
 
 
-def begin_run(
+def create_run(
     config: TrainingConfig, parent: tracking.TrackedRun | None, trained: TrainedOn
 ) -> RunFolder:
     """A new run, in its folder and in MLflow; `trained` is what it will have been trained on."""
-    folder, plain = folder_of(config), asdict(replace(config, parts=config.n_parts))
+    folder, plain = folder_of(config), asdict(replace(config, micro_batches=config.n_micro_batches))
     trained.write(folder)  # first: a run without it is taken for one of an earlier version
-    tracked = tracking.start_run(config.name, {FOLDER_TAG: str(folder)}, parent)
+    # Killed before the run is noted here, the next start finds it in MLflow by this name.
+    start = folder / START
+    if not start.is_file():
+        write_file(start, secrets.token_hex(16).encode())
+    tags = {FOLDER_TAG: str(folder)}
+    tracked = tracking.start_run(config.name, tags, parent, start.read_text())
     run = RunFolder(folder, plain, tracked.id, tracked.uri)
     run.write()
+    start.unlink()
     return run
 
 
 @contextmanager
-def alone_in(folder: Path, patience: float = 0) -> Iterator[None]:
+def run_lock(folder: Path, patience: float = 0) -> Iterator[None]:
     """Keep other processes from training in a folder; the lock ends with the process.
 
     Args:

@@ -23,8 +23,8 @@ from rcir.runs.trained_on import TrainedOn
 from rcir.tracking import TrackedRun
 from training import checkpoint
 from training.config import TrainingConfig
-from training.folder import alone_in, begin_run, differing, folder_of
-from training.history import FILE as METRICS_FILE
+from training.folder import create_run, differing, folder_of, run_lock
+from training.history import METRICS_FILE
 
 ASIDE = ".fork"
 
@@ -56,7 +56,7 @@ def snapshot(run: Path, target: Path) -> None:
     write_folder(target, fill)
 
 
-def fork(source: Path, config: TrainingConfig, parent: TrackedRun | None = None) -> None:
+def fork_run(source: Path, config: TrainingConfig, parent: TrackedRun | None = None) -> None:
     """Let the run of a configuration go on from the last checkpoint of another run.
 
     The folder of `config` may hold a run, which keeps its MLflow run and other files; what it had
@@ -76,14 +76,14 @@ def fork(source: Path, config: TrainingConfig, parent: TrackedRun | None = None)
     """
     plain = _continued(source, config)
     folder = folder_of(config)
-    with alone_in(folder):
+    with run_lock(folder):
         aside = folder / ASIDE
         shutil.rmtree(aside, ignore_errors=True)  # of a process that was killed
         try:
             snapshot(source, aside / "new")
             run, trained = read_run(folder), TrainedOn.read(source)
             if run is None:
-                run = begin_run(config, parent, trained)
+                run = create_run(config, parent, trained)
             else:
                 TrainedOn.read(folder).joined(trained).write(folder)
                 _cleared(run, aside / "old")
@@ -116,10 +116,11 @@ def _with_checkpoint(run: Path) -> tuple[RunFolder, int]:
 
 
 def _continued(source: Path, config: TrainingConfig) -> dict[str, Any]:
-    """A configuration as plain values, with the parts of the run that it continues."""
+    """A configuration as plain values, with the micro-batches of the run that it continues."""
     found, last = _with_checkpoint(source)
     old, new = found.config, asdict(config)
-    new["parts"] = old["parts"] if config.parts is None else config.parts
+    if config.micro_batches is None:
+        new["micro_batches"] = old["micro_batches"]
     changing = {change["epoch"] for plain in (old, new) for change in plain["changes"]}
     for epoch in sorted({1, *(epoch for epoch in changing if epoch <= last)}):
         different = differing(_in_force(old, epoch), _in_force(new, epoch))

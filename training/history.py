@@ -11,7 +11,7 @@ from rcir.files import write_json
 from rcir.tracking import TrackedRun
 from training.progress import console
 
-FILE = "metrics.json"
+METRICS_FILE = "metrics.json"
 
 
 class History:
@@ -22,7 +22,7 @@ class History:
     """
 
     def __init__(self, folder: Path, tracked: TrackedRun) -> None:
-        self._file = folder / FILE
+        self._file = folder / METRICS_FILE
         self._tracked = tracked
 
     def add(self, epoch: int, metrics: Mapping[str, float]) -> None:

@@ -29,10 +29,10 @@ from training.history import History
 from training.progress import EpochBar
 from training.trainer import Trainer
 from training.validation import CRITERION, validate
-from training.watch import Watch
+from training.watch import TrainingWatch
 from training.workers import Workers
 
-GROUP = "placement_group"  # where its id is reported
+PLACEMENT_GROUP = "placement_group"  # where its id is reported
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def training_loop(job: Job) -> None:
     """Train from the last checkpoint on, or from the start, as one of Ray's workers."""
     # Whoever stops this training from outside has to free what its workers hold.
     group = get_current_placement_group()
-    held = {GROUP: group.id.hex()} if group else {}
+    held = {PLACEMENT_GROUP: group.id.hex()} if group else {}
 
     def report(metrics: dict[str, Any]) -> None:
         ray.train.report(metrics | held)
@@ -112,7 +112,7 @@ def _train(
     encoder.to(workers.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.Adam(encoder.parameters(), fused=True)  # its rate is set every epoch
     # The first worker says from which: another one may see a shared folder as it was a while ago.
-    last = workers.told_by_first(checkpoint.last_epoch(folder))
+    last = workers.broadcast(checkpoint.last_epoch(folder))
     state = TrainState(seed=config.seed)
     if last:
         state = checkpoint.restore(folder, last, encoder, optimizer)
@@ -121,7 +121,7 @@ def _train(
     compiled: Any = torch.compile(encoder) if config.compile else encoder
     trainer = Trainer(config, encoder, wrapped(compiled), optimizer, splits.train, workers)
 
-    watch = Watch()
+    watch = TrainingWatch()
     while not _done(state, config):
         epoch, started = state.epoch + 1, time.monotonic()
         rate = _set(optimizer, config, epoch)
@@ -130,13 +130,13 @@ def _train(
             trained = trainer.epoch(epoch, bar)
         embedding = _embedded(config, encoder, splits.validation, workers)
         found = validate(embedding, splits.validation) if workers.rank == 0 else None
-        metrics = workers.told_by_first(found.metrics() if found else None) | trained
+        metrics = workers.broadcast(found.metrics() if found else None) | trained
         metrics |= {"lr": rate, "seconds": time.monotonic() - started}
         state.advance(metrics[CRITERION], config.min_delta)
         if found is not None:
             # Metrics first: an epoch that is not repeated has left them.
             history.add(epoch, metrics)
-            checkpoint.save(folder, state, encoder, optimizer, found)
+            checkpoint.save_checkpoint(folder, state, encoder, optimizer, found)
             bar.summary(metrics)
             watch.after(epoch, metrics, trainer.collapsed_loss())
         report(metrics | {"epoch": epoch})
@@ -161,11 +161,11 @@ def _embedded(
     config: TrainingConfig, encoder: Encoder, images: ImageSet, workers: Workers
 ) -> Embedding:
     """Embeddings of the validation images, made by all workers, on every one of them."""
-    own = workers.share(-(-len(images) // BATCH))
+    own = workers.shard(-(-len(images) // BATCH))
     rows = np.arange(len(images))[own.start * BATCH : own.stop * BATCH]
     some = rows if len(rows) else np.zeros(1, np.int64)  # of none there would be no shape
     part = embed(encoder, config.preprocessing, images.pick(some))[: len(rows)]
-    return part.map(workers.gathered)
+    return part.map(workers.all_gather)
 
 
 def _generators(workers: Workers) -> list[torch.device]:

@@ -9,7 +9,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-console = Console(highlight=False)
+# Names may look like markup.
+console = Console(highlight=False, markup=False)
 
 
 class EpochBar:

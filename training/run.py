@@ -15,6 +15,8 @@ from rcir import tracking
 from rcir.cluster import in_submitted_job
 from rcir.config import flatten
 from rcir.data import ImageSet, Splits, load_splits
+from rcir.data.loading import require_enough
+from rcir.data.sufficiency import calibration_note
 from rcir.encoders import Encoder, build_encoder
 from rcir.encoders.embedder import Embedder
 from rcir.encoders.posthoc import TrainingImages
@@ -26,7 +28,7 @@ from rcir.runs.trained_on import TrainedOn
 from training import checkpoint
 from training.config import TrainingConfig
 from training.ensemble import combined, member_configs
-from training.folder import alone_in, begin_run, folder_of, found_run
+from training.folder import create_run, existing_run, folder_of, run_lock
 from training.history import History
 from training.launch import launch, side_by_side
 from training.progress import console
@@ -73,29 +75,35 @@ def train(
         (True, 'btl')
     """
     check_places(config)
-    run = found_run(config)
+    run = existing_run(config)
     if run is not None and run.finished:
         done = f"{run.path} is trained already; choose another name to train anew"
         console.print(done, soft_wrap=True)
         return run
-    splits = load_splits(config.data)
+    # Told once, not by every member or trial.
+    tell = partial(console.print, soft_wrap=True) if parent is None else None
+    splits = load_splits(config.data, tell)
+    require_enough(config.data, splits)
+    if tell and (note := calibration_note(splits)):
+        tell(note)
     check_encoder(config)
     for epoch in (1, *(change.epoch for change in config.changes)):
         check_images(config.at(epoch), splits.train)
-    with alone_in(folder_of(config)):
-        trained, run = TrainedOn.of(splits), found_run(config)  # it may have been begun meanwhile
+    with run_lock(folder_of(config)):
+        # It may have been begun meanwhile.
+        trained, run = TrainedOn.of(splits), existing_run(config)
         if run is None:
-            run = begin_run(config, parent, trained)
+            run = create_run(config, parent, trained)
         else:  # the data set may have changed since
             TrainedOn.read(run.path).joined(trained).write(run.path)
-        parts = run.config["parts"]
-        if parts < config.most_workers:
+        micro_batches = run.config["micro_batches"]
+        if micro_batches < config.most_workers:
             raise InvalidConfig(
-                f"{run.path} was begun with batches in {parts} parts, for as many workers at most: "
-                f"continue it with those instead of {config.most_workers}, or begin anew under "
-                "another name, with parts to spare"
+                f"{run.path} was begun with {micro_batches} micro-batches, for as many workers at "
+                f"most: continue it with those instead of {config.most_workers}, or begin anew "
+                "under another name, with micro-batches to spare"
             )
-        return _finished(replace(config, parts=parts), run, splits, callback)
+        return _finished(replace(config, micro_batches=micro_batches), run, splits, callback)
 
 
 def _finished(
@@ -164,10 +172,10 @@ def check_images(config: TrainingConfig, images: ImageSet) -> None:
             "no anchor has a positive and a negative: some training image must match another one "
             "and not match a third"
         )
-    if len(images) < config.n_parts:
+    if len(images) < config.n_micro_batches:
         raise InvalidData(
-            f"{len(images)} training images do not fill {config.n_parts} parts of a batch: give "
-            "more, or train with fewer parts and workers"
+            f"{len(images)} training images do not fill {config.n_micro_batches} micro-batches: "
+            "give more, or train with fewer micro-batches and workers"
         )
     if config.mining.scope == "batch":
         image_batches(config, images, epoch=1)

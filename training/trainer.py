@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rcir.data import Changes, ImageSet
+from rcir.data import ImageSet, TransformParameters
 from rcir.embedding import Embedding
 from rcir.encoders import Encoder
 from rcir.errors import InvalidConfig, TrainingDiverged
 from rcir.mining import label_batches, mine
-from training.batch_norm import PartStatistics
+from training.batch_norm import GhostBatchStatistics
 from training.cache import members_of, mined_tuples
 from training.config import TrainingConfig
 from training.loading import loaded
@@ -38,9 +38,9 @@ from training.workers import CPU, Workers
 class Trainer:
     """What this worker trains with.
 
-    A batch is computed in parts. Part p of P holds every P-th tuple (or image) from the p-th on,
-    and belongs to worker p mod the number of workers; its dropout is drawn for it, its batch
-    normalisation is of it alone. So the steps are the same whatever the number of workers.
+    A batch is computed in micro-batches. Number p of P holds every P-th tuple (or image) from the
+    p-th on, and belongs to worker p mod the number of workers; its dropout is drawn for it, its
+    batch normalisation is of it alone. So the steps are the same whatever the number of workers.
 
     Attributes:
         config: of the run; `options` is what of it is in force in the epoch being trained.
@@ -59,8 +59,10 @@ class Trainer:
     workers: Workers
 
     def __post_init__(self) -> None:
-        self._own_parts = range(self.workers.rank, self.config.n_parts, self.workers.count)
-        self._statistics = PartStatistics(self.encoder, self.workers)
+        self._own_micro_batches = range(
+            self.workers.rank, self.config.n_micro_batches, self.workers.count
+        )
+        self._statistics = GhostBatchStatistics(self.encoder, self.workers)
         self.options = self.config
         self._loss_options = self.config.loss_options()
 
@@ -83,7 +85,7 @@ class Trainer:
             bar.advance()
         if not losses:
             losses.append(torch.zeros((), device=self.workers.device))
-        mean = self.workers.summed(torch.stack(losses).mean()).item() / self.workers.count
+        mean = self.workers.all_reduce(torch.stack(losses).mean()).item() / self.workers.count
         if not np.isfinite(mean):
             raise TrainingDiverged(
                 f"the loss of epoch {epoch} is {mean}: train anew, under another name, with a "
@@ -97,7 +99,9 @@ class Trainer:
         self.encoder.eval()
         with torch.no_grad():
             one = self._embedding(self.encoder, pixels.to(self.workers.device))
-            valid = torch.ones(1, self.options.mining.count, dtype=torch.bool, device=pixels.device)
+            valid = torch.ones(
+                1, self.options.mining.num_negatives, dtype=torch.bool, device=pixels.device
+            )
             alike = one[torch.zeros(2 + valid.numel(), dtype=torch.int64)]
             losses = self.encoder.loss(alike, valid.to(self.workers.device), self._loss_options)
         return float(losses.item())
@@ -107,27 +111,33 @@ class Trainer:
 
         The losses of the workers are to be averaged.
         """
-        config, n_parts = self.options, self.config.n_parts
+        config, n_micro_batches = self.options, self.config.n_micro_batches
         self.encoder.eval()
         with torch.no_grad():
             tuples = mined_tuples(config, self.images, self._embed, self.workers, epoch)
         self.encoder.train()
-        # A last batch of fewer tuples than parts is left out.
-        starts = [s for s in range(0, len(tuples), config.batch) if len(tuples) - s >= n_parts]
+        # A last batch of fewer tuples than micro-batches is left out.
+        starts = [
+            s for s in range(0, len(tuples), config.batch) if len(tuples) - s >= n_micro_batches
+        ]
         bar.start(len(starts))
         batches = [tuples[start : start + config.batch] for start in starts]
         members = [members_of(batch) for batch in batches]
-        own = (_by_role(rows[part::n_parts]) for rows in members for part in self._own_parts)
+        own = (
+            _by_role(rows[part::n_micro_batches])
+            for rows in members
+            for part in self._own_micro_batches
+        )
         pixels = loaded(self.images, config.preprocessing, own, self.workers.device)
         for step, batch in enumerate(batches):
             places = torch.arange(members[step].numel()).view(members[step].shape)
             changes = self._changes(epoch, step, places.numel())
             total = torch.zeros((), device=self.workers.device)
-            for part in self._own_parts:
+            for part in self._own_micro_batches:
                 with self._synchronised(part):
-                    changed = changes[_by_role(places[part::n_parts])](next(pixels))
+                    changed = changes[_by_role(places[part::n_micro_batches])](next(pixels))
                     embedding = self._forward(changed, epoch, step, part)
-                    valid = batch.valid[part::n_parts].to(self.workers.device)
+                    valid = batch.valid[part::n_micro_batches].to(self.workers.device)
                     # Averaged over the workers, these sums become the mean over the batch.
                     share = self.workers.count / len(batch)
                     losses = self.encoder.loss(embedding, valid, self._loss_options)
@@ -139,24 +149,30 @@ class Trainer:
 
     def _online(self, epoch: int, bar: EpochBar) -> Iterator[tuple[Tensor, int]]:
         """Gradients of the tuples within each batch of images; yields as `_cached` does."""
-        config, n_parts, device = self.options, self.config.n_parts, self.workers.device
+        config, n_micro_batches, device = (
+            self.options,
+            self.config.n_micro_batches,
+            self.workers.device,
+        )
         batches = image_batches(config, self.images, epoch)
         self.encoder.train()
         bar.start(len(batches))
-        own = (batch[part::n_parts] for batch in batches for part in self._own_parts)
+        own = (
+            batch[part::n_micro_batches] for batch in batches for part in self._own_micro_batches
+        )
         pixels = loaded(self.images, config.preprocessing, own, device)
         for step, batch in enumerate(batches):
             changes = self._changes(epoch, step, len(batch))
             parts = []
-            for part in self._own_parts:
+            for part in self._own_micro_batches:
                 with self._synchronised(part):
-                    changed = changes[np.arange(len(batch))[part::n_parts]](next(pixels))
+                    changed = changes[np.arange(len(batch))[part::n_micro_batches]](next(pixels))
                     parts.append(self._forward(changed, epoch, step, part))
             self._statistics.finish()
             embedding = self._of_all(Embedding.concatenate(parts), len(batch))
             # By one worker for all: at a tie, different hardware might choose differently.
             first = self.workers.rank == 0
-            rows, valid = self.workers.told_by_first(
+            rows, valid = self.workers.broadcast(
                 self._within(embedding.vectors.detach(), batch, epoch, step) if first else None
             )
             if len(valid) == 0:
@@ -180,13 +196,13 @@ class Trainer:
         )
         return _by_role(members_of(tuples)), tuples.valid.cpu()
 
-    def _changes(self, epoch: int, step: int, n: int) -> Changes:
+    def _changes(self, epoch: int, step: int, n: int) -> TransformParameters:
         """Random changes of all images of a step, drawn alike on every worker."""
         rng = numpy_generator(self.config.seed, epoch, AUGMENTATION, step)
         return self.options.augmentation.draw(n, self.config.preprocessing.size, rng)
 
     def _forward(self, pixels: Tensor, epoch: int, step: int, part: int) -> Embedding:
-        """Embed a part of a batch, with gradients."""
+        """Embed a micro-batch, with gradients."""
         torch.manual_seed(seed(self.config.seed, epoch, DROPOUT, step, part))
         self._statistics.start_part()
         return self._embedding(self.model, pixels)
@@ -204,12 +220,14 @@ class Trainer:
 
     def _of_all(self, own: Embedding, n: int) -> Embedding:
         """The embeddings of a whole batch of n, those of other workers without gradients."""
-        parts = [torch.arange(n)[part :: self.config.n_parts] for part in self._own_parts]
+        parts = [
+            torch.arange(n)[part :: self.config.n_micro_batches] for part in self._own_micro_batches
+        ]
         places = torch.cat(parts).to(self.workers.device)
-        all_places = self.workers.gathered(places)
+        all_places = self.workers.all_gather(places)
 
         def joined(values: Tensor) -> Tensor:
-            rows = self.workers.gathered(values.detach())
+            rows = self.workers.all_gather(values.detach())
             return (
                 torch.empty_like(rows).index_copy(0, all_places, rows).index_copy(0, places, values)
             )
@@ -217,8 +235,8 @@ class Trainer:
         return own.map(joined)
 
     def _synchronised(self, part: int) -> contextlib.AbstractContextManager[None]:
-        """Average gradients over the workers with the last of this worker's parts only."""
-        if isinstance(self.model, DistributedDataParallel) and part != self._own_parts[-1]:
+        """Average gradients over the workers with the last of this worker's micro-batches only."""
+        if isinstance(self.model, DistributedDataParallel) and part != self._own_micro_batches[-1]:
             waiting: contextlib.AbstractContextManager[None] = self.model.no_sync()
             return waiting
         return contextlib.nullcontext()
@@ -232,13 +250,15 @@ def image_batches(config: TrainingConfig, images: ImageSet, epoch: int) -> list[
         InvalidData: there are fewer labels than a batch needs.
     """
     rng = numpy_generator(config.seed, epoch, ORDER)
-    if config.mining.per_label is not None:
+    if config.mining.samples_per_class is not None:
         if images.labels is None:
             raise InvalidConfig(
-                f"mining.per_label is {config.mining.per_label}, but the images of "
+                f"mining.samples_per_class is {config.mining.samples_per_class}, but the images of "
                 f"{config.data.name} have not one label each: leave it out"
             )
-        return list(label_batches(images.labels, config.batch, config.mining.per_label, rng))
+        return list(
+            label_batches(images.labels, config.batch, config.mining.samples_per_class, rng)
+        )
     order, size = rng.permutation(len(images)), min(config.batch, len(images))
     # A smaller last batch has fewer tuples to offer.
     return [order[start : start + size] for start in range(0, len(order) - size + 1, size)]

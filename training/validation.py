@@ -8,11 +8,13 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rcir.data import ImageSet
+from rcir.data.relevance import Relevance, asking, database_of
 from rcir.embedding import Embedding
 from rcir.errors import InvalidData, TrainingDiverged
-from rcir.index import nearest_others
+from rcir.index import DEPTH, build_index, lengths, nearest_others, one_minus_cosine
 from rcir.levels import ALPHAS, DELTA
 from rcir.metrics import (
     average_precision_at_k,
@@ -23,7 +25,7 @@ from rcir.metrics import (
 )
 from rcir.risk import Certified, is_certified, mean_size
 from rcir.runs.results import RunResults, names_digest
-from training.certification import DEPTH, certify
+from training.certification import certify
 
 PER_IMAGE = ("ranks", "uncertainty", "matched", "precision")
 CRITERION = "validation/mean_average_precision"  # what chooses the epoch
@@ -109,6 +111,9 @@ class Validation:
 def validate(embedding: Embedding, images: ImageSet) -> Validation:
     """Search the validation images among themselves, each left out of its own search.
 
+    Where their relevance says which of them are searched (`WithinRadius.database`), the others are
+    the queries, and searched for among these.
+
     Raises:
         InvalidData: there are fewer than 3 images, or none matches another.
         TrainingDiverged: an embedding or uncertainty is NaN or infinite.
@@ -122,18 +127,42 @@ def validate(embedding: Embedding, images: ImageSet) -> Validation:
             "embeddings of the validation images are NaN or infinite: train anew, under another "
             "name, with a lower optimizer.lr; checkpoints of earlier epochs are kept"
         )
-    distances, positions = nearest_others(vectors, min(DEPTH, len(images) - 1))
-    relevant = images.relevance.of(images.relevance, positions)
+    distances, positions, relevant, others = _searched(vectors, images.relevance)
     ranks = first_match_ranks(relevant)
     own = None
     if embedding.uncertainty is not None:
         own = embedding.uncertainty.cpu().numpy().astype(np.float64)
-    others = images.relevance.totals(images.relevance) - 1  # each image counts itself
     matched = others > 0
     if not matched.any():
         raise InvalidData("no validation image matches another one: choose others")
-    uncertainty = distances[:, 0].astype(np.float64) ** 2 / 2 if own is None else own
+    asked, database = asking(images.relevance), database_of(images.relevance)
+    held = np.arange(len(images)) if database is None else np.flatnonzero(database)
+    norms = lengths(vectors.cpu().numpy())
+    nearest = one_minus_cosine(distances[:, 0], norms[asked], norms[held][positions[:, 0]])
+    uncertainty = nearest if own is None else own[asked]
     certified = certify(vectors.cpu().numpy(), own, images)
     depth = positions.shape[1]
     precision = average_precision_at_k(relevant, others, depth)
     return Validation(ranks, uncertainty, matched, precision, depth, certified)
+
+
+def _searched(
+    vectors: Tensor, relevance: Relevance
+) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
+    """Of each image that asks: distances and positions, which match, and how many would."""
+    database = database_of(relevance)
+    if database is None:
+        distances, positions = nearest_others(vectors, min(DEPTH, len(relevance) - 1))
+        others = relevance.totals(relevance) - 1  # each image counts itself
+        return distances, positions, relevance.of(relevance, positions), others
+    asked, held = np.flatnonzero(~database), np.flatnonzero(database)
+    if not len(asked) or not len(held):
+        raise InvalidData(
+            f"of {len(database)} validation images {len(held)} are of the database and "
+            f"{len(asked)} are queries: some of both are needed; ask for more with "
+            "data.options.validation"
+        )
+    rows = vectors.cpu().numpy()
+    distances, positions = build_index(rows[held]).search(rows[asked], min(DEPTH, len(held)))
+    queries, gallery = relevance.subset(asked), relevance.subset(held)
+    return distances, positions, queries.of(gallery, positions), queries.totals(gallery)

@@ -16,7 +16,7 @@ QUANTILE = 1.645  # of the normal distribution, at 95%
 
 
 @dataclass
-class Watch:
+class TrainingWatch:
     """Warns, once each, of a criterion that tells no epochs apart and of a collapsed encoder.
 
     An encoder has collapsed that gives all images the same embedding: the triplet loss then stays

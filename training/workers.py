@@ -45,11 +45,11 @@ class Workers:
         _check_gpu(use_gpu)
         return cls(0, 1, torch.device("cuda", torch.cuda.current_device()) if use_gpu else CPU)
 
-    def share(self, n: int) -> range:
+    def shard(self, n: int) -> range:
         """The run of 0, ..., n - 1 that is for this process; runs follow each other by rank."""
         return range(n * self.rank // self.count, n * (self.rank + 1) // self.count)
 
-    def gathered(self, own: Tensor) -> Tensor:
+    def all_gather(self, own: Tensor) -> Tensor:
         """The rows of all processes, by rank; each may bring another number of them."""
         if self.count == 1:
             return own
@@ -63,14 +63,14 @@ class Workers:
         torch.distributed.all_gather(everyone, padded)
         return torch.cat([rows[: int(n)] for rows, n in zip(everyone, lengths, strict=True)])
 
-    def summed(self, own: Tensor) -> Tensor:
+    def all_reduce(self, own: Tensor) -> Tensor:
         """The sum over all processes."""
         if self.count > 1:
             own = own.clone()
             torch.distributed.all_reduce(own)
         return own
 
-    def told_by_first(self, known: Told | None) -> Told:
+    def broadcast(self, known: Told | None) -> Told:
         """What the first process knows; nothing in it may be on a GPU. Others may give None."""
         told: list[Any] = [known]
         if self.count > 1:

@@ -27,8 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not config.calibrate:
             print(f"next: python -m calibration --run {run.path}")
             return 0
-        from calibration import CalibrationConfig, calibrate
-        from calibration.table import print_table
+        from calibration import CalibrationConfig, calibrate, print_table
 
         levels = tuple(sorted({*CalibrationConfig.alphas, config.alpha}))
         outcome = calibrate(CalibrationConfig(str(run.path), alphas=levels, delta=config.delta))

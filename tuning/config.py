@@ -8,9 +8,7 @@ from typing import Any, Literal
 from rcir.errors import InvalidConfig
 from rcir.levels import DELTA
 from rcir.risk import check_level
-from training import TrainingConfig
-from training.config import CHANGING
-from training.ensemble import member_configs
+from training import CHANGING, TrainingConfig, member_configs
 from tuning.space import check_space, variations
 
 

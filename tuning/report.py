@@ -33,7 +33,7 @@ def best_run(records: Records) -> RunFolder:
     return run
 
 
-def publish(records: Records) -> None:
+def publish_sweep(records: Records) -> None:
     """Write `best.yaml`, and log it with table and figures to MLflow."""
     run = best_run(records)
     text = yaml.safe_dump(_complete(records, run), sort_keys=False)
@@ -45,7 +45,7 @@ def publish(records: Records) -> None:
     tracked = records.tracked
     tracked.log_tags({"rcir.best": best.name})
     tracked.log_metrics({f"sweep/{name}": value for name, value in best.metrics.items()})
-    for name, svg in draw(records).items():
+    for name, svg in sweep_figures(records).items():
         tracked.log_figure(svg, name)
     table_of(records).to_csv(records.folder / TABLE_FILE, index=False)
     for file in (BEST_FILE, TABLE_FILE, SWEEP_FILE):
@@ -60,7 +60,7 @@ def _complete(records: Records, run: RunFolder) -> dict[str, Any]:
     return run.config | where | {"name": f"{training['name']}-best", "data": data}
 
 
-def draw(records: Records) -> dict[str, str]:
+def sweep_figures(records: Records) -> dict[str, str]:
     """The figures, as SVG."""
     trials = list(records.trials.values())
     finished = np.array([trial.state == "finished" for trial in trials])

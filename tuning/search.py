@@ -127,7 +127,7 @@ def resources(config: TuningConfig) -> dict[str, float]:
     return {"CPU": max(threads, share), "GPU": config.gpus_per_trial}
 
 
-def side_by_side(config: TuningConfig) -> int:
+def trials_at_once(config: TuningConfig) -> int:
     """How many trials the cluster holds at a time.
 
     Raises:

@@ -14,8 +14,7 @@ from ray import tune
 from rcir.encoders import find_method
 from rcir.errors import InvalidConfig
 from rcir.runs.folder import RESOURCES
-from training import TrainingConfig
-from training.config import override
+from training import TrainingConfig, override
 
 METHOD = "encoder.method"
 KINDS = ("uniform", "loguniform", "choice", "grid")

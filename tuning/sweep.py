@@ -19,16 +19,14 @@ from rcir.data import data_root, load_splits
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk import required_calibration
 from rcir.runs.folder import FOLDER_TAG, RESOURCES, read_run
-from training.certification import fold_roles
-from training.folder import alone_in, as_json
-from training.run import check_encoder, check_images, check_places
+from training import as_json, check_encoder, check_images, check_places, fold_roles, run_lock
 from tuning.config import TuningConfig
 from tuning.records import Records, Trial, read_records
-from tuning.report import publish
-from tuning.search import numbered, resources, scheduler, search, side_by_side
+from tuning.report import publish_sweep
+from tuning.search import numbered, resources, scheduler, search, trials_at_once
 from tuning.space import Values, draw, variations, with_values
 from tuning.trial import Plan, run_trial
-from tuning.watch import Watch, console
+from tuning.watch import TrialWatch, console
 
 # What may differ between a sweep and its continuation.
 OWN = ("gpus_per_trial", "calibrate", *(f"training.{name}" for name in RESOURCES))
@@ -58,12 +56,12 @@ def sweep(config: TuningConfig) -> Records:
     drawn = _drawn(config)
     _check_trials(config, drawn)
     join_cluster()
-    at_once = side_by_side(config)
-    with alone_in(folder):
+    at_once = trials_at_once(config)
+    with run_lock(folder):
         records = _found(config, folder) or _start(config, folder)  # it may have begun meanwhile
         with records.tracked.active():
             done = _run(config, records, drawn, at_once)
-            publish(records)
+            publish_sweep(records)
             records.finished = done
             records.write()
     return records
@@ -87,7 +85,7 @@ def _run(config: TuningConfig, records: Records, drawn: list[Values] | None, at_
     training = replace(config.training, data=data, threads=config.training.threads or 1)
     ended = {number: trial.state for number, trial in records.trials.items() if trial.done}
     plan = Plan(replace(config, training=training), str(records.folder), records.tracked, ended)
-    watch = Watch(config, records, total)
+    watch = TrialWatch(config, records, total)
     shutil.rmtree(records.folder / "ray", ignore_errors=True)
     tuner = tune.Tuner(
         tune.with_resources(tune.with_parameters(run_trial, plan=plan), resources(config)),

@@ -23,12 +23,17 @@ from rcir.risk import Certified, is_certified, mean_size
 from rcir.runs.folder import read_run
 from rcir.runs.results import VALIDATION, RunResults
 from rcir.tracking import TrackedRun
-from training import TrainingConfig, train
-from training.checkpoint import last_epoch, restore_validation
-from training.config import Change
-from training.folder import alone_in
-from training.fork import fork, snapshot
-from training.loop import GROUP
+from training import (
+    PLACEMENT_GROUP,
+    Change,
+    TrainingConfig,
+    fork_run,
+    last_epoch,
+    restore_validation,
+    run_lock,
+    snapshot,
+    train,
+)
 from tuning.config import TuningConfig
 from tuning.records import REPORTS_FILE, State, seeded, trial_name
 from tuning.space import with_values
@@ -100,7 +105,7 @@ def _train(plan: Plan, config: TrainingConfig, reports: Reports) -> None:
     for seed in range(plan.config.seeds):
         one = replace(config, name=seeded(config.name, seed), seed=config.seed + seed)
         folder = Path(plan.folder) / one.name
-        with alone_in(folder, ORPHANED):
+        with run_lock(folder, ORPHANED):
             pass
         told = None if seed else Epochs(plan.config, config.epochs, folder, reports)
         run = train(one, plan.parent, told)
@@ -133,7 +138,7 @@ def _member(plan: Plan, name: str, values: Mapping[str, Any]) -> TrainingConfig:
             if ahead.name != name or now is None or not _has(now, values):
                 change = Change(last_epoch(source) + 1, dict(values))
                 changes = (*ahead.changes, change)
-                fork(source, replace(ahead, name=name, storage=plan.folder, changes=changes))
+                fork_run(source, replace(ahead, name=name, storage=plan.folder, changes=changes))
     if read_run(own) is not None:
         return _configuration(own)
     config = with_values(plan.config.training, values)
@@ -189,7 +194,11 @@ class Epochs(ray.train.UserCallback):
             return
         if self._forward is not None:
             self._reports.write(report)
-            held = {GROUP: metrics[0][GROUP]} if GROUP in metrics[0] else {}
+            held = (
+                {PLACEMENT_GROUP: metrics[0][PLACEMENT_GROUP]}
+                if PLACEMENT_GROUP in metrics[0]
+                else {}
+            )
             self._forward.after_report(run_context, [report | held], None)
         elif self._config.scheduler == "pbt" and epoch % self._config.interval == 0:
             self._reports.add(report, self._folder)

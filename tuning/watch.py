@@ -15,15 +15,16 @@ from rich.console import Console
 from rcir.cluster import free
 from rcir.errors import TrackingUnavailable
 from rcir.runs.folder import RunFolder, read_run
-from training.loop import GROUP
+from training import PLACEMENT_GROUP
 from tuning.config import TuningConfig
 from tuning.records import REPORTS_FILE, Records, Trial, seeded
 from tuning.trial import read_reports
 
-console = Console(highlight=False)
+# Names may look like markup.
+console = Console(highlight=False, markup=False)
 
 
-class Watch(Callback):
+class TrialWatch(Callback):
     """Keeps the records of a sweep while Ray Tune runs it.
 
     MLflow may be away meanwhile: what could not be noted there is noted by `log`.
@@ -143,7 +144,7 @@ def shown(value: Any) -> str:
 
 def _free(trial: TuneTrial) -> None:
     """Give back what the workers of a trial hold that did not come to its end."""
-    group = (trial.last_result or {}).get(GROUP)
+    group = (trial.last_result or {}).get(PLACEMENT_GROUP)
     if group is not None:
         free(group)
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
-from common import (
+from tables import (
     closed_set_error,
     ood_scores,
     options,
@@ -23,6 +24,7 @@ from common import (
     retrieval_scores,
     search,
     show,
+    sized,
     spread,
 )
 
@@ -43,9 +45,11 @@ PUBLISHED = {
     "LAM online (not here)": ".81±.00 .77±.01 .76±.01 .98±.01 .98±.01 .89±.01 .02±.00",
 }
 TRAINED = ("deep-ensemble", "mc-dropout", "btl")
-POINT = MiningConfig("random", "semi-hard", count=64, pool=64, margin=0.5, scope="batch")
-BAYESIAN = MiningConfig("nearest", "violating", count=64, pool=64, scope="batch")
+POINT = MiningConfig("random", "semi-hard", num_negatives=64, pool=64, margin=0.5, scope="batch")
+BAYESIAN = MiningConfig("nearest", "margin-violating", num_negatives=64, pool=64, scope="batch")
 EVERYTHING = {"validation": 1000, "gallery": 1, "tuning": 1, "calibration": 1}
+LITTLE = {"validation": 200, "gallery": 59_500, "tuning": 1, "calibration": 1}
+QUERIES, EPOCHS = sized((10_000, 5), (200, 1))
 
 
 def configuration(method: str, seed: int, runs: Path) -> TrainingConfig:
@@ -54,10 +58,10 @@ def configuration(method: str, seed: int, runs: Path) -> TrainingConfig:
         name=f"fashion-{method}-{seed}",
         storage=str(runs),
         seed=seed,
-        epochs=5,
+        epochs=EPOCHS,
         batch=128,
         precision="bfloat16",
-        data=DataConfig("fashion-mnist", options=EVERYTHING),
+        data=DataConfig("fashion-mnist", options=sized(EVERYTHING, LITTLE)),
         preprocessing=Preprocessing((28, 28), 1),
         augmentation=Augmentation(),
         encoder=EncoderConfig(method, dim=3),
@@ -77,7 +81,8 @@ def main() -> None:
     """Train, measure and print."""
     asked = options(__doc__)
     root = data_root(DataConfig())
-    test, digits = read_fashion_mnist(root).queries, read_mnist(root).queries
+    sets = read_fashion_mnist(root).queries, read_mnist(root).queries
+    test, digits = (images.subset(np.arange(QUERIES)) for images in sets)
     rows, figures, runs = [], {}, {}
     for method, published in PUBLISHED.items():
         found: list[dict[str, float | None]] = []

@@ -14,7 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from common import options, search, show, spread
+from tables import options, search, show, sized, spread
 
 from rcir.data import Augmentation, DataConfig, ImageSet, Preprocessing, data_root
 from rcir.data.datasets.n_digit_mnist import read
@@ -38,24 +38,25 @@ PUBLISHED = {
     (3, "clean"): (".996 .942 - -", ".996 .953 .68 .72", ".996 .939 .48 .47"),
     (3, "corrupt"): (".913 .874 - -", ".926 .909 .86 .55", ".932 .885 .87 .52"),
 }
-POINT = MiningConfig("random", "semi-hard", count=64, pool=64, margin=0.05, scope="batch")
-BAYESIAN = MiningConfig("nearest", "violating", count=64, pool=64, scope="batch")
+POINT = MiningConfig("random", "semi-hard", num_negatives=64, pool=64, margin=0.05, scope="batch")
+BAYESIAN = MiningConfig("nearest", "margin-violating", num_negatives=64, pool=64, scope="batch")
+EPOCHS, BATCH, TRAIN, TEST = sized((4, 128, 40_000, 10_000), (3, 32, 700, 700))
 METHODS = {"deterministic": "point", "btl": "BTL"}
 
 
 def configuration(method: str, dim: int, seed: int, runs: Path) -> TrainingConfig:
     """The recipe of one training."""
-    parts = {"validation": 2000, "gallery": 1, "tuning": 1, "calibration": 1}
+    parts = {"validation": sized(2000, 200), "gallery": 1, "tuning": 1, "calibration": 1}
     return TrainingConfig(
         name=f"two-digit-{method}-{dim}-{seed}",
         storage=str(runs),
         seed=seed,
-        epochs=4,
-        batch=128,
+        epochs=EPOCHS,
+        batch=BATCH,
         precision="bfloat16",
         data=DataConfig(
             "n-digit-mnist",
-            options=parts | {"unseen": False, "total_train": 40_000, "train_corrupt": 0.0},
+            options=parts | {"unseen": False, "total_train": TRAIN, "train_corrupt": 0.0},
         ),
         preprocessing=Preprocessing((28, 56), 1),
         augmentation=Augmentation(occlusion=0.2),
@@ -89,7 +90,7 @@ def main() -> None:
     asked = options(__doc__)
     root = data_root(DataConfig())
     tests = {
-        name: read(root, unseen=False, corrupt=p, total_train=7000).queries
+        name: read(root, unseen=False, corrupt=p, total_train=7000, total_test=TEST).queries
         for name, p in (("clean", 0.0), ("corrupt", 1.0))
     }
     rows, figures, runs = [], {}, {}

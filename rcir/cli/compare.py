@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from json import dumps
 
-from rcir.levels import ALPHAS
+from rcir.levels import ALPHAS, DELTA
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -16,8 +16,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="RUN",
         help="folder of a training, sweep or calibration, or MLflow id; compared with the first",
     )
-    parser.add_argument("--alphas", type=float, nargs="+", default=[*ALPHAS])
-    parser.add_argument("--delta", type=float, default=0.1)
+    parser.add_argument("--alphas", type=float, nargs="+", default=list(ALPHAS))
+    parser.add_argument("--delta", type=float, default=DELTA)
     parser.add_argument(
         "--choose",
         action="store_true",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 
-from rcir.levels import ALPHAS
+from rcir.levels import ALPHAS, DELTA
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -13,14 +13,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--retriever", required=True, help="folder or MLflow URI")
     parser.add_argument("--ood", help="data set whose test images are asked as well")
     parser.add_argument("--output", help="folder to write to (default: evaluation, beside it)")
-    parser.add_argument("--alphas", type=float, nargs="+", default=[*ALPHAS])
-    parser.add_argument("--delta", type=float, default=0.1)
+    parser.add_argument("--alphas", type=float, nargs="+", default=list(ALPHAS))
+    parser.add_argument("--delta", type=float, default=DELTA)
 
 
 def run(options: Namespace) -> None:
     """Measure, write the report, and print its table."""
-    from calibration import EvaluationConfig, evaluate_retriever, print_table
-    from calibration.__main__ import NOTHING_CERTIFIED
+    from calibration import (
+        NOTHING_CERTIFIED,
+        EvaluationConfig,
+        evaluate_retriever,
+        print_table,
+    )
 
     outcome = evaluate_retriever(
         EvaluationConfig(

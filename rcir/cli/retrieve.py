@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 from json import dumps
 from typing import get_args
 
+from rcir.printable import printable
 from rcir.retrieval.answer import Options
 from rcir.risk import Risk
 
@@ -54,4 +55,4 @@ def run(options: Namespace) -> None:
         print(answers[0])
     else:
         for image, answer in zip(options.image, answers, strict=True):
-            print(f"{image}:\n{answer}\n")
+            print(f"{printable(image)}:\n{answer}\n")

@@ -1,6 +1,6 @@
 """Data sets, all as one record type; splits; preprocessing."""
 
-from rcir.data.augmentation import Augmentation, Changes
+from rcir.data.augmentation import Augmentation, TransformParameters
 from rcir.data.clusters import cluster_warning
 from rcir.data.images import ImageLike, read_image
 from rcir.data.loading import DataConfig, data_root, load_splits, with_cluster
@@ -12,12 +12,12 @@ from rcir.data.repeats import without_repeats
 __all__ = [
     "DATASETS",
     "Augmentation",
-    "Changes",
     "DataConfig",
     "ImageLike",
     "ImageSet",
     "Preprocessing",
     "Splits",
+    "TransformParameters",
     "cluster_warning",
     "data_root",
     "load_splits",

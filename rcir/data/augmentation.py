@@ -17,7 +17,7 @@ from rcir.data import colour
 from rcir.data.warp import draw_warps, warp
 from rcir.errors import InvalidConfig
 
-BLOCK_ELEMENTS = (
+PIXELS_AT_ONCE = (
     1 << 19
 )  # values changed at a time: what a processor's cache holds, 2 MiB of float32
 
@@ -65,7 +65,7 @@ def _hidden(squares: NDArray[np.int64], side: int) -> NDArray[np.bool_]:
 
 
 @dataclass(frozen=True)
-class Changes:
+class TransformParameters:
     """What is done to each of n images; None where nothing is.
 
     Attributes:
@@ -84,10 +84,10 @@ class Changes:
     hue: NDArray[np.float32] | None = None
     squares: NDArray[np.int64] | None = None
 
-    def __getitem__(self, rows: slice | NDArray[np.int64]) -> Changes:
+    def __getitem__(self, rows: slice | NDArray[np.int64]) -> TransformParameters:
         """Those of some of the images."""
         values = (getattr(self, field.name) for field in fields(self))
-        return Changes(*(None if value is None else value[rows] for value in values))
+        return TransformParameters(*(None if value is None else value[rows] for value in values))
 
     def __call__(self, images: Tensor) -> Tensor:
         """Change uint8 images (n, C, H, W); an image's result depends on nothing but itself."""
@@ -99,7 +99,7 @@ class Changes:
             changed = torch.empty_like(images, memory_format=torch.contiguous_format)
             step = len(images)
             if images.device.type == "cpu":
-                step = BLOCK_ELEMENTS // images.shape[1:].numel()
+                step = PIXELS_AT_ONCE // images.shape[1:].numel()
             step = max(1, step)
             for start in range(0, len(images), step):
                 rows = slice(start, start + step)
@@ -173,7 +173,7 @@ class Augmentation:
                 "saturation in [0, 1] and hue in [0, 0.5]"
             )
 
-    def draw(self, n: int, size: tuple[int, int], rng: np.random.Generator) -> Changes:
+    def draw(self, n: int, size: tuple[int, int], rng: np.random.Generator) -> TransformParameters:
         """What is to be done to n images of `size` (height, width)."""
         mirrored = rng.random(n) < 0.5 if self.flip else None
         warps = None
@@ -186,4 +186,4 @@ class Augmentation:
         )
         brightness, contrast, saturation = (None if f is None else 1 + f for f in factors)
         squares = _draw_squares(n, size, self.occlusion, rng) if self.occlusion else None
-        return Changes(mirrored, warps, brightness, contrast, saturation, hue, squares)
+        return TransformParameters(mirrored, warps, brightness, contrast, saturation, hue, squares)

@@ -14,6 +14,7 @@ from rcir.data.relevance import SameLabel, WithinRadius
 from rcir.errors import InvalidData
 
 PARTS = ("validation", "gallery", "tuning", "calibration")
+CLASSES, PAIR = 3, 2  # a recall of one class, or of single images, is no choice between epochs
 CELLS = (40.0, 20.0, 10.0, 5.0, 2.5, 1.25)  # sides of a grid's cells, of the radius
 
 
@@ -52,7 +53,9 @@ def divide(
 
     Validation images must match each other and be as new to training as queries are:
 
-    - Where the labels of both halves are disjoint, whole classes validate.
+    - Where the labels of both halves are disjoint, whole classes validate: of a share, at least
+      three, with two images or more as far as there are such. Of fewer than six classes a share of
+      the images of each validates instead, two or more, where two classes have as many to spare.
     - Of places (`WithinRadius`), whole cells of a grid validate, so that only images near a cell's
       border match a training image. The cells are 40 times the radius wide; where no such cells
       hold about as many images as asked, half as wide, and so on down to 1.25 times the radius.
@@ -84,7 +87,7 @@ def divide(
         >>> halves = images.subset(np.arange(30)), images.subset(np.arange(30, 60))
         >>> splits = divide(Source(*halves, "queries"), validation=0.2, tuning=4)
         >>> {part: len(found) for part, found in vars(splits).items()}
-        {'train': 24, 'validation': 6, 'gallery': 15, 'tuning': 4, 'calibration': 4, 'test': 7}
+        {'train': 20, 'validation': 10, 'gallery': 15, 'tuning': 4, 'calibration': 4, 'test': 7}
     """
     rng = np.random.default_rng(seed)
     train, queries = source.train, source.queries
@@ -132,8 +135,12 @@ def _draw(
 
 def _too_much(parts: dict[str, float], n: int, what: str) -> InvalidData:
     asked = " + ".join(f"{name} {share:g}" for name, share in parts.items())
-    few = f", or have more {what}" if n <= len(parts) else ""
-    return InvalidData(f"{asked} must leave some of {n} {what} over: ask for less{few}")
+    remedy = "ask for less"
+    if n <= len(parts):  # each takes one at least
+        remedy = f"have at least {len(parts) + 1} {what}, better many"
+        if what == "queries":
+            remedy += "; they are the images of the classes that evaluate which are not searched"
+    return InvalidData(f"{asked} must leave some of {n} {what} over: {remedy}")
 
 
 def _number(name: str, share: float, n: int, what: str) -> int:
@@ -159,10 +166,46 @@ def _draw_validation(
         and np.isin(asked.labels, relevance.labels).any()
     ):
         return _draw(rng, len(images), {"validation": share})
-    classes, number = np.unique(relevance.labels, return_inverse=True)
-    part = np.zeros(len(classes), bool)
-    part[_draw(rng, len(classes), {"validation": share}, "classes")[0]] = True
-    return [np.flatnonzero(part[number]), np.flatnonzero(~part[number])]
+    return _draw_classes(rng, relevance.labels, share)
+
+
+def _draw_classes(
+    rng: np.random.Generator, labels: NDArray[np.int64], share: float
+) -> list[NDArray[np.int64]]:
+    """Rows of whole classes, or of a part of each where there are few, and the others."""
+    _, which, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    n = len(counts)
+    number = _number("validation", share, n, "classes")
+    if share < 1:
+        spare = counts >= 2 * PAIR  # some images train, others validate
+        if n < 2 * CLASSES and spare.sum() >= 2:
+            asked = np.maximum(PAIR, np.round(share * counts).astype(np.int64))
+            asked = np.where(spare, np.minimum(asked, counts - PAIR), 0)
+            order, place = _shuffled(rng, which, counts)
+            part = place < asked[which[order]]
+            return [np.sort(order[part]), np.sort(order[~part])]
+        number = max(number, min(CLASSES, n // 2))
+    if number >= n:
+        raise _too_much({"validation": share}, n, "classes")
+    order = rng.permutation(n)
+    matched = order[counts[order] >= PAIR]
+    if np.isin(order[:number], matched).sum() < min(CLASSES, number):
+        # Mostly classes of one image, which match nothing.
+        first = matched[:CLASSES]
+        order = np.concatenate([first, order[~np.isin(order, first)]])
+    chosen = np.isin(which, order[:number])
+    return [np.flatnonzero(chosen), np.flatnonzero(~chosen)]
+
+
+def _shuffled(
+    rng: np.random.Generator, which: NDArray[np.int64], counts: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """All rows in random order, and the place of each among those of its class, from 0."""
+    order = rng.permutation(len(which))
+    by_class = np.argsort(which[order], kind="stable")
+    place = np.empty(len(which), np.int64)
+    place[by_class] = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return order, place
 
 
 def _draw_cells(
@@ -212,12 +255,10 @@ def _draw_of_each_class(
     number = _number("gallery", share, n, "images")
     if number >= n:
         raise _too_much({"gallery": share}, n, "images")
-    order = rng.permutation(n)
-    labels = images.relevance.labels[order]
+    labels = images.relevance.labels
     _, which, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    by_label = np.argsort(which, kind="stable")
-    place = np.empty(n, np.int64)
-    place[by_label] = np.arange(n) - np.repeat(np.cumsum(counts) - counts, counts)
+    order, place = _shuffled(rng, which, counts)
+    which = which[order]
     if share < 1:
         # 0.07 of 100 is 7, and a little more in floating point.
         held = place < np.ceil(np.round(share * counts, 9))[which]

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -20,6 +20,16 @@ from torch.nn.functional import interpolate
 
 from rcir.errors import InvalidImage
 
+FORMATS = {  # by Pillow's name, with the endings of their files
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
+    "PNG": (".png",),
+    "WEBP": (".webp",),
+    "TIFF": (".tif", ".tiff"),
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "PPM": (".pgm", ".ppm", ".pbm", ".pnm"),
+}
+ENDINGS = tuple(ending for endings in FORMATS.values() for ending in endings)
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 1 << 26  # of a file that is held in memory as a whole; larger ones are streamed
 MARGIN = 2  # a JPEG decoded at a reduced scale has this many times the size that is asked for
@@ -35,7 +45,7 @@ TURNS = {  # what makes an image upright, by its EXIF orientation
     8: Image.Transpose.ROTATE_90,
 }
 
-ImageLike: TypeAlias = "str | os.PathLike[str] | Image.Image | NDArray[Any]"
+ImageLike: TypeAlias = "str | os.PathLike[str] | bytes | Image.Image | NDArray[Any]"
 
 
 def read_image(
@@ -44,7 +54,8 @@ def read_image(
     """One image as an array of 8-bit values.
 
     Args:
-        source: a path, a PIL image, or a uint8 array (H, W), (H, W, 1) or (H, W, 3).
+        source: the path of a file of one of `FORMATS`, whatever its name, or what such a file
+            holds, as bytes; a PIL image; or a uint8 array (H, W), (H, W, 1) or (H, W, 3).
         channels: 1 for grey, 3 for RGB; the image is converted.
         size: (height, width) to resize to (bilinear, antialiased); None for the image's own. A
             JPEG file is then decoded at 1/2, 1/4 or 1/8 of its scale, which is faster, where that
@@ -55,8 +66,9 @@ def read_image(
         rotation is applied.
 
     Raises:
-        InvalidImage: not an image, truncated, empty, larger than 100 million pixels (known from
-            the header, before anything is decoded), deeper than 8 bits, or of a wrong type.
+        InvalidImage: not an image of one of `FORMATS`, truncated, empty, larger than 100 million
+            pixels (known from the header, before anything is decoded), deeper than 8 bits, or of a
+            wrong type.
     """
     with _no_warnings():
         return _read(source, channels, size)
@@ -113,13 +125,22 @@ def faults(sources: Sequence[ImageLike]) -> Iterator[str | None]:
 
 
 @contextmanager
-def open_image(path: str | os.PathLike[str]) -> Iterator[BufferedReader]:
+def open_image(source: str | os.PathLike[str] | bytes) -> Iterator[BufferedReader | BytesIO]:
     """The file of an image, open to be read; what goes wrong meanwhile becomes `InvalidImage`."""
-    place = Path(path)
+    if isinstance(source, bytes):
+        with _pillow(image_name(source)):
+            yield BytesIO(source)
+        return
+    place = Path(source)
     if not place.is_file():
         raise InvalidImage(f"there is no file {place}: give the path of an image file")
     with _pillow(str(place)), place.open("rb") as file:
         yield file
+
+
+def image_name(source: str | os.PathLike[str] | bytes) -> str:
+    """What errors call the file of an image."""
+    return f"the picture of {len(source)} bytes" if isinstance(source, bytes) else str(Path(source))
 
 
 def resize(
@@ -150,15 +171,17 @@ def _read(source: ImageLike, channels: int, size: tuple[int, int] | None) -> NDA
         with _pillow("the PIL image"):
             _check(source, "the PIL image")
             return _resized(_pixels(ImageOps.exif_transpose(source), channels), size)
-    if isinstance(source, str | os.PathLike):
-        with open_image(source) as file, Image.open(file) as image:
-            _check(image, str(Path(source)))
+    if isinstance(source, str | os.PathLike | bytes):
+        # Of all that Pillow knows, some formats run other programs, as EPS runs Ghostscript.
+        with open_image(source) as file, Image.open(file, formats=tuple(FORMATS)) as image:
+            _check(image, image_name(source))
             if isinstance(image, JpegImagePlugin.JpegImageFile):
                 return _from_jpeg(file, image, channels, size)
             ImageOps.exif_transpose(image, in_place=True)
             return _resized(_pixels(image, channels), size)
     raise InvalidImage(
-        f"an image is given as {type(source).__name__}; give a path, a PIL image or a uint8 array"
+        f"an image is given as {type(source).__name__}; give a path, the bytes of a file, a PIL "
+        "image or a uint8 array"
     )
 
 
@@ -194,8 +217,8 @@ def _pillow(name: str) -> Iterator[None]:
         raise
     except UnidentifiedImageError as error:
         raise InvalidImage(
-            f"{name} is not an image, whatever its name says: give a JPEG, PNG or other file that "
-            "Pillow reads"
+            f"{name} is not an image, whatever its name says, of a format that is read: give a "
+            f"{', '.join(FORMATS)}"
         ) from error
     except Image.DecompressionBombError as error:
         raise InvalidImage(f"{name} is too large: {error}; give a smaller picture") from error
@@ -258,7 +281,7 @@ def _from_jpeg(
 
 def _all_pixels(file: BinaryIO, size: tuple[int, int], channels: int) -> NDArray[np.uint8] | None:
     """By torchvision, faster at full scale; None for what it refuses, which Pillow is to judge."""
-    length = os.fstat(file.fileno()).st_size
+    length = file.seek(0, os.SEEK_END)
     if length > MAX_BYTES:
         return None
     file.seek(0)

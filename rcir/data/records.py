@@ -24,6 +24,7 @@ class ImageSet:
         labels: (n,) int64; None where an image has not one label but several, or a place.
         ids: n names, unique within the set; what a retrieval returns.
         attributes: further facts per image, each an array of length n; for instance "occluded".
+            "class" is the name of the image's label, see `label_names`.
         relevance: which images match which; those of equal labels, unless given.
         cluster: name of the attribute that tells which images resemble each other because they
             were made together, for instance by one person; None where that is not known.
@@ -55,6 +56,27 @@ class ImageSet:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    @property
+    def label_names(self) -> dict[int, str]:
+        """The name of each label that is there, by the attribute "class".
+
+        Empty where there is no such attribute, or it does not name labels one to one.
+
+        Example:
+            >>> names = {"class": np.array(["pear", "apple", "pear"])}
+            >>> images = np.zeros((3, 8, 8), np.uint8)
+            >>> ImageSet(images, np.array([1, 0, 1]), list("abc"), names).label_names
+            {0: 'apple', 1: 'pear'}
+        """
+        if self.labels is None or "class" not in self.attributes:
+            return {}
+        named = self.attributes["class"].astype(str)
+        labels, first, number = np.unique(self.labels, return_index=True, return_inverse=True)
+        names = named[first].tolist()
+        if len(set(names)) < len(names) or (named[first][number] != named).any():
+            return {}
+        return dict(zip(labels.tolist(), names, strict=True))
 
     def pick(self, rows: NDArray[np.integer]) -> Sequence[ImageLike] | NDArray[np.uint8]:
         """The images of some rows, in that order; one array where the set is one array."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rcir.data.division import PARTS, Source, divide
-from rcir.data.options import require_options
 from rcir.data.records import Splits
 from rcir.errors import InvalidConfig
+from rcir.options import require_options
 
 # Options of `divide`, and their kinds.
 DIVISION: dict[str, Any] = {**dict.fromkeys(PARTS, float), "cluster": str | None}
@@ -68,17 +68,31 @@ class DataSet:
         fitting = [n for those, n in self.counts if those.items() <= asked.items()]
         return fitting[0] if fitting else None
 
-    def load(self, root: Path, seed: int, **options: Any) -> Splits:
-        """Its splits, of sizes and options of the reader."""
+    def load(
+        self, root: Path, seed: int, tell: Callable[[str], object] | None = None, **options: Any
+    ) -> Splits:
+        """Its splits, of sizes and options of the reader; `tell` gets one line on what is left out.
+
+        The seed decides what a reader draws too, such as the classes of a folder that train.
+        """
         if self.composed:
             splits: Splits = _function(self.reader)(root, seed=seed, **options)
             return splits
         how = {name: options.pop(name) for name in DIVISION if name in options}
-        return divide(self.read(root, **options), seed=seed, **{**self.parts, **how})
+        if "seed" in self.options_of_reader():
+            options["seed"] = seed
+        source = self.read(root, **options)
+        if source.notes and tell is not None:
+            tell(f"note: {'; '.join(source.notes)}")
+        return divide(source, seed=seed, **{**self.parts, **how})
 
     def function(self) -> Callable[..., Any]:
         """What gives the set as published."""
         return _function(self.whole if self.composed else self.reader)
+
+    def options_of_reader(self) -> set[str]:
+        """The names of the arguments of the reader."""
+        return set(signature(_function(self.reader)).parameters)
 
     def require(self, where: str, options: Mapping[str, Any]) -> None:
         """Raise `InvalidConfig` unless `load` takes the options."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ Rows = NDArray[np.integer[Any]]
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
+@runtime_checkable
 class Relevance(Protocol):
     """What n images show, and so which images match which.
 
@@ -202,6 +203,11 @@ class WithinRadius:
     Args:
         places: (n, d) coordinates, d = 2 for easting and northing in metres.
         radius: distance up to which images match, in the same unit; above 0.
+        near: distance up to which images are positives of each other in training, at most the
+            radius, which it is unless given. What matches but is no positive is no negative either.
+        database: (n,) bool, of images that train or validate: whether each is searched, or asks.
+            Tuples then have an anchor that asks, and a positive and negatives that are searched,
+            and validation searches likewise (Arandjelovic et al., CVPR 2016). None: all do both.
 
     Example:
         >>> queries = WithinRadius(np.array([[0.0, 0.0]]), 25.0)
@@ -212,8 +218,19 @@ class WithinRadius:
 
     places: NDArray[np.float64]
     radius: float
+    near: float | None = None
+    database: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
+        if self.near is not None and not 0 < self.near <= self.radius:
+            raise InvalidData(
+                f"near is {self.near}; it must be above 0 and at most the radius, {self.radius}"
+            )
+        if self.database is not None and self.database.shape != (len(self.places),):
+            raise InvalidData(
+                f"{len(self.places)} places, but database has shape {self.database.shape}: say of "
+                "each whether it is searched"
+            )
         if self.places.ndim != 2 or not np.isfinite(self.places).all() or not self.radius > 0:
             raise InvalidData(
                 f"places have shape {self.places.shape} and radius is {self.radius}; needed are "
@@ -224,7 +241,17 @@ class WithinRadius:
         return len(self.places)
 
     def subset(self, rows: Rows) -> WithinRadius:
-        return WithinRadius(self.places[rows], self.radius)
+        database = None if self.database is None else self.database[rows]
+        return WithinRadius(self.places[rows], self.radius, self.near, database)
+
+    def positives(self, anchors: Rows, others: Rows) -> NDArray[np.bool_]:
+        """(m,) whether others are positives of anchors in training, pair by pair."""
+        steps = self.places[others] - self.places[anchors]
+        near = self.radius if self.near is None else self.near
+        found: NDArray[np.bool_] = np.square(steps).sum(-1) <= near**2
+        if self.database is not None:
+            found &= self.database[others] & ~self.database[anchors]
+        return found
 
     def of(self, gallery: WithinRadius, positions: Rows) -> NDArray[np.bool_]:
         if not len(gallery):
@@ -261,6 +288,17 @@ class WithinRadius:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         return {"places": self.places, "radius": np.array([self.radius])}
+
+
+def database_of(relevance: Relevance) -> NDArray[np.bool_] | None:
+    """(n,) whether each image is searched rather than asks; None where all images do both."""
+    return relevance.database if isinstance(relevance, WithinRadius) else None
+
+
+def asking(relevance: Relevance) -> NDArray[np.int64]:
+    """Rows of the images that ask: the anchors of tuples, and the queries of a validation."""
+    database = database_of(relevance)
+    return np.arange(len(relevance)) if database is None else np.flatnonzero(~database)
 
 
 def relevance_of(arrays: Mapping[str, NDArray[Any]]) -> Relevance:

@@ -11,11 +11,11 @@ import numpy as np
 
 from rcir.data.division import Source
 from rcir.data.images import faults
-from rcir.data.options import require_options
 from rcir.data.records import ImageSet
 from rcir.data.registry import find_dataset
 from rcir.data.relevance import SameLabel
 from rcir.errors import InvalidConfig
+from rcir.options import require_options
 
 
 @dataclass(frozen=True)

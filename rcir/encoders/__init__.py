@@ -8,7 +8,7 @@ from rcir.encoders.config import EncoderConfig
 from rcir.encoders.deep_ensemble import DeepEnsemble
 from rcir.encoders.deterministic import Deterministic
 from rcir.encoders.mc_dropout import MCDropout
-from rcir.encoders.methods import METHODS, find_method, method_name
+from rcir.encoders.methods import METHODS, find_method, method_name, require_encoder
 
 
 def build_encoder(config: EncoderConfig, channels: int, size: tuple[int, int]) -> Encoder:
@@ -40,4 +40,5 @@ __all__ = [
     "build_encoder",
     "find_method",
     "method_name",
+    "require_encoder",
 ]

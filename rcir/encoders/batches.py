@@ -36,7 +36,9 @@ def embed_block(encoder: Encoder, preprocessing: Preprocessing, images: Images) 
     )
 
 
-def draw(encoder: Encoder, preprocessing: Preprocessing, images: Images) -> torch.Tensor | None:
+def draw_samples(
+    encoder: Encoder, preprocessing: Preprocessing, images: Images
+) -> torch.Tensor | None:
     """Draws (t, n, d) of the embeddings of n images, see `Encoder.samples`; None if it has none."""
     device = next(encoder.parameters()).device
     generator = torch.Generator().manual_seed(0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from rcir.data.options import require_options
 from rcir.encoders.backbones import Weights
 from rcir.encoders.methods import find_method
 from rcir.errors import InvalidConfig
+from rcir.options import require_options
 
 Pooling = Literal["gem", "flatten"]
 

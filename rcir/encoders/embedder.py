@@ -7,7 +7,6 @@ import copy
 import hashlib
 import json
 import os
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder
 from rcir.encoders.batches import Images, blocks_of, embed_block, from_arrays, to_arrays
 from rcir.errors import InvalidConfig
+from rcir.files import write_file
 
 PART = "part-"  # how the name of the file of a block begins
 
@@ -132,7 +132,7 @@ def _facts(images: Images, channels: int) -> Iterator[Any]:
     for image in images:
         if isinstance(image, str | os.PathLike):
             path = Path(image).absolute()
-            yield f"{path}\0".encode()
+            yield os.fsencode(path) + b"\0"  # a name need not be UTF-8
             # Reading a file that is not there says so.
             with contextlib.suppress(OSError):
                 status = path.stat()
@@ -153,8 +153,5 @@ def _read(part: Path, images: int) -> Embedding | None:
 
 
 def _write(part: Path, embedding: Embedding) -> None:
-    """Write a block aside, then rename it into place."""
     part.parent.mkdir(parents=True, exist_ok=True)
-    aside = part.with_name(f".{part.name}-{uuid.uuid4().hex}")
-    aside.write_bytes(save(to_arrays(embedding)))
-    aside.replace(part)
+    write_file(part, save(to_arrays(embedding)))

@@ -50,16 +50,16 @@ class DropoutConv(nn.Module):
         super().__init__()
         self.conv = conv
         self.probability = probability
-        self.thinning: Thinning | None = None
+        self.dropout_masks: DropoutMasks | None = None
 
     def forward(self, images: Tensor) -> Tensor:
-        if self.thinning is not None:
-            return self.thinning(self, images)
+        if self.dropout_masks is not None:
+            return self.dropout_masks(self, images)
         output = self.conv(images)
         return F.dropout(output, self.probability) if self.training else output
 
 
-class Thinning:
+class DropoutMasks:
     """The masks of all passes for images of one shape on one device.
 
     Pass t draws from a generator of its own, seeded with t, one mask for each convolution in the
@@ -117,7 +117,7 @@ class MCDropout(Encoder):
         self.network = Deterministic(config, channels, size)
         self.passes = self.options.passes
         self.convolutions = list(_wrap(self.network, self.options.dropout))
-        self._kept: tuple[object, Thinning] | None = None
+        self._kept: tuple[object, DropoutMasks] | None = None
         if not self.convolutions:
             raise InvalidConfig(f"{config.backbone} has no convolution to put dropout on")
 
@@ -136,16 +136,16 @@ class MCDropout(Encoder):
         """The unit vectors of the passes, (passes, n, dim)."""
         kind = (images.shape[1:], images.device)
         known, self._kept = self._kept, None  # kept again when all of its masks are drawn
-        thinning = known[1] if known and known[0] == kind else Thinning(self.passes)
+        dropout_masks = known[1] if known and known[0] == kind else DropoutMasks(self.passes)
         count = max(1, SIDE_BY_SIDE // max(1, len(images)))
         vectors = []
-        with self._thinned(thinning):
+        with self._masked(dropout_masks):
             for start in range(0, self.passes, count):
                 rows = slice(start, min(start + count, self.passes))
-                thinning.rows = rows
+                dropout_masks.rows = rows
                 together = self.network(images).vectors
                 vectors.append(together.unflatten(0, (rows.stop - start, len(images))))
-        self._kept = (kind, thinning)
+        self._kept = (kind, dropout_masks)
         return torch.cat(vectors)
 
     def _embed(self, images: Tensor) -> Embedding:
@@ -154,15 +154,15 @@ class MCDropout(Encoder):
         return Embedding(F.normalize(stacked.mean(dim=0)), variance, variance.mean(dim=1))
 
     @contextmanager
-    def _thinned(self, thinning: Thinning) -> Iterator[None]:
+    def _masked(self, dropout_masks: DropoutMasks) -> Iterator[None]:
         for convolution in self.convolutions:
-            convolution.thinning = thinning
+            convolution.dropout_masks = dropout_masks
         try:
             yield
         finally:
-            thinning.below = None
+            dropout_masks.below = None
             for convolution in self.convolutions:
-                convolution.thinning = None
+                convolution.dropout_masks = None
 
 
 def _wrap(module: nn.Module, probability: float) -> Iterator[DropoutConv]:

@@ -57,6 +57,18 @@ def find_method(name: str) -> type[Encoder]:
     return found
 
 
+def require_encoder(encoder: object) -> None:
+    """Raise `InvalidConfig` unless it is an `Encoder`."""
+    from rcir.encoders.base import Encoder
+
+    if not isinstance(encoder, Encoder):
+        raise InvalidConfig(
+            f"the encoder is a {type(encoder).__name__}; a retriever takes an rcir.encoders."
+            "Encoder: make a subclass whose forward returns an Embedding, in a module, and build "
+            'it with EncoderConfig("package.module:Class") (docs/encoders.md shows one)'
+        )
+
+
 def method_name(kind: type[Encoder]) -> str:
     """By what name `find_method` finds a class.
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
 from rcir.figures.axes import DARK, DPI, GREEN, RED, labelled, one_panel, two_panels
 from rcir.metrics.checks import Floats
+from rcir.printable import printable
 
 PICTURE, GAP, LINE, MIN_WIDTH = 0.72, 0.06, 0.135, 2.2  # inches
 # As many colours as can be told apart; PALE is of all other classes.
@@ -68,7 +70,9 @@ def query_sets(rows: Sequence[QuerySet], columns: int = 8) -> Figure:
             )
             for column in range(columns + 1)
         ]
-        figure.text(places[0][0], (top + inches[1] + GAP) / height, title, fontsize=7, va="bottom")
+        # A dollar in a name starts no formula.
+        above_it = (places[0][0], (top + inches[1] + GAP) / height)
+        figure.text(*above_it, title, fontsize=7, va="bottom", parse_math=False)
         _picture(figure.add_axes(places[0]), row.query, DARK)
         shown = list(zip(places[1:], row.images, row.matches, strict=False))
         for place, image, match in shown:
@@ -145,11 +149,20 @@ def projection(
     else:
         figure, (left, right) = two_panels()
         labelled(right, "", "", "By uncertainty")
-        _by_class(labelled(left, "", "", "By class"), points, labels, style)
+        classes = _by_class(labelled(left, "", "", "By class"), points, labels, style)
         marker = 6 / size**0.5
-        figure.legend(
-            loc="outside lower center", ncols=4, fontsize=8, markerscale=marker, frameon=False
+        legend = figure.legend(
+            [dots for _, dots in classes],
+            ["class"] * len(classes),
+            loc="outside lower center",
+            ncols=4,
+            fontsize=8,
+            markerscale=marker,
+            frameon=False,
         )
+        # Named afterwards: a legend leaves out what starts with "_", and takes "$" for a formula.
+        for text, (name, _) in zip(legend.get_texts(), classes, strict=True):
+            text.set(text=name, parse_math=False)
     low, high = np.quantile(uncertainty, (0.02, 0.98))
     order = np.argsort(uncertainty, kind="stable")  # the most uncertain on top
     x, y = points[order].T
@@ -164,17 +177,21 @@ def projection(
 
 def _by_class(
     axes: Axes, points: Floats, labels: Sequence[str] | NDArray[Any], style: dict[str, Any]
-) -> None:
+) -> list[tuple[str, PathCollection]]:
+    """Draw the points of the ten most frequent classes and of all others; names and dots."""
     names, class_of, count = np.unique(labels, return_inverse=True, return_counts=True)
     frequent = np.sort(np.argsort(-count, kind="stable")[: len(TEN_COLORS)])
+    drawn = []
     for number, color in zip(frequent, TEN_COLORS, strict=False):
         x, y = points[class_of == number].T
-        axes.scatter(x, y, color=color, label=_shortened(names[number]), **style)
+        name = _shortened(names[number])
+        drawn.append((name, axes.scatter(x, y, color=color, label=name, **style)))
     other = ~np.isin(class_of, frequent)
     if other.any():
-        label = f"{len(names) - len(frequent)} others"
+        name = f"{len(names) - len(frequent)} others"
         x, y = points[other].T
-        axes.scatter(x, y, color=PALE, label=label, zorder=0.5, **style)
+        drawn.append((name, axes.scatter(x, y, color=PALE, label=name, zorder=0.5, **style)))
+    return drawn
 
 
 def _picture(axes: Axes, image: NDArray[np.uint8], color: str, dashed: bool = False) -> Axes:
@@ -196,9 +213,9 @@ def _tallest(row: QuerySet, columns: int) -> float:
 def _wrapped(title: str, inches: float) -> str:
     """The title in lines that are not longer than the page is wide."""
     letters = int(inches / 0.065)  # at 7 points
-    return "\n".join(textwrap.fill(line, letters) for line in title.split("\n"))
+    return "\n".join(textwrap.fill(printable(line), letters) for line in title.split("\n"))
 
 
 def _shortened(name: object) -> str:
-    text = str(name)
+    text = printable(name)
     return text if len(text) <= 20 else text[:19] + "…"

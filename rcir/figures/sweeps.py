@@ -31,9 +31,9 @@ from rcir.figures.axes import (
 from rcir.metrics.checks import Floats
 
 SIZE = "certified mean set size"
-SPACING, LINE = 1.25, 0.13  # inches from one axis to the next, and of a line of text
+SPACING, TEXT_LINE = 1.25, 0.13  # inches from one axis to the next, and of a line of text
 NONE_GAP = 0.15  # of the height of an axis, between None and the lowest number
-GAP = 4  # pixels around a number, so that two are not read as one
+NUMBER_GAP = 4  # pixels around a number, so that two are not read as one
 PAPER = {"facecolor": "white", "alpha": 0.85, "linewidth": 0, "pad": 0.8}  # under text on lines
 TEXT: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7, "bbox": PAPER}
 
@@ -149,7 +149,9 @@ def parallel_coordinates(
     title = f"Certified size by options ({len(shown)} of {len(size)} trials)"
     figure, axes = one_panel("", "", title)
     crowded = max(column.lines() for column in columns.values())
-    figure.set_size_inches(max(5, SPACING * (len(columns) + 0.3)), max(3.6, 1.4 + LINE * crowded))
+    figure.set_size_inches(
+        max(5, SPACING * (len(columns) + 0.3)), max(3.6, 1.4 + TEXT_LINE * crowded)
+    )
     paths = np.stack([column.places for column in columns.values()], axis=1)
     _draw_paths(axes, paths, size[shown], finished[shown])
     if len(shown):
@@ -266,7 +268,7 @@ def _number(figure: Figure, axes: Axes, x: Floats, y: Floats, numbers: Sequence[
     figure.draw_without_rendering()  # places them
     kept: list[Bbox] = []
     for label in labels:
-        box = label.get_window_extent().padded(GAP)
+        box = label.get_window_extent().padded(NUMBER_GAP)
         if any(box.overlaps(other) for other in kept):
             label.remove()
         else:

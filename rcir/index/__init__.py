@@ -1,7 +1,20 @@
-"""Nearest-neighbour indexes behind one protocol."""
+"""Nearest-neighbour indexes behind one protocol: `build_index` makes one of `INDEXES`."""
 
-from rcir.index.base import Index
-from rcir.index.flat import FlatIndex
+from rcir.index.base import DEPTH, Index, check_depth, check_vectors
+from rcir.index.cosine import lengths, one_minus_cosine
 from rcir.index.leave_one_out import nearest_others
+from rcir.index.table import INDEXES, IndexConfig, build_index, find_index
 
-__all__ = ["FlatIndex", "Index", "nearest_others"]
+__all__ = [
+    "DEPTH",
+    "INDEXES",
+    "Index",
+    "IndexConfig",
+    "build_index",
+    "check_depth",
+    "check_vectors",
+    "find_index",
+    "lengths",
+    "nearest_others",
+    "one_minus_cosine",
+]

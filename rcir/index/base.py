@@ -2,22 +2,61 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from rcir.errors import InvalidConfig, InvalidData
+
+DEPTH = 200  # candidates that are searched for each query, unless another number is asked for
 
 
+@runtime_checkable
 class Index(Protocol):
-    """Vectors that can be searched for the nearest ones by L2 distance."""
+    """Vectors (n, d) that can be searched for the nearest ones by L2 distance.
+
+    An index is one class in one file: with its options, its files and its version. It is named in
+    `rcir.index.INDEXES`, or by its import path "package.module:Class", wherever an
+    `rcir.index.IndexConfig` is taken; retrievers are built, calibrated, stored and loaded with it.
+    `rcir.index.flat` is an example.
+
+    Attributes:
+        Options: a frozen dataclass of its options, which checks their values itself; options have
+            defaults, and plain values that JSON can hold.
+        options: those that it was built with.
+    """
+
+    Options: ClassVar[type]
+    options: Any
+
+    @classmethod
+    def build(cls, vectors: NDArray[np.float32], options: Any) -> Self:
+        """Build an index of vectors (n, d), n >= 0; the i-th has position i.
+
+        Raises:
+            InvalidData: they are no such vectors, see `check_vectors`.
+        """
+        ...
 
     def __len__(self) -> int:
         """Number of vectors."""
         ...
 
     def add(self, vectors: NDArray[np.float32]) -> None:
-        """Append vectors (n, d); their positions follow those already there."""
+        """Append vectors (m, d); their positions follow those already there.
+
+        Raises:
+            InvalidData: they are no such vectors; nothing was added.
+        """
+        ...
+
+    def remove(self, positions: NDArray[np.int64]) -> None:
+        """Remove the vectors at positions (m,), all different; those behind them move up, so that
+        positions are 0 to n - m - 1, in the same order.
+        """
         ...
 
     def search(
@@ -26,18 +65,64 @@ class Index(Protocol):
         """L2 distances and positions, each (n, k), of the k nearest of each query, nearest first.
 
         Where the index holds or finds fewer than k, the rest has distance infinity, position -1.
+
+        Raises:
+            InvalidData: the queries are no such vectors.
         """
         ...
 
-    def fingerprint(self) -> str:
-        """A digest that changes with anything that may change an answer."""
+    @property
+    def version(self) -> str:
+        """A token that is another one after anything that may change an answer, and the same for
+        the index that `load` makes of what `save` wrote. It is asked for at every query: keep it.
+        """
         ...
 
-    def save(self, path: Path) -> None:
-        """Write the index to a file."""
+    def save(self, folder: Path) -> None:
+        """Write files into an empty folder: all but the options."""
         ...
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read an index from a file."""
+    def load(cls, folder: Path, options: Any) -> Self:
+        """Read the index that was saved to a folder.
+
+        The files may have been made by anybody: any exception refuses the folder, and whatever they
+        hold must not end the process.
+        """
         ...
+
+
+def check_depth(depth: int) -> None:
+    """Raise `InvalidConfig` unless it is a number of candidates to search, at least 1."""
+    number: Any = depth
+    if isinstance(number, bool) or not isinstance(number, Integral) or number < 1:
+        raise InvalidConfig(f"depth is {depth!r}; at least 1 candidate must be searched")
+
+
+def check_vectors(vectors: ArrayLike, dim: int | None = None) -> NDArray[np.float32]:
+    """Vectors (n, d) as contiguous float32.
+
+    Args:
+        vectors: real numbers.
+        dim: what d must be; anything from 1 unless given.
+
+    Raises:
+        InvalidData: they have another shape, are no real numbers, or some are NaN or infinite.
+
+    Example:
+        >>> check_vectors([[1, 2], [3, 4]], dim=3)
+        Traceback (most recent call last):
+        rcir.errors.InvalidData: vectors have shape (2, 2); needed is (n, 3)
+    """
+    given = np.asarray(vectors)
+    if given.dtype.kind not in "fiu":
+        raise InvalidData(f"vectors are of type {given.dtype}; they must be real numbers")
+    if given.ndim != 2 or given.shape[1] != (max(given.shape[1], 1) if dim is None else dim):
+        needed = "(n, d), d >= 1" if dim is None else f"(n, {dim})"
+        raise InvalidData(f"vectors have shape {given.shape}; needed is {needed}")
+    checked = np.ascontiguousarray(given, np.float32)
+    if not np.isfinite(checked).all():
+        raise InvalidData(
+            "some vectors are NaN or infinite; an encoder that diverged in training does this"
+        )
+    return checked

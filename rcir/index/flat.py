@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
+from rcir.files import read_array
+from rcir.index.base import check_vectors
+
+VECTORS_FILE = "vectors.npy"
+
+
+@dataclass(frozen=True)
+class FlatOptions:
+    """The options of `FlatIndex`: none."""
 
 
 class FlatIndex:
@@ -21,50 +31,68 @@ class FlatIndex:
 
     Example:
         >>> import numpy as np
-        >>> index = FlatIndex(2)
-        >>> index.add(np.array([[0, 0], [3, 4]], np.float32))
+        >>> index = FlatIndex.build(np.array([[0, 0], [3, 4]]), FlatOptions())
         >>> index.search(np.array([[0, 1]], np.float32), k=3)[1]
         array([[ 0,  1, -1]])
     """
 
-    def __init__(self, dim: int) -> None:
+    Options = FlatOptions
+
+    def __init__(self, dim: int, options: FlatOptions) -> None:
+        self.options = options
         self._index: Any = faiss.IndexFlatL2(dim)
+        self._version: str | None = None
+
+    @classmethod
+    def build(cls, vectors: NDArray[np.float32], options: FlatOptions) -> Self:
+        vectors = check_vectors(vectors)
+        index = cls(vectors.shape[1], options)
+        index.add(vectors)
+        return index
 
     def __len__(self) -> int:
         return int(self._index.ntotal)
 
     def add(self, vectors: NDArray[np.float32]) -> None:
-        self._index.add(self._checked(vectors))
+        self._index.add(check_vectors(vectors, self._index.d))
+        self._version = None
+
+    def remove(self, positions: NDArray[np.int64]) -> None:
+        self._index.remove_ids(np.ascontiguousarray(positions, np.int64))
+        self._version = None
 
     def search(
         self, vectors: NDArray[np.float32], k: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        squared, positions = self._index.search(self._checked(vectors), k)
+        squared, positions = self._index.search(check_vectors(vectors, self._index.d), k)
         if k > len(self):
             squared[positions < 0] = np.inf
         return np.sqrt(np.maximum(squared, 0, out=squared), out=squared), positions
 
-    def fingerprint(self) -> str:
-        size = len(self) * self._index.d
-        vectors = faiss.rev_swig_ptr(self._index.get_xb(), size) if size else np.empty(0)
-        return hashlib.sha256(f"flat-l2 {self._index.d} ".encode() + vectors.tobytes()).hexdigest()
+    @property
+    def version(self) -> str:
+        """A digest of the vectors."""
+        if self._version is None:
+            start = f"flat-l2 {self._index.d} ".encode()
+            digest = hashlib.sha256(start)
+            digest.update(np.ascontiguousarray(self._vectors()).data)
+            self._version = digest.hexdigest()
+        return self._version
 
-    def save(self, path: Path) -> None:
-        faiss.write_index(self._index, str(path))
+    def save(self, folder: Path) -> None:
+        np.save(folder / VECTORS_FILE, self._vectors(), allow_pickle=False)
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        index = cls.__new__(cls)
-        index._index = faiss.read_index(str(path))
-        return index
+    def load(cls, folder: Path, options: FlatOptions) -> Self:
+        # Vectors, not FAISS's own file: reading a damaged one of these ends the process.
+        vectors = read_array(folder / VECTORS_FILE)
+        if vectors.dtype != np.float32:
+            raise InvalidData(f"{VECTORS_FILE} does not hold float32 vectors")
+        return cls.build(vectors, options)
 
-    def _checked(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        if vectors.ndim != 2 or vectors.shape[1] != self._index.d:
-            raise InvalidData(
-                f"vectors have shape {vectors.shape}; this index takes (n, {self._index.d})"
-            )
-        if not np.isfinite(vectors).all():
-            raise InvalidData(
-                "some vectors are NaN or infinite; an encoder that diverged in training does this"
-            )
-        return np.ascontiguousarray(vectors, np.float32)
+    def _vectors(self) -> NDArray[np.float32]:
+        """(n, d), in the memory of the index."""
+        size = len(self) * self._index.d
+        stored = faiss.rev_swig_ptr(self._index.get_xb(), size) if size else np.empty(0, np.float32)
+        vectors: NDArray[np.float32] = stored.reshape(len(self), self._index.d)
+        return vectors

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.relevance import Relevance
+from rcir.data.relevance import Relevance, WithinRadius, asking
 from rcir.errors import InvalidConfig, InvalidData
 
-PAIR_ELEMENTS = 1 << 22  # matching pairs held at a time, about
+PAIRS_AT_ONCE = 1 << 22  # matching pairs held at a time, about
 TRIES = 1 << 20  # images tried at a time
 
 
@@ -20,7 +20,8 @@ def sample_images(relevance: Relevance, size: int, rng: np.random.Generator) -> 
     no other is never drawn.
 
     Args:
-        relevance: of the n images.
+        relevance: of the n images. Where it says which are searched (`WithinRadius.database`), the
+            others are anchors, and these their matches.
         size: number of images.
         rng: decides.
 
@@ -35,18 +36,35 @@ def sample_images(relevance: Relevance, size: int, rng: np.random.Generator) -> 
         [0, 1, 2, 4, 5]
     """
     chosen = np.zeros(len(relevance), np.bool_)
-    order, used, n_chosen = rng.permutation(len(relevance)), 0, 0
+    order, used, n_chosen = rng.permutation(asking(relevance)), 0, 0
     while n_chosen < size and used < len(order):
         anchors = order[used : used + -(-(size - n_chosen) // 2)]
         used += len(anchors)
-        totals = relevance.subset(anchors).totals(relevance)
-        anchors, totals = anchors[totals > 1], totals[totals > 1]
-        pairs = np.stack([anchors, _matches(relevance, anchors, totals, rng)], 1).reshape(-1)
+        if isinstance(relevance, WithinRadius) and relevance.database is not None:
+            anchors, matches = _searched_matches(relevance, anchors, rng)
+        else:
+            totals = relevance.subset(anchors).totals(relevance)
+            anchors, totals = anchors[totals > 1], totals[totals > 1]
+            matches = _matches(relevance, anchors, totals, rng)
+        pairs = np.stack([anchors, matches], 1).reshape(-1)
         new, first = np.unique(pairs, return_index=True)
         first = np.sort(first[~chosen[new]])[: size - n_chosen]
         chosen[pairs[first]] = True
         n_chosen += len(first)
     return np.flatnonzero(chosen)
+
+
+def _searched_matches(
+    relevance: WithinRadius, anchors: NDArray[np.int64], rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The anchors that have positives among the images that are searched, and one of each."""
+    indptr, columns = relevance.pairs(anchors)
+    of = np.repeat(np.arange(len(anchors)), np.diff(indptr))
+    good = relevance.positives(anchors[of], columns)
+    columns, counts = columns[good], np.bincount(of[good], minlength=len(anchors))
+    has = counts > 0
+    first = np.cumsum(counts) - counts
+    return anchors[has], columns[first[has] + rng.integers(0, counts[has])]
 
 
 def _matches(
@@ -63,7 +81,7 @@ def _matches(
     found = np.empty_like(anchors)
     few = totals <= n**0.5
     listed = np.flatnonzero(few)
-    block = np.cumsum(totals[listed]) // PAIR_ELEMENTS
+    block = np.cumsum(totals[listed]) // PAIRS_AT_ONCE
     for run in np.split(listed, np.flatnonzero(np.diff(block)) + 1):
         indptr, columns = relevance.pairs(anchors[run])
         others = columns[columns != np.repeat(anchors[run], np.diff(indptr))]
@@ -81,26 +99,27 @@ def _matches(
 
 
 def label_batches(
-    labels: NDArray[np.int64], batch: int, per_label: int, rng: np.random.Generator
+    labels: NDArray[np.int64], batch: int, samples_per_class: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
     """Batches of a few images of each of several labels.
 
     Hermans et al., 2017. The labels of a batch are different, and drawn by how many images they
     have left. An epoch ends when too few labels have any: every image is in it at most once, but
-    those of a label with fewer than `per_label` images are repeated, as evenly as can be. Of the
-    images of a larger label, some are left over where `per_label` does not divide their number.
+    those of a label with fewer than `samples_per_class` images are repeated, as evenly as can be.
+    Of the images of a larger label, some are left over where `samples_per_class` does not divide
+    their number.
 
     Args:
         labels: (n,).
-        batch: number of images of a batch, a multiple of `per_label`.
-        per_label: number of images of a label in a batch.
+        batch: number of images of a batch, a multiple of `samples_per_class`.
+        samples_per_class: number of images of a label in a batch.
         rng: decides.
 
     Returns:
         (steps, batch) rows; those of one label are next to each other.
 
     Raises:
-        InvalidConfig: `batch` is not a multiple, at least twofold, of `per_label`.
+        InvalidConfig: `batch` is not a multiple, at least twofold, of `samples_per_class`.
         InvalidData: there are fewer labels than a batch needs.
 
     Example:
@@ -109,28 +128,31 @@ def label_batches(
         >>> rows.shape, np.sort(labels[rows]).tolist()
         ((2, 4), [[3, 3, 7, 7], [3, 3, 7, 7]])
     """
-    if per_label < 1 or batch % per_label or batch < 2 * per_label:
+    if samples_per_class < 1 or batch % samples_per_class or batch < 2 * samples_per_class:
         raise InvalidConfig(
-            f"batch is {batch} and mining.per_label {per_label}: give a batch that is a multiple "
-            "of it, of two labels or more"
+            f"batch is {batch} and mining.samples_per_class {samples_per_class}: give a batch "
+            "that is a multiple of it, of two labels or more"
         )
-    many = batch // per_label
+    many = batch // samples_per_class
     names, counts = np.unique(labels, return_counts=True)
     if len(names) < many:
         raise InvalidData(
             f"there are images of {len(names)} labels, but a batch of {batch} with "
-            f"mining.per_label {per_label} needs {many}: lower batch, or raise mining.per_label"
+            f"mining.samples_per_class {samples_per_class} needs {many}: lower batch, or raise "
+            "mining.samples_per_class"
         )
     shuffled = np.lexsort((rng.random(len(labels)), labels))
     first = np.cumsum(counts) - counts
-    left = np.maximum(1, counts // per_label)  # groups of images, each for one batch
+    left = np.maximum(1, counts // samples_per_class)  # groups of images, each for one batch
     used = np.zeros_like(left)
     steps = []
     while len(open_ := np.flatnonzero(left)) >= many:
         # The shortest exponential waiting times: without replacement, in proportion to `left`.
         waiting = rng.exponential(size=len(open_)) / left[open_]
         now = open_[np.argpartition(waiting, many - 1)[:many]]
-        members = (used[now, None] * per_label + np.arange(per_label)) % counts[now, None]
+        members = (used[now, None] * samples_per_class + np.arange(samples_per_class)) % counts[
+            now, None
+        ]
         steps.append(shuffled[first[now, None] + members].reshape(-1))
         left[now] -= 1
         used[now] += 1

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rcir.data.relevance import Relevance
+from rcir.data.relevance import Relevance, WithinRadius, database_of
 from rcir.mining.config import MiningConfig
 
 BLOCK_ELEMENTS = 1 << 25  # distances held at a time: 128 MiB of float32
@@ -37,6 +37,9 @@ class Search:
     def __init__(self, cache: Tensor, relevance: Relevance, wanted: int) -> None:
         n, d = cache.shape
         self._cache, self._relevance, self._wanted = cache, relevance, wanted
+        database = database_of(relevance)
+        # No positive and no negative of any anchor.
+        self._asking = None if database is None else torch.from_numpy(~database).to(cache.device)
         # By parts: the whole would be a second cache.
         self._squares = torch.cat([part.square().sum(1) for part in cache.split(SQUARED)])
         # Of |y|^2 - 2 x.y: a few times what is measured, for random vectors of 16 to 2,048 numbers.
@@ -83,7 +86,12 @@ class Search:
         """Whether there is a positive, and which; the values of all matches become infinite."""
         columns, counts = self._pairs(rows)
         place = torch.arange(len(rows), device=rows.device).repeat_interleave(counts)
-        flat = place * values.shape[1] + columns
+        every = flat = place * values.shape[1] + columns
+        known = self._relevance
+        if isinstance(known, WithinRadius) and (known.near or known.database is not None):
+            good = _positive(known, rows[place], columns)
+            columns, place, flat = columns[good], place[good], flat[good]
+            counts = place.bincount(minlength=len(rows))
         has = counts > 1  # itself is one
         positive = rows.clone()
         if config.positive == "random":
@@ -97,7 +105,9 @@ class Search:
             value = values.view(-1)[flat] * sign
             close = ~(value > (_least(value, place, len(rows)) + 2 * self._error)[place])
             positive = self._extreme(rows, place[close], columns[close], sign)
-        values.view(-1)[flat] = torch.inf
+        values.view(-1)[every] = torch.inf
+        if self._asking is not None:
+            values[:, self._asking] = torch.inf
         return has, positive
 
     def _extreme(self, rows: Tensor, place: Tensor, columns: Tensor, sign: int) -> Tensor:
@@ -127,7 +137,7 @@ class Search:
         _exclude(distance, reach, config)
         columns, distance = _ranked(columns, distance, self._wanted)
         limit = distance[:, -1]
-        if config.negatives in ("violating", "semi-hard"):
+        if config.negatives in ("margin-violating", "semi-hard"):
             limit = limit.minimum(reach + config.margin)
         rest = value[:, -1] + squares - self._error  # no other is nearer than its root
         undecided = rest.isfinite() & (rest < limit.square())
@@ -140,6 +150,8 @@ class Search:
         columns, counts = self._pairs(rows)
         place = torch.arange(len(rows), device=rows.device).repeat_interleave(counts)
         distance[place, columns] = torch.inf
+        if self._asking is not None:
+            distance[:, self._asking] = torch.inf
         _exclude(distance, reach, config)
         k = min(self._wanted, n)
         last = distance.topk(k, largest=False).values[:, -1:]
@@ -164,6 +176,13 @@ class Search:
         return torch.cdist(own[:, None], others, compute_mode=DIRECT)[:, 0]
 
 
+def _positive(relevance: WithinRadius, anchors: Tensor, others: Tensor) -> Tensor:
+    """Which of some images are positives of anchors, pair by pair, or the anchor itself."""
+    given = (anchors.cpu().numpy(), others.cpu().numpy())
+    found = relevance.positives(*given) | (given[0] == given[1])
+    return torch.from_numpy(found).to(anchors.device)
+
+
 def _least(values: Tensor, place: Tensor, n: int) -> Tensor:
     """(n,) the least of the values of each place; infinity where there is none."""
     return values.new_full((n,), torch.inf).scatter_reduce_(0, place, values, "amin")
@@ -171,7 +190,7 @@ def _least(values: Tensor, place: Tensor, n: int) -> Tensor:
 
 def _exclude(distance: Tensor, reach: Tensor, config: MiningConfig) -> None:
     """Make infinite what is too far, or not farther than the positive, which is at `reach`."""
-    if config.negatives in ("violating", "semi-hard"):
+    if config.negatives in ("margin-violating", "semi-hard"):
         distance.masked_fill_(distance >= (reach + config.margin)[:, None], torch.inf)
     if config.negatives == "semi-hard":
         distance.masked_fill_(distance <= reach[:, None], torch.inf)

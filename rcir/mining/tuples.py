@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rcir.data.relevance import Relevance
+from rcir.data.relevance import Relevance, database_of
 from rcir.errors import InvalidConfig
 from rcir.mining.config import MiningConfig
 from rcir.mining.search import Search
@@ -21,8 +21,8 @@ class Tuples:
         anchor: (n,) rows; anchors without a positive or without any negative are left out.
         positive: (n,) rows.
         negatives: (n, count) rows, nearest first unless drawn at random.
-        valid: (n, count) bool; False where an anchor has fewer negatives than `count`, and the
-            row there is the anchor's own.
+        valid: (n, count) bool; False where an anchor has fewer negatives than `num_negatives`, and
+            the row there is the anchor's own.
     """
 
     anchor: Tensor
@@ -54,7 +54,9 @@ def mine(
     Args:
         cache: (n, d) embeddings of the un-augmented training images, on the device that searches.
         relevance: which of the n images match; what does not match an anchor is a negative of it.
-        anchors: (m,) rows of the cache.
+        anchors: (m,) rows of the cache. Where the relevance says which images are searched
+            (`WithinRadius.database`), these are no anchors, and all others are neither positives
+            nor negatives.
         config: what to look for.
         generator: source of all randomness, on the CPU.
 
@@ -66,8 +68,10 @@ def mine(
     """
     if config.positive is None or config.negatives is None:
         raise InvalidConfig("mining.positive and mining.negatives must both be chosen")
+    if (database := database_of(relevance)) is not None:
+        anchors = anchors[~torch.from_numpy(database)[anchors.cpu()]]
     anchors = anchors.to(cache.device)
-    m, count = len(anchors), config.count
+    m, count = len(anchors), config.num_negatives
     draws, keys = _draws(config, m, generator)
     positive = anchors.clone()
     negatives = anchors[:, None].repeat(1, count)

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from rcir.printable import printable
 from rcir.risk import Guarantee
 from rcir.risk.request import Mix
 
@@ -36,14 +37,15 @@ class Retrieval:
             candidates anew ("reranked", "match-probability").
         uncertainty: of the query; larger is less certain; comparable within one retriever only.
         guarantee: what is guaranteed of this set.
-        labels: labels of the items, if the gallery has labels.
+        labels: labels of the items, if the gallery has labels: names where its data set names them,
+            else numbers.
     """
 
     ids: tuple[str, ...]
     distances: NDArray[np.float32]
     uncertainty: float
     guarantee: Guarantee
-    labels: tuple[int, ...] | None = None
+    labels: tuple[int, ...] | tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         others = (len(self.distances), len(self.ids if self.labels is None else self.labels))
@@ -61,15 +63,21 @@ class Retrieval:
         return self.size == 0
 
     def __str__(self) -> str:
-        rows = (
-            f"{rank:4d}  {distance:8.4f}  {name}"
-            for rank, (name, distance) in enumerate(zip(self.ids, self.distances, strict=True), 1)
-        )
         if self.abstained:
             head = f"no answer: too uncertain, uncertainty {self.uncertainty:.4g}"
             return f"{head}\n{self.guarantee}"
         head = f"{self.size} image{'s' * (self.size > 1)}, uncertainty {self.uncertainty:.4g}"
-        return "\n".join([head, "rank  distance  id", *rows, str(self.guarantee)])
+        names = ["id", *map(printable, self.ids)]
+        labels = self.labels or ()
+        if any(isinstance(label, str) for label in labels):  # numbers would tell a reader nothing
+            width = max(map(len, names))
+            columns = zip(names, ("label", *map(printable, labels)), strict=True)
+            names = [f"{name:{width}}  {label}" for name, label in columns]
+        rows = (
+            f"{rank:4d}  {distance:8.4f}  {name}"
+            for rank, (name, distance) in enumerate(zip(names[1:], self.distances, strict=True), 1)
+        )
+        return "\n".join([head, f"rank  distance  {names[0]}", *rows, str(self.guarantee)])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
-from rcir.index.flat import FlatIndex
+from rcir.index import build_index
 from rcir.risk import RISKS, Bound, LabelledResults, RiskController, fit_score_function
 from rcir.risk.choice import ComparedSizes
 
@@ -68,10 +68,8 @@ def check_clusters(tuning: LabelledResults, calibration: LabelledResults) -> Non
 
 def nearest_other(tuning: LabelledResults, calibration: LabelledResults) -> NDArray[np.float32]:
     """(n,) distance of each calibration query to the nearest other query of the two splits."""
-    vectors, others = calibration.known("vectors"), tuning.known("vectors")
-    index = FlatIndex(vectors.shape[1])
-    index.add(vectors)
-    index.add(others)
+    vectors = calibration.known("vectors")
+    index = build_index(np.concatenate([vectors, tuning.known("vectors")]))
     distances, positions = index.search(vectors, 2)
     itself = positions[:, 0] == np.arange(len(vectors))
     return np.where(itself, distances[:, 1], distances[:, 0])

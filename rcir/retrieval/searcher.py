@@ -2,93 +2,89 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import operator
+import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from rcir.data.digests import digests
-from rcir.data.images import ImageLike
 from rcir.data.preprocessing import Preprocessing
 from rcir.data.records import ImageSet
-from rcir.data.relevance import Relevance, SameLabel, SharedLabel, relevance_of
+from rcir.data.relevance import Relevance, SameLabel
 from rcir.data.votes import count_matches
 from rcir.embedding import Embedding
-from rcir.encoders.base import Encoder
-from rcir.encoders.batches import Embed, embed, to_arrays
+from rcir.encoders import Encoder, require_encoder
+from rcir.encoders.batches import Embed, Images, embed
 from rcir.encoders.rerank import reranked
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.index.base import Index
-from rcir.index.flat import FlatIndex
+from rcir.index import (
+    DEPTH,
+    Index,
+    IndexConfig,
+    build_index,
+    check_vectors,
+    lengths,
+)
+from rcir.retrieval.fingerprints import Fingerprints
+from rcir.retrieval.gallery import Gallery
+from rcir.retrieval.vector_searcher import VectorSearcher
 from rcir.risk import LabelledResults, SearchResults
 from rcir.risk.search_results import VOTERS
 
 
-class Searcher:
+class Searcher(VectorSearcher):
     """Finds the nearest gallery images of a query.
 
+    Two steps, each by itself as well: `embed` makes vectors of pictures, `search` finds the
+    neighbours of vectors. Without an encoder there is the second one only, and queries are vectors.
+
     Attributes:
-        encoder, preprocessing, index: how an image is searched.
-        ids: names of the gallery images.
-        relevance: which queries the gallery images match: those of equal labels where it was given
-            as labels; None if that is not known.
-        max_depth: number of candidates to search for each query, if the gallery has as many.
-        item_uncertainty: (n,) of the gallery images; None for an encoder without one.
-        digests: (n,) of the gallery images, see `rcir.data.digests`; None if they are not known.
-        items: embeddings of the gallery images, of an encoder that re-ranks by them; else None.
+        encoder, preprocessing: how pictures are embedded; None where all is vectors already.
+        index, gallery, max_depth: see `VectorSearcher`.
+        label_names: names of the gallery's labels, by label; empty where they have none. No search
+            depends on them.
+
+    Args:
+        labels: of the gallery images, or their relevance: which queries they match.
+        depth: `max_depth`.
+        item_uncertainty, digests, items, norms: see `Gallery`; vectors are of unit length unless
+            norms are given.
     """
 
     def __init__(
         self,
-        encoder: Encoder,
-        preprocessing: Preprocessing,
+        encoder: Encoder | None,
+        preprocessing: Preprocessing | None,
         index: Index,
         ids: Sequence[str],
         labels: NDArray[np.int64] | Relevance | None = None,
-        depth: int = 200,
+        depth: int = DEPTH,
         item_uncertainty: NDArray[np.float64] | None = None,
         digests: NDArray[np.bytes_] | None = None,
         items: Embedding | None = None,
+        norms: NDArray[np.float32] | None = None,
     ) -> None:
-        require_encoder(encoder)
-        if depth < 1:
-            raise InvalidConfig(f"depth is {depth}; at least 1 candidate must be searched")
-        self.encoder = encoder
-        self.preprocessing = preprocessing
-        self.index = index
-        self.ids = _frozen(np.array(ids, dtype=object))
+        if encoder is not None:
+            require_encoder(encoder)
+        if (encoder is None) != (preprocessing is None):
+            raise InvalidConfig("give an encoder and its preprocessing, or neither")
         if isinstance(labels, np.ndarray):
             labels = SameLabel(np.asarray(labels, np.int64))
-        self.relevance = None if labels is None else _own(labels)
-        self.item_uncertainty = (
-            None if item_uncertainty is None else _frozen(np.array(item_uncertainty, np.float64))
-        )
-        self.digests = None if digests is None else _frozen(np.array(digests, np.bytes_))
-        self.items = items
-        self.max_depth = depth
-        self._fingerprints: dict[str, str] = {}
-        self._fingerprinted: tuple[list[object], list[int], list[Tensor]] = ([], [], [])
-        lengths = {
-            len(values)
-            for values in (
-                *(self.ids, self.relevance, self.item_uncertainty, self.digests, self.items),
-            )
-            if values is not None
-        }
-        if encoder.reranks and items is None:
+        norms = np.ones(len(ids), np.float32) if norms is None else norms
+        named = np.array(ids, dtype=object)
+        gallery = Gallery(named, norms, labels, item_uncertainty, digests, items)
+        super().__init__(index, gallery, depth)
+        self.encoder = encoder
+        self.preprocessing = preprocessing
+        self.label_names: dict[int, str] = {}
+        self._fingerprints = Fingerprints()
+        if encoder is not None and encoder.reranks and items is None:
             raise InvalidData("the encoder re-ranks: give the embeddings of the gallery as items")
-        if lengths != {len(index)}:
-            raise InvalidData(
-                f"the index holds {len(index)} images; ids, labels, uncertainties and digests "
-                f"number {sorted(lengths)}: give one each"
-            )
 
     @classmethod
     def build(
@@ -96,13 +92,15 @@ class Searcher:
         encoder: Encoder,
         preprocessing: Preprocessing,
         gallery: ImageSet,
-        depth: int = 200,
+        depth: int = DEPTH,
         embedder: Embed | None = None,
+        index: IndexConfig | None = None,
     ) -> Self:
         """Embed and index a gallery; the result still has to be calibrated.
 
         Args:
             embedder: what embeds, see `rcir.encoders.embedder.Embedder`; `embed` unless given.
+            index: which index; an exact one unless given.
         """
         if len(gallery) == 0:
             raise InvalidData("the gallery is empty: give at least one image")
@@ -110,43 +108,67 @@ class Searcher:
         embedding = (embedder or embed)(encoder, preprocessing, gallery.images)
         vectors, uncertainty = _arrays(embedding)
         items = embedding.map(Tensor.cpu) if encoder.reranks else None
-        index = FlatIndex(vectors.shape[1])
-        index.add(vectors)
         ids, relevance, known = gallery.ids, gallery.relevance, digests(gallery.images)
-        return cls(encoder, preprocessing, index, ids, relevance, depth, uncertainty, known, items)
+        made, norms = build_index(vectors, index), lengths(vectors)
+        built = cls(
+            encoder, preprocessing, made, ids, relevance, depth, uncertainty, known, items, norms
+        )
+        built.label_names = gallery.label_names
+        return built
 
-    @property
-    def labels(self) -> NDArray[np.int64] | None:
-        """(n,) labels of the gallery images, if images match by having the same."""
-        return self.relevance.labels if isinstance(self.relevance, SameLabel) else None
+    def named_labels(
+        self, positions: NDArray[np.int64]
+    ) -> tuple[int, ...] | tuple[str, ...] | None:
+        """Labels of some gallery images, by name where labels have names; None without labels."""
+        if self.labels is None:
+            return None
+        labels = self.labels[positions].tolist()
+        if not self.label_names:
+            return tuple(labels)
+        return tuple(self.label_names.get(label, str(label)) for label in labels)
 
-    @property
-    def depth(self) -> int:
-        """Number of candidates searched for each query; no set is larger."""
-        return min(self.max_depth, len(self.index))
+    def embed(self, images: Images, embedder: Embed | None = None) -> Embedding:
+        """The embeddings of pictures, with what the encoder knows of their uncertainty.
+
+        Args:
+            images: n of what `rcir.data.read_image` takes.
+            embedder: as in `build`.
+
+        Raises:
+            InvalidConfig: there is no encoder.
+            InvalidImage: of an image that cannot be read.
+        """
+        if self.encoder is None or self.preprocessing is None:
+            raise InvalidConfig(
+                "this retriever has no encoder, and takes vectors only: give an array (n, d) of "
+                "floats, from what embedded the gallery"
+            )
+        return (embedder or embed)(self.encoder, self.preprocessing, images)
 
     def search(
-        self, images: Sequence[ImageLike] | NDArray[np.uint8], embedder: Embed | None = None
+        self, queries: Images | NDArray[np.floating[Any]] | Embedding, embedder: Embed | None = None
     ) -> SearchResults:
         """The nearest gallery images of each query, without any guarantee.
 
         Args:
-            images: the queries.
+            queries: what `embed` returns; or pictures, which are embedded first; or, where there is
+                no encoder, vectors (n, d).
             embedder: as in `build`.
+
+        Raises:
+            InvalidConfig, InvalidImage: as `embed` does.
+            InvalidData: of vectors of another length than those of the gallery, NaN or infinite.
         """
-        embedding = (embedder or embed)(self.encoder, self.preprocessing, images)
+        embedding, images = self._embedded(queries, embedder)
         vectors, uncertainty = _arrays(embedding)
-        distances, positions = self.index.search(vectors, self.depth)
-        if self.items is not None:
+        distances, positions, cosine = self.nearest(vectors)
+        if self.items is not None and self.encoder is not None:
             distances, positions = reranked(self.encoder, embedding, self.items, positions)
-        if uncertainty is None:
-            # Unit vectors: 1 - cos = |x - y|^2 / 2.
-            uncertainty = distances[:, 0].astype(np.float64) ** 2 / 2
         items, votes = self.item_uncertainty, None
         if self.relevance is not None and self.labels is None:  # of labels, keys tell
             votes = count_matches(self.relevance, positions, VOTERS)
         return SearchResults(
-            uncertainty,
+            cosine if uncertainty is None else uncertainty,
             self.depth,
             distances,
             None if self.labels is None else np.where(positions >= 0, self.labels[positions], -1),
@@ -179,13 +201,7 @@ class Searcher:
             InvalidData: the gallery has no labels, or of another kind than the queries, or the
                 queries have no such attribute.
         """
-        if self.relevance is None:
-            raise InvalidData("the gallery has no labels: what is a true match cannot be told")
-        if type(queries.relevance) is not type(self.relevance):
-            raise InvalidData(
-                f"the gallery's images match as {type(self.relevance).__name__}, the queries as "
-                f"{type(queries.relevance).__name__}: both must know the same of their images"
-            )
+        relevance = self.gallery.relevance_for(queries)
         for name in (group, cluster):
             if name is not None and not (isinstance(name, str) and name in queries.attributes):
                 known = ", ".join(queries.attributes) or "none"
@@ -197,8 +213,8 @@ class Searcher:
                 stacklevel=2,
             )
         found = self.search(queries.images, embedder)
-        relevant = queries.relevance.of(self.relevance, found.known("positions"))
-        totals = queries.relevance.totals(self.relevance)
+        relevant = queries.relevance.of(relevance, found.known("positions"))
+        totals = queries.relevance.totals(relevance)
         groups, clusters = (
             None if name is None else queries.attributes[name].astype(str)
             for name in (group, cluster)
@@ -214,81 +230,58 @@ class Searcher:
         )
 
     def fingerprints(self) -> dict[str, str]:
-        """Digests of everything that calibration depends on; computed once per change.
-
-        A change in memory is noticed where a part is replaced, the gallery grows, torch writes to a
-        weight or replaces its memory (as a change of precision does), or a forward hook comes or
-        goes; not where a weight is written to behind torch's back (`.data`, NumPy views).
-        """
-        parts = [self.encoder, self.preprocessing, self.index, self.ids]
-        weights, hooks = self.encoder.parts()
-        parts += [self.relevance, self.item_uncertainty, self.items, *hooks]
-        # Torch counts its writes to a tensor.
-        counts = [len(self.index), len(parts)]
-        counts += [number for values in weights for number in (values._version, values.data_ptr())]
-        known, known_counts, _ = self._fingerprinted
-        if known_counts != counts or not all(map(operator.is_, known, parts)):
-            preprocessing = json.dumps(asdict(self.preprocessing), sort_keys=True)
-            gallery = hashlib.sha256(json.dumps(self.ids.tolist()).encode())
-            facts = {} if self.relevance is None else self.relevance.arrays()
-            if self.item_uncertainty is not None:
-                facts = facts | {"uncertainty": self.item_uncertainty}
-            if self.items is not None:
-                facts = facts | to_arrays(self.items)
-            for name, values in facts.items():
-                gallery.update(name.encode() + values.tobytes())
-            self._fingerprints = {
-                "encoder": self.encoder.fingerprint(),
-                "preprocessing": hashlib.sha256(preprocessing.encode()).hexdigest(),
-                "gallery": gallery.hexdigest(),
-                "index": self.index.fingerprint(),
-            }
-            # What is referred to keeps its address: no other memory can be taken for it.
-            self._fingerprinted = (parts, counts, [values.data for values in weights])
-        return self._fingerprints
+        """Digests of everything that calibration depends on, see `Fingerprints`."""
+        return self._fingerprints.of(self.encoder, self.preprocessing, self.index, self.gallery)
 
     def add(
         self,
-        images: Sequence[ImageLike] | NDArray[np.uint8],
+        images: Images | NDArray[np.floating[Any]] | Embedding,
         ids: Sequence[str],
-        labels: Sequence[int] | Relevance | None = None,
+        labels: Sequence[int] | NDArray[np.integer[Any]] | Relevance | None = None,
     ) -> None:
-        """Add images to the gallery. The calibration is stale from then on: calibrate again."""
-        if len(ids) != len(images) or (labels is None) != (self.relevance is None):
-            raise InvalidData(
-                f"{len(images)} images, {len(ids)} ids: give one id per image, and labels if and "
-                "only if the gallery has labels"
-            )
-        if labels is not None and len(labels) != len(images):
-            raise InvalidData(f"{len(images)} images, {len(labels)} labels: give one each")
-        embedding = embed(self.encoder, self.preprocessing, images)
+        """Add images to the gallery. The calibration is stale from then on: calibrate again.
+
+        Args:
+            images: pictures, or as for `search`.
+            ids: a name for each, other than those of the gallery images.
+            labels: of each, if and only if the gallery has labels; or its `Relevance`.
+
+        Raises:
+            InvalidData: of ids and labels; nothing was added.
+            InvalidConfig, InvalidImage: as `embed` does.
+        """
+        if isinstance(images, str | bytes | os.PathLike):
+            raise InvalidData(f"images is {images!r}: give a list, of one image per id")
+        named = self.gallery.new_ids(ids, len(images))
+        relevance = self.gallery.new_relevance(labels, len(images))
+        embedding, known_by = self._embedded(images)
         vectors, uncertainty = _arrays(embedding)
-        longer = self.relevance
-        if longer is not None:
-            given: Any = labels
-            plain = self.labels is not None and not isinstance(labels, SameLabel)
-            given = SameLabel(np.asarray(given, np.int64)) if plain else given
-            longer = _own(longer.joined(given))
-        added = digests(images)
-        self.index.add(vectors)
-        self.ids = _frozen(np.concatenate([self.ids, np.array(ids, dtype=object)]))
-        self.relevance = longer
-        if self.item_uncertainty is not None and uncertainty is not None:
-            self.item_uncertainty = _frozen(np.concatenate([self.item_uncertainty, uncertainty]))
-        if self.items is not None:
-            self.items = Embedding.concatenate([self.items, embedding.map(Tensor.cpu)])
-        if self.digests is not None:
-            self.digests = _frozen(np.concatenate([self.digests, added]))
-
-
-def require_encoder(encoder: object) -> None:
-    """Raise `InvalidConfig` unless it is an `Encoder`."""
-    if not isinstance(encoder, Encoder):
-        raise InvalidConfig(
-            f"the encoder is a {type(encoder).__name__}; a retriever takes an rcir.encoders."
-            "Encoder: make a subclass whose forward returns an Embedding, in a module, and build "
-            'it with EncoderConfig("package.module:Class") (docs/encoders.md shows one)'
+        longer = self.gallery.joined(
+            Gallery(
+                named,
+                lengths(vectors),
+                relevance,
+                uncertainty,
+                None if self.digests is None else digests(known_by),
+                None if self.items is None else embedding.map(Tensor.cpu),
+            )
         )
+        self.index.add(vectors)
+        self.gallery = longer
+
+    def _embedded(
+        self,
+        queries: Images | NDArray[np.floating[Any]] | Embedding,
+        embedder: Embed | None = None,
+    ) -> tuple[Embedding, Images | NDArray[np.floating[Any]]]:
+        """Embeddings, and by what the same query is known again: its picture or its vector."""
+        if isinstance(queries, Embedding):
+            return queries, queries.vectors.cpu().numpy()
+        if self.encoder is None and isinstance(queries, np.ndarray) and queries.dtype.kind == "f":
+            vectors = check_vectors(queries)
+            return Embedding(torch.from_numpy(vectors)), vectors
+        images: Any = queries
+        return self.embed(images, embedder), images
 
 
 def _arrays(embedding: Embedding) -> tuple[NDArray[np.float32], NDArray[np.float64] | None]:
@@ -297,20 +290,3 @@ def _arrays(embedding: Embedding) -> tuple[NDArray[np.float32], NDArray[np.float
     return embedding.vectors.cpu().numpy(), (
         None if uncertainty is None else uncertainty.cpu().numpy().astype(np.float64)
     )
-
-
-def _own(relevance: Relevance) -> Relevance:
-    """A copy that nobody else can write to."""
-    own = relevance_of(
-        {name: _frozen(values.copy()) for name, values in relevance.arrays().items()}
-    )
-    if isinstance(own, SharedLabel):  # its matrix has arrays of its own
-        for values in (own.labels.data, own.labels.indices, own.labels.indptr):
-            _frozen(values)
-    return own
-
-
-def _frozen(values: NDArray[Any]) -> NDArray[Any]:
-    """Read-only: calibration depends on it."""
-    values.setflags(write=False)
-    return values

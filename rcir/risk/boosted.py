@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logit
 
+from rcir.errors import InvalidData
 from rcir.risk.features import Features, flat
 from rcir.risk.hazard import HazardScore
 from rcir.risk.score_functions import FittedState
@@ -83,6 +84,8 @@ class Boosted(HazardScore):
     def _logits(self, features: list[NDArray[Any]], shape: tuple[int, int]) -> NDArray[np.float64]:
         # As scikit-learn compares: thresholds are of float32 features.
         rows = flat(features, np.ones(shape, bool)).astype(np.float32)
+        if (self.trees["feature"] >= rows.shape[1]).any():
+            raise InvalidData(f"trees ask for more than the {rows.shape[1]} features there are")
         total = np.full(len(rows), self.intercept)
         at = np.arange(len(rows))
         branches = 2**self.DEPTH - 1

@@ -157,7 +157,7 @@ def _mark(folder: Path, among: int) -> bool:
     retriever.chosen_among = among
     storage.save(retriever, folder)
     try:
-        tracked = tracking.find_run(retriever.origin.get("calibration", ""))
+        tracked = tracking.find_tracked_run(retriever.origin.get("calibration", ""))
         if tracked is not None:
             tracked.log_folder(folder, RETRIEVER)
     except TrackingUnavailable:

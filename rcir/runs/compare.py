@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rcir.levels import ALPHAS, DELTA
 from rcir.errors import InvalidData
+from rcir.levels import ALPHAS, DELTA
+from rcir.risk import check_level, is_certified
+from rcir.risk.certified import Estimate, compare_sizes, why_no_interval
 from rcir.runs.find import CALIBRATION, Run, is_sweep, read_runs, run_folder
 from rcir.runs.folder import RESOURCES
 from rcir.runs.results import RunResults, Split
-from rcir.risk import check_level, is_certified
-from rcir.risk.certified import Estimate, compare_sizes, why_no_interval
 
 # What differs between any two runs, and what only says where they were trained.
 UNTOLD = ("name", *RESOURCES)

@@ -85,7 +85,7 @@ def run_folder(reference: str) -> Path:
     """
     if Path(reference).is_dir():
         return Path(reference)
-    tracked = tracking.find_run(reference)
+    tracked = tracking.find_tracked_run(reference)
     folder = tracking.run_tag(tracked, FOLDER_TAG) if tracked else None
     if folder is None or not Path(folder).is_dir():
         where = f"its folder {folder} is not on this machine" if folder else "MLflow has no such id"

@@ -118,7 +118,7 @@ def find_run(reference: str) -> RunFolder:
     run = read_run(Path(reference))
     if run is not None:
         return run
-    tracked = tracking.find_run(reference)
+    tracked = tracking.find_tracked_run(reference)
     folder = tracking.run_tag(tracked, FOLDER_TAG) if tracked else None
     run = read_run(Path(folder)) if folder else None
     if run is None:

@@ -20,8 +20,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from rcir.errors import InvalidData
-from rcir.risk.certified import Certified
 from rcir.files import write_file
+from rcir.risk.certified import Certified
 
 VALIDATION, TEST = "validation.safetensors", "test.safetensors"
 Split = Literal["validation", "test"]

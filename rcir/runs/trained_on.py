@@ -15,9 +15,9 @@ from rcir.data.records import ImageSet, Splits
 from rcir.errors import InvalidData
 from rcir.files import write_json
 
-FILE = "trained_on.json"
+TRAINED_ON_FILE = "trained_on.json"
 QUERIES = ("tuning", "calibration", "test")
-SHOWN = 5
+NAMED = 5
 REMEDY = (
     "train again on the data set as it is now, or restore its files as they were. (The classes "
     "that train stay the same while a folder grows if data.options.train names them, and while a "
@@ -61,7 +61,7 @@ class TrainedOn:
     def write(self, folder: Path) -> None:
         """Write `trained_on.json` into the folder of a run, all of it or nothing."""
         plain = {"zero_shot": self.zero_shot, "classes": self.classes}
-        write_json(folder / FILE, plain | {"images": self.images.astype(str).tolist()})
+        write_json(folder / TRAINED_ON_FILE, plain | {"images": self.images.astype(str).tolist()})
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -70,7 +70,7 @@ class TrainedOn:
         Raises:
             InvalidData: it is not there, as in a run of an earlier version, or damaged.
         """
-        path = folder / FILE
+        path = folder / TRAINED_ON_FILE
         try:
             found = json.loads(path.read_text())
             return cls(
@@ -121,4 +121,4 @@ def _classes(images: ImageSet) -> NDArray[np.str_]:
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + ", ..." * (len(names) > SHOWN)
+    return ", ".join(names[:NAMED]) + ", ..." * (len(names) > NAMED)

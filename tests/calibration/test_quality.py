@@ -18,7 +18,7 @@ from calibration.quality import assess
 from rcir.data import ImageSet, Preprocessing
 from rcir.data.relevance import SharedLabel, WithinRadius
 from rcir.encoders import EncoderConfig, build_encoder
-from rcir.encoders.batches import draw
+from rcir.encoders.batches import draw_samples
 from rcir.metrics import sample_pairs
 from rcir.retrieval.retriever import Retriever
 
@@ -276,7 +276,7 @@ def expected_numbers(retriever, test, images, gallery, cross, outside):
             all_uncertain[pairs].mean(axis=1),
             lambda values, chosen: average_precision_score(values, cosine[chosen]),
         )
-        drawn = draw(retriever.encoder, retriever.preprocessing, images.images)
+        drawn = draw_samples(retriever.encoder, retriever.preprocessing, images.images)
         if drawn is not None:
             found["ece_lam_at_1"] = error_of_votes(drawn, images.labels)
         by_class = [

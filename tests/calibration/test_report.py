@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from calibration import print_table
-from calibration.drawing import draw
+from calibration.drawing import draw_figures
 from calibration.table import console
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -107,7 +107,7 @@ FIGURES = {
 
 @pytest.fixture(scope="module")
 def figures(outcome):
-    return draw(
+    return draw_figures(
         outcome.retriever,
         outcome.evaluation,
         outcome.test,

@@ -12,7 +12,7 @@ from sklearn.datasets import load_sample_images
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as reference
 
-from rcir.data import Augmentation, Changes
+from rcir.data import Augmentation, TransformParameters
 from rcir.data.warp import draw_warps, warp
 from rcir.errors import InvalidConfig
 
@@ -112,7 +112,7 @@ def test_threads_and_blocks_make_no_difference(channels, monkeypatch):
     torch.set_num_threads(2)
     try:
         for elements in (1, 1 << 30):
-            monkeypatch.setattr("rcir.data.augmentation.BLOCK_ELEMENTS", elements)
+            monkeypatch.setattr("rcir.data.augmentation.PIXELS_AT_ONCE", elements)
             assert torch.equal(changes(images), whole)
     finally:
         torch.set_num_threads(1)
@@ -120,7 +120,7 @@ def test_threads_and_blocks_make_no_difference(channels, monkeypatch):
 
 def test_the_generator_decides_everything():
     first, second, other = (EVERYTHING.draw(50, (20, 40), rng(seed)) for seed in (3, 3, 4))
-    for field in fields(Changes):
+    for field in fields(TransformParameters):
         values = [getattr(drawn, field.name) for drawn in (first, second, other)]
         if field.name == "mirrored":  # by the warps
             assert values == [None] * 3
@@ -136,7 +136,7 @@ def test_a_gpu_changes_images_as_a_processor_does(pictures):
     changes = EVERYTHING.draw(2, (96, 144), rng())
     squares = np.array([[[5, 9, 30]], [[0, 0, 0]]])
     images = pictures[..., :96]
-    changes = Changes(**{**vars(changes), "squares": squares})
+    changes = TransformParameters(**{**vars(changes), "squares": squares})
     there = changes(images.cuda())
     assert there.is_cuda
     assert (there.cpu().int() - changes(images).int()).abs().max() <= 1
@@ -258,7 +258,7 @@ def test_each_colour_change_is_torchvisions(name, channels, pictures):
     adjust, values = ADJUST[name]
     for kind in (pictures, noise(2, 3, 16, 32), corners()):
         images = kind[:1, :channels].expand(len(values), -1, -1, -1)
-        changed = Changes(**{name: np.array(values, np.float32)})(images)
+        changed = TransformParameters(**{name: np.array(values, np.float32)})(images)
         for image, value, result in zip(images, values, changed, strict=True):
             expected = adjust(image, value).int()
             assert (result.int() - expected).abs().max() <= 2, value
@@ -270,7 +270,7 @@ def test_colours_change_in_order(pictures):
     for name, value in values.items():
         expected = ADJUST[name][0](expected, value)
     one = {name: np.full(2, value, np.float32) for name, value in values.items()}
-    difference = (Changes(**one)(pictures) - expected * 255).abs()
+    difference = (TransformParameters(**one)(pictures) - expected * 255).abs()
     assert difference.max() < 2.5  # one rounding, between brightness and contrast, grows
     assert difference.mean() < 0.5
 

@@ -4,7 +4,7 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFile
+from PIL import EpsImagePlugin, Image, ImageFile
 
 from rcir.data import Preprocessing, images, read_image
 from rcir.errors import InvalidImage
@@ -46,7 +46,7 @@ def test_truncated_files_are_refused(file_format, share, tmp_path):
     assert "replace it" in message or "give a JPEG, PNG" in message
 
 
-@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "GIF", "WEBP", "TIFF", "PPM", "ICO"])
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "GIF", "WEBP", "TIFF", "PPM", "BMP"])
 def test_damaged_files_are_read_or_refused_but_never_raise_anything_else(file_format, tmp_path):
     exif = Image.Exif()
     exif[0x0112], exif[0x010E] = 6, "a picture"
@@ -68,7 +68,41 @@ def test_damaged_files_are_read_or_refused_but_never_raise_anything_else(file_fo
 def test_text_is_no_image_whatever_its_name(tmp_path):
     path = tmp_path / "picture.jpg"
     path.write_text("not a picture")
-    assert "is not an image, whatever its name says: give a JPEG" in refusal(path)
+    assert "is not an image, whatever its name says, of a format that is read" in refusal(path)
+
+
+OTHER_FORMATS = ("EPS", "PDF", "ICO", "ICNS", "TGA", "PCX", "SGI", "DDS", "JPEG2000")
+
+
+@pytest.mark.parametrize("file_format", OTHER_FORMATS)
+@pytest.mark.parametrize("ending", ["png", "jpg", "eps"])
+def test_formats_that_are_not_named_are_refused_unread(tmp_path, file_format, ending, monkeypatch):
+    """Whatever they are called: Pillow knows them by their content."""
+    started = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *given, **_: started.append(given))
+    path = tmp_path / f"picture.{ending}"
+    Image.new("RGB", (16, 16), (200, 100, 50)).save(path, file_format)
+    message = refusal(path)
+    assert f"{path} is not an image" in message
+    assert "give a JPEG, PNG, WEBP, TIFF, BMP, GIF, PPM" in message
+    with pytest.raises(InvalidImage):
+        Preprocessing().resized([path, path])
+    assert started == []
+
+
+def test_pillow_itself_would_start_ghostscript(tmp_path, monkeypatch):
+    """What the test before would notice."""
+    started = []
+
+    def start(*given, **_):
+        started.append(given)
+        return Image.new("RGB", (16, 16)).im
+
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", start)
+    Image.new("RGB", (16, 16)).save(tmp_path / "picture.png", "EPS")
+    with Image.open(tmp_path / "picture.png") as image:
+        image.load()
+    assert len(started) == 1
 
 
 @pytest.mark.parametrize("size", [(100_000, 100_000), (12_000, 10_000), (2**31 - 1, 1)])
@@ -175,9 +209,9 @@ def test_an_empty_pillow_image_is_refused():
     assert "is empty" in refusal(Image.new("RGB", (0, 5)))
 
 
-@pytest.mark.parametrize("source", [None, 3, b"bytes", ["a.png"]])
+@pytest.mark.parametrize("source", [None, 3, ["a.png"]])
 def test_other_types_are_refused(source):
-    assert "give a path, a PIL image or a uint8 array" in refusal(source)
+    assert "give a path, the bytes of a file, a PIL image or a uint8 array" in refusal(source)
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder"])

@@ -112,7 +112,7 @@ def test_no_class_that_trains_validates_in_a_zero_shot_set(validation):
     splits = divide(zero_shot(), validation=validation)
     trains, validates = (set(images.labels) for images in (splits.train, splits.validation))
     assert not trains & validates
-    assert len(validates) == {0.1: 2, 0.5: 10, 3: 3}[validation]
+    assert len(validates) == {0.1: 3, 0.5: 10, 3: 3}[validation]
     assert (len(splits.validation), len(splits.train)) == (
         6 * len(validates),
         6 * (20 - len(validates)),
@@ -291,12 +291,69 @@ def test_shared_labels_have_no_classes_and_validate_as_images():
     assert (len(splits.validation), len(splits.train)) == (5, 45)
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("n", [6, 9, 20])
+def test_a_share_of_the_classes_is_three_at_least(n, seed):
+    source = Source(part([3] * n, "train"), part([3] * 4, "query", first=n), "queries")
+    splits, again, other = (divide(source, seed=each) for each in (seed, seed, seed + 1))
+    trains, validates = (set(images.labels) for images in (splits.train, splits.validation))
+    assert (len(trains), len(validates), trains & validates) == (n - 3, 3, set())
+    assert again.validation.ids == splits.validation.ids
+    assert n == 6 or other.validation.ids != splits.validation.ids
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_many_people_with_one_picture_three_that_match_validate(seed):
+    """Half of the pictures of LFW are of people with one picture."""
+    source = Source(part([1] * 40 + [2] * 4, "train"), part([2] * 9, "query", first=44), "queries")
+    splits = divide(source, seed=seed)
+    counts = np.unique(splits.validation.labels, return_counts=True)[1]
+    assert (len(counts), (counts == 2).sum() >= 3) == (4, True)  # a tenth of 44
+    assert not set(splits.train.labels) & set(splits.validation.labels)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("sizes_of", "share", "validates"),
+    [
+        ([5] * 2, 0.1, [2, 2]),
+        ([30, 20, 10], 0.1, [3, 2, 2]),
+        ([30, 20, 10, 4, 3], 0.5, [15, 10, 5, 2]),
+        ([4, 4, 4], 0.9, [2, 2, 2]),
+    ],
+)
+def test_of_few_classes_images_of_each_validate(sizes_of, share, validates, seed):
+    n = len(sizes_of)
+    source = Source(part(sizes_of, "train"), part([3] * 3, "query", first=n), "queries")
+    splits, again = (divide(source, seed=seed, validation=share) for _ in range(2))
+    found = np.bincount(splits.validation.labels, minlength=n)[: len(validates)]
+    assert found.tolist() == validates
+    assert len(splits.validation) == sum(validates)
+    assert set(splits.train.labels) == set(range(n))
+    assert sorted(splits.train.ids + splits.validation.ids) == sorted(source.train.ids)
+    assert again.validation.ids == splits.validation.ids
+
+
+def test_few_small_classes_validate_whole():
+    """Of two pictures of a class none can be spared."""
+    source = Source(part([2] * 5, "train"), part([2] * 5, "query", first=5), "queries")
+    splits = divide(source)
+    assert np.unique(splits.validation.labels, return_counts=True)[1].tolist() == [2, 2]
+    assert len(splits.train) == 6
+
+
+def test_a_number_of_classes_is_met_as_it_is_given():
+    source = Source(part([9] * 5, "train"), part([3] * 3, "query", first=5), "queries")
+    assert np.bincount(divide(source, validation=1).validation.labels).max() == 9
+    assert len(divide(source, validation=1).validation) == 9
+
+
 def test_a_share_of_few_is_at_least_one():
     """Three classes to train on, a tenth of which would be none."""
     source = Source(part([4] * 3, "train"), part([3] * 3, "query", first=3), "queries")
     splits = divide(source)
     assert sizes(splits) == {
-        **{"train": 8, "validation": 4, "gallery": 6},
+        **{"train": 6, "validation": 6, "gallery": 6},
         **{"tuning": 1, "calibration": 1, "test": 1},
     }
     for name in ("validation", "tuning", "calibration", "gallery"):
@@ -319,7 +376,7 @@ def test_what_a_part_is_taken_of_is_named(asked, said):
 
 def test_too_few_classes_for_any_size_say_so():
     source = Source(part([4], "train"), part([4] * 3, "query", first=3), "queries")
-    with pytest.raises(InvalidData, match=r"some of 1 classes over: .*or have more classes"):
+    with pytest.raises(InvalidData, match=r"some of 1 classes over: have at least 2 classes"):
         divide(source)
 
 

@@ -90,6 +90,11 @@ def test_cph_and_sf_evaluate_and_the_others_train(tmp_path):
         np.testing.assert_allclose(part.relevance.places[:, :2], places, rtol=0, atol=1e-6)
         assert part.labels is None
     assert source.notes == ("16 panoramas were left out",)
+    # As the folders of the images are called.
+    assert source.train.relevance.database.tolist() == [
+        name.split("/")[1] == "database" for name in source.train.ids
+    ]
+    assert (source.train.relevance.near, source.train.relevance.radius) == (10, 25)
 
 
 def test_images_match_within_25_metres_of_the_same_city(tmp_path):

@@ -141,6 +141,10 @@ def test_the_parts_are_the_published_ones(tmp_path, version, split):
         source.train.relevance.places, np.concatenate([places, query_places])
     )
     assert source.train.labels is None
+    assert source.train.relevance.database.tolist() == [
+        not name.startswith("queries_real") for name in source.train.ids
+    ]
+    assert (source.train.relevance.near, source.train.relevance.radius) == (10, 25)
     assert source.notes == ()
     for images in (source.train, source.queries, source.gallery):
         assert images.cluster == "panorama"

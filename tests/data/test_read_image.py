@@ -3,6 +3,8 @@ import pytest
 from PIL import Image
 
 from rcir.data import images, read_image
+from rcir.data.digests import digests
+from rcir.errors import InvalidImage
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +32,19 @@ def test_lossless_files_give_their_pixels(colours, tmp_path, name, as_text):
 def test_a_jpeg_gives_its_pixels_nearly(colours, tmp_path):
     Image.fromarray(colours).save(tmp_path / "a.jpg", quality=95, subsampling=0)
     assert np.abs(read_image(tmp_path / "a.jpg", 3).astype(int) - colours).max() <= 12
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.jpg"])
+@pytest.mark.parametrize("size", [None, (5, 6)])
+def test_the_bytes_of_a_file_are_read_like_the_file(colours, tmp_path, name, size):
+    Image.fromarray(colours).save(tmp_path / name)
+    content = (tmp_path / name).read_bytes()
+    for channels in (1, 3):
+        expected = read_image(tmp_path / name, channels, size)
+        np.testing.assert_array_equal(read_image(content, channels, size), expected)
+    assert digests([content])[0] == digests([tmp_path / name])[0]
+    with pytest.raises(InvalidImage, match="the picture of 3 bytes is not an image"):
+        read_image(b"GIF", 3)
 
 
 def test_the_first_frame_of_an_animation_is_taken(tmp_path):

@@ -85,7 +85,9 @@ def test_real_pictures_of_a_table(birds, form):
     folder, table = birds
     source = read(folder.parent, save(table, folder / f"birds.{form}").relative_to(folder.parent))
     assert source.gallery == "queries"
-    for part, kinds in ((source.train, ["1", "2"]), (source.queries, ["3", "4"])):
+    halves = [sorted(set(part.attributes["class"])) for part in (source.train, source.queries)]
+    assert (len(halves[0]), sorted(halves[0] + halves[1])) == (2, ["1", "2", "3", "4"])
+    for part, kinds in zip((source.train, source.queries), halves, strict=True):
         expected = table[table.label.isin(kinds)]
         assert list(part.ids) == expected.path.tolist()
         assert part.labels.tolist() == (expected.label.astype(int) - 1).tolist()
@@ -101,12 +103,14 @@ def test_labels_are_halved_like_class_folders(tmp_path, form):
     path = write(tmp_path, form, label=labels, key=list("uvwxyz"), group=list("aabbcc"))
     source = read(tmp_path, path)
     assert source.gallery == "queries"
-    assert (rows(source.train), rows(source.queries)) == ([0, 1, 3, 5], [2, 4])
-    assert source.train.ids == ["u", "v", "x", "z"]
-    assert source.train.labels.tolist() == [0, 1, 1, 2]
-    assert source.queries.labels.tolist() == [4, 3]
-    assert source.queries.attributes["class"].tolist() == ["zebra", "nan"]
-    assert source.train.attributes["group"].tolist() == ["a", "a", "b", "c"]
+    numbers = dict(zip(("NA", "b", "c", "nan", "zebra"), range(5), strict=True))
+    assert len(set(source.train.labels)) == 3
+    assert sorted(rows(source.train) + rows(source.queries)) == list(range(6))
+    for part in (source.train, source.queries):
+        assert part.ids == ["uvwxyz"[row] for row in rows(part)]
+        assert part.labels.tolist() == [numbers[labels[row]] for row in rows(part)]
+        assert part.attributes["class"].tolist() == [labels[row] for row in rows(part)]
+        assert part.attributes["group"].tolist() == ["aabbcc"[row] for row in rows(part)]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -129,9 +133,12 @@ def test_a_column_cluster_names_the_clusters(tmp_path, form, matching):
 def test_whole_numbers_are_labels_in_order_of_size(tmp_path):
     sources = [read(tmp_path, write(tmp_path, form, label=[100, 9, 10, 9])) for form in FORMS]
     alike(*sources)
-    assert (rows(sources[0].train), rows(sources[0].queries)) == ([1, 2, 3], [0])
-    assert sources[0].train.labels.tolist() == [0, 1, 0]
-    assert sources[0].queries.attributes["class"].tolist() == ["100"]
+    labels = {
+        row: label
+        for part in (sources[0].train, sources[0].queries)
+        for row, label in zip(rows(part), part.labels.tolist(), strict=True)
+    }
+    assert labels == {0: 2, 1: 0, 2: 1, 3: 0}
 
 
 def test_a_closed_set_halves_the_images_of_each_label(tmp_path):
@@ -187,9 +194,9 @@ def test_places_match_within_the_radius(tmp_path, radius):
     np.testing.assert_array_equal(found, near)
 
 
-def test_the_draw_decides_random_halves(tmp_path):
+def test_the_seed_decides_random_halves(tmp_path):
     path = write(tmp_path, x=[1.0] * 20, y=[2] * 20)
-    source, again, other = (read(tmp_path, path, draw=draw) for draw in (0, 0, 1))
+    source, again, other = (read(tmp_path, path, seed=seed) for seed in (0, 0, 1))
     assert rows(source.train) == rows(again.train) != rows(other.train)
 
 
@@ -346,10 +353,3 @@ def test_a_missing_table_is_said(tmp_path):
 def test_a_radius_that_is_none_is_refused(tmp_path, radius):
     with pytest.raises(InvalidConfig, match="must be above 0"):
         read(tmp_path, write(tmp_path, x=[1, 2], y=[1, 2]), radius=radius)
-
-
-@pytest.mark.parametrize("open_set", [True, False])
-def test_a_draw_below_0_is_refused(tmp_path, open_set):
-    path = write(tmp_path, label=list("aabb"))
-    with pytest.raises(InvalidConfig, match=r"data\.options\.draw is -1; at least 0"):
-        read(tmp_path, path, open_set=open_set, draw=-1)

@@ -79,7 +79,7 @@ def test_options_reach_the_reader(data_root):
 
 def test_a_whole_copy(tmp_path):
     pictures(tmp_path)
-    found = verify("folder", tmp_path, OWN)
+    found = verify("folder", tmp_path, OWN | {"train": ["kind-0", "kind-1"]})
     assert found == Findings({"train": 6, "queries": 6}, None, (), 0, ())
     assert found.complete
 
@@ -103,7 +103,7 @@ def test_every_picture_that_cannot_be_read_is_named(tmp_path, published, harm):
     assert not found.complete
     assert sum(found.parts.values()) == 120
     assert len(found.unreadable) == 2
-    for victim, fault in zip(victims, found.unreadable, strict=True):
+    for victim, fault in zip(victims, sorted(found.unreadable), strict=True):
         assert str(victim) in fault
 
 
@@ -119,10 +119,10 @@ def test_pictures_of_a_published_gallery_are_read_too(tmp_path):
 
 
 def test_classes_of_one_image_are_counted_where_the_gallery_is_drawn_from_them(tmp_path):
-    pictures(tmp_path, counts=(1, 3, 1, 2, 1))  # the first three train
-    assert verify("folder", tmp_path, OWN).alone == 1
+    pictures(tmp_path, counts=(1, 3, 1, 2, 1))
+    assert verify("folder", tmp_path, OWN | {"train": ["kind-0", "kind-1", "kind-2"]}).alone == 1
     pictures(tmp_path / "more", counts=(1, 3, 1, 1))
-    assert verify("folder", tmp_path / "more", OWN).alone == 2
+    assert verify("folder", tmp_path / "more", OWN | {"train": ["kind-0", "kind-1"]}).alone == 2
     assert verify("folder", tmp_path / "more", OWN | {"open_set": False}).alone == 0
 
 

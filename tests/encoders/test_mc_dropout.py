@@ -106,13 +106,13 @@ def test_masks_are_drawn_once_for_a_shape_and_are_no_part_of_the_weights(monkeyp
     encoder = build()
     fingerprint, names = encoder.fingerprint(), set(encoder.state_dict())
     drawn = []
-    draw = mc_dropout.Thinning._draw
+    draw = mc_dropout.DropoutMasks._draw
 
     def counted(self, *arguments):
         drawn.append(arguments)
         return draw(self, *arguments)
 
-    monkeypatch.setattr(mc_dropout.Thinning, "_draw", counted)
+    monkeypatch.setattr(mc_dropout.DropoutMasks, "_draw", counted)
     for images in (pictures(), pictures(2)):
         encoder.embed(images)
     assert [tuple(shape) for shape, _ in drawn] == [(32, 6, 14), (64, 4, 12)]
@@ -147,7 +147,7 @@ def test_a_copy_of_an_encoder_that_embedded_embeds_the_same(copied):
 def test_an_interrupted_drawing_of_masks_is_begun_anew(monkeypatch):
     encoder = build()
     expected = build().embed(pictures())
-    draw = mc_dropout.Thinning._draw
+    draw = mc_dropout.DropoutMasks._draw
     count = []
 
     def interrupted(self, *arguments):
@@ -157,7 +157,7 @@ def test_an_interrupted_drawing_of_masks_is_begun_anew(monkeypatch):
         return draw(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(mc_dropout.Thinning, "_draw", interrupted)
+        patch.setattr(mc_dropout.DropoutMasks, "_draw", interrupted)
         with pytest.raises(KeyboardInterrupt):
             encoder.embed(pictures())
     assert torch.equal(encoder.eval()(pictures()).vectors, build().eval()(pictures()).vectors)

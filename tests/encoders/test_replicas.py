@@ -70,7 +70,7 @@ class Counting:
 
 
 def assert_equal(found, expected):
-    for name in ("mean", "variance", "uncertainty"):
+    for name in ("vectors", "variance", "uncertainty"):
         one, other = getattr(found, name), getattr(expected, name)
         if other is None:
             assert one is None

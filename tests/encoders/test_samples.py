@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from rcir.data import Preprocessing
 from rcir.encoders import EncoderConfig, build_encoder
-from rcir.encoders.batches import BATCH, draw
+from rcir.encoders.batches import BATCH, draw_samples
 
 DRAWN = {
     "mc-dropout": {"passes": 40},
@@ -70,7 +70,7 @@ def test_batches_have_noise_of_their_own_and_the_mode_is_restored(images):
     built = encoder("btl")
     preprocessing = Preprocessing()
     same = np.repeat((images[:1, 0].numpy() * 255).astype(np.uint8), 2 * BATCH, axis=0)
-    drawn = draw(built, preprocessing, same)
+    drawn = draw_samples(built, preprocessing, same)
     assert built.training
     assert drawn.shape == (40, 2 * BATCH, 8)
     first, second = drawn[:, :BATCH].flatten(), drawn[:, BATCH:].flatten()
@@ -79,4 +79,4 @@ def test_batches_have_noise_of_their_own_and_the_mode_is_restored(images):
         - built.embed(preprocessing(same[:1])).vectors.repeat(40, BATCH).flatten()
     )
     assert torch.corrcoef(noise)[0, 1].abs() < 0.02
-    torch.testing.assert_close(draw(built, preprocessing, same), drawn)
+    torch.testing.assert_close(draw_samples(built, preprocessing, same), drawn)

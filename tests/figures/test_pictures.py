@@ -56,7 +56,7 @@ def test_a_single_colour_query_with_a_set_of_one(drawn):
 def boxes(figure):
     """Where pictures are, in inches: left, bottom, right, top."""
     drawing = FigureCanvasAgg(figure)
-    drawing.draw_figures()
+    drawing.draw()
     return [axes.get_window_extent().extents / figure.dpi for axes in figure.axes]
 
 
@@ -212,3 +212,24 @@ def test_a_figure_is_the_text_of_an_svg_file():
 
 def test_a_map_of_constant_uncertainty_can_be_drawn(drawn):
     drawn(figures.projection(np.eye(3, 2), ["a", "a", "b"], np.ones(3)))
+
+
+NAMES = [r"$\frac{", "$a$", "_hidden", "p\udcffr", "two\nlines", r"\$b$"]
+
+
+def test_names_are_no_formulas_and_none_is_left_out_of_the_legend(drawn):
+    points = np.random.default_rng(0).normal(size=(60, 2))
+    figure = figures.projection(points, np.array(NAMES * 10), np.linspace(0, 1, 60))
+    (legend,) = figure.legends
+    shown = [text.get_text() for text in legend.get_texts()]
+    assert sorted(shown) == sorted([*(NAMES[k] for k in (0, 1, 2, 5)), r"p\udcffr", r"two\nlines"])
+    drawn(figure)
+    ElementTree.fromstring(figures.to_svg(figure))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_title_is_no_formula(drawn, name):
+    picture = np.zeros((4, 4), np.uint8)
+    figure = figures.query_sets([figures.QuerySet(picture, f"query: {name}", [], [])])
+    drawn(figure)
+    ElementTree.fromstring(figures.to_svg(figure).encode())

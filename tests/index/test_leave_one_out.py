@@ -35,7 +35,7 @@ def test_distances_and_order_are_those_of_brute_force(n, k, dim):
 @pytest.mark.parametrize("elements", [1, 150, 60 * 60])
 def test_the_size_of_a_block_changes_nothing(monkeypatch, elements):
     ordered = np.sort(brute_force(vectors(60)), axis=1)[:, :5]
-    monkeypatch.setattr(leave_one_out, "BLOCK_ELEMENTS", elements)
+    monkeypatch.setattr(leave_one_out, "DISTANCES_AT_ONCE", elements)
     distances, positions = nearest_others(vectors(60), 5)
     np.testing.assert_allclose(distances, ordered, atol=1e-4)
     assert (positions != np.arange(60)[:, None]).all()

@@ -84,7 +84,7 @@ def test_a_sample_is_decided_by_the_generator_not_by_memory(monkeypatch):
     relevance = SameLabel(rng(5).integers(0, 300, 1000))
     whole = sample_images(relevance, 100, rng(3))
     assert not np.array_equal(whole, sample_images(relevance, 100, rng(4)))
-    monkeypatch.setattr(sampling, "PAIR_ELEMENTS", 10)
+    monkeypatch.setattr(sampling, "PAIRS_AT_ONCE", 10)
     np.testing.assert_array_equal(sample_images(relevance, 100, rng(3)), whole)
 
 
@@ -96,22 +96,24 @@ def test_images_that_match_nothing_give_no_sample():
 LABELS = np.concatenate([np.full(n, label) for label, n in enumerate([1, 2, 3, 4, 5, 8, 9, 30])])
 
 
-@pytest.mark.parametrize(("batch", "per_label"), [(8, 4), (12, 4), (16, 2), (6, 3), (12, 6)])
-def test_batches_hold_a_few_images_of_each_of_several_labels(batch, per_label):
+@pytest.mark.parametrize(
+    ("batch", "samples_per_class"), [(8, 4), (12, 4), (16, 2), (6, 3), (12, 6)]
+)
+def test_batches_hold_a_few_images_of_each_of_several_labels(batch, samples_per_class):
     shuffled = rng(9).permutation(LABELS)
-    rows = label_batches(shuffled, batch, per_label, rng())
+    rows = label_batches(shuffled, batch, samples_per_class, rng())
     assert rows.dtype == np.int64
     assert rows.shape[1] == batch
     assert len(rows) > 0
-    groups = shuffled[rows].reshape(len(rows), -1, per_label)
+    groups = shuffled[rows].reshape(len(rows), -1, samples_per_class)
     assert (groups == groups[:, :, :1]).all()
     used = Counter()
     for own, step in zip(groups[:, :, 0].tolist(), rows, strict=True):
-        assert len(set(own)) == len(own) == batch // per_label
-        for label, members in zip(own, step.reshape(-1, per_label).tolist(), strict=True):
+        assert len(set(own)) == len(own) == batch // samples_per_class
+        for label, members in zip(own, step.reshape(-1, samples_per_class).tolist(), strict=True):
             held = np.count_nonzero(shuffled == label)
             times = Counter(members)
-            if held >= per_label:
+            if held >= samples_per_class:
                 assert set(times.values()) == {1}
             else:
                 assert len(times) == held
@@ -120,12 +122,12 @@ def test_batches_hold_a_few_images_of_each_of_several_labels(batch, per_label):
     assert max(used.values()) == 1
     # Too few labels have images left for one more batch.
     left = {
-        label: max(1, np.count_nonzero(label == LABELS) // per_label)
+        label: max(1, np.count_nonzero(label == LABELS) // samples_per_class)
         - np.count_nonzero(groups[:, :, 0] == label)
         for label in range(8)
     }
     assert min(left.values()) >= 0
-    assert np.count_nonzero(list(left.values())) < batch // per_label
+    assert np.count_nonzero(list(left.values())) < batch // samples_per_class
 
 
 def test_equal_labels_leave_hardly_an_image_over():
@@ -152,10 +154,12 @@ def test_images_of_a_label_take_turns_over_the_epochs():
     assert max(abs(seen[row] - 900 / 7) for row in range(7)) < 43
 
 
-@pytest.mark.parametrize(("batch", "per_label"), [(10, 4), (4, 4), (0, 4), (8, 0)])
-def test_batches_that_are_no_multiple_are_refused(batch, per_label):
-    with pytest.raises(InvalidConfig, match=rf"batch is {batch} and mining\.per_label {per_label}"):
-        label_batches(LABELS, batch, per_label, rng())
+@pytest.mark.parametrize(("batch", "samples_per_class"), [(10, 4), (4, 4), (0, 4), (8, 0)])
+def test_batches_that_are_no_multiple_are_refused(batch, samples_per_class):
+    with pytest.raises(
+        InvalidConfig, match=rf"batch is {batch} and mining\.samples_per_class {samples_per_class}"
+    ):
+        label_batches(LABELS, batch, samples_per_class, rng())
 
 
 def test_fewer_labels_than_a_batch_needs_are_refused():

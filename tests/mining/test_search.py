@@ -8,7 +8,7 @@ from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius
 from rcir.mining import MiningConfig, mine, search
 
 POSITIVES = ("nearest", "random", "farthest")
-NEGATIVES = ("hardest", "violating", "semi-hard", "top-random")
+NEGATIVES = ("hardest", "margin-violating", "semi-hard", "top-random")
 N = 150
 RNG = np.random.default_rng(3)
 # Whole numbers: many distances are equal, and all are exact.
@@ -51,7 +51,7 @@ def naive(cache, matches, anchor, config, positive=None):
         own = sorted(own, key=lambda row: (-d[row], row))
     positive = own[0] if positive is None else positive
     others = [row for row in rows if not matches(anchor, row)]
-    if config.negatives in ("violating", "semi-hard"):
+    if config.negatives in ("margin-violating", "semi-hard"):
         others = [row for row in others if d[row] < d[positive] + config.margin]
     if config.negatives == "semi-hard":
         others = [row for row in others if d[row] > d[positive]]
@@ -67,7 +67,7 @@ def test_a_loop_over_the_anchors_finds_the_same(
     monkeypatch.setattr(search, "GROUP", group)
     monkeypatch.setattr(search, "EXTRA", extra)
     relevance, matches = KINDS[kind]
-    config = MiningConfig(positive, negatives, count=4, pool=7, margin=1.0)
+    config = MiningConfig(positive, negatives, num_negatives=4, pool=7, margin=1.0)
     tuples = mine(torch.from_numpy(GRID), relevance, torch.from_numpy(ANCHORS), config, generator())
     assert tuples.negatives.shape == tuples.valid.shape == (len(tuples), 4)
     assert 0 < len(tuples) <= len(ANCHORS)
@@ -118,7 +118,7 @@ def test_many_images_are_searched_by_the_product_alone(negatives, monkeypatch):
 
     monkeypatch.setattr(search.Search, "_slowly", counted)
     cache, labels = clusters(6000, 32)
-    config = MiningConfig("farthest", negatives, count=5)
+    config = MiningConfig("farthest", negatives, num_negatives=5)
     anchors = np.random.default_rng(1).choice(6000, 100, replace=False)
     tuples = mine(
         torch.from_numpy(cache), SameLabel(labels), torch.from_numpy(anchors), config, generator()
@@ -140,7 +140,7 @@ def test_many_images_are_searched_by_the_product_alone(negatives, monkeypatch):
 @pytest.mark.parametrize("negatives", NEGATIVES)
 def test_blocks_decide_nothing(positive, negatives, monkeypatch):
     cache, labels = clusters(250, 8)
-    config = MiningConfig(positive, negatives, count=3)
+    config = MiningConfig(positive, negatives, num_negatives=3)
 
     def mined():
         arguments = torch.from_numpy(cache), SameLabel(labels), torch.arange(250)
@@ -160,7 +160,7 @@ def test_images_nearly_the_same_are_told_apart():
     rng = np.random.default_rng(0)
     cache = (1 + 1e-5 * rng.standard_normal((3000, 4))).astype(np.float32)
     labels = rng.integers(0, 600, 3000)
-    config = MiningConfig("nearest", "hardest", count=3)
+    config = MiningConfig("nearest", "hardest", num_negatives=3)
     tuples = mine(torch.from_numpy(cache), SameLabel(labels), torch.arange(40), config, generator())
     for row, anchor in enumerate(tuples.anchor.tolist()):
         d = distances(cache, anchor)
@@ -171,11 +171,11 @@ def test_images_nearly_the_same_are_told_apart():
 
 def test_an_encoder_that_gives_one_vector_for_all_images():
     cache, labels = torch.ones(2000, 4), SameLabel(np.arange(2000) % 10)
-    hardest = MiningConfig("farthest", "hardest", count=3)
+    hardest = MiningConfig("farthest", "hardest", num_negatives=3)
     tuples = mine(cache, labels, torch.arange(20), hardest, generator())
     assert tuples.positive.tolist() == [10 + row if row < 10 else row - 10 for row in range(20)]
     assert tuples.negatives[:3].tolist() == [[1, 2, 3], [0, 2, 3], [0, 1, 3]]
-    semi_hard = MiningConfig("farthest", "semi-hard", count=3)
+    semi_hard = MiningConfig("farthest", "semi-hard", num_negatives=3)
     assert len(mine(cache, labels, torch.arange(20), semi_hard, generator())) == 0
 
 
@@ -183,7 +183,7 @@ def test_an_encoder_that_gives_one_vector_for_all_images():
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_sets_smaller_than_the_number_of_negatives(n, positive):
     labels = SameLabel(np.array([0, 0, 1, 1, 1])[:n])
-    config = MiningConfig(positive, "hardest", count=9)
+    config = MiningConfig(positive, "hardest", num_negatives=9)
     tuples = mine(torch.rand(n, 2), labels, torch.arange(n), config, generator())
     assert len(tuples) == (5 if n == 5 else 0)
     assert tuples.valid.sum(1).tolist() == [3, 3, 2, 2, 2][: len(tuples)]
@@ -202,7 +202,7 @@ def test_vectors_that_are_no_numbers_give_no_tuples():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("positive", "negatives"), list(itertools.product(POSITIVES, NEGATIVES)))
 def test_a_cuda_device_finds_what_the_cpu_finds(positive, negatives):
-    config = MiningConfig(positive, negatives, count=4, pool=7, margin=1.0)
+    config = MiningConfig(positive, negatives, num_negatives=4, pool=7, margin=1.0)
     for relevance, _ in KINDS.values():
         here, there = (
             mine(

@@ -10,10 +10,10 @@ from rcir.errors import InvalidConfig
 from rcir.mining import MiningConfig, mine
 
 POSITIVES = ("nearest", "random", "farthest")
-NEGATIVES = ("hardest", "violating", "semi-hard", "top-random")
+NEGATIVES = ("hardest", "margin-violating", "semi-hard", "top-random")
 # Four classes of several images and two images that are alone in their class.
 LABELS = np.array([0, 1, 2, 3] * 12 + [4, 5])
-ANY = MiningConfig("nearest", "hardest", count=2)
+ANY = MiningConfig("nearest", "hardest", num_negatives=2)
 CACHE = np.random.default_rng(0).standard_normal((len(LABELS), 4))
 CACHE /= np.linalg.norm(CACHE, axis=1, keepdims=True)
 
@@ -41,7 +41,7 @@ def admissible(anchor, positive, config):
     """Negatives that may be taken, nearest first."""
     d = distances(anchor)
     rows = [row for row, label in enumerate(LABELS) if label != LABELS[anchor]]
-    if config.negatives in ("violating", "semi-hard"):
+    if config.negatives in ("margin-violating", "semi-hard"):
         rows = [row for row in rows if d[row] < d[positive] + config.margin]
     if config.negatives == "semi-hard":
         rows = [row for row in rows if d[row] > d[positive]]
@@ -51,7 +51,7 @@ def admissible(anchor, positive, config):
 @pytest.mark.parametrize(("positive", "negatives"), list(itertools.product(POSITIVES, NEGATIVES)))
 @pytest.mark.parametrize("margin", [0.0, 0.1])
 def test_every_tuple_is_what_a_loop_over_the_anchors_finds(positive, negatives, margin):
-    config = MiningConfig(positive, negatives, count=5, pool=9, margin=margin)
+    config = MiningConfig(positive, negatives, num_negatives=5, pool=9, margin=margin)
     tuples = run(config)
     seen = set(tuples.anchor.tolist())
     for anchor, chosen, found, valid in zip(
@@ -90,7 +90,7 @@ def test_anchors_keep_the_order_asked_for():
 @pytest.mark.parametrize("negatives", ["hardest", "top-random"])
 def test_too_few_negatives_leave_the_rest_invalid(negatives):
     labels = np.array([0] * 10 + [1, 2])
-    tuples = run(MiningConfig("nearest", negatives, count=5), labels=labels)
+    tuples = run(MiningConfig("nearest", negatives, num_negatives=5), labels=labels)
     assert tuples.anchor.tolist() == list(range(10))
     assert tuples.valid.sum(1).tolist() == [2] * 10
     for found, valid in zip(tuples.negatives, tuples.valid, strict=True):
@@ -107,7 +107,7 @@ def test_no_anchors_give_no_tuples():
 
 @pytest.mark.parametrize("negatives", ["hardest", "top-random"])
 def test_random_choices_are_decided_by_the_generator(negatives):
-    config = MiningConfig("random", negatives, count=3, pool=10)
+    config = MiningConfig("random", negatives, num_negatives=3, pool=10)
     first, again, other = run(config, seed=1), run(config, seed=1), run(config, seed=2)
     assert torch.equal(first.positive, again.positive)
     assert torch.equal(first.negatives, again.negatives)
@@ -116,7 +116,7 @@ def test_random_choices_are_decided_by_the_generator(negatives):
 
 
 def test_random_choices_take_everyone_about_equally_often():
-    config = MiningConfig("random", "top-random", count=5, pool=10)
+    config = MiningConfig("random", "top-random", num_negatives=5, pool=10)
     drawn = [run(config, anchors=[0], seed=seed) for seed in range(400)]
     negatives = np.bincount(torch.cat([t.negatives[0] for t in drawn]), minlength=50)
     pool = admissible(0, positives(0)[0], config)[:10]

@@ -12,7 +12,7 @@ FILES = (
     "retriever.json",
     "encoder.safetensors",
     "controller.safetensors",
-    "index.faiss",
+    "index/vectors.npy",
     "gallery.json",
     "relevance.safetensors",
     "uncertainty.npy",
@@ -67,7 +67,7 @@ def sign(folder):
 @pytest.mark.parametrize(
     "harm",
     [
-        lambda arrays: arrays.pop("None.main.calibration.costs"),
+        lambda arrays: arrays.pop("None.main.calibration.candidate_scores"),
         lambda arrays: arrays.pop("label.main.tuning.relevant"),
         lambda arrays: arrays.pop("None.main.score_function.sample"),
         lambda arrays: arrays.update({"None.main.calibration.extra": np.zeros(3)}),
@@ -76,7 +76,7 @@ def sign(folder):
         lambda arrays: arrays.update(
             {
                 name: np.ascontiguousarray(arrays[name][:, :9])
-                for name in ("None.main.tuning.costs", "None.main.tuning.relevant")
+                for name in ("None.main.tuning.candidate_scores", "None.main.tuning.relevant")
             }
         ),
         lambda arrays: arrays.clear(),
@@ -177,12 +177,12 @@ def test_a_place_without_a_manifest_holds_no_retriever(folder, tmp_path, kind):
         load(place)
 
 
-@pytest.mark.parametrize("version", [0, 3, 99, "4", None])
+@pytest.mark.parametrize("version", [0, 4, 5, 99, "6", None])
 def test_another_format_is_refused_with_both_versions(folder, version):
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps(manifest | {"format": version}))
-    with pytest.raises(CorruptRetriever, match=f"has format {version}.*reads format 4"):
+    with pytest.raises(CorruptRetriever, match=f"has format {version}.*reads format 6"):
         load(folder)
 
 
@@ -198,6 +198,6 @@ def test_a_manifest_cannot_name_files_outside_the_folder(folder, tmp_path, outsi
 
 
 def test_a_manifest_that_lists_nothing_vouches_for_nothing(folder):
-    (folder / "manifest.json").write_text(json.dumps({"format": 4, "files": {}}, indent=1))
-    with pytest.raises(CorruptRetriever, match=r"does not list encoder.safetensors"):
+    (folder / "manifest.json").write_text(json.dumps({"format": 6, "files": {}}, indent=1))
+    with pytest.raises(CorruptRetriever, match=r"does not list gallery.json"):
         load(folder)

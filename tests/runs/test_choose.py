@@ -12,11 +12,11 @@ from scipy.stats import binom
 import rcir
 from calibration import CalibrationConfig, EvaluationConfig, calibrate, evaluate_retriever
 from rcir.cli import main
-from rcir.runs.compare import LOOKED
 from rcir.data import DataConfig, load_splits
 from rcir.errors import InvalidConfig, RiskUnattainable
-from rcir.runs.results import TEST, RunResults
 from rcir.retrieval.storage import load, save
+from rcir.runs.compare import LOOKED
+from rcir.runs.results import TEST, RunResults
 from training import train
 
 ALPHA, DELTA = 0.3, 0.1

@@ -13,9 +13,9 @@ from mlflow import MlflowClient
 
 from calibration import CalibrationConfig, calibrate
 from rcir.cli import main
-from rcir.runs.results import TEST, VALIDATION, RunResults
 from rcir.risk import Certified
 from rcir.runs.folder import RunFolder
+from rcir.runs.results import TEST, VALIDATION, RunResults
 from training import train
 
 ALPHAS = ("0.2", "0.3")
@@ -326,7 +326,7 @@ def test_twelve_trials_fit_into_a_hundred_columns(tmp_path, capsys):
     rng = np.random.default_rng(0)
     trials = []
     for number in range(12):
-        mining = {"positive": ["farthest", "nearest"][number % 2], "negatives": "violating"}
+        mining = {"positive": ["farthest", "nearest"][number % 2], "negatives": "margin-violating"}
         rates = dict(zip(("lr", "weight_decay"), rng.uniform(1e-5, 1e-3, 2).tolist(), strict=True))
         loss = {"margin": float(rng.uniform()), "kl_scale": 1e-6, "prior_variance": 0.1 + number}
         options = {"mining": mining, "optimizer": rates, "loss": loss, "encoder": {"dim": number}}
@@ -334,7 +334,7 @@ def test_twelve_trials_fit_into_a_hundred_columns(tmp_path, capsys):
     text = shown(capsys, a_sweep(tmp_path / "sweep", trials))
     tables = text[: text.index("the trials are in the order")]
     assert max(map(len, tables.splitlines())) <= 100
-    assert "violating" not in tables, "it is the same in all"
+    assert "margin-violating" not in tables, "it is the same in all"
     for number in range(12):
         lines = [line for line in tables.splitlines() if f"trial-{number:03d}  " in line]
         assert len(lines) == 2 + (number > 0), (

@@ -76,11 +76,11 @@ def test_queries_that_trained_are_refused_by_name():
     other = TrainedOn.of(splits(queries=((20,), (2,), (23,))))  # not zero-shot
     other.require_unseen(splits(queries=((20,), (11,), (23,))))
     with pytest.raises(
-        InvalidData, match=r"trained on 2 of the queries \(score function-0, test-10\): tr"
+        InvalidData, match=r"trained on 2 of the queries \(tuning-0, test-10\): tr"
     ):
         other.require_unseen(splits(queries=((20, 0), (11,), (23, 10))))
     with pytest.raises(
-        InvalidData, match=r"trained on 6 .*(score function-1, ){5}\.\.\.\): train again on"
+        InvalidData, match=r"trained on 6 .*(tuning-1, ){5}\.\.\.\): train again on"
     ):
         other.require_unseen(splits(queries=((1,) * 6, (11,), (23,))))
 

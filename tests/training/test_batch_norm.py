@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import batch_norm
 
-from training.batch_norm import PartStatistics
+from training.batch_norm import GhostBatchStatistics
 from training.workers import Workers
 
 ALONE = Workers(0, 1, torch.device("cpu"))
@@ -24,7 +24,7 @@ WORKER = """
 import json, sys
 import torch
 from safetensors.torch import save_file
-from training.batch_norm import PartStatistics
+from training.batch_norm import GhostBatchStatistics
 from training.workers import Workers
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
@@ -33,7 +33,7 @@ torch.distributed.init_process_group(
 )
 workers = Workers(rank, 2, torch.device("cpu"))
 network, images = (torch.load(f"{folder}/{name}", weights_only=False) for name in ("net", "in"))
-statistics = PartStatistics(network, workers)
+statistics = GhostBatchStatistics(network, workers)
 for batch in images:
     for part in range(rank, 3, 2):
         statistics.start_part()
@@ -43,17 +43,17 @@ save_file(network.state_dict(), f"{folder}/{rank}.safetensors")
 
 rows = torch.arange(6).view(3, 2) + 10 * rank
 told = {
-    "unequal": workers.gathered(rows[: 3 - 2 * rank]),
-    "first has none": workers.gathered(rows[: 3 * rank]),
-    "last has none": workers.gathered(rows[: 3 - 3 * rank]),
-    "nobody has any": workers.gathered(rows[:0]),
-    "numbers": workers.gathered(torch.tensor([0.5, -1.5])[: rank + 1]),
-    "summed": workers.summed(rows),
+    "unequal": workers.all_gather(rows[: 3 - 2 * rank]),
+    "first has none": workers.all_gather(rows[: 3 * rank]),
+    "last has none": workers.all_gather(rows[: 3 - 3 * rank]),
+    "nobody has any": workers.all_gather(rows[:0]),
+    "numbers": workers.all_gather(torch.tensor([0.5, -1.5])[: rank + 1]),
+    "summed": workers.all_reduce(rows),
     "own": rows,  # left as it was
 }
 told = {name: [list(values.shape), values.flatten().tolist()] for name, values in told.items()}
-told["metrics"] = workers.told_by_first({"recall": 0.25} if rank == 0 else None)
-told["shares"] = [list(workers.share(n)) for n in (0, 1, 5)]
+told["metrics"] = workers.broadcast({"recall": 0.25} if rank == 0 else None)
+told["shares"] = [list(workers.shard(n)) for n in (0, 1, 5)]
 print(json.dumps(told))
 torch.distributed.destroy_process_group()
 """
@@ -78,17 +78,17 @@ def batches():
     return torch.randn(STEPS, 11, 2, 5, 5, generator=torch.Generator().manual_seed(4))
 
 
-def train(net, images, n_parts):
+def train(net, images, n_micro_batches):
     """The running statistics after some steps in this process; yields the output of each part."""
-    statistics = PartStatistics(net, ALONE)
+    statistics = GhostBatchStatistics(net, ALONE)
     for batch in images:
-        for part in range(n_parts):
+        for part in range(n_micro_batches):
             statistics.start_part()
-            yield net(batch[part::n_parts])
+            yield net(batch[part::n_micro_batches])
         statistics.finish()
 
 
-def naive(net, images, n_parts):
+def naive(net, images, n_micro_batches):
     """(mean, variance) of each layer, and the outputs, by the definition."""
     first, layers = net[0], (net[1], net[4])
     momenta = (0.1, 0.3)
@@ -96,8 +96,8 @@ def naive(net, images, n_parts):
     outputs = []
     for batch in images:
         found = [[], []]
-        for part in range(n_parts):
-            values = first(batch[part::n_parts])
+        for part in range(n_micro_batches):
+            values = first(batch[part::n_micro_batches])
             for i, layer in enumerate(layers):
                 flat = values.transpose(0, 1).flatten(1)
                 found[i].append((flat.mean(1), flat.var(1, correction=1)))
@@ -111,11 +111,11 @@ def naive(net, images, n_parts):
     return running, outputs
 
 
-@pytest.mark.parametrize("n_parts", [1, 2, 3])
-def test_a_step_moves_them_towards_the_mean_over_the_parts(n_parts):
+@pytest.mark.parametrize("n_micro_batches", [1, 2, 3])
+def test_a_step_moves_them_towards_the_mean_over_the_parts(n_micro_batches):
     net = network()
-    expected, outputs = naive(copy.deepcopy(net), batches(), n_parts)
-    found = list(train(net, batches(), n_parts))
+    expected, outputs = naive(copy.deepcopy(net), batches(), n_micro_batches)
+    found = list(train(net, batches(), n_micro_batches))
     for ours, theirs in zip(found, outputs, strict=True):
         torch.testing.assert_close(ours, theirs)
     for layer, momentum, (mean, variance) in zip(
@@ -129,7 +129,7 @@ def test_a_step_moves_them_towards_the_mean_over_the_parts(n_parts):
 
 def test_of_one_part_they_are_torchs_own():
     ours, theirs = network(), network()
-    list(train(ours, batches(), n_parts=1))
+    list(train(ours, batches(), n_micro_batches=1))
     for batch in batches():
         theirs(batch)
     for name, values in theirs.state_dict().items():
@@ -140,14 +140,14 @@ def test_between_steps_the_layers_hold_them_under_the_names_of_checkpoints():
     net = network()
     buffers = {name: values.data_ptr() for name, values in net.named_buffers()}
     before = {name: values.clone() for name, values in net.state_dict().items()}
-    list(train(net, batches(), n_parts=2))
+    list(train(net, batches(), n_micro_batches=2))
     assert {name: values.data_ptr() for name, values in net.named_buffers()} == buffers
     assert not torch.equal(net.state_dict()["1.running_mean"], before["1.running_mean"])
 
 
 def test_a_network_without_such_layers_is_left_alone():
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False))
-    statistics = PartStatistics(net, ALONE)
+    statistics = GhostBatchStatistics(net, ALONE)
     statistics.start_part()
     net(torch.randn(3, 2))
     statistics.finish()
@@ -187,7 +187,7 @@ def processes(tmp_path_factory):
 @pytest.mark.distributed
 def test_two_processes_hold_what_one_would(processes):
     alone = network()
-    list(train(alone, batches(), n_parts=3))
+    list(train(alone, batches(), n_micro_batches=3))
     for rank in (0, 1):  # of parts 0 and 2, and of part 1
         found = load_file(processes[0] / f"{rank}.safetensors")
         assert found.keys() == alone.state_dict().keys()
@@ -217,7 +217,7 @@ def test_two_processes_tell_each_other(processes):
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_shares_are_runs_by_rank_of_about_one_length(count):
     for n in (0, 1, 6, 7, 8, 100):
-        shares = [Workers(rank, count, torch.device("cpu")).share(n) for rank in range(count)]
+        shares = [Workers(rank, count, torch.device("cpu")).shard(n) for rank in range(count)]
         assert [number for share in shares for number in share] == list(range(n))
         lengths = [len(share) for share in shares]
         assert max(lengths) - min(lengths) <= 1

@@ -21,7 +21,7 @@ LATER = {
     "optimizer.weight_decay": 0.01,
     "loss.margin": 0.3,
     "loss.kl_scale": 1e-3,
-    "mining.negatives": "violating",
+    "mining.negatives": "margin-violating",
     "augmentation.jitter": [0.2, 0.2, 0.0, 0.0],
 }
 
@@ -52,10 +52,10 @@ def test_a_changed_run_is_one_that_was_stopped_and_changed_by_hand(tiny):
     unfinish(byhand.path)
     new = tiny(
         "byhand",
-        parts=1,
+        micro_batches=1,
         optimizer=replace(constant, lr=0.004, weight_decay=0.01),
         loss={"margin": 0.3, "kl_scale": 1e-3},
-        mining=MiningConfig("nearest", "violating"),
+        mining=MiningConfig("nearest", "margin-violating"),
         augmentation=Augmentation(jitter=(0.2, 0.2, 0.0, 0.0)),
     )
     stored = json.loads((byhand.path / "run.json").read_text())
@@ -75,7 +75,7 @@ def test_what_is_in_force_adds_up():
         "run",
         seed=3,
         changes=(
-            Change(2, {"loss.margin": 0.2, "mining.count": 30, "mining.pool": 40}),
+            Change(2, {"loss.margin": 0.2, "mining.num_negatives": 30, "mining.pool": 40}),
             Change(5, {"loss.margin": 0.5, "augmentation.flip": True}),
         ),
     )
@@ -83,7 +83,11 @@ def test_what_is_in_force_adds_up():
     assert config.at(2) == config.at(4)
     assert (config.at(4).loss["margin"], config.at(4).augmentation.flip) == (0.2, False)
     assert config.at(8).loss == {"margin": 0.5, "kl_scale": 1e-6}
-    assert (config.at(8).mining.count, config.at(8).mining.pool, config.at(8).seed) == (30, 40, 3)
+    assert (config.at(8).mining.num_negatives, config.at(8).mining.pool, config.at(8).seed) == (
+        30,
+        40,
+        3,
+    )
     assert config.at(8).augmentation == Augmentation(flip=True)
 
 
@@ -100,8 +104,11 @@ def test_what_is_in_force_adds_up():
         ([(2, {"loss.margin": -1})], r"changes at epoch 2: loss\.margin is -1"),
         ([(2, {"loss.margin": "x"})], "changes at epoch 2: .*margin.* 'x'"),
         ([(2, {"optimizer.schedule": "cosin"})], "changes at epoch 2: .*schedule.*cosin"),
-        ([(2, {"mining.count": 9}), (3, {"mining.pool": 8})], "epoch 3: mining.pool is 8, smaller"),
-        ([(2, {"mining.scope": "batch", "mining.per_label": 5})], "epoch 2: batch is 64"),
+        (
+            [(2, {"mining.num_negatives": 9}), (3, {"mining.pool": 8})],
+            "epoch 3: mining.pool is 8, smaller",
+        ),
+        ([(2, {"mining.scope": "batch", "mining.samples_per_class": 5})], "epoch 2: batch is 64"),
     ],
 )
 def test_what_cannot_change_is_refused(changes, said):
@@ -110,7 +117,7 @@ def test_what_cannot_change_is_refused(changes, said):
 
 
 def test_images_must_suit_what_is_in_force_later(tiny, tmp_path):
-    within = {"mining.scope": "batch", "mining.per_label": 2}
+    within = {"mining.scope": "batch", "mining.samples_per_class": 2}
     with pytest.raises(InvalidConfig, match="changes at epoch 2: batch is 33"):
         tiny(batch=33, changes=(Change(2, within),))
     config = tiny(batch=280, changes=(Change(2, within),))
@@ -134,9 +141,11 @@ def test_changes_go_through_yaml_and_json_and_back(tiny, tmp_path):
 
 def test_other_values_take_the_place_of_those_named():
     config = TrainingConfig("run", batch=20)
-    found = override(config, {"batch": 40, "mining.pool": 30, "mining.count": 20, "loss.margin": 1})
+    found = override(
+        config, {"batch": 40, "mining.pool": 30, "mining.num_negatives": 20, "loss.margin": 1}
+    )
     assert (found.batch, found.loss["margin"]) == (40, 1.0)
-    assert found.mining == replace(config.mining, pool=30, count=20)
+    assert found.mining == replace(config.mining, pool=30, num_negatives=20)
     assert found == replace(config, batch=40, mining=found.mining, loss=found.loss)
     for name in ("lr", "optimiser.lr", "name.lr", "a.b.c", "optimizer.rate"):
         with pytest.raises(InvalidConfig, match=name.rpartition(".")[2]):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 def test_compiling_changes_the_time_and_not_the_losses(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
     options = {
-        **{"epochs": 2, "batch": 50, "parts": 2},
+        **{"epochs": 2, "batch": 50, "micro_batches": 2},
         "mining": MiningConfig("nearest", "hardest", scope="batch"),
         "encoder": EncoderConfig("deterministic", dim=8),
     }

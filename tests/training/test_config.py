@@ -35,18 +35,20 @@ def test_an_optimizer_that_cannot_learn_is_refused_by_name(option, value):
 
 
 def test_every_worker_needs_a_tuple_of_each_batch():
-    with pytest.raises(InvalidConfig, match="batch of 3 tuples in 4 parts does not fill 4 workers"):
+    with pytest.raises(
+        InvalidConfig, match="batch of 3 tuples in 4 micro-batches does not fill 4 workers"
+    ):
         TrainingConfig("run", batch=3, num_workers=4)
-    assert TrainingConfig("run", batch=4, num_workers=4).n_parts == 4
+    assert TrainingConfig("run", batch=4, num_workers=4).n_micro_batches == 4
 
 
 def test_every_worker_needs_a_part_of_each_batch():
-    with pytest.raises(InvalidConfig, match="in 2 parts does not fill 3 workers"):
-        TrainingConfig("run", parts=2, num_workers=(1, 3))
-    with pytest.raises(InvalidConfig, match="of 8 tuples in 9 parts"):
-        TrainingConfig("run", batch=8, parts=9)
-    assert TrainingConfig("run", num_workers=(1, 3)).n_parts == 3
-    assert TrainingConfig("run", parts=6, num_workers=2).n_parts == 6
+    with pytest.raises(InvalidConfig, match="in 2 micro-batches does not fill 3 workers"):
+        TrainingConfig("run", micro_batches=2, num_workers=(1, 3))
+    with pytest.raises(InvalidConfig, match="of 8 tuples in 9 micro-batches"):
+        TrainingConfig("run", batch=8, micro_batches=9)
+    assert TrainingConfig("run", num_workers=(1, 3)).n_micro_batches == 3
+    assert TrainingConfig("run", micro_batches=6, num_workers=2).n_micro_batches == 6
 
 
 @pytest.mark.parametrize("range_", [(0, 2), (3, 2), (1, 2, 3)])

@@ -31,7 +31,7 @@ pytestmark = [
 PARTS = {"train": 2000, "validation": 100, "gallery": 100, "tuning": 100, "test": 100}
 RUN = {
     "epochs": 4,
-    "parts": 2,
+    "micro_batches": 2,
     "batch": 16,
     "data": DataConfig("digits", options={**PARTS, "calibration": 100}),
 }
@@ -46,7 +46,11 @@ def cluster(patient, forgotten):
             patch.setenv(name, value)
         # How long Ray waits for a lost node to come back; a minute by itself.
         patch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "30")
-        head = {"num_cpus": 1, "temp_dir": folder, "include_dashboard": False}
+        # Where Ray notes which cluster it started last: /tmp/ray need not be there.
+        patch.setenv("RAY_TMPDIR", folder)
+        session = Path(folder, "ray")
+        session.mkdir()
+        head = {"num_cpus": 1, "temp_dir": str(session), "include_dashboard": False}
         nodes = Cluster(initialize_head=True, head_node_args=head)
         nodes.second = nodes.add_node(num_cpus=1)
         ray.init(nodes.address, log_to_driver=False)
@@ -130,12 +134,13 @@ def test_nodes_and_workers_may_be_lost(cluster, undisturbed, tiny, tmp_path, cap
     assert_same_weights(found, undisturbed)
 
 
+@pytest.mark.slow  # without workers it is tested in test_killed.py
 def test_a_killed_driver_is_started_again(cluster, undisturbed, tiny, tmp_path):
     """The process that waits for the workers; they end with it, and another one continues."""
     # Not a range of workers: Ray keeps what such a driver reserved for three more minutes.
     config = tiny("driven", **RUN, num_workers=1)
     options = {
-        **{"name": "driven", "epochs": 4, "parts": 2, "batch": 16, "num_workers": 1},
+        **{"name": "driven", "epochs": 4, "micro_batches": 2, "batch": 16, "num_workers": 1},
         "data.options": json.dumps(config.data.options),
         "encoder.dim": 8,
         **{"mining.positive": "nearest", "mining.negatives": "hardest"},

@@ -14,7 +14,7 @@ from tests.training.test_callback import Told, same_weights
 from tests.training.test_continued import equal, steps
 from training import Change, OptimizerConfig, train
 from training.checkpoint import best_epoch, last_epoch
-from training.fork import fork, snapshot
+from training.fork import fork_run, snapshot
 
 NEW = (Change(3, {"optimizer.lr": 0.004, "loss.kl_scale": 1e-3}),)
 
@@ -59,7 +59,7 @@ def metrics(run):
 
 def test_a_new_run_goes_on_to_the_weights_of_a_fresh_one(make, half, fresh):
     config = make("new", changes=NEW)
-    fork(half, config)
+    fork_run(half, config)
     told = Told()
     run = train(config, callback=told)
     assert told.epochs == [3, 4]
@@ -84,14 +84,14 @@ def test_what_a_run_had_trained_is_replaced(make, half, fresh, reached):
     (folder / "reports.json").write_text("kept")
     before = read_run(folder)
     config = make(other.name, changes=NEW)
-    fork(half, config)
+    fork_run(half, config)
     assert not (folder / "encoder.safetensors").exists()
 
     run = train(config)
     assert (run.mlflow_run, run.path) == (before.mlflow_run, folder)
     assert same_weights(run, fresh)
     assert metrics(run) == metrics(fresh)
-    assert run.config == json.loads(json.dumps(asdict(replace(config, parts=1))))
+    assert run.config == json.loads(json.dumps(asdict(replace(config, micro_batches=1))))
     assert (folder / "reports.json").read_text() == "kept"
     assert {path.name for path in folder.iterdir() if path.name.startswith(".")} == set()
     assert steps(run, "loss") == [1, 2, 3, 4]
@@ -100,7 +100,7 @@ def test_what_a_run_had_trained_is_replaced(make, half, fresh, reached):
 def test_a_snapshot_is_what_a_run_was(make, half, fresh, tmp_path):
     """The run goes on, and the snapshot does not: it shares its files, and they are not changed."""
     config = make("gone-on")
-    fork(half, config)
+    fork_run(half, config)
     snapshot(half.parent / "gone-on", tmp_path / "kept")
     train(config)
     names = {str(path.relative_to(tmp_path / "kept")) for path in (tmp_path / "kept").rglob("*")}
@@ -110,7 +110,7 @@ def test_a_snapshot_is_what_a_run_was(make, half, fresh, tmp_path):
         f"{epoch}/{file}" for epoch in epochs for file in files
     }
     late = make("late", changes=NEW)
-    fork(tmp_path / "kept", late)
+    fork_run(tmp_path / "kept", late)
     assert same_weights(train(late), fresh)
 
 
@@ -133,7 +133,7 @@ def test_a_snapshot_on_another_disk_is_a_copy(half, tmp_path, monkeypatch):
 
 def test_what_is_not_in_the_checkpoint_is_left_out_of_the_metrics(make, half, tmp_path):
     """A process that is killed between the two has written the metrics of one epoch more."""
-    fork(half, make("ahead"))
+    fork_run(half, make("ahead"))
     path = half.parent / "ahead" / "metrics.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"3": {"loss": 0.0}}))
     snapshot(half.parent / "ahead", tmp_path / "kept")
@@ -167,7 +167,7 @@ def test_interrupted_it_leaves_a_run_that_begins_anew(make, half, fresh, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "write", write)
         with pytest.raises(KeyboardInterrupt):
-            fork(half, config)
+            fork_run(half, config)
     assert not (folder / "checkpoints").exists()
     if moment == "cleared":
         config = make(name, optimizer=first)
@@ -183,26 +183,26 @@ def test_interrupted_it_leaves_a_run_that_begins_anew(make, half, fresh, monkeyp
         ({"seed": 8}, "another seed in epoch 1"),
         ({"optimizer": OptimizerConfig(lr=0.1)}, r"another optimizer\.lr in epoch 1"),
         ({"epochs": 5}, "another epochs in epoch 1"),
-        ({"parts": 2}, "another parts in epoch 1"),
+        ({"micro_batches": 2}, "another micro_batches in epoch 1"),
         ({"changes": (Change(2, {"loss.margin": 0.1}),)}, r"another loss\.margin in epoch 2"),
     ],
 )
 def test_a_run_that_would_not_have_come_there_is_refused(make, half, options, said):
     with pytest.raises(InvalidConfig, match=said):
-        fork(half, make("refused", **options))
+        fork_run(half, make("refused", **options))
     assert not (half.parent / "refused").exists()
 
 
 def test_changes_that_change_nothing_are_no_difference(make, half, fresh):
     config = make("nothing", changes=(Change(2, {"loss.kl_scale": 1e-6}), *NEW))
-    fork(half, config)
+    fork_run(half, config)
     assert same_weights(train(config), fresh)
 
 
 def test_without_a_checkpoint_there_is_nothing_to_go_on_from(make, half, tmp_path):
     for source in (tmp_path, half / "checkpoints"):
         with pytest.raises(InvalidData, match="holds no checkpoint"):
-            fork(source, make("none"))
+            fork_run(source, make("none"))
         with pytest.raises(InvalidData, match="holds no checkpoint"):
             snapshot(source, tmp_path / "target")
     assert not (half.parent / "none").exists()
@@ -212,6 +212,6 @@ def test_the_mlflow_run_that_is_kept_ends_as_finished(make, half):
     with pytest.raises(SystemExit):
         train(make("noted", seed=9), callback=Told(stop=1))
     config = make("noted", changes=NEW)
-    fork(half, config)
+    fork_run(half, config)
     run = train(config)
     assert MlflowClient(run.tracking_uri).get_run(run.mlflow_run).info.status == "FINISHED"

@@ -53,7 +53,7 @@ def test_a_worker_with_a_gpu_trains_in_bfloat16_and_parts_and_is_continued(tmp_p
         return TrainingConfig(
             **{
                 **{"name": name, "storage": str(tmp_path), "use_gpu": True, "epochs": 2},
-                **{"parts": 2, "precision": "bfloat16", "num_workers": 1, "data": TINY},
+                **{"micro_batches": 2, "precision": "bfloat16", "num_workers": 1, "data": TINY},
                 "preprocessing": Preprocessing(size=(32, 32), channels=3),
                 "encoder": EncoderConfig("btl", "resnet50", "gem", dim=16),
                 "optimizer": OptimizerConfig(lr=1e-4, schedule="constant"),

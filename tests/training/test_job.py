@@ -201,6 +201,7 @@ def test_submitted_again_it_is_trained_already(job, address, environment, comman
     assert run.info.status == "FINISHED"
 
 
+@pytest.mark.slow  # that jobs train is tested above, and what a sweep does in tests/tuning
 def test_a_submitted_sweep_trains_in_the_cluster_that_it_was_submitted_to(
     address, environment, shared
 ):

@@ -14,7 +14,7 @@ from rcir.mining import MiningConfig, mine
 from tests.training.test_learning import OPTIONS, recall
 from training import TrainingConfig, train, trainer
 
-BATCH = MiningConfig("random", "hardest", count=8, scope="batch")
+BATCH = MiningConfig("random", "hardest", num_negatives=8, scope="batch")
 
 
 def test_every_image_is_embedded_once_an_epoch_and_is_an_anchor_of_its_batch(tiny, monkeypatch):

@@ -17,7 +17,7 @@ from rcir.errors import InvalidConfig, InvalidData
 from rcir.mining import MiningConfig
 from training import OptimizerConfig, TrainingConfig, train
 
-PER_LABEL = MiningConfig("farthest", "hardest", scope="batch", per_label=2)
+SAMPLES_PER_CLASS = MiningConfig("farthest", "hardest", scope="batch", samples_per_class=2)
 
 
 def recalls(run):
@@ -42,7 +42,7 @@ def test_the_folder_holds_nothing_but_what_is_documented(trained):
 
 def test_run_json_holds_the_configuration_and_the_mlflow_run(trained, tiny, tracking_uri):
     stored = json.loads((trained.path / "run.json").read_text())
-    assert stored["config"] == json.loads(json.dumps(asdict(tiny(seed=4, parts=1))))
+    assert stored["config"] == json.loads(json.dumps(asdict(tiny(seed=4, micro_batches=1))))
     assert stored["finished"] is True
     assert stored["tracking_uri"] == tracking_uri
     assert MlflowClient(tracking_uri).get_run(stored["mlflow_run"]).info.run_name == "tiny"
@@ -138,8 +138,8 @@ def test_a_submitted_job_writes_nothing_into_its_copy_of_the_code(tiny, tmp_path
     ("changes", "error", "said"),
     [
         ({"options": {"train": 1}}, InvalidData, "no anchor has a positive and a negative"),
-        ({"parts": 310, "batch": 320}, InvalidData, "300 training images do not fill 310"),
-        ({"batch": 280, "mining": PER_LABEL}, InvalidData, "images of 60 labels"),
+        ({"micro_batches": 310, "batch": 320}, InvalidData, "300 training images do not fill 310"),
+        ({"batch": 280, "mining": SAMPLES_PER_CLASS}, InvalidData, "images of 60 labels"),
     ],
 )
 def test_images_that_cannot_be_trained_on_leave_nothing_behind(
@@ -155,7 +155,7 @@ def test_images_that_cannot_be_trained_on_leave_nothing_behind(
 def test_a_run_keeps_the_parts_it_was_begun_with(trained, tiny):
     assert train(tiny(seed=4, storage=str(trained.path.parent))).finished
     with pytest.raises(InvalidConfig, match="another parts"):
-        train(tiny(seed=4, storage=str(trained.path.parent), parts=2))
+        train(tiny(seed=4, storage=str(trained.path.parent), micro_batches=2))
     begun = train(tiny("begun", epochs=1))
     (begun.path / "encoder.safetensors").unlink()
     replace(begun, finished=False).write()

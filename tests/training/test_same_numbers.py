@@ -48,7 +48,7 @@ def test_the_same_seed_gives_the_same_numbers(method, tmp_path):
         TrainingConfig(
             method,
             storage=str(tmp_path),
-            **{"seed": 3, "epochs": 2, "batch": 32, "parts": 2, "threads": 1, "data": DATA},
+            **{"seed": 3, "epochs": 2, "batch": 32, "micro_batches": 2, "threads": 1, "data": DATA},
             encoder=EncoderConfig(method, dim=8, options=options),
             loss=loss,
             mining=MiningConfig(scope="batch" if method == "deterministic" else "epoch"),

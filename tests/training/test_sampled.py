@@ -12,11 +12,13 @@ from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.mining import MiningConfig
 from tests.training.test_learning import OPTIONS, recall
-from tests.training.test_parts import epochs, forward_passes, trainer_of
+from tests.training.test_micro_batches import epochs, forward_passes, trainer_of
 from training import TrainingConfig, train
 
 SAMPLED = MiningConfig("nearest", "hardest", cache="sampled", sample=60, refresh=7)
-PER_LABEL = MiningConfig("farthest", "hardest", count=1, scope="batch", per_label=4)
+SAMPLES_PER_CLASS = MiningConfig(
+    "farthest", "hardest", num_negatives=1, scope="batch", samples_per_class=4
+)
 
 
 def numbered(labels):
@@ -81,7 +83,7 @@ def test_a_sample_larger_than_the_set_is_all_of_it(tiny):
 
 @pytest.mark.parametrize(
     "mining",
-    [replace(SAMPLED, sample=300, refresh=25), replace(PER_LABEL, positive="nearest")],
+    [replace(SAMPLED, sample=300, refresh=25), replace(SAMPLES_PER_CLASS, positive="nearest")],
     ids=["sampled", "per-label"],
 )
 def test_recall_on_unseen_classes_rises(tiny, mining):
@@ -101,7 +103,7 @@ def build_again(config):
 
 def test_batches_hold_some_images_of_each_of_some_labels(tiny):
     labels = np.repeat(np.arange(24), np.arange(24) % 3 + 8)  # 8, 9 or 10 of each
-    config = tiny(batch=32, mining=PER_LABEL, encoder=EncoderConfig("deterministic", dim=8))
+    config = tiny(batch=32, mining=SAMPLES_PER_CLASS, encoder=EncoderConfig("deterministic", dim=8))
     trainer = trainer_of(config, numbered(labels))
     seen = forward_passes(trainer)
     (found,) = epochs(trainer)
@@ -120,21 +122,23 @@ def test_batches_hold_some_images_of_each_of_some_labels(tiny):
 def test_labels_are_needed_for_batches_of_labels(tiny):
     images = numbered(np.arange(96) % 12)
     unlabelled = replace(images, labels=None, relevance=SameLabel(images.labels))
-    trainer = trainer_of(tiny(batch=32, mining=PER_LABEL), unlabelled)
-    with pytest.raises(InvalidConfig, match=r"mining\.per_label is 4, but.*not one label each"):
+    trainer = trainer_of(tiny(batch=32, mining=SAMPLES_PER_CLASS), unlabelled)
+    with pytest.raises(
+        InvalidConfig, match=r"mining\.samples_per_class is 4, but.*not one label each"
+    ):
         epochs(trainer)
 
 
 def test_a_batch_needs_enough_labels(tiny):
-    trainer = trainer_of(tiny(batch=32, mining=PER_LABEL), numbered(np.arange(70) % 7))
+    trainer = trainer_of(tiny(batch=32, mining=SAMPLES_PER_CLASS), numbered(np.arange(70) % 7))
     with pytest.raises(InvalidData, match=r"images of 7 labels, but .* needs 8"):
         epochs(trainer)
 
 
 @pytest.mark.parametrize("batch", [30, 6, 4])
 def test_a_batch_of_labels_that_does_not_fit_is_refused_before_anything_is_trained(batch):
-    with pytest.raises(InvalidConfig, match=rf"batch is {batch} and mining\.per_label 4"):
-        TrainingConfig("run", batch=batch, mining=PER_LABEL)
+    with pytest.raises(InvalidConfig, match=rf"batch is {batch} and mining\.samples_per_class 4"):
+        TrainingConfig("run", batch=batch, mining=SAMPLES_PER_CLASS)
 
 
 def test_a_run_of_samples_is_a_run_like_any_other(tiny):

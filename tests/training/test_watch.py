@@ -10,7 +10,7 @@ from rcir.mining import MiningConfig
 from training import OptimizerConfig, train
 from training.checkpoint import TrainState, best_epoch
 from training.validation import CRITERION, Validation
-from training.watch import Watch, warn_of_chance
+from training.watch import TrainingWatch, warn_of_chance
 
 
 def metrics(loss, precision=0.5):
@@ -18,7 +18,7 @@ def metrics(loss, precision=0.5):
 
 
 def test_a_criterion_at_its_highest_is_said_once(capsys):
-    watch = Watch()
+    watch = TrainingWatch()
     for epoch, precision in enumerate((0.9, 1.0, 1.0), 1):
         watch.after(epoch, metrics(0.5, precision), 0.1)
     (line,) = capsys.readouterr().out.splitlines()
@@ -31,7 +31,7 @@ def test_a_criterion_at_its_highest_is_said_once(capsys):
     [((0.3, 0.0995, 0.1004, 0.1), 1), ((0.1, 0.2, 0.1), 0), ((0.11, 0.11), 0)],
 )
 def test_a_loss_that_stays_where_a_collapsed_encoders_is_is_said_once(losses, warnings, capsys):
-    watch = Watch()
+    watch = TrainingWatch()
     for epoch, loss in enumerate(losses, 1):
         watch.after(epoch, metrics(loss), 0.1)
     assert capsys.readouterr().out.count("warning: the loss stays at 0.1") == warnings
@@ -51,7 +51,7 @@ def test_the_loss_of_a_collapsed_encoder_is_its_margin_or_log_2(
 ):
     seen = []
     monkeypatch.setattr(
-        Watch, "after", lambda self, epoch, metrics, collapsed: seen.append(collapsed)
+        TrainingWatch, "after", lambda self, epoch, metrics, collapsed: seen.append(collapsed)
     )
     train(tiny(epochs=1, encoder=EncoderConfig(method, dim=8), loss=loss))
     assert seen == pytest.approx([expected], rel=1e-5)

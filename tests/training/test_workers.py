@@ -1,6 +1,7 @@
 """Training on any number of Ray workers gives what training in this process gives."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -23,18 +24,20 @@ pytestmark = [
 # Nothing divides by two or three workers: neither images, nor batches, nor the last batch.
 PARTS = {"train": 313, "validation": 100, "gallery": 100, "tuning": 100, "test": 100}
 DATA = DataConfig("digits", options={**PARTS, "calibration": 100})
-PLAIN = {"epochs": 2, "batch": 35, "parts": 6, "data": DATA}
+PLAIN = {"epochs": 2, "batch": 35, "micro_batches": 6, "data": DATA}
 # Batch normalisation, dropout, augmentation, and tuples across the shares of the workers. One step:
 # Adam's first goes by the signs of gradients, so that rounding tells after it.
 ONLINE = {
     "epochs": 1,
     "batch": 80,
-    "parts": 3,
+    "micro_batches": 3,
     "data": replace(DATA, options=DATA.options | {"train": 140}),
     "encoder": EncoderConfig("mc-dropout", "resnet50", "gem", dim=8, options={"passes": 2}),
     "preprocessing": Preprocessing(size=(32, 32), channels=3),
     "augmentation": Augmentation(0.5, flip=True, rotation=10, jitter=(0.2, 0.2, 0.2, 0.1)),
-    "mining": MiningConfig("farthest", "hardest", count=1, scope="batch", per_label=2),
+    "mining": MiningConfig(
+        "farthest", "hardest", num_negatives=1, scope="batch", samples_per_class=2
+    ),
 }
 KINDS = {"plain": PLAIN, "online": ONLINE}
 
@@ -53,9 +56,36 @@ def alone(tiny, tracking_uri, tmp_path_factory):
         return {name: train(tiny(name, **kind)) for name, kind in KINDS.items()}
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("plain", 3), ("online", 2)])
-def test_workers_take_the_steps_of_one_process(kind, workers, alone, tiny):
-    expected, found = alone[kind], train(tiny(f"on-{workers}", **KINDS[kind], num_workers=workers))
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """What a callback of the plain training on workers writes."""
+    return tmp_path_factory.mktemp("told") / "told"
+
+
+@pytest.fixture(scope="module")
+def together(ray_cluster, told, tiny, tracking_uri, tmp_path_factory):
+    """`together(kind)`: the training on workers; to be read only."""
+
+    class Written(ray.train.UserCallback):  # carried to Ray's controller by value
+        def after_report(self, run_context, metrics, checkpoint):
+            with told.open("a") as file:
+                first = metrics[0]
+                file.write(f"{len(metrics)} {first['epoch']} {first['validation/recall_at_1']}\n")
+
+    def trained(kind):
+        workers, callback = {"plain": (3, Written()), "online": (2, None)}[kind]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(tmp_path_factory.mktemp("together"))
+            patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
+            config = tiny(f"on-{workers}", **KINDS[kind], num_workers=workers)
+            return train(config, callback=callback)
+
+    return cache(trained)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_workers_take_the_steps_of_one_process(kind, alone, together):
+    expected, found = alone[kind], together(kind)
     assert history(found, "tuples") == history(expected, "tuples")
     assert min(history(found, "tuples")) > 50
     np.testing.assert_allclose(history(found, "loss"), history(expected, "loss"), rtol=1e-4)
@@ -97,17 +127,10 @@ def test_members_of_an_ensemble_train_side_by_side(tiny):
         np.testing.assert_allclose(values, expected[name], rtol=1e-3, atol=1e-4)
 
 
-def test_a_callback_is_told_what_the_workers_report(tiny, tmp_path):
-    class Written(ray.train.UserCallback):  # carried to Ray's controller by value
-        def after_report(self, run_context, metrics, checkpoint):
-            with (tmp_path / "told").open("a") as file:
-                first = metrics[0]
-                file.write(f"{len(metrics)} {first['epoch']} {first['validation/recall_at_1']}\n")
-
-    run = train(tiny(epochs=2, num_workers=2), callback=Written())
-    recalls = history(run, "validation/recall_at_1")
-    expected = [f"2 {epoch} {recall}" for epoch, recall in zip((1, 2), recalls, strict=True)]
-    assert (tmp_path / "told").read_text().splitlines() == expected
+def test_a_callback_is_told_what_the_workers_report(together, told):
+    recalls = history(together("plain"), "validation/recall_at_1")
+    expected = [f"3 {epoch} {recall}" for epoch, recall in zip((1, 2), recalls, strict=True)]
+    assert told.read_text().splitlines() == expected
 
 
 def test_what_a_worker_raises_on_purpose_arrives_as_itself_and_is_not_tried_again(tiny, capsys):

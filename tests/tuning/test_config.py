@@ -122,8 +122,10 @@ def test_too_few_validation_images_to_certify_anything_are_refused(
 @pytest.mark.usefixtures("nothing_starts")
 def test_draws_that_do_not_fit_together_are_refused(tmp_path, tiny):
     """Each of them would with the other options as they are."""
-    space = {"mining.count": {"grid": [2, 8]}, "mining.pool": {"grid": [10, 5]}}
-    with pytest.raises(InvalidConfig, match=r"mining\.count 8, mining\.pool 5: mining\.pool is 5"):
+    space = {"mining.num_negatives": {"grid": [2, 8]}, "mining.pool": {"grid": [10, 5]}}
+    with pytest.raises(
+        InvalidConfig, match=r"mining\.num_negatives 8, mining\.pool 5: mining\.pool is 5"
+    ):
         sweep(TuningConfig(tiny("draws"), space))
     assert list(tmp_path.iterdir()) == []
 

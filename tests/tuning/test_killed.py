@@ -33,7 +33,10 @@ SWEEP = {
         "data": {"options": {**PARTS, "calibration": 100}},
         "encoder": {"dim": 8},
     },
-    "space": {"optimizer.lr": {"loguniform": [1e-3, 4e-3]}, "mining.count": {"uniform": [1, 2]}},
+    "space": {
+        "optimizer.lr": {"loguniform": [1e-3, 4e-3]},
+        "mining.num_negatives": {"uniform": [1, 2]},
+    },
     "trials": 4,
     "alpha": 0.2,
 }

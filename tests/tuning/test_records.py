@@ -11,7 +11,7 @@ from training import TrainingConfig
 from tuning import Records, Trial, TuningConfig
 from tuning.records import read_records
 from tuning.report import best_run, table_of
-from tuning.search import resources, side_by_side
+from tuning.search import resources, trials_at_once
 
 SPACE = {"optimizer.lr": {"choice": [1e-3, 1e-4]}}
 ON_GPU = {"use_gpu": True}
@@ -125,7 +125,7 @@ def test_trials_never_hold_more_than_the_cluster_has(
     monkeypatch.setattr("ray.nodes", lambda: cluster(*nodes))
     config = TuningConfig(TrainingConfig("sweep", **training), SPACE, gpus_per_trial=share)
     assert resources(config) == held
-    assert side_by_side(config) == at_once
+    assert trials_at_once(config) == at_once
     workers = config.training.most_workers
     for kind in ("CPU", "GPU"):
         assert at_once * held.get(kind, 0) <= there[kind]
@@ -147,4 +147,4 @@ def test_what_no_node_has_is_refused(monkeypatch, training, share, nodes, messag
     monkeypatch.setattr("ray.nodes", lambda: cluster(*nodes))
     config = TuningConfig(TrainingConfig("sweep", **training), SPACE, gpus_per_trial=share)
     with pytest.raises(InvalidConfig, match=message):
-        side_by_side(config)
+        trials_at_once(config)

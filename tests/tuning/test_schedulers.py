@@ -23,7 +23,7 @@ pytestmark = [
 SPACE = {
     "optimizer.lr": {"loguniform": [1e-7, 1e-2]},
     "mining.margin": {"uniform": [0.05, 0.2]},
-    "mining.negatives": {"choice": ["semi-hard", "violating", "hardest"]},
+    "mining.negatives": {"choice": ["semi-hard", "margin-violating", "hardest"]},
 }
 
 
@@ -118,7 +118,7 @@ def test_options_stay_in_the_space(population):
     for values in found:
         assert 1e-7 <= values["optimizer.lr"] <= 1e-2
         assert 0.05 <= values["mining.margin"] <= 0.2
-        assert values["mining.negatives"] in ("semi-hard", "violating", "hardest")
+        assert values["mining.negatives"] in ("semi-hard", "margin-violating", "hardest")
 
 
 def test_what_a_member_came_to_can_be_trained_from_the_start(population):

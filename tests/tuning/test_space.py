@@ -103,8 +103,10 @@ def test_another_encoder_is_mined_as_suits_it_unless_mining_was_chosen():
     assert with_values(BASE, {"encoder.method": "mc-dropout"}) == other
     chosen = replace(BASE, mining=MiningConfig("nearest", "hardest"))
     assert with_values(chosen, {"encoder.method": "mc-dropout"}).mining == chosen.mining
-    found = with_values(BASE, {"encoder.method": "mc-dropout", "mining.negatives": "violating"})
-    assert found.mining == replace(other.mining, negatives="violating")
+    found = with_values(
+        BASE, {"encoder.method": "mc-dropout", "mining.negatives": "margin-violating"}
+    )
+    assert found.mining == replace(other.mining, negatives="margin-violating")
 
 
 @pytest.mark.parametrize(

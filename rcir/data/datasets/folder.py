@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.division import Source
-from rcir.data.options import require_draw
+from rcir.data.images import ENDINGS
 from rcir.data.records import ImageSet
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
-ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
+HALVES = 1  # sets these draws apart from those of `divide`, which has the same seed
 OUTSIDE = "pictures outside of class folders"
 NEEDED = (
     "needed are class folders, FOLDER/apple/1.jpg, or a table (data set 'table') that names the "
@@ -36,7 +36,7 @@ def read(
     path: str | Path,
     train: Sequence[str] | None = None,
     open_set: bool = True,
-    draw: int = 0,
+    seed: int = 0,
 ) -> Source:
     """A folder of class folders, which may be nested.
 
@@ -44,18 +44,18 @@ def read(
     the parts. The gallery of `train` and `test` is drawn from `test`, or from `train` if every
     class of `test` is also one of `train`.
 
-    Else `open_set` decides: True, and the classes sorted by name are halved: the first half,
-    rounded up, trains and the others, that training never sees, evaluate. False, and the pictures
-    of every class are halved at random, the larger half to train and be searched.
+    Else `open_set` decides: True, and a random half of the classes, rounded up, trains and the
+    others, that training never sees, evaluate. False, and the pictures of every class are halved at
+    random, the larger half to train and be searched.
 
     Hidden files and folders are skipped; links to folders are not followed.
 
     Args:
         root: where a relative `path` starts.
         path: the folder.
-        train: names of the classes that train, instead of the first half of them.
+        train: names of the classes that train, instead of a random half of them.
         open_set: see above.
-        draw: decides which pictures train where `open_set` is False.
+        seed: decides which classes train, or, where `open_set` is False, which pictures.
 
     Returns:
         Pictures as paths; ids: the paths in the folder; the attribute "class": the class's name.
@@ -63,7 +63,7 @@ def read(
     Raises:
         DataUnavailable: there is no such folder.
         InvalidData: no pictures, no class folders, or too few of them.
-        InvalidConfig: `train` does not fit, or `draw` is below 0.
+        InvalidConfig: `train` does not fit.
 
     Example:
         >>> import tempfile
@@ -75,7 +75,6 @@ def read(
         >>> source.train.ids, source.queries.ids, source.gallery
         (['apple/1.jpg', 'apple/2.jpg'], ['pear/1.jpg'], 'queries')
     """
-    require_draw(draw)
     folder = root / path
     if not folder.is_dir():
         raise DataUnavailable(f"there is no folder {folder}: name it with data.options.path")
@@ -92,8 +91,8 @@ def read(
         [folder / name for name in names], names, [name.rpartition("/")[0] for name in names]
     )
     if open_set:
-        return halves_of_classes(images, train, _notes(left_out))
-    return halves_of_each_class(images, draw, _notes(left_out))
+        return halves_of_classes(images, train, seed, _notes(left_out))
+    return halves_of_each_class(images, seed, _notes(left_out))
 
 
 def labelled(
@@ -133,9 +132,9 @@ def of_parts(
 
 
 def halves_of_classes(
-    images: ImageSet, train: Sequence[str] | None, notes: tuple[str, ...]
+    images: ImageSet, train: Sequence[str] | None, seed: int, notes: tuple[str, ...]
 ) -> Source:
-    """The first half of the classes, or those named, train; the others evaluate."""
+    """A random half of the classes, or those named, train; the others evaluate."""
     names, labels = images.attributes["class"], np.asarray(images.labels)
     n = int(labels.max()) + 1
     if n < 2:
@@ -144,7 +143,8 @@ def halves_of_classes(
             "needed, one to train and one to evaluate on; better many"
         )
     if train is None:
-        trains = labels < (n + 1) // 2
+        order = np.random.default_rng((seed, HALVES)).permutation(n)
+        trains = np.isin(labels, order[: (n + 1) // 2])
     else:
         unknown = sorted(set(train) - set(names.tolist()))
         trains = np.isin(names, [*train])
@@ -157,9 +157,9 @@ def halves_of_classes(
     return Source(first, second, "queries", notes)
 
 
-def halves_of_each_class(images: ImageSet, draw: int, notes: tuple[str, ...]) -> Source:
+def halves_of_each_class(images: ImageSet, seed: int, notes: tuple[str, ...]) -> Source:
     """Half of the images of every class, rounded up, trains and is searched; the others ask."""
-    order = np.random.default_rng(draw).permutation(len(images))
+    order = np.random.default_rng((seed, HALVES)).permutation(len(images))
     labels = np.asarray(images.labels)[order]
     order = order[np.argsort(labels, kind="stable")]
     counts = np.bincount(labels)

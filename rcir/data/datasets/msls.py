@@ -8,6 +8,7 @@ the publishers, who score uploaded results: nothing can be calibrated or measure
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
 HELD_OUT = ("cph", "sf")
 SIDES = ("database", "query")
-RADIUS = 25.0  # metres
+RADIUS, NEAR = 25.0, 10.0  # metres: of matches, and of positives in training
 TEXT = {"key": str, "sequence_key": str}  # which may look like numbers
 APART = 1e6  # metres; cities lie in different UTM zones, where equal coordinates are other places
 
@@ -30,7 +31,8 @@ def read(root: Path, cities: str | Sequence[str] | None = None) -> Source:
     """Train on the training cities; ask the queries of cph and sf, search their database images.
 
     Images match if they were taken within 25 m of each other, in the same city. Panoramas are left
-    out, as in the official evaluation.
+    out, as in the official evaluation. Training and validation keep the two sides apart: anchors
+    are queries, their positives database images within 10 m, their negatives those beyond 25 m.
 
     Args:
         root: folder that holds `msls/train_val/<city>/{database,query}`, each with
@@ -87,8 +89,14 @@ def read(root: Path, cities: str | Sequence[str] | None = None) -> Source:
             "sequence",
         )
 
+    parts = [(city, side) for city in chosen for side in SIDES]
+    training = images(*parts)
+    searched = np.concatenate(
+        [np.full((~tables[part].pano).sum(), part[1] == SIDES[0]) for part in parts]
+    )
+    places = training.relevance.arrays()["places"]
     return Source(
-        images(*((city, side) for city in chosen for side in SIDES)),
+        replace(training, relevance=WithinRadius(places, RADIUS, NEAR, searched)),
         images(*((city, "query") for city in HELD_OUT)),
         images(*((city, "database") for city in HELD_OUT)),
         (f"{panoramas} panoramas were left out",) if panoramas else (),

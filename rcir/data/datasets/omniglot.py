@@ -168,5 +168,5 @@ def _read(archive: Path) -> ImageSet:
 
 
 def _decode(content: bytes) -> NDArray[np.uint8]:
-    with Image.open(io.BytesIO(content)) as image:
+    with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
         return 255 - np.asarray(image.convert("L"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 from zipfile import BadZipFile
@@ -25,6 +25,7 @@ from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
 Version = Literal["30k", "250k"]
 QUERIES = "queries_real"
+NEAR = 10.0  # metres: potential positives of NetVLAD's training
 # Of NumPy's files; those of MATLAB are read by `read_mat`.
 DAMAGED = (OSError, ValueError, TypeError, KeyError, EOFError, zlib.error, BadZipFile)
 
@@ -47,7 +48,10 @@ class Index:
 
 
 def read(root: Path, version: Version = "30k", split: Literal["test", "val"] = "test") -> Source:
-    """Train on the training split, database and queries together; evaluate on another.
+    """Train on the training split; evaluate on another.
+
+    Training and validation keep database and queries apart, as the authors do: anchors are
+    queries, their positives database images within 10 m, their negatives those beyond 25 m.
 
     Args:
         root: folder that holds `pittsburgh`: in it `datasets/pitts30k_train.mat` and its siblings,
@@ -79,8 +83,11 @@ def read(root: Path, version: Version = "30k", split: Literal["test", "val"] = "
         f"unpack the database there and the queries into {folder / QUERIES}",
     )
     places = np.concatenate([train.gallery_places, train.query_places])
+    training = _images(folder, train.gallery + train.queries, places, train.radius)
+    searched = np.arange(len(training)) < len(train.gallery)
+    near = min(NEAR, train.radius)
     return Source(
-        _images(folder, train.gallery + train.queries, places, train.radius),
+        replace(training, relevance=WithinRadius(places, train.radius, near, searched)),
         _images(folder, held.queries, held.query_places, held.radius),
         _images(folder, held.gallery, held.gallery_places, held.radius),
     )

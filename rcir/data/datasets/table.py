@@ -26,10 +26,15 @@ from numpy.typing import NDArray
 from pyarrow import ArrowException
 from scipy.sparse import csr_array
 
-from rcir.data.datasets.folder import halves_of_classes, halves_of_each_class, labelled, of_parts
+from rcir.data.datasets.folder import (
+    HALVES,
+    halves_of_classes,
+    halves_of_each_class,
+    labelled,
+    of_parts,
+)
 from rcir.data.division import Source
 from rcir.data.listing import require_images
-from rcir.data.options import require_draw
 from rcir.data.records import ImageSet
 from rcir.data.relevance import SharedLabel, WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
@@ -39,7 +44,7 @@ SPLITS = ("train", "query", "gallery")
 
 
 def read(
-    root: Path, path: str | Path, radius: float = 25.0, open_set: bool = True, draw: int = 0
+    root: Path, path: str | Path, radius: float = 25.0, open_set: bool = True, seed: int = 0
 ) -> Source:
     """The images of a table.
 
@@ -54,7 +59,7 @@ def read(
         path: the table, .csv (UTF-8, with a header) or .parquet.
         radius: of places: distance up to which images match.
         open_set: of a column `label`: whether training sees the labels that evaluate.
-        draw: decides random halves.
+        seed: decides random halves.
 
     Returns:
         Images as paths. Attributes: "class", the name of the label; "group"; "cluster". A row
@@ -63,7 +68,7 @@ def read(
     Raises:
         DataUnavailable: the table or an image is not there.
         InvalidData: the table cannot be read, or a column or value is missing, wrong or twice.
-        InvalidConfig: the radius is not above 0, or `draw` is below.
+        InvalidConfig: the radius is not above 0.
 
     Example:
         >>> import tempfile
@@ -76,7 +81,6 @@ def read(
         >>> source.train.ids, source.queries.ids, source.gallery
         (['1.png'], ['2.png'], 'train')
     """
-    require_draw(draw)
     if not radius > 0 or not np.isfinite(radius):
         raise InvalidConfig(f"data.options.radius is {radius}; it must be above 0")
     file = root / path
@@ -108,12 +112,12 @@ def read(
     if "split" in table:
         return _published(file, table["split"], images, tuple(notes))
     if kind == "label" and open_set:
-        return halves_of_classes(images, None, tuple(notes))
+        return halves_of_classes(images, None, seed, tuple(notes))
     if kind == "label":
-        return halves_of_each_class(images, draw, tuple(notes))
+        return halves_of_each_class(images, seed, tuple(notes))
     if len(images) < 2:
         raise InvalidData(f"{file} has one row: at least two are needed, better thousands")
-    order = np.random.default_rng(draw).permutation(len(images))
+    order = np.random.default_rng((seed, HALVES)).permutation(len(images))
     first, second = np.split(order, [(len(order) + 1) // 2])
     return Source(
         images.subset(np.sort(first)), images.subset(np.sort(second)), "train", tuple(notes)

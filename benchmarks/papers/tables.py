@@ -1,10 +1,10 @@
-"""What the benchmarks of the papers share: trained runs, leave-one-out scores, tables."""
+"""What the benchmarks of the papers share: command line, leave-one-out scores, tables."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,13 @@ import ray
 import torch
 from numpy.typing import NDArray
 
+sys.path.append(str(Path(__file__).parents[1]))
+from common import parser, sized, titled
+
 from rcir.data import ImageSet
 from rcir.encoders import Encoder
-from rcir.encoders.batches import draw, embed
-from rcir.index import nearest_others
+from rcir.encoders.batches import draw_samples, embed
+from rcir.index import build_index, lengths, nearest_others, one_minus_cosine
 from rcir.metrics import (
     OutOfDistribution,
     reliability_lam,
@@ -31,12 +34,12 @@ from rcir.runs.folder import RunFolder, find_run
 DEPTH = 10
 
 
-def options(description: str | None) -> argparse.Namespace:
+def options(description: str | None) -> Namespace:
     """The command line of these benchmarks."""
-    command = argparse.ArgumentParser(description=description)
-    command.add_argument("--runs", type=Path, default=Path("runs/papers"), help="trained runs")
-    command.add_argument("--seeds", type=int, default=3, help="trainings per row")
-    command.add_argument("--json", type=Path, help="write the figures to this file")
+    command = parser(description)
+    runs = Path("runs", sized("papers", "papers-short"))
+    command.add_argument("--runs", type=Path, default=runs, help="trained runs")
+    command.add_argument("--seeds", type=int, default=sized(3, 1), help="trainings per row")
     parsed = command.parse_args()
     torch.set_num_threads(1)  # two scripts side by side use two cores better than one script does
     return parsed
@@ -63,7 +66,8 @@ def search(run: RunFolder, encoder: Encoder, images: ImageSet) -> Searched:
     embedding = embed(encoder, run.preprocessing, images.images)
     distances, positions = nearest_others(embedding.vectors, DEPTH)
     if embedding.uncertainty is None:
-        uncertainty = distances[:, 0].astype(np.float64) ** 2 / 2
+        norms = lengths(embedding.vectors.numpy())
+        uncertainty = one_minus_cosine(distances[:, 0], norms, norms[positions[:, 0]])
     else:
         uncertainty = embedding.uncertainty.numpy().astype(np.float64)
     return Searched(embedding.vectors, distances, positions, uncertainty)
@@ -76,14 +80,14 @@ def outside(
     embedding = embed(encoder, run.preprocessing, images.images)
     if embedding.uncertainty is not None:
         return embedding.uncertainty.numpy().astype(np.float64)
-    index = faiss.IndexFlatL2(found.vectors.shape[1])
-    index.add(found.vectors.numpy())
-    return index.search(embedding.vectors.numpy(), 1)[0][:, 0].astype(np.float64) / 2
+    searched, asked = found.vectors.numpy(), embedding.vectors.numpy()
+    distances, positions = build_index(searched).search(asked, 1)
+    return one_minus_cosine(distances[:, 0], lengths(asked), lengths(searched)[positions[:, 0]])
 
 
 def closed_set_error(run: RunFolder, encoder: Encoder, images: ImageSet) -> float | None:
     """The ECE of Warburg et al. (2023): samples of the network vote with their nearest labels."""
-    drawn = draw(encoder, run.preprocessing, images.images)
+    drawn = draw_samples(encoder, run.preprocessing, images.images)
     if drawn is None:
         return None
     labels = np.asarray(images.labels)
@@ -146,7 +150,7 @@ def show(
     versions = ", ".join(
         f"{module.__name__} {module.__version__}" for module in (torch, np, faiss, ray, mlflow)
     )
-    print(f"### {title}\n")
+    print(f"### {titled(title)}\n")
     for cells in (columns, ["---"] * len(columns), *rows):
         print(f"| {' | '.join(cells)} |")
     print(

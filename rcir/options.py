@@ -33,10 +33,10 @@ def require_options(
         further: names of further options, and their kinds.
 
     Example:
-        >>> def read(root: Path, draw: int = 0) -> None: ...
-        >>> require_options("options", read, {"draw": 2.5})
+        >>> def read(root: Path, size: int = 0) -> None: ...
+        >>> require_options("options", read, {"size": 2.5})
         Traceback (most recent call last):
-        rcir.errors.InvalidConfig: options: draw is 2.5; it must be a whole number
+        rcir.errors.InvalidConfig: options: size is 2.5; it must be a whole number
     """
     parameters = {
         name: found for name, found in signature(reader).parameters.items() if name not in GIVEN
@@ -60,12 +60,6 @@ def require_options(
     for name, value in options.items():
         if name in kinds and not _fits(value, kinds[name]):
             raise InvalidConfig(f"{where}: {name} is {value!r}; it must be {_named(kinds[name])}")
-
-
-def require_draw(draw: int) -> None:
-    """Raise `InvalidConfig` unless it can seed a generator."""
-    if draw < 0:
-        raise InvalidConfig(f"data.options.draw is {draw}; at least 0")
 
 
 def _fits(value: object, kind: Any) -> bool:

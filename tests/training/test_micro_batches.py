@@ -59,7 +59,9 @@ def assert_close(found, expected, rtol=1e-4):
 @pytest.mark.parametrize("scope", ["epoch", "batch"])
 def test_one_part_and_six_train_alike(tiny, scope):
     options = {"batch": 35, "data": DATA, "mining": MINING[scope]}
-    one, six = (trainer_of(tiny(parts=parts, **options)) for parts in (1, 6))
+    one, six = (
+        trainer_of(tiny(micro_batches=micro_batches, **options)) for micro_batches in (1, 6)
+    )
     seen = forward_passes(six)
     expected, found = epochs(one, last=2), epochs(six, last=2)
     assert [each["tuples"] for each in found] == [each["tuples"] for each in expected]
@@ -96,9 +98,9 @@ def naive_tuples(encoder, pixels, labels):
 
 
 @pytest.mark.parametrize("scope", ["epoch", "batch"])
-@pytest.mark.parametrize("parts", [1, 7])
-def test_the_gradient_is_that_of_the_mean_loss_of_all_tuples(tiny, scope, parts):
-    config = tiny(batch=313, parts=parts, data=DATA, mining=MINING[scope])
+@pytest.mark.parametrize("micro_batches", [1, 7])
+def test_the_gradient_is_that_of_the_mean_loss_of_all_tuples(tiny, scope, micro_batches):
+    config = tiny(batch=313, micro_batches=micro_batches, data=DATA, mining=MINING[scope])
     trainer, naive = trainer_of(config), trainer_of(config)
     labels = naive.images.labels
     pixels = config.preprocessing(naive.images.images)
@@ -113,10 +115,10 @@ def test_the_gradient_is_that_of_the_mean_loss_of_all_tuples(tiny, scope, parts)
         assert_close(trainer.optimizer.state[ours]["exp_avg"], 0.1 * theirs.grad, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("parts", "left_out"), [(4, 0), (5, 4), (1, 0)])
-def test_a_last_batch_of_fewer_tuples_than_parts_is_left_out(tiny, parts, left_out):
+@pytest.mark.parametrize(("micro_batches", "left_out"), [(4, 0), (5, 4), (1, 0)])
+def test_a_last_batch_of_fewer_tuples_than_parts_is_left_out(tiny, micro_batches, left_out):
     # 313 tuples are 3 batches of 103 and 4 tuples.
-    config = tiny(batch=103, parts=parts, data=DATA)
+    config = tiny(batch=103, micro_batches=micro_batches, data=DATA)
     trainer = trainer_of(config)
     (found,) = epochs(trainer)
     assert found["tuples"] == 313 - left_out
@@ -127,7 +129,7 @@ def test_a_last_batch_of_fewer_tuples_than_parts_is_left_out(tiny, parts, left_o
 def test_dropout_is_drawn_for_each_part_of_each_step(tiny):
     """Of pictures that are all the same, by weights that stay as they are."""
     options = {
-        **{"batch": 32, "parts": 2, "mining": MINING["batch"]},
+        **{"batch": 32, "micro_batches": 2, "mining": MINING["batch"]},
         "encoder": EncoderConfig("mc-dropout", dim=8, options={"passes": 2}),
         "optimizer": OptimizerConfig(lr=1e-12),
     }

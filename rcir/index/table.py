@@ -1,0 +1,117 @@
+"""The table of indexes, and the configuration that names one."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.errors import InvalidConfig
+from rcir.index.base import Index
+
+INDEXES = {"flat": "rcir.index.flat:FlatIndex"}
+PROTOCOL = ("Options", "build", "add", "remove", "search", "version", "save", "load", "__len__")
+
+
+def find_index(kind: str) -> type[Index]:
+    """The class of an index: one of `INDEXES`, or one of yours by its import path.
+
+    Args:
+        kind: a name in `INDEXES`, or "package.module:Class". The module is imported, also by
+            whoever loads a retriever with it: it must be importable there.
+
+    Raises:
+        InvalidConfig: there is no such name, module or class, or it lacks a part of `Index`.
+
+    Example:
+        >>> find_index("flat") is find_index("rcir.index.flat:FlatIndex")
+        True
+    """
+    module, colon, attribute = str(INDEXES.get(kind, kind)).partition(":")
+    if not colon:
+        raise InvalidConfig(
+            f"index.kind {kind!r} is unknown; choose one of {', '.join(INDEXES)}, or give the "
+            'import path of an index of your own, "package.module:Class"'
+        )
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidConfig(
+            f"index.kind {kind!r} cannot be imported ({error}): install the package it is in, or "
+            "put its folder on PYTHONPATH"
+        ) from error
+    missing = [part for part in PROTOCOL if not hasattr(found, part)]
+    if not isinstance(found, type) or missing:
+        raise InvalidConfig(
+            f"index.kind {kind!r} is no index: it has no {', '.join(missing) or 'class'}; see "
+            "rcir.index.Index"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class IndexConfig:
+    """Which index, and its options.
+
+    Args:
+        kind: "flat" (exact), or the import path of an index of your own, "package.module:Class";
+            see `rcir.index.Index`.
+        options: of the index, see its `Options`; those that are left out are its defaults.
+
+    Raises:
+        InvalidConfig: there is no such index, or it has no such option.
+
+    Example:
+        >>> IndexConfig(options={"lists": 100})
+        Traceback (most recent call last):
+        rcir.errors.InvalidConfig: index.options of flat: there is no option lists; there are none
+    """
+
+    kind: str = "flat"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.index_options()
+
+    def index_options(self) -> Any:
+        """The options as the index's own type, all of them."""
+        from rcir.options import require_options  # loads torch, which a table does without
+
+        kind = find_index(self.kind).Options
+        require_options(f"index.options of {self.kind}", kind, self.options)
+        return kind(**self.options)
+
+    @classmethod
+    def of(cls, index: Index) -> IndexConfig:
+        """The configuration that an index was built with.
+
+        Raises:
+            InvalidConfig: its class cannot be found by whoever loads it.
+        """
+        kind = type(index)
+        path = f"{kind.__module__}:{kind.__qualname__}"
+        # A name that somebody put into the table is not in that of whoever loads it.
+        own = path.startswith("rcir.")
+        name = next((name for name, known in INDEXES.items() if own and known == path), path)
+        if kind.__module__ == "__main__" or find_index(name) is not kind:
+            raise InvalidConfig(
+                f"{path} is defined where whoever loads it cannot import it: move the index to a "
+                "module of its own"
+            )
+        return cls(name, asdict(index.options))
+
+
+def build_index(vectors: NDArray[np.float32], config: IndexConfig | None = None) -> Index:
+    """An index of vectors (n, d); the exact one, "flat", unless another is asked for.
+
+    Example:
+        >>> build_index(np.eye(3, dtype=np.float32)).search(np.ones((1, 3), np.float32), 1)[0]
+        array([[1.4142135]], dtype=float32)
+    """
+    config = config or IndexConfig()
+    return find_index(config.kind).build(vectors, config.index_options())

@@ -1,0 +1,23 @@
+"""A retriever as a folder of plain files, and back.
+
+    manifest.json           format version, and the SHA-256 of every other file
+    retriever.json          encoder, preprocessing, index, depth, controllers, what it was
+                            calibrated on, and how many retrievers it was chosen among
+    encoder.safetensors     weights, if it has an encoder
+    controller.safetensors  score functions, outcomes of tuning split and calibration queries
+    index/                  the index's own files
+    gallery.json            ids
+    relevance.safetensors   labels of the gallery images or what else says which queries match them
+    uncertainty.npy         uncertainties of the gallery images, if the encoder states any
+    norms.npy               lengths of their vectors, unless it does or they are all 1
+    items.safetensors       embeddings of the gallery images, if the encoder re-ranks by them
+    digests.npy             digests of the gallery images, if they are known
+    queries.npy             digests of the queries that it was tuned or calibrated with
+
+Nothing in it is, or is read as, a pickle.
+"""
+
+from rcir.retrieval.storage.folder import check_place, load, save
+from rcir.retrieval.storage.weights import load_encoder, save_encoder, save_tensors
+
+__all__ = ["check_place", "load", "load_encoder", "save", "save_encoder", "save_tensors"]

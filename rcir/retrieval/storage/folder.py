@@ -1,0 +1,171 @@
+"""Saving a retriever to a folder, and loading it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save as save_arrays
+
+from rcir.data.preprocessing import Preprocessing
+from rcir.encoders import EncoderConfig, find_method
+from rcir.errors import CorruptRetriever, NoRetriever
+from rcir.files import read_array, settle, write_folder
+from rcir.index import IndexConfig, find_index
+from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.storage.checks import (
+    DESCRIPTION,
+    require,
+    require_array,
+    require_fields,
+    require_finite,
+    require_texts,
+)
+from rcir.retrieval.storage.controllers import controllers_of, describe_controllers
+from rcir.retrieval.storage.gallery import (
+    DIGESTS,
+    load_gallery,
+    load_index,
+    save_gallery,
+    save_index,
+)
+from rcir.retrieval.storage.manifest import MANIFEST, is_retriever, verified_files, write_manifest
+from rcir.retrieval.storage.weights import load_encoder, require_loadable, save_encoder
+from rcir.risk.bonferroni import check_among
+
+WEIGHTS = "encoder.safetensors"
+
+
+def save(retriever: Retriever, folder: str | os.PathLike[str]) -> Path:
+    """Write a retriever to a folder, replacing a retriever that is there.
+
+    Raises:
+        CorruptRetriever: what is there is not a retriever and nothing else; it is kept.
+        InvalidConfig: encoder or index could not be built again from their configuration.
+    """
+    target = Path(folder)
+    if retriever.encoder is not None:
+        require_loadable(retriever.encoder)
+    IndexConfig.of(retriever.index)
+    check_place(target)
+    write_folder(target, lambda aside: _fill(retriever, aside))
+    return target
+
+
+def check_place(target: Path) -> None:
+    """Raise the `CorruptRetriever` that `save` would raise."""
+    settle(target)
+    if target.exists() and not is_retriever(target):
+        raise CorruptRetriever(
+            f"{target} holds something other than a retriever: it is left alone; choose another "
+            "folder"
+        )
+
+
+def load(folder: str | os.PathLike[str]) -> Retriever:
+    """Read a retriever, checking every file against its checksum first.
+
+    Raises:
+        NoRetriever: there is no such folder, or it holds no manifest.
+        CorruptRetriever: a file is missing or changed, or the format is not this version's.
+    """
+    source = Path(folder)
+    settle(source)
+    if not (source / MANIFEST).is_file():
+        raise NoRetriever(
+            f"{source} holds no retriever (no {MANIFEST}): make one with `rcir demo` or "
+            "`python -m calibration`"
+        )
+    files = verified_files(source)
+    with _refusing(source):
+        description = _description(source)
+    # A class of the user's own may be absent: that is no damage.
+    encoder, index = description["encoder"] or {}, description["index"]
+    for name, find in ((encoder.get("method"), find_method), (index.get("kind"), find_index)):
+        if isinstance(name, str) and ":" in name:
+            find(name)
+    with _refusing(source):
+        return _read(source, files, description)
+
+
+@contextmanager
+def _refusing(source: Path) -> Iterator[None]:
+    """Refuse a folder for whatever goes wrong: anybody may have written it."""
+    try:
+        yield
+    except Exception as error:
+        raise CorruptRetriever(
+            f"{source} cannot be read although its checksums are right ({error!r}): it was "
+            "written by something else; calibrate again"
+        ) from error
+
+
+def _description(folder: Path) -> dict[str, Any]:
+    description: dict[str, Any] = json.loads((folder / "retriever.json").read_text())
+    require_fields(description, DESCRIPTION, "retriever.json")
+    for name in ("encoder", "preprocessing", "index"):
+        require_finite(description[name], name)
+    for name in ("calibrated_on", "label_names"):
+        require_texts(description[name], name)
+    return description
+
+
+def _fill(retriever: Retriever, folder: Path) -> None:
+    described, arrays = describe_controllers(retriever.controllers)
+    description: dict[str, Any] = {
+        "encoder": None,
+        "preprocessing": None,
+        "index": save_index(retriever.index, folder),
+        "max_depth": retriever.max_depth,
+        "calibrated_on": retriever.calibrated_on,
+        "origin": retriever.origin,
+        "chosen_among": retriever.chosen_among,
+        "label_names": {str(label): name for label, name in retriever.label_names.items()},
+        "controllers": described,
+    }
+    if retriever.encoder is not None and retriever.preprocessing is not None:
+        description["encoder"] = asdict(retriever.encoder.config)
+        description["preprocessing"] = asdict(retriever.preprocessing)
+        save_encoder(retriever.encoder, folder / WEIGHTS)
+    if arrays:
+        (folder / "controller.safetensors").write_bytes(save_arrays(arrays))
+        np.save(folder / "queries.npy", retriever.query_digests, allow_pickle=False)
+    save_gallery(retriever, folder)
+    (folder / "retriever.json").write_text(json.dumps(description, indent=1))
+    write_manifest(folder)
+
+
+def _read(folder: Path, files: Set[str], description: dict[str, Any]) -> Retriever:
+    encoder = preprocessing = None
+    if description["encoder"] is not None:
+        preprocessing = Preprocessing.from_dict(description["preprocessing"])
+        config = EncoderConfig(**description["encoder"])
+        encoder = load_encoder(config, preprocessing, folder / WEIGHTS)
+    require((encoder is not None) == (WEIGHTS in files), "weights without an encoder")
+    retriever = Retriever(
+        encoder,
+        preprocessing,
+        load_index(description["index"], folder),
+        depth=description["max_depth"],
+        **load_gallery(folder, files),
+    )
+    retriever.origin = description["origin"]
+    retriever.chosen_among = check_among(description["chosen_among"])
+    names = description["label_names"].items()
+    retriever.label_names = {int(label): str(name) for label, name in names}
+    if description["controllers"]:
+        arrays = load_arrays(folder / "controller.safetensors")
+        described = description["controllers"]
+        retriever.controllers = controllers_of(described, arrays, retriever.gallery)
+        retriever.calibrated_on = description["calibrated_on"]
+        retriever.query_digests = read_array(folder / "queries.npy")
+        queries = len(retriever.controller.tuning) + len(retriever.controller.calibration)
+        require_array(retriever.query_digests, DIGESTS, (queries,), "queries.npy")
+    return retriever

@@ -1,0 +1,218 @@
+"""What is written whole or not at all, killed at every step that it makes in the file system."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rcir.files import is_dead, owner, settle, write_file, write_folder, write_json
+from tests.kills import DEAD
+
+
+def contents(folder):
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def fill(text):
+    def into(folder):
+        (folder / "a").write_text(text)
+        (folder / "b").write_text(text)
+
+    return into
+
+
+OLD, NEW = {"a": "old", "b": "old"}, {"a": "new", "b": "new"}
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("by", ["settle", "write"])
+def test_a_folder_survives_a_kill_at_every_step(tmp_path, kill, there, by):
+    seen, steps = [], 0
+    while True:
+        target = tmp_path / str(steps) / "it"
+        target.parent.mkdir()
+        if there:
+            write_folder(target, fill("old"))
+        died = kill(steps, lambda target=target: write_folder(target, fill("new")))
+        if by == "settle":
+            settle(target)
+            seen.append(contents(target) if target.exists() else None)
+            assert seen[-1] in (OLD if there else None, NEW), steps
+            assert [path.name for path in target.parent.iterdir()] == ["it"] * target.exists()
+        write_folder(target, fill("after"))
+        assert contents(target) == {"a": "after", "b": "after"}
+        assert [path.name for path in target.parent.iterdir()] == ["it"]
+        if not died:
+            break
+        steps += 1
+    # mkdir, two files, two renames, and what was there: its rename, two files, the folder.
+    assert steps >= (8 if there else 4)
+    if by == "settle":
+        assert seen[0] == (OLD if there else None)
+        assert seen[-1] == NEW
+
+
+def test_a_recovery_that_is_killed_itself_is_taken_up(tmp_path, kill):
+    target = tmp_path / "it"
+    for first in range(9):
+        for second in range(6):
+            write_folder(target, fill("old"))
+            kill(first, lambda: write_folder(target, fill("new")))
+            kill(second, lambda: settle(target))
+            settle(target)
+            assert contents(target) in (OLD, NEW), (first, second)
+            assert [path.name for path in tmp_path.iterdir()] == ["it"]
+
+
+def test_a_file_survives_a_kill_at_every_step(tmp_path, kill):
+    target = tmp_path / "metrics.json"
+    for steps in range(4):
+        write_json(target, {"epoch": 1})
+        kill(steps, lambda: write_json(target, {"epoch": 2}))
+        assert target.read_text() in ('{\n "epoch": 1\n}', '{\n "epoch": 2\n}')
+        write_json(target, {"epoch": 3})
+        assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
+    assert steps == 3
+
+
+def test_what_living_processes_and_other_hosts_write_is_left_alone(tmp_path):
+    target = tmp_path / "it"
+    host, number, start = owner().split("-")
+    other = f"{int(host, 16) ^ 1:08x}"
+    names = [
+        f".it-{owner()}-00000000",
+        f".it-{owner()}-00000000-old",
+        f".it-{host}-1-{start}0-00000000".replace(f"-{start}0-", f"-{_started(1)}-"),
+        f".it-{other}-{number}-{start}-00000000",
+        f".it-{other}-{2**22 - 1}-1-00000000-old",
+        ".it-notes",
+        ".it-0123456789abcdef0123456789abcdef",
+        f".item-{DEAD}-00000000",
+    ]
+    for name in names:
+        (tmp_path / name).mkdir()
+    (tmp_path / f".it-{DEAD}-00000000").mkdir()
+    settle(target)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    write_folder(target, fill("new"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, "it"])
+
+
+def _started(number):
+    told = Path(f"/proc/{number}/stat").read_bytes()
+    return told.rpartition(b")")[2].split()[19].decode()
+
+
+def test_a_process_is_told_from_a_later_one_of_its_number():
+    host, number, start = owner().split("-")
+    assert not is_dead(owner())
+    assert is_dead(f"{host}-{number}-{int(start) + 1}")
+    assert is_dead(DEAD)
+    assert not is_dead(f"{int(host, 16) ^ 1:08x}-{2**22 - 1}-1")
+
+
+def test_a_killed_process_that_nobody_waited_for_is_dead():
+    process = subprocess.Popen(["sleep", "60"])
+    name = f"{owner().split('-')[0]}-{process.pid}-{_started(process.pid)}"
+    assert not is_dead(name)
+    process.kill()
+    while not is_dead(name):  # it is no child that was waited for
+        time.sleep(0.01)
+    process.wait()
+    assert is_dead(name)
+
+
+def test_an_exception_leaves_what_was_there(tmp_path):
+    target = tmp_path / "it"
+    write_folder(target, fill("old"))
+
+    def full(folder):
+        fill("new")(folder)
+        raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space"):
+        write_folder(target, full)
+    assert contents(target) == OLD
+    assert [path.name for path in tmp_path.iterdir()] == ["it"]
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "it.json", object())
+    assert [path.name for path in tmp_path.iterdir()] == ["it"]
+
+
+def test_of_two_that_write_one_folder_the_later_stays(tmp_path, monkeypatch):
+    target = tmp_path / "it"
+    write_folder(target, fill("old"))
+
+    def slowly(folder):
+        fill("new")(folder)
+        write_folder(target, fill("meanwhile"))
+
+    write_folder(target, slowly)
+    assert contents(target) == NEW
+    rename, first = os.rename, []
+
+    def between(source, place, **options):
+        rename(source, place, **options)
+        if str(place).endswith("-old") and not first:
+            first.append(place)
+            write_folder(target, fill("meanwhile"))
+
+    monkeypatch.setattr(os, "rename", between)
+    write_folder(target, fill("old"))
+    assert first
+    assert contents(target) == OLD
+    assert [path.name for path in tmp_path.iterdir()] == ["it"]
+
+
+REAL = """
+import os, signal, sys
+from pathlib import Path
+from rcir.files import write_folder
+left = int(sys.argv[2])
+def step(event, arguments):
+    global left
+    if event == "os.rename":
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+sys.addaudithook(step)
+def fill(folder):
+    for name in "ab":
+        (folder / name).write_text("new")
+write_folder(Path(sys.argv[1]), fill)
+"""
+
+
+@pytest.mark.parametrize(("renames", "expected"), [(0, OLD), (1, NEW), (2, NEW)])
+def test_real_kills(tmp_path, renames, expected):
+    target = tmp_path / "it"
+    write_folder(target, fill("old"))
+    process = subprocess.run([sys.executable, "-c", REAL, str(target), str(renames)], check=False)
+    assert process.returncode == -signal.SIGKILL
+    assert target.exists() == (renames != 1)
+    settle(target)
+    assert contents(target) == expected
+    assert [path.name for path in tmp_path.iterdir()] == ["it"]
+
+
+def test_a_folder_that_cannot_be_written_to_is_read(tmp_path, monkeypatch):
+    target = tmp_path / "it"
+    (tmp_path / f".it-{DEAD}-00000000-old").mkdir()
+
+    def refuse(*_arguments, **_options):
+        raise PermissionError("read-only file system")
+
+    monkeypatch.setattr(os, "rename", refuse)
+    settle(target)
+    settle(tmp_path / "nowhere" / "it")
+    assert not target.exists()
+
+
+def test_write_file_keeps_what_others_write_beside_it(tmp_path):
+    write_file(tmp_path / "a.json", b"1")
+    write_file(tmp_path / "a.json.bak", b"2")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.json.bak"]
