@@ -62,7 +62,10 @@ def test_queries_that_know_of_clusters_are_warned_of_unless_one_is_named(own, pe
     ("change", "said"),
     [
         ({"clusters": np.array(["a"] * 99)}, r"400 queries, clusters \(99,\) of type"),
-        ({"clusters": np.arange(400) / 7}, r"clusters \(400,\) of type float64: give each a string"),
+        (
+            {"clusters": np.arange(400) / 7},
+            r"clusters \(400,\) of type float64: give each a string",
+        ),
         ({"clusters": None}, "give clusters and what they are"),
         ({"cluster": None}, "give clusters and what they are"),
     ],
