@@ -22,7 +22,7 @@ data:
 encoder:
   dim: 8
 mining:
-  count: 1
+  num_negatives: 1
 """
 
 

@@ -122,7 +122,7 @@ def test_a_value_of_another_type_is_refused_by_name(name, option, value, allowed
 def test_whole_numbers_are_numbers_and_numpys_are_too(reader, tmp_path):
     options = {"validation": np.int64(3), "gallery": np.float32(0.5), "tuning": 4, "radius": 3}
     load_splits(DataConfig("table", root=str(tmp_path), options=options))
-    assert reader == [(tmp_path, {"radius": 3})]
+    assert reader == [(tmp_path, {"radius": 3, "seed": 0})]
 
 
 def test_a_fault_of_a_reader_is_not_taken_for_a_wrong_option(monkeypatch, tmp_path):
