@@ -259,4 +259,4 @@ def test_what_an_earlier_demo_left_is_cleared(tmp_path, name):
     elif name == "empty":
         target.mkdir()
     _clear(target)
-    assert list(target.iterdir()) == []
+    assert [path.name for path in target.iterdir()] == [".rcir-demo"], "it says whose it is"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from json import dumps
-from typing import get_args
 
 from rcir.printable import printable
 from rcir.retrieval.answer import Options
-from rcir.risk import Risk
+from rcir.risk.risks import risk_names
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -23,7 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--delta", type=float, default=0.1, help="probability of misleading calibration queries"
     )
-    parser.add_argument("--risk", choices=get_args(Risk), default="miss", help="what to control")
+    parser.add_argument("--risk", choices=risk_names(), default="miss", help="what to control")
     parser.add_argument("--distinct", choices=["label"], help="one image of each label")
     parser.add_argument("--group", help="the group that the queries belong to")
     parser.add_argument(

@@ -152,7 +152,7 @@ class Witness(Constant):
     """Notes who is priced, by uncertainty, which no two images share."""
 
     def __init__(self, fitted):
-        self.seen = {"score_function": fitted.uncertainty}
+        self.seen = {"tuning": fitted.uncertainty}
 
     def scores(self, rankings, ranks):
         self.seen["calibration"] = rankings.uncertainty

@@ -163,6 +163,8 @@ def _try(controller: RiskController, gallery: Gallery, distinct: Distinct) -> No
         np.broadcast_to(np.linspace(0.1, 1, depth, dtype=np.float32), shape),
         None if gallery.labels is None else np.broadcast_to(np.arange(depth) // 2, shape),
         None if gallery.uncertainty is None else np.full(shape, np.median(gallery.uncertainty)),
+        # Of labels, keys tell.
+        None if gallery.relevance is None or gallery.labels is not None else np.ones(shape, int),
     )
     with np.errstate(over="raise", invalid="raise", divide="raise"):
         if distinct is not None:
