@@ -130,7 +130,9 @@ def _measure(
 
 def _alike(queries: Queries, controller: RiskController) -> RiskController:
     """The controller of the same queries with one size for all."""
-    return RiskController(Constant(), queries.tuning, queries.calibration, controller.bound)
+    # Whoever searched them anew may not know of their groups, which the controller does.
+    calibration = replace(queries.calibration, groups=controller.groups)
+    return RiskController(Constant(), queries.tuning, calibration, controller.bound)
 
 
 def _constant_size(alike: RiskController, request: Request, test: LabelledResults) -> float | None:

@@ -42,7 +42,7 @@ class Embedder:
     Example:
         >>> from rcir.encoders import EncoderConfig, build_encoder
         >>> encoder = build_encoder(EncoderConfig("btl", dim=16), channels=1, size=(8, 16))
-        >>> Embedder()(encoder, Preprocessing(), np.zeros((2000, 8, 16), np.uint8)).mean.shape
+        >>> Embedder()(encoder, Preprocessing(), np.zeros((2000, 8, 16), np.uint8)).vectors.shape
         torch.Size([2000, 16])
     """
 

@@ -103,7 +103,8 @@ class CalibratedSearcher(Searcher):
             >>> splits = load_splits(DataConfig("digits", seed=1))
             >>> tuning = retriever.search_labelled(splits.tuning)
             >>> calibration = retriever.search_labelled(splits.calibration, group="occluded")
-            >>> sizes = retriever.calibrate(tuning, calibration)
+            >>> # These numbers are made of digits that recur.
+            >>> sizes = retriever.calibrate(tuning, calibration, recurring=True)
             >>> sizes[None]["learned"][0.1] < sizes[None]["constant"][0.1]
             True
             >>> query = splits.test.images[0]

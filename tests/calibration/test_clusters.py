@@ -89,7 +89,10 @@ def test_risks_are_means_over_people_of_what_the_retriever_answers(clustered, di
     for row in certified:
         answers = loaded.retrieve(list(test.images), row["alpha"], DELTA)
         missed = np.array(
-            [each not in answer.labels for each, answer in zip(test.labels, answers, strict=True)]
+            [
+                test.label_names[each] not in answer.labels
+                for each, answer in zip(test.labels.tolist(), answers, strict=True)
+            ]
         )
         shares = [missed[names == name].mean() for name in people(test)]
         assert row["test_risk"] == pytest.approx(np.mean(shares))

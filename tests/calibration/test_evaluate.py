@@ -133,7 +133,7 @@ def test_figures_and_numbers_are_in_a_run_of_their_own(evaluated, trained, track
 
 @pytest.mark.usefixtures("undrawn")
 def test_without_an_output_it_is_beside_the_retriever_and_the_levels_are_the_usual(copy, capsys):
-    before = {path: path.read_bytes() for path in copy.iterdir()}
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     assert main(["evaluate", "--retriever", str(copy)]) == 0
     output = copy.parent / "evaluation"
     assert {path.name for path in output.iterdir()} == {"report.html", "results.json"}
@@ -144,7 +144,7 @@ def test_without_an_output_it_is_beside_the_retriever_and_the_levels_are_the_usu
         (0.2, 0.1),
     ]
     assert not any(name.startswith("ood") for name in results["quality"])
-    assert {path: path.read_bytes() for path in copy.iterdir()} == before
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
     assert main(["evaluate", "--retriever", str(copy), "--alphas", "0.4"]) == 0
     results = json.loads((output / "results.json").read_text())
     assert [row["alpha"] for row in results["rows"]] == [0.4], "an earlier one is replaced"

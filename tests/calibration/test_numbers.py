@@ -56,7 +56,7 @@ def test_every_row_follows_from_the_three_splits(outcome, searched, number):
     alone.
     """
     row = outcome.evaluation.rows[number]
-    score_function = searched["score_function"][0]
+    score_function = searched["tuning"][0]
     uncertainty, ranks = searched["calibration"]
     threshold = calibrated(ranks, scale(uncertainty, score_function), row.alpha)
     constant = calibrated(ranks, np.ones(len(ranks)), row.alpha)
@@ -93,7 +93,7 @@ def test_recall_and_aurocs_are_those_of_the_test_split(outcome, searched, traine
 
 def test_reliability_is_scaled_by_the_tuning_split(outcome, searched):
     uncertainty, ranks = searched["test"]
-    score_function = searched["score_function"][0]
+    score_function = searched["tuning"][0]
     sure = 1 - np.clip((uncertainty - score_function.min()) / np.ptp(score_function), 0, 1)
     bins = np.minimum((sure * 10).astype(int), 9)
     np.testing.assert_array_equal(
@@ -118,9 +118,9 @@ def test_the_retriever_on_disk_returns_the_measured_sets(outcome, trained):
 STATEMENTS = {
     "miss, distinct labels": {"distinct": "label"},
     "miss, abstaining": {"abstain": True},
-    "miss, whatever alpha": {"simultaneous": True},
     "recall": {"risk": "recall"},
     "false discovery": {"risk": "false-discovery"},
+    "miss, whatever alpha": {"simultaneous": True},
     "miss, group False": {"group": "False"},
     "miss, group True": {"group": "True"},
     "miss, any mix of groups": {"mix": "any"},
@@ -176,7 +176,7 @@ def test_what_others_are_compared_with_follows_from_the_splits(outcome, searched
     names = [*splits.calibration.ids, *splits.test.ids]
     assert found.queries == hashlib.sha256(json.dumps(names).encode()).hexdigest()
     assert (found.on, found.score_function) == ("test", "minmax")
-    score_function = searched["score_function"][0]
+    score_function = searched["tuning"][0]
     uncertainty, ranks = searched["calibration"]
     (part,) = found.parts
     assert part.scores == pytest.approx((ranks - 1) / scale(uncertainty, score_function), rel=1e-6)
@@ -200,7 +200,7 @@ def test_what_a_group_needs_follows_from_its_calibration_queries_alone(outcome, 
             continue
         rows = occluded == (row.statement == "miss, group True")
         threshold = calibrated(
-            ranks[rows], scale(uncertainty, searched["score_function"][0])[rows], row.alpha
+            ranks[rows], scale(uncertainty, searched["tuning"][0])[rows], row.alpha
         )
         constant = calibrated(ranks[rows], np.ones(rows.sum()), row.alpha)
         assert row.threshold == (None if threshold is None else pytest.approx(threshold, rel=1e-6))
@@ -299,7 +299,7 @@ def test_results_json_has_these_keys_and_the_same_numbers(outcome):
         "test_risk",
         "mean_size",
     )
-    keys = (*keys, "constant_size", "answered")
+    keys = (*keys, "constant_size", "answered", "refusal")
     assert others == [{key: getattr(row, key) for key in keys} for row in evaluation.others]
     assert rows == [{key: getattr(row, key) for key in keys} for row in evaluation.rows]
     assert rows[0]["threshold"] is None

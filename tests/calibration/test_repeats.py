@@ -28,7 +28,8 @@ def judged(rng, n, depth=12):
     ranks = 1 + rng.poisson(6 * uncertainty)
     relevant = ranks[:, None] == np.arange(1, depth + 1)
     distances = np.sort(rng.uniform(0.1, 1.9, (n, depth)), axis=1).astype(np.float32)
-    found = SearchResults(uncertainty, depth, distances)
+    # What `nearest` is given in place of embeddings.
+    found = SearchResults(uncertainty, depth, distances, vectors=distances[:, :1])
     return LabelledResults.of(found, relevant, np.ones(n, np.int64))
 
 
@@ -38,7 +39,11 @@ def synthetic(n_calibration, n_test, score_function=MinMax, bound="binomial"):
     parts = [judged(rng, n) for n in (200, n_calibration, n_test)]
     fitted = score_function.fit(parts[0], parts[0].ranks)
     controller = RiskController(fitted, *parts[:2], bound)
-    return SimpleNamespace(controllers={None: controller}), *parts
+
+    def nearest(vectors):
+        return None, None, vectors[:, 0].astype(np.float64) ** 2 / 2
+
+    return SimpleNamespace(controllers={None: controller}, nearest=nearest), *parts
 
 
 @pytest.fixture(scope="module")

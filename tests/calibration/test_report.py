@@ -177,7 +177,7 @@ def test_a_third_table_states_what_the_score_function_was_chosen_by(chosen):
     page = Page(chosen.report.read_text(encoding="utf-8"))
     _, _, rows, *_ = page.tables
     comparison = chosen.evaluation.comparison
-    assert rows[0] == ["score_function", *(f"alpha {alpha:g}" for alpha in comparison["constant"])]
+    assert rows[0] == ["score function", *(f"alpha {alpha:g}" for alpha in comparison["constant"])]
     assert len(rows[0]) == 3
     names = ["constant", "minmax", "quantile", "learned", "reranked"]
     assert [name for name, *_ in rows[1:]] == names

@@ -13,7 +13,7 @@ import rcir
 from calibration import CalibrationConfig, EvaluationConfig, calibrate, evaluate_retriever
 from rcir.cli import main
 from rcir.data import DataConfig, load_splits
-from rcir.errors import InvalidConfig, RiskUnattainable
+from rcir.errors import CorruptRetriever, InvalidConfig, RiskUnattainable
 from rcir.retrieval.storage import load, save
 from rcir.runs.compare import LOOKED
 from rcir.runs.results import TEST, RunResults
@@ -198,5 +198,5 @@ def test_how_many_it_was_chosen_among_survives_and_calibrating_anew_ends_it(fold
     assert again.chosen_among == 1
     retriever.chosen_among = 0
     save(retriever, folder)
-    with pytest.raises(InvalidConfig, match="chosen among 0; it is a number of retrievers"):
+    with pytest.raises(CorruptRetriever, match="chosen among 0; it is a number of retrievers"):
         load(folder)

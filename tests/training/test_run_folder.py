@@ -154,12 +154,12 @@ def test_images_that_cannot_be_trained_on_leave_nothing_behind(
 
 def test_a_run_keeps_the_parts_it_was_begun_with(trained, tiny):
     assert train(tiny(seed=4, storage=str(trained.path.parent))).finished
-    with pytest.raises(InvalidConfig, match="another parts"):
+    with pytest.raises(InvalidConfig, match="another micro_batches"):
         train(tiny(seed=4, storage=str(trained.path.parent), micro_batches=2))
     begun = train(tiny("begun", epochs=1))
     (begun.path / "encoder.safetensors").unlink()
     replace(begun, finished=False).write()
-    with pytest.raises(InvalidConfig, match=r"begun with batches in 1 parts.* instead of 2"):
+    with pytest.raises(InvalidConfig, match=r"begun with 1 micro-batches.* instead of 2"):
         train(tiny("begun", epochs=1, num_workers=2))
 
 

@@ -92,10 +92,14 @@ def test_recall_is_of_the_images_that_another_one_matches():
         validated(Pixels(), Preprocessing((2, 3)), alone)
 
 
-def test_without_an_own_uncertainty_the_distance_to_the_nearest_other_stands_in():
+def test_without_an_own_uncertainty_the_angle_to_the_nearest_other_stands_in():
     images = draw(40, copies=3)
     found = validated(Pixels(), Preprocessing((2, 3)), images)
-    expected = [distances[0] ** 2 / 2 for distances, _ in others(images)]
+    vectors = images.images.reshape(40, -1) / 255
+    apart = np.linalg.norm(vectors[:, None] - vectors, axis=2) + np.diag(np.full(40, np.inf))
+    nearest = vectors[apart.argmin(1)]
+    lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(nearest, axis=1)
+    expected = 1 - (vectors * nearest).sum(1) / lengths
     np.testing.assert_allclose(found.uncertainty, expected, atol=1e-5)
 
 
