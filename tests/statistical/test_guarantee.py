@@ -105,7 +105,8 @@ def test_the_certified_risk_below_alpha_holds_and_is_not_too_large(
 def test_sets_of_distinct_keys_hold_what_is_promised(
     split, everybody, draws, answers, true_risk, excess, kind
 ):
-    (tuning, tuned), (rankings, columns) = (part.rankings.distinct() for part in (split, everybody))
+    tuned, columns = (part.rankings.key_columns() for part in (split, everybody))
+    tuning, rankings = split.rankings.distinct(tuned), everybody.rankings.distinct(columns)
     ranks = split.relevant, everybody.relevant
     matches = [
         take_columns(relevant, taken, False)
