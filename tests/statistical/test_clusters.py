@@ -152,9 +152,12 @@ def test_sets_for_further_clusters_are_larger_by_less_than_their_guarantee_is_be
 )
 def test_other_risks_hold_in_further_clusters(worlds, decided, true_risk, excess, alphas):
     whole = worlds["constant"].population
-    population = replace(
-        whole, candidate_scores=whole.candidate_scores[:, :6], relevant=whole.relevant[:, :6]
-    )
+    first = {
+        name: values[:, :6]
+        for name, values in vars(whole).items()
+        if isinstance(values, np.ndarray) and values.ndim == 2
+    }
+    population = replace(whole, depth=6, **first)
     found = decided(population, 30, 0.5, Request(alphas, DELTA))
     above = [true_risk(population, risk)(found) > alpha for risk, alpha in alphas.items()]
     clustered, independent = np.any(above, axis=0)
