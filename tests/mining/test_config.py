@@ -12,7 +12,7 @@ from rcir.mining import MiningConfig
         ({"margin": -0.1}, "must not be negative"),
         ({"margin": float("nan")}, "must not be negative"),
         ({"positive": "easiest"}, "choose one of nearest, random, farthest"),
-        ({"negatives": "hard"}, "choose one of hardest, violating, semi-hard, top-random"),
+        ({"negatives": "hard"}, "choose one of hardest, margin-violating, semi-hard, top-random"),
         ({"cache": "some"}, r"mining\.cache 'some' is unknown; choose one of full, sampled"),
         ({"sample": 1}, r"mining\.sample is 1; at least 2"),
         ({"refresh": 0}, r"mining\.refresh is 0; at least 1"),
