@@ -10,8 +10,9 @@ Public names are resolved on first use, so that `import rcir.risk` loads neither
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rcir.import_paths import lazily
 
 if TYPE_CHECKING:
     from rcir.api import load, retrieve, use
@@ -55,7 +56,6 @@ _HOMES = {
     "rcir.retrieval.retriever": ("Retriever",),
     "rcir.risk.guarantee": ("Guarantee",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "CorruptRetriever",
@@ -78,14 +78,4 @@ __all__ = [
     "use",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'rcir' has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazily(__name__, globals(), _HOMES)

@@ -14,6 +14,7 @@ PARTS = (
         "rcir.files",
         "rcir.config",
         "rcir.options",
+        "rcir.import_paths",
         "rcir.cluster",
         "rcir.tracking",
     ),

@@ -5,9 +5,9 @@ What runs a training is resolved on first use: a worker and `--help` need none o
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rcir.import_paths import lazily
 from training.config import TrainingConfig, override
 from training.schedule import CHANGING, Change, OptimizerConfig
 
@@ -20,16 +20,15 @@ if TYPE_CHECKING:
     from training.loop import PLACEMENT_GROUP
     from training.run import check_encoder, check_images, check_places, train
 
-_NAMES = {
-    "certification": ("fold_roles",),
-    "checkpoint": ("last_epoch", "restore_validation"),
-    "ensemble": ("member_configs",),
-    "folder": ("as_json", "run_lock"),
-    "fork": ("fork_run", "snapshot"),
-    "loop": ("PLACEMENT_GROUP",),
-    "run": ("check_encoder", "check_images", "check_places", "train"),
+_HOMES = {
+    "training.certification": ("fold_roles",),
+    "training.checkpoint": ("last_epoch", "restore_validation"),
+    "training.ensemble": ("member_configs",),
+    "training.folder": ("as_json", "run_lock"),
+    "training.fork": ("fork_run", "snapshot"),
+    "training.loop": ("PLACEMENT_GROUP",),
+    "training.run": ("check_encoder", "check_images", "check_places", "train"),
 }
-_HOME_OF = {name: f"training.{module}" for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "CHANGING",
@@ -52,10 +51,4 @@ __all__ = [
     "train",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'training' has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazily(__name__, globals(), _HOMES)

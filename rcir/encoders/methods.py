@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rcir.errors import InvalidConfig
+from rcir.import_paths import find_class, import_path
 
 if TYPE_CHECKING:
     from rcir.encoders.base import Encoder
@@ -34,23 +34,8 @@ def find_method(name: str) -> type[Encoder]:
     """
     from rcir.encoders.base import Encoder  # which needs the configuration, and that this module
 
-    path = METHODS.get(name, name)
-    module, colon, attribute = path.partition(":")
-    if not colon:
-        raise InvalidConfig(
-            f"encoder.method {name!r} is unknown; choose one of {', '.join(METHODS)}, or give the "
-            'import path of an encoder of your own, "package.module:Class"'
-        )
-    try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidConfig(
-            f"encoder.method {name!r} cannot be imported ({error}): install the package it is in, "
-            "or put its folder on PYTHONPATH"
-        ) from error
-    if not (isinstance(found, type) and issubclass(found, Encoder)):
+    found = find_class("encoder.method", name, METHODS)
+    if not issubclass(found, Encoder):
         raise InvalidConfig(
             f"encoder.method {name!r} is no encoder: it must be a subclass of rcir.encoders.Encoder"
         )
@@ -76,5 +61,5 @@ def method_name(kind: type[Encoder]) -> str:
         >>> method_name(find_method("btl"))
         'btl'
     """
-    path = f"{kind.__module__}:{kind.__qualname__}"
+    path = import_path(kind)
     return next((name for name, known in METHODS.items() if known == path), path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -10,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig
+from rcir.import_paths import find_class, import_path
 from rcir.index.base import Index
+from rcir.options import require_options
 
 INDEXES = {"flat": "rcir.index.flat:FlatIndex"}
 PROTOCOL = ("Options", "build", "add", "remove", "search", "version", "save", "load", "__len__")
@@ -30,26 +31,11 @@ def find_index(kind: str) -> type[Index]:
         >>> find_index("flat") is find_index("rcir.index.flat:FlatIndex")
         True
     """
-    module, colon, attribute = str(INDEXES.get(kind, kind)).partition(":")
-    if not colon:
-        raise InvalidConfig(
-            f"index.kind {kind!r} is unknown; choose one of {', '.join(INDEXES)}, or give the "
-            'import path of an index of your own, "package.module:Class"'
-        )
-    try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidConfig(
-            f"index.kind {kind!r} cannot be imported ({error}): install the package it is in, or "
-            "put its folder on PYTHONPATH"
-        ) from error
+    found = find_class("index.kind", kind, INDEXES)
     missing = [part for part in PROTOCOL if not hasattr(found, part)]
-    if not isinstance(found, type) or missing:
+    if missing:
         raise InvalidConfig(
-            f"index.kind {kind!r} is no index: it has no {', '.join(missing) or 'class'}; see "
-            "rcir.index.Index"
+            f"index.kind {kind!r} is no index: it has no {', '.join(missing)}; see rcir.index.Index"
         )
     return found
 
@@ -80,8 +66,6 @@ class IndexConfig:
 
     def index_options(self) -> Any:
         """The options as the index's own type, all of them."""
-        from rcir.options import require_options  # loads torch, which a table does without
-
         kind = find_index(self.kind).Options
         require_options(f"index.options of {self.kind}", kind, self.options)
         return kind(**self.options)
@@ -94,7 +78,7 @@ class IndexConfig:
             InvalidConfig: its class cannot be found by whoever loads it.
         """
         kind = type(index)
-        path = f"{kind.__module__}:{kind.__qualname__}"
+        path = import_path(kind)
         # A name that somebody put into the table is not in that of whoever loads it.
         own = path.startswith("rcir.")
         name = next((name for name, known in INDEXES.items() if own and known == path), path)

@@ -171,7 +171,7 @@ def test_a_configuration_names_the_index_it_was_built_with(config):
         ("no.module:Index", {}, "cannot be imported .*PYTHONPATH"),
         ("rcir.index.flat:Round", {}, "cannot be imported .*Round"),
         ("rcir.index.flat:FlatOptions", {}, "no index: it has no Options, build, add"),
-        ("math:pi", {}, "no index"),
+        ("math:pi", {}, "no class"),
         ("flat", {"block": 3}, "options of flat: there is no option block; there are none"),
         (OWN, {"blok": 3}, "there is no option blok; there are block"),
         (OWN, {"block": 2.5}, "block is 2.5; it must be a whole number"),
