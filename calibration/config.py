@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rcir.errors import InvalidConfig
-from rcir.index import DEPTH, check_depth
+from rcir.index import DEPTH, IndexConfig, check_depth
 from rcir.levels import ALPHAS, DELTA
 from rcir.risk import Bound, check_level
 
@@ -25,6 +25,7 @@ class CalibrationConfig:
         group: attribute of the queries, such as a camera; the retriever then answers per group.
         cluster: attribute of the queries, such as a video or a patient, whose queries are not
             independent of each other; queries are then divided, and calibrated with, by clusters.
+        index: kind and options of the index, see `rcir.index.IndexConfig`.
         depth: candidates searched per query; no set is larger.
         alphas: levels to report. The retriever answers any.
         delta: probability of misleading calibration queries to report. The retriever answers any.
@@ -42,6 +43,7 @@ class CalibrationConfig:
     bound: Bound = "binomial"
     group: str | None = None
     cluster: str | None = None
+    index: IndexConfig = IndexConfig()
     depth: int = DEPTH
     alphas: tuple[float, ...] = ALPHAS
     delta: float = DELTA

@@ -97,7 +97,9 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     asked = _outside(run.data, config.ood)
     embedder = Embedder(config.num_workers, config.use_gpu, output / "embeddings")
     with embedding("gallery", splits.gallery, embedder) as shown:
-        retriever = Retriever.build(encoder, run.preprocessing, splits.gallery, config.depth, shown)
+        retriever = Retriever.build(
+            encoder, run.preprocessing, splits.gallery, config.depth, shown, config.index
+        )
     data = replace(data, root=str(data_root(data)) if data.root else None)
     retriever.origin = {
         "data": asdict(data),

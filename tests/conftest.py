@@ -161,6 +161,8 @@ class Clusters:
             patch.chdir(folder)
             for name, value in (PATIENT | settings).items():
                 patch.setenv(name, value)
+            # Workers import methods that tests define.
+            patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
             # Where processes look for a cluster that they are not told of: they find this one.
             patch.setenv("RAY_TMPDIR", folder)
             session = Path(folder, "ray")

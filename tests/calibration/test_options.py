@@ -212,6 +212,15 @@ def test_a_report_of_nothing_certified_is_still_a_report(trained):
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_an_index_of_ones_own_is_named_on_the_command_line(trained):
+    own = ("--index.kind", "tests.index.brute:BruteIndex", "--index.options", '{"block": 50}')
+    assert main(["--run", str(trained.path), "--output", "own", "--alphas", "[0.3]", *own]) == 0
+    loaded = rcir.load("own/retriever")
+    assert type(loaded.index).__name__ == "BruteIndex"
+    assert loaded.index.options.block == 50
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_where_nothing_is_certified_the_screen_says_why_and_the_status_is_3(trained, capsys):
     command = ["--run", str(trained.path), "--output", "none", "--depth", "3"]
     assert main([*command, "--alphas", "[0.001]", "--score_function", "constant"]) == 3
