@@ -1,4 +1,4 @@
-"""What every benchmark shares: its command line and sizes, its table, its figures as JSON."""
+"""Command line, sizes, table and JSON that every benchmark shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GPU is used for: ResNet-50, 224 x 224, Bayesian Triplet Loss, bfloat16, images in memory.
+"""Use of a GPU: ResNet-50, 224 x 224, Bayesian Triplet Loss, bfloat16, images in memory.
 
 `ours_over_synthetic` compares with steps on one batch that lies on the GPU already; the figures
 beside it are those of benchmarks/training.py; `peak_gib` is the most GPU memory that was held;

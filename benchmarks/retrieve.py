@@ -1,4 +1,4 @@
-"""What `retrieve` costs beyond the encoder's forward pass and the raw FAISS search.
+"""The cost of `retrieve` beyond the encoder's forward pass and the raw FAISS search.
 
 The demo's encoder and gallery, which is the hard case: a forward pass of the small network takes
 tens of microseconds per image, so that every per-query step in Python would show.

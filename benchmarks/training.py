@@ -1,4 +1,4 @@
-"""What training costs beside the bare minimum: mining, Ray, MLflow, a second worker.
+"""The cost of training beside the bare minimum: mining, Ray, MLflow, a second worker.
 
 `ours_over_bare`: the same steps in a bare PyTorch loop without mining take t_step seconds per
 image, forward passes alone t_forward. An epoch of ours trains on n images and embeds m for the

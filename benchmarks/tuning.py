@@ -1,4 +1,4 @@
-"""What a sweep gains, and what it costs beyond its trainings.
+"""Gain of a sweep, and its cost beyond its trainings.
 
 Sweeps `--config`, calibrates the best trial and the configuration that was varied, and compares
 their certified sets on test queries that neither sweep nor calibration saw (alpha and delta of the
@@ -88,7 +88,7 @@ def swept(options: list[str]) -> None:
 
 
 def overhead(given: list[str]) -> dict[str, float]:
-    """What trials of about a minute take beyond the seconds of their epochs.
+    """The seconds of trials of about a minute beyond those of their epochs.
 
     `trial_overhead` is that of the trials, with the processes they are given and the gaps between
     them; `sweep_overhead` also has the start of Ray and what is made of the sweep at its end.

@@ -243,7 +243,7 @@ def _digests(splits: Splits) -> dict[str, str]:
 def _measured(
     retriever: Retriever, evaluation: Evaluation, test: LabelledResults, splits: Splits
 ) -> RunResults:
-    """What `rcir compare` needs to tell whether another encoder is better."""
+    """The results by which `rcir compare` tells whether another encoder is better."""
     controller = retriever.controllers[None]
     numbers = {name.removeprefix("test/"): value for name, value in evaluation.metrics().items()}
     return RunResults(

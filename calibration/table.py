@@ -90,7 +90,7 @@ def _stated(evaluation: Evaluation, row: RiskResult) -> str:
 
 
 def _beyond_depth(evaluation: Evaluation) -> str | None:
-    """What to do about true matches beyond the search depth, where these are many."""
+    """Advice about true matches beyond the search depth, where these are many."""
     lost, smallest = evaluation.beyond_depth, min(row.alpha for row in evaluation.rows)
     if lost < smallest * evaluation.n_test / 2:
         return None

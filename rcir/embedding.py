@@ -1,4 +1,4 @@
-"""What every encoder returns."""
+"""The embedding of images that every encoder returns."""
 
 from __future__ import annotations
 

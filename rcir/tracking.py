@@ -220,7 +220,7 @@ def _store() -> str:
 
 @contextmanager
 def _reachable(uri: str) -> Iterator[None]:
-    """What MLflow says of a store it cannot use, as `TrackingUnavailable`, in half a minute."""
+    """Raise `TrackingUnavailable`, in half a minute, for a store that MLflow cannot use."""
     from mlflow.exceptions import MlflowException
 
     own = {name: value for name, value in IMPATIENT.items() if name not in os.environ}
@@ -246,7 +246,7 @@ def run_tag(run: TrackedRun, name: str) -> str | None:
 
 
 def with_downloaded(uri: str, load: Callable[[Path], Loaded]) -> Loaded:
-    """What `load` makes of an artifact folder, which is fetched to a temporary place for it.
+    """Call `load` with an artifact folder, which is fetched to a temporary place for it.
 
     Raises:
         NoRetriever: MLflow has nothing at that URI.

@@ -1,4 +1,4 @@
-"""What set sizes a calibration on the validation images would certify."""
+"""Certified set sizes by cross-validated calibration on the validation images."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def fold_roles(images: ImageSet) -> list[FoldRoles]:
 def certify(
     vectors: NDArray[np.float32], uncertainty: NDArray[np.float64] | None, images: ImageSet
 ) -> list[Certified]:
-    """What each of the `fold_roles` certifies.
+    """Calibrate in each of the `fold_roles`.
 
     Args:
         vectors: (n, d) embeddings.

@@ -153,7 +153,7 @@ def best_epoch(run: Path) -> int:
 
 
 def restore_validation(run: Path, epoch: int) -> Validation:
-    """What the validation images showed after an epoch."""
+    """Read the validation results of an epoch."""
     path = checkpoint_folder(run, epoch) / "validation.safetensors"
     return Validation.from_arrays(load_arrays(path))
 

@@ -1,4 +1,4 @@
-"""What a training run is made of."""
+"""Configuration of a training run."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def _scaling(config: TrainingConfig) -> ray.train.ScalingConfig:
 
 
 def side_by_side(jobs: Sequence[Callable[[], Done]], on_ray: bool) -> list[Done]:
-    """What each of some jobs returns: on Ray all at once, else one after the other in this process.
+    """Run jobs, on Ray all at once, else one after the other in this process; their results.
 
     The jobs only wait for workers of their own, which Ray starts as far as there are CPUs and GPUs.
     When one fails the others are finished first.

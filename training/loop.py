@@ -37,7 +37,7 @@ PLACEMENT_GROUP = "placement_group"  # where its id is reported
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker is told.
+    """The job of a worker.
 
     Attributes:
         config: of the run.

@@ -1,4 +1,4 @@
-"""What training shows while it works."""
+"""Progress of a training on the screen."""
 
 from __future__ import annotations
 

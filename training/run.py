@@ -153,7 +153,7 @@ def check_places(config: TrainingConfig) -> None:
 
 
 def check_encoder(config: TrainingConfig) -> None:
-    """What cannot be built leaves nothing behind; on the meta device, to try costs nothing."""
+    """Raise `InvalidConfig` if the encoder cannot be built: a dry run on the meta device."""
     with torch.device("meta"):
         build_encoder(
             replace(config.encoder, pretrained=False),

@@ -1,4 +1,4 @@
-"""What changes while a run is trained: the learning rate, and options from an epoch on."""
+"""Schedules: the learning rate, and option overrides from an epoch on."""
 
 from __future__ import annotations
 

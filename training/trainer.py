@@ -36,7 +36,7 @@ from training.workers import CPU, Workers
 
 @dataclass
 class Trainer:
-    """What this worker trains with.
+    """The training of one worker: encoder, optimizer, cache and its share of the images.
 
     A batch is computed in micro-batches. Number p of P holds every P-th tuple (or image) from the
     p-th on, and belongs to worker p mod the number of workers; its dropout is drawn for it, its

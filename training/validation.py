@@ -58,12 +58,12 @@ class Validation:
         return correct
 
     def measured(self, images: ImageSet) -> RunResults:
-        """What other runs are compared with, if anything can be certified of the images."""
+        """The results that other runs are compared with."""
         metrics = {name.removeprefix("validation/"): v for name, v in self.metrics().items()}
         return RunResults("validation", names_digest(images.ids), self.certified, metrics, "auto")
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What it takes to make it again, by name."""
+        """Its state as arrays, by name; `from_arrays` makes it again."""
         own = {name: getattr(self, name) for name in PER_IMAGE}
         for number, part in enumerate(self.certified):
             own |= {
@@ -74,7 +74,7 @@ class Validation:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """What was given as `arrays`."""
+        """Make it again from its `arrays`."""
         numbers = range(sum(name.startswith("scores.") for name in arrays))
         return cls(
             **{name: arrays[name] for name in PER_IMAGE},

@@ -71,7 +71,7 @@ class Workers:
         return own
 
     def broadcast(self, known: Told | None) -> Told:
-        """What the first process knows; nothing in it may be on a GPU. Others may give None."""
+        """Send an object of the first process (without GPU tensors) to all; others give None."""
         told: list[Any] = [known]
         if self.count > 1:
             torch.distributed.broadcast_object_list(told, device=self.device)

@@ -1,4 +1,4 @@
-"""What a sweep is made of."""
+"""Configuration of a sweep."""
 
 from __future__ import annotations
 

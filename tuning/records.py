@@ -60,7 +60,7 @@ class Trial:
 
     @property
     def certified_size(self) -> float:
-        """What it is judged by; infinite if it is not known, or cannot be certified."""
+        """Certified size, the objective; infinite if it is not known, or cannot be certified."""
         return self.metrics.get("certified_size", float("inf"))
 
     @property
@@ -71,7 +71,7 @@ class Trial:
 
 @dataclass
 class Records:
-    """What `sweep.json` holds.
+    """The records of a sweep, as `sweep.json` holds them.
 
     Attributes:
         folder: of the sweep, absolute.

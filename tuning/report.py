@@ -1,4 +1,4 @@
-"""What a sweep leaves behind: the best configuration, a table, figures."""
+"""The report of a sweep: the best configuration, a table, figures."""
 
 from __future__ import annotations
 

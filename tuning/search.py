@@ -1,4 +1,4 @@
-"""What Ray Tune is told of a sweep: which trials to draw, which to stop, how many at a time."""
+"""A sweep in terms of Ray Tune: searcher, scheduler and resources."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Numbered(OptunaSearch):
 
 
 def numbered(number: int, values: Values) -> Values:
-    """What a trial is given: the values of its options, and its number."""
+    """The configuration that Ray Tune gives a trial: its number and option values."""
     return {"number": number} | values
 
 
 def search(
     config: TuningConfig, known: Sequence[Values], note: Callable[[int, Values], None]
 ) -> Searcher | None:
-    """What suggests values, those that are known first; None if all trials are drawn beforehand.
+    """The searcher, told of earlier trials first; None if all trials are drawn beforehand.
 
     Args:
         known: of the trials of an earlier start, by number.
@@ -79,7 +79,7 @@ def search(
 
 
 def scheduler(config: TuningConfig) -> TrialScheduler | None:
-    """What stops trials, or sends them on from another's weights."""
+    """The scheduler: ASHA or population based training."""
     judged: dict[str, Any] = {"time_attr": "epoch", "metric": JUDGED, "mode": "min"}
     if config.scheduler == "asha":
         return ASHAScheduler(
@@ -114,7 +114,7 @@ def _within(space: Mapping[str, Mapping[str, Sequence[Any]]], drawn: Values) -> 
 
 
 def resources(config: TuningConfig) -> dict[str, float]:
-    """What a trial holds. With workers they hold CPUs and GPUs, and it only waits: for one byte."""
+    """Resources of a trial; where workers hold its CPUs and GPUs, a byte of memory."""
     training = config.training
     if training.most_workers:
         return {"memory": 1}

@@ -1,4 +1,4 @@
-"""What a sweep varies: options of a training, each with the values it may take."""
+"""The search space of a sweep: options of a training, each with the values it may take."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def draw(training: TrainingConfig, space: Space, n: int, seed: int) -> list[Valu
 
 
 def domains(training: TrainingConfig, space: Space) -> dict[str, Any]:
-    """What is drawn at random, as Ray Tune samples it; whole numbers for options that are."""
+    """The random options as Ray Tune's domains; of whole numbers for options that are."""
     found: dict[str, Any] = {}
     for name, sampler in space.items():
         kind, values = next(iter(sampler.items()))

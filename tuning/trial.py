@@ -48,7 +48,7 @@ TRANSIENT = (CheckpointFailed, TrackingUnavailable, WorkersLost)
 
 @dataclass(frozen=True)
 class Plan:
-    """What all trials are told.
+    """The facts that all trials of a sweep share.
 
     Attributes:
         config: of the sweep; where it stores and finds data is absolute.
@@ -126,7 +126,7 @@ def _mean(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _member(plan: Plan, name: str, values: Mapping[str, Any]) -> TrainingConfig:
-    """What a member of a population trains: from where another one was, if it was told so."""
+    """The training of a member of a population; from another's checkpoint if it was sent on."""
     own = Path(plan.folder) / name
     given = tune.get_checkpoint()
     if given is not None:
@@ -207,7 +207,7 @@ class Epochs(ray.train.UserCallback):
 
 
 class Reports:
-    """What a trial told Ray Tune, in a file, so that it can be told again."""
+    """Reports of a trial to Ray Tune, in a file, so that they can be repeated."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -247,7 +247,7 @@ class Reports:
 
 
 def read_reports(path: Path) -> dict[str, Any]:
-    """What a trial told, and why it failed if it did."""
+    """Read a trial's reports, and why it failed if it did."""
     found: dict[str, Any] = {"reports": [], "failure": None}
     return found | (json.loads(path.read_text()) if path.is_file() else {})
 
@@ -255,7 +255,7 @@ def read_reports(path: Path) -> dict[str, Any]:
 def _metrics(
     names: Mapping[str, float], parts: Sequence[Certified], config: TuningConfig
 ) -> dict[str, float]:
-    """What a trial is judged by and shown with.
+    """The objective of a trial, and the metrics shown with it.
 
     Where (alpha, delta) cannot be certified, there is no certified size, but something for search
     and scheduler to improve: the mean of sizes of which some are the whole search depth.

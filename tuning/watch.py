@@ -1,4 +1,4 @@
-"""What becomes of trials: noted in the sweep's folder, in MLflow and on the screen."""
+"""The state of trials, written to the sweep's folder, to MLflow and to the screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmarks of the papers share: command line, leave-one-out scores, tables."""
+"""Command line, leave-one-out scores and tables that the benchmarks of the papers share."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ console = Console(highlight=False, markup=False)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """What to do with which set."""
+    """Add the arguments: an action, and the data set."""
     sets = parser.add_subparsers(required=True, metavar="ACTION")
     listed = sets.add_parser("list", help="which sets there are, and which are on disk")
     listed.set_defaults(action=_list)

@@ -11,7 +11,7 @@ from rcir.risk.risks import risk_names
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """What is asked, of which retriever, and with which guarantee."""
+    """Add the arguments: queries, the retriever, the guarantee."""
     parser.add_argument("image", nargs="+", help="image file")
     parser.add_argument(
         "--retriever", help="folder or MLflow URI; without it, RCIR_RETRIEVER names it"

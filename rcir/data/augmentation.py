@@ -66,7 +66,7 @@ def _hidden(squares: NDArray[np.int64], side: int) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class TransformParameters:
-    """What is done to each of n images; None where nothing is.
+    """Parameters of the transform of each of n images; None where nothing is done.
 
     Attributes:
         mirrored: (n,) bool, whether it is flipped left to right; None if the warps do it.
@@ -128,7 +128,7 @@ class TransformParameters:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to training images: warped, recoloured, then hidden in part.
+    """Random transforms of training images: warps, colours, then occlusion.
 
     Args:
         occlusion: probability of a tile to be hit by a black square, see `occlude`; the width of
@@ -174,7 +174,7 @@ class Augmentation:
             )
 
     def draw(self, n: int, size: tuple[int, int], rng: np.random.Generator) -> TransformParameters:
-        """What is to be done to n images of `size` (height, width)."""
+        """Draw the parameters for n images of `size` (height, width)."""
         mirrored = rng.random(n) < 0.5 if self.flip else None
         warps = None
         if self.rotation or self.crop < 1:

@@ -141,7 +141,7 @@ def open_image(source: str | os.PathLike[str] | bytes) -> Iterator[BufferedReade
 
 
 def image_name(source: str | os.PathLike[str] | bytes) -> str:
-    """What errors call the file of an image."""
+    """The name of an image's file in errors."""
     return f"the picture of {len(source)} bytes" if isinstance(source, bytes) else str(Path(source))
 
 

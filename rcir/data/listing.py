@@ -1,4 +1,4 @@
-"""What index files of published data sets list, and whether the listed images are there."""
+"""Index files of published data sets, and whether the listed images are there."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ DAMAGED = (
 def read_mat(
     path: Path, take: Callable[[Mapping[str, Any]], Content], squeeze: bool = False
 ) -> Content:
-    """What is taken of the variables of a file.
+    """Read variables of a MATLAB file.
 
     Args:
         path: a .mat file of MATLAB up to version 7.2.

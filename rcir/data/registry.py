@@ -87,7 +87,7 @@ class DataSet:
         return divide(source, seed=seed, **{**self.parts, **how})
 
     def function(self) -> Callable[..., Any]:
-        """What gives the set as published."""
+        """The function that reads the set as published."""
         return _function(self.whole if self.composed else self.reader)
 
     def options_of_reader(self) -> set[str]:

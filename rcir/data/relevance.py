@@ -1,4 +1,4 @@
-"""What makes an image a true match of another: three kinds, stored sparse."""
+"""Relevance: which images are true matches of which, in three kinds, stored sparse."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 @runtime_checkable
 class Relevance(Protocol):
-    """What n images show, and so which images match which.
+    """Relevance of n images: which of them, and of others, match which.
 
     A gallery's matches are never stored: they follow from what is known of each image, so that
     memory grows with the number of images, not of pairs.
@@ -52,7 +52,7 @@ class Relevance(Protocol):
         ...
 
     def pairs(self, rows: Rows) -> Pairs:
-        """What matches each of some images, among the images of this set.
+        """True matches of some images among the images of this set.
 
         Args:
             rows: (m,) of this set, in any order.
@@ -69,7 +69,7 @@ class Relevance(Protocol):
         ...
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What it takes to make it again, by name; see `relevance_of`."""
+        """Its state as arrays, by name; `relevance_of` makes it again."""
         ...
 
 

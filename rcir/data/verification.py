@@ -20,7 +20,7 @@ from rcir.options import require_options
 
 @dataclass(frozen=True)
 class Findings:
-    """What a copy of a data set holds.
+    """Contents of a copy of a data set.
 
     Attributes:
         parts: number of images of the training half, the queries and, if published, the gallery.

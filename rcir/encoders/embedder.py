@@ -124,7 +124,7 @@ class Embedder:
 
 
 def _facts(images: Images, channels: int) -> Iterator[Any]:
-    """What tells the images of a block from others, as bytes or arrays of bytes."""
+    """The content of a block of images, to be digested: bytes or arrays of bytes."""
     if isinstance(images, np.ndarray) and images.dtype == np.uint8:
         yield str(images.shape).encode()
         yield np.ascontiguousarray(images)

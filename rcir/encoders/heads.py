@@ -1,4 +1,4 @@
-"""What sits on a backbone: pooling, the embedding, the variance."""
+"""Heads on a backbone: pooling, the embedding, the variance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all figures look like: colours, axes, and how one curve differs from the next."""
+"""The look of all figures: colours, axes, and how one curve differs from the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a guarantee promises, what was measured, and what it costs in set size."""
+"""Figures of a guarantee: promised and measured risk, and its cost in set size."""
 
 from __future__ import annotations
 

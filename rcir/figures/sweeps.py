@@ -1,4 +1,4 @@
-"""What the trials of a sweep chose, how large their certified sets are, and which are best."""
+"""Figures of a sweep: options, certified set sizes and the Pareto front of its trials."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def parallel_coordinates(
     finished: NDArray[np.bool_],
     log: Collection[str] = (),
 ) -> Figure:
-    """What the trials of a sweep chose, a line each, through to the size that they certify.
+    """Parallel coordinates of trials: a line each, through its options to the certified size.
 
     The darker a line, the smaller the size. The best of the finished trials is drawn on top; those
     that were stopped or lost are thin, grey and dashed.

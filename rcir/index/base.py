@@ -1,4 +1,4 @@
-"""What a retriever asks of an index."""
+"""The protocol of an index."""
 
 from __future__ import annotations
 

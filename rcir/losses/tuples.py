@@ -39,7 +39,7 @@ def require_not_negative(name: str, value: float) -> None:
 
 
 def split_tuples(rows: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What belongs to anchors and positives, (b, 1, d), and to negatives, (b, j, d), of b tuples.
+    """Split the rows of b tuples: anchors and positives (b, 1, d), negatives (b, j, d).
 
     Args:
         rows: (b + b + b * j, d) of anchors, of their positives, and of their negatives anchor by

@@ -51,7 +51,7 @@ class Search:
     def tuples(
         self, rows: Tensor, config: MiningConfig, draws: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What is found for each of b anchors.
+        """Find positive and negatives of each of b anchors.
 
         Args:
             rows: (b,) of the anchors, b up to `block`.

@@ -1,4 +1,4 @@
-"""What is known of the images that are searched, beside their vectors in the index."""
+"""The gallery: ids, labels and further facts of the images whose vectors the index holds."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class Gallery:
         return np.flatnonzero([name in asked for name in self.ids.tolist()])
 
     def new_relevance(self, labels: object, images: int) -> Relevance | None:
-        """What images to add match.
+        """The relevance of images to add.
 
         Args:
             labels: whole numbers if the gallery has labels, or a `Relevance` of its kind.

@@ -118,7 +118,7 @@ def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> 
 
 
 def _controller(retriever: Retriever, run: Run) -> RiskController:
-    """What decides the sizes that were measured of a run."""
+    """The controller behind the sizes that were measured of a run."""
     controller = retriever.controllers.get(None)
     (part,) = run.measured["test"].parts
     if controller is not None and controller.growing:

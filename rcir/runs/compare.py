@@ -54,7 +54,7 @@ class Comparison:
 
     @property
     def found(self) -> list[RunResults | None]:
-        """What was measured of each run where they are compared."""
+        """Results of each run on the split where they are compared."""
         return [run.measured.get(self.split) for run in self.runs]
 
     @property

@@ -1,4 +1,4 @@
-"""What `rcir compare` shows on the screen."""
+"""The tables of `rcir compare` on the screen."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ FILES: Mapping[Split, str] = {"validation": VALIDATION, "test": TEST}
 
 @dataclass(frozen=True)
 class Run:
-    """What is known of a run.
+    """A run as it is found: its folder, options and results.
 
     Attributes:
         name: shown.

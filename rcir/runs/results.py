@@ -1,4 +1,4 @@
-"""What was measured of a run, kept so that runs can be compared query by query.
+"""Results of a run on its queries, kept so that runs can be compared query by query.
 
 One safetensors file: the arrays `scores.0`, `candidate_scores.0`, `scores.1`, ... of the parts, and the rest
 as its metadata. Training writes `validation.safetensors` into its folder, calibration
@@ -68,7 +68,7 @@ class RunResults:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """What `write` wrote.
+        """Read what `write` wrote.
 
         Raises:
             InvalidData: the file is damaged, or something else.

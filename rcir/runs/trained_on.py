@@ -42,7 +42,7 @@ class TrainedOn:
 
     @classmethod
     def of(cls, splits: Splits) -> Self:
-        """What a training on these splits is trained on."""
+        """The record of a training on these splits."""
         parts = (splits.train, splits.validation)
         found = np.concatenate([digests(part.images) for part in parts])
         classes = np.unique(np.concatenate([_classes(part) for part in parts]))
@@ -51,7 +51,7 @@ class TrainedOn:
         return cls(np.unique(found), classes.tolist(), bool(zero_shot))
 
     def joined(self, later: Self) -> Self:
-        """What a run is trained on that goes on with other images; zero-shot if one of them was."""
+        """The union with the record of a later training; zero-shot if one of the two was."""
         return type(self)(
             np.union1d(self.images, later.images),
             sorted({*self.classes, *later.classes}),
@@ -65,7 +65,7 @@ class TrainedOn:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """What `write` wrote.
+        """Read what `write` wrote.
 
         Raises:
             InvalidData: it is not there, as in a run of an earlier version, or damaged.

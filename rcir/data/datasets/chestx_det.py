@@ -31,7 +31,7 @@ GET = "get the annotations and the images from the project ChestX-Det-Dataset of
 
 @dataclass(frozen=True)
 class Annotations:
-    """What one of the annotation files says.
+    """Contents of one of the annotation files.
 
     Attributes:
         names: n image files.

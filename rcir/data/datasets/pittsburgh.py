@@ -31,8 +31,8 @@ DAMAGED = (OSError, ValueError, TypeError, KeyError, EOFError, zlib.error, BadZi
 
 
 @dataclass(frozen=True)
-class Index:
-    """What is published of one split.
+class PublishedSplit:
+    """One published split: its images and where they were taken.
 
     Attributes:
         gallery, queries: image files of the database and the queries, relative to the image folder.
@@ -93,7 +93,7 @@ def read(root: Path, version: Version = "30k", split: Literal["test", "val"] = "
     )
 
 
-def read_index(path: Path) -> Index:
+def read_index(path: Path) -> PublishedSplit:
     """The index of one split.
 
     Args:
@@ -116,7 +116,7 @@ def read_index(path: Path) -> Index:
     queries = [name if name.startswith(QUERIES + "/") else f"{QUERIES}/{name}" for name in queries]
     if len({*gallery, *queries}) < len(gallery) + len(queries):
         raise InvalidData(f"{path} names an image twice: fetch it again")
-    return Index(
+    return PublishedSplit(
         gallery,
         _places(path, "utmDb", gallery_places, len(gallery)),
         queries,

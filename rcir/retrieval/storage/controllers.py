@@ -32,7 +32,7 @@ INTEGERS = ("uses", "feature")  # of the arrays of score functions; the others a
 def describe_controllers(
     controllers: Mapping[Distinct, RiskController],
 ) -> tuple[list[dict[str, Any]], dict[str, NDArray[Any]]]:
-    """What the controllers are as plain values, one each, and all their arrays."""
+    """Describe controllers by plain values, one dictionary each, and all their arrays."""
     described = []
     arrays: dict[str, NDArray[Any]] = {}
     for distinct, controller in controllers.items():

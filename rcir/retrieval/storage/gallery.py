@@ -59,7 +59,7 @@ def save_gallery(searcher: Searcher, folder: Path) -> None:
 
 
 def load_gallery(folder: Path, files: Set[str]) -> dict[str, Any]:
-    """What was saved, as arguments of a `Searcher`."""
+    """Read a saved gallery as arguments of a `Searcher`."""
     ids = json.loads((folder / "gallery.json").read_text())
     require_texts(ids, "gallery.json")
     known: dict[str, Any] = {"ids": ids}
