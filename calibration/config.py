@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rcir.errors import InvalidConfig
@@ -43,7 +43,7 @@ class CalibrationConfig:
     bound: Bound = "binomial"
     group: str | None = None
     cluster: str | None = None
-    index: IndexConfig = IndexConfig()
+    index: IndexConfig = field(default_factory=IndexConfig)
     depth: int = DEPTH
     alphas: tuple[float, ...] = ALPHAS
     delta: float = DELTA
