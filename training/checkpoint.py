@@ -15,6 +15,7 @@ import json
 import re
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from torch import nn
 from rcir.errors import CheckpointFailed
 from rcir.files import write_folder
 from rcir.retrieval.storage import save_tensors
-from training.validation import Validation
+from training.validation import CERTIFIED_SIZE, MEAN_AVERAGE_PRECISION, Validation
 
 SHARED_FOLDER_DELAY = 60  # seconds after which a shared folder shows what another node wrote
 PATTERN = re.compile(r"epoch-(\d+)")
@@ -40,37 +41,41 @@ class TrainState:
 
     Attributes:
         epoch: number of epochs done.
-        best_epoch: the one with the highest criterion so far, the last of several; 0 before the
-            first.
-        best: its criterion, the mean average precision on the validation images.
-        improved_epoch: the last that was better, by more than `min_delta`, than the one that was
-            before it; patience counts from here.
-        improved: its criterion.
+        best_epoch: the one with the smallest certified sets of the validation images so far, or,
+            where these are equal or nothing is certified, with the highest mean average precision;
+            the last of several; 0 before the first.
+        best_size: its certified size, infinite if nothing is certified.
+        best_precision: its mean average precision.
+        improved_epoch: the last whose mean average precision was better, by more than `min_delta`,
+            than the best before it; patience counts from here.
+        improved: its mean average precision.
         seed: of the run.
     """
 
     epoch: int = 0
     best_epoch: int = 0
-    best: float = -1.0
+    best_size: float = float("inf")
+    best_precision: float = -1.0
     improved_epoch: int = 0
     improved: float = -1.0
     seed: int = 0
 
-    def advance(self, criterion: float, min_delta: float) -> None:
-        """Note that another epoch is done.
+    def advance(self, metrics: Mapping[str, float], min_delta: float) -> None:
+        """Note that another epoch is done, with these metrics of the validation images.
 
         Example:
             >>> state = TrainState()
-            >>> for criterion in (0.5, 0.9, 0.9):
-            ...     state.advance(criterion, min_delta=0.0)
+            >>> for precision in (0.5, 0.9, 0.9):
+            ...     state.advance({MEAN_AVERAGE_PRECISION: precision}, min_delta=0.0)
             >>> state.best_epoch, state.improved_epoch
             (3, 2)
         """
         self.epoch += 1
-        if criterion >= self.best:
-            self.best_epoch, self.best = self.epoch, criterion
-        if self.epoch == 1 or criterion > self.improved + min_delta:
-            self.improved_epoch, self.improved = self.epoch, criterion
+        size, precision = metrics.get(CERTIFIED_SIZE, float("inf")), metrics[MEAN_AVERAGE_PRECISION]
+        if (-size, precision) >= (-self.best_size, self.best_precision):
+            self.best_epoch, self.best_size, self.best_precision = self.epoch, size, precision
+        if self.epoch == 1 or precision > self.improved + min_delta:
+            self.improved_epoch, self.improved = self.epoch, precision
 
 
 def checkpoint_folder(run: Path, epoch: int) -> Path:

@@ -28,8 +28,8 @@ class TrainingConfig:
         epochs: passes over the training images, each of them once an anchor (with mining.cache
             "sampled", of up to mining.refresh steps).
         patience: stop after so many epochs without a better mean average precision on the
-            validation images; 0 trains all of them. The epoch with the highest is kept, the last
-            of several.
+            validation images; 0 trains all of them. The epoch with the smallest certified sets of
+            these is kept, of equal ones the one with the highest mean average precision.
         min_delta: by how much a better one must exceed the best so far, for `patience`.
         batch: tuples per step, over all workers; with mining.scope "batch", images.
         micro_batches: a batch is computed in so many of them, each a forward pass of its own:

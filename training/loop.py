@@ -28,7 +28,7 @@ from training.config import TrainingConfig
 from training.history import History
 from training.progress import EpochBar
 from training.trainer import Trainer
-from training.validation import CRITERION, validate
+from training.validation import validate
 from training.watch import TrainingWatch
 from training.workers import Workers
 
@@ -132,7 +132,7 @@ def _train(
         found = validate(embedding, splits.validation) if workers.rank == 0 else None
         metrics = workers.broadcast(found.metrics() if found else None) | trained
         metrics |= {"lr": rate, "seconds": time.monotonic() - started}
-        state.advance(metrics[CRITERION], config.min_delta)
+        state.advance(metrics, config.min_delta)
         if found is not None:
             # Metrics first: an epoch that is not repeated has left them.
             history.add(epoch, metrics)

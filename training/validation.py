@@ -28,7 +28,8 @@ from rcir.runs.results import RunResults, names_digest
 from training.certification import certify
 
 PER_IMAGE = ("ranks", "uncertainty", "matched", "precision")
-CRITERION = "validation/mean_average_precision"  # what chooses the epoch
+MEAN_AVERAGE_PRECISION = "validation/mean_average_precision"
+CERTIFIED_SIZE = f"validation/certified_size_{ALPHAS[1]:g}"  # the epoch with the smallest is kept
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Validation:
         right or all wrong.
         """
         found = {"validation/recall_at_1": recall_at_k(self.ranks[self.matched], 1)}
-        found[CRITERION] = float(np.nanmean(self.precision))
+        found[MEAN_AVERAGE_PRECISION] = float(np.nanmean(self.precision))
         # The range of one half scales the other.
         half = self.uncertainty[::2]
         scaled = confidence(self.uncertainty[1::2], half.min(), half.max())

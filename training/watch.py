@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from training.progress import console
-from training.validation import CRITERION, Validation
+from training.validation import MEAN_AVERAGE_PRECISION, Validation
 
 CLOSE = 0.01  # of a loss to that of a collapsed encoder, relative
 FEWEST = 20  # hits and misses, to say anything of an AUROC
@@ -32,7 +32,7 @@ class TrainingWatch:
         Args:
             collapsed_loss: of tuples whose images all have the same embedding.
         """
-        if metrics[CRITERION] >= 1 and not self.saturated:
+        if metrics[MEAN_AVERAGE_PRECISION] >= 1 and not self.saturated:
             self.saturated = True
             warn(
                 f"from epoch {epoch} on, every validation image has all of its matches first: "

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from tests.training.test_continued import equal, steps, unfinish
 from training import OptimizerConfig, train
 from training.checkpoint import best_epoch, checkpoint_folder
-from training.validation import CRITERION, Validation
+from training.validation import MEAN_AVERAGE_PRECISION, Validation
 
 
 def script(monkeypatch, precisions):
@@ -16,7 +16,7 @@ def script(monkeypatch, precisions):
 
     def metrics(self):
         now = left.pop(0) if len(left) > 1 else left[0]
-        return {CRITERION: now, "validation/recall_at_1": now}
+        return {MEAN_AVERAGE_PRECISION: now, "validation/recall_at_1": now}
 
     monkeypatch.setattr(Validation, "metrics", metrics)
 

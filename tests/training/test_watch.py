@@ -9,12 +9,12 @@ from rcir.encoders import EncoderConfig
 from rcir.mining import MiningConfig
 from training import OptimizerConfig, train
 from training.checkpoint import TrainState, best_epoch
-from training.validation import CRITERION, Validation
+from training.validation import MEAN_AVERAGE_PRECISION, Validation
 from training.watch import TrainingWatch, warn_of_chance
 
 
 def metrics(loss, precision=0.5):
-    return {"loss": loss, "tuples": 10.0, CRITERION: precision}
+    return {"loss": loss, "tuples": 10.0, MEAN_AVERAGE_PRECISION: precision}
 
 
 def test_a_criterion_at_its_highest_is_said_once(capsys):
@@ -84,13 +84,33 @@ def test_an_uncertainty_no_better_than_chance_is_said(capsys):
 
 def test_of_equal_epochs_the_last_is_kept_and_patience_counts_from_the_first():
     state = TrainState()
-    for criterion in (0.5, 1.0, 1.0, 1.0):
-        state.advance(criterion, min_delta=0.0)
+    for precision in (0.5, 1.0, 1.0, 1.0):
+        state.advance({MEAN_AVERAGE_PRECISION: precision}, min_delta=0.0)
     assert (state.best_epoch, state.improved_epoch) == (4, 2)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "precisions", "kept"),
+    [
+        ((1.4, 1.2, 1.3), (0.5, 0.6, 0.7), 2),  # sizes decide
+        ((1.4, 1.0, 1.0), (0.5, 0.7, 0.6), 2),  # of equal sizes, the precision
+        ((None, 9.0, None), (0.5, 0.6, 0.7), 2),  # a size is better than none
+        ((None, None, None), (0.5, 0.7, 0.6), 2),
+        ((1.0, 1.0, 1.0), (0.7, 0.7, 0.7), 3),
+    ],
+)
+def test_the_epoch_with_the_smallest_certified_sets_is_kept(sizes, precisions, kept):
+    state = TrainState()
+    for size, precision in zip(sizes, precisions, strict=True):
+        known = {} if size is None else {"validation/certified_size_0.1": size}
+        state.advance({MEAN_AVERAGE_PRECISION: precision} | known, min_delta=0.0)
+    assert state.best_epoch == kept
+
+
 def test_a_saturated_training_ships_its_last_weights(tiny, monkeypatch, capsys):
-    monkeypatch.setattr(Validation, "metrics", lambda self: {CRITERION: 1.0, RECALL: 1.0})
+    monkeypatch.setattr(
+        Validation, "metrics", lambda self: {MEAN_AVERAGE_PRECISION: 1.0, RECALL: 1.0}
+    )
     run = train(tiny(epochs=3))
     assert best_epoch(run.path) == 3
     assert capsys.readouterr().out.count("cannot be told apart") == 1
