@@ -28,7 +28,7 @@ TOGETHER = {
     ),
     "three CPUs": (
         *("tests/training/test_workers.py", "tests/tuning/test_sweep.py"),
-        "tests/encoders/test_replicas.py",
+        *("tests/tuning/test_own_method.py", "tests/encoders/test_replicas.py"),
     ),
     "demo": ("tests/test_demo.py", "tests/test_documents.py"),
 }

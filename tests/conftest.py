@@ -287,8 +287,9 @@ class Server:
 
 
 @pytest.fixture
-def server(tmp_path, monkeypatch):
+def server(tmp_path, monkeypatch, new_store):
     """A tracking server, which MLFLOW_TRACKING_URI names."""
+    new_store(tmp_path / "server.db")
     started = Server(tmp_path)
     try:
         started.start()

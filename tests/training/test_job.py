@@ -66,7 +66,7 @@ def shared(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def environment(shared, patient, tmp_path_factory):
+def environment(shared, patient, tmp_path_factory, new_store):
     """That of every node, and of who submits."""
     token = tmp_path_factory.mktemp("secret") / "token"
     token.write_text(os.urandom(32).hex())
@@ -74,7 +74,7 @@ def environment(shared, patient, tmp_path_factory):
         **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
         **patient,
         "PATH": f"{RAY.parent}{os.pathsep}{os.environ['PATH']}",
-        "MLFLOW_TRACKING_URI": f"sqlite:///{shared / 'mlflow.db'}",
+        "MLFLOW_TRACKING_URI": new_store(shared / "mlflow.db"),
         "OMP_NUM_THREADS": "1",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
@@ -203,9 +203,9 @@ def test_submitted_again_it_is_trained_already(job, address, environment, comman
 
 @pytest.mark.slow  # that jobs train is tested above, and what a sweep does in tests/tuning
 def test_a_submitted_sweep_trains_in_the_cluster_that_it_was_submitted_to(
-    address, environment, shared
+    address, environment, shared, new_store
 ):
-    store = f"sqlite:///{shared / 'sweeps.db'}"
+    store = new_store(shared / "sweeps.db")
     command = ["python", "-m", "tuning", "--config", "configs/tune-digits-btl.yaml"]
     changes = {"trials": 2, "interval": 1, "training.name": "swept", "training.epochs": 2}
     changes["training.data.options"] = SMALL.replace('"validation": 100', '"validation": 400')

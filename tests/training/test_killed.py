@@ -59,9 +59,11 @@ def finish(process):
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory):
+def outcome(tmp_path_factory, new_store):
     """Folders of a killed and continued and of an undisturbed run, and the epochs of both."""
     killed, whole = (tmp_path_factory.mktemp(name) for name in ("killed", "whole"))
+    for folder in (killed, whole):
+        new_store(folder / "mlflow.db")
     undisturbed, first = start(whole), start(killed)
     try:
         kill_in_second_epoch(first, killed / "runs" / "run")

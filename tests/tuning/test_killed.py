@@ -96,9 +96,10 @@ def files(folder):
 
 
 @pytest.fixture(scope="module")
-def outcome(one_cpu, tmp_path_factory):
+def outcome(one_cpu, tmp_path_factory, new_store):
     """The folder, and what was known in between: of all trials, and the files of the first."""
     folder = tmp_path_factory.mktemp("killed")
+    new_store(folder / "mlflow.db")
     (folder / "sweep.yaml").write_text(yaml.safe_dump(SWEEP))
     first = folder / "runs" / "sweep" / "trial-000"
     process = started(folder, one_cpu)
