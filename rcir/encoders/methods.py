@@ -1,4 +1,4 @@
-"""The table of methods, and how a class is found by its name or import path."""
+"""The table of methods."""
 
 from __future__ import annotations
 

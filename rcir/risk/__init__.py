@@ -25,7 +25,7 @@ from rcir.risk.joint import JointController
 from rcir.risk.labelled import LabelledResults
 from rcir.risk.learned import Learned
 from rcir.risk.matching import MatchProbability
-from rcir.risk.miss import MissController
+from rcir.risk.miss_controller import MissController
 from rcir.risk.monitor import ChangeDetector, RiskMonitor
 from rcir.risk.monotone import MonotoneController
 from rcir.risk.request import Request

@@ -1,4 +1,4 @@
-"""All statements that one set of calibration queries supports."""
+"""The risk controller: every request, decided from one set of calibration queries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rcir.risk.bounds import Bound, check_bound
 from rcir.risk.guarantee import Guarantee
 from rcir.risk.joint import JointController
 from rcir.risk.labelled import LabelledResults
-from rcir.risk.miss import MissController
+from rcir.risk.miss_controller import MissController
 from rcir.risk.monotone import MonotoneController
 from rcir.risk.request import Request
 from rcir.risk.risks import Risk

@@ -1,4 +1,4 @@
-"""The risk controller: calibration queries in, certified set sizes out.
+"""The controller of the miss risk: calibration queries in, certified set sizes out.
 
 With s_i the smallest threshold that serves calibration query i, the smallest threshold that
 certifies (alpha, delta) is the (M + 1)-th largest s_i, M = `allowed_misses`: if its risk were above
