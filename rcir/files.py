@@ -1,5 +1,4 @@
-"""Files and folders that are written whole or not at all, whenever the process that writes is
-killed.
+"""Atomic writing of files and folders: whole or not at all, whenever the writer is killed.
 
 What is written lies aside, under a hidden name that says who writes it: host, process and when that
 process began. A process that finds such names, and none of a living process, takes up where the

@@ -1,4 +1,4 @@
-"""Mining among all training images, or a sample of them: what an epoch starts with."""
+"""The cache that an epoch is mined in: embeddings of all training images, or of a sample of them."""
 
 from __future__ import annotations
 

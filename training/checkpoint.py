@@ -1,4 +1,4 @@
-"""Checkpoints: a folder per epoch, written aside and renamed, without a pickle.
+"""Checkpoints: a folder per epoch, and which epoch is kept; written aside, without a pickle.
 
     model.safetensors      weights
     optimizer.safetensors  tensors of the optimizer's state

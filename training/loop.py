@@ -1,4 +1,4 @@
-"""The training loop that every Ray worker runs, and that runs in this process without workers."""
+"""The training loop, with early stopping: on every Ray worker, or in this process without any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One training run: its folder, its MLflow run, its workers, its chosen weights."""
+"""A training run from start to end: its folder, its MLflow run, its workers, the weights it keeps."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from rcir.risk import required_calibration
 from rcir.runs.folder import FOLDER_TAG, RESOURCES, read_run
 from training import as_json, check_encoder, check_images, check_places, fold_roles, run_lock
 from tuning.config import TuningConfig
+from tuning.ray_tune import numbered, resources, scheduler, search, trials_at_once
 from tuning.records import Records, Trial, read_records
 from tuning.report import publish_sweep
-from tuning.search import numbered, resources, scheduler, search, trials_at_once
 from tuning.space import Values, draw, variations, with_values
 from tuning.trial import Plan, run_trial
 from tuning.watch import TrialWatch, console
