@@ -1,4 +1,4 @@
-"""The cache that an epoch is mined in: embeddings of all training images, or of a sample of them."""
+"""The cache that an epoch is mined in: embeddings of all training images, or of a sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training run from start to end: its folder, its MLflow run, its workers, the weights it keeps."""
+"""A training run from start to end: its folder, MLflow run, workers, and the weights it keeps."""
 
 from __future__ import annotations
 

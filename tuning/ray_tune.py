@@ -1,4 +1,4 @@
-"""A sweep in terms of Ray Tune: search algorithm, scheduler (ASHA, PBT) and resources of a trial."""
+"""A sweep in terms of Ray Tune: search algorithm, scheduler (ASHA, PBT), resources of a trial."""
 
 from __future__ import annotations
 

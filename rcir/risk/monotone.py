@@ -1,4 +1,4 @@
-"""The controller of monotone losses anywhere in [0, 1]: recall, and misses of clusters of queries."""
+"""The controller of monotone losses in [0, 1]: recall, and misses of clusters of queries."""
 
 from __future__ import annotations
 
