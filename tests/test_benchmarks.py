@@ -133,6 +133,7 @@ def test_every_benchmark_runs_in_its_short_form(name, tmp_path, request, patient
     assert all(math.isfinite(figures[figure]) for figure in FIGURES[name])
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 def test_the_benchmark_of_validity_reports_every_figure(tmp_path, request):
     path = tmp_path / "figures.json"

@@ -24,6 +24,7 @@ BLOCKS = [50, 50, 50, 50, 30]
 IMAGES = np.random.default_rng(0).integers(0, 256, (COUNT, 9, 17), np.uint8)
 
 on_ray = [
+    pytest.mark.slow,
     pytest.mark.distributed,
     pytest.mark.usefixtures("ray_cluster"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),

@@ -12,10 +12,13 @@ from rcir.encoders import EncoderConfig
 from rcir.mining import MiningConfig
 from training import train
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None and shutil.which("clang++") is None,
-    reason="torch.compile needs a C++ compiler",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        shutil.which("g++") is None and shutil.which("clang++") is None,
+        reason="torch.compile needs a C++ compiler",
+    ),
+]
 
 
 def test_compiling_changes_the_time_and_not_the_losses(tiny, tmp_path, monkeypatch):

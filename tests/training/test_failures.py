@@ -23,6 +23,7 @@ from rcir.runs.folder import read_run
 from training import train
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.distributed,
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Ray's own processes
@@ -134,7 +135,6 @@ def test_nodes_and_workers_may_be_lost(cluster, undisturbed, tiny, tmp_path, cap
     assert_same_weights(found, undisturbed)
 
 
-@pytest.mark.slow  # without workers it is tested in test_killed.py
 def test_a_killed_driver_is_started_again(cluster, undisturbed, tiny, tmp_path):
     """The process that waits for the workers; they end with it, and another one continues."""
     # Not a range of workers: Ray keeps what such a driver reserved for three more minutes.

@@ -9,7 +9,7 @@ from rcir.runs.folder import read_run
 from training import train
 from training.history import History
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 
 def logged(run_id, address, name="loss"):

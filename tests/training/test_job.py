@@ -18,7 +18,7 @@ from mlflow import MlflowClient
 
 from rcir.runs.folder import read_run
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 ROOT = Path(__file__).parents[2]
 RAY = Path(sys.executable).with_name("ray")
@@ -201,7 +201,6 @@ def test_submitted_again_it_is_trained_already(job, address, environment, comman
     assert run.info.status == "FINISHED"
 
 
-@pytest.mark.slow  # that jobs train is tested above, and what a sweep does in tests/tuning
 def test_a_submitted_sweep_trains_in_the_cluster_that_it_was_submitted_to(
     address, environment, shared, new_store
 ):

@@ -49,11 +49,15 @@ def history(run, name):
 
 @pytest.fixture(scope="module")
 def alone(tiny, tracking_uri, tmp_path_factory):
-    """Both trainings in this process; to be read only."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("alone"))
-        patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
-        return {name: train(tiny(name, **kind)) for name, kind in KINDS.items()}
+    """`alone(kind)`: the training in this process; to be read only."""
+
+    def trained(kind):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(tmp_path_factory.mktemp("alone"))
+            patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
+            return train(tiny(kind, **KINDS[kind]))
+
+    return cache(trained)
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +87,9 @@ def together(ray_cluster, told, tiny, tracking_uri, tmp_path_factory):
     return cache(trained)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["plain", pytest.param("online", marks=pytest.mark.slow)])
 def test_workers_take_the_steps_of_one_process(kind, alone, together):
-    expected, found = alone[kind], together(kind)
+    expected, found = alone(kind), together(kind)
     assert history(found, "tuples") == history(expected, "tuples")
     assert min(history(found, "tuples")) > 50
     np.testing.assert_allclose(history(found, "loss"), history(expected, "loss"), rtol=1e-4)
@@ -109,6 +113,7 @@ def assert_close(kind, expected, found, file, compared):
         assert difference <= 1e-3 * theirs[key].double().norm() + 1e-9, (file, key)
 
 
+@pytest.mark.slow
 def test_members_of_an_ensemble_train_side_by_side(tiny):
     config = tiny(
         "ensemble", epochs=1, encoder=EncoderConfig("deep-ensemble", dim=8, options={"members": 2})
@@ -133,6 +138,7 @@ def test_a_callback_is_told_what_the_workers_report(together, told):
     assert told.read_text().splitlines() == expected
 
 
+@pytest.mark.slow
 def test_what_a_worker_raises_on_purpose_arrives_as_itself_and_is_not_tried_again(tiny, capsys):
     config = tiny(batch=1000, optimizer=OptimizerConfig(lr=1e30), num_workers=1)
     with pytest.raises(TrainingDiverged, match=r"lower optimizer\.lr"):

@@ -12,6 +12,7 @@ from rcir.runs.folder import read_run
 from tuning.__main__ import main
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.distributed,
     pytest.mark.usefixtures("one_cpu"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),

@@ -21,6 +21,7 @@ from training import TrainingConfig, train
 from training.config import override
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.distributed,
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Ray's own processes

@@ -15,6 +15,7 @@ from tuning.records import REPORTS_FILE
 from tuning.trial import read_reports
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.distributed,
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Ray's own processes
@@ -64,7 +65,7 @@ def test_seeds_are_runs_of_their_own_below_the_sweep(searched, store, runs_in):
     assert runs.keys() == expected
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, 1])
 def test_asha_stops_who_is_behind(one_cpu, small, runs_in, workers):
     """A trial with workers only waits for them, and leaves them when it is stopped."""
     space = {"optimizer.lr": {"grid": [3e-3, 1e-7]}}

@@ -13,6 +13,7 @@ from rcir.runs.results import VALIDATION, RunResults
 from tuning import TuningConfig, sweep
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.distributed,
     pytest.mark.usefixtures("one_cpu", "store"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
