@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -112,7 +113,8 @@ def tracking_uri(new_store: Callable[[Path], str], tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="session")
 def demo(shared_folder: Path, new_store: Callable[[Path], str]) -> Path:
-    """A folder in which `rcir demo --output runs/demo` has run; `screen.txt` is what it showed.
+    """A folder in which `rcir demo --output runs/demo` has run; `screen.txt` is what it showed, and
+    `processor-seconds` what it took of a core, however busy the others were.
 
     It is made by the first process that needs it, for all that test at the same time.
     """
@@ -123,8 +125,12 @@ def demo(shared_folder: Path, new_store: Callable[[Path], str]) -> Path:
             rcir = Path(sys.executable).with_name("rcir")
             command = [rcir, "demo", "--output", "runs/demo"]
             environment = os.environ | {"MLFLOW_TRACKING_URI": new_store(folder / "mlflow.db")}
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
             with (folder / "screen").open("w") as screen:
                 subprocess.run(command, cwd=folder, env=environment, stdout=screen, check=True)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            taken = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            (folder / "processor-seconds").write_text(str(taken))
             (folder / "screen").rename(folder / "screen.txt")  # it is complete
     return folder
 

@@ -42,8 +42,8 @@ def test_uncertainty_saves_a_quarter_of_the_images_at_least(results):
     assert row["mean_size"] <= 0.75 * row["constant_size"]
 
 
-def test_two_minutes_suffice(results):
-    assert results["seconds"] <= 120
+def test_two_minutes_of_one_core_suffice(demo):
+    assert float((demo / "processor-seconds").read_text()) <= 120
 
 
 def test_what_was_measured_is_what_the_retriever_answers(output, results):
