@@ -93,13 +93,12 @@ FIGURES = {
 # Where few queries of few matches certify no false discovery rate, there is none.
 MAYBE = {"risk": {f"{name}_largest_false_discovery_auto_over_constant" for name in SETS}}
 HELPERS = {"common", "loops", "populations", "papers/tables"}  # what several scripts share
-FAST = {"gpu", "metrics"}
 OF_DATA = {"data", "papers/fashion_mnist", "papers/two_digit_mnist"}
 OF_RAY = {"training", "tuning"}
 
 
 def short(name):
-    marks = [] if name in FAST else [pytest.mark.slow]
+    marks = [pytest.mark.slow]
     marks += [pytest.mark.data] if name in OF_DATA else []
     marks += [pytest.mark.distributed] if name in OF_RAY else []
     return pytest.param(name, marks=marks)

@@ -153,6 +153,7 @@ def test_the_environment_names_the_retriever(folder, image, capsys, monkeypatch)
     assert json.loads(capsys.readouterr().out)["ids"]
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_answers_the_same(folder, image):
     command = [sys.executable, "-m", "rcir.cli", "retrieve", image, "--retriever", str(folder)]
     script = Path(sys.executable).with_name("rcir")

@@ -88,6 +88,7 @@ def test_an_id_that_mlflow_does_not_know_is_no_run():
     assert tracking.find_tracked_run(run.id).id == run.id
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_retriever_comes_back_from_a_server_as_it_was_calibrated(server, tiny):
     run = train(tiny(epochs=1))

@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 
 from rcir import tracking
-from rcir.retrieval import storage
-from rcir.runs.compare import LOOKED, Comparison, compare_runs, same_queries
 from rcir.errors import InvalidData, RiskUnattainable, TrackingUnavailable
-from rcir.runs.find import RETRIEVER, Run, read_runs, run_folder
-from rcir.risk import Guarantee
+from rcir.retrieval import storage
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import (
+    Guarantee,
     Request,
     RiskController,
     check_level,
@@ -24,6 +22,8 @@ from rcir.risk import (
     decide_chosen,
     smallest_certified,
 )
+from rcir.runs.compare import LOOKED, Comparison, compare_runs, same_queries
+from rcir.runs.find import RETRIEVER, Run, read_runs, run_folder
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from rcir.risk.certified import Estimate
 from rcir.runs.choose import Choice
 from rcir.runs.compare import Comparison
-from rcir.risk.certified import Estimate
 
 WIDTH = 160  # at least, where there is no terminal to fit into
 

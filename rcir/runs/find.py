@@ -15,9 +15,9 @@ from typing import Any, get_args
 from rcir import tracking
 from rcir.config import flatten
 from rcir.errors import InvalidData, RcirError, TrackingUnavailable
-from rcir.runs.results import TEST, VALIDATION, RunResults, Split
 from rcir.risk import mean_size
 from rcir.runs.folder import FOLDER_TAG, RUN_FILE, RunFolder, find_run, read_run
+from rcir.runs.results import TEST, VALIDATION, RunResults, Split
 
 SWEEP = "sweep.json"
 RETRIEVER = "retriever"

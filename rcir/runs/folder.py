@@ -11,7 +11,6 @@ encoder.safetensors  the chosen weights, once training is finished
 from __future__ import annotations
 
 import json
-import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,7 @@
 """Results of a run on its queries, kept so that runs can be compared query by query.
 
-One safetensors file: the arrays `scores.0`, `candidate_scores.0`, `scores.1`, ... of the parts, and the rest
-as its metadata. Training writes `validation.safetensors` into its folder, calibration
+One safetensors file: the arrays `scores.0`, `candidate_scores.0`, `scores.1`, ... of the parts, and
+the rest as its metadata. Training writes `validation.safetensors` into its folder, calibration
 `test.safetensors` beside its results.
 """
 
@@ -61,8 +61,12 @@ class RunResults:
         arrays: dict[str, NDArray[Any]] = {}
         for number, part in enumerate(self.parts):
             arrays[f"scores.{number}"] = np.ascontiguousarray(part.scores, np.float32)
-            arrays[f"candidate_scores.{number}"] = np.ascontiguousarray(part.candidate_scores, np.float32)
-        facts = {name: getattr(self, name) for name in ("on", "queries", "metrics", "score_function")}
+            arrays[f"candidate_scores.{number}"] = np.ascontiguousarray(
+                part.candidate_scores, np.float32
+            )
+        facts = {
+            name: getattr(self, name) for name in ("on", "queries", "metrics", "score_function")
+        }
         told = {name: json.dumps(value) for name, value in facts.items()}
         write_file(path, save(arrays, told))
 
@@ -94,7 +98,8 @@ def _check(found: RunResults) -> None:
     """Raise ValueError for what no `RunResults` that was written holds."""
     shapes = [(part.scores.shape, part.candidate_scores.shape) for part in found.parts]
     if any(
-        len(scores) != 1 or len(candidate_scores) != 2 or 0 in (*scores, *candidate_scores) for scores, candidate_scores in shapes
+        len(scores) != 1 or len(candidate_scores) != 2 or 0 in (*scores, *candidate_scores)
+        for scores, candidate_scores in shapes
     ):
         raise ValueError(f"scores of shapes {shapes}")
     if any(values.dtype != np.float32 for part in found.parts for values in vars(part).values()):

@@ -104,6 +104,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("caller", CALLERS)
 def test_no_setting_of_precision_changes_an_embedding_and_all_are_left_as_they_were(caller):
     """In a process of its own: such settings are of the whole process."""

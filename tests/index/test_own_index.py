@@ -74,6 +74,7 @@ def test_it_survives_saving(built, splits, tmp_path):
         loaded.retrieve(images[0], 0.3, 0.1)
 
 
+@pytest.mark.slow
 def test_where_it_is_absent_it_is_refused_in_words(built, tmp_path):
     folder = save(built, tmp_path / "retriever")
     process = subprocess.run(

@@ -36,7 +36,9 @@ def originals(tiny, tracking_uri, tmp_path_factory):
         runs = {"one": larger, "two": other, "three": larger}
         for name, run in runs.items():
             score_function = "constant" if name == "three" else "quantile"
-            calibrate(CalibrationConfig(str(run.path), str(folder / name), score_function=score_function))
+            calibrate(
+                CalibrationConfig(str(run.path), str(folder / name), score_function=score_function)
+            )
     return folder
 
 
@@ -178,7 +180,9 @@ def test_what_cannot_be_chosen_is_one_line_and_marks_nothing(calibrated, trained
     save(retriever, three / "retriever")
     assert "calibrate with --bound binomial" in refused(capsys, one, three)
     grown = load(one / "retriever")
-    grown.extend(grown.search_labelled(load_splits(DataConfig(**grown.origin["data"])).test), recurring=True)
+    grown.extend(
+        grown.search_labelled(load_splits(DataConfig(**grown.origin["data"])).test), recurring=True
+    )
     save(grown, one / "retriever")
     assert f"queries were added to {one / 'retriever'} one by one" in refused(capsys, one, three)
     assert {load(folder / "retriever").chosen_among for folder in calibrated} == {1}
@@ -194,7 +198,9 @@ def test_how_many_it_was_chosen_among_survives_and_calibrating_anew_ends_it(fold
         again.retrieve(splits.test.images[0], 0.5, None)
     with pytest.raises(RiskUnattainable, match="chosen among 12 retrievers"):
         again.retrieve(splits.test.images[0], 0.001, 0.1)
-    again.calibrate(again.search_labelled(splits.tuning), again.search_labelled(splits.calibration), "constant")
+    again.calibrate(
+        again.search_labelled(splits.tuning), again.search_labelled(splits.calibration), "constant"
+    )
     assert again.chosen_among == 1
     retriever.chosen_among = 0
     save(retriever, folder)

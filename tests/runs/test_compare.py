@@ -63,7 +63,11 @@ def measured(rank, on="validation", queries="q", scale=1.0, recall=0.5):
     scores = np.full(400, (rank - 1) * scale, np.float32)
     candidate_scores = np.tile(np.arange(20, dtype=np.float32) * np.float32(scale), (400, 1))
     return RunResults(
-        on, queries, [Certified(scores, candidate_scores)], {"recall_at_1": recall, "ece": 0.25}, "constant"
+        on,
+        queries,
+        [Certified(scores, candidate_scores)],
+        {"recall_at_1": recall, "ece": 0.25},
+        "constant",
     )
 
 

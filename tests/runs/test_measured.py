@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rcir.errors import InvalidData
-from rcir.runs.results import RunResults, names_digest
 from rcir.risk import Certified
+from rcir.runs.results import RunResults, names_digest
 
 
 def part(n, m, depth, seed=0):
@@ -41,7 +41,9 @@ def test_it_survives_the_disk(measured, tmp_path):
     measured.write(path)
     assert_same(RunResults.read(path), measured)
     assert [each.name for each in tmp_path.iterdir()] == ["validation.safetensors"]
-    other = replace(measured, on="test", parts=[part(9, 8, 7)], metrics={}, score_function="learned")
+    other = replace(
+        measured, on="test", parts=[part(9, 8, 7)], metrics={}, score_function="learned"
+    )
     other.write(path)
     assert_same(RunResults.read(path), other)
     without = replace(measured, parts=[])
@@ -52,8 +54,12 @@ def test_it_survives_the_disk(measured, tmp_path):
 def test_any_reader_of_safetensors_understands_it(measured, tmp_path):
     measured.write(tmp_path / "m")
     arrays = load_file(tmp_path / "m")
-    assert set(arrays) == {f"{name}.{i}" for name in ("scores", "candidate_scores") for i in range(11)}
-    np.testing.assert_array_equal(arrays["candidate_scores.10"], measured.parts[10].candidate_scores)
+    assert set(arrays) == {
+        f"{name}.{i}" for name in ("scores", "candidate_scores") for i in range(11)
+    }
+    np.testing.assert_array_equal(
+        arrays["candidate_scores.10"], measured.parts[10].candidate_scores
+    )
 
 
 def test_arrays_in_another_order_of_memory_are_written_as_they_are_read(measured, tmp_path):

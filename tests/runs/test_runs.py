@@ -8,8 +8,8 @@ import pytest
 
 from rcir import tracking
 from rcir.errors import InvalidData
-from rcir.runs.folder import FOLDER_TAG, RunFolder, find_run, read_run
 from rcir.files import write_json
+from rcir.runs.folder import FOLDER_TAG, RunFolder, find_run, read_run
 
 
 def test_a_run_survives_the_disk(tmp_path):

@@ -75,9 +75,7 @@ def test_queries_that_trained_are_refused_by_name():
     trained.require_unseen(splits(train=(23,)))  # what trains now does not matter
     other = TrainedOn.of(splits(queries=((20,), (2,), (23,))))  # not zero-shot
     other.require_unseen(splits(queries=((20,), (11,), (23,))))
-    with pytest.raises(
-        InvalidData, match=r"trained on 2 of the queries \(tuning-0, test-10\): tr"
-    ):
+    with pytest.raises(InvalidData, match=r"trained on 2 of the queries \(tuning-0, test-10\): tr"):
         other.require_unseen(splits(queries=((20, 0), (11,), (23, 10))))
     with pytest.raises(
         InvalidData, match=r"trained on 6 .*(tuning-1, ){5}\.\.\.\): train again on"

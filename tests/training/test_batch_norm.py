@@ -184,6 +184,7 @@ def processes(tmp_path_factory):
     return folder, [json.loads(output.splitlines()[-1]) for output, _ in outputs]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_two_processes_hold_what_one_would(processes):
     alone = network()

@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 
 import training
 
+pytestmark = pytest.mark.slow  # in one process it is tested in test_continued.py
+
 CONFIG = """
 name: run
 epochs: 3

@@ -8,6 +8,7 @@ from tests.toy import Toy
 from tuning import TuningConfig, sweep
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.distributed,
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
 ]

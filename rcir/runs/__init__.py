@@ -1,0 +1,1 @@
+"""Runs in their folders: what they hold, where they are found, how they compare."""
