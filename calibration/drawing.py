@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from calibration.evaluation import Evaluation
 from rcir import figures
 from rcir.data import ImageSet, read_image
+from rcir.levels import ALPHA
 from rcir.printable import printable
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults
@@ -114,10 +115,10 @@ def _of_queries(
     images: ImageSet,
     gallery: ImageSet,
 ) -> dict[str, Figure]:
-    """The most and the least certain queries with their sets, at the level nearest to 0.1."""
+    """The most and the least certain queries with their sets, at the level nearest to `ALPHA`."""
     if not evaluation.certified:
         return {}
-    row = min(evaluation.certified, key=lambda row: abs(row.alpha - 0.1))
+    row = min(evaluation.certified, key=lambda row: abs(row.alpha - ALPHA))
     score_function = retriever.controllers[None].score_function
     test, _ = score_function.ordered(test)
     sizes = score_function.sizes(test, float(row.threshold or 0))

@@ -15,6 +15,7 @@ from calibration.repeats import Repeats, repeat
 from calibration.statements import Queries, RiskResult, rows
 from calibration.subgroups import Part, subgroups
 from rcir.data import ImageSet
+from rcir.levels import ALPHA
 from rcir.retrieval.retriever import Retriever
 
 
@@ -30,7 +31,7 @@ class Evaluation:
         comparison: mean set size of each score function at each level on the tuning split, if
             compared.
         quality: of rankings and uncertainties.
-        parts: the risk of parts of the test queries, at the certified level nearest to 0.1.
+        parts: the risk of parts of the test queries, at the certified level nearest to `ALPHA`.
         parts_alpha: that level; None if nothing is certified.
         cluster: what the clusters are that the queries come in, if any.
         n_clusters, n_test_clusters: numbers of those of calibration and test queries, if any.
@@ -66,6 +67,17 @@ class Evaluation:
         if self.certified:
             return None
         return max(self.rows, key=lambda row: row.alpha).refusal
+
+    @property
+    def depth_advice(self) -> str | None:
+        """Advice about true matches beyond the search depth, where these are many."""
+        if self.beyond_depth < min(row.alpha for row in self.rows) * self.n_test / 2:
+            return None
+        return (
+            f"{self.beyond_depth} of {self.n_test} test queries have no true match within the "
+            "search depth, and are missed whatever the set size: search deeper (depth), or put a "
+            "match of each into the gallery"
+        )
 
     def metrics(self) -> dict[str, float]:
         """All numbers under flat names, for tracking."""
@@ -126,7 +138,7 @@ def evaluate(
     controller, test = retriever.controllers[None], queries.test
     misses, others = rows(retriever, queries, alphas, delta)
     certified = [row for row in misses if row.threshold is not None]
-    at = min(certified, key=lambda row: abs(row.alpha - 0.1), default=None)
+    at = min(certified, key=lambda row: abs(row.alpha - ALPHA), default=None)
     return Evaluation(
         dataset=dataset,
         encoder="none" if retriever.encoder is None else retriever.encoder.config.method,

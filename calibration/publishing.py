@@ -15,7 +15,7 @@ from rcir import figures, tracking
 from rcir.config import flatten
 from rcir.data import Splits
 from rcir.errors import InvalidData
-from rcir.files import write_json
+from rcir.files import write_file, write_json
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults
 from rcir.runs.folder import FOLDER_TAG
@@ -70,7 +70,7 @@ def publish(
     output.mkdir(parents=True, exist_ok=True)
     # Results first: they are what says that a page is ours.
     write_results(results, evaluation, time.monotonic() - started)
-    page.write_text(text, encoding="utf-8")
+    write_file(page, text.encode())
     if tracked is not None:
         tracked.log_metrics(evaluation.metrics())
         for name, svg in pictures.items():

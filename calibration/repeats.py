@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
+from rcir.levels import ALPHA
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import (
     Bound,
@@ -138,7 +139,7 @@ def repeat(
         retriever: calibrated.
         tuning, calibration, test: queries that it searched.
         alphas: levels that must be among those of the sweep.
-        delta: of the sweep of alphas; that of deltas is at the alpha nearest to 0.1.
+        delta: of the sweep of alphas; that of deltas is at the alpha nearest to `ALPHA`.
         seed: decides the divisions.
     """
     rng = np.random.default_rng(seed)
@@ -163,7 +164,7 @@ def repeat(
         "uncontrolled": rule(controller.score_function, None),
     }
     levels = np.union1d(SWEPT_ALPHAS, alphas)
-    alpha = float(min(alphas, key=lambda level: abs(level - 0.1)))
+    alpha = float(min(alphas, key=lambda level: abs(level - ALPHA)))
     sweep = [(level, delta) for level in levels.tolist()]
     return Repeats(
         levels,

@@ -36,7 +36,7 @@ def print_table(evaluation: Evaluation) -> None:
         threshold = "-" if row.threshold is None else f"{row.threshold:.4g}"
         table.add_row(f"{row.alpha:g}", *_measured(row), threshold)
     console.print(table)
-    if hint := _beyond_depth(evaluation):
+    if hint := evaluation.depth_advice:
         console.print(hint, soft_wrap=True)
     console.print("The same queries also certify, each statement by itself (-: not certified):")
     table = Table("statement", "alpha", "risk", "mean size", "constant", "answered")
@@ -86,18 +86,6 @@ def _stated(evaluation: Evaluation, row: RiskResult) -> str:
         f"{missing} returned to queries of any further {kind} like the {evaluation.n_clusters} of "
         f"the {calibrated}, each {kind} counted alike ({rule}).\n{measured} of "
         f"{evaluation.n_test_clusters} others, counted likewise:"
-    )
-
-
-def _beyond_depth(evaluation: Evaluation) -> str | None:
-    """Advice about true matches beyond the search depth, where these are many."""
-    lost, smallest = evaluation.beyond_depth, min(row.alpha for row in evaluation.rows)
-    if lost < smallest * evaluation.n_test / 2:
-        return None
-    return (
-        f"{lost} of {evaluation.n_test} test queries have no true match within the search depth, "
-        "and are missed whatever the set size: search deeper (depth), or put a match of each into "
-        "the gallery"
     )
 
 

@@ -18,7 +18,6 @@ import rcir
 from rcir.data import ImageSet
 from rcir.data.digests import digests
 from rcir.errors import reporting_errors
-from rcir.retrieval import storage
 from rcir.runs import folder as runs
 
 
@@ -59,7 +58,7 @@ def main() -> None:
 
 def _run(options: argparse.Namespace) -> None:
     retriever = build(runs.find_run(options.run), read_folders(options.images))
-    storage.save(retriever, options.output)
+    retriever.save(options.output)
     smallest = retriever.controllers[None].miss().minimum_alpha(delta=0.1)
     print(
         f"{options.output}: {len(retriever.ids)} images; smallest alpha at delta 0.1: "

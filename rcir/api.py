@@ -74,7 +74,7 @@ def retrieve(
 
     Args:
         query, alpha, delta: what is asked, and with which guarantee.
-        options: risk, distinct, group, abstain, simultaneous.
+        options: risk, distinct, group, abstain, simultaneous, anytime, mix.
 
     Raises:
         NoRetriever: none is named.

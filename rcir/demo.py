@@ -14,10 +14,9 @@ from PIL import Image
 from calibration import Calibrated, CalibrationConfig, calibrate, print_table, write_results
 from rcir.data import Augmentation, DataConfig, read_image
 from rcir.errors import InvalidConfig
-from rcir.levels import DELTA
+from rcir.levels import ALPHA, DELTA
 from training import TrainingConfig, train
 
-ALPHA = 0.1
 OUTPUTS = ("training", "queries", "retriever", "report.html", "results.json", "test.safetensors")
 MARKER, EMBEDDED = ".rcir-demo", "embeddings"
 

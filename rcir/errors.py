@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
 
+from rcir.printable import printable
+
 
 class RcirError(Exception):
     """Base class of every error that rcir raises on purpose."""
@@ -92,7 +94,7 @@ def reporting_errors() -> Iterator[None]:
     try:
         yield
     except (RcirError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(error)}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -8,9 +8,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PARTS = (
     *(
+        "rcir.printable",
         "rcir.errors",
         "rcir.levels",
-        "rcir.printable",
         "rcir.files",
         "rcir.config",
         "rcir.options",

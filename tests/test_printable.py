@@ -16,8 +16,9 @@ from calibration import CalibrationConfig, calibrate
 from rcir.cli.main import main
 from rcir.data import DataConfig
 from rcir.encoders import EncoderConfig
-from rcir.errors import reporting_errors
+from rcir.errors import InvalidImage, reporting_errors
 from rcir.printable import printable
+from rcir.risk import Guarantee
 from training import train
 
 # No UTF-8; a formula that cannot be parsed; markup of rich, of HTML; a legend's hidden label;
@@ -107,3 +108,15 @@ def test_what_cannot_be_encoded_does_not_end_a_command(monkeypatch):
 def test_only_what_cannot_be_printed_is_escaped(name, text):
     assert printable(name) == text
     printable(name).encode("utf-8")
+
+
+def test_errors_show_names_as_text(capsys):
+    with pytest.raises(SystemExit), reporting_errors():
+        raise InvalidImage("\x1b[31mred\n.png cannot be read")
+    assert capsys.readouterr().err == "error: \\x1b[31mred\\n.png cannot be read\n"
+
+
+def test_a_guarantee_shows_the_names_of_groups_as_text():
+    plain = (0.1, 0.1, "miss", None, None, False, False, 1.0, "binomial", "constant", 100, 0.1)
+    guarantee = Guarantee(*plain, n_groups=2, mix={"\x1b[31mred": 0.4, "b": 0.6})
+    assert r"\x1b[31mred 0.4, b 0.6" in str(guarantee)

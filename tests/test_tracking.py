@@ -19,6 +19,8 @@ from rcir.runs.trained_on import TrainedOn
 from tests.kills import DEAD, Killed
 from training import train
 from training.folder import create_run
+from tuning import Records, TuningConfig
+from tuning.sweep import start_sweep
 
 
 @pytest.fixture
@@ -171,6 +173,26 @@ def test_runs_of_dead_processes_are_marked_as_killed_at_the_next_start(client, m
     assert client.get_run(begun["dead"].id).info.status == "FINISHED"
     for run in (living, again, begun["other host"]):
         run.end("FINISHED")
+
+
+def test_a_sweep_killed_at_its_start_has_one_run(client, tiny, monkeypatch, tmp_path):
+    config = TuningConfig(tiny("swept", storage=str(tmp_path)), {"optimizer.lr": {"grid": [1e-3]}})
+    folder = tmp_path / "swept"
+    folder.mkdir()
+    with monkeypatch.context() as patch:
+
+        def killed(_records):
+            raise Killed
+
+        patch.setattr("rcir.tracking.owner", lambda: DEAD)
+        patch.setattr(Records, "write", killed)
+        with pytest.raises(Killed):
+            start_sweep(config, folder)
+    records = start_sweep(config, folder)
+    experiment = client.get_experiment_by_name("rcir").experiment_id
+    (found,) = client.search_runs([experiment], "tags.`rcir.sweep` = 'swept'")
+    assert found.info.run_id == records.mlflow_run
+    assert [path.name for path in folder.iterdir()] == ["sweep.json"]
 
 
 def test_a_training_killed_at_its_start_has_one_run(client, tiny, monkeypatch, tmp_path):

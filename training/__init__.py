@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from training.certification import fold_roles
     from training.checkpoint import last_epoch, restore_validation
     from training.ensemble import member_configs
-    from training.folder import as_json, run_lock
+    from training.folder import as_json, run_lock, started_once
     from training.fork import fork_run, snapshot
     from training.loop import PLACEMENT_GROUP
     from training.run import check_encoder, check_images, check_places, train
@@ -24,7 +24,7 @@ _HOMES = {
     "training.certification": ("fold_roles",),
     "training.checkpoint": ("last_epoch", "restore_validation"),
     "training.ensemble": ("member_configs",),
-    "training.folder": ("as_json", "run_lock"),
+    "training.folder": ("as_json", "run_lock", "started_once"),
     "training.fork": ("fork_run", "snapshot"),
     "training.loop": ("PLACEMENT_GROUP",),
     "training.run": ("check_encoder", "check_images", "check_places", "train"),
@@ -48,6 +48,7 @@ __all__ = [
     "restore_validation",
     "run_lock",
     "snapshot",
+    "started_once",
     "train",
 ]
 

@@ -120,8 +120,6 @@ def save_checkpoint(
     for epoch in _epochs(run):
         if epoch not in (state.epoch, state.best_epoch):
             shutil.rmtree(checkpoint_folder(run, epoch))
-    for aside in folder.parent.glob(".epoch-*"):  # of a process that was killed while it wrote
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def restore(

@@ -61,16 +61,28 @@ def create_run(
     """A new run, in its folder and in MLflow; `trained` is what it will have been trained on."""
     folder, plain = folder_of(config), asdict(replace(config, micro_batches=config.n_micro_batches))
     trained.write(folder)  # first: a run without it is taken for one of an earlier version
-    # Killed before the run is noted here, the next start finds it in MLflow by this name.
+    with started_once(folder, config.name, {FOLDER_TAG: str(folder)}, parent) as tracked:
+        run = RunFolder(folder, plain, tracked.id, tracked.uri)
+        run.write()
+    return run
+
+
+@contextmanager
+def started_once(
+    folder: Path,
+    name: str,
+    tags: Mapping[str, str],
+    parent: tracking.TrackedRun | None = None,
+) -> Iterator[tracking.TrackedRun]:
+    """A new MLflow run, to be noted in a folder inside the block.
+
+    Killed before it is noted, the next start finds it in MLflow by what lies in the folder.
+    """
     start = folder / START
     if not start.is_file():
         write_file(start, secrets.token_hex(16).encode())
-    tags = {FOLDER_TAG: str(folder)}
-    tracked = tracking.start_run(config.name, tags, parent, start.read_text())
-    run = RunFolder(folder, plain, tracked.id, tracked.uri)
-    run.write()
+    yield tracking.start_run(name, dict(tags), parent, start.read_text())
     start.unlink()
-    return run
 
 
 @contextmanager

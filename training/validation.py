@@ -15,7 +15,7 @@ from rcir.data.relevance import Relevance, asking, database_of
 from rcir.embedding import Embedding
 from rcir.errors import InvalidData, TrainingDiverged
 from rcir.index import DEPTH, build_index, lengths, nearest_others, one_minus_cosine
-from rcir.levels import ALPHAS, DELTA
+from rcir.levels import ALPHA, ALPHAS, DELTA
 from rcir.metrics import (
     average_precision_at_k,
     confidence,
@@ -29,7 +29,7 @@ from training.certification import certify
 
 PER_IMAGE = ("ranks", "uncertainty", "matched", "precision")
 MEAN_AVERAGE_PRECISION = "validation/mean_average_precision"
-CERTIFIED_SIZE = f"validation/certified_size_{ALPHAS[1]:g}"  # the epoch with the smallest is kept
+CERTIFIED_SIZE = f"validation/certified_size_{ALPHA:g}"  # the epoch with the smallest is kept
 
 
 @dataclass(frozen=True)

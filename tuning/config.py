@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rcir.errors import InvalidConfig
-from rcir.levels import DELTA
+from rcir.levels import ALPHA, DELTA
 from rcir.risk import check_level
 from training import CHANGING, TrainingConfig, member_configs
 from tuning.space import check_space, variations
@@ -51,7 +51,7 @@ class TuningConfig:
     interval: int = 1
     reduction: int = 3
     seed: int = 0
-    alpha: float = 0.1
+    alpha: float = ALPHA
     delta: float = DELTA
     gpus_per_trial: float = 1.0
     calibrate: bool = False

@@ -10,7 +10,9 @@ import yaml
 
 from rcir import figures
 from rcir.errors import InvalidData
+from rcir.files import write_file
 from rcir.levels import ALPHAS
+from rcir.printable import printable
 from rcir.runs.compare import compare_runs
 from rcir.runs.compare_table import print_comparison
 from rcir.runs.folder import RunFolder, read_run
@@ -40,14 +42,14 @@ def publish_sweep(records: Records) -> None:
     note = (
         f"# The best of {len(records.trials)} trials, {run.path.name}, under a name of its own.\n"
     )
-    (records.folder / BEST_FILE).write_text(note + text)
+    write_file(records.folder / BEST_FILE, (note + text).encode())
     best = records.ranked()[0]
     tracked = records.tracked
     tracked.log_tags({"rcir.best": best.name})
     tracked.log_metrics({f"sweep/{name}": value for name, value in best.metrics.items()})
     for name, svg in sweep_figures(records).items():
         tracked.log_figure(svg, name)
-    table_of(records).to_csv(records.folder / TABLE_FILE, index=False)
+    write_file(records.folder / TABLE_FILE, table_of(records).to_csv(index=False).encode())
     for file in (BEST_FILE, TABLE_FILE, SWEEP_FILE):
         tracked.log_file(records.folder / file)
 
@@ -100,4 +102,4 @@ def print_sweep(records: Records) -> None:
     for trial in records.ranked():
         if trial.reason:
             again = "" if trial.final else " (the same command tries it again)"
-            console.print(f"{trial.name} failed: {trial.reason}{again}", soft_wrap=True)
+            console.print(f"{trial.name} failed: {printable(trial.reason)}{again}", soft_wrap=True)

@@ -12,14 +12,21 @@ from pathlib import Path
 
 from ray import tune
 
-from rcir import tracking
 from rcir.cluster import join_cluster, quiet
 from rcir.config import flatten
 from rcir.data import data_root, load_splits
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk import required_calibration
 from rcir.runs.folder import FOLDER_TAG, RESOURCES, read_run
-from training import as_json, check_encoder, check_images, check_places, fold_roles, run_lock
+from training import (
+    as_json,
+    check_encoder,
+    check_images,
+    check_places,
+    fold_roles,
+    run_lock,
+    started_once,
+)
 from tuning.config import TuningConfig
 from tuning.ray_tune import numbered, resources, scheduler, search, trials_at_once
 from tuning.records import Records, Trial, read_records
@@ -58,7 +65,8 @@ def sweep(config: TuningConfig) -> Records:
     join_cluster()
     at_once = trials_at_once(config)
     with run_lock(folder):
-        records = _found(config, folder) or _start(config, folder)  # it may have begun meanwhile
+        # Another process may have begun it meanwhile.
+        records = _found(config, folder) or start_sweep(config, folder)
         with records.tracked.active():
             done = _run(config, records, drawn, at_once)
             publish_sweep(records)
@@ -175,13 +183,14 @@ def _found(config: TuningConfig, folder: Path) -> Records | None:
     return found
 
 
-def _start(config: TuningConfig, folder: Path) -> Records:
+def start_sweep(config: TuningConfig, folder: Path) -> Records:
     """A new sweep, in its folder and in MLflow."""
     name = config.training.name
-    tracked = tracking.start_run(name, {FOLDER_TAG: str(folder), "rcir.sweep": name})
     plain = as_json(asdict(config))
-    records = Records(folder, plain, tracked.id, tracked.uri)
-    records.write()
+    tags = {FOLDER_TAG: str(folder), "rcir.sweep": name}
+    with started_once(folder, name, tags) as tracked:
+        records = Records(folder, plain, tracked.id, tracked.uri)
+        records.write()
     # Those of the training are its trials'.
     own = {name: value for name, value in plain.items() if name != "training"}
     tracked.log_params(flatten(own))

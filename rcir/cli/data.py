@@ -15,6 +15,7 @@ from rcir.data import DATASETS, DataConfig, data_root
 from rcir.data.registry import find_dataset
 from rcir.data.verification import verify
 from rcir.errors import InvalidConfig, InvalidData
+from rcir.printable import printable
 
 # Names of files may look like markup.
 console = Console(highlight=False, markup=False)
@@ -74,11 +75,11 @@ def _check(options: Namespace, root: Path) -> None:
     parts = ", ".join(f"{part} {number:,}" for part, number in found.parts.items())
     console.print(f"{options.name}: {sum(found.parts.values()):,} images ({parts})")
     for note in found.notes:
-        console.print(f"note: {note}", soft_wrap=True)
+        console.print(f"note: {printable(note)}", soft_wrap=True)
     if found.alone:
         console.print(f"{found.alone} classes have one image only: it is searched, never asked")
     for fault in found.unreadable:
-        console.print(f"unreadable: {fault}", soft_wrap=True)
+        console.print(f"unreadable: {printable(fault)}", soft_wrap=True)
     if not found.complete:
         expected = "" if found.published is None else f" of {found.published:,} published images"
         raise InvalidData(

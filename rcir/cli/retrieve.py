@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from json import dumps
 
+from rcir.levels import ALPHA, DELTA
 from rcir.printable import printable
 from rcir.retrieval.answer import Options
 from rcir.risk.risks import risk_names
@@ -17,10 +18,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--retriever", help="folder or MLflow URI; without it, RCIR_RETRIEVER names it"
     )
     parser.add_argument(
-        "--alpha", type=float, default=0.1, help="share of queries whose set may hold no match"
+        "--alpha", type=float, default=ALPHA, help="share of queries whose set may hold no match"
     )
     parser.add_argument(
-        "--delta", type=float, default=0.1, help="probability of misleading calibration queries"
+        "--delta", type=float, default=DELTA, help="probability of misleading calibration queries"
     )
     parser.add_argument("--risk", choices=risk_names(), default="miss", help="what to control")
     parser.add_argument("--distinct", choices=["label"], help="one image of each label")

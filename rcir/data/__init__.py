@@ -1,13 +1,34 @@
-"""Data sets, all as one record type; splits; preprocessing."""
+"""Data sets, all as one record type; splits; preprocessing.
 
-from rcir.data.augmentation import Augmentation, TransformParameters
-from rcir.data.clusters import cluster_warning
-from rcir.data.images import ImageLike, read_image
-from rcir.data.loading import DataConfig, data_root, load_splits, with_cluster
-from rcir.data.preprocessing import Preprocessing
-from rcir.data.records import ImageSet, Splits
-from rcir.data.registry import DATASETS
-from rcir.data.repeats import without_repeats
+Names are resolved on first use: to list the sets takes none of what decodes and transforms images.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rcir.import_paths import lazily
+
+if TYPE_CHECKING:
+    from rcir.data.augmentation import Augmentation, TransformParameters
+    from rcir.data.clusters import cluster_warning
+    from rcir.data.images import ImageLike, read_image
+    from rcir.data.loading import DataConfig, data_root, load_splits, with_cluster
+    from rcir.data.preprocessing import Preprocessing
+    from rcir.data.records import ImageSet, Splits
+    from rcir.data.registry import DATASETS
+    from rcir.data.repeats import without_repeats
+
+_HOMES = {
+    "rcir.data.augmentation": ("Augmentation", "TransformParameters"),
+    "rcir.data.clusters": ("cluster_warning",),
+    "rcir.data.images": ("ImageLike", "read_image"),
+    "rcir.data.loading": ("DataConfig", "data_root", "load_splits", "with_cluster"),
+    "rcir.data.preprocessing": ("Preprocessing",),
+    "rcir.data.records": ("ImageSet", "Splits"),
+    "rcir.data.registry": ("DATASETS",),
+    "rcir.data.repeats": ("without_repeats",),
+}
 
 __all__ = [
     "DATASETS",
@@ -25,3 +46,5 @@ __all__ = [
     "with_cluster",
     "without_repeats",
 ]
+
+__getattr__, __dir__ = lazily(__name__, globals(), _HOMES)

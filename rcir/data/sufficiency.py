@@ -8,11 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.records import ImageSet, Splits
-from rcir.levels import DELTA
+from rcir.levels import ALPHA, DELTA
 
 LEAST = {"tuning": 2, "calibration": 1, "test": 1}  # queries
 LEAST_VALIDATION = 3  # images
-WANTED_ALPHA = 0.1
 
 
 def shortages(splits: Splits) -> list[str]:
@@ -52,12 +51,12 @@ def calibration_note(splits: Splits) -> str | None:
 
     Without a single miss among n queries, 1 - delta ** (1 / n) is the smallest level.
     """
-    n, needed = len(splits.calibration), math.ceil(math.log(DELTA) / math.log(1 - WANTED_ALPHA))
+    n, needed = len(splits.calibration), math.ceil(math.log(DELTA) / math.log(1 - ALPHA))
     if n >= needed:
         return None
     return (
         f"note: {n} calibration queries certify no alpha below {1 - DELTA ** (1 / n):.2f} at delta "
-        f"= {DELTA:g}, whatever the encoder; for alpha = {WANTED_ALPHA:g} it takes {needed}, "
+        f"= {DELTA:g}, whatever the encoder; for alpha = {ALPHA:g} it takes {needed}, "
         "better some hundred: have more images of the classes that evaluate"
     )
 

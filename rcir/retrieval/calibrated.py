@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rcir.data.digests import digests
 from rcir.data.repeats import require_new, require_no_repeats, warn_of_copies, warn_of_twins
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
-from rcir.levels import ALPHAS, DELTA
+from rcir.levels import ALPHA, ALPHAS, DELTA
 from rcir.retrieval.answer import Distinct
 from rcir.retrieval.control import check_clusters, control, extended, nearest_other
 from rcir.retrieval.searcher import Searcher
@@ -93,8 +93,8 @@ class CalibratedSearcher(Searcher):
 
         Raises:
             StaleCalibration: the retriever has changed since it searched.
-            InvalidData: of the queries; or some of them are pictures of the gallery, of the score
-                function split too, or the same (by digests; of pictures encoded anew it warns).
+            InvalidData: of the queries; or some of them are pictures of the gallery, of the tuning
+                split too, or the same (by digests; of pictures encoded anew it warns).
 
         Example:
             >>> import rcir
@@ -181,7 +181,7 @@ class CalibratedSearcher(Searcher):
         self.query_digests = np.concatenate([self.query_digests, added])
 
     def check(
-        self, recent: LabelledResults, alpha: float = 0.1, delta: float = DELTA
+        self, recent: LabelledResults, alpha: float = ALPHA, delta: float = DELTA
     ) -> Exchangeability:
         """Test whether recent labelled queries look like the calibration queries, and the risk.
 

@@ -197,9 +197,9 @@ def interval(
 def why_no_interval(parts: Sequence[Certified], alpha: float, delta: float) -> str | None:
     """The reason, in words, why sizes on these queries have no interval; None if they have one.
 
-    With M misses allowed, threshold is the (M + 1)-th largest score. Near the maximum the bootstrap
-    is inconsistent (Bickel and Freedman, Annals of Statistics 1981, section 6): draws with
-    replacement never exceed it. In simulations, 95% intervals held the mean size in a third to half
+    With M misses allowed, the threshold is the (M + 1)-th largest score. Near the maximum the
+    bootstrap is inconsistent (Bickel and Freedman, Annals of Statistics 1981, section 6): draws
+    with replacement never exceed it. In simulations, 95% intervals held the mean size in a third to half
     of the cases with M = 0, in 75% to 86% with M = 1 and in 92% with M = 2 (each query measured
     once); from M = 5 on in 94% or more.
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
+from rcir.printable import printable
 from rcir.risk.request import Alpha, Mix
 from rcir.risk.risks import find_risk
 
@@ -83,7 +84,7 @@ class Guarantee:
         if self.mix == "any":
             sure += f", whatever the mix of the {self.n_groups} groups"
         elif isinstance(self.mix, Mapping):
-            shares = ", ".join(f"{group} {share:g}" for group, share in self.mix.items())
+            shares = ", ".join(f"{printable(group)} {share:g}" for group, share in self.mix.items())
             sure += f", where the groups come as {shares}"
         if self.chosen_among > 1:
             sure = (

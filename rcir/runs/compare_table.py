@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from rcir.levels import DELTA
 from rcir.risk.certified import Estimate
 from rcir.runs.choose import Choice
 from rcir.runs.compare import Comparison
@@ -85,7 +86,7 @@ def _size(found: Comparison, number: int, alpha: float) -> str:
         return f"{_short(size.value)} {_ends(size)}"
     if one is not None and one.parts:
         return "not certified"
-    reported = found.metric(number, f"certified_size_{alpha:g}") if found.delta == 0.1 else None
+    reported = found.metric(number, f"certified_size_{alpha:g}") if found.delta == DELTA else None
     return "-" if reported is None else _short(reported)
 
 

@@ -134,6 +134,8 @@ def _calibration_options(folder: Path) -> dict[str, Any]:
         return {
             f"{CALIBRATION}.depth": described["max_depth"],
             f"{CALIBRATION}.bound": described["controllers"][0]["bound"],
+            f"{CALIBRATION}.score_function": described["controllers"][0]["score_functions"]["main"],
+            **flatten({CALIBRATION: {"index": described["index"]}}),
             f"{CALIBRATION}.group": described["origin"].get("group"),
             f"{CALIBRATION}.cluster": described["origin"].get("cluster"),
         }

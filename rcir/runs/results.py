@@ -89,7 +89,8 @@ class RunResults:
             _check(found)
         except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidData(
-                f"{path} is damaged ({error}): remove it, and train or calibrate again"
+                f"{path} is damaged, or of another version of rcir ({error}): remove it, and train "
+                "or calibrate again"
             ) from error
         return found
 

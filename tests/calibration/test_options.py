@@ -242,7 +242,9 @@ def test_a_shallow_search_leaves_queries_unmatched_and_says_so(trained):
     unmatched = np.isinf(outcome.test.ranks).sum()
     assert outcome.evaluation.beyond_depth == unmatched > 30
     assert outcome.evaluation.rows[0].threshold is None
-    assert f"{unmatched} test queries have no true match" in outcome.report.read_text()
+    page = outcome.report.read_text()
+    assert f"{unmatched} of 300 test queries have no true match within the search depth" in page
+    assert "search deeper (depth)" in page
 
 
 def test_a_run_of_its_own_in_mlflow_gets_retriever_report_and_numbers(trained, tracking_uri):

@@ -13,6 +13,7 @@ from mlflow import MlflowClient
 
 from calibration import CalibrationConfig, calibrate
 from rcir.cli import main
+from rcir.index import IndexConfig
 from rcir.risk import Certified
 from rcir.runs.folder import RunFolder
 from rcir.runs.results import TEST, VALIDATION, RunResults
@@ -137,6 +138,25 @@ def test_depths_that_differ_are_named(calibrated, trained, tmp_path, capsys):
         {"calibration.depth": 200},
         {"calibration.depth": 50},
     ]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_indexes_and_score_functions_that_differ_are_named(trained, tmp_path, capsys):
+    own = IndexConfig("tests.index.brute:BruteIndex", {"block": 50})
+    for name, index, score_function in (
+        ("flat", IndexConfig(), "quantile"),
+        ("brute", own, "minmax"),
+    ):
+        options = {"index": index, "score_function": score_function}
+        calibrate(CalibrationConfig(str(trained.path), str(tmp_path / name), **options))
+    found = compared(capsys, tmp_path / "flat", tmp_path / "brute", "--alphas", "0.3")
+    first, second = ({k: v for k, v in run["options"].items() if v} for run in found["runs"])
+    assert first == {"calibration.score_function": "quantile", "calibration.index.kind": "flat"}
+    assert second == {
+        "calibration.score_function": "minmax",
+        "calibration.index.kind": own.kind,
+        "calibration.index.options.block": 50,
+    }
 
 
 def rounded(size):

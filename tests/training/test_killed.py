@@ -14,6 +14,7 @@ from mlflow import MlflowClient
 from safetensors.torch import load_file
 
 import training
+from tests.kills import DEAD
 
 pytestmark = pytest.mark.slow  # in one process it is tested in test_continued.py
 
@@ -70,7 +71,7 @@ def outcome(tmp_path_factory, new_store):
     try:
         kill_in_second_epoch(first, killed / "runs" / "run")
         # What a process that is killed while it writes a checkpoint leaves.
-        half = killed / "runs" / "run" / "checkpoints" / ".epoch-0002-0123abcd"
+        half = killed / "runs" / "run" / "checkpoints" / f".epoch-0002-{DEAD}-0123abcd"
         half.mkdir()
         (half / "state.json").write_text("{")
         return killed, whole, finish(start(killed)), finish(undisturbed)

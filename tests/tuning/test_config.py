@@ -100,7 +100,7 @@ def nothing_starts(monkeypatch):
         raise AssertionError("it starts something")
 
     monkeypatch.setattr(sys.modules["tuning.sweep"], "join_cluster", start)
-    monkeypatch.setattr(sys.modules["tuning.sweep"], "_start", start)
+    monkeypatch.setattr(sys.modules["tuning.sweep"], "start_sweep", start)
 
 
 @pytest.mark.usefixtures("nothing_starts")
