@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from ray.train import UserCallback
 
@@ -16,7 +15,7 @@ from rcir.cluster import in_submitted_job
 from rcir.config import flatten
 from rcir.data import ImageSet, Splits, load_splits
 from rcir.data.loading import require_enough
-from rcir.data.sufficiency import calibration_note
+from rcir.data.sufficiency import calibration_note, can_train
 from rcir.encoders import Encoder, build_encoder
 from rcir.encoders.embedder import Embedder
 from rcir.encoders.posthoc import TrainingImages
@@ -164,10 +163,7 @@ def check_encoder(config: TrainingConfig) -> None:
 
 def check_images(config: TrainingConfig, images: ImageSet) -> None:
     """Whether there can be tuples at all; an epoch without one is none that training needs."""
-    matches = images.relevance.totals(images.relevance)  # each image counts itself
-    sampled = config.mining.cache == "sampled"  # where an image without a match is never drawn
-    candidates = np.sum(matches > 1) if sampled else len(images)
-    if not np.any((matches > 1) & (matches < candidates)):
+    if not can_train(images, sampled=config.mining.cache == "sampled"):
         raise InvalidData(
             "no anchor has a positive and a negative: some training image must match another one "
             "and not match a third"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.records import ImageSet, Splits
+from rcir.data.relevance import WithinRadius, asking, database_of
 from rcir.levels import ALPHA, DELTA
 
 LEAST = {"tuning": 2, "calibration": 1, "test": 1}  # queries
@@ -26,13 +28,12 @@ def shortages(splits: Splits) -> list[str]:
         ['tuning has 1 queries, needed are 2']
     """
     found = []
-    matches = _matches(splits.train)
-    if not np.any((matches > 1) & (matches < len(splits.train))):
+    if not can_train(splits.train):
         found.append(
             f"no anchor has a positive and a negative: of {len(splits.train)} training images one "
             "must match another one and not match a third"
         )
-    if len(splits.validation) < LEAST_VALIDATION or not np.any(_matches(splits.validation) > 1):
+    if len(splits.validation) < LEAST_VALIDATION or not _matches(splits.validation)[0].any():
         found.append(
             f"validation has {len(splits.validation)} images, needed are {LEAST_VALIDATION}, two "
             "of which match"
@@ -61,6 +62,30 @@ def calibration_note(splits: Splits) -> str | None:
     )
 
 
-def _matches(images: ImageSet) -> NDArray[np.int64]:
-    """(n,) number of images that match each, itself among them."""
-    return images.relevance.totals(images.relevance)
+def can_train(images: ImageSet, sampled: bool = False) -> bool:
+    """Whether some image that asks has a positive, and a negative beside it.
+
+    Args:
+        sampled: whether a sample is mined: images that none matches are never drawn.
+    """
+    positives, others = _matches(images, positive=True)
+    matches, _ = _matches(images)
+    if sampled and len(matches) == len(images):
+        others = int(np.sum(matches > 0)) - 1
+    return bool(np.any((positives > 0) & (matches < others)))
+
+
+def _matches(images: ImageSet, positive: bool = False) -> tuple[NDArray[np.int64], int]:
+    """For each image that asks, how many others match it; and how many others there are.
+
+    Args:
+        positive: count only those that are its positives in training.
+    """
+    relevance = images.relevance
+    if positive and isinstance(relevance, WithinRadius) and relevance.near is not None:
+        relevance = replace(relevance, radius=relevance.near)
+    database = database_of(relevance)
+    if database is None:
+        return relevance.totals(relevance) - 1, len(images) - 1  # each counts itself
+    searched = relevance.subset(np.flatnonzero(database))
+    return relevance.subset(asking(relevance)).totals(searched), len(searched)

@@ -199,9 +199,9 @@ def why_no_interval(parts: Sequence[Certified], alpha: float, delta: float) -> s
 
     With M misses allowed, the threshold is the (M + 1)-th largest score. Near the maximum the
     bootstrap is inconsistent (Bickel and Freedman, Annals of Statistics 1981, section 6): draws
-    with replacement never exceed it. In simulations, 95% intervals held the mean size in a third to half
-    of the cases with M = 0, in 75% to 86% with M = 1 and in 92% with M = 2 (each query measured
-    once); from M = 5 on in 94% or more.
+    with replacement never exceed it. In simulations, 95% intervals held the mean size in a third
+    to half of the cases with M = 0, in 75% to 86% with M = 1 and in 92% with M = 2 (each query
+    measured once); from M = 5 on in 94% or more.
 
     Example:
         >>> one = Certified(np.zeros(45, np.float32), np.zeros((9, 5), np.float32))

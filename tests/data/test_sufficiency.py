@@ -7,9 +7,10 @@ import pytest
 from PIL import Image
 from scipy.stats import beta
 
-from rcir.data import DataConfig, load_splits
+from rcir.data import DataConfig, ImageSet, load_splits
 from rcir.data.loading import require_enough
-from rcir.data.sufficiency import calibration_note
+from rcir.data.relevance import WithinRadius
+from rcir.data.sufficiency import calibration_note, can_train
 from rcir.errors import InvalidData
 
 
@@ -84,3 +85,23 @@ def test_a_training_is_refused_before_it_begins(tmp_path, monkeypatch, tiny):
     with pytest.raises(InvalidData, match="have more images of each class, and more classes"):
         train(tiny("small", data=folder(tmp_path / "own", 4, 5)))
     assert [path.name for path in tmp_path.iterdir()] == ["own"]
+
+
+@pytest.mark.parametrize(
+    ("places", "database", "enough"),
+    [
+        ([0, 5, 90], [False, True, True], True),
+        ([0, 15, 90], [False, True, True], False),  # it matches, and is no positive
+        ([0, 5, 90], [True, True, True], False),  # who asks?
+        ([0, 5, 90], [False, False, True], False),  # positives that ask
+        ([0, 5, 20], [False, True, True], False),  # no negative: it matches as well
+        ([0, 15, 90], None, False),
+        ([0, 5, 90], None, True),
+    ],
+)
+def test_places_train_by_positives_of_the_other_side(places, database, enough):
+    places = np.stack([np.array(places, float), np.zeros(3)], axis=1)
+    sides = None if database is None else np.array(database)
+    relevance = WithinRadius(places, 25.0, near=10.0, database=sides)
+    images = ImageSet(np.zeros((3, 2, 2), np.uint8), None, list("abc"), relevance=relevance)
+    assert can_train(images) == enough
