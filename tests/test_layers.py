@@ -1,6 +1,7 @@
 """Imports go in one direction: each part imports only from parts that stand before it."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -37,15 +38,22 @@ def part(module):
     return ".".join(module.split(".")[: 2 if module.startswith("rcir.") else 1])
 
 
-def imported(path):
-    """Modules that a file imports, wherever in it."""
-    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+def imported(path, for_types=True):
+    """Modules that a file imports, wherever in it; or all but those for type checkers alone."""
+    tree = ast.parse((ROOT / path).read_text())
+    if not for_types:
+        tree.body = [node for node in tree.body if not is_for_types(node)]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} imports relatively"
             names = [f"rcir.{name.name}" for name in node.names]
             yield from names if node.module == "rcir" else [node.module]
+
+
+def is_for_types(node):
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
@@ -66,3 +74,40 @@ def test_a_package_is_known_in_one_place(package):
     }
     assert users
     assert all(user.startswith(ALONE[package]) for user in users)
+
+
+def tables():
+    """Of each package whose files ARCHITECTURE.md lists in order: the line of each file."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    listed = r"Inside `([a-z/]+)/`, each line importing only from those above it:\n\n((?:\|.*\n)+)"
+    for package, table in re.findall(listed, text):
+        rows = table.splitlines()[2:]
+        files = [re.findall(r"`([\w/]+?)(?:\.py|/)`", row.split("|")[1]) for row in rows]
+        yield package, {name: number for number, names in enumerate(files) for name in names}
+
+
+TABLES = dict(tables())
+
+
+@pytest.mark.parametrize("package", TABLES)
+def test_files_import_from_lines_above_theirs_only(package):
+    lines = TABLES[package]
+
+    def line(module):
+        """Of a module of this package; of what stands below all lines, none."""
+        inner = module.removeprefix(package.replace("/", ".")).strip(".").split(".")[0]
+        return lines.get(inner)
+
+    for path in FILES:
+        if not path.as_posix().startswith(f"{package}/") or path.name.startswith("__"):
+            continue
+        own = path.relative_to(package).parts[0].removesuffix(".py")
+        assert own in lines, f"ARCHITECTURE.md does not list {path}"
+        for module in imported(path, for_types=False):
+            if module.startswith(package.replace("/", ".") + "."):
+                at = line(module)
+                assert at is None or at <= lines[own], f"{path} imports {module}"
+
+
+def test_architecture_lists_packages_in_order():
+    assert {"rcir/retrieval", "rcir/risk", "rcir/data", "training", "tuning"} <= TABLES.keys()
