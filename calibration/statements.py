@@ -113,7 +113,7 @@ def _measure(
     if request.group is not None and test.groups is not None:
         asked = test.groups == request.group
     ordered, _ = controller.score_function.ordered(test)
-    sizes = controller.sizes(ordered, decision)
+    _, sizes = controller.sets(ordered, decision)
     answered = np.flatnonzero(asked & (sizes > 0))
     row = replace(row, bound=decision.bound, threshold=decision.threshold)
     if len(answered) == 0:
@@ -141,4 +141,4 @@ def _constant_size(alike: RiskController, request: Request, test: LabelledResult
         decision = alike.decide(request)
     except RiskUnattainable:
         return None
-    return float(alike.sizes(test, decision).mean())
+    return float(alike.sets(test, decision)[1].mean())

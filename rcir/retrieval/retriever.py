@@ -140,8 +140,7 @@ class Retriever(CalibratedSearcher):
         found = self._search(queries)  # the fingerprints were compared already
         if guarantee.distinct is not None:
             found = found.distinct()
-        found, _ = controller.score_function.ordered(found)
-        sizes = controller.sizes(found, guarantee)
+        found, sizes = controller.sets(found, guarantee)
         # One look-up for the whole batch; each answer is a slice of it.
         row = np.repeat(np.arange(len(sizes)), sizes)
         rank = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)

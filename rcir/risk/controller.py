@@ -236,17 +236,24 @@ class RiskController:
         bound = "conformal" if request.delta is None else mean.bound
         return self.guarantee(request, mean.threshold(alpha, request.delta), bound, alpha)
 
-    def sizes(self, results: SearchResults, guarantee: Guarantee) -> NDArray[np.int64]:
-        """(n,) set sizes of queries that were searched as deep; 0 for those not answered."""
+    def sets(
+        self, results: SearchResults, guarantee: Guarantee
+    ) -> tuple[SearchResults, NDArray[np.int64]]:
+        """Queries that were searched as deep, with the candidates of their sets in order, and (n,)
+        how many of these each set holds: 0 for a query that is not answered.
+        """
         if results.depth != self.depth:
             raise InvalidData(
                 f"the queries were searched to depth {results.depth}, the calibration queries to "
                 f"{self.depth}: search alike"
             )
+        abstaining = guarantee.selection_threshold is not None
+        most = 1 if abstaining else self.score_function.most(guarantee.threshold)
+        ordered, _ = self.score_function.ordered(results, int(min(most, results.depth)))
         if guarantee.selection_threshold is not None:
-            selection_score = self.score_function.selection_score(results, size=1)
-            return (selection_score <= guarantee.selection_threshold).astype(np.int64)
-        return self.score_function.sizes(results, guarantee.threshold)
+            selection_score = self.score_function.selection_score(ordered, size=1)
+            return ordered, (selection_score <= guarantee.selection_threshold).astype(np.int64)
+        return ordered, self.score_function.sizes(ordered, guarantee.threshold)
 
     @property
     def _of_means(self) -> Bound:

@@ -100,12 +100,12 @@ class HazardScore(ScoreFunction):
     def candidate_scores(self, results: SearchResults) -> NDArray[np.float32]:
         return self._candidate_scores(results, results.depth)
 
+    def most(self, threshold: float) -> float:
+        return most_of_probability(threshold)
+
     def sizes(self, results: SearchResults, threshold: float) -> NDArray[np.int64]:
-        # K - 1 ranks of probability 1 / threshold or more: K is at most 1 + threshold, what follows
-        # is not looked at (and one more, for rounding).
-        columns = int(min(2 + threshold * (1 + TOLERANCE), results.depth)) if threshold >= 0 else 1
-        candidate_scores = self._candidate_scores(results, columns)
-        return set_sizes(candidate_scores, threshold)
+        columns = int(min(self.most(threshold), results.depth))
+        return set_sizes(self._candidate_scores(results, columns), threshold)
 
     def selection_score(self, results: SearchResults, size: int) -> NDArray[np.float64]:
         none: NDArray[np.float64] = np.prod(1 - self.hazard(results, size), axis=1)
@@ -135,6 +135,17 @@ def _impossible(results: SearchResults, columns: int, repeats: bool) -> NDArray[
     if results.keys is not None and not repeats:
         impossible |= earlier_of_same_key(results.keys[:, :columns]) > 0
     return impossible
+
+
+def most_of_probability(threshold: float) -> float:
+    """A number of ranks that no set exceeds whose ranks, from the second on, have probability
+    1 / threshold or more: the probabilities sum to 1. One more, for rounding.
+
+    Example:
+        >>> most_of_probability(4.0) < 7
+        True
+    """
+    return 2 + threshold * (1 + TOLERANCE) if threshold >= 0 else 1
 
 
 def inverse_scores(probability: NDArray[np.float64]) -> NDArray[np.float32]:

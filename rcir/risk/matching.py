@@ -65,13 +65,15 @@ class MatchProbability(ReorderingScore):
         rows = flat(features.of(results, results.depth), asked)
         return cls(features, *fit_logistic(rows, matches[asked]))
 
-    def _order(self, results: SearchResults) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def _order(
+        self, results: SearchResults, columns: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         features = self.features.of(results, results.depth)
         shape = (len(results), results.depth)
         logits = linear(features, self.weights, self.constant, shape)
         logits[~results.there] = -np.inf
-        columns = np.argsort(-logits, axis=1, kind="stable")
-        return columns, expit(np.take_along_axis(logits, columns, axis=1))
+        order = np.argsort(-logits, axis=1, kind="stable")[:, :columns]
+        return order, expit(np.take_along_axis(logits, order, axis=1))
 
     def selection_score(self, results: SearchResults, size: int) -> NDArray[np.float64]:
         probability = np.asarray(self.ordered(results)[0].probability)

@@ -31,14 +31,19 @@ class ReorderingScore(ScoreFunction):
         self.constant = constant
 
     @abstractmethod
-    def _order(self, results: SearchResults) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The (n, depth) columns in the new order, and the probabilities in that order."""
+    def _order(
+        self, results: SearchResults, columns: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The first (n, columns) columns in the new order, and their probabilities."""
 
-    def ordered(self, results: Results) -> tuple[Results, NDArray[np.int64] | None]:
+    def ordered(
+        self, results: Results, columns: int | None = None
+    ) -> tuple[Results, NDArray[np.int64] | None]:
         if results.probability is not None:
             return results, None
-        columns, probability = self._order(results)
-        return results.reordered(columns, probability), columns
+        shown = results.depth if columns is None else min(columns, results.depth)
+        taken, probability = self._order(results, shown)
+        return results.reordered(taken, probability), taken
 
     def candidate_scores(self, results: SearchResults) -> NDArray[np.float32]:
         return self._candidate_scores(results, results.depth)

@@ -11,9 +11,9 @@ from scipy.special import softmax
 
 from rcir.errors import InvalidData
 from rcir.risk.features import PROFILE, Features, linear
-from rcir.risk.hazard import FLOOR
+from rcir.risk.hazard import FLOOR, most_of_probability
 from rcir.risk.reordering import ReorderingScore
-from rcir.risk.score_functions import TOLERANCE, check_split, set_sizes
+from rcir.risk.score_functions import check_split, set_sizes
 from rcir.risk.search_results import SearchResults, first_of_each_key
 
 MOST_QUERIES = 5000  # queries that the model is fitted on
@@ -85,8 +85,10 @@ class Reranked(ReorderingScore):
         weights = weights / spread
         return cls(features, weights, none + float(weights @ mean))
 
-    def _order(self, results: SearchResults) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        columns, known, arrays = _labels(self.features, results)
+    def _order(
+        self, results: SearchResults, columns: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        nearest, known, arrays = _labels(self.features, results)
         utility = linear(arrays, self.weights, 0.0, known.shape)
         utility[~known] = -np.inf
         order = np.argsort(-utility, axis=1, kind="stable")
@@ -94,27 +96,46 @@ class Reranked(ReorderingScore):
         largest = np.maximum(ordered[:, :1], self.constant)
         odds = np.exp(ordered - largest)
         probability = odds / (odds.sum(axis=1, keepdims=True) + np.exp(self.constant - largest))
-        # Keys by their probability, then what repeats a key, as it stood.
-        shape = (len(results), results.depth)
-        rows, labels = np.nonzero(known)  # what is not known comes last
-        first = columns[rows, order[rows, labels]]
-        repeats = np.ones(shape, bool)
-        repeats[rows, first] = False
-        taken = np.empty(shape, np.int64)
-        taken[rows, labels] = first
-        taken[np.arange(results.depth) >= known.sum(axis=1, keepdims=True)] = np.nonzero(repeats)[1]
-        spread = np.zeros(shape)
-        spread[:, : probability.shape[1]] = probability
+        shown = min(columns, nearest.shape[1])
+        taken = np.empty((len(results), columns), np.int64)
+        taken[:, :shown] = np.take_along_axis(nearest, order[:, :shown], axis=1)
+        few = np.flatnonzero(known.sum(axis=1) < columns)
+        if len(few):
+            taken[few] = _with_repeats(nearest[few], order[few], results.depth)[:, :columns]
+        spread = np.zeros(taken.shape)
+        spread[:, :shown] = probability[:, :shown]
         return taken, spread
 
+    def most(self, threshold: float) -> float:
+        return most_of_probability(threshold)
+
     def sizes(self, results: SearchResults, threshold: float) -> NDArray[np.int64]:
-        # Of probabilities that sum to 1, few are 1 / threshold or more.
-        columns = int(min(2 + threshold * (1 + TOLERANCE), results.depth)) if threshold >= 0 else 1
+        columns = int(min(self.most(threshold), results.depth))
         return set_sizes(self._candidate_scores(results, columns), threshold)
 
     def selection_score(self, results: SearchResults, size: int) -> NDArray[np.float64]:
         probability = np.asarray(self.ordered(results)[0].probability)
         return np.maximum(1 - probability[:, :size].sum(axis=1), 0.0)  # type: ignore[no-any-return]
+
+
+def _with_repeats(
+    nearest: NDArray[np.int64], order: NDArray[np.int64], depth: int
+) -> NDArray[np.int64]:
+    """(n, depth) columns: keys in an order, then what repeats a key, as it stood.
+
+    Args:
+        nearest: (n, m) columns of the nearest candidate of each key, -1 for none.
+        order: (n, m) of these.
+    """
+    known = nearest >= 0
+    rows, keys = np.nonzero(known)
+    first = nearest[rows, order[rows, keys]]  # what is not known comes last
+    repeats = np.ones((len(nearest), depth), bool)
+    repeats[rows, first] = False
+    taken = np.empty(repeats.shape, np.int64)
+    taken[rows, keys] = first
+    taken[np.arange(depth) >= known.sum(axis=1, keepdims=True)] = np.nonzero(repeats)[1]
+    return taken
 
 
 def _labels(

@@ -55,11 +55,21 @@ class ScoreFunction(ABC):
         """Whether it can be fitted on a tuning split, see `fit`."""
         return True
 
-    def ordered(self, results: Results) -> tuple[Results, NDArray[np.int64] | None]:
+    def ordered(
+        self, results: Results, columns: int | None = None
+    ) -> tuple[Results, NDArray[np.int64] | None]:
         """The results in the order in which sets take candidates, and the (n, depth) columns that
         they stood in; None where the order stays, nearest first.
+
+        Args:
+            columns: how many candidates of each query are needed, of all that there are: more may
+                be left out.
         """
         return results, None
+
+    def most(self, threshold: float) -> float:
+        """A number of candidates that no set at a threshold exceeds."""
+        return float("inf")
 
     @abstractmethod
     def candidate_scores(self, results: SearchResults) -> NDArray[np.float32]:

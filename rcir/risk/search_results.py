@@ -165,13 +165,14 @@ class SearchResults:
         """The same candidates in another order, without what a probability is learned from.
 
         Args:
-            columns: (n, depth) those that they stood in.
-            probability: of the candidates in the new order.
+            columns: (n, k) those that they stood in, k up to the depth, which then is k.
+            probability: (n, k) of the candidates in the new order.
         """
         new: dict[str, Any] = {
             "candidate_uncertainty": None,
             "votes": None,
             "probability": probability,
+            "depth": columns.shape[1],
         }
         return replace(self, **self._taken(columns, set(self.FILLERS) - set(new)), **new)
 

@@ -141,7 +141,13 @@ def test_other_arrays_of_a_file_are_refused(copy, saved, name):
     assert outcome(copy, saved[1]) is None
 
 
-@pytest.mark.parametrize("score_function", SCORE_FUNCTIONS)
+@pytest.mark.parametrize(
+    "score_function",
+    [
+        "learned",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in SCORE_FUNCTIONS if n != "learned"),
+    ],
+)
 def test_other_numbers_of_a_calibration_are_refused(retriever, splits, tmp_path, score_function):
     own = Retriever.build(retriever.encoder, retriever.preprocessing, splits.gallery, depth=60)
     own.calibrate(

@@ -148,7 +148,7 @@ def test_abstention_watches_the_first_candidate_and_answers_with_one_or_none(
     )
     assert (decision.threshold, decision.risk_bound) == (0.0, 0.25)
     asked = queries(300, 9)[0]
-    sizes = control.sizes(asked, decision)
+    sizes = control.sets(asked, decision)[1]
     assert sizes.tolist() == [int(u <= decision.selection_threshold) for u in asked.uncertainty]
     assert set(sizes.tolist()) == {0, 1}
 
@@ -164,7 +164,7 @@ def test_abstention_goes_by_the_selection_score_of_a_learned_score_function(quer
     )
     decision = control.decide(Request(0.25, 0.1, abstain=True))
     selection_score = 1 - score_function.hazard(asked[0])[:, 0]
-    answered = control.sizes(asked[0], decision) == 1
+    answered = control.sets(asked[0], decision)[1] == 1
     assert answered.tolist() == (selection_score <= decision.selection_threshold).tolist()
     missed = int((~asked[1][answered, 0]).sum())
     assert binom.cdf(missed, int(answered.sum()), 0.25) <= 0.1
@@ -175,7 +175,7 @@ def test_sizes_are_the_ranks_that_threshold_pays_for(control, queries):
     expected = (SCORE_FUNCTION.candidate_scores(asked) <= decision.threshold * (1 + 1e-3)).sum(
         axis=1
     )
-    assert control.sizes(asked, decision).tolist() == expected.tolist()
+    assert control.sets(asked, decision)[1].tolist() == expected.tolist()
     assert control.depth == 12
 
 

@@ -63,7 +63,7 @@ def test_it_is_certified_as_its_losses_say(own):
     for alpha, most in ((0.1, 31), (0.3, 107)):  # P(Binomial(400, alpha) <= most) <= 0.1
         guarantee = controller.decide(Request(alpha, DELTA, "fewer-than-two"))
         sizes = [k for k in range(1, DEPTH + 1) if (hits[:, k - 1] < 2).sum() <= most]
-        found = controller.sizes(draw(3, 2), guarantee)
+        found = controller.sets(draw(3, 2), guarantee)[1]
         assert found.tolist() == [sizes[0]] * 3
         assert guarantee.bound == "binomial"
         assert f"fewer than two true matches are in at most {alpha} of the sets" in str(guarantee)

@@ -84,6 +84,27 @@ def naive(drawn, describe):
     return by_scipy(*drawn[:2], range(150), describe)
 
 
+@pytest.mark.parametrize("columns", [1, 3, 9, 20])
+def test_as_many_candidates_as_are_needed_are_the_first_of_all(fitted, one_key, columns):
+    asked = one_key(40, 1)[0]
+    whole, order = fitted.ordered(asked)
+    found, taken = fitted.ordered(asked, columns)
+    shown = min(columns, asked.depth)
+    np.testing.assert_array_equal(taken, order[:, :shown])
+    assert found.depth == shown
+    for name in ("distances", "keys", "probability"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(whole, name)[:, :shown])
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 1.5, 4, 30, 1e6])
+def test_no_set_exceeds_the_most_of_its_threshold(fitted, one_key, threshold):
+    asked = one_key(200, 2)[0]
+    scores = fitted.candidate_scores(asked)
+    sizes = np.maximum((scores <= threshold * (1 + 1e-3)).sum(axis=1), 1)
+    assert sizes.max() <= fitted.most(threshold)
+    np.testing.assert_array_equal(fitted.sizes(asked, threshold), sizes)
+
+
 def test_probabilities_and_order_are_those_of_a_conditional_logit(fitted, naive, one_key):
     asked = one_key(40, 1)[0]
     ordered, columns = fitted.ordered(asked)

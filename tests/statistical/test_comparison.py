@@ -164,6 +164,7 @@ def test_runs_that_do_not_differ_rarely_seem_to():
     assert np.mean(wrong) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / PAIRS)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_first_for_its_size_rarely_seems_better_than_those_it_is_like():
     """The best of twelve like ones: it was chosen, which the intervals of all pairs allow for."""
     rng = np.random.default_rng(2)

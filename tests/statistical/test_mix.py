@@ -95,6 +95,7 @@ def test_in_every_mix_the_risk_exceeds_alpha_in_at_most_delta_of_the_calibration
     assert excess(as_calibrated, DELTA) > 3
 
 
+@pytest.mark.slow
 def test_in_every_mix_it_holds_for_all_alpha_at_once_too(thresholds, risks, excess):
     alphas = np.linspace(0.15, 0.3, 4)
     asked = [

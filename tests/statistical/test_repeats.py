@@ -55,6 +55,7 @@ def overlapping(queries, draws):
     return np.array(again), np.array(apart)
 
 
+@pytest.mark.slow
 def test_the_pictures_of_the_tuning_split_calibrate_nothing(overlapping, excess):
     again, apart = overlapping
     assert excess(apart, DELTA) <= 3
