@@ -155,11 +155,7 @@ class SearchResults:
         """
         if self.keys is None:
             raise InvalidData("the candidates have no keys: label the gallery to rank its labels")
-        columns = first_of_each_key(self.keys)
-        if least is None:
-            return columns
-        deepest = int((columns >= 0).sum(axis=1).max(initial=0))
-        return columns[:, : max(least, deepest)]
+        return first_of_each_key(self.keys, least)
 
     def reordered(self, columns: NDArray[np.int64], probability: NDArray[np.float64]) -> Self:
         """The same candidates in another order, without what a probability is learned from.
@@ -231,17 +227,23 @@ def earlier_of_same_key(keys: NDArray[np.int64]) -> NDArray[np.int64]:
     return counts
 
 
-def first_of_each_key(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+def first_of_each_key(keys: NDArray[np.int64], least: int | None = None) -> NDArray[np.int64]:
     """(n, depth) the columns of the nearest candidate of each key, in order, then -1.
+
+    Args:
+        least: see `SearchResults.key_columns`.
 
     Example:
         >>> first_of_each_key(np.array([[7, 4, 7, 2]])).tolist()
         [[0, 1, 3, -1]]
     """
     first = _is_first(keys) & (keys >= 0)
-    counts = first.sum(axis=1)
+    counts = np.count_nonzero(first, axis=1)
+    width = keys.shape[1]
+    if least is not None:
+        width = min(width, max(least, int(counts.max(initial=0))))
     rows, found = np.nonzero(first)
-    columns = np.full(keys.shape, -1, np.int64)
+    columns = np.full((len(keys), width), -1, np.int64)
     columns[rows, np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)] = found
     return columns
 
