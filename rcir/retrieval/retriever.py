@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Unpack, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rcir.data.images import ImageLike
 from rcir.embedding import Embedding
@@ -17,9 +18,14 @@ from rcir.risk import (
     Guarantee,
     Request,
     RiskController,
+    SearchResults,
     decide_chosen,
 )
 from rcir.risk.request import Alpha, Mix
+
+# Queries whose candidates are worked on at once: more take memory, which the system takes long to
+# give, fewer take longer each.
+TOGETHER = 512
 
 
 class Retriever(CalibratedSearcher):
@@ -137,11 +143,21 @@ class Retriever(CalibratedSearcher):
         controller: RiskController,
         guarantee: Guarantee,
     ) -> list[Retrieval]:
-        found = self._search(queries)  # the fingerprints were compared already
-        if guarantee.distinct is not None:
-            found = found.distinct()
-        found, sizes = controller.sets(found, guarantee)
-        # One look-up for the whole batch; each answer is a slice of it.
+        embedding, _ = self._embedded(queries)
+        answers: list[Retrieval] = []
+        for start in range(0, len(embedding), TOGETHER):
+            some = embedding[start : start + TOGETHER]
+            found = self._search(some)  # the fingerprints were compared already
+            if guarantee.distinct is not None:
+                found = found.distinct()
+            found, sizes = controller.sets(found, guarantee)
+            answers += self._answers(found, sizes, guarantee)
+        return answers
+
+    def _answers(
+        self, found: SearchResults, sizes: NDArray[np.int64], guarantee: Guarantee
+    ) -> list[Retrieval]:
+        # One look-up for all of them; each answer is a slice of it.
         row = np.repeat(np.arange(len(sizes)), sizes)
         rank = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         positions = found.known("positions")[row, rank]

@@ -179,8 +179,8 @@ class Searcher(VectorSearcher):
             cosine if uncertainty is None else uncertainty,
             self.depth,
             distances,
-            None if self.labels is None else np.where(positions >= 0, self.labels[positions], -1),
-            None if items is None else items[positions],
+            None if self.labels is None else _at(self.labels, positions),
+            None if items is None else items.take(positions),
             votes,
             positions=positions,
             vectors=vectors,
@@ -290,6 +290,14 @@ class Searcher(VectorSearcher):
             return Embedding(torch.from_numpy(vectors)), vectors
         images: Any = queries
         return self.embed(images, embedder), images
+
+
+def _at(labels: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(n, depth) labels at positions, -1 where there is no candidate: these come last."""
+    found = labels.take(positions)
+    if len(positions) and positions[:, -1].min() < 0:
+        found[positions < 0] = -1
+    return found
 
 
 def _arrays(embedding: Embedding) -> tuple[NDArray[np.float32], NDArray[np.float64] | None]:

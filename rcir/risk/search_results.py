@@ -237,7 +237,9 @@ def first_of_each_key(keys: NDArray[np.int64], least: int | None = None) -> NDAr
         >>> first_of_each_key(np.array([[7, 4, 7, 2]])).tolist()
         [[0, 1, 3, -1]]
     """
-    first = _is_first(keys) & (keys >= 0)
+    first = _is_first(keys)
+    if keys.size and keys.min() < 0:
+        first &= keys >= 0
     counts = np.count_nonzero(first, axis=1)
     width = keys.shape[1]
     if least is not None:
