@@ -118,11 +118,11 @@ def _measure(
     row = replace(row, bound=decision.bound, threshold=decision.threshold)
     if len(answered) == 0:
         return replace(row, answered=0.0 if asked.any() else None)
-    outcomes = test.scored(controller.score_function)[answered]
+    labelled = test.scored(controller.score_function)[answered]
     threshold = widened(np.array([decision.threshold]))
     return replace(
         row,
-        test_risk=float(request.one_risk.unit_losses(outcomes, threshold).mean()),
+        test_risk=float(request.one_risk.unit_losses(labelled, threshold).mean()),
         mean_size=float(sizes[answered].mean()),
         answered=len(answered) / int(asked.sum()),
     )

@@ -43,7 +43,7 @@ def _queries(n, seed, depth=12, matches=0.25):
     return SearchResults(uncertainty, depth, distances), relevant, totals
 
 
-def _outcomes(n, seed, depth=12, matches=0.25, score_function=None):
+def _labelled(n, seed, depth=12, matches=0.25, score_function=None):
     rankings, relevant, totals = _queries(n, seed, depth, matches)
     return LabelledResults.of(rankings, relevant, totals).scored(score_function or Constant())
 
@@ -112,6 +112,6 @@ def queries():
 
 
 @pytest.fixture(scope="session")
-def outcomes():
-    """LabelledResults: `outcomes(n, seed, depth, matches, score_function)`."""
-    return _outcomes
+def labelled():
+    """LabelledResults: `labelled(n, seed, depth, matches, score_function)`."""
+    return _labelled

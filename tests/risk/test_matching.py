@@ -85,13 +85,13 @@ def test_a_query_is_sized_alone_as_among_many_and_a_score_is_the_price_of_its_pl
 ):
     asked, relevant, totals = one_key(40, 4)
     candidate_scores, (_, columns) = fitted.candidate_scores(asked), fitted.ordered(asked)
-    outcomes = LabelledResults.of(asked, relevant, totals).scored(fitted)
+    labelled = LabelledResults.of(asked, relevant, totals).scored(fitted)
     ranks = np.arange(40) % asked.depth + 1.0
     scores = fitted.scores(asked, ranks)
     for i in range(40):
         one, place = asked[i : i + 1], columns[i].tolist().index(int(ranks[i]) - 1)
         assert scores[i] == candidate_scores[i, place]
-        assert outcomes.relevant[i].tolist() == relevant[i][columns[i]].tolist()
+        assert labelled.relevant[i].tolist() == relevant[i][columns[i]].tolist()
         np.testing.assert_allclose(fitted.candidate_scores(one)[0], candidate_scores[i], rtol=1e-6)
         for threshold in (0.0, 1.3, 4.0):
             held = int(np.sum(candidate_scores[i] <= threshold * (1 + 1e-3)))

@@ -134,16 +134,16 @@ def test_a_score_is_the_price_of_the_place_of_the_right_key(fitted, one_key):
     asked, relevant, totals = one_key(200, 4)
     ranks, (_, columns) = first(relevant), fitted.ordered(asked)
     scores, candidate_scores = fitted.scores(asked, ranks), fitted.candidate_scores(asked).tolist()
-    outcomes = LabelledResults.of(asked, relevant, totals).scored(fitted)
+    labelled = LabelledResults.of(asked, relevant, totals).scored(fitted)
     for i, rank in enumerate(ranks.tolist()):
         if rank == np.inf:
-            assert scores[i] == outcomes.scores[i] == np.inf
+            assert scores[i] == labelled.scores[i] == np.inf
             continue
         place = columns[i].tolist().index(int(rank) - 1)
-        assert scores[i] == outcomes.scores[i] == candidate_scores[i][place]
-        assert outcomes.relevant[i, place]
-        assert outcomes.ranks[i] == place + 1
-        assert outcomes.relevant[i].sum() == relevant[i].sum()
+        assert scores[i] == labelled.scores[i] == candidate_scores[i][place]
+        assert labelled.relevant[i, place]
+        assert labelled.ranks[i] == place + 1
+        assert labelled.relevant[i].sum() == relevant[i].sum()
 
 
 def test_one_query_is_sized_as_among_many(fitted, one_key):

@@ -149,26 +149,26 @@ def answers():
 
 @pytest.fixture(scope="session")
 def true_risk():
-    """`true_risk(outcomes, risk)`: a function from thresholds to the exact mean loss of all
-    outcomes.
+    """`true_risk(labelled, risk)`: a function from thresholds to the exact mean loss of all
+    labelled results.
 
     Of the sets that are given out, which hold what scores up to a tolerance more than threshold.
     The loss of a query changes by a known amount at the score of each candidate, so that one sort
     of all scores and the running sum of the changes give the risk of every threshold.
     """
 
-    def true_risk(outcomes, risk):
-        hits = np.cumsum(outcomes.relevant, axis=1)
+    def true_risk(labelled, risk):
+        hits = np.cumsum(labelled.relevant, axis=1)
         losses = {
             "miss": (hits == 0).astype(float),
-            "recall": 1 - hits / np.maximum(outcomes.totals, 1)[:, None],
+            "recall": 1 - hits / np.maximum(labelled.totals, 1)[:, None],
             "false-discovery": 1 - hits / np.arange(1, hits.shape[1] + 1),
         }[risk]
         changes = np.diff(losses, axis=1, prepend=0)
-        known = np.isfinite(outcomes.candidate_scores)
-        order = np.argsort(outcomes.candidate_scores[known])
-        all_scores = outcomes.candidate_scores[known][order]
-        risks = np.concatenate([[0], np.cumsum(changes[known][order])]) / len(outcomes)
+        known = np.isfinite(labelled.candidate_scores)
+        order = np.argsort(labelled.candidate_scores[known])
+        all_scores = labelled.candidate_scores[known][order]
+        risks = np.concatenate([[0], np.cumsum(changes[known][order])]) / len(labelled)
 
         def of(thresholds):
             thresholds = np.asarray(thresholds, np.float64)
