@@ -75,9 +75,9 @@ def test_scores_of_a_picture_asked_otherwise_differ_by_far_less_than_the_toleran
     batch, otherwise = searches(method)
 
     def values(found):
-        rankings, _ = score_function.ordered(found)
+        results, _ = score_function.ordered(found)
         selection_score = score_function.selection_score(found, size=1)
-        return np.column_stack([score_function.candidate_scores(rankings), selection_score]).astype(
+        return np.column_stack([score_function.candidate_scores(results), selection_score]).astype(
             np.float64
         )
 

@@ -13,10 +13,10 @@ RISKS = ("miss", "recall", "false-discovery")
 @pytest.fixture(scope="module")
 def drawn(queries):
     """60 queries scored by a quantile score function; two have no true match anywhere."""
-    rankings, relevant, totals = queries(60, seed=0)
+    results, relevant, totals = queries(60, seed=0)
     relevant[:2], totals[:2] = False, 0
     score_function = Quantile(np.sort(queries(40, seed=1)[0].uncertainty))
-    return LabelledResults.of(rankings, relevant, totals).scored(score_function)
+    return LabelledResults.of(results, relevant, totals).scored(score_function)
 
 
 def naive_loss(risk, held, relevant, total):
@@ -102,11 +102,11 @@ def test_ranks_and_scores_are_those_of_the_first_true_match(drawn):
 
 
 def test_they_keep_what_the_score_function_says_of_the_queries(queries):
-    rankings, relevant, totals = queries(30, seed=2)
-    labelled = LabelledResults.of(rankings, relevant, totals).scored(Constant())
-    np.testing.assert_array_equal(labelled.candidate_scores, Constant().candidate_scores(rankings))
-    np.testing.assert_array_equal(labelled.uncertainty, rankings.uncertainty)
-    np.testing.assert_array_equal(labelled.selection_score, rankings.uncertainty)
+    results, relevant, totals = queries(30, seed=2)
+    labelled = LabelledResults.of(results, relevant, totals).scored(Constant())
+    np.testing.assert_array_equal(labelled.candidate_scores, Constant().candidate_scores(results))
+    np.testing.assert_array_equal(labelled.uncertainty, results.uncertainty)
+    np.testing.assert_array_equal(labelled.selection_score, results.uncertainty)
 
 
 def test_a_subset_and_stored_arrays_keep_every_value(drawn):
@@ -191,15 +191,15 @@ def test_queries_that_are_joined_follow_each_other(queries):
 
 
 def test_queries_are_kept_in_the_order_in_which_the_score_function_takes_candidates(one_key):
-    rankings, relevant, totals = one_key(60, 0)
-    score_function = Reranked.fit(rankings, relevant)
-    labelled = LabelledResults.of(rankings, relevant, totals).scored(score_function)
-    columns = score_function.ordered(rankings)[1].tolist()
+    results, relevant, totals = one_key(60, 0)
+    score_function = Reranked.fit(results, relevant)
+    labelled = LabelledResults.of(results, relevant, totals).scored(score_function)
+    columns = score_function.ordered(results)[1].tolist()
     moved = [[bool(row[k]) for k in order] for row, order in zip(relevant, columns, strict=True)]
     assert labelled.relevant.tolist() == moved
     np.testing.assert_array_equal(
-        labelled.candidate_scores, score_function.candidate_scores(rankings)
+        labelled.candidate_scores, score_function.candidate_scores(results)
     )
     np.testing.assert_array_equal(
-        labelled.selection_score, score_function.selection_score(rankings, 1)
+        labelled.selection_score, score_function.selection_score(results, 1)
     )
