@@ -31,7 +31,7 @@ SCORE_FUNCTIONS: Mapping[str, type[ScoreFunction]] = {
     score_function.name: score_function
     for score_function in (Constant, MinMax, Quantile, Learned, Boosted, Reranked)
 }
-# What counts all matches cannot be told by who is the first.
+# Of risks that count all matches: the others learn from the first match alone.
 _OF_ALL_MATCHES = (Constant, MinMax, Quantile, MatchProbability)
 KNOWN: Mapping[str, type[ScoreFunction]] = {
     **SCORE_FUNCTIONS,
