@@ -17,7 +17,7 @@ from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.evaluation import Evaluation, evaluate
 from calibration.progress import embedding, step
 from calibration.publishing import check_output, publish, start_tracking
-from calibration.statements import Queries
+from calibration.risk_results import Queries
 from calibration.table import console
 from rcir import api, tracking
 from rcir.data import (
