@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data import ImageSet
-from rcir.data.relevance import SameLabel, database_of
+from rcir.data.relevance import SameLabel
 from rcir.data.votes import count_matches
+from rcir.data.within_radius import database_of
 from rcir.index import DEPTH, build_index, lengths, one_minus_cosine
 from rcir.metrics import first_match_ranks
 from rcir.risk import Certified, SearchResults, fit_score_function

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from rcir.data.records import ImageSet
-from rcir.data.relevance import Relevance, SameLabel, SharedLabel, relevance_of
+from rcir.data.relevance import SameLabel, SharedLabel, relevance_of
+from rcir.data.relevance_protocol import Relevance
 from rcir.embedding import Embedding
 from rcir.encoders.batches import to_arrays
 from rcir.errors import InvalidData

@@ -15,7 +15,8 @@ from torch import Tensor
 from rcir.data.digests import digests
 from rcir.data.preprocessing import Preprocessing
 from rcir.data.records import ImageSet
-from rcir.data.relevance import Relevance, SameLabel
+from rcir.data.relevance import SameLabel
+from rcir.data.relevance_protocol import Relevance
 from rcir.data.votes import count_matches
 from rcir.embedding import Embedding
 from rcir.encoders import Encoder, require_encoder

@@ -7,7 +7,8 @@ import pytest
 from scipy.stats import binomtest, ks_2samp
 
 from rcir.data import ImageSet, Preprocessing
-from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius
+from rcir.data.relevance import SameLabel, SharedLabel
+from rcir.data.within_radius import WithinRadius
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import (
     InvalidConfig,

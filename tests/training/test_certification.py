@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from rcir.data import ImageSet
-from rcir.data.relevance import SharedLabel, WithinRadius
+from rcir.data.relevance import SharedLabel
+from rcir.data.within_radius import WithinRadius
 from rcir.risk.score_functions import Constant
 from training import certification
 from training.certification import certify, fold_roles
