@@ -198,7 +198,7 @@ class Gallery:
             raise InvalidData(
                 f"labels is a {type(labels).__name__}; the gallery's images match as "
                 f"{type(self.relevance).__name__}: give that of the images to add "
-                "(rcir.data.relevance)"
+                "(rcir.data.relevance, rcir.data.within_radius)"
             )
         if len(labels) != images:
             raise InvalidData(f"{images} images, {len(labels)} labels: give one each")

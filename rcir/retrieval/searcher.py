@@ -199,7 +199,8 @@ class Searcher(VectorSearcher):
         """Search queries of which it is known which gallery images they match.
 
         Args:
-            queries: images with labels, or with what else makes them match (`rcir.data.relevance`).
+            queries: images with labels, or with what else makes them match, see
+                `rcir.data.relevance_protocol`.
             group: which of their attributes says what group each belongs to.
             embedder: as in `build`.
             cluster: which of their attributes says in what cluster each came, such as a video, a
