@@ -35,11 +35,11 @@ class World:
     threshold.
     """
 
-    def __init__(self, name: str, rankings: SearchResults, relevant: NDArray[np.bool_]) -> None:
+    def __init__(self, name: str, results: SearchResults, relevant: NDArray[np.bool_]) -> None:
         split, rest = slice(0, SPLIT), slice(SPLIT, None)
-        self.score_function, _ = fit_score_function(name, rankings[split], relevant[split])
+        self.score_function, _ = fit_score_function(name, results[split], relevant[split])
         self.tuning, self.population = (
-            LabelledResults.of(rankings[rows], relevant[rows], relevant[rows].sum(axis=1)).scored(
+            LabelledResults.of(results[rows], relevant[rows], relevant[rows].sum(axis=1)).scored(
                 self.score_function
             )
             for rows in (slice(0, TUNING), rest)
@@ -114,11 +114,11 @@ def drawn_world(name: str, rng: Generator, distinct: bool = False) -> World:
     if rng.uniform() < 0.3:  # a gallery in which some queries have fewer candidates
         beyond = number > rng.integers(2, depth + 1, size=(n, 1)) + depth // 2
         distances[beyond], shown[beyond], match[beyond] = np.inf, -1, False
-    rankings = SearchResults(uncertainty, depth, distances, shown)
+    results = SearchResults(uncertainty, depth, distances, shown)
     if distinct:
-        rankings, columns = rankings.distinct(), rankings.key_columns()
+        results, columns = results.distinct(), results.key_columns()
         match = take_columns(match, columns, False)
-    return World(name, rankings, match)
+    return World(name, results, match)
 
 
 def rows_of(rng: Generator, draws: int, least: int, most: int) -> NDArray[np.int64]:

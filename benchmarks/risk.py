@@ -114,13 +114,13 @@ def grid_search_of_arrays(
 def speed() -> tuple[list[tuple[str, ...]], dict[str, float]]:
     """Part (a)."""
     alpha = 0.1
-    rankings, ranks = population(QUERIES, DEPTH)
+    results, ranks = population(QUERIES, DEPTH)
     score_function = MinMax.fit(*population(3_000, DEPTH))
-    controller = MissController.calibrate(score_function, rankings, ranks)
+    controller = MissController.calibrate(score_function, results, ranks)
     paper = MissController(score_function, controller.scores, DEPTH, "hoeffding")
-    fit = seconds(lambda: MissController.calibrate(score_function, rankings, ranks), 20)
+    fit = seconds(lambda: MissController.calibrate(score_function, results, ranks), 20)
     ask = seconds(lambda: controller.threshold(alpha, DELTA), 200)
-    scale = score_function.scale(rankings.uncertainty)
+    scale = score_function.scale(results.uncertainty)
     started = time.perf_counter()
     found = grid_search(scale.tolist(), ranks.tolist(), alpha)
     loop = time.perf_counter() - started
@@ -144,12 +144,12 @@ def speed() -> tuple[list[tuple[str, ...]], dict[str, float]]:
             f"{grid_search_of_arrays(scale, ranks, alpha):.2f}",
         ),
     ]
-    rankings, ranks = population(MAPIE_QUERIES, MAPIE_DEPTH)
+    results, ranks = population(MAPIE_QUERIES, MAPIE_DEPTH)
     served = np.isfinite(ranks)
-    rankings, ranks = rankings[served], ranks[served]  # MAPIE refuses queries without a match
-    controller = MissController.calibrate(score_function, rankings, ranks)
+    results, ranks = results[served], ranks[served]  # MAPIE refuses queries without a match
+    controller = MissController.calibrate(score_function, results, ranks)
     paper = MissController(score_function, controller.scores, MAPIE_DEPTH, "hoeffding")
-    candidate_scores = score_function.candidate_scores(rankings)
+    candidate_scores = score_function.candidate_scores(results)
     largest = float(paper.threshold(alpha, DELTA)) * 2
     grid = np.linspace(0, largest, MAPIE_GRID)
     y = (np.arange(1, MAPIE_DEPTH + 1) == ranks[:, None]).astype(int)
@@ -167,7 +167,7 @@ def speed() -> tuple[list[tuple[str, ...]], dict[str, float]]:
     duration = time.perf_counter() - started
     theirs = 1 / float(np.ravel(peer.best_predict_param)[0]) - 1
     both = seconds(
-        lambda: MissController.calibrate(score_function, rankings, ranks, "hoeffding").threshold(
+        lambda: MissController.calibrate(score_function, results, ranks, "hoeffding").threshold(
             alpha, DELTA
         ),
         20,
@@ -208,11 +208,11 @@ class Case:
         retriever = Retriever.build(run.encoder(), run.preprocessing, splits.gallery, DEPTH)
         parts = []
         for images in (splits.tuning, _together(splits.calibration, splits.test)):
-            judged = retriever.search_labelled(images)
-            judged = judged.distinct() if distinct else judged
+            labelled = retriever.search_labelled(images)
+            labelled = labelled.distinct() if distinct else labelled
             if not labels:
-                judged = replace(judged, keys=None)
-            parts.append(judged)
+                labelled = replace(labelled, keys=None)
+            parts.append(labelled)
         self.split, self.queries = parts
         self._scored: dict[int, tuple[ScoreFunction, LabelledResults]] = {}
 
@@ -422,12 +422,12 @@ def main() -> None:
     report(title, columns, rows, {}, None)
     columns = ["data", "risk", "alpha", "size, constant", "size, auto", "matches", "matches, auto"]
     report("(c) mean size, and true matches in it, delta 0.1", columns, whole, {}, None)
-    told, watching = alarms()
+    delays, watching = alarms()
     columns = ["queries until the alarm", "10%", "median", "90%"]
     report(
         "(d) a jump of the risk from 0.05 to 0.3, watched at 0.1, level 0.01",
         columns,
-        told,
+        delays,
         figures | more | of_matches | watching,
         options.json,
     )

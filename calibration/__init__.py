@@ -4,7 +4,7 @@ from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.evaluation import Evaluation
 from calibration.pipeline import Calibrated, calibrate, evaluate_retriever
 from calibration.publishing import write_results
-from calibration.statements import RiskResult
+from calibration.risk_results import RiskResult
 from calibration.table import NOTHING_CERTIFIED, print_table
 
 __all__ = [

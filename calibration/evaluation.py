@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from calibration.quality import Quality, assess
 from calibration.repeats import Repeats, repeat
-from calibration.statements import Queries, RiskResult, rows
+from calibration.risk_results import Queries, RiskResult, rows
 from calibration.subgroups import Part, subgroups
 from rcir.data import ImageSet
 from rcir.levels import ALPHA
@@ -27,7 +27,7 @@ class Evaluation:
         dataset, encoder: names.
         n_calibration, n_test: numbers of queries.
         rows: the miss risk at the asked levels.
-        others: further statements at the asked levels.
+        others: further guarantees at the asked levels.
         comparison: mean set size of each score function at each level on the tuning split, if
             compared.
         quality: of rankings and uncertainties.
@@ -84,8 +84,8 @@ class Evaluation:
         named: dict[str, float | None] = dict(self.quality.numbers)
         for row in (*self.rows, *self.others):
             place = f"alpha-{row.alpha:g}"
-            if row.statement != "miss":
-                place += "/" + re.sub(r"[^\w.-]+", "-", row.statement)
+            if row.guarantee != "miss":
+                place += "/" + re.sub(r"[^\w.-]+", "-", row.guarantee)
             for name in ("threshold", "test_risk", "mean_size", "constant_size", "answered"):
                 named[f"{place}/{name}"] = getattr(row, name)
         summary = self.repeats.summary([row.alpha for row in self.rows]) if self.repeats else {}

@@ -17,7 +17,7 @@ from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.evaluation import Evaluation, evaluate
 from calibration.progress import embedding, step
 from calibration.publishing import check_output, publish, start_tracking
-from calibration.statements import Queries
+from calibration.risk_results import Queries
 from calibration.table import console
 from rcir import api, tracking
 from rcir.data import (
@@ -108,7 +108,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
         "group": config.group,
         "cluster": cluster,
     }
-    queries = _judge(retriever, splits, embedder)
+    queries = _searched(retriever, splits, embedder)
     outside = _uncertainty(retriever, asked, embedder)
     with step("calibration"):
         comparisons = retriever.calibrate(
@@ -184,7 +184,7 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
     delta = corrected(config.delta, retriever.chosen_among)
     output = Path(config.output or Path(config.retriever).absolute().parent / "evaluation")
     check_output(output)
-    queries = _judge(retriever, splits, Embedder())
+    queries = _searched(retriever, splits, Embedder())
     outside = _uncertainty(retriever, asked, Embedder())
     with step("evaluation"):
         evaluation = evaluate(
@@ -220,7 +220,7 @@ def _is_of(retriever: Retriever, gallery: ImageSet) -> bool:
     )
 
 
-def _judge(retriever: Retriever, splits: Splits, embedder: Embedder) -> Queries:
+def _searched(retriever: Retriever, splits: Splits, embedder: Embedder) -> Queries:
     """The queries of the three splits, searched; the origin names their groups and clusters."""
     group, cluster = (retriever.origin.get(name) for name in ("group", "cluster"))
     found = []

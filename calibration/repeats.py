@@ -150,9 +150,9 @@ def repeat(
     def rule(score_function: ScoreFunction, bound: Bound | None, heuristic: bool = False) -> _Rule:
         candidate_scores, scores = [], []
         for part in (calibration, test):
-            rankings = _near(retriever, part) if heuristic else part
-            candidate_scores.append(score_function.candidate_scores(rankings))
-            scores.append(score_function.scores(rankings, part.ranks))
+            results = _near(retriever, part) if heuristic else part
+            candidate_scores.append(score_function.candidate_scores(results))
+            scores.append(score_function.scores(results, part.ranks))
         return _Rule(np.concatenate(candidate_scores), np.concatenate(scores), bound, divisions)
 
     own = rule(controller.score_function, controller.bound)

@@ -60,7 +60,7 @@ def render(evaluation: Evaluation, drawn: dict[str, str]) -> str:
         delta=delta,
         confidence=stated_confidence(delta),
         figures=pictures,
-        labelled=any("labels" in row.statement for row in evaluation.others),
+        labelled=any("labels" in row.guarantee for row in evaluation.others),
         numbers=numbers,
         errors=_errors(evaluation.quality.numbers),
         summary=repeats.summary([row.alpha for row in evaluation.rows]) if repeats else {},

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from calibration.evaluation import Evaluation
-from calibration.statements import RiskResult
+from calibration.risk_results import RiskResult
 from rcir.printable import printable
 from rcir.risk.guarantee import stated_confidence
 
@@ -38,15 +38,15 @@ def print_table(evaluation: Evaluation) -> None:
     console.print(table)
     if hint := evaluation.depth_advice:
         console.print(hint, soft_wrap=True)
-    console.print("The same queries also certify, each statement by itself (-: not certified):")
-    table = Table("statement", "alpha", "risk", "mean size", "constant", "answered")
+    console.print("The same queries also certify, each guarantee by itself (-: not certified):")
+    table = Table("guarantee", "alpha", "risk", "mean size", "constant", "answered")
     table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.justify = "right"
     for row in evaluation.others:
         _, *measured = _measured(row)
         answered = "-" if row.answered is None else f"{row.answered:.3f}"
-        table.add_row(printable(row.statement), f"{row.alpha:g}", *measured, answered)
+        table.add_row(printable(row.guarantee), f"{row.alpha:g}", *measured, answered)
     console.print(table)
     if evaluation.comparison:
         console.print(
@@ -66,7 +66,7 @@ def print_table(evaluation: Evaluation) -> None:
 
 
 def _stated(evaluation: Evaluation, row: RiskResult) -> str:
-    """The statement of a row, and what it was measured on."""
+    """The guarantee of a row, and what it was measured on."""
     sure, rule = stated_confidence(row.delta), f"{row.score_function} sizes, {row.bound} bound"
     calibrated = f"{evaluation.n_calibration} calibration queries"
     measured = f"Measured on {evaluation.n_test} held-out queries"

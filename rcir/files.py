@@ -112,10 +112,10 @@ def is_dead(other: str) -> bool:
         >>> is_dead(owner())
         False
     """
-    host, _, told = other.partition("-")
-    number, _, start = told.partition("-")
+    host, _, process = other.partition("-")
+    number, _, start = process.partition("-")
     if host != _host() or not (number.isdecimal() and start.isdecimal()):
-        return False  # that cannot be told from here
+        return False  # that cannot be known from here
     try:
         os.kill(int(number), 0)
     except (ProcessLookupError, OverflowError):
@@ -174,13 +174,13 @@ def _host() -> str:
 
 def _start(number: int) -> int:
     """When a process began, in ticks since the host did; -1 if it only waits to be forgotten, 0
-    where nothing can be told.
+    where nothing can be known.
     """
     try:
-        told = Path(f"/proc/{number}/stat").read_bytes()
+        stat = Path(f"/proc/{number}/stat").read_bytes()
     except OSError:
         return 0
-    state, *numbers = told.rpartition(b")")[2].split()
+    state, *numbers = stat.rpartition(b")")[2].split()
     return -1 if state in (b"Z", b"X") else int(numbers[18])
 
 

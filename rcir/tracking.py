@@ -48,7 +48,7 @@ def _client(uri: str) -> MlflowClient:
 
 
 class TrackedRun:
-    """One MLflow run, written to by its id: from this process, or from a worker that was told it.
+    """One MLflow run, written to by its id: from this process, or from a worker that was given it.
 
     Attributes:
         id: the run's id.
@@ -183,7 +183,7 @@ def start_run(
 
 
 def _close_abandoned(client: MlflowClient, experiment_id: str) -> None:
-    """Mark as killed what is marked as running and is not; what other hosts run cannot be told."""
+    """Mark as killed what is marked as running and is not; what other hosts run is not known."""
     for run in client.search_runs([experiment_id], "attributes.status = 'RUNNING'"):
         process = run.data.tags.get(OWNER_TAG)
         if process is not None and is_dead(process):

@@ -57,10 +57,10 @@ def test_all_sets_are_listed_with_what_is_on_disk(tmp_path, capsys):
     assert listed["sop"][:2] == ["120,053", "no"]
     assert listed["msls"][0] == "no"
     assert listed["digits"][0] == "yes"
-    # How to get it is told of what is not there.
-    told = " ".join(shown.out.split())
-    assert DATASETS["sop"].get in told
-    assert DATASETS["cub200"].get not in told
+    # How to get it is said of what is not there.
+    shown_text = " ".join(shown.out.split())
+    assert DATASETS["sop"].get in shown_text
+    assert DATASETS["cub200"].get not in shown_text
 
 
 def test_the_root_is_that_of_the_environment(tmp_path, capsys, monkeypatch):

@@ -103,8 +103,8 @@ def test_what_living_processes_and_other_hosts_write_is_left_alone(tmp_path):
 
 
 def _started(number):
-    told = Path(f"/proc/{number}/stat").read_bytes()
-    return told.rpartition(b")")[2].split()[19].decode()
+    stat = Path(f"/proc/{number}/stat").read_bytes()
+    return stat.rpartition(b")")[2].split()[19].decode()
 
 
 def test_a_process_is_told_from_a_later_one_of_its_number():

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rcir.data import ImageSet
-from rcir.data.relevance import asking
+from rcir.data.within_radius import asking
 from rcir.mining import Tuples, mine, sample_images
 from training.config import TrainingConfig
 from training.loading import loaded

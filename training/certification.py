@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data import ImageSet
-from rcir.data.relevance import SameLabel, database_of
+from rcir.data.relevance import SameLabel
 from rcir.data.votes import count_matches
+from rcir.data.within_radius import database_of
 from rcir.index import DEPTH, build_index, lengths, one_minus_cosine
 from rcir.metrics import first_match_ranks
 from rcir.risk import Certified, SearchResults, fit_score_function
@@ -110,12 +111,12 @@ def _certify(
     gallery = images.relevance.subset(roles.searched)
 
     def searched(rows: NDArray[np.int64]) -> tuple[SearchResults, NDArray[np.float64]]:
-        """The rankings of some queries, and the ranks of their first matches."""
+        """The search results of some queries, and the ranks of their first matches."""
         distances, positions = index.search(vectors[rows], min(DEPTH, len(index)))
         labels = gallery.labels if isinstance(gallery, SameLabel) else None
         nearest = norms[roles.searched][positions[:, 0]]
         own = one_minus_cosine(distances[:, 0], norms[rows], nearest)
-        rankings = SearchResults(
+        results = SearchResults(
             own if uncertainty is None else uncertainty[rows],
             positions.shape[1],
             distances,
@@ -123,7 +124,7 @@ def _certify(
             None if uncertainty is None else uncertainty[roles.searched][positions],
             count_matches(gallery, positions, VOTERS) if labels is None else None,
         )
-        return rankings, first_match_ranks(images.relevance.subset(rows).of(gallery, positions))
+        return results, first_match_ranks(images.relevance.subset(rows).of(gallery, positions))
 
     score_function, _ = fit_score_function("auto", *searched(roles.tuning))
     return Certified(

@@ -33,7 +33,7 @@ def launch(
     last checkpoint.
 
     Args:
-        callback: told of every epoch, see `training.train`.
+        callback: called after every epoch, see `training.train`.
 
     Raises:
         InvalidConfig: a GPU is asked for and the cluster has none.

@@ -99,7 +99,7 @@ def _train(
     wrapped: Callable[[nn.Module], nn.Module],
     report: Callable[[dict[str, float]], None],
 ) -> None:
-    """Train; `report` is told of every epoch, once its checkpoint is written."""
+    """Train; `report` gets the metrics of every epoch, once its checkpoint is written."""
     config, folder = job.config, Path(job.folder)
     history = History(folder, TrackedRun(*job.run))
 

@@ -49,12 +49,12 @@ def train(
     Args:
         config: the run.
         parent: the MLflow run this one is part of.
-        callback: told of every epoch once its checkpoint is written, as Ray tells it:
+        callback: called after every epoch once its checkpoint is written, as Ray calls it:
             `after_report(context, metrics, None)` with the first worker's metrics, which hold the
             number of the epoch, at metrics[0]. Called in Ray's controller; with no workers, in this
             process and thread, without a context, where it may stop the run with `SystemExit`. It
-            is not told of the members of an encoder that is made of others, which has no epochs of
-            its own.
+            is not called for the members of an encoder that is made of others, which has no epochs
+            of its own.
 
     Raises:
         InvalidConfig: the folder holds a run of another configuration, or what is written would be
@@ -79,7 +79,7 @@ def train(
         done = f"{run.path} is trained already; choose another name to train anew"
         console.print(done, soft_wrap=True)
         return run
-    # Told once, not by every member or trial.
+    # Said once, not by every member or trial.
     tell = partial(console.print, soft_wrap=True) if parent is None else None
     splits = load_splits(config.data, tell)
     require_enough(config.data, splits)

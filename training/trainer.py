@@ -131,12 +131,12 @@ class Trainer:
         pixels = loaded(self.images, config.preprocessing, own, self.workers.device)
         for step, batch in enumerate(batches):
             places = torch.arange(members[step].numel()).view(members[step].shape)
-            changes = self._changes(epoch, step, places.numel())
+            transforms = self._transforms(epoch, step, places.numel())
             total = torch.zeros((), device=self.workers.device)
             for part in self._own_micro_batches:
                 with self._synchronised(part):
-                    changed = changes[_by_role(places[part::n_micro_batches])](next(pixels))
-                    embedding = self._forward(changed, epoch, step, part)
+                    transformed = transforms[_by_role(places[part::n_micro_batches])](next(pixels))
+                    embedding = self._forward(transformed, epoch, step, part)
                     valid = batch.valid[part::n_micro_batches].to(self.workers.device)
                     # Averaged over the workers, these sums become the mean over the batch.
                     share = self.workers.count / len(batch)
@@ -162,12 +162,14 @@ class Trainer:
         )
         pixels = loaded(self.images, config.preprocessing, own, device)
         for step, batch in enumerate(batches):
-            changes = self._changes(epoch, step, len(batch))
+            transforms = self._transforms(epoch, step, len(batch))
             parts = []
             for part in self._own_micro_batches:
                 with self._synchronised(part):
-                    changed = changes[np.arange(len(batch))[part::n_micro_batches]](next(pixels))
-                    parts.append(self._forward(changed, epoch, step, part))
+                    transformed = transforms[np.arange(len(batch))[part::n_micro_batches]](
+                        next(pixels)
+                    )
+                    parts.append(self._forward(transformed, epoch, step, part))
             self._statistics.finish()
             embedding = self._of_all(Embedding.concatenate(parts), len(batch))
             # By one worker for all: at a tie, different hardware might choose differently.
@@ -196,8 +198,8 @@ class Trainer:
         )
         return _by_role(members_of(tuples)), tuples.valid.cpu()
 
-    def _changes(self, epoch: int, step: int, n: int) -> TransformParameters:
-        """Random changes of all images of a step, drawn alike on every worker."""
+    def _transforms(self, epoch: int, step: int, n: int) -> TransformParameters:
+        """Random transforms of all images of a step, drawn alike on every worker."""
         rng = numpy_generator(self.config.seed, epoch, AUGMENTATION, step)
         return self.options.augmentation.draw(n, self.config.preprocessing.size, rng)
 

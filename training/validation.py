@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rcir.data import ImageSet
-from rcir.data.relevance import Relevance, asking, database_of
+from rcir.data.relevance_protocol import Relevance
+from rcir.data.within_radius import asking, database_of
 from rcir.embedding import Embedding
 from rcir.errors import InvalidData, TrainingDiverged
 from rcir.index import DEPTH, build_index, lengths, nearest_others, one_minus_cosine

@@ -14,7 +14,7 @@ from torch import Tensor
 from rcir.errors import InvalidConfig
 
 CPU = torch.device("cpu")
-Told = TypeVar("Told")
+Message = TypeVar("Message")
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ class Workers:
             torch.distributed.all_reduce(own)
         return own
 
-    def broadcast(self, known: Told | None) -> Told:
+    def broadcast(self, own: Message | None) -> Message:
         """Send an object of the first process (without GPU tensors) to all; others give None."""
-        told: list[Any] = [known]
+        objects: list[Any] = [own]
         if self.count > 1:
-            torch.distributed.broadcast_object_list(told, device=self.device)
-        found: Told = told[0]
-        return found
+            torch.distributed.broadcast_object_list(objects, device=self.device)
+        first: Message = objects[0]
+        return first
 
 
 def _check_gpu(use_gpu: bool) -> None:

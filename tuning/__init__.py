@@ -1,4 +1,4 @@
-"""Tuning: sweeps of trainings, judged by the set size that they would certify."""
+"""Tuning: sweeps of trainings, compared by the set size that they would certify."""
 
 from tuning.config import TuningConfig
 from tuning.records import Records, Trial

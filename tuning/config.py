@@ -14,7 +14,7 @@ from tuning.space import check_space, variations
 
 @dataclass(frozen=True)
 class TuningConfig:
-    """A sweep: trainings that differ in some options, judged by the set size they would certify.
+    """A sweep: trainings that differ in some options, compared by the set size they would certify.
 
     Args:
         training: what all trials have in common; its name is the sweep's.
@@ -23,8 +23,8 @@ class TuningConfig:
             random) or `{grid: [...]}` (all of them).
         trials: number of draws: with search "random", for each point of the grid, if anything is
             drawn at all; with scheduler "pbt", the size of the population.
-        seeds: how often each trial trains, with training.seed, training.seed + 1, ...; it is judged
-            by the mean.
+        seeds: how often each trial trains, with training.seed, training.seed + 1, ...; its
+            objective is the mean.
         search: "random" draws, or "tpe" (Optuna's tree-structured Parzen estimator), which draws
             where earlier trials were good.
         objectives: what "tpe" is to improve; with both, it looks for all good compromises. Sizes
@@ -88,8 +88,8 @@ class TuningConfig:
         each = [self.training, *variations(self.training, self.space)]
         if self.scheduler != "none" and any(map(member_configs, each)):
             raise InvalidConfig(
-                f"scheduler is {self.scheduler}, which looks at epochs, and an ensemble is judged "
-                "when all members are trained: set scheduler to none"
+                f"scheduler is {self.scheduler}, which looks at epochs, and an ensemble is "
+                "measured when all members are trained: set scheduler to none"
             )
         if self.scheduler != "none" and self.interval >= self.training.epochs:
             raise InvalidConfig(

@@ -15,10 +15,10 @@ from ray.tune.search.optuna import OptunaSearch
 from rcir.errors import InvalidConfig
 from tuning.config import TuningConfig
 from tuning.space import Values, domains
-from tuning.trial import JUDGED
+from tuning.trial import OBJECTIVE
 
-MODES = {JUDGED: "min", "recall_at_1": "max"}
-TOLD = {"certified_size": JUDGED, "recall_at_1": "recall_at_1"}  # objectives, as trials report
+MODES = {OBJECTIVE: "min", "recall_at_1": "max"}
+METRICS = {"certified_size": OBJECTIVE, "recall_at_1": "recall_at_1"}  # of objectives, in reports
 
 
 class Numbered(OptunaSearch):
@@ -50,11 +50,11 @@ def numbered(number: int, values: Values) -> Values:
 def search(
     config: TuningConfig, known: Sequence[Values], note: Callable[[int, Values], None]
 ) -> Searcher | None:
-    """The searcher, told of earlier trials first; None if all trials are drawn beforehand.
+    """The searcher, given earlier trials first; None if all trials are drawn beforehand.
 
     Args:
         known: of the trials of an earlier start, by number.
-        note: told the number and values of each suggestion.
+        note: called with the number and values of each suggestion.
     """
     if config.search == "random":
         return None
@@ -63,13 +63,13 @@ def search(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     # Otherwise the draws of a sweep that goes on would be those that it began with.
     seed = np.random.SeedSequence([config.seed, len(known)]).generate_state(1)
-    told = [TOLD[name] for name in config.objectives]
-    modes = [MODES[name] for name in told]
-    several = len(told) > 1
+    metrics = [METRICS[name] for name in config.objectives]
+    modes = [MODES[name] for name in metrics]
+    several = len(metrics) > 1
     return Numbered(
         note,
         OptunaSearch.convert_search_space(domains(config.training, config.space)),
-        metric=told if several else told[0],
+        metric=metrics if several else metrics[0],
         mode=modes if several else modes[0],
         sampler=optuna.samplers.TPESampler(
             seed=int(seed[0]), n_startup_trials=max(2, min(10, config.trials // 3))
@@ -80,10 +80,10 @@ def search(
 
 def scheduler(config: TuningConfig) -> TrialScheduler | None:
     """The scheduler: ASHA or population based training."""
-    judged: dict[str, Any] = {"time_attr": "epoch", "metric": JUDGED, "mode": "min"}
+    objective: dict[str, Any] = {"time_attr": "epoch", "metric": OBJECTIVE, "mode": "min"}
     if config.scheduler == "asha":
         return ASHAScheduler(
-            **judged,
+            **objective,
             max_t=config.training.epochs * config.seeds + 1,  # the last epoch ends by itself
             grace_period=config.interval,
             reduction_factor=config.reduction,
@@ -95,7 +95,7 @@ def scheduler(config: TuningConfig) -> TrialScheduler | None:
             if "choice" in sampler
         }
         return PopulationBasedTraining(
-            **judged,
+            **objective,
             perturbation_interval=config.interval,
             hyperparam_mutations={"drawn": domains(config.training, config.space) | choices},
             custom_explore_fn=lambda given: {"drawn": _within(config.space, given["drawn"])},

@@ -5,7 +5,7 @@ best.yaml               the configuration of the best trial, for `python -m trai
 trials.csv              the trials, the best first
 trial-000/              the training run of a trial, see `rcir.runs.folder`
 trial-000-seed-1/       with another seed
-trial-000/reports.json  what the trial told Ray Tune
+trial-000/reports.json  what the trial reported to Ray Tune
 ray/                    Ray Tune's own files; not read again
 """
 

@@ -40,9 +40,9 @@ OWN = ("gpus_per_trial", "calibrate", *(f"training.{name}" for name in RESOURCES
 
 
 def sweep(config: TuningConfig) -> Records:
-    """Train all trials on a Ray cluster, judge them, and write down which is best.
+    """Train all trials on a Ray cluster, and write down which is best.
 
-    Trials are judged on the validation images alone, which are neither calibration nor test
+    Trials are compared on the validation images alone, which are neither calibration nor test
     queries, so that the guarantee of whatever is calibrated afterwards stands. A trial that fails
     is recorded, and does not end the sweep. A sweep that was interrupted goes on when it is given
     again: trials that ended are not trained again, others continue from their last checkpoint, in
@@ -145,7 +145,7 @@ def _drawn(config: TuningConfig) -> list[Values] | None:
 
 
 def _check_trials(config: TuningConfig, drawn: list[Values] | None) -> None:
-    """Whether trials can be trained and judged, as far as that can be told beforehand."""
+    """Whether trials can be trained and compared, as far as that is known beforehand."""
     splits = load_splits(config.training.data)
     each = [with_values(config.training, values) for values in drawn or ()]
     for training in each or variations(config.training, config.space):

@@ -39,7 +39,7 @@ from tuning.records import REPORTS_FILE, State, seeded, trial_name
 from tuning.space import with_values
 
 SNAPSHOT = "run"
-JUDGED = "judged_size"  # as Ray Tune knows it
+OBJECTIVE = "judged_size"  # as Ray Tune knows it, and reports that may be read again
 ORPHANED = 60  # seconds; the processes of a killed sweep live on for some
 PATIENCE = 120  # seconds
 # What may go well at another time; anything else that rcir raises would be raised again.
@@ -85,7 +85,7 @@ def run_trial(given: dict[str, Any], plan: Plan) -> None:
         raise RcirError(read_reports(first / REPORTS_FILE)["failure"]["reason"])
     try:
         if plan.config.scheduler == "pbt":
-            # It told what was before its end with other options.
+            # It reported what was before its end with other options.
             config = _member(plan, first.name, values)
             reports.repeat(last=1 if ended else 0)
         else:
@@ -107,8 +107,8 @@ def _train(plan: Plan, config: TrainingConfig, reports: Reports) -> None:
         folder = Path(plan.folder) / one.name
         with run_lock(folder, ORPHANED):
             pass
-        told = None if seed else Epochs(plan.config, config.epochs, folder, reports)
-        run = train(one, plan.parent, told)
+        callback = None if seed else Epochs(plan.config, config.epochs, folder, reports)
+        run = train(one, plan.parent, callback)
         known = RunResults.read(run.path / VALIDATION)
         found.append(_metrics(known.metrics, known.parts, plan.config))
         trained += last_epoch(run.path) or config.epochs  # an ensemble has none of its own
@@ -190,7 +190,7 @@ class Epochs(ray.train.UserCallback):
             if name.startswith("validation/")
         }
         report = _metrics(names, found, self._config) | {"epoch": epoch, "finished": 0.0}
-        if JUDGED not in report:
+        if OBJECTIVE not in report:
             return
         if self._forward is not None:
             self._reports.write(report)
@@ -213,13 +213,13 @@ class Reports:
         self._path = path
 
     def repeat(self, last: int | None = None) -> None:
-        """Tell all of it again, or the last so many."""
+        """Report all of it again, or the last so many."""
         known = read_reports(self._path)["reports"]
         for report in known if last is None else known[len(known) - last :]:
             tune.report(report)
 
     def add(self, report: dict[str, float], run: Path | None = None) -> None:
-        """Write down, and tell; with the state of a training run, for others to go on from."""
+        """Write down, and report; with the state of a training run, for others to go on from."""
         self.write(report)
         if run is None:
             tune.report(report)
@@ -229,7 +229,7 @@ class Reports:
             tune.report(report, checkpoint=tune.Checkpoint.from_directory(folder))
 
     def write(self, report: dict[str, float]) -> None:
-        """Write down what is told elsewhere; what was is not written again."""
+        """Write down what is reported elsewhere; what was is not written again."""
         known = read_reports(self._path)["reports"]
         if report not in known:  # and it has not failed since
             self._save({"reports": [*known, report], "failure": None})
@@ -262,9 +262,9 @@ def _metrics(
     """
     found = dict(names)
     if parts:
-        found[JUDGED] = mean_size(parts, config.alpha, config.delta)
+        found[OBJECTIVE] = mean_size(parts, config.alpha, config.delta)
         if is_certified(parts, config.alpha, config.delta):
-            found["certified_size"] = found[JUDGED]
+            found["certified_size"] = found[OBJECTIVE]
     elif config.delta == DELTA and f"certified_size_{config.alpha:g}" in names:
-        found[JUDGED] = found["certified_size"] = names[f"certified_size_{config.alpha:g}"]
+        found[OBJECTIVE] = found["certified_size"] = names[f"certified_size_{config.alpha:g}"]
     return found

@@ -93,7 +93,9 @@ class TrialWatch(Callback):
         return self._records.trials.get(number, Trial(number, _values(trial)))
 
     def _end(self, trial: Trial, **changes: Any) -> None:
-        if trial.number in self._ended:  # it ended before, and only told again what it had told
+        if (
+            trial.number in self._ended
+        ):  # it ended before, and only reported again what it had reported
             return
         now = time.monotonic()
         seconds = now - self._started.get(trial.number, now)

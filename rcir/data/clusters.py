@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.records import ImageSet, Splits
-from rcir.data.relevance import Relevance, SameLabel
+from rcir.data.relevance import SameLabel
+from rcir.data.relevance_protocol import Relevance
 from rcir.errors import InvalidConfig, InvalidData
 
 

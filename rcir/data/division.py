@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from rcir.data.clusters import clusters_of, draw_by_cluster, draw_gallery
 from rcir.data.records import ImageSet, Splits
-from rcir.data.relevance import SameLabel, WithinRadius
+from rcir.data.relevance import SameLabel
+from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidData
 
 PARTS = ("validation", "gallery", "tuning", "calibration")

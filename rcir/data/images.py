@@ -9,15 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from io import BufferedReader, BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
-from torch import Tensor
-from torch.nn.functional import interpolate
+from PIL import Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
 
+from rcir.data.jpeg import read_jpeg
+from rcir.data.pixels import MAX_PIXELS, as_pixels, resize_one, to_pixels
 from rcir.errors import InvalidImage
 
 FORMATS = {  # by Pillow's name, with the endings of their files
@@ -30,20 +30,7 @@ FORMATS = {  # by Pillow's name, with the endings of their files
     "PPM": (".pgm", ".ppm", ".pbm", ".pnm"),
 }
 ENDINGS = tuple(ending for endings in FORMATS.values() for ending in endings)
-MAX_PIXELS = 100_000_000
-MAX_BYTES = 1 << 26  # of a file that is held in memory as a whole; larger ones are streamed
-MARGIN = 2  # a JPEG decoded at a reduced scale has this many times the size that is asked for
 STEP = 8  # images that a thread takes at a time
-SURPLUS = 1 + 1e-9
-TURNS = {  # what makes an image upright, by its EXIF orientation
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 
 ImageLike: TypeAlias = "str | os.PathLike[str] | bytes | Image.Image | NDArray[Any]"
 
@@ -145,61 +132,25 @@ def image_name(source: str | os.PathLike[str] | bytes) -> str:
     return f"the picture of {len(source)} bytes" if isinstance(source, bytes) else str(Path(source))
 
 
-def resize(
-    images: NDArray[np.uint8], size: tuple[int, int], extent: tuple[float, float] | None = None
-) -> Tensor:
-    """uint8 (n, H, W) or (n, H, W, 3) as (n, channels, *size): bilinear, antialiased.
-
-    Args:
-        extent: (height, width) of the part, from the upper left, that fills the size; None for all.
-    """
-    values = np.require(images, requirements=["C", "W"]).reshape(-1)
-    # Shaped by torch: of one image, numpy's strides may hide that it is stored channels last.
-    tensor = torch.from_numpy(values).view(images.shape)
-    tensor = tensor[:, None] if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
-    if extent is not None and extent != tuple(tensor.shape[-2:]):
-        # The output's size is rounded down, also from a hair below the wanted one.
-        scale = tuple(SURPLUS * to / of for to, of in zip(size, extent, strict=True))
-        return interpolate(tensor, scale_factor=scale, mode="bilinear", antialias=True)
-    if tuple(tensor.shape[-2:]) == tuple(size):
-        return tensor.contiguous()
-    return interpolate(tensor, size=size, mode="bilinear", antialias=True)
-
-
 def _read(source: ImageLike, channels: int, size: tuple[int, int] | None) -> NDArray[np.uint8]:
     if isinstance(source, np.ndarray):
-        return _resized(_from_array(source, channels), size)
+        return resize_one(as_pixels(source, channels), size)
     if isinstance(source, Image.Image):
         with _pillow("the PIL image"):
             _check(source, "the PIL image")
-            return _resized(_pixels(ImageOps.exif_transpose(source), channels), size)
+            return resize_one(to_pixels(ImageOps.exif_transpose(source), channels), size)
     if isinstance(source, str | os.PathLike | bytes):
         # Of all that Pillow knows, some formats run other programs, as EPS runs Ghostscript.
         with open_image(source) as file, Image.open(file, formats=tuple(FORMATS)) as image:
             _check(image, image_name(source))
             if isinstance(image, JpegImagePlugin.JpegImageFile):
-                return _from_jpeg(file, image, channels, size)
+                return read_jpeg(file, image, channels, size)
             ImageOps.exif_transpose(image, in_place=True)
-            return _resized(_pixels(image, channels), size)
+            return resize_one(to_pixels(image, channels), size)
     raise InvalidImage(
         f"an image is given as {type(source).__name__}; give a path, the bytes of a file, a PIL "
         "image or a uint8 array"
     )
-
-
-def _resized(
-    pixels: NDArray[np.uint8],
-    size: tuple[int, int] | None,
-    extent: tuple[float, float] | None = None,
-) -> NDArray[np.uint8]:
-    """(H, W) or (H, W, 3) as (*size) or (*size, 3)."""
-    if size is None:
-        return pixels
-    resized = resize(pixels[None], size, extent)[0]
-    array: NDArray[np.uint8] = (
-        resized[0] if pixels.ndim == 2 else resized.permute(1, 2, 0)
-    ).numpy()
-    return array
 
 
 @contextmanager
@@ -245,88 +196,3 @@ def _check(image: Image.Image, name: str) -> None:
             f"{name} has pixels of mode {image.mode}, deeper than 8 bits: map the range that "
             "matters to 0..255 first, in the way the encoder's training images were"
         )
-
-
-def _mode(channels: int) -> str:
-    return "L" if channels == 1 else "RGB"
-
-
-def _pixels(image: Image.Image, channels: int) -> NDArray[np.uint8]:
-    mode = _mode(channels)
-    return np.asarray(image if image.mode == mode else image.convert(mode))
-
-
-def _from_jpeg(
-    file: BinaryIO,
-    image: JpegImagePlugin.JpegImageFile,
-    channels: int,
-    size: tuple[int, int] | None,
-) -> NDArray[np.uint8]:
-    by_torchvision = image.mode in ("L", "RGB")  # not CMYK, of which there are two conventions
-    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-    width, height = image.size
-    # Resized first and turned then: what is turned is small.
-    stored = size[::-1] if size is not None and orientation in (5, 6, 7, 8) else size
-    wanted = None if stored is None else (MARGIN * stored[1], MARGIN * stored[0])
-    box = image.draft(_mode(channels), wanted)
-    # A reduced picture's last row and column may be padding in part.
-    extent = None if box is None else (box[1][3], box[1][2])
-    whole = image.size == (width, height)
-    pixels = _all_pixels(file, image.size, channels) if whole and by_torchvision else None
-    if pixels is None:
-        pixels = _pixels(image, channels)
-    resized = _resized(pixels, stored, extent)
-    if orientation not in TURNS:
-        return resized
-    return np.asarray(Image.fromarray(resized).transpose(TURNS[orientation]))
-
-
-def _all_pixels(file: BinaryIO, size: tuple[int, int], channels: int) -> NDArray[np.uint8] | None:
-    """By torchvision, faster at full scale; None for what it refuses, which Pillow is to judge."""
-    length = file.seek(0, os.SEEK_END)
-    if length > MAX_BYTES:
-        return None
-    file.seek(0)
-    content = bytearray(file.read(length))
-    try:
-        pixels = decode_jpeg(torch.frombuffer(content, dtype=torch.uint8), channels)
-    except RuntimeError:
-        return None
-    if pixels.shape[:0:-1] != size:
-        return None
-    array: NDArray[np.uint8] = (pixels[0] if channels == 1 else pixels.permute(1, 2, 0)).numpy()
-    return array
-
-
-def decode_jpeg(content: Tensor, channels: int) -> Tensor:
-    """uint8 (channels, H, W) of a file's bytes; `RuntimeError` for what torchvision refuses."""
-    # Slow to import; other files need none. The package, of which all threads wait for the same:
-    # they would wait for each other where one takes the package and one a module in it.
-    import torchvision
-
-    mode = "GRAY" if channels == 1 else "RGB"
-    pixels: Tensor = torchvision.io.decode_jpeg(content, torchvision.io.ImageReadMode[mode])
-    return pixels
-
-
-def _from_array(array: NDArray[Any], channels: int) -> NDArray[np.uint8]:
-    if array.dtype != np.uint8:
-        nan = array.dtype.kind == "f" and bool(np.isnan(array).any())
-        raise InvalidImage(
-            f"an image array has dtype {array.dtype}{' and holds NaN' if nan else ''}; give uint8 "
-            "values from 0 to 255"
-        )
-    if array.ndim == 3 and array.shape[2] == 1:
-        array = array[:, :, 0]
-    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] != 3) or array.size == 0:
-        raise InvalidImage(
-            f"an image array has shape {array.shape}; give (height, width) or (height, width, 3)"
-        )
-    if array.shape[0] * array.shape[1] > MAX_PIXELS:
-        raise InvalidImage(
-            f"an image array has {array.shape[0] * array.shape[1]:,} pixels; at most "
-            f"{MAX_PIXELS:,} are taken: scale it down first"
-        )
-    if (array.ndim == 2) == (channels == 1):
-        return array
-    return np.asarray(Image.fromarray(array).convert(_mode(channels)))

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rcir.data.images import ImageLike, read_image, read_images, resize
+from rcir.data.images import ImageLike, read_image, read_images
+from rcir.data.pixels import resize
 from rcir.errors import InvalidConfig, InvalidImage
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.images import ImageLike
-from rcir.data.relevance import Relevance, SameLabel
+from rcir.data.relevance import SameLabel
+from rcir.data.relevance_protocol import Relevance
 from rcir.errors import InvalidData
 
 

@@ -1,76 +1,20 @@
-"""Relevance: which images are true matches of which, in three kinds, stored sparse."""
+"""Relevance by labels: the same one, or one in common, stored sparse; any kind from arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
-from scipy.spatial import KDTree
 
 from rcir.data.overlap import count_overlaps, products
+from rcir.data.relevance_protocol import Pairs, Relevance, Rows, require_kind, row_pointers
+from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidData
-
-Rows = NDArray[np.integer[Any]]
-Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
-
-
-@runtime_checkable
-class Relevance(Protocol):
-    """Relevance of n images: which of them, and of others, match which.
-
-    A gallery's matches are never stored: they follow from what is known of each image, so that
-    memory grows with the number of images, not of pairs.
-    """
-
-    def __len__(self) -> int:
-        """Number of images."""
-        ...
-
-    def subset(self, rows: Rows) -> Self:
-        """The same of some images, in that order."""
-        ...
-
-    def of(self, gallery: Self, positions: Rows) -> NDArray[np.bool_]:
-        """Whether candidates match.
-
-        Args:
-            gallery: of the images that were searched.
-            positions: (n, k) positions in the gallery; -1 for none, which matches nothing.
-
-        Returns:
-            (n, k).
-        """
-        ...
-
-    def totals(self, gallery: Self) -> NDArray[np.int64]:
-        """(n,) number of true matches of each image in a gallery."""
-        ...
-
-    def pairs(self, rows: Rows) -> Pairs:
-        """True matches of some images among the images of this set.
-
-        Args:
-            rows: (m,) of this set, in any order.
-
-        Returns:
-            indptr (m + 1,) and columns (total,): `columns[indptr[i] : indptr[i + 1]]` are the
-            images that match `rows[i]`, ascending; itself is one of them, unless it has no label.
-            Memory grows with their number: ask for as many rows as that allows.
-        """
-        ...
-
-    def joined(self, others: Any) -> Self:
-        """Of these images, then others; `InvalidData` unless they are of the same kind."""
-        ...
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Its state as arrays, by name; `relevance_of` makes it again."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -110,7 +54,7 @@ class SameLabel:
     def pairs(self, rows: Rows) -> Pairs:
         order, ordered = self._ordered
         first = np.searchsorted(ordered, self.labels[rows])
-        indptr = _indptr(np.searchsorted(ordered, self.labels[rows], "right") - first)
+        indptr = row_pointers(np.searchsorted(ordered, self.labels[rows], "right") - first)
         steps = np.repeat(first - indptr[:-1], np.diff(indptr))
         return indptr, order[steps + np.arange(indptr[-1])]
 
@@ -121,7 +65,7 @@ class SameLabel:
         return order, self.labels[order]
 
     def joined(self, others: SameLabel) -> SameLabel:
-        _require_kind(SameLabel, others)
+        require_kind(SameLabel, others)
         return SameLabel(_read_only(np.concatenate([self.labels, others.labels])))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -175,7 +119,7 @@ class SharedLabel:
         counts = [np.diff(product.indptr) for product in found]
         columns = [product.indices for product in found]
         none = np.empty(0, np.int64)
-        return _indptr(np.concatenate([*counts, none])), np.concatenate([*columns, none])
+        return row_pointers(np.concatenate([*counts, none])), np.concatenate([*columns, none])
 
     @cached_property
     def _by(self) -> csr_array:
@@ -183,7 +127,7 @@ class SharedLabel:
         return self.labels.T.tocsr()
 
     def joined(self, others: SharedLabel) -> SharedLabel:
-        _require_kind(SharedLabel, others)
+        require_kind(SharedLabel, others)
         if others.labels.shape[1] != self.labels.shape[1]:
             raise InvalidData(
                 f"images of {self.labels.shape[1]} labels cannot be joined with images of "
@@ -196,111 +140,6 @@ class SharedLabel:
         return {"shape": shape, "indptr": self.labels.indptr, "indices": self.labels.indices}
 
 
-@dataclass(frozen=True)
-class WithinRadius:
-    """Images match if they were taken within a distance of each other.
-
-    Args:
-        places: (n, d) coordinates, d = 2 for easting and northing in metres.
-        radius: distance up to which images match, in the same unit; above 0.
-        near: distance up to which images are positives of each other in training, at most the
-            radius, which it is unless given. What matches but is no positive is no negative either.
-        database: (n,) bool, of images that train or validate: whether each is searched, or asks.
-            Tuples then have an anchor that asks, and a positive and negatives that are searched,
-            and validation searches likewise (Arandjelovic et al., CVPR 2016). None: all do both.
-
-    Example:
-        >>> queries = WithinRadius(np.array([[0.0, 0.0]]), 25.0)
-        >>> gallery = WithinRadius(np.array([[0.0, 25.0], [20.0, 20.0]]), 25.0)
-        >>> queries.of(gallery, np.array([[0, 1]])).tolist(), queries.totals(gallery)
-        ([[True, False]], array([1]))
-    """
-
-    places: NDArray[np.float64]
-    radius: float
-    near: float | None = None
-    database: NDArray[np.bool_] | None = None
-
-    def __post_init__(self) -> None:
-        if self.near is not None and not 0 < self.near <= self.radius:
-            raise InvalidData(
-                f"near is {self.near}; it must be above 0 and at most the radius, {self.radius}"
-            )
-        if self.database is not None and self.database.shape != (len(self.places),):
-            raise InvalidData(
-                f"{len(self.places)} places, but database has shape {self.database.shape}: say of "
-                "each whether it is searched"
-            )
-        if self.places.ndim != 2 or not np.isfinite(self.places).all() or not self.radius > 0:
-            raise InvalidData(
-                f"places have shape {self.places.shape} and radius is {self.radius}; needed are "
-                "(n, d) finite coordinates and a radius above 0"
-            )
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def subset(self, rows: Rows) -> WithinRadius:
-        database = None if self.database is None else self.database[rows]
-        return WithinRadius(self.places[rows], self.radius, self.near, database)
-
-    def positives(self, anchors: Rows, others: Rows) -> NDArray[np.bool_]:
-        """(m,) whether others are positives of anchors in training, pair by pair."""
-        steps = self.places[others] - self.places[anchors]
-        near = self.radius if self.near is None else self.near
-        found: NDArray[np.bool_] = np.square(steps).sum(-1) <= near**2
-        if self.database is not None:
-            found &= self.database[others] & ~self.database[anchors]
-        return found
-
-    def of(self, gallery: WithinRadius, positions: Rows) -> NDArray[np.bool_]:
-        if not len(gallery):
-            return np.zeros(positions.shape, np.bool_)
-        steps = gallery.places[positions] - self.places[:, None]
-        matches: NDArray[np.bool_] = (np.square(steps).sum(-1) <= self.radius**2) & (positions >= 0)
-        return matches
-
-    def totals(self, gallery: WithinRadius) -> NDArray[np.int64]:
-        counts = gallery._tree.query_ball_point(self.places, self.radius, return_length=True)
-        return np.asarray(counts, np.int64)
-
-    def pairs(self, rows: Rows) -> Pairs:
-        if not len(rows):
-            return np.zeros(1, np.int64), np.empty(0, np.int64)
-        some = KDTree(self.places[rows])
-        near = some.sparse_distance_matrix(self._tree, self.radius, output_type="ndarray")
-        order = np.lexsort((near["j"], near["i"]))
-        counts = np.bincount(near["i"], minlength=len(rows))
-        return _indptr(counts), near["j"][order].astype(np.int64)
-
-    @cached_property
-    def _tree(self) -> KDTree:
-        return KDTree(self.places)
-
-    def joined(self, others: WithinRadius) -> WithinRadius:
-        _require_kind(WithinRadius, others)
-        if others.radius != self.radius or others.places.shape[1] != self.places.shape[1]:
-            raise InvalidData(
-                f"{self.places.shape[1]} coordinates and radius {self.radius} cannot be joined "
-                f"with {others.places.shape[1]} and {others.radius}: give the same"
-            )
-        return WithinRadius(np.concatenate([self.places, others.places]), self.radius)
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        return {"places": self.places, "radius": np.array([self.radius])}
-
-
-def database_of(relevance: Relevance) -> NDArray[np.bool_] | None:
-    """(n,) whether each image is searched rather than asks; None where all images do both."""
-    return relevance.database if isinstance(relevance, WithinRadius) else None
-
-
-def asking(relevance: Relevance) -> NDArray[np.int64]:
-    """Rows of the images that ask: the anchors of tuples, and the queries of a validation."""
-    database = database_of(relevance)
-    return np.arange(len(relevance)) if database is None else np.flatnonzero(~database)
-
-
 def relevance_of(arrays: Mapping[str, NDArray[Any]]) -> Relevance:
     """The relevance that was given as `Relevance.arrays`; raises KeyError for other arrays."""
     if "labels" in arrays:
@@ -310,19 +149,6 @@ def relevance_of(arrays: Mapping[str, NDArray[Any]]) -> Relevance:
     entries = np.ones(len(arrays["indices"]), np.bool_)
     shape = tuple(arrays["shape"].tolist())
     return SharedLabel(csr_array((entries, arrays["indices"], arrays["indptr"]), shape=shape))
-
-
-def _indptr(counts: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-    """Where what belongs to each row starts, and where the last ends."""
-    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-
-
-def _require_kind(kind: type, others: object) -> None:
-    if not isinstance(others, kind):
-        raise InvalidData(
-            f"images that match as {kind.__name__} cannot be joined with images that match as "
-            f"{type(others).__name__}: give the same kind"
-        )
 
 
 def _read_only(values: NDArray[Any]) -> NDArray[Any]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.records import ImageSet, Splits
-from rcir.data.relevance import WithinRadius, asking, database_of
+from rcir.data.within_radius import WithinRadius, asking, database_of
 from rcir.levels import ALPHA, DELTA
 
 LEAST = {"tuning": 2, "calibration": 1, "test": 1}  # queries

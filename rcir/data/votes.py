@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from rcir.data.relevance import Relevance, Rows, SharedLabel
+from rcir.data.relevance import SharedLabel
+from rcir.data.relevance_protocol import Relevance, Rows
 
 PAIRS_TOGETHER = 2**16  # of candidates that are looked at together, to bound the memory
 
@@ -26,7 +27,7 @@ def count_matches(gallery: Relevance, positions: Rows, among: int) -> NDArray[np
         (n, k), 0 for none.
 
     Example:
-        >>> from rcir.data.relevance import WithinRadius
+        >>> from rcir.data.within_radius import WithinRadius
         >>> gallery = WithinRadius(np.array([[0.0], [3.0], [4.0], [9.0]]), 2.0)
         >>> count_matches(gallery, np.array([[0, 2, 1, 3, -1]]), among=3).tolist()
         [[1, 2, 2, 0, 0]]

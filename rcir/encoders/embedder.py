@@ -37,7 +37,8 @@ class Embedder:
         use_gpu: one GPU per replica; with 0 workers, the GPU of this process.
         folder: keeps each finished block as a file, named by a digest of encoder, preprocessing and
             images (files: their names, sizes and times); a block found there is not embedded again.
-        progress: told of each finished block how many images it has, and whether it was found.
+        progress: called for each finished block with the number of its images, and whether it was
+            found.
 
     Example:
         >>> from rcir.encoders import EncoderConfig, build_encoder

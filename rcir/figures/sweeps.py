@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
@@ -28,45 +23,43 @@ from rcir.figures.axes import (
     log_scale,
     one_panel,
 )
+from rcir.figures.parallel_axis import axis_of, wrapped
 from rcir.metrics.checks import Floats
 
 SIZE = "certified mean set size"
 SPACING, TEXT_LINE = 1.25, 0.13  # inches from one axis to the next, and of a line of text
-NONE_GAP = 0.15  # of the height of an axis, between None and the lowest number
 NUMBER_GAP = 4  # pixels around a number, so that two are not read as one
 PAPER = {"facecolor": "white", "alpha": 0.85, "linewidth": 0, "pad": 0.8}  # under text on lines
 TEXT: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7, "bbox": PAPER}
 
 
-def pareto_front(candidate_scores: Floats) -> NDArray[np.bool_]:
+def pareto_front(objectives: Floats) -> NDArray[np.bool_]:
     """Which rows no other row beats: is as low in every column, and lower in one.
 
     Args:
-        candidate_scores: (n, k) what should be low; negate what should be high.
+        objectives: (n, k) what should be low; negate what should be high.
 
     Returns:
         (n,) whether the row is on the front. Of equal rows, all are or none is; a row with NaN
         never is, and beats none.
 
     Raises:
-        InvalidData: costs is not a matrix.
+        InvalidData: objectives is not a matrix.
 
     Example:
         >>> pareto_front(np.array([[1.0, 5.0], [2.0, 3.0], [2.0, 4.0], [np.nan, 0.0]])).tolist()
         [True, True, False, False]
     """
-    if candidate_scores.ndim != 2:
+    if objectives.ndim != 2:
         raise InvalidData(
-            f"costs has shape {candidate_scores.shape}; needed is (n, k), a row a trial"
+            f"objectives has shape {objectives.shape}; needed is (n, k), a row a trial"
         )
-    no_worse = np.ones(
-        (len(candidate_scores), len(candidate_scores)), np.bool_
-    )  # [i, j]: row j than row i
+    no_worse = np.ones((len(objectives), len(objectives)), np.bool_)  # [i, j]: row j than row i
     better = np.zeros_like(no_worse)
-    for column in candidate_scores.T:
+    for column in objectives.T:
         no_worse &= column <= column[:, None]
         better |= column < column[:, None]
-    return np.asarray(~((no_worse & better).any(axis=1) | np.isnan(candidate_scores).any(axis=1)))
+    return np.asarray(~((no_worse & better).any(axis=1) | np.isnan(objectives).any(axis=1)))
 
 
 def pareto(
@@ -142,10 +135,10 @@ def parallel_coordinates(
     _check_lengths(len(size), {"finished": finished, **values})
     shown = np.flatnonzero(np.isfinite(size)).tolist()
     columns = {
-        name: _column(name, [chosen[trial] for trial in shown], name in log)
+        name: axis_of(name, [chosen[trial] for trial in shown], name in log)
         for name, chosen in values.items()
     }
-    columns[SIZE] = _column(SIZE, size[shown].tolist(), _spread(size[shown]))
+    columns[SIZE] = axis_of(SIZE, size[shown].tolist(), _spread(size[shown]))
     title = f"Certified size by options ({len(shown)} of {len(size)} trials)"
     figure, axes = one_panel("", "", title)
     crowded = max(column.lines() for column in columns.values())
@@ -162,82 +155,10 @@ def parallel_coordinates(
         for height, label in zip(column.ticks, column.labels, strict=True):
             axes.annotate(label, (place, height), (5, 0), ha="left", va="center", **TEXT)
     axes.set(xlim=(-0.05, len(columns) - 0.95), ylim=(-0.04, 1.04), yticks=[])
-    axes.set_xticks(range(len(columns)), [_broken(name, 18) for name in columns], fontsize=8)
+    axes.set_xticks(range(len(columns)), [wrapped(name, 18) for name in columns], fontsize=8)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     return figure
-
-
-@dataclass(frozen=True)
-class _Column:
-    """One axis: where trials are on it, in [0, 1], and what is written where."""
-
-    places: Floats
-    ticks: Floats
-    labels: list[str]
-
-    def lines(self) -> int:
-        """How many lines of text fill the axis."""
-        return max((label.count("\n") + 1 for label in self.labels), default=0) * len(self.labels)
-
-
-def _column(name: str, values: Sequence[Any], log: bool) -> _Column:
-    numbers = [value for value in values if value is not None]
-    if numbers and all(_is_number(value) for value in numbers):
-        known = np.array([np.nan if value is None else value for value in values], np.float64)
-        return _numeric(name, known, log)
-    ordered = sorted({str(value): value for value in values}.items(), key=_order)
-    texts = [text for text, _ in ordered]
-    ticks = np.linspace(0, 1, len(texts)) if len(texts) != 1 else np.array([0.5])
-    where = dict(zip(texts, ticks, strict=True))
-    places = np.array([where[str(value)] for value in values], np.float64)
-    return _Column(places, ticks, [_broken(text, 14) for text in texts])
-
-
-def _numeric(name: str, values: Floats, log: bool) -> _Column:
-    """The axis of numbers, where NaN is None."""
-    none = np.isnan(values)
-    if log and values[~none].min() <= 0:
-        raise InvalidData(
-            f"{name} has the value {values[~none].min():g}, which has no place on a logarithmic "
-            "scale, only positive numbers have: leave the option out of log"
-        )
-    ticks = _ticks(values[~none], log)
-    scaled, at = (np.log10(values), np.log10(ticks)) if log else (values, ticks)
-    low, high, bottom = np.nanmin(scaled), np.nanmax(scaled), NONE_GAP * none.any()
-    start, length = (low, high - low) if low < high else (low - 0.5, 1.0)
-    places = bottom + (1 - bottom) * (scaled - start) / length
-    at = bottom + (1 - bottom) * (at - start) / length
-    if not none.any():
-        return _Column(places, at, _texts(ticks))
-    return _Column(np.where(none, 0.0, places), np.r_[0.0, at], ["None", *_texts(ticks)])
-
-
-def _ticks(numbers: Floats, log: bool) -> Floats:
-    """Numbers within the range: those there are if they are few, apart and short, else round."""
-    there = np.unique(numbers)
-    low, high = there[0], there[-1]
-    scaled = np.log10(there) if log else there
-    apart = np.diff(scaled, append=np.inf).min() > 0.08 * (scaled[-1] - scaled[0])
-    if len(there) <= 6 and apart and all(float(f"{value:.4g}") == value for value in there):
-        return there
-    if log and high >= 10 * low:
-        locator = LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,))
-        ticks = np.asarray(locator.tick_values(low, high))
-    else:
-        ticks = np.asarray(MaxNLocator(5, steps=(1, 2, 5, 10)).tick_values(low, high))
-    beyond = 1e-9 * (high - low)  # 0.1 * 3 > 0.3
-    inside = ticks[(ticks >= low - beyond) & (ticks <= high + beyond)]
-    return inside if len(inside) > 1 else there[[0, -1]] if low < high else there
-
-
-def _texts(ticks: Floats) -> list[str]:
-    """Numbers, with as many digits as tell them apart."""
-    for digits in range(4, 17):
-        texts = [f"{value:.{digits}g}" for value in ticks]
-        if len(set(texts)) == len(texts):
-            break
-    return texts
 
 
 def _draw_paths(axes: Axes, paths: Floats, size: Floats, finished: NDArray[np.bool_]) -> None:
@@ -264,7 +185,7 @@ def _number(figure: Figure, axes: Axes, x: Floats, y: Floats, numbers: Sequence[
     for at, number in zip(zip(x.tolist(), y.tolist(), strict=True), numbers, strict=True):
         texts[at] = f"{texts[at]}, {number}" if at in texts else f"{number}"
     style: dict[str, Any] = {"ha": "right", "va": "bottom", **TEXT}
-    labels = [axes.annotate(_broken(text, 14), at, (-4, 3), **style) for at, text in texts.items()]
+    labels = [axes.annotate(wrapped(text, 14), at, (-4, 3), **style) for at, text in texts.items()]
     figure.draw_without_rendering()  # places them
     kept: list[Bbox] = []
     for label in labels:
@@ -273,26 +194,6 @@ def _number(figure: Figure, axes: Axes, x: Floats, y: Floats, numbers: Sequence[
             label.remove()
         else:
             kept.append(box)
-
-
-def _broken(text: str, width: int) -> str:
-    """A name over several lines, which end between its words if they can."""
-    words = re.findall(rf"[^\W_]{{1,{width}}}[\W_]*|[\W_]+", text)
-    lines = [""]
-    for word in words:
-        if len(lines[-1]) + len(word.rstrip()) > width:
-            lines.append("")
-        lines[-1] += word
-    return "\n".join(line.strip() for line in lines if line.strip())
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _order(item: tuple[str, Any]) -> tuple[bool, float, str]:
-    """Numbers by value, then all else by its text."""
-    return (False, float(item[1]), "") if _is_number(item[1]) else (True, 0.0, item[0])
 
 
 def _spread(size: Floats) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.relevance import Relevance, WithinRadius, asking
+from rcir.data.relevance_protocol import Relevance
+from rcir.data.within_radius import WithinRadius, asking
 from rcir.errors import InvalidConfig, InvalidData
 
 PAIRS_AT_ONCE = 1 << 22  # matching pairs held at a time, about

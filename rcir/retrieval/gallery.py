@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from rcir.data.records import ImageSet
-from rcir.data.relevance import Relevance, SameLabel, SharedLabel, relevance_of
+from rcir.data.relevance import SameLabel, SharedLabel, relevance_of
+from rcir.data.relevance_protocol import Relevance
 from rcir.embedding import Embedding
 from rcir.encoders.batches import to_arrays
 from rcir.errors import InvalidData
@@ -197,7 +198,7 @@ class Gallery:
             raise InvalidData(
                 f"labels is a {type(labels).__name__}; the gallery's images match as "
                 f"{type(self.relevance).__name__}: give that of the images to add "
-                "(rcir.data.relevance)"
+                "(rcir.data.relevance, rcir.data.within_radius)"
             )
         if len(labels) != images:
             raise InvalidData(f"{images} images, {len(labels)} labels: give one each")

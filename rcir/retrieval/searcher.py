@@ -15,7 +15,8 @@ from torch import Tensor
 from rcir.data.digests import digests
 from rcir.data.preprocessing import Preprocessing
 from rcir.data.records import ImageSet
-from rcir.data.relevance import Relevance, SameLabel
+from rcir.data.relevance import SameLabel
+from rcir.data.relevance_protocol import Relevance
 from rcir.data.votes import count_matches
 from rcir.embedding import Embedding
 from rcir.encoders import Encoder, require_encoder
@@ -198,7 +199,8 @@ class Searcher(VectorSearcher):
         """Search queries of which it is known which gallery images they match.
 
         Args:
-            queries: images with labels, or with what else makes them match (`rcir.data.relevance`).
+            queries: images with labels, or with what else makes them match, see
+                `rcir.data.relevance_protocol`.
             group: which of their attributes says what group each belongs to.
             embedder: as in `build`.
             cluster: which of their attributes says in what cluster each came, such as a video, a

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.relevance import Relevance
+from rcir.data.relevance_protocol import Relevance
 from rcir.embedding import Embedding
 from rcir.errors import InvalidData
 from rcir.index import Index, check_depth, lengths, one_minus_cosine

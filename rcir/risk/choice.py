@@ -31,7 +31,7 @@ SCORE_FUNCTIONS: Mapping[str, type[ScoreFunction]] = {
     score_function.name: score_function
     for score_function in (Constant, MinMax, Quantile, Learned, Boosted, Reranked)
 }
-# What counts all matches cannot be told by who is the first.
+# Of risks that count all matches: the others learn from the first match alone.
 _OF_ALL_MATCHES = (Constant, MinMax, Quantile, MatchProbability)
 KNOWN: Mapping[str, type[ScoreFunction]] = {
     **SCORE_FUNCTIONS,
@@ -113,8 +113,8 @@ def fit_score_function(
     comparison = {}
     for kind in kinds:
         if kind.suits(results, truth):
-            outcomes = _cross_fitted(kind, results, truth, given)
-            comparison[kind.name] = _sizes(outcomes, known, alphas, delta)
+            labelled = _cross_fitted(kind, results, truth, given)
+            comparison[kind.name] = _sizes(labelled, known, alphas, delta)
     constant = comparison["constant"]
 
     def order(kind: str) -> tuple[bool, int, float, bool]:
@@ -146,27 +146,27 @@ def _cross_fitted(
 
 
 def _sizes(
-    outcomes: LabelledResults, risk: Risk, alphas: Sequence[float], delta: float
+    labelled: LabelledResults, risk: Risk, alphas: Sequence[float], delta: float
 ) -> dict[float, float]:
     """How large sets have to be at each alpha that can be had, see `fit_score_function`."""
     sizes = {}
     if risk.exact:
-        falling = np.sort(outcomes.scores)[::-1]
+        falling = np.sort(labelled.scores)[::-1]
         for alpha in alphas:
             allowed = allowed_misses(len(falling), alpha, delta)
             if allowed >= 0 and np.isfinite(falling[allowed]):
-                sizes[alpha] = float(outcomes.sizes(float(falling[allowed])).mean())
+                sizes[alpha] = float(labelled.sizes(float(falling[allowed])).mean())
         return sizes
-    thresholds = outcomes.steps(GRID)
-    losses = risk.losses(outcomes, widened(thresholds)).mean(axis=0)
+    thresholds = labelled.steps(GRID)
+    losses = risk.losses(labelled, widened(thresholds)).mean(axis=0)
     for alpha in risk.levels or alphas:
         if not (losses <= alpha).any():
             continue
         if risk.falls:
             threshold = thresholds[np.argmax(losses <= alpha)]
-            sizes[alpha] = float(outcomes.sizes(float(threshold)).mean())
+            sizes[alpha] = float(labelled.sizes(float(threshold)).mean())
         else:
             threshold = thresholds[np.flatnonzero(losses <= alpha)[-1]]
-            within = np.arange(outcomes.depth) < outcomes.sizes(float(threshold))[:, None]
-            sizes[alpha] = 1 / max(float((outcomes.relevant & within).sum(axis=1).mean()), 1e-9)
+            within = np.arange(labelled.depth) < labelled.sizes(float(threshold))[:, None]
+            sizes[alpha] = 1 / max(float((labelled.relevant & within).sum(axis=1).mean()), 1e-9)
     return sizes

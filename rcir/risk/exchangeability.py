@@ -72,7 +72,7 @@ def check_exchangeability(
     higher without any change too: if the calibration was among the share delta.
 
     Args:
-        calibration, recent: outcomes under the same score function.
+        calibration, recent: labelled results under the same score function.
         certified: (threshold, alpha): a threshold and the miss rate that it was certified for.
 
     Raises:
@@ -83,12 +83,12 @@ def check_exchangeability(
         >>> import numpy as np
         >>> from rcir.risk import Constant, SearchResults
         >>> rng = np.random.default_rng(0)
-        >>> def outcomes(n, risk, shift=0.0):  # sets of one candidate
+        >>> def labelled(n, risk, shift=0.0):  # sets of one candidate
         ...     queries = SearchResults(rng.normal(shift, size=n), depth=1)
         ...     found = rng.uniform(size=(n, 1)) >= risk
         ...     return LabelledResults.of(queries, found, np.ones(n, int)).scored(Constant())
-        >>> calibration, same = outcomes(400, 0.08), outcomes(200, 0.08)
-        >>> shifted, worse = outcomes(200, 0.08, shift=1), outcomes(200, 0.16)
+        >>> calibration, same = labelled(400, 0.08), labelled(200, 0.08)
+        >>> shifted, worse = labelled(200, 0.08, shift=1), labelled(200, 0.16)
         >>> recent = (same, shifted, worse)
         >>> [check_exchangeability(calibration, each).contradicted() for each in recent]
         [False, True, False]

@@ -39,8 +39,8 @@ class JointController:
         >>> from rcir.risk import Constant, SearchResults
         >>> relevant = np.array([[True, False, True]] * 900 + [[False, True, False]] * 100)
         >>> queries = SearchResults(np.zeros(1000), depth=3)
-        >>> outcomes = LabelledResults.of(queries, relevant, np.full(1000, 2)).scored(Constant())
-        >>> halves = (outcomes[slice(start, None, 2)] for start in (0, 1))
+        >>> labelled = LabelledResults.of(queries, relevant, np.full(1000, 2)).scored(Constant())
+        >>> halves = (labelled[slice(start, None, 2)] for start in (0, 1))
         >>> controller = JointController(*halves)
         >>> controller.threshold({"miss": 0.05, "false-discovery": 0.6}, delta=0.1)
         1.0
@@ -110,22 +110,22 @@ class JointController:
         return self.thresholds[order[fixed_sequence(values[order], delta)]]
 
     def _p_values(
-        self, outcomes: LabelledResults, alphas: Mapping[str, float]
+        self, labelled: LabelledResults, alphas: Mapping[str, float]
     ) -> NDArray[np.float64]:
         """(g,) for each threshold, of the hypothesis that some risk is above its alpha there."""
         each = [
-            p_values(self._sums(outcomes, risk), outcomes.units, alpha, self.bound_of(risk))
+            p_values(self._sums(labelled, risk), labelled.units, alpha, self.bound_of(risk))
             for risk, alpha in alphas.items()
         ]
         return np.max(each, axis=0)  # type: ignore[no-any-return]
 
-    def _sums(self, outcomes: LabelledResults, risk: str) -> NDArray[np.float64]:
+    def _sums(self, labelled: LabelledResults, risk: str) -> NDArray[np.float64]:
         """(g,) summed losses at each threshold; computed once."""
-        key = (outcomes is self.tuning, risk)
+        key = (labelled is self.tuning, risk)
         if key not in self._totals:
             # Of the sets that these thresholds give, which `set_sizes` allows a tolerance.
             self._totals[key] = (
-                find_risk(risk).unit_losses(outcomes, widened(self.thresholds)).sum(axis=0)
+                find_risk(risk).unit_losses(labelled, widened(self.thresholds)).sum(axis=0)
             )
         return self._totals[key]
 

@@ -39,8 +39,8 @@ class MonotoneController:
         >>> from rcir.risk import Constant, SearchResults
         >>> relevant = np.array([[True, True, False]] * 300 + [[True, False, True]] * 100)
         >>> queries = SearchResults(np.zeros(400), depth=3)
-        >>> outcomes = LabelledResults.of(queries, relevant, np.full(400, 2)).scored(Constant())
-        >>> halves = (outcomes[slice(start, None, 2)] for start in (0, 1))
+        >>> labelled = LabelledResults.of(queries, relevant, np.full(400, 2)).scored(Constant())
+        >>> halves = (labelled[slice(start, None, 2)] for start in (0, 1))
         >>> controller = MonotoneController(*halves, risk="recall")
         >>> controller.threshold(alpha=0.2, delta=0.1)  # sets of 2 lack a half in a quarter of them
         1.0
@@ -173,7 +173,7 @@ class MonotoneController:
         )
 
 
-def _steps(outcomes: LabelledResults) -> NDArray[np.float32]:
+def _steps(labelled: LabelledResults) -> NDArray[np.float32]:
     """The thresholds at which some set gains a true match, ascending."""
-    steps = outcomes.match_scores
+    steps = labelled.match_scores
     return steps if len(steps) else np.zeros(1, np.float32)

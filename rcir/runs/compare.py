@@ -20,7 +20,7 @@ from rcir.runs.folder import RESOURCES
 from rcir.runs.results import RunResults, Split
 
 # What differs between any two runs, and what only says where they were trained.
-UNTOLD = ("name", *RESOURCES)
+NOT_COMPARED = ("name", *RESOURCES)
 DRAWS = 2000
 LOOKED = (
     "the smallest of these was found by looking: use --choose, or calibrate it anew on other "
@@ -70,7 +70,7 @@ class Comparison:
         return [
             name
             for name in names
-            if name not in UNTOLD and len({json.dumps(each.get(name)) for each in known}) > 1
+            if name not in NOT_COMPARED and len({json.dumps(each.get(name)) for each in known}) > 1
         ]
 
     def metric(self, number: int, name: str) -> float | None:

@@ -67,8 +67,8 @@ class RunResults:
         facts = {
             name: getattr(self, name) for name in ("on", "queries", "metrics", "score_function")
         }
-        told = {name: json.dumps(value) for name, value in facts.items()}
-        write_file(path, save(arrays, told))
+        metadata = {name: json.dumps(value) for name, value in facts.items()}
+        write_file(path, save(arrays, metadata))
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -97,7 +97,7 @@ def test_risks_are_means_over_people_of_what_the_retriever_answers(clustered, di
         shares = [missed[names == name].mean() for name in people(test)]
         assert row["test_risk"] == pytest.approx(np.mean(shares))
         assert row["mean_size"] == pytest.approx(np.mean([answer.size for answer in answers]))
-        assert (row["bound"], row["statement"]) == ("betting", "miss")
+        assert (row["bound"], row["guarantee"]) == ("betting", "miss")
         assert answers[0].guarantee.threshold == row["threshold"]
         assert str(answers[0].guarantee).startswith(
             "With probability at least 0.9, a true match is missing from at most "
@@ -114,8 +114,8 @@ def test_the_numbers_say_how_many_clusters_there_are(clustered, divided):
     assert results["n_test_clusters"] == len(people(divided.test))
     assert results["n_calibration"] == len(divided.calibration)
     assert (results["repeats"], results["repeats_by_delta"]) == (None, None)
-    statements = dict.fromkeys(row["statement"] for row in results["others"])
-    assert list(statements) == [
+    guarantees = dict.fromkeys(row["guarantee"] for row in results["others"])
+    assert list(guarantees) == [
         *("miss, distinct labels", "recall", "false discovery"),
         *("miss, group north", "miss, group south", "miss, any mix of groups"),
     ]
@@ -139,7 +139,7 @@ def test_the_page_speaks_of_further_clusters_and_has_no_divisions(clustered, div
     sections = re.findall("<h2>(.*?)</h2>", page)
     assert "Risk and size" not in sections
     assert sections[:5] == [
-        *("Other statements", "Choice of the score function", "Whom it serves less", "Sizes"),
+        *("Other guarantees", "Choice of the score function", "Whom it serves less", "Sizes"),
         "Retrieval and uncertainty",
     ]
     _, table = said.split("<h2>Whom it serves less</h2>")

@@ -73,7 +73,7 @@ def test_every_row_follows_from_the_three_splits(outcome, searched, number):
     sizes = paid.sum(axis=1)
     assert row.test_risk == np.mean(ranks > sizes)
     assert row.mean_size == pytest.approx(sizes.mean())
-    assert (row.statement, row.answered) == ("miss", 1)
+    assert (row.guarantee, row.answered) == ("miss", 1)
     assert row.constant_size == 1 + constant
     assert (row.delta, row.score_function, row.bound) == (DELTA, "minmax", "binomial")
 
@@ -115,7 +115,7 @@ def test_the_retriever_on_disk_returns_the_measured_sets(outcome, trained):
     assert np.mean([each.size for each in answers]) == pytest.approx(row.mean_size)
 
 
-STATEMENTS = {
+GUARANTEES = {
     "miss, distinct labels": {"distinct": "label"},
     "miss, abstaining": {"abstain": True},
     "recall": {"risk": "recall"},
@@ -127,26 +127,26 @@ STATEMENTS = {
 }
 
 
-def test_other_statements_follow_from_the_answers_that_the_retriever_gives(outcome, trained):
-    """Risk, size and share of answers of every statement, counted label by label."""
+def test_other_guarantees_follow_from_the_answers_that_the_retriever_gives(outcome, trained):
+    """Risk, size and share of answers of every guarantee, counted label by label."""
     splits = load_splits(trained.data)
     loaded, test = rcir.load(outcome.folder), splits.test
     carrying = {label: np.sum(splits.gallery.labels == label) for label in test.labels.tolist()}
     rows = iter(outcome.evaluation.others)
     certified = set()
-    for statement, options in STATEMENTS.items():
+    for guarantee, options in GUARANTEES.items():
         group = options.get("group")
         groups = test.attributes["occluded"].astype(str)
         chosen = [row for row in range(len(test)) if group in (None, groups[row])]
         for alpha in (0.001, 0.2, 0.3):
             row = next(rows)
-            assert (row.statement, row.alpha, row.delta) == (statement, alpha, DELTA)
+            assert (row.guarantee, row.alpha, row.delta) == (guarantee, alpha, DELTA)
             if row.threshold is None:
                 with pytest.raises(rcir.RiskUnattainable):
                     loaded.retrieve(test.images[0], alpha, DELTA, **options)
                 assert (row.test_risk, row.mean_size, row.answered) == (None, None, None)
                 continue
-            certified.add(statement)
+            certified.add(guarantee)
             answers = loaded.retrieve([test.images[i] for i in chosen], alpha, DELTA, **options)
             losses, sizes = [], []
             for i, answer in zip(chosen, answers, strict=True):
@@ -158,7 +158,7 @@ def test_other_statements_follow_from_the_answers_that_the_retriever_gives(outco
                         {
                             "recall": 1 - hits / max(total, 1),
                             "false discovery": 1 - hits / answer.size,
-                        }.get(statement, float(hits == 0))
+                        }.get(guarantee, float(hits == 0))
                     )
             assert row.answered == pytest.approx(len(sizes) / len(chosen))
             assert row.test_risk == pytest.approx(np.mean(losses))
@@ -196,9 +196,9 @@ def test_what_a_group_needs_follows_from_its_calibration_queries_alone(outcome, 
     occluded = splits.calibration.attributes["occluded"]
     uncertainty, ranks = searched["calibration"]
     for row in outcome.evaluation.others:
-        if not row.statement.startswith("miss, group"):
+        if not row.guarantee.startswith("miss, group"):
             continue
-        rows = occluded == (row.statement == "miss, group True")
+        rows = occluded == (row.guarantee == "miss, group True")
         threshold = calibrated(
             ranks[rows], scale(uncertainty, searched["tuning"][0])[rows], row.alpha
         )
@@ -231,7 +231,7 @@ def test_metrics_for_tracking_have_a_flat_name_for_every_statement(outcome):
     assert metrics["test/alpha-0.2/threshold"] == rows[1].threshold
     assert metrics["test/alpha-0.2/answered"] == 1
     for row in outcome.evaluation.others:
-        slug = row.statement.replace(", ", "-").replace(" ", "-")
+        slug = row.guarantee.replace(", ", "-").replace(" ", "-")
         name = f"test/alpha-{row.alpha:g}/{slug}/test_risk"
         assert metrics.get(name) == row.test_risk
     assert all(isinstance(value, float | int) for value in metrics.values())
@@ -290,7 +290,7 @@ def test_results_json_has_these_keys_and_the_same_numbers(outcome):
     }
     assert results["quality"]["recall_at_1"] == np.mean(outcome.test.ranks == 1)
     keys = (
-        "statement",
+        "guarantee",
         "alpha",
         "delta",
         "score_function",

@@ -31,7 +31,7 @@ def test_constant_sizes_are_the_same_for_all_and_equal_the_one_to_beat(trained):
     others = outcome.evaluation.others
     assert {row.score_function for row in others} == {"constant"}
     for row in (*outcome.evaluation.rows, *(row for row in others if row.constant_size)):
-        if row.statement == "miss":
+        if row.guarantee == "miss":
             assert row.mean_size == row.constant_size == row.threshold + 1
         assert row.mean_size == pytest.approx(row.constant_size)
         assert row.score_function == "constant"
@@ -88,11 +88,11 @@ def test_group_and_score_function_are_named_on_the_command_line(trained, capsys)
     rows = json.loads(Path("grouped/results.json").read_text())["others"]
     # Who is the first match says nothing of the others: these risks have a score of their own.
     own = {"recall", "false discovery"}
-    assert {row["score_function"] for row in rows if row["statement"] not in own} == {"learned"}
-    assert {row["score_function"] for row in rows if row["statement"] in own} == {
+    assert {row["score_function"] for row in rows if row["guarantee"] not in own} == {"learned"}
+    assert {row["score_function"] for row in rows if row["guarantee"] in own} == {
         "match-probability"
     }
-    assert [row["statement"] for row in rows[-3:]] == [
+    assert [row["guarantee"] for row in rows[-3:]] == [
         *("miss, group False", "miss, group True", "miss, any mix of groups")
     ]
 
@@ -197,7 +197,7 @@ def test_a_report_of_nothing_certified_is_still_a_report(trained):
     assert all(row.threshold is None for row in outcome.evaluation.rows)
     page = outcome.report.read_text()
     assert all(row.threshold is None for row in outcome.evaluation.others)
-    # Two levels of the miss risk, and of five other statements.
+    # Two levels of the miss risk, and of five other guarantees.
     assert page.count('class="no"') == 2 + 2 * 5
     assert "With probability at least" not in page
     said = " ".join(page.split())

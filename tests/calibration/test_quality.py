@@ -16,7 +16,8 @@ from sklearn.metrics import (
 
 from calibration.quality import assess
 from rcir.data import ImageSet, Preprocessing
-from rcir.data.relevance import SharedLabel, WithinRadius
+from rcir.data.relevance import SharedLabel
+from rcir.data.within_radius import WithinRadius
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.encoders.batches import draw_samples
 from rcir.metrics import sample_pairs

@@ -70,10 +70,10 @@ def divisions(given):
 
 
 def pool(calibration, test, near=False):
-    """Rankings and ranks of all queries, by the distance to the nearest if asked."""
-    rankings = (calibration, test)
-    distances = np.concatenate([part.distances for part in rankings])
-    uncertainty = np.concatenate([part.uncertainty for part in rankings])
+    """Results and ranks of all queries, by the distance to the nearest if asked."""
+    results = (calibration, test)
+    distances = np.concatenate([part.distances for part in results])
+    uncertainty = np.concatenate([part.uncertainty for part in results])
     if near:
         uncertainty = distances[:, 0].astype(float) ** 2 / 2
     ranks = np.concatenate([calibration.ranks, test.ranks])
@@ -101,14 +101,14 @@ def assert_measured(rule, place, sizes, ranks):
 def test_a_division_is_calibrated_and_measured_as_the_library_would(given, found, divisions, name):
     retriever, *parts = given
     score_function = score_functions(retriever, parts[0])[name]
-    rankings, ranks = pool(*parts[1:], near=name == "1 - cosine")
+    results, ranks = pool(*parts[1:], near=name == "1 - cosine")
     known = set()
     for row in (0, 7, 19):
         first, second = divisions[row]
-        controller = MissController.calibrate(score_function, rankings[first], ranks[first])
+        controller = MissController.calibrate(score_function, results[first], ranks[first])
         for column, alpha in enumerate(found.alphas.tolist()):
             try:
-                sizes = controller.sizes(rankings[second], controller.threshold(alpha, DELTA))
+                sizes = controller.sizes(results[second], controller.threshold(alpha, DELTA))
             except RiskUnattainable:
                 sizes = None
             known.add(sizes is None)
@@ -121,17 +121,17 @@ def test_without_control_the_smallest_sizes_that_were_good_enough_are_taken(
 ):
     retriever, *parts = given
     score_function = retriever.controllers[None].score_function
-    rankings, ranks = pool(*parts[1:])
+    results, ranks = pool(*parts[1:])
     for row in (0, 19):
         first, second = divisions[row]
-        scores = score_function.scores(rankings[first], ranks[first])
+        scores = score_function.scores(results[first], ranks[first])
         for column, alpha in enumerate(found.alphas.tolist()):
             good = [
                 threshold
                 for threshold in np.unique(scores[np.isfinite(scores)])
                 if np.sum(scores > threshold) <= round(alpha * 1000) * len(first) / 1000
             ]
-            sizes = score_function.sizes(rankings[second], min(good)) if good else None
+            sizes = score_function.sizes(results[second], min(good)) if good else None
             assert_measured(found.rules["uncontrolled"], (row, column), sizes, ranks[second])
 
 
@@ -141,12 +141,12 @@ def test_another_bound_and_score_function_are_those_of_the_retriever(bound):
     found = repeat(retriever, *parts, (0.1,), 0.2)
     assert list(found.rules) == ["quantile", "constant", "1 - cosine", "uncontrolled"]
     first, second = np.split(np.random.default_rng(0).permutation(350), [250])
-    rankings, ranks = pool(*parts[1:])
+    results, ranks = pool(*parts[1:])
     score_function = retriever.controllers[None].score_function
-    controller = MissController.calibrate(score_function, rankings[first], ranks[first], bound)
+    controller = MissController.calibrate(score_function, results[first], ranks[first], bound)
     for column, alpha in enumerate(found.alphas):
         try:
-            sizes = controller.sizes(rankings[second], controller.threshold(alpha, 0.2))
+            sizes = controller.sizes(results[second], controller.threshold(alpha, 0.2))
         except RiskUnattainable:
             sizes = None
         assert_measured(found.rules["quantile"], (0, column), sizes, ranks[second])
@@ -157,11 +157,11 @@ def test_the_sweep_of_deltas_is_at_the_level_nearest_to_a_tenth():
     found = repeat(retriever, *parts, (0.02, 0.12, 0.3), 0.1)
     assert found.alpha == 0.12
     first, second = np.split(np.random.default_rng(0).permutation(700), [400])
-    rankings, ranks = pool(*parts[1:])
+    results, ranks = pool(*parts[1:])
     score_function = retriever.controllers[None].score_function
-    controller = MissController.calibrate(score_function, rankings[first], ranks[first])
+    controller = MissController.calibrate(score_function, results[first], ranks[first])
     for column, delta in enumerate(found.deltas):
-        sizes = controller.sizes(rankings[second], controller.threshold(0.12, delta))
+        sizes = controller.sizes(results[second], controller.threshold(0.12, delta))
         assert_measured(found.by_delta, (0, column), sizes, ranks[second])
     means = found.by_delta.mean.mean(axis=0)
     assert means[0] > means[-1] * 1.05, "a smaller delta needs larger sets"
@@ -174,12 +174,12 @@ def test_as_many_misses_as_alpha_allows_are_taken_without_control(monkeypatch):
     found = repeat(retriever, *parts, (0.29,), 0.1).rules["uncontrolled"]
     rng = np.random.default_rng(0)
     score_function = retriever.controllers[None].score_function
-    rankings, ranks = pool(*parts[1:])
+    results, ranks = pool(*parts[1:])
     for row in range(20):
         first, second = np.split(rng.permutation(200), [100])
-        scores = np.sort(score_function.scores(rankings[first], ranks[first]))
+        scores = np.sort(score_function.scores(results[first], ranks[first]))
         for column, misses in enumerate((29, 57, 58)):
-            sizes = score_function.sizes(rankings[second], float(scores[-1 - misses]))
+            sizes = score_function.sizes(results[second], float(scores[-1 - misses]))
             assert_measured(found, (row, column), sizes, ranks[second])
 
 

@@ -158,7 +158,7 @@ def test_a_second_table_states_what_else_was_measured(outcome, page):
     assert rows[0][0] == "risk"
     assert rows[0][-1] == "answered"
     for cells, row in zip(rows[1:], outcome.evaluation.others, strict=True):
-        assert cells[:2] == [row.statement, f"{row.alpha:g}"]
+        assert cells[:2] == [row.guarantee, f"{row.alpha:g}"]
         if row.threshold is None:
             assert cells[2:5] == ["no", "", ""]
             assert cells[6] == ""
@@ -267,7 +267,7 @@ def test_a_table_has_every_number_once(outcome, page):
 
 def test_the_sections_stand_in_this_order(text, chosen):
     sections = [
-        "Other statements",
+        "Other guarantees",
         "Whom it serves less",
         "Risk and size",
         "Retrieval and uncertainty",
@@ -308,7 +308,7 @@ def test_the_screen_lists_every_other_statement(outcome, capsys, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     for row in outcome.evaluation.others:
         if row.threshold is not None:
-            words = f"{row.statement} {row.alpha:g} "
+            words = f"{row.guarantee} {row.alpha:g} "
             (line,) = (line for line in lines if words in re.sub(r"[^\w.,-]+", " ", line))
             assert f"{row.test_risk:.4f}" in line
             assert f"{row.mean_size:.2f}" in line

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import EpsImagePlugin, Image, ImageFile
 
-from rcir.data import Preprocessing, images, read_image
+from rcir.data import Preprocessing, jpeg, read_image
 from rcir.errors import InvalidImage
 
 
@@ -125,7 +125,7 @@ def test_a_jpeg_that_declares_a_huge_image_is_refused_before_decoding(tmp_path, 
     def decode(*_):
         raise AssertionError
 
-    monkeypatch.setattr(images, "decode_jpeg", decode)
+    monkeypatch.setattr(jpeg, "decode_jpeg", decode)
     monkeypatch.setattr(Image.Image, "load", decode)
     monkeypatch.setattr(ImageFile.ImageFile, "load", decode)
     for wanted in (None, (8, 16)):

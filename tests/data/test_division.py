@@ -7,7 +7,8 @@ import pytest
 
 from rcir.data.division import Source, divide
 from rcir.data.records import ImageSet, Splits
-from rcir.data.relevance import SharedLabel, WithinRadius
+from rcir.data.relevance import SharedLabel
+from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
 
 QUERIES = ("tuning", "calibration", "test")

@@ -6,7 +6,7 @@ from rcir.data import ImageSet
 from rcir.data.datasets import pittsburgh
 from rcir.data.datasets.pittsburgh import read, read_index
 from rcir.data.division import Source, divide
-from rcir.data.relevance import WithinRadius
+from rcir.data.within_radius import WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
 QUERIES = ("tuning", "calibration", "test")

@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from rcir.data import Preprocessing, images
+from rcir.data.pixels import resize
 from rcir.errors import InvalidConfig, InvalidImage
 
 
@@ -103,7 +104,7 @@ def test_an_extent_is_stretched_to_any_size():
         extent = (shape[0] / factor, shape[1] / factor)
         ramp = np.minimum(np.arange(reduced[1]) / extent[1], 1) * 255
         pixels = np.broadcast_to(ramp.astype(np.uint8), (1, *reduced))
-        resized = images.resize(pixels, tuple(size.tolist()), extent)
+        resized = resize(pixels, tuple(size.tolist()), extent)
         assert resized.shape == (1, 1, *size)
         expected = (np.arange(size[1]) + 0.5) / size[1] * 255
         inner = np.abs(resized[0, 0].numpy() - expected)[:, 1:-1]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rcir.data import images, read_image
+from rcir.data import jpeg, read_image
 from rcir.data.digests import digests
 from rcir.errors import InvalidImage
 
@@ -132,9 +132,9 @@ def test_exif_rotation_is_applied(colours, tmp_path, orientation, size, name):
 def test_a_jpeg_is_reduced_to_no_less_than_twice_the_size(
     tmp_path, shape, scale, turned, monkeypatch
 ):
-    decoded, resized = [], images._resized
+    decoded, resized = [], jpeg.resize_one
     monkeypatch.setattr(
-        images, "_resized", lambda pixels, *rest: decoded.append(pixels) or resized(pixels, *rest)
+        jpeg, "resize_one", lambda pixels, *rest: decoded.append(pixels) or resized(pixels, *rest)
     )
     exif = Image.Exif()
     exif[0x0112] = 6 if turned else 1
@@ -169,6 +169,6 @@ def test_the_first_picture_of_a_stereo_file_is_taken(colours, tmp_path):
 def test_files_too_large_for_memory_are_streamed(colours, tmp_path, monkeypatch):
     Image.fromarray(colours).save(tmp_path / "a.jpg")
     expected = read_image(tmp_path / "a.jpg", 3)
-    monkeypatch.setattr(images, "MAX_BYTES", 100)
-    monkeypatch.setattr(images, "decode_jpeg", None)
+    monkeypatch.setattr(jpeg, "MAX_BYTES", 100)
+    monkeypatch.setattr(jpeg, "decode_jpeg", None)
     np.testing.assert_array_equal(read_image(tmp_path / "a.jpg", 3), expected)

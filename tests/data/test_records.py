@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from rcir.data import ImageSet
-from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius
+from rcir.data.relevance import SameLabel, SharedLabel
+from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidData
 
 PLACES = WithinRadius(np.array([[0.0, 0], [10, 0], [20, 0], [30, 0], [40, 0]]), 12.0)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from rcir.data import overlap
-from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius, relevance_of
+from rcir.data.relevance import SameLabel, SharedLabel, relevance_of
+from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidData
 
 N_QUERIES, N_GALLERY = 23, 41

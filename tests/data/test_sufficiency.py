@@ -9,8 +9,8 @@ from scipy.stats import beta
 
 from rcir.data import DataConfig, ImageSet, load_splits
 from rcir.data.loading import require_enough
-from rcir.data.relevance import WithinRadius
 from rcir.data.sufficiency import calibration_note, can_train
+from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidData
 
 

@@ -8,8 +8,8 @@ from PIL import Image
 from rcir.data import DATASETS
 from rcir.data.division import Source
 from rcir.data.records import ImageSet
-from rcir.data.relevance import WithinRadius
 from rcir.data.verification import Findings, verify
+from rcir.data.within_radius import WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig
 
 OWN = {"path": "own"}

@@ -7,8 +7,9 @@ import pytest
 from scipy.spatial import cKDTree
 
 from rcir.data import votes as module
-from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius
+from rcir.data.relevance import SameLabel, SharedLabel
 from rcir.data.votes import count_matches
+from rcir.data.within_radius import WithinRadius
 from rcir.risk import LabelledResults, MatchProbability, Request, RiskController, SearchResults
 from rcir.risk.search_results import VOTERS, count_votes
 

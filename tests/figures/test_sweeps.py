@@ -19,16 +19,16 @@ def beats(one, other):
 def test_the_front_is_that_of_a_double_loop(columns, missing):
     rng = np.random.default_rng(columns)
     for n in (0, 1, 2, 40):
-        candidate_scores = rng.integers(0, 6, (n, columns)).astype(float)  # many ties
+        objectives = rng.integers(0, 6, (n, columns)).astype(float)  # many ties
         if missing:
-            candidate_scores[rng.random(candidate_scores.shape) < 0.2] = np.nan
-        usable = [row for row in candidate_scores if not any(value != value for value in row)]
+            objectives[rng.random(objectives.shape) < 0.2] = np.nan
+        usable = [row for row in objectives if not any(value != value for value in row)]
         expected = [
             not any(value != value for value in row)
             and not any(beats(other, row) for other in usable)
-            for row in candidate_scores
+            for row in objectives
         ]
-        assert figures.pareto_front(candidate_scores).tolist() == expected
+        assert figures.pareto_front(objectives).tolist() == expected
 
 
 def test_a_front_worked_out_by_hand():
@@ -38,8 +38,8 @@ def test_a_front_worked_out_by_hand():
     assert np.flatnonzero(front).tolist() == [0, 1, 3]
 
 
-def test_costs_that_are_no_matrix_are_refused():
-    with pytest.raises(InvalidData, match=r"shape \(3,\)"):
+def test_objectives_that_are_no_matrix_are_refused():
+    with pytest.raises(InvalidData, match=r"objectives has shape \(3,\)"):
         figures.pareto_front(np.ones(3))
 
 

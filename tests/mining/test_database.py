@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rcir.data.relevance import WithinRadius, asking
+from rcir.data.within_radius import WithinRadius, asking
 from rcir.errors import InvalidData
 from rcir.mining import MiningConfig, mine, sample_images, search
 

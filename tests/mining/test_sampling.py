@@ -6,7 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius
+from rcir.data.relevance import SameLabel, SharedLabel
+from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.mining import label_batches, sample_images, sampling
 

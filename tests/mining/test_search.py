@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius
+from rcir.data.relevance import SameLabel, SharedLabel
+from rcir.data.within_radius import WithinRadius
 from rcir.mining import MiningConfig, mine, search
 
 POSITIVES = ("nearest", "random", "farthest")

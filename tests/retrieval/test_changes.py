@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from rcir.data import ImageSet
-from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius
+from rcir.data.relevance import SameLabel, SharedLabel
+from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidData, StaleCalibration
 from rcir.retrieval.retriever import Retriever
 

@@ -70,14 +70,14 @@ def test_scores_of_a_picture_asked_otherwise_differ_by_far_less_than_the_toleran
     untrained, searches, splits, method, name
 ):
     """Where its candidates are ranked alike, as they are unless two are equally near."""
-    judged = untrained(method).search_labelled(splits.tuning)
-    score_function, _ = fit_score_function(name, judged, judged.relevant)
+    labelled = untrained(method).search_labelled(splits.tuning)
+    score_function, _ = fit_score_function(name, labelled, labelled.relevant)
     batch, otherwise = searches(method)
 
     def values(found):
-        rankings, _ = score_function.ordered(found)
+        results, _ = score_function.ordered(found)
         selection_score = score_function.selection_score(found, size=1)
-        return np.column_stack([score_function.candidate_scores(rankings), selection_score]).astype(
+        return np.column_stack([score_function.candidate_scores(results), selection_score]).astype(
             np.float64
         )
 
@@ -100,9 +100,9 @@ def test_a_picture_that_decides_the_calibration_gets_its_set_when_it_is_asked_al
     untrained, splits, method, risk
 ):
     retriever, lost = untrained(method), 0
-    judged = [retriever.search_labelled(part) for part in (splits.tuning, splits.calibration)]
+    labelled = [retriever.search_labelled(part) for part in (splits.tuning, splits.calibration)]
     for name in ("minmax", "learned", "reranked"):
-        retriever.calibrate(*judged, score_function=name)
+        retriever.calibrate(*labelled, score_function=name)
         controller = retriever.controllers[None].for_risk(Request(0.5, 0.1, risk))
         candidate_scores, relevant = (
             controller.calibration.candidate_scores,

@@ -1,4 +1,4 @@
-"""What is true of searched queries: counted by `search_labelled`, or told by hand."""
+"""What is true of searched queries: counted by `search_labelled`, or given by hand."""
 
 from dataclasses import replace
 
@@ -7,7 +7,8 @@ import pytest
 from scipy.stats import binomtest, ks_2samp
 
 from rcir.data import ImageSet, Preprocessing
-from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius
+from rcir.data.relevance import SameLabel, SharedLabel
+from rcir.data.within_radius import WithinRadius
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import (
     InvalidConfig,
@@ -28,8 +29,8 @@ def unlabelled(folder, splits):
     return Retriever(own.encoder, own.preprocessing, own.index, splits.gallery.ids, depth=150)
 
 
-def told(retriever, splits, queries):
-    """Judged by hand: what is right is known from elsewhere."""
+def by_hand(retriever, splits, queries):
+    """Labelled by hand: what is right is known from elsewhere."""
     found = retriever.search(queries.images)
     relevant = splits.gallery.labels[found.positions] == queries.labels[:, None]
     totals = np.array([np.sum(splits.gallery.labels == label) for label in queries.labels])
@@ -49,16 +50,16 @@ def test_true_matches_are_counted_one_by_one(retriever, splits, depth):
     strange = [-5, 10_000, next(label for label in range(100) if label not in carried)]
     labels[:3] = strange
     queries = ImageSet(splits.test.images, labels, splits.test.ids, splits.test.attributes)
-    judged = deep.search_labelled(queries, "occluded")
+    labelled = deep.search_labelled(queries, "occluded")
     positions = deep.search(splits.test.images).positions.tolist()
     for row, label in enumerate(labels.tolist()):
-        assert judged.totals[row] == carried.count(label)
+        assert labelled.totals[row] == carried.count(label)
         right = [carried[position] == label for position in positions[row]]
-        assert judged.relevant[row].tolist() == right
-        assert judged.ranks[row] == (1 + right.index(True) if any(right) else np.inf)
-        assert judged.groups[row] == str(bool(splits.test.attributes["occluded"][row]))
-    assert judged.totals[:3].tolist() == [0, 0, 0]
-    assert np.isinf(judged.ranks[:3]).all()
+        assert labelled.relevant[row].tolist() == right
+        assert labelled.ranks[row] == (1 + right.index(True) if any(right) else np.inf)
+        assert labelled.groups[row] == str(bool(splits.test.attributes["occluded"][row]))
+    assert labelled.totals[:3].tolist() == [0, 0, 0]
+    assert np.isinf(labelled.ranks[:3]).all()
 
 
 @pytest.mark.parametrize("depth", [7, 150])
@@ -68,24 +69,24 @@ def test_of_labels_each_counts_once(retriever, splits, depth):
         labels=splits.gallery.labels,
         depth=depth,
     )
-    judged = deep.search_labelled(splits.test, "occluded")
-    once = judged.distinct()
+    labelled = deep.search_labelled(splits.test, "occluded")
+    once = labelled.distinct()
     for row, label in enumerate(splits.test.labels.tolist()):
         seen = {}
-        for rank, position in enumerate(judged.positions[row]):
+        for rank, position in enumerate(labelled.positions[row]):
             seen.setdefault(int(splits.gallery.labels[position]), rank)
         width = len(seen)
         columns = list(seen.values())
         assert once.keys[row, :width].tolist() == list(seen)
-        np.testing.assert_array_equal(once.positions[row, :width], judged.positions[row, columns])
-        np.testing.assert_array_equal(once.distances[row, :width], judged.distances[row, columns])
+        np.testing.assert_array_equal(once.positions[row, :width], labelled.positions[row, columns])
+        np.testing.assert_array_equal(once.distances[row, :width], labelled.distances[row, columns])
         assert (once.positions[row, width:] == -1).all()
         assert np.isposinf(once.distances[row, width:]).all()
         assert once.relevant[row].sum() == (label in seen)
         # One label is right, found or not; every one of them is in the gallery.
         assert once.totals[row] == 1
-    assert once.groups is judged.groups
-    np.testing.assert_array_equal(once.uncertainty, judged.uncertainty)
+    assert once.groups is labelled.groups
+    np.testing.assert_array_equal(once.uncertainty, labelled.uncertainty)
 
 
 def test_queries_without_the_attribute_are_refused(retriever, splits):
@@ -99,36 +100,38 @@ def test_queries_without_the_attribute_are_refused(retriever, splits):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda judged: {"relevant": judged.relevant[:-1]},
-        lambda judged: {"relevant": judged.relevant[:, :-1]},
-        lambda judged: {"relevant": judged.relevant[:, 0]},
-        lambda judged: {"totals": judged.totals[:-1]},
-        lambda judged: {"totals": judged.totals[:, None]},
-        lambda judged: {"groups": np.array(["a"] * 99)},
-        lambda judged: {"groups": np.array([["a"]] * 100)},
-        lambda judged: {"vectors": judged.vectors[:9]},
-        lambda judged: {"images": judged.images[:9]},
+        lambda labelled: {"relevant": labelled.relevant[:-1]},
+        lambda labelled: {"relevant": labelled.relevant[:, :-1]},
+        lambda labelled: {"relevant": labelled.relevant[:, 0]},
+        lambda labelled: {"totals": labelled.totals[:-1]},
+        lambda labelled: {"totals": labelled.totals[:, None]},
+        lambda labelled: {"groups": np.array(["a"] * 99)},
+        lambda labelled: {"groups": np.array([["a"]] * 100)},
+        lambda labelled: {"vectors": labelled.vectors[:9]},
+        lambda labelled: {"images": labelled.images[:9]},
     ],
 )
 def test_parts_that_do_not_fit_together_are_refused(retriever, splits, change):
-    judged = retriever.search_labelled(splits.test)
+    labelled = retriever.search_labelled(splits.test)
     with pytest.raises(InvalidData, match="queries, "):
-        replace(judged, **change(judged))
+        replace(labelled, **change(labelled))
 
 
 def test_fewer_matches_in_the_gallery_than_were_found_are_refused(unlabelled, splits):
-    judged = told(unlabelled, splits, splits.calibration)
+    labelled = by_hand(unlabelled, splits, splits.calibration)
     with pytest.raises(InvalidData, match="more true matches in the search"):
-        replace(judged, totals=judged.totals * 0)
+        replace(labelled, totals=labelled.totals * 0)
 
 
-def test_a_gallery_without_labels_is_calibrated_with_what_is_told(unlabelled, retriever, splits):
+def test_a_gallery_without_labels_is_calibrated_with_given_relevance(unlabelled, retriever, splits):
     query = splits.test.images[0]
     with pytest.raises(InvalidData, match="the gallery has no labels"):
         unlabelled.search_labelled(splits.calibration)
     with pytest.raises(InvalidData, match="no keys: label the gallery"):
         unlabelled.search([query]).distinct()
-    first, second = (told(unlabelled, splits, part) for part in (splits.tuning, splits.calibration))
+    first, second = (
+        by_hand(unlabelled, splits, part) for part in (splits.tuning, splits.calibration)
+    )
     comparison = unlabelled.calibrate(first, second, "quantile")
     assert comparison == {None: {}}
     for distinct in ("label", "id"):
@@ -150,7 +153,9 @@ def test_a_gallery_without_labels_is_calibrated_with_what_is_told(unlabelled, re
 
 
 def test_every_score_function_can_be_chosen_without_labels(unlabelled, splits):
-    first, second = (told(unlabelled, splits, part) for part in (splits.tuning, splits.calibration))
+    first, second = (
+        by_hand(unlabelled, splits, part) for part in (splits.tuning, splits.calibration)
+    )
     (comparison,) = unlabelled.calibrate(first, second, alphas=(0.2, 0.3), delta=0.05).values()
     assert set(comparison) == {"constant", "minmax", "quantile", "learned"}
     assert all(set(sizes) == {0.2, 0.3} for sizes in comparison.values())
@@ -217,7 +222,7 @@ def test_a_check_needs_a_valid_calibration_and_two_queries(folder, unlabelled, s
     with pytest.raises(InvalidRiskLevel, match="delta is 2"):
         retriever.check(retriever.search_labelled(splits.test), alpha=0.5, delta=2)
     with pytest.raises(StaleCalibration, match="not calibrated"):
-        unlabelled.check(told(unlabelled, splits, splits.test))
+        unlabelled.check(by_hand(unlabelled, splits, splits.test))
     retriever.add(splits.test.images[:1], ["new"], [1])
     with pytest.raises(StaleCalibration, match="gallery, index"):
         retriever.check(retriever.search_labelled(splits.test))
@@ -294,15 +299,15 @@ def test_a_fact_for_each_image_of_the_gallery_is_needed(retriever, splits, name)
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint8, float])
 def test_truths_that_are_not_yes_or_no_are_refused(retriever, splits, kind):
-    judged = retriever.search_labelled(splits.test)
+    labelled = retriever.search_labelled(splits.test)
     with pytest.raises(InvalidData, match=r"relevant is of type .*; it must be bool"):
-        replace(judged, relevant=judged.relevant.astype(kind))
+        replace(labelled, relevant=labelled.relevant.astype(kind))
 
 
 def test_groups_that_are_no_names_are_refused(retriever, splits):
-    judged = retriever.search_labelled(splits.test)
+    labelled = retriever.search_labelled(splits.test)
     with pytest.raises(InvalidData, match=r"groups \(100,\) of type int64: give each a string"):
-        replace(judged, groups=np.arange(100) % 2)
+        replace(labelled, groups=np.arange(100) % 2)
 
 
 def test_queries_that_another_retriever_searched_are_not_compared(retriever, splits):

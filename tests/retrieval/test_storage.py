@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rcir.data import ImageSet, Preprocessing
-from rcir.data.relevance import SharedLabel, WithinRadius
+from rcir.data.relevance import SharedLabel
+from rcir.data.within_radius import WithinRadius
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import CorruptRetriever, StaleCalibration
 from rcir.retrieval.retriever import Retriever

@@ -30,7 +30,7 @@ def _p_value(total, n, alpha, bound):
 
 
 def _queries(n, seed, depth=12, matches=0.25):
-    """Rankings of which the less certain have later matches, some none, some fewer candidates."""
+    """Results of which the less certain have later matches, some none, some fewer candidates."""
     rng = np.random.default_rng(seed)
     uncertainty = rng.uniform(size=n)
     relevant = rng.uniform(size=(n, depth)) < matches
@@ -43,29 +43,29 @@ def _queries(n, seed, depth=12, matches=0.25):
     return SearchResults(uncertainty, depth, distances), relevant, totals
 
 
-def _outcomes(n, seed, depth=12, matches=0.25, score_function=None):
-    rankings, relevant, totals = _queries(n, seed, depth, matches)
-    return LabelledResults.of(rankings, relevant, totals).scored(score_function or Constant())
+def _labelled(n, seed, depth=12, matches=0.25, score_function=None):
+    results, relevant, totals = _queries(n, seed, depth, matches)
+    return LabelledResults.of(results, relevant, totals).scored(score_function or Constant())
 
 
-def _describe(rankings, i, k, split):
+def _describe(results, i, k, split):
     """The features of candidate k of query i, as the documentation of `Features` lists them."""
-    asked = rankings.uncertainty[i] * (1 + 1e-3)  # a picture of the split counts itself
+    asked = results.uncertainty[i] * (1 + 1e-3)  # a picture of the split counts itself
     place = sum(u <= asked for u in split.uncertainty)
     normal = norm.ppf((place + 0.5) / (len(split) + 1))
     values = [math.log(k + 1), normal, math.log(k + 1) * normal]
-    if rankings.distances is not None:
-        row = rankings.distances[i].tolist()
+    if results.distances is not None:
+        row = results.distances[i].tolist()
         row = [min(distance, max(d for d in row if d < math.inf)) for distance in row]
         values += [row[k], row[0], row[k] - row[0]]
-        profile = [rank for rank in (2, 5, 20, 50) if rank <= rankings.depth]
+        profile = [rank for rank in (2, 5, 20, 50) if rank <= results.depth]
         values += [math.log(max(row[rank - 1] - row[0], 1e-3)) for rank in profile]
-    if rankings.keys is not None:
-        row = rankings.keys[i].tolist()
+    if results.keys is not None:
+        row = results.keys[i].tolist()
         values += [row[:30].count(row[k]), math.log(len(set(row[: k + 1])))]
         values.append(math.log1p(row[:k].count(row[k])))
-    if rankings.candidate_uncertainty is not None:
-        values.append(rankings.candidate_uncertainty[i, k])
+    if results.candidate_uncertainty is not None:
+        values.append(results.candidate_uncertainty[i, k])
     return values
 
 
@@ -83,19 +83,19 @@ def _one_key(n, seed, depth=9, labels=6):
     ends = np.where(rng.uniform(size=n) < 0.2, rng.integers(1, max(depth, 2), n), depth)
     padding = np.arange(depth) >= ends[:, None]
     distances[padding], keys[padding], relevant[padding] = np.inf, -1, False
-    rankings = SearchResults(uncertainty, depth, distances, keys, candidates)
-    return rankings, relevant, relevant.sum(axis=1) + rng.integers(0, 2, n)
+    results = SearchResults(uncertainty, depth, distances, keys, candidates)
+    return results, relevant, relevant.sum(axis=1) + rng.integers(0, 2, n)
 
 
 @pytest.fixture(scope="session")
 def describe():
-    """The features of one candidate: `describe(rankings, i, k, split)`."""
+    """The features of one candidate: `describe(results, i, k, split)`."""
     return _describe
 
 
 @pytest.fixture(scope="session")
 def one_key():
-    """Labelled queries: `one_key(n, seed, depth, labels)` are rankings, relevant and totals."""
+    """Labelled queries: `one_key(n, seed, depth, labels)` are results, relevant and totals."""
     return _one_key
 
 
@@ -107,11 +107,11 @@ def naive_p_value():
 
 @pytest.fixture(scope="session")
 def queries():
-    """Labelled queries: `queries(n, seed, depth, matches)` are rankings, relevant and totals."""
+    """Labelled queries: `queries(n, seed, depth, matches)` are results, relevant and totals."""
     return _queries
 
 
 @pytest.fixture(scope="session")
-def outcomes():
-    """LabelledResults: `outcomes(n, seed, depth, matches, score_function)`."""
-    return _outcomes
+def labelled():
+    """LabelledResults: `labelled(n, seed, depth, matches, score_function)`."""
+    return _labelled

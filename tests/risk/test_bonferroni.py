@@ -19,9 +19,9 @@ from rcir.risk import (
 
 
 @pytest.fixture(scope="module")
-def controller(outcomes):
+def controller(labelled):
     groups = np.repeat(["a", "b"], 300)
-    tuning, calibration = outcomes(200, 1, matches=0.5), outcomes(600, 0, matches=0.5)
+    tuning, calibration = labelled(200, 1, matches=0.5), labelled(600, 0, matches=0.5)
     return RiskController(Constant(), tuning, replace(calibration, groups=groups))
 
 

@@ -16,16 +16,16 @@ def first(relevant):
     return np.array([1.0 + row.index(True) if True in row else np.inf for row in relevant.tolist()])
 
 
-def possible(rankings, i, k):
+def possible(results, i, k):
     """Whether candidate k can be the first match: it is there, and the first of its key."""
-    row = rankings.keys[i].tolist()
+    row = results.keys[i].tolist()
     return row[k] >= 0 and row[k] not in row[:k]
 
 
 @pytest.fixture(scope="module")
 def fitted(one_key):
-    rankings, relevant, _ = one_key(300, 0)
-    return Boosted.fit(rankings, first(relevant))
+    results, relevant, _ = one_key(300, 0)
+    return Boosted.fit(results, first(relevant))
 
 
 @pytest.mark.parametrize("n", [40, 300])
@@ -89,13 +89,13 @@ def test_sizes_and_selection_scores_of_one_query_are_those_of_many(fitted, one_k
 
 @pytest.mark.parametrize("matches", ["some", "all", "none"])
 def test_a_stored_model_is_the_same_model(matches, one_key):
-    rankings, relevant, _ = one_key(80, 0)
+    results, relevant, _ = one_key(80, 0)
     ranks = {"some": first(relevant), "all": np.ones(80), "none": np.full(80, np.inf)}[matches]
-    score_function = Boosted.fit(rankings, ranks)
+    score_function = Boosted.fit(results, ranks)
     restored = Boosted.from_state({name: v.copy() for name, v in score_function.state().items()})
     assert restored.repeats == score_function.repeats
     np.testing.assert_array_equal(
-        restored.candidate_scores(rankings), score_function.candidate_scores(rankings)
+        restored.candidate_scores(results), score_function.candidate_scores(results)
     )
     assert all(
         isinstance(v, np.ndarray) and v.dtype != object for v in score_function.state().values()

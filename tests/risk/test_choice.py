@@ -75,8 +75,8 @@ def test_the_choice_is_the_smallest_mean_ratio_of_those_never_larger_than_consta
 
 @pytest.mark.parametrize("n", [50, 203, 800])
 def test_constant_is_compared_at_the_smallest_size_with_few_enough_misses(n):
-    rankings, ranks = draw("good", n)
-    _, sizes = fit_score_function("auto", rankings, ranks)
+    results, ranks = draw("good", n)
+    _, sizes = fit_score_function("auto", results, ranks)
     expected = {}
     for alpha in ALPHAS:
         if allowed(n, alpha) >= 0:
@@ -87,11 +87,11 @@ def test_constant_is_compared_at_the_smallest_size_with_few_enough_misses(n):
 
 
 def test_quantile_is_compared_on_queries_that_it_was_not_fitted_on():
-    rankings, ranks = draw("good", 203)
-    _, sizes = fit_score_function("auto", rankings, ranks)
+    results, ranks = draw("good", 203)
+    _, sizes = fit_score_function("auto", results, ranks)
     scales = []
-    for i, u in enumerate(rankings.uncertainty):
-        others = [v for j, v in enumerate(rankings.uncertainty) if j % 5 != i % 5]
+    for i, u in enumerate(results.uncertainty):
+        others = [v for j, v in enumerate(results.uncertainty) if j % 5 != i % 5]
         scales.append(max(1, sum(v <= u * (1 + 1e-3) for v in others)) / len(others))
     needed = sorted((rank - 1) / scale for rank, scale in zip(ranks, scales, strict=True))[::-1]
     for alpha in ALPHAS:
@@ -102,19 +102,19 @@ def test_quantile_is_compared_on_queries_that_it_was_not_fitted_on():
 
 def test_the_chosen_score_function_is_fitted_on_the_whole_split():
     for seed in range(20):
-        rankings, ranks = draw("good", 203, seed)
-        score_function, _ = fit_score_function("auto", rankings, ranks)
+        results, ranks = draw("good", 203, seed)
+        score_function, _ = fit_score_function("auto", results, ranks)
         if isinstance(score_function, Quantile):
             break
-    assert score_function.state()["sample"].tolist() == sorted(rankings.uncertainty.tolist())
+    assert score_function.state()["sample"].tolist() == sorted(results.uncertainty.tolist())
 
 
 def test_levels_that_nothing_attains_are_left_out_of_the_comparison():
-    rankings, ranks = draw("good", 400)
+    results, ranks = draw("good", 400)
     ranks[::8] = np.inf  # an eighth is lost
-    _, sizes = fit_score_function("auto", rankings, ranks)
+    _, sizes = fit_score_function("auto", results, ranks)
     assert {name: tuple(sizes[name]) for name in sizes} == dict.fromkeys(SUITED, (0.2,))
-    score_function, sizes = fit_score_function("auto", rankings, np.full(400, np.inf))
+    score_function, sizes = fit_score_function("auto", results, np.full(400, np.inf))
     assert score_function.name == "constant"
     assert sizes == {name: {} for name in SUITED}
 
@@ -130,20 +130,20 @@ def test_other_levels_can_be_compared():
 
 @pytest.mark.parametrize("n", [2, 49])
 def test_too_few_queries_to_compare_on_leave_a_constant(n):
-    rankings, ranks = draw("good", n)
-    score_function, sizes = fit_score_function("auto", rankings, ranks)
+    results, ranks = draw("good", n)
+    score_function, sizes = fit_score_function("auto", results, ranks)
     assert isinstance(score_function, Constant)
     assert sizes == {}
 
 
 @pytest.mark.parametrize("name", SCORE_FUNCTIONS)
 def test_a_named_score_function_is_fitted_without_a_comparison(name):
-    rankings, ranks = draw("good", 100)
-    rankings = replace(rankings, keys=np.tile(np.arange(80), (100, 1)))
-    score_function, sizes = fit_score_function(name, rankings, ranks)
+    results, ranks = draw("good", 100)
+    results = replace(results, keys=np.tile(np.arange(80), (100, 1)))
+    score_function, sizes = fit_score_function(name, results, ranks)
     assert type(score_function) is SCORE_FUNCTIONS[name]
     assert sizes == {}
-    expected = SCORE_FUNCTIONS[name].fit(rankings, ranks).state()
+    expected = SCORE_FUNCTIONS[name].fit(results, ranks).state()
     for key, values in score_function.state().items():
         np.testing.assert_array_equal(values, expected[key])
 
@@ -155,9 +155,9 @@ def test_an_unknown_name_is_refused_with_the_choices():
 
 @pytest.mark.parametrize("name", ["auto", *SCORE_FUNCTIONS])
 def test_a_split_that_makes_no_sense_is_refused(name):
-    rankings, ranks = draw("good", 100)
+    results, ranks = draw("good", 100)
     for bad in (ranks[:-1], np.full(100, 81.0), np.full(100, np.nan)):
         with pytest.raises(InvalidData, match="ranks must be"):
-            fit_score_function(name, rankings, bad)
+            fit_score_function(name, results, bad)
     with pytest.raises(InvalidData, match="at least 2"):
-        fit_score_function(name, rankings[:1], ranks[:1])
+        fit_score_function(name, results[:1], ranks[:1])

@@ -26,7 +26,7 @@ def first(relevant):
     return np.array([1.0 + row.index(True) if True in row else np.inf for row in relevant.tolist()])
 
 
-def cross_fitted(kind, rankings, relevant):
+def cross_fitted(kind, results, relevant):
     """Of each query, its scores and whether each rank is a match, as others taught the score
     function.
     """
@@ -34,9 +34,9 @@ def cross_fitted(kind, rankings, relevant):
     candidate_scores, matches = np.zeros((n, depth), np.float32), np.zeros((n, depth), bool)
     for held in range(5):
         rest = np.array([i for i in range(n) if i % 5 != held])
-        score_function = kind.fit(rankings[rest], relevant[rest])
+        score_function = kind.fit(results[rest], relevant[rest])
         for i in range(held, n, 5):
-            one = rankings[i : i + 1]
+            one = results[i : i + 1]
             columns = score_function.ordered(one)[1]
             candidate_scores[i] = score_function.candidate_scores(one)[0]
             matches[i] = relevant[i] if columns is None else relevant[i][columns[0]]
@@ -57,9 +57,9 @@ def measured(candidate_scores, matches, totals, threshold, risk):
 @pytest.mark.parametrize("risk", SEVERAL)
 @pytest.mark.parametrize("kind", [Constant, Quantile, MatchProbability])
 def test_sets_are_compared_that_others_taught_at_every_level(kind, risk, one_key):
-    rankings, relevant, totals = one_key(120, 3)
-    _, sizes = fit_score_function("auto", rankings, relevant, risk=risk, totals=totals)
-    candidate_scores, matches = cross_fitted(kind, rankings, relevant)
+    results, relevant, totals = one_key(120, 3)
+    _, sizes = fit_score_function("auto", results, relevant, risk=risk, totals=totals)
+    candidate_scores, matches = cross_fitted(kind, results, relevant)
     all_scores = np.unique(candidate_scores[np.isfinite(candidate_scores)]).tolist()
     table = [
         measured(candidate_scores, matches, totals, threshold, risk) for threshold in all_scores
@@ -81,8 +81,8 @@ def test_sets_are_compared_that_others_taught_at_every_level(kind, risk, one_key
 def test_what_is_taken_is_never_worse_than_constant_and_better_where_candidates_tell(
     risk, seed, one_key
 ):
-    rankings, relevant, totals = one_key(400, seed)
-    score_function, sizes = fit_score_function("auto", rankings, relevant, risk=risk, totals=totals)
+    results, relevant, totals = one_key(400, seed)
+    score_function, sizes = fit_score_function("auto", results, relevant, risk=risk, totals=totals)
     assert tuple(sizes) == OF_ALL
     assert score_function.name == "match-probability"
     ratios = [
@@ -91,9 +91,9 @@ def test_what_is_taken_is_never_worse_than_constant_and_better_where_candidates_
     assert max(ratios) <= 1
     # Large sets are alike; where they must not be, it gives smaller ones, or some at all.
     assert min(ratios) < 0.9 or len(sizes[score_function.name]) > len(sizes["constant"])
-    again = MatchProbability.fit(rankings, relevant)  # on the whole split
+    again = MatchProbability.fit(results, relevant)  # on the whole split
     np.testing.assert_array_equal(
-        score_function.candidate_scores(rankings), again.candidate_scores(rankings)
+        score_function.candidate_scores(results), again.candidate_scores(results)
     )
 
 
@@ -119,9 +119,9 @@ def test_what_attains_levels_that_a_constant_does_not_is_taken():
     second = rng.uniform(size=400) < 0.5
     relevant = np.stack([~second, second], axis=1)
     tells = relevant + rng.normal(scale=0.2, size=(400, 2))
-    rankings = SearchResults(np.zeros(400), 2, candidate_uncertainty=tells)
+    results = SearchResults(np.zeros(400), 2, candidate_uncertainty=tells)
     score_function, sizes = fit_score_function(
-        "auto", rankings, relevant, alphas=(), risk="false-discovery"
+        "auto", results, relevant, alphas=(), risk="false-discovery"
     )
     assert score_function.name == "match-probability"
     assert 0.1 in sizes["match-probability"]
@@ -131,34 +131,34 @@ def test_what_attains_levels_that_a_constant_does_not_is_taken():
 @pytest.mark.parametrize("risk", SEVERAL)
 @pytest.mark.parametrize("name", SCORE_FUNCTIONS)
 def test_a_model_of_first_matches_stands_for_one_of_all_matches(name, risk, one_key):
-    rankings, relevant, _ = one_key(100, 0)
-    score_function, sizes = fit_score_function(name, rankings, relevant, risk=risk)
+    results, relevant, _ = one_key(100, 0)
+    score_function, sizes = fit_score_function(name, results, relevant, risk=risk)
     expected = name if name in ("constant", "minmax", "quantile") else "match-probability"
     assert (score_function.name, sizes) == (expected, {})
 
 
 def test_misses_compare_every_score_function_that_suits(one_key):
-    rankings, relevant, totals = one_key(1000, 0)
-    score_function, sizes = fit_score_function("auto", rankings, relevant, totals=totals)
+    results, relevant, totals = one_key(1000, 0)
+    score_function, sizes = fit_score_function("auto", results, relevant, totals=totals)
     assert set(sizes) == set(SCORE_FUNCTIONS) - {"boosted"}  # it is for candidates without labels
     best = min(np.mean(np.log(list(of.values()))) for of in sizes.values())
     assert np.mean(np.log(list(sizes[score_function.name].values()))) == best
     assert score_function.name == "reranked"  # the candidates tell which key is right
-    unlabelled = replace(rankings, keys=None)
+    unlabelled = replace(results, keys=None)
     _, many = fit_score_function("auto", unlabelled, relevant)
     _, fewer = fit_score_function("auto", unlabelled[:999], relevant[:999])
     assert set(many) - set(fewer) == {"boosted"}
     several = relevant.copy()
     several[0, :3] = True
-    rankings.keys[0, :3] = [0, 1, 2]
-    _, others = fit_score_function("auto", rankings[:200], several[:200])
+    results.keys[0, :3] = [0, 1, 2]
+    _, others = fit_score_function("auto", results[:200], several[:200])
     assert "reranked" not in others
 
 
 def test_labels_ranked_anew_are_compared_by_the_price_of_the_right_one(one_key):
-    rankings, relevant, _ = one_key(200, 1)
-    _, sizes = fit_score_function("auto", rankings, relevant)
-    candidate_scores, matches = cross_fitted(SCORE_FUNCTIONS["reranked"], rankings, relevant)
+    results, relevant, _ = one_key(200, 1)
+    _, sizes = fit_score_function("auto", results, relevant)
+    candidate_scores, matches = cross_fitted(SCORE_FUNCTIONS["reranked"], results, relevant)
     all_scores = np.where(matches, candidate_scores, np.inf).min(axis=1)
     for alpha, size in sizes["reranked"].items():
         allowed = max(m for m in range(200) if binom.cdf(m, 200, alpha) <= 0.1)
@@ -170,10 +170,10 @@ def test_labels_ranked_anew_are_compared_by_the_price_of_the_right_one(one_key):
 
 
 def test_matches_and_risks_that_make_no_sense_are_refused(one_key):
-    rankings, relevant, _ = one_key(60, 0)
+    results, relevant, _ = one_key(60, 0)
     for name in ("auto", "learned"):
         with pytest.raises(InvalidConfig, match="choose one of miss, recall, false-discovery"):
-            fit_score_function(name, rankings, relevant, risk="precision")
+            fit_score_function(name, results, relevant, risk="precision")
         with pytest.raises(InvalidData, match="bool of shape"):
-            fit_score_function(name, rankings, relevant[:, :-1], risk="recall")
+            fit_score_function(name, results, relevant[:, :-1], risk="recall")
     assert score_function_class("match-probability") is MatchProbability

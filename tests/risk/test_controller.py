@@ -27,13 +27,13 @@ SCORE_FUNCTION = Quantile(np.linspace(0, 1, 37))
 
 
 @pytest.fixture(scope="module")
-def tuning(outcomes):
-    return outcomes(200, 1, matches=0.5, score_function=SCORE_FUNCTION)
+def tuning(labelled):
+    return labelled(200, 1, matches=0.5, score_function=SCORE_FUNCTION)
 
 
 @pytest.fixture(scope="module")
-def calibration(outcomes):
-    return outcomes(500, 0, matches=0.5, score_function=SCORE_FUNCTION)
+def calibration(labelled):
+    return labelled(500, 0, matches=0.5, score_function=SCORE_FUNCTION)
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +46,13 @@ def control(tuning, calibration, groups):
     return RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
 
 
-def smallest(outcomes, allowed):
+def smallest(labelled, allowed):
     """The smallest threshold at which at most that many sets hold no true match."""
-    for threshold in np.unique(outcomes.candidate_scores):
+    for threshold in np.unique(labelled.candidate_scores):
         missed = sum(
             not row[candidate_scores <= threshold].any()
             for row, candidate_scores in zip(
-                outcomes.relevant, outcomes.candidate_scores, strict=True
+                labelled.relevant, labelled.candidate_scores, strict=True
             )
         )
         if missed <= allowed:
@@ -246,9 +246,9 @@ def test_what_cannot_be_certified_is_never_answered(alpha, risk, control):
         control.decide(Request(alpha, 0.1, risk=risk))
 
 
-def test_parts_that_do_not_fit_together_are_refused(tuning, calibration, outcomes):
+def test_parts_that_do_not_fit_together_are_refused(tuning, calibration, labelled):
     with pytest.raises(InvalidData, match="other depths"):
-        RiskController(Constant(), outcomes(20, 0, depth=5), calibration)
+        RiskController(Constant(), labelled(20, 0, depth=5), calibration)
     with pytest.raises(InvalidData, match="500 queries, groups"):
         RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=np.array(["a"] * 499)))
     with pytest.raises(InvalidConfig, match="choose one of"):
@@ -273,10 +273,10 @@ def test_calibrations_that_grow_hold_at_every_moment(control, tuning, calibratio
 
 
 def test_a_risk_with_an_score_function_of_its_own_is_decided_by_it_alone(
-    tuning, calibration, outcomes
+    tuning, calibration, labelled
 ):
     constant = RiskController(
-        Constant(), *(outcomes(n, s, matches=0.5) for n, s in ((200, 1), (500, 0)))
+        Constant(), *(labelled(n, s, matches=0.5) for n, s in ((200, 1), (500, 0)))
     )
     control = RiskController(SCORE_FUNCTION, tuning, calibration, own={"recall": constant})
     recall = Request(0.6, 0.1, risk="recall")

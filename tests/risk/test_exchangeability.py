@@ -22,8 +22,8 @@ def test_the_p_values_are_those_of_scipy(shift, later):
     calibration, recent = draw(300, 0), draw(80, 1, shift, later)
     found = check_exchangeability(calibration, recent)
     ranks = [
-        [row.index(True) if True in row else np.inf for row in outcomes.relevant.tolist()]
-        for outcomes in (calibration, recent)
+        [row.index(True) if True in row else np.inf for row in labelled.relevant.tolist()]
+        for labelled in (calibration, recent)
     ]
     expected = {
         "uncertainty": ks_2samp(calibration.uncertainty, recent.uncertainty).pvalue,

@@ -17,9 +17,9 @@ KNOWN = ("distances", "keys", "candidate_uncertainty")
 SUBSETS = [names for k in range(4) for names in itertools.combinations(KNOWN, k)]
 
 
-def only(rankings, known):
+def only(results, known):
     return SearchResults(
-        rankings.uncertainty, rankings.depth, **{name: getattr(rankings, name) for name in known}
+        results.uncertainty, results.depth, **{name: getattr(results, name) for name in known}
     )
 
 
@@ -37,22 +37,22 @@ def test_features_are_those_of_candidates_described_one_by_one(
 
 
 def test_votes_that_are_known_are_taken(one_key):
-    rankings = one_key(20, 0)[0]
-    distinct, columns = rankings.distinct(), rankings.key_columns()
-    votes = Features.fit(rankings).of(distinct, 3)[-4]
+    results = one_key(20, 0)[0]
+    distinct, columns = results.distinct(), results.key_columns()
+    votes = Features.fit(results).of(distinct, 3)[-4]
     for i, k in itertools.product(range(20), range(3)):
         if columns[i, k] >= 0:
-            row = rankings.keys[i].tolist()
+            row = results.keys[i].tolist()
             assert votes[i, k] == row.count(row[columns[i, k]])
 
 
 @pytest.mark.parametrize("missing", KNOWN)
 def test_what_the_split_had_and_the_queries_lack_is_named(missing, one_key):
-    rankings = one_key(20, 0)[0]
-    less = only(rankings, [name for name in KNOWN if name != missing])
+    results = one_key(20, 0)[0]
+    less = only(results, [name for name in KNOWN if name != missing])
     with pytest.raises(InvalidData, match=f"fitted with {missing}, which the queries lack"):
-        Features.fit(rankings).of(less, 3)
-    assert len(Features.fit(less).of(rankings, 3)) == len(Features.fit(less).of(less, 3))
+        Features.fit(results).of(less, 3)
+    assert len(Features.fit(less).of(results, 3)) == len(Features.fit(less).of(less, 3))
 
 
 def test_cells_become_rows_and_weighted_sums():

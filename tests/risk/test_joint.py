@@ -65,10 +65,10 @@ def test_holm_s_thresholds_are_met_with_equality():
 
 
 @pytest.fixture(scope="module")
-def pair(outcomes):
+def pair(labelled):
     score_function = Quantile(np.linspace(0, 1, 37))
     draws = [
-        outcomes(n, s, matches=0.5, score_function=score_function) for n, s in ((400, 3), (150, 4))
+        labelled(n, s, matches=0.5, score_function=score_function) for n, s in ((400, 3), (150, 4))
     ]
     return tuple(draws)
 
@@ -82,17 +82,17 @@ def loss(risk, held, relevant, total):
     return 1 - hits / int(held.sum())
 
 
-def worst_p_values(outcomes, thresholds, alphas, naive_p_value):
+def worst_p_values(labelled, thresholds, alphas, naive_p_value):
     """Of the sets of each threshold, whose ranks may score a thousandth more than it."""
     values = []
     for threshold in thresholds.tolist():
         each = []
         for risk, alpha in alphas.items():
-            held = outcomes.candidate_scores <= threshold * (1 + 1e-3)
-            rows = zip(held, outcomes.relevant, outcomes.totals, strict=True)
+            held = labelled.candidate_scores <= threshold * (1 + 1e-3)
+            rows = zip(held, labelled.relevant, labelled.totals, strict=True)
             total = sum(loss(risk, *row) for row in rows)
             bound = "binomial" if risk == "miss" else "hoeffding-bentkus"
-            each.append(naive_p_value(total, len(outcomes), alpha, bound))
+            each.append(naive_p_value(total, len(labelled), alpha, bound))
         values.append(max(each))
     return values
 
@@ -159,8 +159,8 @@ def test_the_thresholds_come_from_the_tuning_queries_and_span_all_their_sets(pai
     assert (np.diff(thresholds) > 0).all()
 
 
-def test_with_few_scores_every_one_is_a_threshold(outcomes):
-    asked = outcomes(100, 5)
+def test_with_few_scores_every_one_is_a_threshold(labelled):
+    asked = labelled(100, 5)
     assert JointController(asked, asked).thresholds.tolist() == list(range(12))
 
 

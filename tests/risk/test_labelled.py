@@ -13,10 +13,10 @@ RISKS = ("miss", "recall", "false-discovery")
 @pytest.fixture(scope="module")
 def drawn(queries):
     """60 queries scored by a quantile score function; two have no true match anywhere."""
-    rankings, relevant, totals = queries(60, seed=0)
+    results, relevant, totals = queries(60, seed=0)
     relevant[:2], totals[:2] = False, 0
     score_function = Quantile(np.sort(queries(40, seed=1)[0].uncertainty))
-    return LabelledResults.of(rankings, relevant, totals).scored(score_function)
+    return LabelledResults.of(results, relevant, totals).scored(score_function)
 
 
 def naive_loss(risk, held, relevant, total):
@@ -29,8 +29,8 @@ def naive_loss(risk, held, relevant, total):
     return 1 - hits / len(held)
 
 
-def thresholds_of(outcomes):
-    finite = outcomes.candidate_scores[np.isfinite(outcomes.candidate_scores)]
+def thresholds_of(labelled):
+    finite = labelled.candidate_scores[np.isfinite(labelled.candidate_scores)]
     extra = np.array([0.0, 0.37, 5.25, 1e6], np.float32)
     return np.unique(np.concatenate([finite, extra]))
 
@@ -65,7 +65,7 @@ def test_a_query_without_any_true_match_loses_everything(risk, drawn):
 def test_padding_is_in_no_set_and_no_denominator():
     candidate_scores = np.array([[0, 1, np.inf, np.inf]], np.float32)
     relevant = np.array([[True, False, False, False]])
-    outcomes = LabelledResults.from_arrays(
+    labelled = LabelledResults.from_arrays(
         {
             "candidate_scores": candidate_scores,
             "relevant": relevant,
@@ -75,13 +75,13 @@ def test_padding_is_in_no_set_and_no_denominator():
         }
     )
     thresholds = np.array([0, 1, 1e30], np.float32)
-    assert find_risk("false-discovery").losses(outcomes, thresholds).tolist() == [[0, 0.5, 0.5]]
-    assert find_risk("recall").losses(outcomes, thresholds).tolist() == [[0.5, 0.5, 0.5]]
+    assert find_risk("false-discovery").losses(labelled, thresholds).tolist() == [[0, 0.5, 0.5]]
+    assert find_risk("recall").losses(labelled, thresholds).tolist() == [[0.5, 0.5, 0.5]]
 
 
 def test_a_threshold_in_double_precision_means_the_same_set_for_every_risk():
     candidate_scores, relevant = np.array([[0, 0.1]], np.float32), np.array([[False, True]])
-    outcomes = LabelledResults.from_arrays(
+    labelled = LabelledResults.from_arrays(
         {
             "candidate_scores": candidate_scores,
             "relevant": relevant,
@@ -90,7 +90,7 @@ def test_a_threshold_in_double_precision_means_the_same_set_for_every_risk():
             "selection_score": np.zeros(1),
         }
     )
-    losses = [float(find_risk(risk).losses(outcomes, np.array([0.1]))[0, 0]) for risk in RISKS]
+    losses = [float(find_risk(risk).losses(labelled, np.array([0.1]))[0, 0]) for risk in RISKS]
     assert losses == [0.0, 0.0, 0.5]  # the set of a threshold of 0.1 holds both
 
 
@@ -102,11 +102,11 @@ def test_ranks_and_scores_are_those_of_the_first_true_match(drawn):
 
 
 def test_they_keep_what_the_score_function_says_of_the_queries(queries):
-    rankings, relevant, totals = queries(30, seed=2)
-    outcomes = LabelledResults.of(rankings, relevant, totals).scored(Constant())
-    np.testing.assert_array_equal(outcomes.candidate_scores, Constant().candidate_scores(rankings))
-    np.testing.assert_array_equal(outcomes.uncertainty, rankings.uncertainty)
-    np.testing.assert_array_equal(outcomes.selection_score, rankings.uncertainty)
+    results, relevant, totals = queries(30, seed=2)
+    labelled = LabelledResults.of(results, relevant, totals).scored(Constant())
+    np.testing.assert_array_equal(labelled.candidate_scores, Constant().candidate_scores(results))
+    np.testing.assert_array_equal(labelled.uncertainty, results.uncertainty)
+    np.testing.assert_array_equal(labelled.selection_score, results.uncertainty)
 
 
 def test_a_subset_and_stored_arrays_keep_every_value(drawn):
@@ -127,9 +127,9 @@ def test_what_does_not_fit_together_is_refused():
         LabelledResults.of(queries[:0], two[:0], np.ones(0, int)).scored(Constant())
     with pytest.raises(InvalidData, match="more true matches"):
         LabelledResults.of(queries, ~two, np.array([3, 2])).scored(Constant())
-    outcomes = LabelledResults.of(queries, two, np.ones(2, int)).scored(Constant())
+    labelled = LabelledResults.of(queries, two, np.ones(2, int)).scored(Constant())
     with pytest.raises(InvalidConfig, match="choose one of miss, recall, false-discovery"):
-        find_risk("misses").losses(outcomes, np.zeros(1, np.float32))
+        find_risk("misses").losses(labelled, np.zeros(1, np.float32))
 
 
 def test_the_loss_of_a_cluster_is_the_mean_of_its_queries(drawn):
@@ -191,15 +191,15 @@ def test_queries_that_are_joined_follow_each_other(queries):
 
 
 def test_queries_are_kept_in_the_order_in_which_the_score_function_takes_candidates(one_key):
-    rankings, relevant, totals = one_key(60, 0)
-    score_function = Reranked.fit(rankings, relevant)
-    outcomes = LabelledResults.of(rankings, relevant, totals).scored(score_function)
-    columns = score_function.ordered(rankings)[1].tolist()
+    results, relevant, totals = one_key(60, 0)
+    score_function = Reranked.fit(results, relevant)
+    labelled = LabelledResults.of(results, relevant, totals).scored(score_function)
+    columns = score_function.ordered(results)[1].tolist()
     moved = [[bool(row[k]) for k in order] for row, order in zip(relevant, columns, strict=True)]
-    assert outcomes.relevant.tolist() == moved
+    assert labelled.relevant.tolist() == moved
     np.testing.assert_array_equal(
-        outcomes.candidate_scores, score_function.candidate_scores(rankings)
+        labelled.candidate_scores, score_function.candidate_scores(results)
     )
     np.testing.assert_array_equal(
-        outcomes.selection_score, score_function.selection_score(rankings, 1)
+        labelled.selection_score, score_function.selection_score(results, 1)
     )

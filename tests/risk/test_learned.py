@@ -41,10 +41,10 @@ def draw(n, seed, known=KNOWN, depth=8, repeats=False):
     )
 
 
-def possible(rankings, i, k, repeats):
-    if rankings.distances is not None and rankings.distances[i, k] == np.inf:
+def possible(results, i, k, repeats):
+    if results.distances is not None and results.distances[i, k] == np.inf:
         return False
-    row = None if rankings.keys is None else rankings.keys[i].tolist()
+    row = None if results.keys is None else results.keys[i].tolist()
     return repeats or row is None or row[k] not in row[:k]
 
 
@@ -87,10 +87,10 @@ def test_selection_score_is_the_product_of_the_chances_that_each_candidate_is_no
     )
 
 
-def probabilities(score_function, rankings):
+def probabilities(score_function, results):
     """Of the first match at each rank; with that of none they sum to 1."""
     rows = []
-    for row in score_function.hazard(rankings).tolist():
+    for row in score_function.hazard(results).tolist():
         rows.append([h * math.prod(1 - g for g in row[:k]) for k, h in enumerate(row)])
         assert math.fsum(rows[-1]) + math.prod(1 - h for h in row) == pytest.approx(1)
     return np.array(rows)

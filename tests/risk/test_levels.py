@@ -76,8 +76,8 @@ def test_the_controller_refuses_an_invalid_delta_but_none_is_the_marginal_guaran
 
 
 @pytest.mark.parametrize("value", INVALID)
-def test_every_other_controller_refuses_an_invalid_level(value, outcomes):
-    asked = outcomes(100, seed=0)
+def test_every_other_controller_refuses_an_invalid_level(value, labelled):
+    asked = labelled(100, seed=0)
     recall, joint = MonotoneController(asked, asked, "recall"), JointController(asked, asked)
     abstention = AbstentionController(asked, asked)
     calls = [

@@ -24,17 +24,17 @@ def fitted(drawn):
 
 @pytest.fixture(scope="module")
 def naive(drawn, describe):
-    """Of (rankings, i, k): the probability of that candidate."""
+    """Of (results, i, k): the probability of that candidate."""
     split, relevant, _ = drawn
     cells = [(i, k) for i in range(len(split)) for k in range(split.depth) if split.there[i, k]]
     rows = [describe(split, i, k, split) for i, k in cells]
     exact = LogisticRegression(tol=1e-10, max_iter=10_000)
     model = make_pipeline(StandardScaler(), exact).fit(rows, [relevant[cell] for cell in cells])
 
-    def probability(rankings, i, k):
-        if not rankings.there[i, k]:
+    def probability(results, i, k):
+        if not results.there[i, k]:
             return 0.0
-        return float(model.predict_proba([describe(rankings, i, k, split)])[0, 1])
+        return float(model.predict_proba([describe(results, i, k, split)])[0, 1])
 
     return probability
 
@@ -85,13 +85,13 @@ def test_a_query_is_sized_alone_as_among_many_and_a_score_is_the_price_of_its_pl
 ):
     asked, relevant, totals = one_key(40, 4)
     candidate_scores, (_, columns) = fitted.candidate_scores(asked), fitted.ordered(asked)
-    outcomes = LabelledResults.of(asked, relevant, totals).scored(fitted)
+    labelled = LabelledResults.of(asked, relevant, totals).scored(fitted)
     ranks = np.arange(40) % asked.depth + 1.0
     scores = fitted.scores(asked, ranks)
     for i in range(40):
         one, place = asked[i : i + 1], columns[i].tolist().index(int(ranks[i]) - 1)
         assert scores[i] == candidate_scores[i, place]
-        assert outcomes.relevant[i].tolist() == relevant[i][columns[i]].tolist()
+        assert labelled.relevant[i].tolist() == relevant[i][columns[i]].tolist()
         np.testing.assert_allclose(fitted.candidate_scores(one)[0], candidate_scores[i], rtol=1e-6)
         for threshold in (0.0, 1.3, 4.0):
             held = int(np.sum(candidate_scores[i] <= threshold * (1 + 1e-3)))
@@ -99,7 +99,7 @@ def test_a_query_is_sized_alone_as_among_many_and_a_score_is_the_price_of_its_pl
 
 
 def test_of_many_candidates_some_are_fitted_on(drawn, monkeypatch):
-    rankings, relevant, _ = drawn
+    results, relevant, _ = drawn
     found = []
     fit = matching.fit_logistic
 
@@ -108,11 +108,11 @@ def test_of_many_candidates_some_are_fitted_on(drawn, monkeypatch):
         return fit(rows, positive)
 
     monkeypatch.setattr(matching, "fit_logistic", seen)
-    MatchProbability.fit(rankings, relevant)
+    MatchProbability.fit(results, relevant)
     monkeypatch.setattr(matching, "MOST_CANDIDATES", 300)
-    MatchProbability.fit(rankings, relevant)
+    MatchProbability.fit(results, relevant)
     (every, matches), (some, few) = found
-    assert (len(every), len(some)) == (int(rankings.there.sum()), 300)
+    assert (len(every), len(some)) == (int(results.there.sum()), 300)
     known = {(*row, match) for row, match in zip(every.tolist(), matches.tolist(), strict=True)}
     assert {(*row, match) for row, match in zip(some.tolist(), few.tolist(), strict=True)} < known
 

@@ -35,13 +35,13 @@ def score_function(request):
     return request.param.fit(*calibration(200, seed=9))
 
 
-def assert_smallest(controller, threshold, rankings, ranks, allowed):
+def assert_smallest(controller, threshold, results, ranks, allowed):
     """At most `allowed` need more than threshold, more at any threshold below at which some set
     grows.
 
     The sets hold what scores up to a thousandth more than threshold, too.
     """
-    ordered, columns = controller.score_function.ordered(rankings)
+    ordered, columns = controller.score_function.ordered(results)
     candidate_scores, needed = (
         controller.score_function.candidate_scores(ordered),
         np.full(len(ranks), np.inf),
@@ -56,37 +56,37 @@ def assert_smallest(controller, threshold, rankings, ranks, allowed):
     for candidate in grows[grows < threshold][-200:]:
         assert np.sum(needed > candidate) > allowed
     held = np.sum(candidate_scores <= threshold * (1 + 1e-3), axis=1)
-    assert controller.sizes(rankings, threshold).tolist() == held.tolist()
+    assert controller.sizes(results, threshold).tolist() == held.tolist()
 
 
 @pytest.mark.parametrize(("alpha", "delta"), LEVELS)
 def test_threshold_is_the_smallest_that_a_search_over_all_candidates_certifies(
     score_function, alpha, delta
 ):
-    rankings, ranks = calibration()
-    controller = MissController.calibrate(score_function, rankings, ranks)
+    results, ranks = calibration()
+    controller = MissController.calibrate(score_function, results, ranks)
     allowed = max(m for m in range(-1, 300) if binom.cdf(m, 300, alpha) <= delta)
-    assert_smallest(controller, controller.threshold(alpha, delta), rankings, ranks, allowed)
+    assert_smallest(controller, controller.threshold(alpha, delta), results, ranks, allowed)
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
 @pytest.mark.parametrize(("alpha", "delta"), LEVELS[2:])
 def test_every_bound_allows_the_misses_that_its_p_value_does(bound, alpha, delta, naive_p_value):
-    rankings, ranks = calibration()
-    controller = MissController.calibrate(Constant(), rankings, ranks, bound)
+    results, ranks = calibration()
+    controller = MissController.calibrate(Constant(), results, ranks, bound)
     allowed = max(m for m in range(300) if naive_p_value(m, 300, alpha, bound) <= delta)
-    assert_smallest(controller, controller.threshold(alpha, delta), rankings, ranks, allowed)
+    assert_smallest(controller, controller.threshold(alpha, delta), results, ranks, allowed)
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.1, 1 / 3, 0.45, 0.9, 0.9999])
 def test_the_marginal_threshold_is_the_smallest_with_a_corrected_risk_of_at_most_alpha(
     score_function, alpha
 ):
-    rankings, ranks = calibration(299)
-    controller = MissController.calibrate(score_function, rankings, ranks)
+    results, ranks = calibration(299)
+    controller = MissController.calibrate(score_function, results, ranks)
     allowed = max(m for m in range(299) if Fraction(m + 1, 300) <= Fraction(alpha))
-    assert_smallest(controller, controller.threshold(alpha, None), rankings, ranks, allowed)
-    served = np.sort(score_function.scores(rankings, ranks))
+    assert_smallest(controller, controller.threshold(alpha, None), results, ranks, allowed)
+    served = np.sort(score_function.scores(results, ranks))
     place = math.ceil(300 * (1 - Fraction(alpha)))  # split conformal prediction's quantile
     assert controller.threshold(alpha, None) == served[max(place, 1) - 1]
     assert controller.risk_bound(alpha, None) == pytest.approx((allowed + 1) / 300)
@@ -95,23 +95,23 @@ def test_the_marginal_threshold_is_the_smallest_with_a_corrected_risk_of_at_most
 @pytest.mark.parametrize("bound", ["binomial", "betting"])
 @pytest.mark.parametrize(("alpha", "delta"), [(0.1, 0.1), (0.2, 0.5), (0.45, 0.01), (0.1, 0.9)])
 def test_simultaneous_levels_are_judged_at_the_local_level(bound, alpha, delta, naive_local_level):
-    rankings, ranks = calibration()
-    controller = MissController.calibrate(Constant(), rankings, ranks, bound)
+    results, ranks = calibration()
+    controller = MissController.calibrate(Constant(), results, ranks, bound)
     level = naive_local_level(300, delta)
     allowed = max(m for m in range(300) if binom.cdf(m, 300, alpha) <= level)
     threshold = controller.threshold(alpha, delta, simultaneous=True)
-    assert_smallest(controller, threshold, rankings, ranks, allowed)
+    assert_smallest(controller, threshold, results, ranks, allowed)
     certified = controller.risk_bound(alpha, delta, simultaneous=True)
     assert certified == pytest.approx(beta.isf(level, allowed + 1, 300 - allowed), rel=1e-6)
-    sizes = controller.size(rankings, alpha, delta, simultaneous=True)
+    sizes = controller.size(results, alpha, delta, simultaneous=True)
     assert sizes.tolist() == [min(60, 1 + int(threshold))] * 300
 
 
 @pytest.mark.parametrize("bound", ["binomial", "betting"])
 @pytest.mark.parametrize(("alpha", "delta"), [(0.1, 0.1), (0.45, 0.01)])
 def test_a_calibration_that_goes_on_is_judged_by_the_mean_likelihood_ratio(bound, alpha, delta):
-    rankings, ranks = calibration()
-    controller = MissController.calibrate(Constant(), rankings, ranks, bound)
+    results, ranks = calibration()
+    controller = MissController.calibrate(Constant(), results, ranks, bound)
 
     def wealth(misses):
         def ratio(risk):
@@ -122,9 +122,9 @@ def test_a_calibration_that_goes_on_is_judged_by_the_mean_likelihood_ratio(bound
 
     allowed = max(m for m in range(300) if wealth(m) >= 1 / delta)
     threshold = controller.threshold(alpha, delta, anytime=True)
-    assert_smallest(controller, threshold, rankings, ranks, allowed)
+    assert_smallest(controller, threshold, results, ranks, allowed)
     assert controller.risk_bound(alpha, delta, anytime=True) == alpha
-    sizes = controller.size(rankings, alpha, delta, anytime=True)
+    sizes = controller.size(results, alpha, delta, anytime=True)
     assert sizes.tolist() == [min(60, 1 + int(threshold))] * 300
 
 
@@ -159,8 +159,8 @@ def test_queries_that_were_searched_to_another_depth_are_refused(score_function)
 
 
 def test_no_bound_is_less_careful_than_the_exact_one(score_function):
-    rankings, ranks = calibration(n=2000)
-    scores = score_function.scores(rankings, ranks)
+    results, ranks = calibration(n=2000)
+    scores = score_function.scores(results, ranks)
     exact, *others = (MissController(score_function, scores, 60, bound) for bound in BOUNDS)
     for other in others:
         gaps = [other.threshold(a, 0.1) - exact.threshold(a, 0.1) for a in (0.05, 0.1, 0.2, 0.3)]
@@ -170,17 +170,17 @@ def test_no_bound_is_less_careful_than_the_exact_one(score_function):
 
 
 def test_the_order_of_the_queries_does_not_matter(score_function):
-    rankings, ranks = calibration()
+    results, ranks = calibration()
     shuffled = np.random.default_rng(5).permutation(300)
-    first = MissController.calibrate(score_function, rankings, ranks)
-    second = MissController.calibrate(score_function, rankings[shuffled], ranks[shuffled])
+    first = MissController.calibrate(score_function, results, ranks)
+    second = MissController.calibrate(score_function, results[shuffled], ranks[shuffled])
     np.testing.assert_array_equal(first.scores, second.scores)
 
 
 def test_queries_without_a_match_are_counted(score_function):
-    rankings, ranks = calibration()
+    results, ranks = calibration()
     ranks[:17] = np.inf
-    controller = MissController.calibrate(score_function, rankings, ranks)
+    controller = MissController.calibrate(score_function, results, ranks)
     assert controller.unmatched == sum(rank == np.inf for rank in ranks)
     assert controller.n_calibration == 300
 

@@ -22,13 +22,13 @@ SHARES = {"a": 0.1, "b": 0.6, "c": 0.3}
 
 
 @pytest.fixture(scope="module")
-def calibration(outcomes):
-    return outcomes(240, 0, matches=0.5, score_function=SCORE_FUNCTION)
+def calibration(labelled):
+    return labelled(240, 0, matches=0.5, score_function=SCORE_FUNCTION)
 
 
 @pytest.fixture(scope="module")
-def tuning(outcomes):
-    return outcomes(90, 1, matches=0.5, score_function=SCORE_FUNCTION)
+def tuning(labelled):
+    return labelled(90, 1, matches=0.5, score_function=SCORE_FUNCTION)
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +54,15 @@ def loss(risk, held, relevant, total):
     return 1 - hits / total if total else 1.0
 
 
-def table(outcomes, risk):
+def table(labelled, risk):
     """Of every score: it, and the mean loss of every cluster, or of every query."""
-    all_scores = np.unique(outcomes.candidate_scores[np.isfinite(outcomes.candidate_scores)])
-    names = range(len(outcomes)) if outcomes.clusters is None else outcomes.clusters.tolist()
+    all_scores = np.unique(labelled.candidate_scores[np.isfinite(labelled.candidate_scores)])
+    names = range(len(labelled)) if labelled.clusters is None else labelled.clusters.tolist()
     members = {name: [i for i, other in enumerate(names) if other == name] for name in set(names)}
     found = []
     for threshold in all_scores:
         rows = zip(
-            outcomes.candidate_scores <= threshold, outcomes.relevant, outcomes.totals, strict=True
+            labelled.candidate_scores <= threshold, labelled.relevant, labelled.totals, strict=True
         )
         each = [loss(risk, *row) for row in rows]
         found.append(
@@ -162,11 +162,11 @@ def test_of_a_mix_the_smallest_threshold_is_that_of_a_bet_on_weighted_losses(
 def test_a_bet_by_hand():
     """Two losses of 1 in the rare group, none in the other, of which three quarters will come."""
     relevant = np.array([[True]] * 8 + [[False]] * 2)
-    outcomes = LabelledResults.of(
+    labelled = LabelledResults.of(
         SearchResults(np.zeros(10), 1), relevant, np.ones(10, int)
     ).scored(Constant())
     weights = np.repeat([0.5, 3.0], [8, 2])  # 8 * 0.5 + 2 * 3 = 10
-    controller = MonotoneController(outcomes, outcomes, "miss", weights=weights)
+    controller = MonotoneController(labelled, labelled, "miss", weights=weights)
     # A share 0.2 of misses is all that tuning shows: variance (10 * 0.16 + 0.25) / 11, times the
     # mean square 2 of the weights; the bet of the largest weight is at most a third of the wealth.
     best = math.sqrt(2 * math.log(2) / (10 * 2 * (1.6 + 0.25) / 11))
@@ -175,7 +175,7 @@ def test_a_bet_by_hand():
     assert wealth < 2
     with pytest.raises(RiskUnattainable):
         controller.threshold(0.9, 0.5)
-    rare = MonotoneController(outcomes, outcomes, "miss", weights=np.repeat([1.25, 0.0], [8, 2]))
+    rare = MonotoneController(labelled, labelled, "miss", weights=np.repeat([1.25, 0.0], [8, 2]))
     assert rare.bound == "betting"
     # nothing of what is lost counts: (1 + 0.8 * 0.15)^10 = 3.1
     assert rare.threshold(0.15, 0.5) == 0.0
@@ -279,6 +279,6 @@ def test_too_few_clusters_are_counted_in_the_refusal(clustered):
 
 
 def test_clusters_need_a_name_and_a_name_needs_clusters(clustered, calibration, tuning):
-    for outcomes, cluster in ((clustered[0], None), (calibration, "video")):
+    for labelled, cluster in ((clustered[0], None), (calibration, "video")):
         with pytest.raises(InvalidData, match="give clusters and what they are"):
-            replace(outcomes, cluster=cluster)
+            replace(labelled, cluster=cluster)

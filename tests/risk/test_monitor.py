@@ -119,14 +119,14 @@ def without_restarts(losses, alpha):
 def test_a_late_rise_of_the_risk_is_told_about_as_soon_as_an_early_one(before):
     rng = np.random.default_rng(3)
     soon = {0: 60, 100: 90, 10_000: 90, 100_000: 130}[before]
-    told, missed = [], []
+    alarms, missed = [], []
     for _ in range(40 if before < 100_000 else 10):
         losses = np.append(rng.uniform(size=before) < 0.05, rng.uniform(size=soon) < 0.3)
         monitor = RiskMonitor(0.1)
         assert not monitor.update(losses[:before])
-        told.append(monitor.update(losses[before:]))
+        alarms.append(monitor.update(losses[before:]))
         missed.append(without_restarts(losses, 0.1).max() < math.log(100))
-    assert np.mean(told) > 0.7
+    assert np.mean(alarms) > 0.7
     assert np.mean(missed) > 0.9 or before <= 100
 
 

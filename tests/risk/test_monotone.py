@@ -12,10 +12,10 @@ LEVELS = [(0.35, 0.1), (0.5, 0.01), (0.6, 0.5), (0.8, 0.1)]
 
 
 @pytest.fixture(scope="module")
-def pair(outcomes):
+def pair(labelled):
     """Calibration queries and tuning queries, scored by a quantile score function."""
     score_function = Quantile(np.linspace(0, 1, 37))
-    return outcomes(250, 0, matches=0.4, score_function=score_function), outcomes(
+    return labelled(250, 0, matches=0.4, score_function=score_function), labelled(
         90, 1, score_function=score_function
     )
 
@@ -26,11 +26,11 @@ def tables(pair):
     return [[(threshold, losses_at(each, threshold)) for threshold in scan(each)] for each in pair]
 
 
-def losses_at(outcomes, threshold):
+def losses_at(labelled, threshold):
     """1 - recall of every query's set, one by one."""
     losses = []
     for candidate_scores, relevant, total in zip(
-        outcomes.candidate_scores, outcomes.relevant, outcomes.totals, strict=True
+        labelled.candidate_scores, labelled.relevant, labelled.totals, strict=True
     ):
         hits = sum(
             1
@@ -41,9 +41,9 @@ def losses_at(outcomes, threshold):
     return np.array(losses)
 
 
-def scan(outcomes):
+def scan(labelled):
     """Every threshold at which some set grows."""
-    return np.unique(outcomes.candidate_scores[np.isfinite(outcomes.candidate_scores)])
+    return np.unique(labelled.candidate_scores[np.isfinite(labelled.candidate_scores)])
 
 
 def stake(table, alpha, delta, n):
@@ -86,10 +86,10 @@ def test_the_marginal_threshold_is_that_of_conformal_risk_control(alpha, pair, t
 def counted(hits, bound="hoeffding-bentkus", depth=4):
     """Queries with `depth` true matches each, of which the first `hits` places hold some."""
     relevant = np.arange(depth) < np.array(hits)[:, None]
-    outcomes = LabelledResults.of(
+    labelled = LabelledResults.of(
         SearchResults(np.zeros(len(hits)), depth), relevant, np.full(len(hits), depth)
     ).scored(Constant())
-    return MonotoneController(outcomes, outcomes, "recall", bound)
+    return MonotoneController(labelled, labelled, "recall", bound)
 
 
 def refusal(controller, alpha, delta):

@@ -15,22 +15,22 @@ def first(relevant):
     return np.array([1.0 + row.index(True) if True in row else np.inf for row in relevant.tolist()])
 
 
-def nearest(rankings, i):
+def nearest(results, i):
     """Columns of the nearest candidate of each key of query i, in their order."""
-    row = rankings.keys[i].tolist()
+    row = results.keys[i].tolist()
     return [k for k, key in enumerate(row) if key >= 0 and key not in row[:k]]
 
 
-def of_labels(rankings, i, describe, split):
+def of_labels(results, i, describe, split):
     """Features of each key of query i, in a ranking that holds every key once."""
-    columns = nearest(rankings, i)
-    row = rankings.keys[i].tolist()
+    columns = nearest(results, i)
+    row = results.keys[i].tolist()
     once = SearchResults(
-        rankings.uncertainty[i : i + 1],
-        rankings.depth,
-        np.array([[*rankings.distances[i, columns], *[np.inf] * (rankings.depth - len(columns))]]),
+        results.uncertainty[i : i + 1],
+        results.depth,
+        np.array([[*results.distances[i, columns], *[np.inf] * (results.depth - len(columns))]]),
         None,
-        rankings.candidate_uncertainty[i : i + 1, columns + [0] * (rankings.depth - len(columns))],
+        results.candidate_uncertainty[i : i + 1, columns + [0] * (results.depth - len(columns))],
     )
     table = []
     for place, column in enumerate(columns):
@@ -48,12 +48,12 @@ def drawn(one_key):
 
 @pytest.fixture(scope="module")
 def fitted(drawn):
-    rankings, relevant, _ = drawn
-    return Reranked.fit(rankings, relevant)
+    results, relevant, _ = drawn
+    return Reranked.fit(results, relevant)
 
 
 def by_scipy(split, relevant, fitted_on, describe):
-    """Of (rankings, i): probability of each key, then that of none, by another optimiser."""
+    """Of (results, i): probability of each key, then that of none, by another optimiser."""
     tables = [of_labels(split, i, describe, split) for i in fitted_on]
     right = []
     for i, table in zip(fitted_on, tables, strict=True):
@@ -76,7 +76,7 @@ def by_scipy(split, relevant, fitted_on, describe):
         return -likelihood / len(tables) + 1e-4 * weights @ weights
 
     found = minimize(loss, np.zeros(len(mean) + 1), method="BFGS", options={"gtol": 1e-7})
-    return lambda rankings, i: chances(found.x, of_labels(rankings, i, describe, split))
+    return lambda results, i: chances(found.x, of_labels(results, i, describe, split))
 
 
 @pytest.fixture(scope="module")
@@ -155,16 +155,16 @@ def test_a_score_is_the_price_of_the_place_of_the_right_key(fitted, one_key):
     asked, relevant, totals = one_key(200, 4)
     ranks, (_, columns) = first(relevant), fitted.ordered(asked)
     scores, candidate_scores = fitted.scores(asked, ranks), fitted.candidate_scores(asked).tolist()
-    outcomes = LabelledResults.of(asked, relevant, totals).scored(fitted)
+    labelled = LabelledResults.of(asked, relevant, totals).scored(fitted)
     for i, rank in enumerate(ranks.tolist()):
         if rank == np.inf:
-            assert scores[i] == outcomes.scores[i] == np.inf
+            assert scores[i] == labelled.scores[i] == np.inf
             continue
         place = columns[i].tolist().index(int(rank) - 1)
-        assert scores[i] == outcomes.scores[i] == candidate_scores[i][place]
-        assert outcomes.relevant[i, place]
-        assert outcomes.ranks[i] == place + 1
-        assert outcomes.relevant[i].sum() == relevant[i].sum()
+        assert scores[i] == labelled.scores[i] == candidate_scores[i][place]
+        assert labelled.relevant[i, place]
+        assert labelled.ranks[i] == place + 1
+        assert labelled.relevant[i].sum() == relevant[i].sum()
 
 
 def test_one_query_is_sized_as_among_many(fitted, one_key):
@@ -200,38 +200,38 @@ def test_rankings_that_hold_every_key_once_are_ranked_alike(drawn, fitted, one_k
 
 
 def test_first_matches_and_all_matches_fit_the_same(drawn, fitted):
-    rankings, relevant, _ = drawn
-    np.testing.assert_array_equal(Reranked.fit(rankings, first(relevant)).weights, fitted.weights)
+    results, relevant, _ = drawn
+    np.testing.assert_array_equal(Reranked.fit(results, first(relevant)).weights, fitted.weights)
 
 
 def test_of_many_queries_some_are_fitted_on(drawn, describe, monkeypatch):
-    rankings, relevant, _ = drawn
+    results, relevant, _ = drawn
     monkeypatch.setattr(module, "MOST_QUERIES", 60)
-    ordered, _ = Reranked.fit(rankings, relevant).ordered(rankings)
+    ordered, _ = Reranked.fit(results, relevant).ordered(results)
     some = np.random.default_rng(0).permutation(150)[:60].tolist()
-    expected = by_scipy(rankings, relevant, some, describe)
+    expected = by_scipy(results, relevant, some, describe)
     for i in range(0, 150, 10):
-        chances = sorted(expected(rankings, i)[:-1].tolist())[::-1]
+        chances = sorted(expected(results, i)[:-1].tolist())[::-1]
         assert ordered.probability[i, : len(chances)] == pytest.approx(chances, abs=1e-5)
 
 
 def test_without_keys_or_with_matches_of_several_keys_it_is_refused(drawn):
-    rankings, relevant, _ = drawn
-    some = np.flatnonzero(relevant.sum(axis=1) < rankings.there.sum(axis=1))[0]
-    wrong = np.flatnonzero(rankings.there[some] & ~relevant[some])[-1]
+    results, relevant, _ = drawn
+    some = np.flatnonzero(relevant.sum(axis=1) < results.there.sum(axis=1))[0]
+    wrong = np.flatnonzero(results.there[some] & ~relevant[some])[-1]
     several = relevant.copy()
     several[some, wrong] = True
     repeats = SearchResults(np.zeros(3), 3, keys=np.array([[5, 5, 7]] * 3))
     for queries, truth in (
-        (replace(rankings, keys=None), relevant),
-        (rankings, several),
+        (replace(results, keys=None), relevant),
+        (results, several),
         (repeats, np.array([1, 2, 3.0])),  # the second of its key is the first match
     ):
         assert not Reranked.suits(queries, truth)
         with pytest.raises(InvalidData, match="matches all have one: choose learned sizes"):
             Reranked.fit(queries, truth)
-    assert Reranked.suits(rankings, relevant)
-    assert Reranked.suits(rankings, first(relevant))
+    assert Reranked.suits(results, relevant)
+    assert Reranked.suits(results, first(relevant))
 
 
 @pytest.mark.parametrize("missing", ["distances", "keys", "candidate_uncertainty"])
@@ -251,10 +251,10 @@ def test_a_stored_model_is_the_same_model(fitted, drawn):
 
 
 def test_queries_of_which_none_or_all_have_a_match_are_fitted_without_warning(drawn):
-    rankings, _, _ = drawn
+    results, _, _ = drawn
     for ranks in (np.full(150, np.inf), np.ones(150)):
-        score_function = Reranked.fit(rankings, ranks)
-        candidate_scores = score_function.candidate_scores(rankings)
+        score_function = Reranked.fit(results, ranks)
+        candidate_scores = score_function.candidate_scores(results)
         assert (candidate_scores[:, 0] == 0).all()
         assert (candidate_scores[:, 1:] >= candidate_scores[:, :-1]).all()
 

@@ -42,9 +42,9 @@ def score_function(request):
     return request.param.fit(*split())
 
 
-def places(score_function, rankings, ranks):
+def places(score_function, results, ranks):
     """Where the score function takes the candidates of ranks that are counted nearest first."""
-    _, columns = score_function.ordered(rankings)
+    _, columns = score_function.ordered(results)
     if columns is None:
         return [int(rank) for rank in ranks]
     return [row.index(int(rank) - 1) + 1 for row, rank in zip(columns.tolist(), ranks, strict=True)]
@@ -190,10 +190,10 @@ def test_matches_that_are_not_those_of_the_candidates_are_refused(kind, matches)
 
 
 def test_all_matches_tell_what_the_first_ones_do(score_function):
-    rankings, ranks = split()
+    results, ranks = split()
     matches = np.arange(1, DEPTH + 1) == ranks[:, None]
     matches[:, 1:] |= matches[:, :-1]  # the other candidate of the same key
-    fitted = type(score_function).fit(rankings, matches)
+    fitted = type(score_function).fit(results, matches)
     np.testing.assert_array_equal(
         fitted.candidate_scores(asked()), score_function.candidate_scores(asked())
     )

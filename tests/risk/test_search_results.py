@@ -62,18 +62,18 @@ def test_votes_are_those_of_the_first_thirty(shape, labels):
 
 
 def test_distinct_rankings_keep_the_nearest_candidate_of_each_key():
-    rankings = everything()
-    distinct, columns = rankings.distinct(), rankings.key_columns()
+    results = everything()
+    distinct, columns = results.distinct(), results.key_columns()
     assert (len(distinct), distinct.depth) == (20, 40)
-    assert distinct.uncertainty.tolist() == rankings.uncertainty.tolist()
-    for i, row in enumerate(rankings.keys.tolist()):
+    assert distinct.uncertainty.tolist() == results.uncertainty.tolist()
+    for i, row in enumerate(results.keys.tolist()):
         firsts = [k for k, key in enumerate(row) if key >= 0 and key not in row[:k]]
         missing = 40 - len(firsts)
         kept = {
-            "distances": [*(rankings.distances[i, k] for k in firsts), *[np.inf] * missing],
+            "distances": [*(results.distances[i, k] for k in firsts), *[np.inf] * missing],
             "keys": [*(row[k] for k in firsts), *[-1] * missing],
             "candidate_uncertainty": [
-                *(rankings.candidate_uncertainty[i, k] for k in firsts),
+                *(results.candidate_uncertainty[i, k] for k in firsts),
                 *[0.0] * missing,
             ],
             "votes": [*(row[:30].count(row[k]) for k in firsts), *[0] * missing],
@@ -91,11 +91,11 @@ def test_distinct_rankings_without_distances_still_end_where_keys_do():
 
 
 def test_distinct_rankings_do_not_change_those_they_come_from():
-    rankings = everything()
-    keys, distances = rankings.keys.copy(), rankings.distances.copy()
-    rankings.distinct()
-    np.testing.assert_array_equal(rankings.keys, keys)
-    np.testing.assert_array_equal(rankings.distances, distances)
+    results = everything()
+    keys, distances = results.keys.copy(), results.distances.copy()
+    results.distinct()
+    np.testing.assert_array_equal(results.keys, keys)
+    np.testing.assert_array_equal(results.distances, distances)
 
 
 def test_rankings_without_keys_have_no_distinct_ones():
@@ -107,10 +107,10 @@ def test_rankings_without_keys_have_no_distinct_ones():
     "rows", [slice(2, 9, 3), np.array([5, 0, 5]), np.arange(20) % 3 == 1], ids=str
 )
 def test_some_queries_keep_all_that_is_known_of_them(rows):
-    rankings = everything()
-    some = rankings[rows]
+    results = everything()
+    some = results[rows]
     for name in ("uncertainty", "distances", "keys", "candidate_uncertainty"):
-        np.testing.assert_array_equal(getattr(some, name), getattr(rankings, name)[rows])
+        np.testing.assert_array_equal(getattr(some, name), getattr(results, name)[rows])
     assert (some.depth, some.votes) == (40, None)
     assert len(some) == len(np.arange(20)[rows])
 

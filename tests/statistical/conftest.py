@@ -41,7 +41,7 @@ def _fewer(request, full):
 class Queries:
     """Labelled queries: their candidates, which of them match, and all matches in the gallery."""
 
-    rankings: SearchResults
+    results: SearchResults
     relevant: np.ndarray
     totals: np.ndarray
 
@@ -50,7 +50,7 @@ class Queries:
         return np.where(self.relevant.any(1), self.relevant.argmax(1) + 1.0, np.inf)
 
     def __getitem__(self, rows):
-        return Queries(self.rankings[rows], self.relevant[rows], self.totals[rows])
+        return Queries(self.results[rows], self.relevant[rows], self.totals[rows])
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ def draw_queries(n, seed):
     rival = (key + rng.integers(1, KEYS, size=(n, 1))) % KEYS
     other = (key + rng.integers(1, KEYS, size=(n, DEPTH))) % KEYS
     keys = np.where(match, key, np.where(rng.uniform(size=(n, DEPTH)) < 0.4, rival, other))
-    rankings = SearchResults(
+    results = SearchResults(
         hardness * rng.lognormal(sigma=0.3, size=n),
         DEPTH,
         distances=np.cumsum(rng.exponential(0.2 + 0.1 * hardness[:, None], (n, DEPTH)), axis=1),
         keys=keys,
         candidate_uncertainty=rng.gamma(2.0, size=(n, DEPTH)) - match,
     )
-    return Queries(rankings, match, match.sum(axis=1) + rng.poisson(1, n))
+    return Queries(results, match, match.sum(axis=1) + rng.poisson(1, n))
 
 
 @pytest.fixture(scope="session")
@@ -106,9 +106,9 @@ def worlds(split, everybody):
     """By name of the score function."""
 
     def world(name):
-        score_function, _ = fit_score_function(name, split.rankings, split.ranks)
+        score_function, _ = fit_score_function(name, split.results, split.ranks)
         tuning, population = (
-            LabelledResults.of(part.rankings, part.relevant, part.totals).scored(score_function)
+            LabelledResults.of(part.results, part.relevant, part.totals).scored(score_function)
             for part in (split, everybody)
         )
         return World(score_function, tuning, population)
@@ -149,26 +149,26 @@ def answers():
 
 @pytest.fixture(scope="session")
 def true_risk():
-    """`true_risk(outcomes, risk)`: a function from thresholds to the exact mean loss of all
-    outcomes.
+    """`true_risk(labelled, risk)`: a function from thresholds to the exact mean loss of all
+    labelled results.
 
     Of the sets that are given out, which hold what scores up to a tolerance more than threshold.
     The loss of a query changes by a known amount at the score of each candidate, so that one sort
     of all scores and the running sum of the changes give the risk of every threshold.
     """
 
-    def true_risk(outcomes, risk):
-        hits = np.cumsum(outcomes.relevant, axis=1)
+    def true_risk(labelled, risk):
+        hits = np.cumsum(labelled.relevant, axis=1)
         losses = {
             "miss": (hits == 0).astype(float),
-            "recall": 1 - hits / np.maximum(outcomes.totals, 1)[:, None],
+            "recall": 1 - hits / np.maximum(labelled.totals, 1)[:, None],
             "false-discovery": 1 - hits / np.arange(1, hits.shape[1] + 1),
         }[risk]
         changes = np.diff(losses, axis=1, prepend=0)
-        known = np.isfinite(outcomes.candidate_scores)
-        order = np.argsort(outcomes.candidate_scores[known])
-        all_scores = outcomes.candidate_scores[known][order]
-        risks = np.concatenate([[0], np.cumsum(changes[known][order])]) / len(outcomes)
+        known = np.isfinite(labelled.candidate_scores)
+        order = np.argsort(labelled.candidate_scores[known])
+        all_scores = labelled.candidate_scores[known][order]
+        risks = np.concatenate([[0], np.cumsum(changes[known][order])]) / len(labelled)
 
         def of(thresholds):
             thresholds = np.asarray(thresholds, np.float64)

@@ -95,8 +95,8 @@ def test_one_that_was_chosen_among_several_answers_with_the_sets_it_was_chosen_f
     chosen = smallest_certified(runs, ALPHA, DELTA, 12)
     relevant = np.arange(DEPTH) == ranks[chosen][:, None]
     queries = SearchResults(np.zeros(400), depth=DEPTH)
-    outcomes = LabelledResults.of(queries, relevant, np.ones(400, int)).scored(Constant())
-    controller = RiskController(Constant(), outcomes, outcomes)
+    labelled = LabelledResults.of(queries, relevant, np.ones(400, int)).scored(Constant())
+    controller = RiskController(Constant(), labelled, labelled)
     decided = decide_chosen(controller, Request(ALPHA, DELTA), 12)
     assert decided.threshold == runs[chosen][0].threshold(ALPHA, DELTA / 12)
     assert decided.threshold > controller.decide(Request(ALPHA, DELTA)).threshold

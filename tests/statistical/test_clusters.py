@@ -37,18 +37,18 @@ def drawn(clusters, correlation, rng):
     return rows.T[sizes[:, None] > place.T], np.repeat(columns, sizes)
 
 
-def first_matches(outcomes):
+def first_matches(labelled):
     """The same as far as misses go: of each query the first match alone, at its score."""
-    ones = np.ones(len(outcomes), np.int64)
-    found = np.isfinite(outcomes.scores)[:, None]
-    scores = outcomes.scores[:, None]
+    ones = np.ones(len(labelled), np.int64)
+    found = np.isfinite(labelled.scores)[:, None]
+    scores = labelled.scores[:, None]
     return LabelledResults.from_arrays(
         {
             "candidate_scores": scores,
             "relevant": found,
             "totals": ones,
-            "uncertainty": outcomes.uncertainty,
-            "selection_score": outcomes.selection_score,
+            "uncertainty": labelled.uncertainty,
+            "selection_score": labelled.selection_score,
         }
     )
 

@@ -61,8 +61,8 @@ def test_the_exact_risk_is_what_sets_of_the_whole_population_show(
     for threshold, exact in zip(
         thresholds, true_risk(world.population, risk)(thresholds), strict=True
     ):
-        sizes = world.score_function.sizes(everybody.rankings, threshold)
-        _, columns = world.score_function.ordered(everybody.rankings)
+        sizes = world.score_function.sizes(everybody.results, threshold)
+        _, columns = world.score_function.ordered(everybody.results)
         relevant = everybody.relevant
         relevant = relevant if columns is None else take_columns(relevant, columns, False)
         held = relevant & (np.arange(relevant.shape[1]) < sizes[:, None])
@@ -105,8 +105,8 @@ def test_the_certified_risk_below_alpha_holds_and_is_not_too_large(
 def test_sets_of_distinct_keys_hold_what_is_promised(
     split, everybody, draws, answers, true_risk, excess, kind
 ):
-    tuned, columns = (part.rankings.key_columns() for part in (split, everybody))
-    tuning, rankings = split.rankings.distinct(tuned), everybody.rankings.distinct(columns)
+    tuned, columns = (part.results.key_columns() for part in (split, everybody))
+    tuning, results = split.results.distinct(tuned), everybody.results.distinct(columns)
     ranks = split.relevant, everybody.relevant
     matches = [
         take_columns(relevant, taken, False)
@@ -114,17 +114,17 @@ def test_sets_of_distinct_keys_hold_what_is_promised(
     ]
     first = np.where(matches[0].any(1), matches[0].argmax(1) + 1.0, np.inf)
     score_function, _ = fit_score_function(kind, tuning, first)
-    population = LabelledResults.of(rankings, matches[1], matches[1].sum(axis=1)).scored(
+    population = LabelledResults.of(results, matches[1], matches[1].sum(axis=1)).scored(
         score_function
     )
     controllers = [
-        MissController(score_function, np.sort(population.scores[row]), rankings.depth)
+        MissController(score_function, np.sort(population.scores[row]), results.depth)
         for row in draws(N)
     ]
     thresholds = answers(at(0.1), controllers)
     assert excess(true_risk(population, "miss")(thresholds) > 0.1, DELTA) <= 3
-    sizes = score_function.sizes(rankings, np.nanmedian(thresholds))
-    held = (np.arange(rankings.depth) < sizes[:, None]) & (rankings.keys >= 0)
+    sizes = score_function.sizes(results, np.nanmedian(thresholds))
+    held = (np.arange(results.depth) < sizes[:, None]) & (results.keys >= 0)
     assert (held.sum(axis=1) == sizes).all()  # no set holds a key that is not there
 
 
@@ -150,12 +150,12 @@ def test_scaling_by_each_batch_s_own_range_of_uncertainty_would_be_noticed(
 ):
     def own_range(row):
         batch = everybody[row]
-        own = MinMax.fit(batch.rankings, batch.ranks)  # of the calibration queries, not of others
-        return MissController.calibrate(own, batch.rankings, batch.ranks).threshold(ALPHA, DELTA)
+        own = MinMax.fit(batch.results, batch.ranks)  # of the calibration queries, not of others
+        return MissController.calibrate(own, batch.results, batch.ranks).threshold(ALPHA, DELTA)
 
     thresholds = answers(own_range, draws(N))
-    of_the_test_batch = MinMax.fit(everybody.rankings, everybody.ranks)
-    served = LabelledResults.of(everybody.rankings, everybody.relevant, everybody.totals).scored(
+    of_the_test_batch = MinMax.fit(everybody.results, everybody.ranks)
+    served = LabelledResults.of(everybody.results, everybody.relevant, everybody.totals).scored(
         of_the_test_batch
     )
     assert excess(true_risk(served, "miss")(thresholds) > ALPHA, DELTA) > 3
@@ -169,12 +169,12 @@ def few(queries):
 
 def exceeds(batch, few, score_function, alpha=0.15):
     """Whether the true risk of the calibrated sets is above alpha; a refusal is no violation."""
-    controller = MissController.calibrate(score_function, batch.rankings, batch.ranks)
+    controller = MissController.calibrate(score_function, batch.results, batch.ranks)
     try:
-        sizes = controller.size(few.rankings, alpha, DELTA)
+        sizes = controller.size(few.results, alpha, DELTA)
     except RiskUnattainable:
         return False
-    _, columns = score_function.ordered(few.rankings)
+    _, columns = score_function.ordered(few.results)
     matches = few.relevant if columns is None else take_columns(few.relevant, columns, False)
     held = matches & (np.arange(matches.shape[1]) < sizes[:, None])
     return bool(1 - held.any(axis=1).mean() > alpha)
@@ -182,7 +182,7 @@ def exceeds(batch, few, score_function, alpha=0.15):
 
 def test_whatever_is_chosen_on_the_tuning_split_keeps_the_promise(queries, few, draws, excess):
     splits = [queries(60, seed) for seed in range(100, 140)]  # so few that the choice varies
-    chosen = [fit_score_function("auto", split.rankings, split.ranks)[0] for split in splits]
+    chosen = [fit_score_function("auto", split.results, split.ranks)[0] for split in splits]
     assert len({score_function.name for score_function in chosen}) >= 3
     rows = enumerate(draws(60, size=1_000))
     failed = [exceeds(few[row], few, chosen[draw % len(chosen)]) for draw, row in rows]
@@ -191,8 +191,8 @@ def test_whatever_is_chosen_on_the_tuning_split_keeps_the_promise(queries, few, 
 
 def test_a_model_fitted_on_the_calibration_queries_would_be_noticed(queries, few, draws, excess):
     split = queries(60, seed=4)
-    honest = Learned.fit(split.rankings, split.ranks)
+    honest = Learned.fit(split.results, split.ranks)
     batches = [few[row] for row in draws(60, size=1_000)]
     assert excess([exceeds(batch, few, honest) for batch in batches], DELTA) <= 3
-    own = [exceeds(batch, few, Learned.fit(batch.rankings, batch.ranks)) for batch in batches]
+    own = [exceeds(batch, few, Learned.fit(batch.results, batch.ranks)) for batch in batches]
     assert excess(own, DELTA) > 3

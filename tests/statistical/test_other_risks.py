@@ -35,17 +35,17 @@ def violated(draws, answers, true_risk):
     return violated
 
 
-def one_match(outcomes):
+def one_match(labelled):
     """The same with the first match only: sets lack all or nothing, the hardest case for a mean."""
-    first = outcomes.relevant & (np.cumsum(outcomes.relevant, axis=1) == 1)
-    ones = np.ones(len(outcomes), np.int64)
+    first = labelled.relevant & (np.cumsum(labelled.relevant, axis=1) == 1)
+    ones = np.ones(len(labelled), np.int64)
     return LabelledResults.from_arrays(
         {
-            "candidate_scores": outcomes.candidate_scores,
+            "candidate_scores": labelled.candidate_scores,
             "relevant": first,
             "totals": ones,
-            "uncertainty": outcomes.uncertainty,
-            "selection_score": outcomes.selection_score,
+            "uncertainty": labelled.uncertainty,
+            "selection_score": labelled.selection_score,
         }
     )
 
@@ -119,16 +119,16 @@ def test_false_discoveries_exceed_alpha_in_at_most_delta_of_the_calibrations(
 def test_false_discoveries_hold_where_candidates_are_all_right_or_all_wrong(
     worlds, draws, answers, true_risk, excess, bound
 ):
-    def alike(outcomes):  # the hardest case for a mean
-        relevant = np.repeat(outcomes.relevant[:, :1], outcomes.relevant.shape[1], axis=1)
+    def alike(labelled):  # the hardest case for a mean
+        relevant = np.repeat(labelled.relevant[:, :1], labelled.relevant.shape[1], axis=1)
         totals = relevant.sum(axis=1)
         return LabelledResults.from_arrays(
             {
-                "candidate_scores": outcomes.candidate_scores,
+                "candidate_scores": labelled.candidate_scores,
                 "relevant": relevant,
                 "totals": totals,
-                "uncertainty": outcomes.uncertainty,
-                "selection_score": outcomes.selection_score,
+                "uncertainty": labelled.uncertainty,
+                "selection_score": labelled.selection_score,
             }
         )
 

@@ -38,7 +38,7 @@ def overlapping(queries, draws):
     pictures = queries(1_000, seed=3)
 
     def exceeds(score_function, calibration, asked):
-        controller = MissController(score_function, np.sort(calibration), pictures.rankings.depth)
+        controller = MissController(score_function, np.sort(calibration), pictures.results.depth)
         try:
             return bool(np.mean(asked > controller.threshold(alpha, DELTA)) > alpha)
         except RiskUnattainable:
@@ -47,8 +47,8 @@ def overlapping(queries, draws):
     again, apart = [], []
     for tuned, drawn in zip(draws(n, 5, 1_000, 2), draws(n, 6, 1_000, 2), strict=True):
         split = pictures[tuned]
-        score_function = Learned.fit(split.rankings, split.ranks)
-        scores = score_function.scores(pictures.rankings, pictures.ranks)
+        score_function = Learned.fit(split.results, split.ranks)
+        scores = score_function.scores(pictures.results, pictures.ranks)
         others = np.setdiff1d(np.arange(1_000), tuned)
         again.append(exceeds(score_function, scores[tuned], scores))
         apart.append(exceeds(score_function, scores[np.intersect1d(drawn, others)], scores[others]))
@@ -86,7 +86,7 @@ def test_pictures_of_the_gallery_find_themselves(
     """As calibration queries these are at rank 1; pictures to come are where they are."""
     world = worlds["minmax"]
     own = np.random.default_rng(7).uniform(size=(len(draws(N)), N)) < share
-    ranked_first = world.score_function.scores(everybody.rankings, np.ones(len(everybody.ranks)))
+    ranked_first = world.score_function.scores(everybody.results, np.ones(len(everybody.ranks)))
     scores = np.where(own, ranked_first[draws(N)], world.population.scores[draws(N)])
     assert excess(risk(thresholds(scores)) > ALPHA, DELTA) > 3
     if share < 1:

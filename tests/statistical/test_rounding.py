@@ -153,7 +153,7 @@ def in_the_split(everybody, drawn):
     def in_the_split():
         failed = np.zeros(DRAWS, bool)
         for draw, (rows, tuning, calibration) in enumerate(drawn):
-            ranks, uncertainty = everybody.ranks[rows], everybody.rankings.uncertainty[rows]
+            ranks, uncertainty = everybody.ranks[rows], everybody.results.uncertainty[rows]
             score_function = Quantile(np.sort(uncertainty[tuning]))
             scores = score_function.scores(SearchResults(uncertainty, DEPTH), ranks)
             try:

@@ -87,14 +87,14 @@ def without_restarts(losses):
 
 
 def test_half_the_rises_after_10_000_good_queries_are_told_within_75():
-    rng, told, once = np.random.default_rng(1), [], []
+    rng, alarms, once = np.random.default_rng(1), [], []
     for _ in range(100):
         losses = np.append(rng.uniform(size=10_000) < 0.05, rng.uniform(size=75) < 0.3)
         monitor = RiskMonitor(ALPHA)
         assert not monitor.update(losses[:-75])
-        told.append(monitor.update(losses[-75:]))
+        alarms.append(monitor.update(losses[-75:]))
         once.append(without_restarts(losses))
-    assert np.mean(told) > 0.5
+    assert np.mean(alarms) > 0.5
     assert np.mean(once) < 0.01
 
 
@@ -135,12 +135,12 @@ def test_a_detector_by_hand_agrees_and_the_best_bet_alone_would_be_noticed(exces
 
 @pytest.mark.parametrize("before", [0, 10_000])
 def test_a_detector_tells_a_rise_whenever_it_comes(before):
-    rng, told = np.random.default_rng(4), []
+    rng, alarms = np.random.default_rng(4), []
     for _ in range(100):
         detector = ChangeDetector(ALPHA, mean_time=100_000)
         assert not detector.update(rng.uniform(size=before) < 0.05)
-        told.append(detector.update(rng.uniform(size=75) < 0.3))
-    assert np.mean(told) > 0.5
+        alarms.append(detector.update(rng.uniform(size=75) < 0.3))
+    assert np.mean(alarms) > 0.5
 
 
 def smooth(n):

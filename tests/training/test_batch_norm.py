@@ -19,7 +19,7 @@ from training.workers import Workers
 ALONE = Workers(0, 1, torch.device("cpu"))
 STEPS = 3
 
-# One of two processes; it takes the steps of `train` below, and then tells what it was told.
+# One of two processes; it takes the steps of `train` below, and then prints what it received.
 WORKER = """
 import json, sys
 import torch
@@ -42,7 +42,7 @@ for batch in images:
 save_file(network.state_dict(), f"{folder}/{rank}.safetensors")
 
 rows = torch.arange(6).view(3, 2) + 10 * rank
-told = {
+received = {
     "unequal": workers.all_gather(rows[: 3 - 2 * rank]),
     "first has none": workers.all_gather(rows[: 3 * rank]),
     "last has none": workers.all_gather(rows[: 3 - 3 * rank]),
@@ -51,10 +51,12 @@ told = {
     "summed": workers.all_reduce(rows),
     "own": rows,  # left as it was
 }
-told = {name: [list(values.shape), values.flatten().tolist()] for name, values in told.items()}
-told["metrics"] = workers.broadcast({"recall": 0.25} if rank == 0 else None)
-told["shares"] = [list(workers.shard(n)) for n in (0, 1, 5)]
-print(json.dumps(told))
+received = {
+    name: [list(values.shape), values.flatten().tolist()] for name, values in received.items()
+}
+received["metrics"] = workers.broadcast({"recall": 0.25} if rank == 0 else None)
+received["shares"] = [list(workers.shard(n)) for n in (0, 1, 5)]
+print(json.dumps(received))
 torch.distributed.destroy_process_group()
 """
 
@@ -156,7 +158,7 @@ def test_a_network_without_such_layers_is_left_alone():
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory):
-    """The folder of two processes that met, and what each of them was told."""
+    """The folder of two processes that met, and what each of them received."""
     folder = tmp_path_factory.mktemp("processes")
     (folder / "worker.py").write_text(WORKER)
     torch.save(network(), folder / "net")
@@ -207,11 +209,11 @@ def test_two_processes_tell_each_other(processes):
         "numbers": np.array([0.5, 0.5, -1.5]),
         "summed": first + second,
     }
-    for rank, told in enumerate(processes[1]):
+    for rank, received in enumerate(processes[1]):
         for name, values in (expected | {"own": (first, second)[rank]}).items():
-            assert told[name] == [list(values.shape), values.flatten().tolist()], name
-        assert told["metrics"] == {"recall": 0.25}
-    shares = zip(*(told["shares"] for told in processes[1]), strict=True)
+            assert received[name] == [list(values.shape), values.flatten().tolist()], name
+        assert received["metrics"] == {"recall": 0.25}
+    shares = zip(*(received["shares"] for received in processes[1]), strict=True)
     assert [ours + theirs for ours, theirs in shares] == [[], [0], [0, 1, 2, 3, 4]]
 
 

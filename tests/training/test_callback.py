@@ -1,4 +1,4 @@
-"""What is told of every epoch, and what may stop a run."""
+"""A callback is called after every epoch, and may stop a run."""
 
 import threading
 
@@ -14,8 +14,8 @@ from training import train
 from training.checkpoint import last_epoch
 
 
-class Told(ray.train.UserCallback):
-    """Keeps what it is told, and stops the run after some epoch."""
+class Recorder(ray.train.UserCallback):
+    """Keeps what is reported, and stops the run after some epoch."""
 
     def __init__(self, folder=None, stop=None):
         self.epochs, self.threads, self.kept, self.recalls = [], set(), [], []
@@ -41,21 +41,21 @@ def whole(tiny, tracking_uri, tmp_path_factory):
         return train(tiny(epochs=3))
 
 
-def test_every_epoch_is_told_once_its_checkpoint_is_there(tiny, tmp_path):
-    told = Told(tmp_path / "runs" / "tiny")
-    run = train(tiny(epochs=3), callback=told)
-    assert told.epochs == told.kept == [1, 2, 3]
-    assert told.threads == {threading.get_ident()}
+def test_every_epoch_is_reported_once_its_checkpoint_is_there(tiny, tmp_path):
+    recorder = Recorder(tmp_path / "runs" / "tiny")
+    run = train(tiny(epochs=3), callback=recorder)
+    assert recorder.epochs == recorder.kept == [1, 2, 3]
+    assert recorder.threads == {threading.get_ident()}
     history = MlflowClient(run.tracking_uri).get_metric_history(
         run.mlflow_run, "validation/recall_at_1"
     )
-    assert told.recalls == [metric.value for metric in history]
+    assert recorder.recalls == [metric.value for metric in history]
 
 
 def test_a_run_that_is_stopped_is_noted_as_killed_and_continues(tiny, tmp_path, whole):
     folder = tmp_path / "runs" / "tiny"
     with pytest.raises(SystemExit):
-        train(tiny(epochs=3), callback=Told(folder, stop=2))
+        train(tiny(epochs=3), callback=Recorder(folder, stop=2))
     assert last_epoch(folder) == 2
     assert not (folder / "encoder.safetensors").exists()
     client = MlflowClient(whole.tracking_uri)
@@ -63,9 +63,9 @@ def test_a_run_that_is_stopped_is_noted_as_killed_and_continues(tiny, tmp_path, 
     (stopped,) = client.search_runs([experiment], f"tags.`rcir.folder` = '{folder}'")
     assert stopped.info.status == "KILLED"
 
-    told = Told(folder)
-    again = train(tiny(epochs=3), callback=told)
-    assert told.epochs == [3]
+    recorder = Recorder(folder)
+    again = train(tiny(epochs=3), callback=recorder)
+    assert recorder.epochs == [3]
     assert again.mlflow_run == stopped.info.run_id
     assert client.get_run(again.mlflow_run).info.status == "FINISHED"
     assert steps(again, "loss") == [1, 2, 3]
@@ -82,11 +82,11 @@ def test_in_another_thread_the_weights_are_the_same(tiny, whole):
     assert same_weights(runs[0], whole)
 
 
-def test_members_of_an_ensemble_are_not_told(tiny):
-    told = Told()
+def test_members_of_an_ensemble_are_not_reported(tiny):
+    recorder = Recorder()
     encoder = EncoderConfig("deep-ensemble", dim=8, options={"members": 2})
-    train(tiny(epochs=1, encoder=encoder), callback=told)
-    assert told.epochs == []
+    train(tiny(epochs=1, encoder=encoder), callback=recorder)
+    assert recorder.epochs == []
 
 
 def same_weights(first, second):

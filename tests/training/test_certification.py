@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from rcir.data import ImageSet
-from rcir.data.relevance import SharedLabel, WithinRadius
+from rcir.data.relevance import SharedLabel
+from rcir.data.within_radius import WithinRadius
 from rcir.risk.score_functions import Constant
 from training import certification
 from training.certification import certify, fold_roles
@@ -154,15 +155,15 @@ class Witness(Constant):
     def __init__(self, fitted):
         self.seen = {"tuning": fitted.uncertainty}
 
-    def scores(self, rankings, ranks):
-        self.seen["calibration"] = rankings.uncertainty
-        self.seen["searched"] = np.unique(rankings.candidate_uncertainty)
-        return np.zeros(len(rankings), np.float32)
+    def scores(self, results, ranks):
+        self.seen["calibration"] = results.uncertainty
+        self.seen["searched"] = np.unique(results.candidate_uncertainty)
+        return np.zeros(len(results), np.float32)
 
-    def candidate_scores(self, rankings):
-        self.seen["measured"] = rankings.uncertainty
-        assert {*rankings.candidate_uncertainty.ravel()} == {*self.seen["searched"]}
-        return np.zeros((len(rankings), rankings.depth), np.float32)
+    def candidate_scores(self, results):
+        self.seen["measured"] = results.uncertainty
+        assert {*results.candidate_uncertainty.ravel()} == {*self.seen["searched"]}
+        return np.zeros((len(results), results.depth), np.float32)
 
 
 @pytest.mark.parametrize("n", [63, 400])
@@ -170,9 +171,9 @@ def test_each_quarter_does_what_it_is_for_and_nothing_else(n, monkeypatch):
     vectors, _, images = draw(n)
     witnesses = []
 
-    def fit(name, rankings, ranks):
+    def fit(name, results, ranks):
         assert name == "auto"
-        witnesses.append(Witness(rankings))
+        witnesses.append(Witness(results))
         return witnesses[-1], {}
 
     monkeypatch.setattr(certification, "fit_score_function", fit)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from rcir.data import ImageSet
-from rcir.data.relevance import WithinRadius
+from rcir.data.within_radius import WithinRadius
 from rcir.embedding import Embedding
 from training.certification import fold_roles
 from training.validation import validate

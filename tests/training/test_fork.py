@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.runs.folder import RunFolder, read_run
-from tests.training.test_callback import Told, same_weights
+from tests.training.test_callback import Recorder, same_weights
 from tests.training.test_continued import equal, steps
 from training import Change, OptimizerConfig, train
 from training.checkpoint import best_epoch, last_epoch
@@ -38,7 +38,7 @@ def make(tiny, place):
 def half(make, place):
     """The folder of a run that was stopped after two of its four epochs."""
     with pytest.raises(SystemExit):
-        train(make("half"), callback=Told(stop=2))
+        train(make("half"), callback=Recorder(stop=2))
     assert last_epoch(place / "half") == 2
     return place / "half"
 
@@ -60,9 +60,9 @@ def metrics(run):
 def test_a_new_run_goes_on_to_the_weights_of_a_fresh_one(make, half, fresh):
     config = make("new", changes=NEW)
     fork_run(half, config)
-    told = Told()
-    run = train(config, callback=told)
-    assert told.epochs == [3, 4]
+    recorder = Recorder()
+    run = train(config, callback=recorder)
+    assert recorder.epochs == [3, 4]
     assert same_weights(run, fresh)
     assert metrics(run) == metrics(fresh)
     last = "checkpoints/epoch-0004/optimizer.safetensors"
@@ -77,7 +77,7 @@ def test_what_a_run_had_trained_is_replaced(make, half, fresh, reached):
     other = make(f"other-{reached}", optimizer=OptimizerConfig(lr=0.002), seed=7)
     if reached < 4:
         with pytest.raises(SystemExit):
-            train(other, callback=Told(stop=reached))
+            train(other, callback=Recorder(stop=reached))
     else:
         train(other)
     folder = half.parent / other.name
@@ -145,7 +145,7 @@ def test_interrupted_it_leaves_a_run_that_begins_anew(make, half, fresh, monkeyp
     """Whichever configuration it then has, its weights are those of that configuration."""
     name, first = f"cut-{moment}", OptimizerConfig(lr=0.002)
     with pytest.raises(SystemExit):
-        train(make(name, optimizer=first), callback=Told(stop=2))
+        train(make(name, optimizer=first), callback=Recorder(stop=2))
     folder, config = half.parent / name, make(name, changes=NEW)
 
     written = RunFolder.write
@@ -172,9 +172,9 @@ def test_interrupted_it_leaves_a_run_that_begins_anew(make, half, fresh, monkeyp
     if moment == "cleared":
         config = make(name, optimizer=first)
         fresh = train(make("fresh-other", optimizer=first))
-    told = Told()
-    assert same_weights(train(config, callback=told), fresh)
-    assert told.epochs == [1, 2, 3, 4]
+    recorder = Recorder()
+    assert same_weights(train(config, callback=recorder), fresh)
+    assert recorder.epochs == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_without_a_checkpoint_there_is_nothing_to_go_on_from(make, half, tmp_pat
 
 def test_the_mlflow_run_that_is_kept_ends_as_finished(make, half):
     with pytest.raises(SystemExit):
-        train(make("noted", seed=9), callback=Told(stop=1))
+        train(make("noted", seed=9), callback=Recorder(stop=1))
     config = make("noted", changes=NEW)
     fork_run(half, config)
     run = train(config)

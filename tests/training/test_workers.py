@@ -61,18 +61,18 @@ def alone(tiny, tracking_uri, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def reported(tmp_path_factory):
     """What a callback of the plain training on workers writes."""
-    return tmp_path_factory.mktemp("told") / "told"
+    return tmp_path_factory.mktemp("reported") / "reported"
 
 
 @pytest.fixture(scope="module")
-def together(ray_cluster, told, tiny, tracking_uri, tmp_path_factory):
+def together(ray_cluster, reported, tiny, tracking_uri, tmp_path_factory):
     """`together(kind)`: the training on workers; to be read only."""
 
     class Written(ray.train.UserCallback):  # carried to Ray's controller by value
         def after_report(self, run_context, metrics, checkpoint):
-            with told.open("a") as file:
+            with reported.open("a") as file:
                 first = metrics[0]
                 file.write(f"{len(metrics)} {first['epoch']} {first['validation/recall_at_1']}\n")
 
@@ -132,10 +132,10 @@ def test_members_of_an_ensemble_train_side_by_side(tiny):
         np.testing.assert_allclose(values, expected[name], rtol=1e-3, atol=1e-4)
 
 
-def test_a_callback_is_told_what_the_workers_report(together, told):
+def test_a_callback_gets_what_the_workers_report(together, reported):
     recalls = history(together("plain"), "validation/recall_at_1")
     expected = [f"3 {epoch} {recall}" for epoch, recall in zip((1, 2), recalls, strict=True)]
-    assert told.read_text().splitlines() == expected
+    assert reported.read_text().splitlines() == expected
 
 
 @pytest.mark.slow

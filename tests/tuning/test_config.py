@@ -47,7 +47,7 @@ ENSEMBLE = {"encoder.method": "deep-ensemble"}
                 "scheduler": "asha",
                 "space": {"encoder.method": {"choice": ["btl", "deep-ensemble"]}},
             },
-            "an ensemble is judged",
+            "an ensemble is measured when",
         ),
         ({**PBT, "trials": 1}, "2 trials at least"),
         ({**PBT, "seeds": 2}, "one seed"),

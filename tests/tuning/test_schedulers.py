@@ -12,7 +12,7 @@ from rcir.runs.results import VALIDATION, RunResults
 from training import TrainingConfig, train
 from tuning import TuningConfig, sweep
 from tuning.records import REPORTS_FILE
-from tuning.trial import read_reports
+from tuning.trial import OBJECTIVE, read_reports
 
 pytestmark = [
     pytest.mark.slow,
@@ -47,7 +47,7 @@ def test_tpe_draws_in_the_space(searched):
         assert found["encoder"]["dim"] == values["encoder.dim"]
 
 
-def test_a_trial_of_several_seeds_is_judged_by_their_mean(searched, certified):
+def test_the_objective_of_several_seeds_is_their_mean(searched, certified):
     for trial in searched.trials.values():
         runs = [searched.folder / trial.name, searched.folder / f"{trial.name}-seed-1"]
         assert [read_run(run).config["seed"] for run in runs] == [0, 1]
@@ -79,7 +79,7 @@ def test_asha_stops_who_is_behind(one_cpu, small, runs_in, workers):
     first, second = (
         next(report for report in each["reports"] if report["epoch"] == 2) for each in then
     )
-    assert second["judged_size"] > first["judged_size"]
+    assert second[OBJECTIVE] > first[OBJECTIVE]
     assert not (records.folder / behind.name / "encoder.safetensors").exists()
     assert records.ranked() == [ahead, behind]
     runs = runs_in(records.tracking_uri, records.mlflow_run)

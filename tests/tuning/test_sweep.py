@@ -43,7 +43,7 @@ def named(records, rate):
     return found
 
 
-def test_trials_are_judged_by_the_size_they_certify_on_the_validation_images(records, certified):
+def test_trials_are_compared_by_the_size_they_certify_on_the_validation_images(records, certified):
     learned, unlearned = named(records, 3e-3), named(records, 1e-7)
     for trial in (learned, unlearned):
         assert (trial.state, trial.epochs, trial.reason) == ("finished", 2, "")

@@ -20,7 +20,7 @@ from rcir.data.division import Source
 from rcir.data.listing import require_images
 from rcir.data.mat import read_mat
 from rcir.data.records import ImageSet
-from rcir.data.relevance import WithinRadius
+from rcir.data.within_radius import WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
 Version = Literal["30k", "250k"]

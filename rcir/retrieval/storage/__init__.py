@@ -4,7 +4,7 @@
     retriever.json          encoder, preprocessing, index, depth, controllers, what it was
                             calibrated on, and how many retrievers it was chosen among
     encoder.safetensors     weights, if it has an encoder
-    controller.safetensors  score functions, and results of tuning split and calibration queries
+    controller.safetensors  score functions, labelled results of tuning split and calibration split
     index/                  the index's own files
     gallery.json            ids
     relevance.safetensors   labels of the gallery images or what else says which queries match them

@@ -14,7 +14,8 @@ from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from rcir.data.digests import BYTES
-from rcir.data.relevance import Relevance, relevance_of
+from rcir.data.relevance import relevance_of
+from rcir.data.relevance_protocol import Relevance
 from rcir.encoders.batches import from_arrays, to_arrays
 from rcir.files import read_array
 from rcir.index import Index, IndexConfig, find_index

@@ -1,4 +1,4 @@
-"""Every statement of one calibration, measured on test queries."""
+"""Every guarantee of one calibration, measured on test queries."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Queries:
 
 @dataclass(frozen=True)
 class RiskResult:
-    """One statement, certified and measured; None in what follows alpha if not certified.
+    """One guarantee, certified and measured; None in what follows alpha if not certified.
 
     Attributes:
-        statement: what is controlled, in words.
+        guarantee: what is controlled, in words.
         alpha, delta: what was asked.
         score_function, bound: how sizes are chosen.
         threshold: the calibrated parameter.
@@ -44,7 +44,7 @@ class RiskResult:
         refusal: why it is not certified, and what would help.
     """
 
-    statement: str
+    guarantee: str
     alpha: float
     delta: float
     score_function: str
@@ -75,12 +75,12 @@ def rows(
         options["miss, any mix of groups"] = {"mix": "any"}
 
     def measured(
-        controller: RiskController, queries: Queries, statements: dict[str, dict[str, Any]]
+        controller: RiskController, queries: Queries, guarantees: dict[str, dict[str, Any]]
     ) -> list[RiskResult]:
         alike = _alike(queries, controller)
         return [
-            _measure(controller, alike, Request(alpha, delta, **asked), queries.test, statement)
-            for statement, asked in statements.items()
+            _measure(controller, alike, Request(alpha, delta, **asked), queries.test, guarantee)
+            for guarantee, asked in guarantees.items()
             for alpha in alphas
         ]
 
@@ -97,12 +97,12 @@ def _measure(
     alike: RiskController,
     request: Request,
     test: LabelledResults,
-    statement: str,
+    guarantee: str,
 ) -> RiskResult:
-    """One statement on the test queries that it speaks of."""
+    """One guarantee on the test queries that it speaks of."""
     controller = controller.for_risk(request)
     alpha, delta = float(request.alpha), float(request.delta or 0)  # type: ignore[arg-type]
-    row = RiskResult(statement, alpha, delta, controller.score_function.name, controller.bound)
+    row = RiskResult(guarantee, alpha, delta, controller.score_function.name, controller.bound)
     if not request.abstain:
         row = replace(row, constant_size=_constant_size(alike, request, test))
     try:
@@ -118,11 +118,11 @@ def _measure(
     row = replace(row, bound=decision.bound, threshold=decision.threshold)
     if len(answered) == 0:
         return replace(row, answered=0.0 if asked.any() else None)
-    outcomes = test.scored(controller.score_function)[answered]
+    labelled = test.scored(controller.score_function)[answered]
     threshold = widened(np.array([decision.threshold]))
     return replace(
         row,
-        test_risk=float(request.one_risk.unit_losses(outcomes, threshold).mean()),
+        test_risk=float(request.one_risk.unit_losses(labelled, threshold).mean()),
         mean_size=float(sizes[answered].mean()),
         answered=len(answered) / int(asked.sum()),
     )
@@ -136,7 +136,7 @@ def _alike(queries: Queries, controller: RiskController) -> RiskController:
 
 
 def _constant_size(alike: RiskController, request: Request, test: LabelledResults) -> float | None:
-    """The mean size that the constant score function needs for the same statement."""
+    """The mean size that the constant score function needs for the same guarantee."""
     try:
         decision = alike.decide(request)
     except RiskUnattainable:
