@@ -46,9 +46,7 @@ class Searcher(VectorSearcher):
 
     Attributes:
         encoder, preprocessing: how pictures are embedded; None where all is vectors already.
-        index, gallery, max_depth: see `VectorSearcher`.
-        label_names: names of the gallery's labels, by label; empty where they have none. No search
-            depends on them.
+        index, gallery, max_depth, label_names: see `VectorSearcher`.
 
     Args:
         labels: of the gallery images, or their relevance: which queries they match.
@@ -82,7 +80,6 @@ class Searcher(VectorSearcher):
         super().__init__(index, gallery, depth)
         self.encoder = encoder
         self.preprocessing = preprocessing
-        self.label_names: dict[int, str] = {}
         self._fingerprints = Fingerprints()
         if encoder is not None and encoder.reranks and items is None:
             raise InvalidData("the encoder re-ranks: give the embeddings of the gallery as items")
@@ -116,17 +113,6 @@ class Searcher(VectorSearcher):
         )
         built.label_names = gallery.label_names
         return built
-
-    def named_labels(
-        self, positions: NDArray[np.int64]
-    ) -> tuple[int, ...] | tuple[str, ...] | None:
-        """Labels of some gallery images, by name where labels have names; None without labels."""
-        if self.labels is None:
-            return None
-        labels = self.labels[positions].tolist()
-        if not self.label_names:
-            return tuple(labels)
-        return tuple(self.label_names.get(label, str(label)) for label in labels)
 
     def embed(self, images: Images, embedder: Embed | None = None) -> Embedding:
         """The embeddings of pictures, with what the encoder knows of their uncertainty.
@@ -180,7 +166,7 @@ class Searcher(VectorSearcher):
             cosine if uncertainty is None else uncertainty,
             self.depth,
             distances,
-            None if self.labels is None else _at(self.labels, positions),
+            self.keys(positions),
             None if items is None else items.take(positions),
             votes,
             positions=positions,
@@ -292,14 +278,6 @@ class Searcher(VectorSearcher):
             return Embedding(torch.from_numpy(vectors)), vectors
         images: Any = queries
         return self.embed(images, embedder), images
-
-
-def _at(labels: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(n, depth) labels at positions, -1 where there is no candidate: these come last."""
-    found = labels.take(positions)
-    if len(positions) and positions[:, -1].min() < 0:
-        found[positions < 0] = -1
-    return found
 
 
 def _arrays(embedding: Embedding) -> tuple[NDArray[np.float32], NDArray[np.float64] | None]:

@@ -21,6 +21,8 @@ class VectorSearcher:
         index: how vectors are searched.
         gallery: what is known of the images, in the order of the index.
         max_depth: number of candidates to search for each query, if the gallery has as many.
+        label_names: names of the gallery's labels, by label; empty where they have none. No search
+            depends on them.
     """
 
     def __init__(self, index: Index, gallery: Gallery, depth: int) -> None:
@@ -33,6 +35,7 @@ class VectorSearcher:
         self.index = index
         self.gallery = gallery
         self.max_depth = depth
+        self.label_names: dict[int, str] = {}
 
     @property
     def ids(self) -> NDArray[np.object_]:
@@ -68,6 +71,26 @@ class VectorSearcher:
     def depth(self) -> int:
         """Number of candidates searched for each query; no set is larger."""
         return min(self.max_depth, len(self.gallery))
+
+    def named_labels(
+        self, positions: NDArray[np.int64]
+    ) -> tuple[int, ...] | tuple[str, ...] | None:
+        """Labels of some gallery images, by name where labels have names; None without labels."""
+        if self.labels is None:
+            return None
+        labels = self.labels[positions].tolist()
+        if not self.label_names:
+            return tuple(labels)
+        return tuple(self.label_names.get(label, str(label)) for label in labels)
+
+    def keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """(n, depth) labels at positions, -1 where there is no candidate; None without labels."""
+        if self.labels is None:
+            return None
+        found = self.labels.take(positions)
+        if len(positions) and positions[:, -1].min() < 0:  # those of no candidate come last
+            found[positions < 0] = -1
+        return found
 
     def nearest(
         self, vectors: NDArray[np.float32]

@@ -247,13 +247,12 @@ class RiskController:
                 f"the queries were searched to depth {results.depth}, the calibration queries to "
                 f"{self.depth}: search alike"
             )
-        abstaining = guarantee.selection_threshold is not None
-        most = 1 if abstaining else self.score_function.most(guarantee.threshold)
-        ordered, _ = self.score_function.ordered(results, int(min(most, results.depth)))
-        if guarantee.selection_threshold is not None:
-            selection_score = self.score_function.selection_score(ordered, size=1)
-            return ordered, (selection_score <= guarantee.selection_threshold).astype(np.int64)
-        return ordered, self.score_function.sizes(ordered, guarantee.threshold)
+        score_function, limit = self.score_function, guarantee.selection_threshold
+        most = score_function.most(guarantee.threshold) if limit is None else 1
+        ordered, _ = score_function.ordered(results, int(min(most, results.depth)))
+        if limit is None:
+            return ordered, score_function.sizes(ordered, guarantee.threshold)
+        return ordered, (score_function.selection_score(ordered, 1) <= limit).astype(np.int64)
 
     @property
     def _of_means(self) -> Bound:
