@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import os
 import statistics
+import sys
 import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as Ray gives each worker one CPU
 
@@ -31,6 +33,7 @@ from rcir.encoders import EncoderConfig
 from rcir.mining import MiningConfig
 from training import TrainingConfig, train
 
+HERE = Path(__file__).resolve().parent
 CONFIG = TrainingConfig(
     name="benchmark",
     epochs=1,
@@ -63,6 +66,8 @@ def main() -> None:
     figures |= {f"dropout_{n}": dropout(CONFIG, n, torch.device("cpu")) for n in (1, 64)}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
+        # Workers look where this process does, and would take this file for the package.
+        sys.path[:] = [place for place in sys.path if Path(place).resolve() != HERE]
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
         figures["overhead_per_epoch"] = between_epochs(folder) / 60
         figures["weak_scaling_2"] = weak_scaling(folder)

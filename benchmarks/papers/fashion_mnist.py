@@ -47,8 +47,8 @@ PUBLISHED = {
 TRAINED = ("deep-ensemble", "mc-dropout", "btl")
 POINT = MiningConfig("random", "semi-hard", num_negatives=64, pool=64, margin=0.5, scope="batch")
 BAYESIAN = MiningConfig("nearest", "margin-violating", num_negatives=64, pool=64, scope="batch")
-EVERYTHING = {"validation": 1000, "gallery": 1, "tuning": 1, "calibration": 1}
-LITTLE = {"validation": 200, "gallery": 59_500, "tuning": 1, "calibration": 1}
+EVERYTHING = {"validation": 1000, "gallery": 1, "tuning": 2, "calibration": 1}
+LITTLE = {"validation": 200, "gallery": 59_500, "tuning": 2, "calibration": 1}
 QUERIES, EPOCHS = sized((10_000, 5), (200, 1))
 
 

@@ -46,7 +46,7 @@ METHODS = {"deterministic": "point", "btl": "BTL"}
 
 def configuration(method: str, dim: int, seed: int, runs: Path) -> TrainingConfig:
     """The recipe of one training."""
-    parts = {"validation": sized(2000, 200), "gallery": 1, "tuning": 1, "calibration": 1}
+    parts = {"validation": sized(2000, 200), "gallery": 1, "tuning": 2, "calibration": 1}
     return TrainingConfig(
         name=f"two-digit-{method}-{dim}-{seed}",
         storage=str(runs),
