@@ -1,4 +1,4 @@
-"""The cost of retrieval metrics beyond the search that they judge, and against peers.
+"""The cost of retrieval metrics beyond the search that they measure, and against peers.
 
 R@k and mAP@k for k = 1, 5, 10 and MAP@R of 10,000 queries against 60,000 items of 128 dimensions
 and 600 classes, from the positions that FAISS found: ours with the look-up of labels and the count

@@ -1,4 +1,4 @@
-"""Whether options are what a data set's reader takes: their names, and types of values."""
+"""Whether options are what a reader of a data set, or an index, takes: names and types."""
 
 from __future__ import annotations
 

@@ -33,6 +33,7 @@ def commands():
     return [line for line in lines if not line.startswith(("make", "mlflow"))]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 def test_the_commands_of_the_readme_run_in_its_order(demo, tmp_path, monkeypatch):
     (tmp_path / "configs").symlink_to(ROOT / "configs")

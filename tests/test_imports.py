@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 HEAVY = ("torch", "torchvision", "faiss", "ray", "mlflow", "sklearn", "matplotlib", "torch._dynamo")
 
 
@@ -66,6 +68,7 @@ def test_a_query_needs_no_part_of_scipy_that_is_slow_to_import():
     assert loaded(asked, (*HEAVY, "scipy.stats", "scipy.optimize")) == {"torch"}
 
 
+@pytest.mark.slow
 def test_a_worker_needs_neither_the_tracking_nor_torchvision():
     """Nor PyTorch's compiler, which torchvision and optimizers bring in: 3 of 7 seconds of CPU."""
     worker = "import training.loop, rcir.encoders.embedder, rcir.encoders.replicas"
@@ -95,6 +98,7 @@ assert len(embed(encoder, preprocessing, images.images)) == 40
 """
 
 
+@pytest.mark.slow
 def test_small_networks_and_the_resizing_of_pixels_need_no_torchvision():
     assert loaded(EMBEDDED) == {"torch", "sklearn"}
 
@@ -107,5 +111,6 @@ with suppress(SystemExit):
 """
 
 
+@pytest.mark.slow
 def test_options_are_shown_without_what_runs_a_training():
     assert loaded(SHOWN) == {"torch"}

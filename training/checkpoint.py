@@ -26,7 +26,7 @@ from safetensors.numpy import save as save_arrays
 from safetensors.torch import load_file
 from torch import nn
 
-from rcir.errors import CheckpointFailed
+from rcir.errors import CheckpointFailed, InvalidData
 from rcir.files import write_folder
 from rcir.retrieval.storage import save_tensors
 from training.validation import CERTIFIED_SIZE, MEAN_AVERAGE_PRECISION, Validation
@@ -120,6 +120,9 @@ def save_checkpoint(
     for epoch in _epochs(run):
         if epoch not in (state.epoch, state.best_epoch):
             shutil.rmtree(checkpoint_folder(run, epoch))
+    # Of workers that were lost while they wrote, on other hosts as well: no other one writes here.
+    for aside in folder.parent.glob(".epoch-*"):
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def restore(
@@ -141,7 +144,13 @@ def restore(
         laid_out = torch.empty_like(weight).copy_(value) if value.shape == weight.shape else value
         moments.setdefault(int(index), {})[name] = laid_out
     optimizer.load_state_dict({"state": moments, "param_groups": numbers["param_groups"]})
-    return TrainState(**numbers["train_state"])
+    try:
+        return TrainState(**numbers["train_state"])
+    except TypeError as error:
+        raise InvalidData(
+            f"{folder} was written by another version of rcir ({error}): train anew, under another "
+            "name"
+        ) from error
 
 
 def last_epoch(run: Path) -> int:

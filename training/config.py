@@ -49,7 +49,7 @@ class TrainingConfig:
             embedding outside of training.
         data: the data set.
         preprocessing: from images to the encoder's input.
-        augmentation: random changes of training images.
+        augmentation: random transforms of training images.
         encoder: what is trained.
         loss: options of the loss of encoder.method, such as margin: those of its `LossOptions`.
         mining: how tuples are chosen; what is left open becomes the best for the encoder.

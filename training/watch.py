@@ -17,7 +17,7 @@ QUANTILE = 1.645  # of the normal distribution, at 95%
 
 @dataclass
 class TrainingWatch:
-    """Warns, once each, of a criterion that tells no epochs apart and of a collapsed encoder.
+    """Warns, once each, of a mean average precision of 1 and of a collapsed encoder.
 
     An encoder has collapsed that gives all images the same embedding: the triplet loss then stays
     at its margin, the soft one and the Bayesian one at log 2.

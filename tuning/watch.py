@@ -93,9 +93,8 @@ class TrialWatch(Callback):
         return self._records.trials.get(number, Trial(number, _values(trial)))
 
     def _end(self, trial: Trial, **changes: Any) -> None:
-        if (
-            trial.number in self._ended
-        ):  # it ended before, and only reported again what it had reported
+        # It may have ended before, and only reported again what it had reported.
+        if trial.number in self._ended:
             return
         now = time.monotonic()
         seconds = now - self._started.get(trial.number, now)

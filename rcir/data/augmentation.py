@@ -1,4 +1,4 @@
-"""Random changes of training images, drawn afresh at every step.
+"""Random transforms of training images, drawn afresh at every step.
 
 Drawing is apart from changing: the numbers for a whole batch come first, and whoever holds some of
 its images changes these alone. So the result is the same however a batch is shared out.

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.records import ImageSet, Splits
+from rcir.data.relevance_protocol import Relevance
 from rcir.data.within_radius import WithinRadius, asking, database_of
 from rcir.levels import ALPHA, DELTA
 
@@ -33,7 +34,10 @@ def shortages(splits: Splits) -> list[str]:
             f"no anchor has a positive and a negative: of {len(splits.train)} training images one "
             "must match another one and not match a third"
         )
-    if len(splits.validation) < LEAST_VALIDATION or not _matches(splits.validation)[0].any():
+    if (
+        len(splits.validation) < LEAST_VALIDATION
+        or not _matches(splits.validation.relevance)[0].any()
+    ):
         found.append(
             f"validation has {len(splits.validation)} images, needed are {LEAST_VALIDATION}, two "
             "of which match"
@@ -66,26 +70,41 @@ def can_train(images: ImageSet, sampled: bool = False) -> bool:
     """Whether some image that asks has a positive, and a negative beside it.
 
     Args:
-        sampled: whether a sample is mined: images that none matches are never drawn.
+        sampled: whether a sample is mined, which images without a positive are never drawn into.
     """
-    positives, others = _matches(images, positive=True)
-    matches, _ = _matches(images)
-    if sampled and len(matches) == len(images):
-        others = int(np.sum(matches > 0)) - 1
+    relevance = images.relevance
+    if sampled:
+        relevance = relevance.subset(_with_positives(relevance))
+    positives, _ = _matches(_near(relevance))
+    matches, others = _matches(relevance)
     return bool(np.any((positives > 0) & (matches < others)))
 
 
-def _matches(images: ImageSet, positive: bool = False) -> tuple[NDArray[np.int64], int]:
-    """For each image that asks, how many others match it; and how many others there are.
+def _near(relevance: Relevance) -> Relevance:
+    """The relevance by which images are positives of each other in training."""
+    if isinstance(relevance, WithinRadius) and relevance.near is not None:
+        return replace(relevance, radius=relevance.near)
+    return relevance
 
-    Args:
-        positive: count only those that are its positives in training.
-    """
-    relevance = images.relevance
-    if positive and isinstance(relevance, WithinRadius) and relevance.near is not None:
-        relevance = replace(relevance, radius=relevance.near)
+
+def _with_positives(relevance: Relevance) -> NDArray[np.int64]:
+    """Rows of the images that are an anchor or a positive of some tuple."""
+    near, database = _near(relevance), database_of(relevance)
+    if database is None:
+        return np.flatnonzero(near.totals(near) > 1)
+    found = np.zeros(len(relevance), bool)
+    for side in (database, ~database):
+        rows, others = np.flatnonzero(side), np.flatnonzero(~side)
+        if len(others):
+            found[rows] = near.subset(rows).totals(near.subset(others)) > 0
+    return np.flatnonzero(found)
+
+
+def _matches(relevance: Relevance) -> tuple[NDArray[np.int64], int]:
+    """For each image that asks, how many others match it; and how many others there are."""
     database = database_of(relevance)
     if database is None:
-        return relevance.totals(relevance) - 1, len(images) - 1  # each counts itself
+        # Each counts itself, if it matches anything.
+        return np.maximum(relevance.totals(relevance) - 1, 0), len(relevance) - 1
     searched = relevance.subset(np.flatnonzero(database))
     return relevance.subset(asking(relevance)).totals(searched), len(searched)

@@ -76,5 +76,5 @@ class MatchProbability(ReorderingScore):
         return order, expit(np.take_along_axis(logits, order, axis=1))
 
     def selection_score(self, results: SearchResults, size: int) -> NDArray[np.float64]:
-        probability = np.asarray(self.ordered(results)[0].probability)
+        probability = np.asarray(self.ordered(results, size)[0].probability)
         return np.prod(1 - probability[:, :size], axis=1)  # type: ignore[no-any-return]

@@ -50,7 +50,7 @@ class ReorderingScore(ScoreFunction):
 
     def _candidate_scores(self, results: SearchResults, columns: int) -> NDArray[np.float32]:
         """The first columns of `candidate_scores`."""
-        ordered, _ = self.ordered(results)
+        ordered, _ = self.ordered(results, columns)
         candidate_scores = inverse_scores(ordered.known("probability")[:, :columns])
         candidate_scores[:, 0] = 0  # the first candidate is in every set
         candidate_scores[~ordered.there[:, :columns]] = np.inf

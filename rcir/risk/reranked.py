@@ -114,7 +114,7 @@ class Reranked(ReorderingScore):
         return set_sizes(self._candidate_scores(results, columns), threshold)
 
     def selection_score(self, results: SearchResults, size: int) -> NDArray[np.float64]:
-        probability = np.asarray(self.ordered(results)[0].probability)
+        probability = np.asarray(self.ordered(results, size)[0].probability)
         return np.maximum(1 - probability[:, :size].sum(axis=1), 0.0)  # type: ignore[no-any-return]
 
 

@@ -58,12 +58,12 @@ class ScoreFunction(ABC):
     def ordered(
         self, results: Results, columns: int | None = None
     ) -> tuple[Results, NDArray[np.int64] | None]:
-        """The results in the order in which sets take candidates, and the (n, depth) columns that
-        they stood in; None where the order stays, nearest first.
+        """The results in the order in which sets take candidates, and the (n, k) columns that they
+        stood in; None where the order stays, nearest first.
 
         Args:
-            columns: how many candidates of each query are needed, of all that there are: more may
-                be left out.
+            columns: how many candidates of each query are needed, all unless given: k is at least
+                as many, or the depth.
         """
         return results, None
 

@@ -145,7 +145,7 @@ class SearchResults:
         return replace(self, depth=columns.shape[1], **taken)
 
     def key_columns(self, least: int | None = None) -> NDArray[np.int64]:
-        """(n, depth) the columns of the nearest candidate of each key, in order, then -1.
+        """(n, k) the columns of the nearest candidate of each key, in order, then -1.
 
         Args:
             least: leave out ranks beyond this one that no query has a key at; none unless given.

@@ -5,11 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from PIL import Image
+from scipy.sparse import csr_array
 from scipy.stats import beta
 
 from rcir.data import DataConfig, ImageSet, load_splits
 from rcir.data.loading import require_enough
-from rcir.data.sufficiency import calibration_note, can_train
+from rcir.data.relevance import SharedLabel
+from rcir.data.sufficiency import calibration_note, can_train, shortages
 from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidData
 
@@ -88,20 +90,31 @@ def test_a_training_is_refused_before_it_begins(tmp_path, monkeypatch, tiny):
 
 
 @pytest.mark.parametrize(
-    ("places", "database", "enough"),
+    ("places", "database", "enough", "sampled"),
     [
-        ([0, 5, 90], [False, True, True], True),
-        ([0, 15, 90], [False, True, True], False),  # it matches, and is no positive
-        ([0, 5, 90], [True, True, True], False),  # who asks?
-        ([0, 5, 90], [False, False, True], False),  # positives that ask
-        ([0, 5, 20], [False, True, True], False),  # no negative: it matches as well
-        ([0, 15, 90], None, False),
-        ([0, 5, 90], None, True),
+        ([0, 5, 90], [False, True, True], True, False),  # a sample never has the third
+        ([0, 15, 90], [False, True, True], False, False),  # it matches, and is no positive
+        ([0, 5, 90], [True, True, True], False, False),  # who asks?
+        ([0, 5, 90], [False, False, True], False, False),  # positives that ask
+        ([0, 5, 20], [False, True, True], False, False),  # no negative: it matches as well
+        ([0, 5, 90, 95], [False, True, True, False], True, True),
+        ([0, 15, 90], None, False, False),
+        ([0, 5, 90], None, True, False),
+        ([0, 5, 90, 95], None, True, True),
     ],
 )
-def test_places_train_by_positives_of_the_other_side(places, database, enough):
-    places = np.stack([np.array(places, float), np.zeros(3)], axis=1)
+def test_places_train_by_positives_of_the_other_side(places, database, enough, sampled):
+    places = np.stack([np.array(places, float), np.zeros(len(places))], axis=1)
     sides = None if database is None else np.array(database)
     relevance = WithinRadius(places, 25.0, near=10.0, database=sides)
-    images = ImageSet(np.zeros((3, 2, 2), np.uint8), None, list("abc"), relevance=relevance)
+    pixels, names = np.zeros((len(places), 2, 2), np.uint8), list("abcd")[: len(places)]
+    images = ImageSet(pixels, None, names, relevance=relevance)
     assert can_train(images) == enough
+    assert can_train(images, sampled=True) == sampled
+
+
+def test_images_without_a_label_match_nothing(splits):
+    labels = SharedLabel(csr_array(np.array([[1, 0], [0, 1], [0, 0]], bool)))
+    images = ImageSet(np.zeros((3, 2, 2), np.uint8), None, list("abc"), relevance=labels)
+    found = shortages(replace(splits, train=images, validation=images))
+    assert [each.partition(" ")[0] for each in found] == ["no", "validation"]

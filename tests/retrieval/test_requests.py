@@ -353,3 +353,19 @@ def test_options_are_combined(learned, splits):
     )
     assert "are missing from the sets of distinct labels returned to queries" in sentence
     assert {each.size for each in learned.retrieve([image] * 2, 0.6, DELTA, abstain=True)} <= {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("alpha", "options"),
+    [(0.3, {}), (0.3, {"distinct": "label"}), (0.8, {"abstain": True}), (0.5, {"risk": "recall"})],
+)
+def test_queries_in_blocks_are_answered_as_one_by_one(
+    retriever, splits, monkeypatch, alpha, options
+):
+    images = list(splits.test.images[:30])
+    together = retriever.retrieve(images, alpha, 0.1, **options)
+    monkeypatch.setattr("rcir.retrieval.retriever.TOGETHER", 7)
+    in_blocks = retriever.retrieve(images, alpha, 0.1, **options)
+    assert [one.to_dict() for one in in_blocks] == [one.to_dict() for one in together]
+    for image, expected in zip(images[::6], together[::6], strict=True):
+        assert retriever.retrieve(image, alpha, 0.1, **options).ids == expected.ids

@@ -56,6 +56,15 @@ def test_candidates_are_taken_by_the_probability_of_a_regression_of_all(fitted, 
     assert moved > 10
 
 
+@pytest.mark.parametrize("columns", [1, 3, 50])
+def test_as_many_candidates_as_are_needed_are_the_first_of_all(fitted, one_key, columns):
+    asked = one_key(40, 1)[0]
+    (whole, order), (found, taken) = fitted.ordered(asked), fitted.ordered(asked, columns)
+    np.testing.assert_array_equal(taken, order[:, :columns])
+    for name in ("distances", "keys", "probability"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(whole, name)[:, :columns])
+
+
 def test_scores_are_one_over_probabilities_and_never_fall(fitted, one_key):
     asked = one_key(200, 2)[0]
     ordered, columns = fitted.ordered(asked)

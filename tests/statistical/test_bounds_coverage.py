@@ -10,7 +10,7 @@ from scipy.stats import binom, norm
 from rcir.risk import Bound, miss_rate_bound
 from rcir.risk.bounds import mean_bound
 
-pytestmark = pytest.mark.statistical
+pytestmark = [pytest.mark.slow, pytest.mark.statistical]
 
 DELTA, SAMPLES = 0.1, 4_000
 

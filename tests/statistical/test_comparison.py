@@ -8,7 +8,7 @@ import pytest
 from rcir.risk import Certified, mean_size
 from rcir.risk.certified import bootstrap, compare_sizes, interval
 
-pytestmark = pytest.mark.statistical
+pytestmark = [pytest.mark.slow, pytest.mark.statistical]
 
 PAIRS, DRAWS, DEPTH, REPEATED, REPEATED_FEW = 600, 200, 12, 200, 800
 FEWER = {"PAIRS": 2, "REPEATED_FEW": 2}
@@ -164,7 +164,6 @@ def test_runs_that_do_not_differ_rarely_seem_to():
     assert np.mean(wrong) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / PAIRS)
 
 
-@pytest.mark.slow
 def test_a_run_that_is_first_for_its_size_rarely_seems_better_than_those_it_is_like():
     """The best of twelve like ones: it was chosen, which the intervals of all pairs allow for."""
     rng = np.random.default_rng(2)

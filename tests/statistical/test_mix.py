@@ -9,7 +9,7 @@ import pytest
 from rcir.errors import RiskUnattainable
 from rcir.risk import RISKS, Constant, LabelledResults, Request, RiskController
 
-pytestmark = pytest.mark.statistical
+pytestmark = [pytest.mark.slow, pytest.mark.statistical]
 
 DRAWS, N, DELTA, POPULATION = 2_000, 600, 0.1, 6_000
 GROUPS = {"day": 0.6, "dusk": 0.25, "night": 0.15}  # and their shares in calibration
@@ -95,7 +95,6 @@ def test_in_every_mix_the_risk_exceeds_alpha_in_at_most_delta_of_the_calibration
     assert excess(as_calibrated, DELTA) > 3
 
 
-@pytest.mark.slow
 def test_in_every_mix_it_holds_for_all_alpha_at_once_too(thresholds, risks, excess):
     alphas = np.linspace(0.15, 0.3, 4)
     asked = [

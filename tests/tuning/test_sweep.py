@@ -18,6 +18,7 @@ from training import TrainingConfig, train
 from tuning import TuningConfig, sweep
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.distributed,
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
 ]
