@@ -64,7 +64,7 @@ def local_level(n: int, delta: float) -> float:
 
 
 def band_required_calibration(alpha: float, delta: float, unmatched: float = 0.0) -> int | None:
-    """`required_calibration` where the statement is to hold for all alpha at once.
+    """`required_calibration` where the guarantee is to hold for all alpha at once.
 
     Returns:
         The number, or None if there is none up to a million.

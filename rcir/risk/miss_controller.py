@@ -34,7 +34,7 @@ from rcir.risk.search_results import SearchResults
 
 
 class _Rule(NamedTuple):
-    """How misses among the calibration queries certify a risk, for one kind of statement."""
+    """How misses among the calibration queries certify a risk, for one kind of guarantee."""
 
     allowed: Callable[[float], int]  # the most misses that certify an alpha
     smallest: Callable[[int], float]  # the smallest alpha that misses certify
@@ -126,7 +126,7 @@ class MissController:
             delta: probability, in (0, 1), of calibration queries that mislead; or None for the
                 marginal guarantee: the risk is at most alpha on average over calibrations
                 (conformal risk control, Angelopoulos et al., ICLR 2024, theorem 1).
-            simultaneous: whether the statement has to hold for all alpha at once, for an alpha
+            simultaneous: whether the guarantee has to hold for all alpha at once, for an alpha
                 chosen after looking; by a band of equal local levels, whatever the bound.
             anytime: whether it has to hold at every number of calibration queries, which arrive one
                 by one, each calibrating anew, until the sets are small enough; by a test

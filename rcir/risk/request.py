@@ -18,7 +18,7 @@ DEFAULT = "miss"
 
 @dataclass(frozen=True)
 class Request:
-    """A statement to certify.
+    """A guarantee that is asked for.
 
     Attributes:
         alpha: the level of `risk`, or several risks with their levels, that hold together.
