@@ -63,6 +63,11 @@ def test_help_needs_no_library():
     assert loaded(HELP, (*HEAVY, "numpy", "scipy", "rich", "yaml")) == set()
 
 
+@pytest.mark.parametrize("command", ["compare", "data", "demo", "evaluate", "retrieve"])
+def test_help_of_a_command_needs_nothing_heavy(command):
+    assert loaded(HELP.replace('["--help"]', f'["{command}", "--help"]')) == set()
+
+
 def test_a_query_needs_no_part_of_scipy_that_is_slow_to_import():
     asked = "import rcir.cli.retrieve, rcir.api"
     assert loaded(asked, (*HEAVY, "scipy.stats", "scipy.optimize")) == {"torch"}

@@ -6,14 +6,10 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-import yaml
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from rcir.data import DATASETS, DataConfig, data_root
-from rcir.data.registry import find_dataset
-from rcir.data.verification import verify
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.printable import printable
 
@@ -38,10 +34,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     """List the data sets, or verify a copy."""
+    from rcir.data import DataConfig, data_root
+
     options.action(options, data_root(DataConfig(root=options.root)))
 
 
 def _list(options: Namespace, root: Path) -> None:
+    from rcir.data import DATASETS
+
     table = Table("name", "images", "on disk", "what it is, and how to get it", box=None)
     table.columns[1].justify = "right"
     for name, found in DATASETS.items():
@@ -54,6 +54,11 @@ def _list(options: Namespace, root: Path) -> None:
 
 
 def _check(options: Namespace, root: Path) -> None:
+    import yaml
+
+    from rcir.data.registry import find_dataset
+    from rcir.data.verification import verify
+
     known = find_dataset(options.name)
     if known.composed and not known.whole:
         console.print(f"{options.name} {known.get}: it needs no check")
