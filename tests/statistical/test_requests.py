@@ -46,6 +46,7 @@ def violated_anywhere(worlds, controllers, answers, true_risk):
     return violated_anywhere
 
 
+@pytest.mark.slow  # each refusal says how many queries would do
 @pytest.mark.parametrize("name", SCORE_FUNCTIONS)
 def test_the_risk_exceeds_whatever_alpha_is_chosen_after_looking_with_probability_delta_at_most(
     violated_anywhere, excess, name
