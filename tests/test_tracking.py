@@ -175,19 +175,24 @@ def test_runs_of_dead_processes_are_marked_as_killed_at_the_next_start(client, m
         run.end("FINISHED")
 
 
+def killed_before_noting(kind, start, monkeypatch):
+    """Die where MLflow has made a run, and no folder says yet which it is."""
+
+    def killed(_):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rcir.tracking.owner", lambda: DEAD)
+        patch.setattr(kind, "write", killed)
+        with pytest.raises(Killed):
+            start()
+
+
 def test_a_sweep_killed_at_its_start_has_one_run(client, tiny, monkeypatch, tmp_path):
     config = TuningConfig(tiny("swept", storage=str(tmp_path)), {"optimizer.lr": {"grid": [1e-3]}})
     folder = tmp_path / "swept"
     folder.mkdir()
-    with monkeypatch.context() as patch:
-
-        def killed(_records):
-            raise Killed
-
-        patch.setattr("rcir.tracking.owner", lambda: DEAD)
-        patch.setattr(Records, "write", killed)
-        with pytest.raises(Killed):
-            start_sweep(config, folder)
+    killed_before_noting(Records, lambda: start_sweep(config, folder), monkeypatch)
     records = start_sweep(config, folder)
     experiment = client.get_experiment_by_name("rcir").experiment_id
     (found,) = client.search_runs([experiment], "tags.`rcir.sweep` = 'swept'")
@@ -196,20 +201,11 @@ def test_a_sweep_killed_at_its_start_has_one_run(client, tiny, monkeypatch, tmp_
 
 
 def test_a_training_killed_at_its_start_has_one_run(client, tiny, monkeypatch, tmp_path):
-    """Killed after MLflow made the run, and before the folder says which it is."""
     config = tiny("once", storage=str(tmp_path))
     trained_on = TrainedOn.of(load_splits(config.data))
     for name in ("once", "another"):
         (tmp_path / name).mkdir()
-    with monkeypatch.context() as patch:
-
-        def killed(_run):
-            raise Killed
-
-        patch.setattr("rcir.tracking.owner", lambda: DEAD)
-        patch.setattr(RunFolder, "write", killed)
-        with pytest.raises(Killed):
-            create_run(config, None, trained_on)
+    killed_before_noting(RunFolder, lambda: create_run(config, None, trained_on), monkeypatch)
     run = create_run(config, None, trained_on)
     folder = str(tmp_path / "once")
     experiment = client.get_experiment_by_name("rcir").experiment_id

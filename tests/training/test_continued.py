@@ -3,11 +3,14 @@
 import json
 import shutil
 
+import pytest
 import torch
 from mlflow import MlflowClient
 from safetensors.torch import load_file
 
 from rcir.encoders import EncoderConfig
+from rcir.errors import InvalidData
+from rcir.runs.folder import find_run
 from training import train
 
 
@@ -44,6 +47,26 @@ def test_a_run_that_stopped_after_its_last_epoch_repeats_none(tiny, capsys):
     assert again.mlflow_run == run.mlflow_run
     assert steps(run, "loss") == [1, 2]
     assert equal(load_file(run.path / "encoder.safetensors"), weights)
+
+
+def test_a_checkpoint_of_another_version_is_refused(tiny):
+    run = train(tiny(epochs=1))
+    unfinish(run.path)
+    state = run.path / "checkpoints" / "epoch-0001" / "state.json"
+    numbers = json.loads(state.read_text())
+    numbers["train_state"]["best"] = numbers["train_state"].pop("best_precision")
+    state.write_text(json.dumps(numbers))
+    with pytest.raises(InvalidData, match="epoch-0001 was written by another version"):
+        train(tiny(epochs=1))
+
+
+def test_a_run_of_another_version_is_refused(tiny):
+    run = train(tiny(epochs=1))
+    stored = json.loads((run.path / "run.json").read_text())
+    stored["config"]["encoder"]["members"] = 3  # as options were, side by side
+    (run.path / "run.json").write_text(json.dumps(stored))
+    with pytest.raises(InvalidData, match="written by another version"):
+        find_run(str(run.path)).encoder()
 
 
 def test_an_ensemble_keeps_the_members_it_has(tiny):
