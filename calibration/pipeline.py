@@ -111,7 +111,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     queries = _searched(retriever, splits, embedder)
     outside = _uncertainty(retriever, asked, embedder)
     with step("calibration"):
-        comparisons = retriever.calibrate(
+        report = retriever.calibrate(
             queries.tuning,
             queries.calibration,
             config.score_function,
@@ -127,7 +127,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
             splits.test,
             config.alphas,
             config.delta,
-            comparisons[None],
+            report.comparison[None],
             outside,
         )
     tracked = start_tracking("calibration", config, output, run.tracked)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from rcir.data.images import ImageLike
 from rcir.errors import NoRetriever
 from rcir.retrieval import storage
 from rcir.retrieval.answer import Options, Retrieval
 from rcir.retrieval.retriever import Retriever
 from rcir.risk.request import Alpha
+
+if TYPE_CHECKING:
+    from rcir.data.images import ImageLike
 
 VARIABLE = "RCIR_RETRIEVER"
 _default: Retriever | None = None

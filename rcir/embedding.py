@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
+
+if TYPE_CHECKING:  # what needs no encoder needs no torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,19 @@ class Embedding:
             vectors, extra.pop("variance", None), extra.pop("uncertainty", None), extra
         )
 
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """All that it holds, by name, as arrays in the memory of this process."""
+        return {name: values.cpu().numpy() for name, values in self.tensors.items()}
+
+    @staticmethod
+    def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Embedding:
+        """The embedding of these `arrays`."""
+        import torch
+
+        return Embedding.from_tensors(
+            {name: torch.from_numpy(values) for name, values in arrays.items()}
+        )
+
     def map(self, change: Callable[[Tensor], Tensor]) -> Embedding:
         """The embedding of each changed tensor; their rows stay those of the same images."""
         return self.from_tensors({name: change(values) for name, values in self.tensors.items()})
@@ -90,7 +106,7 @@ class Embedding:
     def __len__(self) -> int:
         return len(self.vectors)
 
-    def __getitem__(self, rows: slice | Tensor) -> Embedding:
+    def __getitem__(self, rows: slice | Tensor | NDArray[Any]) -> Embedding:
         return self.map(lambda values: values[rows])
 
     @staticmethod
@@ -100,6 +116,8 @@ class Embedding:
         Raises:
             InvalidData: they do not all hold the same.
         """
+        import torch
+
         tensors = [part.tensors for part in parts]
         if any(each.keys() != tensors[0].keys() for each in tensors):
             held = " or ".join(sorted({", ".join(each) for each in tensors}))

@@ -80,3 +80,31 @@ def lazily(
         return sorted({*module_globals, *home_of})
 
     return find, names
+
+
+def import_extra(name: str, extra: str, purpose: str) -> Any:
+    """A module of a package that not every installation has.
+
+    Args:
+        name: of the module.
+        extra: of rcir, that brings it.
+        purpose: what needs it, as the start of a sentence.
+
+    Raises:
+        InvalidConfig: it is not installed.
+
+    Example:
+        >>> import_extra("absent_package", "train", "training encoders")
+        Traceback (most recent call last):
+        rcir.errors.InvalidConfig: training encoders needs absent_package, which is not installed: \
+pip install 'rcir[train]' brings it
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.partition(".")[0]:
+            raise
+        raise InvalidConfig(
+            f"{purpose} needs {error.name}, which is not installed: pip install 'rcir[{extra}]' "
+            "brings it"
+        ) from error

@@ -6,13 +6,13 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b, file_digest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from rcir.data.images import ImageLike, open_image, read_image
+if TYPE_CHECKING:  # digests of vectors need nothing that reads images
+    from rcir.data.images import ImageLike
 
 BYTES = 16  # of 2**64 different pictures, two would have the same digest
 
@@ -54,6 +54,10 @@ def digests(images: Sequence[ImageLike] | NDArray[Any]) -> NDArray[np.bytes_]:
 
 
 def _digest(image: ImageLike) -> str:
+    from PIL import Image
+
+    from rcir.data.images import open_image, read_image
+
     if isinstance(image, str | os.PathLike | bytes):
         with open_image(image) as file:
             return file_digest(file, lambda: blake2b(digest_size=BYTES)).hexdigest()

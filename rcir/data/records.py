@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.images import ImageLike
 from rcir.data.relevance import SameLabel
 from rcir.data.relevance_protocol import Relevance
 from rcir.errors import InvalidData
+
+if TYPE_CHECKING:
+    from rcir.data.images import ImageLike
 
 
 @dataclass(frozen=True)

@@ -146,9 +146,17 @@ def relevance_of(arrays: Mapping[str, NDArray[Any]]) -> Relevance:
         return SameLabel(_read_only(arrays["labels"]))
     if "places" in arrays:
         return WithinRadius(arrays["places"], float(arrays["radius"][0]))
+    if "table.shape" in arrays:
+        from rcir.data.match_table import MatchTable  # which is a kind of `SharedLabel`
+
+        return MatchTable(_labels({name[6:]: values for name, values in arrays.items()}))
+    return SharedLabel(_labels(arrays))
+
+
+def _labels(arrays: Mapping[str, NDArray[Any]]) -> csr_array:
     entries = np.ones(len(arrays["indices"]), np.bool_)
     shape = tuple(arrays["shape"].tolist())
-    return SharedLabel(csr_array((entries, arrays["indices"], arrays["indptr"]), shape=shape))
+    return csr_array((entries, arrays["indices"], arrays["indptr"]), shape=shape)
 
 
 def _read_only(values: NDArray[Any]) -> NDArray[Any]:

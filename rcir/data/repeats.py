@@ -18,6 +18,7 @@ from rcir.data.records import ImageSet, Splits
 from rcir.errors import InvalidData
 
 NEAR = 0.02  # of the median distance to the second nearest item
+BURST, BURSTS = 0.5, 0.2  # of the distance to the gallery; share of the queries that near
 SHOWN = 5
 RECURRING = "or give recurring=True if pictures recur in use exactly as they do here"
 
@@ -186,6 +187,25 @@ def warn_of_twins(
             "usual distance of another query, or of one of the tuning split, though the files or "
             "pixels differ. If they are copies, encoded anew, there are fewer queries than it "
             "seems: leave them out",
+            stacklevel=3,
+        )
+
+
+def warn_of_bursts(
+    queries: str, nearest: NDArray[np.floating[Any]], distances: NDArray[np.floating[Any]]
+) -> None:
+    """Warn of queries that resemble each other far more than the gallery: frames of one video.
+
+    Args:
+        queries, nearest, distances: as for `warn_of_twins`.
+    """
+    alike = np.count_nonzero(nearest < BURST * distances[:, 0])
+    if alike > BURSTS * len(nearest):
+        warnings.warn(
+            f"{alike} of {len(nearest)} {queries} have another query at less than half the "
+            "distance of their nearest gallery image. If queries come in clusters, such as frames "
+            "of one video or photographs of one burst, they are not independent of each other, and "
+            "there are fewer than it seems: say of each which cluster it came in",
             stacklevel=3,
         )
 

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import torch  # noqa: F401  (before faiss: the other order has crashed with some OpenMP runtimes)
-
-# isort: split
 import faiss
 import numpy as np
 from numpy.typing import NDArray

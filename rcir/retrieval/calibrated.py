@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.digests import digests
-from rcir.data.repeats import require_new, require_no_repeats, warn_of_copies, warn_of_twins
+from rcir.data.repeats import (
+    require_no_repeats,
+    warn_of_bursts,
+    warn_of_copies,
+    warn_of_twins,
+)
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
-from rcir.levels import ALPHA, ALPHAS, DELTA
+from rcir.levels import ALPHAS, DELTA
 from rcir.retrieval.answer import Distinct
-from rcir.retrieval.control import check_clusters, control, extended, nearest_other
+from rcir.retrieval.calibration_report import CalibrationReport, report
+from rcir.retrieval.control import (
+    CalibrationOptions,
+    check_clusters,
+    control,
+    divide_queries,
+    nearest_other,
+)
+from rcir.retrieval.queries import Queries
 from rcir.retrieval.searcher import Searcher
 from rcir.risk import (
     Bound,
-    Exchangeability,
     LabelledResults,
-    Request,
     RiskController,
-    check_exchangeability,
-    decide_chosen,
 )
-from rcir.risk.bounds import check_bound
 from rcir.risk.choice import ComparedSizes
 
 
@@ -35,8 +44,9 @@ class CalibratedSearcher(Searcher):
         controllers: what decides the sizes: under None of sets of images and, if the gallery has
             labels, under "label" of sets of distinct labels; empty until calibrated.
         calibrated_on: fingerprints of all that the calibration depends on.
-        query_digests: of the queries that it was tuned or calibrated with, see `rcir.data.digests`;
-            none until calibrated.
+        calibrated_with: how it was calibrated.
+        tuning_queries, calibration_queries: the queries that it was tuned and calibrated with, as
+            they were searched; None until calibrated.
         origin: where it comes from, as plain values: the configuration of its data set ("data") and
             the MLflow run of its training ("run"), if known. No answer depends on it.
         chosen_among: number of retrievers that it was chosen among, by results on its calibration
@@ -48,7 +58,9 @@ class CalibratedSearcher(Searcher):
         super().__init__(*arguments, **named)
         self.controllers: dict[Distinct, RiskController] = {}
         self.calibrated_on: dict[str, str] = {}
-        self.query_digests: NDArray[np.bytes_] = digests([])
+        self.calibrated_with = CalibrationOptions()
+        self.tuning_queries: Queries | None = None
+        self.calibration_queries: Queries | None = None
         self.origin: dict[str, Any] = {}
         self.chosen_among: int = 1
 
@@ -62,34 +74,69 @@ class CalibratedSearcher(Searcher):
         self._require_calibrated()
         return self.controllers[None]
 
+    @overload
     def calibrate(
         self,
-        tuning: LabelledResults,
-        calibration: LabelledResults,
+        queries: LabelledResults,
+        labels: LabelledResults,
         score_function: str = "auto",
         bound: Bound = "binomial",
         alphas: Sequence[float] = ALPHAS,
         delta: float = DELTA,
         recurring: bool = False,
-    ) -> dict[Distinct, ComparedSizes]:
-        """Calibrate on queries that this retriever, as it is now, has searched.
+    ) -> CalibrationReport: ...
+    @overload
+    def calibrate(
+        self,
+        queries: NDArray[np.floating[Any]],
+        labels: object,
+        score_function: str = "auto",
+        bound: Bound = "binomial",
+        alphas: Sequence[float] = ALPHAS,
+        delta: float = DELTA,
+        recurring: bool = False,
+        *,
+        seed: int = 0,
+        **known: Any,
+    ) -> CalibrationReport: ...
+
+    def calibrate(
+        self,
+        queries: LabelledResults | NDArray[np.floating[Any]],
+        labels: LabelledResults | object,
+        score_function: str = "auto",
+        bound: Bound = "binomial",
+        alphas: Sequence[float] = ALPHAS,
+        delta: float = DELTA,
+        recurring: bool = False,
+        *,
+        seed: int = 0,
+        **known: Any,
+    ) -> CalibrationReport:
+        """Calibrate on labelled queries: some fit the sizes, the others certify them.
+
+        Either on two splits that this retriever, as it is now, has searched (`search_labelled`), or
+        on vectors with their labels, which are divided here at random.
 
         Args:
-            tuning: queries to fit the score function on; they calibrate nothing.
-            calibration: other queries, drawn independently of each other from where those to come
-                are; where they come in clusters, with these (`search_labelled`), clusters are.
+            queries: a tuning split, which calibrates nothing; or vectors (n, d).
+            labels: the calibration queries, others than those of the tuning split; or the labels of
+                the vectors, of the kind that the gallery has (`Retriever.from_embeddings`).
+                Calibration queries are drawn independently of each other from where those to come
+                are; where they come in clusters, clusters are.
             score_function: "constant", "minmax", "quantile", "learned", "boosted", "reranked", or
                 "auto", for each risk which of them needs the smallest sets on the tuning split; see
                 `rcir.risk.fit_score_function`.
             bound: confidence bound of the risk, see `rcir.risk.p_value`.
-            alphas, delta: levels at which "auto" compares.
+            alphas, delta: levels at which "auto" compares, and to report.
             recurring: allow calibration queries that are in the tuning split too, or come twice:
                 for pictures that recur in use exactly as they do here, each query drawn
                 independently of all others. Copies of one list of pictures are not.
+            seed: decides which vectors tune and which calibrate.
+            known: of vectors, see `labelled`: uncertainty, model, groups, clusters.
 
         Returns:
-            For sets of images (None) and sets of labels ("label") what "auto" compared, see
-            `rcir.risk.fit_score_function`.
+            What is certified; `print` it.
 
         Raises:
             StaleCalibration: the retriever has changed since it searched.
@@ -104,14 +151,27 @@ class CalibratedSearcher(Searcher):
             >>> tuning = retriever.search_labelled(splits.tuning)
             >>> calibration = retriever.search_labelled(splits.calibration, group="occluded")
             >>> # These numbers are made of digits that recur.
-            >>> sizes = retriever.calibrate(tuning, calibration, recurring=True)
-            >>> sizes[None]["learned"][0.1] < sizes[None]["constant"][0.1]
+            >>> report = retriever.calibrate(tuning, calibration, recurring=True)
+            >>> all(row.mean_size < row.constant_size for row in report.rows)
             True
             >>> query = splits.test.images[0]
             >>> retriever.retrieve(query, 0.1, 0.1, group="True").guarantee.n_calibration < 3000
             True
         """
-        check_bound(bound)
+        options = CalibrationOptions(score_function, bound, tuple(alphas), delta, recurring)
+        if isinstance(queries, LabelledResults):
+            if not isinstance(labels, LabelledResults) or known:
+                raise InvalidConfig(
+                    "give two searched splits, to tune and to calibrate; or vectors and labels"
+                )
+            return self._calibrate(queries, labels, options)
+        divided = divide_queries(self.labelled(queries, labels, **known), seed)
+        tuning, calibration = (self._labelled(part) for part in divided)
+        return self._calibrate(tuning, calibration, options)
+
+    def _calibrate(
+        self, tuning: LabelledResults, calibration: LabelledResults, options: CalibrationOptions
+    ) -> CalibrationReport:
         if tuning is calibration or tuning.vectors is calibration.vectors:
             raise InvalidData(
                 "tuning split and calibration queries are the same: the guarantee needs others"
@@ -119,7 +179,28 @@ class CalibratedSearcher(Searcher):
         for queries in (tuning, calibration):
             self._check_searched(queries)
         check_clusters(tuning, calibration)
-        tuned, calibrated = (digests(part.known("images")) for part in (tuning, calibration))
+        self._check_repeats(tuning, calibration, options.recurring)
+        controllers: dict[Distinct, RiskController] = {}
+        comparison: dict[Distinct, ComparedSizes] = {}
+        for distinct in (None, "label") if self.labels is not None else (None,):
+            halves = (tuning, calibration)
+            if distinct is not None:
+                halves = (tuning.distinct(), calibration.distinct())
+            controllers[distinct], comparison[distinct] = control(*halves, options)
+        self.controllers, self.chosen_among = controllers, 1
+        self.calibrated_on = calibration.known("fingerprints")
+        self.calibrated_with = options
+        self.tuning_queries = self._kept(tuning)
+        self.calibration_queries = self._kept(calibration)
+        return report(controllers[None], calibration, options.alphas, options.delta, comparison)
+
+    def _check_repeats(
+        self, tuning: LabelledResults, calibration: LabelledResults, recurring: bool
+    ) -> None:
+        tuned, calibrated = (digests_of(part) for part in (tuning, calibration))
+        if self.options.leave_one_out:
+            require_no_repeats(None, tuned, calibrated, recurring)
+            return
         require_no_repeats(self.digests, tuned, calibrated, recurring)
         known = self.digests is not None
         warn_of_copies("queries of the tuning split", tuning.known("distances"), known)
@@ -127,86 +208,34 @@ class CalibratedSearcher(Searcher):
         if not recurring:
             nearest = nearest_other(tuning, calibration)
             warn_of_twins("calibration queries", nearest, calibration.known("distances"))
-        controllers: dict[Distinct, RiskController] = {}
-        comparisons: dict[Distinct, ComparedSizes] = {}
-        for distinct in (None, "label") if self.labels is not None else (None,):
-            halves = (tuning, calibration)
-            if distinct is not None:
-                halves = (tuning.distinct(), calibration.distinct())
-            controllers[distinct], comparisons[distinct] = control(
-                *halves, score_function, bound, alphas, delta
-            )
-        self.controllers, self.chosen_among = controllers, 1
-        self.calibrated_on = calibration.known("fingerprints")
-        self.query_digests = np.concatenate([tuned, calibrated])
-        return comparisons
+            if calibration.cluster is None:
+                warn_of_bursts("calibration queries", nearest, calibration.known("distances"))
 
-    def extend(self, queries: LabelledResults, recurring: bool = False) -> None:
-        """Add labelled queries to those calibrated on, in use, as often as wanted.
+    def _kept(self, results: LabelledResults) -> Queries:
+        """The queries of search results, to be searched again.
 
-        The score functions stay as they are. From then on only guarantees that hold at every moment
-        since calibration began are given (`anytime=True`), so that one may look at the sets and go
-        on or stop; whoever does so with the others would stop where the queries mislead.
-
-        Args:
-            queries: exchangeable with the calibration queries, in the order in which their truth
-                became known; with groups if these had some.
-            recurring: allow queries that were tuned or calibrated with before, or come twice, as in
-                `calibrate`.
-
-        Raises:
-            StaleCalibration: not calibrated, or changed since, or another one searched the queries.
-            InvalidData: the calibration queries come in clusters, or have groups and these do not;
-                or some queries are pictures of the gallery, of those before, or the same.
-
-        Example:
-            >>> import rcir
-            >>> from rcir.data import DataConfig, load_splits
-            >>> retriever = rcir.load("runs/demo/retriever")
-            >>> test = load_splits(DataConfig("digits", seed=1)).test
-            >>> retriever.extend(retriever.search_labelled(test))
-            >>> answer = retriever.retrieve("runs/demo/queries/easy.png", 0.1, 0.1, anytime=True)
-            >>> answer.guarantee.n_calibration > 5000
-            True
+        Their relevance is kept where the truth of the results follows from it.
         """
-        self._valid_controller(None)
-        self._check_searched(queries)
-        added = digests(queries.known("images"))
-        require_new(self.digests, self.query_digests, added, recurring)
-        warn_of_copies("queries to add", queries.known("distances"), self.digests is not None)
-        self.controllers = {
-            distinct: extended(controller, queries if distinct is None else queries.distinct())
-            for distinct, controller in self.controllers.items()
-        }
-        self.query_digests = np.concatenate([self.query_digests, added])
+        queries: Queries = results.known("queries").identified()
+        relevance = queries.relevance
+        if relevance is not None and self.relevance is not None:
+            found = relevance.of(self.relevance, results.known("positions"))
+            if not np.array_equal(found, results.relevant):
+                relevance = None
+        clusters = results.clusters
+        return replace(
+            queries,
+            relevance=relevance,
+            groups=results.groups,
+            clusters=None if clusters is None else clusters.astype(str),
+            cluster=results.cluster,
+        )
 
-    def check(
-        self, recent: LabelledResults, alpha: float = ALPHA, delta: float = DELTA
-    ) -> Exchangeability:
-        """Test whether recent labelled queries look like the calibration queries, and the risk.
-
-        Args:
-            recent: queries of which `search_labelled`, or you, know the true matches.
-            alpha, delta: the guarantee for misses that they were, or would be, answered with.
-
-        Raises:
-            StaleCalibration: not calibrated, or changed since, or another one searched the queries.
-            InvalidData: the queries come in clusters: the tests are of independent ones.
-            InvalidRiskLevel: alpha or delta is out of range.
-            RiskUnattainable: nothing certifies alpha at delta.
-        """
-        controller = self._valid_controller(None)
-        self._check_searched(recent)
-        cluster = controller.cluster or recent.cluster
-        if cluster is not None:
-            raise InvalidData(
-                f"queries come in clusters ({cluster}), and are compared as independent ones: "
-                "calibrate and check with one query of each"
-            )
-        request = Request(alpha, delta, anytime=controller.growing)
-        threshold = decide_chosen(controller, request, self.chosen_among).threshold
-        scored = recent.scored(controller.score_function)
-        return check_exchangeability(controller.calibration, scored, certified=(threshold, alpha))
+    @property
+    def query_digests(self) -> NDArray[np.bytes_]:
+        """(n,) of the queries that it was tuned or calibrated with, see `rcir.data.digests`."""
+        kept = (self.tuning_queries, self.calibration_queries)
+        return np.concatenate([digests([]), *(each.digests for each in kept if each is not None)])
 
     def _check_searched(self, queries: LabelledResults) -> None:
         if queries.fingerprints != self.fingerprints() or queries.depth != self.depth:
@@ -233,8 +262,8 @@ class CalibratedSearcher(Searcher):
         if changed:
             raise StaleCalibration(
                 f"changed since calibration: {', '.join(changed)}. The guarantee does not cover "
-                "that: search the labelled queries again and call `calibrate` with them; `search` "
-                "gives neighbours without a guarantee"
+                "that: call `recalibrate`, or `calibrate` with labelled queries; `search` gives "
+                "neighbours without a guarantee"
             )
         return controller
 
@@ -244,3 +273,9 @@ class CalibratedSearcher(Searcher):
                 "this retriever is not calibrated: call `calibrate` with labelled queries, or make "
                 "one with `python -m calibration`; `search` gives neighbours without a guarantee"
             )
+
+
+def digests_of(results: LabelledResults) -> NDArray[np.bytes_]:
+    """(n,) of the queries of search results."""
+    found: NDArray[np.bytes_] = results.known("queries").identified().digests
+    return found

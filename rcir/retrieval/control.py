@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rcir.data.clusters import draw_by_cluster
 from rcir.errors import InvalidData
 from rcir.index import build_index
+from rcir.levels import ALPHAS, DELTA
+from rcir.retrieval.queries import Queries
 from rcir.risk import RISKS, Bound, LabelledResults, RiskController, fit_score_function
+from rcir.risk.bounds import check_bound
 from rcir.risk.choice import ComparedSizes
+
+TUNING = 0.3  # of labelled queries that are divided here
+
+
+@dataclass(frozen=True)
+class CalibrationOptions:
+    """How a retriever is calibrated, see `CalibratedSearcher.calibrate`."""
+
+    score_function: str = "auto"
+    bound: Bound = "binomial"
+    alphas: tuple[float, ...] = ALPHAS
+    delta: float = DELTA
+    recurring: bool = False
+
+    def __post_init__(self) -> None:
+        check_bound(self.bound)
+        object.__setattr__(self, "alphas", tuple(self.alphas))
 
 
 def control(
-    tuning: LabelledResults,
-    calibration: LabelledResults,
-    score_function: str,
-    bound: Bound,
-    alphas: Sequence[float],
-    delta: float,
+    tuning: LabelledResults, calibration: LabelledResults, options: CalibrationOptions
 ) -> tuple[RiskController, ComparedSizes]:
     """The controller of two splits that were searched alike, for every risk with its own score
     function.
 
     Args:
         tuning, calibration: the tuning split and the calibration queries.
-        score_function, alphas, delta: see `rcir.risk.fit_score_function`.
-        bound: of the miss risk.
+        options: how.
 
     Returns:
         The controller, and what was compared for the miss risk.
@@ -35,9 +50,15 @@ def control(
 
     def of(risk: str) -> tuple[RiskController, ComparedSizes]:
         fitted, compared = fit_score_function(
-            score_function, tuning, tuning.relevant, alphas, delta, risk, tuning.totals
+            options.score_function,
+            tuning,
+            tuning.relevant,
+            options.alphas,
+            options.delta,
+            risk,
+            tuning.totals,
         )
-        return RiskController(fitted, tuning, calibration, bound), compared
+        return RiskController(fitted, tuning, calibration, options.bound), compared
 
     main, compared = of("miss")
     for name, risk in RISKS.items():
@@ -46,6 +67,25 @@ def control(
             if own.score_function.name != main.score_function.name:
                 main.own[name] = own
     return main, compared
+
+
+def divide_queries(queries: Queries, seed: int, tuning: float = TUNING) -> tuple[Queries, Queries]:
+    """A tuning split and the calibration queries, drawn at random, by clusters if there are any.
+
+    Raises:
+        InvalidData: one of them would be empty.
+    """
+    rng = np.random.default_rng(seed)
+    if queries.clusters is None:
+        first = max(1, round(tuning * len(queries)))
+        if first >= len(queries):
+            raise InvalidData(
+                f"{len(queries)} queries: some must tune and others calibrate; give more"
+            )
+        rows = np.split(rng.permutation(len(queries)), [first])
+    else:
+        rows = draw_by_cluster(rng, queries.clusters, {"tuning": tuning})
+    return queries[rows[0]], queries[rows[1]]
 
 
 def check_clusters(tuning: LabelledResults, calibration: LabelledResults) -> None:
@@ -85,5 +125,15 @@ def extended(controller: RiskController, queries: LabelledResults) -> RiskContro
         controller.calibration.joined(queries.scored(controller.score_function)),
         controller.bound,
         own={risk: extended(own, queries) for risk, own in controller.own.items()},
+        growing=True,
+    )
+
+
+def grown(controller: RiskController) -> RiskController:
+    """The same controller, of calibration queries that grow one by one."""
+    own = {risk: grown(one) for risk, one in controller.own.items()}
+    return RiskController(
+        *(controller.score_function, controller.tuning, controller.calibration, controller.bound),
+        own=own,
         growing=True,
     )

@@ -6,13 +6,17 @@ import hashlib
 import json
 import operator
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from rcir.data.preprocessing import Preprocessing
-from rcir.encoders.base import Encoder
 from rcir.index import Index
 from rcir.retrieval.gallery import Gallery
+from rcir.retrieval.vector_options import VectorOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rcir.data.preprocessing import Preprocessing
+    from rcir.encoders.base import Encoder
 
 
 class Fingerprints:
@@ -36,9 +40,10 @@ class Fingerprints:
         preprocessing: Preprocessing | None,
         index: Index,
         gallery: Gallery,
+        options: VectorOptions,
     ) -> dict[str, str]:
         """The digests, by what they are of; those of an encoder only if there is one."""
-        parts: list[object] = [encoder, preprocessing, index, gallery]
+        parts: list[object] = [encoder, preprocessing, index, gallery, options]
         weights, hooks = ([], []) if encoder is None else encoder.parts()
         parts += hooks
         # Torch counts its writes to a tensor.
@@ -47,11 +52,17 @@ class Fingerprints:
         if self._counts != counts or not all(map(operator.is_, self._parts, parts)):
             self._known = {"gallery": gallery.digest(), "index": index.version}
             if encoder is not None and preprocessing is not None:
-                described = json.dumps(asdict(preprocessing), sort_keys=True)
                 self._known |= {
                     "encoder": encoder.fingerprint(),
-                    "preprocessing": hashlib.sha256(described.encode()).hexdigest(),
+                    "preprocessing": _digest(preprocessing),
                 }
+            else:
+                self._known["options"] = _digest(options)
             self._parts, self._counts = parts, counts
             self._kept = [values.data for values in weights]
         return self._known
+
+
+def _digest(described: Preprocessing | VectorOptions) -> str:
+    plain = json.dumps(asdict(described), sort_keys=True)
+    return hashlib.sha256(plain.encode()).hexdigest()

@@ -7,17 +7,17 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from rcir.data.records import ImageSet
+from rcir.data.labelling import added_relevance, query_relevance, require_same_kind
+from rcir.data.match_table import MatchTable
 from rcir.data.relevance import SameLabel, SharedLabel, relevance_of
 from rcir.data.relevance_protocol import Relevance
 from rcir.embedding import Embedding
-from rcir.encoders.batches import to_arrays
 from rcir.errors import InvalidData
 
 
@@ -77,7 +77,7 @@ class Gallery:
         """(n,) if images match by having the same."""
         return self.relevance.labels if isinstance(self.relevance, SameLabel) else None
 
-    def relevance_for(self, queries: ImageSet) -> Relevance:
+    def relevance_for(self, queries: Relevance | None) -> Relevance:
         """The relevance, which is of the kind of the queries'.
 
         Raises:
@@ -85,12 +85,29 @@ class Gallery:
         """
         if self.relevance is None:
             raise InvalidData("the gallery has no labels: what is a true match cannot be told")
-        if type(queries.relevance) is not type(self.relevance):
-            raise InvalidData(
-                f"the gallery's images match as {type(self.relevance).__name__}, the queries as "
-                f"{type(queries.relevance).__name__}: both must know the same of their images"
-            )
+        require_same_kind(queries, self.relevance)
         return self.relevance
+
+    def query_relevance(
+        self, labels: object, names: dict[int, str]
+    ) -> tuple[Relevance, dict[int, str]]:
+        """The relevance of queries, and the names of all labels, see `rcir.data.labelling`."""
+        if self.relevance is None:
+            raise InvalidData("the gallery has no labels: what is a true match cannot be told")
+        return query_relevance(labels, self.relevance, names)
+
+    @cached_property
+    def by_digest(self) -> tuple[NDArray[np.bytes_], NDArray[np.int64]]:
+        """The digests, ascending, and the position of each."""
+        if self.digests is None:
+            raise InvalidData("the digests of the gallery images are not known")
+        order = np.argsort(self.digests, kind="stable")
+        return self.digests[order], order
+
+    @cached_property
+    def copies(self) -> int:
+        """How many images the one with most copies stands for, itself among them."""
+        return int(np.unique(self.by_digest[0], return_counts=True)[1].max(initial=1))
 
     def digest(self) -> str:
         """Of all that an answer may depend on."""
@@ -99,7 +116,7 @@ class Gallery:
         if self.uncertainty is not None:
             facts = facts | {"uncertainty": self.uncertainty}
         if self.items is not None:
-            facts = facts | to_arrays(self.items)
+            facts = facts | self.items.arrays()
         if (self.norms != 1).any():
             facts = facts | {"norms": self.norms}
         for name, values in facts.items():
@@ -137,7 +154,7 @@ class Gallery:
             relevance=None if self.relevance is None else self.relevance.subset(rows),
             uncertainty=some(self.uncertainty),
             digests=some(self.digests),
-            items=None if self.items is None else self.items[torch.from_numpy(rows)],
+            items=some(self.items),
         )
 
     def new_ids(self, given: object, images: int) -> NDArray[np.object_]:
@@ -176,35 +193,29 @@ class Gallery:
             raise InvalidData(f"{len(absent)} ids are of no gallery image: {_some(absent)}")
         return np.flatnonzero([name in asked for name in self.ids.tolist()])
 
-    def new_relevance(self, labels: object, images: int) -> Relevance | None:
-        """The relevance of images to add.
+    def new_relevance(
+        self, labels: object, ids: NDArray[np.object_], names: dict[int, str]
+    ) -> tuple[Relevance | None, dict[int, str]]:
+        """The relevance of images to add, and the names of all labels.
 
         Args:
-            labels: whole numbers if the gallery has labels, or a `Relevance` of its kind.
-            images: how many there are.
+            labels: of the kind that the gallery's are, see `rcir.data.labelling`; or a `Relevance`.
+            ids: of the images to add.
+            names: of the gallery's labels.
 
         Raises:
             InvalidData: the gallery knows of no labels and some are given, or the other way round;
                 or they are of another number, type or kind.
         """
+        if isinstance(self.relevance, MatchTable) and labels is None:
+            first = self.relevance.labels.shape[1]
+            return MatchTable.items(len(ids)), names | dict(enumerate(ids.tolist(), first))
         if self.relevance is None or labels is None:
             if self.relevance is labels:
-                return None
+                return None, names
             known = "none" if self.relevance is None else f"them ({type(self.relevance).__name__})"
             raise InvalidData(f"give labels if and only if the gallery has labels: it has {known}")
-        if isinstance(self.relevance, SameLabel) and not isinstance(labels, Relevance):
-            labels = SameLabel(_whole(labels))
-        if not isinstance(labels, Relevance):
-            raise InvalidData(
-                f"labels is a {type(labels).__name__}; the gallery's images match as "
-                f"{type(self.relevance).__name__}: give that of the images to add "
-                "(rcir.data.relevance, rcir.data.within_radius)"
-            )
-        if len(labels) != images:
-            raise InvalidData(f"{images} images, {len(labels)} labels: give one each")
-        whole: Relevance = self.relevance
-        whole.joined(labels)  # raises where they are of another kind
-        return labels
+        return added_relevance(labels, len(ids), self.relevance, names)
 
 
 def _own(relevance: Relevance) -> Relevance:
@@ -228,22 +239,6 @@ def _listed(ids: object) -> list[Any]:
     if isinstance(ids, str) or not isinstance(ids, Sequence | np.ndarray):
         raise InvalidData(f"ids is a {type(ids).__name__}: give a list of texts")
     return list(ids)
-
-
-def _whole(labels: object) -> NDArray[np.int64]:
-    """Labels (n,) as whole numbers."""
-    try:
-        values = np.asarray(labels)
-    except ValueError:  # lists of different lengths
-        values = np.empty((0, 0))
-    if values.shape == (0,):
-        return np.empty(0, np.int64)
-    if values.ndim != 1 or values.dtype.kind not in "iu" or int(values.max()) >= 2**63:
-        raise InvalidData(
-            f"labels are {str(labels)[:40]}, of type {values.dtype}; the gallery's are whole "
-            "numbers: give a list of one per image"
-        )
-    return values.astype(np.int64)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.images import ImageLike
+from rcir.data.digests import digests
+from rcir.data.labelling import gallery_relevance
 from rcir.embedding import Embedding
+from rcir.errors import InvalidData
+from rcir.index import DEPTH, IndexConfig, build_index, lengths
 from rcir.retrieval.answer import Distinct, Options, Retrieval
-from rcir.retrieval.calibrated import CalibratedSearcher
+from rcir.retrieval.gallery import Gallery
+from rcir.retrieval.maintained import MaintainedSearcher
+from rcir.retrieval.queries import Queries
+from rcir.retrieval.vector_options import Metric, VectorOptions
 from rcir.risk import (
     Guarantee,
     Request,
@@ -23,13 +30,69 @@ from rcir.risk import (
 )
 from rcir.risk.request import Alpha, Mix
 
+if TYPE_CHECKING:
+    from rcir.data.images import ImageLike
+
 # Queries whose candidates are worked on at once: more take memory, which the system takes long to
 # give, fewer take longer each.
 TOGETHER = 512
 
 
-class Retriever(CalibratedSearcher):
+class Retriever(MaintainedSearcher):
     """Answers queries with sets of gallery images, see `CalibratedSearcher` for its attributes."""
+
+    @classmethod
+    def from_embeddings(
+        cls,
+        vectors: NDArray[np.floating[Any]],
+        ids: Sequence[str] | None = None,
+        labels: object = None,
+        metric: Metric = "cosine",
+        uncertainty: NDArray[np.floating[Any]] | None = None,
+        depth: int = DEPTH,
+        index: IndexConfig | None = None,
+        model: str | None = None,
+        leave_one_out: bool = False,
+    ) -> Self:
+        """Index vectors that something else embedded; the result still has to be calibrated.
+
+        Args:
+            vectors: (n, d) of the gallery items.
+            ids: a name for each; "0", "1", ... unless given.
+            labels: of each, whole numbers or texts; lists of texts, where items match that share
+                one; or a `Relevance`, such as places (`rcir.data.within_radius`). None: the labels
+                of queries are lists of the ids of their true matches.
+            metric, model, leave_one_out: see `VectorOptions`.
+            uncertainty: (n,) of the items, larger is less certain.
+            depth: candidates searched for each query; no set is larger.
+            index: which index; an exact one unless given.
+
+        Raises:
+            InvalidData: of vectors, ids, labels or uncertainties.
+
+        Example:
+            >>> import rcir
+            >>> vectors = np.random.default_rng(0).standard_normal((100, 8))
+            >>> retriever = rcir.Retriever.from_embeddings(vectors, labels=np.arange(100) % 5)
+            >>> retriever.search(vectors[:2]).positions[:, 0]
+            array([0, 1])
+        """
+        options = VectorOptions(metric, model, leave_one_out)
+        checked = options.checked(vectors)
+        if not len(checked):
+            raise InvalidData("the gallery is empty: give at least one vector")
+        given = [str(row) for row in range(len(checked))] if ids is None else ids
+        named = Gallery(np.empty(0, object), np.empty(0, np.float32)).new_ids(given, len(checked))
+        relevance, names = gallery_relevance(labels, named.tolist())
+        built = cls(
+            *(None, None, build_index(checked, index), named, relevance, depth),
+            item_uncertainty=None if uncertainty is None else np.asarray(uncertainty, np.float64),
+            digests=digests(checked),
+            norms=lengths(checked),
+            options=options,
+        )
+        built.label_names = names
+        return built
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write this retriever to a folder, replacing a retriever that is there.
@@ -80,6 +143,8 @@ class Retriever(CalibratedSearcher):
         simultaneous: bool = False,
         anytime: bool = False,
         mix: Mix = None,
+        uncertainty: float | NDArray[np.floating[Any]] | None = None,
+        model: str | None = None,
     ) -> Retrieval | list[Retrieval]:
         """Retrieve a set that holds a true match with the asked guarantee.
 
@@ -108,12 +173,15 @@ class Retriever(CalibratedSearcher):
                 the share of wrong ones among those returned.
             simultaneous: the statement holds for all alpha at once, also one chosen after looking.
             anytime: the statement holds at every moment since calibration began, for queries added
-                by `extend` until the sets were small enough.
+                by `extend_calibration` until the sets were small enough.
             mix: "any": the statement holds whatever shares the groups have among the queries; or
                 their shares, as {"day": 0.3, "night": 0.7}, for the risk in that mix.
+            uncertainty: of a vector, or (n,) of vectors, if and only if those calibrated with had
+                theirs.
+            model: what embedded the vectors; refused if that is not what embedded the gallery.
 
         Raises:
-            InvalidRiskLevel, InvalidImage, InvalidConfig: of the arguments.
+            InvalidRiskLevel, InvalidImage, InvalidConfig, InvalidData: of the arguments.
             StaleCalibration: not calibrated, or changed since.
             RiskUnattainable: nothing certifies what is asked.
 
@@ -134,19 +202,27 @@ class Retriever(CalibratedSearcher):
         asked: Any = query if many else [query]
         if self.encoder is None and isinstance(query, np.ndarray):
             many, asked = query.ndim > 1, np.atleast_2d(query)
-        answers = self._retrieve(asked, controller, guarantee)
+        embedded = self._embedded(asked, None, uncertainty, model)
+        self._check_uncertainty(embedded)
+        answers = self._retrieve(embedded, controller, guarantee)
         return answers if many else answers[0]
 
+    def _check_uncertainty(self, queries: Queries) -> None:
+        """Raise `InvalidData` unless queries have an uncertainty where those before had theirs."""
+        kept = self.calibration_queries
+        if kept is not None and (kept.uncertainty is None) != (queries.uncertainty is None):
+            known = "without" if kept.uncertainty is None else "with"
+            raise InvalidData(
+                f"the retriever was calibrated {known} uncertainties of the queries' own: ask "
+                f"{known} them, for they decide set sizes"
+            )
+
     def _retrieve(
-        self,
-        queries: Any,
-        controller: RiskController,
-        guarantee: Guarantee,
+        self, queries: Queries, controller: RiskController, guarantee: Guarantee
     ) -> list[Retrieval]:
-        embedding, _ = self._embedded(queries)
         answers: list[Retrieval] = []
-        for start in range(0, len(embedding), TOGETHER):
-            some = embedding[start : start + TOGETHER]
+        for start in range(0, len(queries), TOGETHER):
+            some = queries[start : start + TOGETHER]
             found = self._search(some)  # the fingerprints were compared already
             if guarantee.distinct is not None:
                 found = found.distinct()

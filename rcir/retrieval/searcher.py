@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from rcir.data.digests import digests
-from rcir.data.preprocessing import Preprocessing
 from rcir.data.records import ImageSet
 from rcir.data.relevance import SameLabel
 from rcir.data.relevance_protocol import Relevance
 from rcir.data.votes import count_matches
 from rcir.embedding import Embedding
-from rcir.encoders import Encoder, require_encoder
-from rcir.encoders.batches import Embed, Images, embed
-from rcir.encoders.rerank import reranked
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.index import (
-    DEPTH,
-    Index,
-    IndexConfig,
-    build_index,
-    check_vectors,
-    lengths,
-)
+from rcir.index import DEPTH, Index, IndexConfig, build_index, lengths
 from rcir.retrieval.fingerprints import Fingerprints
 from rcir.retrieval.gallery import Gallery
+from rcir.retrieval.queries import Queries
+from rcir.retrieval.vector_options import VectorOptions
 from rcir.retrieval.vector_searcher import VectorSearcher
 from rcir.risk import LabelledResults, SearchResults
 from rcir.risk.search_results import VOTERS
+
+if TYPE_CHECKING:  # what needs no encoder needs no torch
+    from rcir.data.preprocessing import Preprocessing
+    from rcir.encoders.base import Encoder
+    from rcir.encoders.batches import Embed, Images
+
+Asked: TypeAlias = "Images | NDArray[np.floating[Any]] | Embedding | Queries"
 
 
 class Searcher(VectorSearcher):
@@ -53,6 +49,7 @@ class Searcher(VectorSearcher):
         depth: `max_depth`.
         item_uncertainty, digests, items, norms: see `Gallery`; vectors are of unit length unless
             norms are given.
+        options: see `VectorSearcher`; where there is no encoder.
     """
 
     def __init__(
@@ -67,8 +64,11 @@ class Searcher(VectorSearcher):
         digests: NDArray[np.bytes_] | None = None,
         items: Embedding | None = None,
         norms: NDArray[np.float32] | None = None,
+        options: VectorOptions | None = None,
     ) -> None:
         if encoder is not None:
+            from rcir.encoders import require_encoder
+
             require_encoder(encoder)
         if (encoder is None) != (preprocessing is None):
             raise InvalidConfig("give an encoder and its preprocessing, or neither")
@@ -77,7 +77,7 @@ class Searcher(VectorSearcher):
         norms = np.ones(len(ids), np.float32) if norms is None else norms
         named = np.array(ids, dtype=object)
         gallery = Gallery(named, norms, labels, item_uncertainty, digests, items)
-        super().__init__(index, gallery, depth)
+        super().__init__(index, gallery, depth, options)
         self.encoder = encoder
         self.preprocessing = preprocessing
         self._fingerprints = Fingerprints()
@@ -102,10 +102,13 @@ class Searcher(VectorSearcher):
         """
         if len(gallery) == 0:
             raise InvalidData("the gallery is empty: give at least one image")
+        from rcir.encoders import require_encoder
+        from rcir.encoders.batches import embed
+
         require_encoder(encoder)
         embedding = (embedder or embed)(encoder, preprocessing, gallery.images)
         vectors, uncertainty = _arrays(embedding)
-        items = embedding.map(Tensor.cpu) if encoder.reranks else None
+        items = embedding.map(lambda values: values.cpu()) if encoder.reranks else None
         ids, relevance, known = gallery.ids, gallery.relevance, digests(gallery.images)
         made, norms = build_index(vectors, index), lengths(vectors)
         built = cls(
@@ -130,11 +133,11 @@ class Searcher(VectorSearcher):
                 "this retriever has no encoder, and takes vectors only: give an array (n, d) of "
                 "floats, from what embedded the gallery"
             )
+        from rcir.encoders.batches import embed
+
         return (embedder or embed)(self.encoder, self.preprocessing, images)
 
-    def search(
-        self, queries: Images | NDArray[np.floating[Any]] | Embedding, embedder: Embed | None = None
-    ) -> SearchResults:
+    def search(self, queries: Asked, embedder: Embed | None = None) -> SearchResults:
         """The nearest gallery images of each query, without any guarantee.
 
         Args:
@@ -146,32 +149,29 @@ class Searcher(VectorSearcher):
             InvalidConfig, InvalidImage: as `embed` does.
             InvalidData: of vectors of another length than those of the gallery, NaN or infinite.
         """
-        return self._search(queries, embedder, self.fingerprints())
+        return self._search(self._embedded(queries, embedder), self.fingerprints())
 
     def _search(
-        self,
-        queries: Images | NDArray[np.floating[Any]] | Embedding,
-        embedder: Embed | None = None,
-        fingerprints: Mapping[str, str] | None = None,
+        self, queries: Queries, fingerprints: Mapping[str, str] | None = None
     ) -> SearchResults:
-        embedding, images = self._embedded(queries, embedder)
-        vectors, uncertainty = _arrays(embedding)
-        distances, positions, cosine = self.nearest(vectors)
-        if self.items is not None and self.encoder is not None:
-            distances, positions = reranked(self.encoder, embedding, self.items, positions)
+        distances, positions, cosine = self.nearest(queries.vectors)
+        if self.items is not None and self.encoder is not None and queries.embedding is not None:
+            from rcir.encoders.rerank import reranked
+
+            distances, positions = reranked(self.encoder, queries.embedding, self.items, positions)
         items, votes = self.item_uncertainty, None
         if self.relevance is not None and self.labels is None:  # of labels, keys tell
             votes = count_matches(self.relevance, positions, VOTERS)
         return SearchResults(
-            cosine if uncertainty is None else uncertainty,
+            cosine if queries.uncertainty is None else queries.uncertainty,
             self.depth,
             distances,
             self.keys(positions),
             None if items is None else items.take(positions),
             votes,
             positions=positions,
-            vectors=vectors,
-            images=images,
+            vectors=queries.vectors,
+            queries=queries,
             fingerprints=fingerprints,
         )
 
@@ -186,7 +186,7 @@ class Searcher(VectorSearcher):
 
         Args:
             queries: images with labels, or with what else makes them match, see
-                `rcir.data.relevance_protocol`.
+                `rcir.data.relevance_protocol`; or, where there is no encoder, vectors as images.
             group: which of their attributes says what group each belongs to.
             embedder: as in `build`.
             cluster: which of their attributes says in what cluster each came, such as a video, a
@@ -197,7 +197,7 @@ class Searcher(VectorSearcher):
             InvalidData: the gallery has no labels, or of another kind than the queries, or the
                 queries have no such attribute.
         """
-        relevance = self.gallery.relevance_for(queries)
+        self.gallery.relevance_for(queries.relevance)
         for name in (group, cluster):
             if name is not None and not (isinstance(name, str) and name in queries.attributes):
                 known = ", ".join(queries.attributes) or "none"
@@ -208,76 +208,110 @@ class Searcher(VectorSearcher):
                 f"independent queries says too much: name them with cluster={queries.cluster!r}",
                 stacklevel=2,
             )
-        found = self.search(queries.images, embedder)
-        relevant = queries.relevance.of(relevance, found.known("positions"))
-        totals = queries.relevance.totals(relevance)
         groups, clusters = (
             None if name is None else queries.attributes[name].astype(str)
             for name in (group, cluster)
         )
+        embedded = self._embedded(queries.images, embedder)
+        return self._labelled(
+            replace(
+                embedded,
+                relevance=queries.relevance,
+                groups=groups,
+                clusters=clusters,
+                cluster=cluster,
+            )
+        )
+
+    def labelled(
+        self,
+        vectors: NDArray[np.floating[Any]],
+        labels: object,
+        uncertainty: NDArray[np.floating[Any]] | None = None,
+        model: str | None = None,
+        groups: Sequence[str] | NDArray[Any] | None = None,
+        clusters: Sequence[str] | NDArray[Any] | None = None,
+        cluster: str = "cluster",
+    ) -> Queries:
+        """Vectors with their labels, to calibrate with.
+
+        Args:
+            vectors: (n, d) of queries.
+            labels: of each, of the kind that the gallery has.
+            uncertainty: (n,) of their own, larger is less certain; then every query needs it.
+            model: what embedded them, see `VectorOptions`.
+            groups: (n,) of each, such as a camera; the retriever then answers per group.
+            clusters: (n,) of each, such as a video; queries of one cluster depend on each other.
+            cluster: what the clusters are.
+
+        Raises:
+            InvalidData: they are no such vectors or labels, or not as many of each.
+        """
+        relevance, names = self.gallery.query_relevance(labels, self.label_names)
+        embedded = self._embedded(vectors, None, uncertainty, model)
+        self.label_names = names
+        return replace(
+            embedded,
+            relevance=relevance,
+            groups=None if groups is None else np.asarray(groups).astype(str),
+            clusters=None if clusters is None else np.asarray(clusters).astype(str),
+            cluster=None if clusters is None else cluster,
+        )
+
+    def _labelled(self, queries: Queries) -> LabelledResults:
+        """Search queries with their relevance."""
+        relevance = self.gallery.relevance_for(queries.relevance)
+        assert queries.relevance is not None
+        totals = queries.relevance.totals(relevance)
+        found = self._search(queries, self.fingerprints())
+        if self._left_out:
+            own = queries.relevance.of(relevance, np.maximum(self.itself(queries.vectors), -1))
+            totals = totals - np.count_nonzero(own, axis=1)
         return LabelledResults.of(
             found,
-            relevant,
+            queries.relevance.of(relevance, found.known("positions")),
             totals,
-            groups=groups,
-            clusters=clusters,
-            cluster=cluster,
+            groups=queries.groups,
+            clusters=queries.clusters,
+            cluster=queries.cluster,
             one_label=self.labels is not None,
         )
 
     def fingerprints(self) -> dict[str, str]:
         """Digests of everything that calibration depends on, see `Fingerprints`."""
-        return self._fingerprints.of(self.encoder, self.preprocessing, self.index, self.gallery)
-
-    def add(
-        self,
-        images: Images | NDArray[np.floating[Any]] | Embedding,
-        ids: Sequence[str],
-        labels: Sequence[int] | NDArray[np.integer[Any]] | Relevance | None = None,
-    ) -> None:
-        """Add images to the gallery. The calibration is stale from then on: calibrate again.
-
-        Args:
-            images: pictures, or as for `search`.
-            ids: a name for each, other than those of the gallery images.
-            labels: of each, if and only if the gallery has labels; or its `Relevance`.
-
-        Raises:
-            InvalidData: of ids and labels; nothing was added.
-            InvalidConfig, InvalidImage: as `embed` does.
-        """
-        if isinstance(images, str | bytes | os.PathLike):
-            raise InvalidData(f"images is {images!r}: give a list, of one image per id")
-        named = self.gallery.new_ids(ids, len(images))
-        relevance = self.gallery.new_relevance(labels, len(images))
-        embedding, known_by = self._embedded(images)
-        vectors, uncertainty = _arrays(embedding)
-        longer = self.gallery.joined(
-            Gallery(
-                named,
-                lengths(vectors),
-                relevance,
-                uncertainty,
-                None if self.digests is None else digests(known_by),
-                None if self.items is None else embedding.map(Tensor.cpu),
-            )
+        return self._fingerprints.of(
+            self.encoder, self.preprocessing, self.index, self.gallery, self.options
         )
-        self.index.add(vectors)
-        self.gallery = longer
 
     def _embedded(
         self,
-        queries: Images | NDArray[np.floating[Any]] | Embedding,
+        queries: Asked,
         embedder: Embed | None = None,
-    ) -> tuple[Embedding, Images | NDArray[np.floating[Any]]]:
-        """Embeddings, and by what the same query is known again: its picture or its vector."""
-        if isinstance(queries, Embedding):
-            return queries, queries.vectors.cpu().numpy()
-        if self.encoder is None and isinstance(queries, np.ndarray) and queries.dtype.kind == "f":
-            vectors = check_vectors(queries)
-            return Embedding(torch.from_numpy(vectors)), vectors
-        images: Any = queries
-        return self.embed(images, embedder), images
+        uncertainty: NDArray[np.floating[Any]] | float | None = None,
+        model: str | None = None,
+    ) -> Queries:
+        """Queries ready to be searched; pictures are embedded, and their digests left out."""
+        if isinstance(queries, Queries):
+            return queries
+        if self.encoder is not None and not (uncertainty is None and model is None):
+            raise InvalidConfig(
+                "uncertainty and model are told of vectors; of pictures the encoder knows them"
+            )
+        given = queries
+        if not isinstance(given, Embedding):
+            if self.encoder is None and isinstance(given, np.ndarray) and given.dtype.kind == "f":
+                self.options.require_model(model)
+                own = None
+                if uncertainty is not None:
+                    own = np.atleast_1d(np.asarray(uncertainty, np.float64))
+                return Queries(self.options.checked(given), own)
+            pictures: Any = given
+            given = self.embed(pictures, embedder)
+        vectors, stated = _arrays(given)
+        held = None
+        if self.encoder is not None and self.encoder.reranks:
+            held = given.map(lambda values: values.cpu())
+        return Queries(vectors, stated, None if given is queries else queries, embedding=held)
 
 
 def _arrays(embedding: Embedding) -> tuple[NDArray[np.float32], NDArray[np.float64] | None]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rcir.data.digests import digests
 from rcir.data.relevance_protocol import Relevance
-from rcir.embedding import Embedding
 from rcir.errors import InvalidData
 from rcir.index import Index, check_depth, lengths, one_minus_cosine
 from rcir.retrieval.gallery import Gallery
+from rcir.retrieval.vector_options import VectorOptions
+
+if TYPE_CHECKING:
+    from rcir.embedding import Embedding
 
 
 class VectorSearcher:
@@ -21,11 +25,14 @@ class VectorSearcher:
         index: how vectors are searched.
         gallery: what is known of the images, in the order of the index.
         max_depth: number of candidates to search for each query, if the gallery has as many.
+        options: how vectors are searched that no encoder of rcir made.
         label_names: names of the gallery's labels, by label; empty where they have none. No search
             depends on them.
     """
 
-    def __init__(self, index: Index, gallery: Gallery, depth: int) -> None:
+    def __init__(
+        self, index: Index, gallery: Gallery, depth: int, options: VectorOptions | None = None
+    ) -> None:
         check_depth(depth)
         if len(gallery) != len(index):
             raise InvalidData(
@@ -35,6 +42,9 @@ class VectorSearcher:
         self.index = index
         self.gallery = gallery
         self.max_depth = depth
+        self.options = options or VectorOptions()
+        if self.options.leave_one_out and gallery.digests is None:
+            raise InvalidData("leave_one_out needs the digests of the gallery's vectors")
         self.label_names: dict[int, str] = {}
 
     @property
@@ -70,7 +80,12 @@ class VectorSearcher:
     @property
     def depth(self) -> int:
         """Number of candidates searched for each query; no set is larger."""
-        return min(self.max_depth, len(self.gallery))
+        return min(self.max_depth, len(self.gallery) - self._left_out)
+
+    @property
+    def _left_out(self) -> int:
+        """How many gallery items are left out of a search, at most."""
+        return self.gallery.copies if self.options.leave_one_out else 0
 
     def named_labels(
         self, positions: NDArray[np.int64]
@@ -95,25 +110,27 @@ class VectorSearcher:
     def nearest(
         self, vectors: NDArray[np.float32]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float64]]:
-        """The nearest gallery vectors of vectors (n, d).
+        """The nearest gallery vectors of vectors (n, d), without `itself` where that is left out.
 
         Returns:
             L2 distances and positions, each (n, depth), nearest first; and (n,) one minus the
             cosine to the first of them.
         """
-        distances, positions = self.index.search(vectors, self.depth)
+        distances, positions = self.index.search(vectors, self.depth + self._left_out)
+        if self._left_out:
+            own = (positions[:, :, None] == self.itself(vectors)[:, None, :]).any(axis=2)
+            columns = np.argsort(own, axis=1, kind="stable")[:, : self.depth]
+            distances = np.take_along_axis(distances, columns, axis=1)
+            positions = np.take_along_axis(positions, columns, axis=1)
         norms = self.gallery.norms[positions[:, 0]]
         return distances, positions, one_minus_cosine(distances[:, 0], lengths(vectors), norms)
 
-    def remove(self, ids: Sequence[str]) -> None:
-        """Remove images from the gallery. The calibration is stale from then on: calibrate again.
-
-        Raises:
-            InvalidData: some ids are of no gallery image, or none would be left; nothing was
-                removed.
-        """
-        gone = self.gallery.positions(ids)
-        if len(gone) == len(self.gallery):
-            raise InvalidData("no image would be left in the gallery: build another one")
-        self.index.remove(gone)
-        self.gallery = self.gallery.subset(np.delete(np.arange(len(self.gallery)), gone))
+    def itself(self, vectors: NDArray[np.float32]) -> NDArray[np.int64]:
+        """(n, c) positions of the gallery items of the very same vector, then -2."""
+        known, order = self.gallery.by_digest
+        asked = digests(vectors)
+        first = np.searchsorted(known, asked, "left")
+        count = np.searchsorted(known, asked, "right") - first
+        steps = np.arange(self._left_out)
+        places = np.minimum(first[:, None] + steps, len(known) - 1)
+        return np.where(steps < count[:, None], order[places], -2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -34,7 +34,7 @@ class SearchResults:
             that put the candidates into its own order.
         positions: (n, depth) positions in the gallery; -1 where there were no more.
         vectors: (n, d) embeddings of the queries.
-        images: the n queries.
+        queries: the n queries as they were searched; some of them are taken by rows.
         fingerprints: of the retriever that searched.
 
     Raises:
@@ -55,7 +55,7 @@ class SearchResults:
     probability: NDArray[np.float64] | None = None
     positions: NDArray[np.int64] | None = None
     vectors: NDArray[np.float32] | None = None
-    images: Sequence[Any] | NDArray[Any] | None = None
+    queries: Any = None
     fingerprints: Mapping[str, str] | None = None
 
     # What stands where there is no candidate, for each array (n, depth).
@@ -89,7 +89,7 @@ class SearchResults:
         for name, values, _ in self._per_candidate():
             if values.shape != shape:
                 raise InvalidData(f"{name} has shape {values.shape}; needed is (n, depth) {shape}")
-        for name in ("vectors", "images"):
+        for name in ("vectors", "queries"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self):
                 raise InvalidData(f"{len(self)} queries, {name} of {len(values)}: give each one")
@@ -106,8 +106,8 @@ class SearchResults:
             for each in fields(self)
             if isinstance(getattr(self, each.name), np.ndarray)
         }
-        if self.images is not None and "images" not in some:
-            some["images"] = [self.images[row] for row in np.arange(len(self))[rows]]
+        if self.queries is not None:
+            some["queries"] = self.queries[rows]
         return replace(self, **some)
 
     def known(self, name: str) -> Any:

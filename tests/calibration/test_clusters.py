@@ -221,7 +221,7 @@ def test_a_retriever_that_was_extended_is_not_measured_on_what_may_have_extended
     )
     own = rcir.load(outcome.folder)
     with pytest.warns(UserWarning, match="name them with cluster='cluster'"):
-        own.extend(own.search_labelled(outcome.splits.test))
+        own.extend_calibration(own.search_labelled(outcome.splits.test))
     folder = rcir.retrieval.storage.save(own, tmp_path / "grown")
     with pytest.raises(
         InvalidData, match=r"calibration queries were added to .*: the test queries"

@@ -231,4 +231,4 @@ def test_queries_in_clusters_are_not_checked_as_independent_ones(own, people):
     with pytest.raises(InvalidData, match="calibrate and check with one query of each"):
         own.check(own.search_labelled(people[2]), 0.5)
     with pytest.raises(InvalidData, match="no queries can be added where they come in clusters"):
-        own.extend(own.search_labelled(people[2]))
+        own.extend_calibration(own.search_labelled(people[2]))

@@ -177,12 +177,12 @@ def test_a_place_without_a_manifest_holds_no_retriever(folder, tmp_path, kind):
         load(place)
 
 
-@pytest.mark.parametrize("version", [0, 4, 5, 99, "6", None])
+@pytest.mark.parametrize("version", [0, 5, 6, 99, "7", None])
 def test_another_format_is_refused_with_both_versions(folder, version):
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps(manifest | {"format": version}))
-    with pytest.raises(CorruptRetriever, match=f"has format {version}.*reads format 6"):
+    with pytest.raises(CorruptRetriever, match=f"has format {version}.*reads format 7"):
         load(folder)
 
 
@@ -198,6 +198,6 @@ def test_a_manifest_cannot_name_files_outside_the_folder(folder, tmp_path, outsi
 
 
 def test_a_manifest_that_lists_nothing_vouches_for_nothing(folder):
-    (folder / "manifest.json").write_text(json.dumps({"format": 6, "files": {}}, indent=1))
+    (folder / "manifest.json").write_text(json.dumps({"format": 7, "files": {}}, indent=1))
     with pytest.raises(CorruptRetriever, match=r"does not list gallery.json"):
         load(folder)

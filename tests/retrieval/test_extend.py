@@ -34,7 +34,7 @@ def further(splits):
 @pytest.fixture
 def grown(own, further):
     """With 400 calibration queries, and 500 that were added."""
-    own.extend(own.search_labelled(further, "occluded"))
+    own.extend_calibration(own.search_labelled(further, "occluded"))
     return own
 
 
@@ -73,7 +73,7 @@ def test_guarantees_at_every_moment_rest_on_all_queries_so_far(own, splits, furt
     before = own.retrieve(image, alpha, DELTA, anytime=True).guarantee
     assert before.threshold == pytest.approx(threshold(first, alpha), rel=1e-6)
     assert (before.n_calibration, before.bound, before.anytime) == (400, "anytime", True)
-    own.extend(own.search_labelled(further, "occluded"))
+    own.extend_calibration(own.search_labelled(further, "occluded"))
     both = np.concatenate([first, prices(own, splits, further)])
     after = own.retrieve(image, alpha, DELTA, anytime=True).guarantee
     assert after.threshold == pytest.approx(threshold(both, alpha), rel=1e-6)
@@ -85,7 +85,7 @@ def test_more_queries_certify_what_fewer_did_not(own, splits, further):
     ask = {"alpha": 0.028, "delta": DELTA, "anytime": True, "distinct": "label"}
     with pytest.raises(RiskUnattainable):
         own.retrieve(image, **ask)
-    own.extend(own.search_labelled(further, "occluded"))
+    own.extend_calibration(own.search_labelled(further, "occluded"))
     guarantee = own.retrieve(image, **ask).guarantee
     assert (guarantee.n_calibration, guarantee.distinct) == (900, "label")
 
@@ -158,7 +158,7 @@ def test_groups_grow_with_their_own_queries(grown, splits, further):
 def test_queries_that_come_in_two_parts_are_those_that_come_at_once(folder, grown, splits, further):
     twice = load(folder)
     for rows in (np.arange(200), np.arange(200, 500)):
-        twice.extend(twice.search_labelled(further.subset(rows), "occluded"))
+        twice.extend_calibration(twice.search_labelled(further.subset(rows), "occluded"))
     for options in ({}, {"distinct": "label"}, {"group": "True"}):
         first, second = (
             each.retrieve(splits.test.images[0], 0.3, DELTA, anytime=True, **options)
@@ -180,8 +180,8 @@ def test_what_grew_is_saved_and_loaded_and_grows_on(folder, grown, splits, furth
         loaded.retrieve(images[0], 0.3, DELTA)
     np.testing.assert_array_equal(loaded.query_digests, grown.query_digests)
     with pytest.raises(InvalidData, match="500 of 500 queries to add were tuned or calibrated wi"):
-        loaded.extend(loaded.search_labelled(further, "occluded"))
-    loaded.extend(loaded.search_labelled(splits.test, "occluded"))
+        loaded.extend_calibration(loaded.search_labelled(further, "occluded"))
+    loaded.extend_calibration(loaded.search_labelled(splits.test, "occluded"))
     answer = loaded.retrieve(images[0], 0.3, DELTA, anytime=True)
     assert answer.guarantee.n_calibration == 1000
     # As it was stored before, it did not grow.
@@ -193,7 +193,7 @@ def test_a_new_calibration_ends_it(grown, splits):
         grown.search_labelled(splits.tuning), grown.search_labelled(splits.calibration), "quantile"
     )
     assert grown.retrieve(splits.test.images[0], 0.3, DELTA).guarantee.n_calibration == 400
-    grown.extend(grown.search_labelled(splits.test))
+    grown.extend_calibration(grown.search_labelled(splits.test))
     assert len(grown.query_digests) == 200 + 400 + 100
 
 
@@ -230,7 +230,7 @@ def test_pictures_of_the_gallery_are_never_added(own, splits, recurring):
         InvalidData,
         match=r"3 of 103 queries to add are pictures of the gallery \(rows 100, 101, 102\), and ea",
     ):
-        own.extend(queries, recurring)
+        own.extend_calibration(queries, recurring)
 
 
 @pytest.mark.parametrize("part", ["tuning", "calibration"])
@@ -238,11 +238,11 @@ def test_pictures_that_tuned_or_calibrated_are_added_if_they_recur_only(own, spl
     known = getattr(splits, part).subset(np.arange(2))
     queries = own.search_labelled(both(splits.test, known), "occluded")
     with pytest.raises(InvalidData, match=r"2 of 102 .* calibrated with before \(rows 100, 101\)"):
-        own.extend(queries)
+        own.extend_calibration(queries)
     # Nothing was changed by a refusal.
     assert own.retrieve(splits.test.images[0], 0.3, DELTA).guarantee.n_calibration == 400
     assert len(own.query_digests) == 600
-    own.extend(queries, recurring=True)
+    own.extend_calibration(queries, recurring=True)
     answer = own.retrieve(splits.test.images[0], 0.3, DELTA, anytime=True)
     assert answer.guarantee.n_calibration == 502
 
@@ -253,10 +253,10 @@ def test_the_same_picture_is_added_twice_if_it_recurs_only(own, splits):
         InvalidData,
         match=r"1 of 101 queries to add came before among them \(row 100\), so that there are few",
     ):
-        own.extend(twice)
-    own.extend(twice, recurring=True)
+        own.extend_calibration(twice)
+    own.extend_calibration(twice, recurring=True)
     with pytest.raises(InvalidData, match="100 of 100 queries to add were tuned or calibrated wit"):
-        own.extend(own.search_labelled(splits.test, "occluded"))
+        own.extend_calibration(own.search_labelled(splits.test, "occluded"))
 
 
 def test_copies_encoded_anew_are_warned_of(own, splits):
@@ -270,36 +270,36 @@ def test_copies_encoded_anew_are_warned_of(own, splits):
         {"occluded": np.zeros(104, bool)},
     )
     with pytest.warns(UserWarning, match=r"4 of 104 queries to add \(rows 100, 101, 102, 103\) li"):
-        own.extend(own.search_labelled(queries, "occluded"))
+        own.extend_calibration(own.search_labelled(queries, "occluded"))
 
 
 def test_queries_without_the_groups_of_the_others_are_not_added(own, splits):
     with pytest.raises(InvalidData, match="and those to add all need a group, or none"):
-        own.extend(own.search_labelled(splits.test))
+        own.extend_calibration(own.search_labelled(splits.test))
     own.calibrate(
         own.search_labelled(splits.tuning), own.search_labelled(splits.calibration), "constant"
     )
     with pytest.raises(InvalidData, match="and those to add all need a group, or none"):
-        own.extend(own.search_labelled(splits.test, "occluded"))
+        own.extend_calibration(own.search_labelled(splits.test, "occluded"))
 
 
 def test_queries_in_clusters_are_not_added(own, splits):
     judged = own.search_labelled(splits.test, "occluded")
     clusters = np.repeat([str(number) for number in range(10)], 10)
     with pytest.raises(InvalidData, match="no queries can be added where they come in clusters"):
-        own.extend(replace(judged, clusters=clusters, cluster="drawer"))
+        own.extend_calibration(replace(judged, clusters=clusters, cluster="drawer"))
 
 
 def test_only_a_valid_calibration_grows_by_what_it_searched(own, splits):
     bare = Retriever(own.encoder, own.preprocessing, own.index, splits.gallery.ids, own.relevance)
     with pytest.raises(StaleCalibration, match="not calibrated"):
-        bare.extend(bare.search_labelled(splits.test))
+        bare.extend_calibration(bare.search_labelled(splits.test))
     before = own.search_labelled(splits.test, "occluded")
     own.add(splits.calibration.images[:1], ["new"], [7])
     with pytest.raises(StaleCalibration, match="gallery, index"):
-        own.extend(own.search_labelled(splits.test, "occluded"))
+        own.extend_calibration(own.search_labelled(splits.test, "occluded"))
     with pytest.raises(StaleCalibration):
-        own.extend(before)
+        own.extend_calibration(before)
 
 
 def test_a_chosen_retriever_that_grows_stays_chosen(grown, splits):

@@ -108,7 +108,7 @@ def test_queries_without_the_attribute_are_refused(retriever, splits):
         lambda labelled: {"groups": np.array(["a"] * 99)},
         lambda labelled: {"groups": np.array([["a"]] * 100)},
         lambda labelled: {"vectors": labelled.vectors[:9]},
-        lambda labelled: {"images": labelled.images[:9]},
+        lambda labelled: {"queries": labelled.queries[:9]},
     ],
 )
 def test_parts_that_do_not_fit_together_are_refused(retriever, splits, change):
@@ -132,8 +132,8 @@ def test_a_gallery_without_labels_is_calibrated_with_given_relevance(unlabelled,
     first, second = (
         by_hand(unlabelled, splits, part) for part in (splits.tuning, splits.calibration)
     )
-    comparison = unlabelled.calibrate(first, second, "quantile")
-    assert comparison == {None: {}}
+    report = unlabelled.calibrate(first, second, "quantile")
+    assert report.comparison == {None: {}}
     for distinct in ("label", "id"):
         with pytest.raises(InvalidConfig, match=f"distinct is '{distinct}'.*no labels known"):
             unlabelled.retrieve(query, 0.3, 0.1, distinct=distinct)
@@ -156,7 +156,8 @@ def test_every_score_function_can_be_chosen_without_labels(unlabelled, splits):
     first, second = (
         by_hand(unlabelled, splits, part) for part in (splits.tuning, splits.calibration)
     )
-    (comparison,) = unlabelled.calibrate(first, second, alphas=(0.2, 0.3), delta=0.05).values()
+    report = unlabelled.calibrate(first, second, alphas=(0.2, 0.3), delta=0.05)
+    (comparison,) = report.comparison.values()
     assert set(comparison) == {"constant", "minmax", "quantile", "learned"}
     assert all(set(sizes) == {0.2, 0.3} for sizes in comparison.values())
     taken = unlabelled.controllers[None].score_function.name

@@ -78,8 +78,8 @@ def test_every_encoder_and_score_function_survives(splits, tmp_path, method, sco
     first, second = (
         built.search_labelled(part, "occluded") for part in (splits.tuning, splits.calibration)
     )
-    comparison = built.calibrate(first, second, score_function)
-    assert comparison == {None: {}, "label": {}}
+    report = built.calibrate(first, second, score_function)
+    assert report.comparison == {None: {}, "label": {}}
     loaded = load(save(built, tmp_path / "retriever"))
     for distinct in (None, "label"):
         assert loaded.controllers[distinct].score_function.name == score_function

@@ -180,7 +180,7 @@ def test_what_cannot_be_chosen_is_one_line_and_marks_nothing(calibrated, trained
     save(retriever, three / "retriever")
     assert "calibrate with --bound binomial" in refused(capsys, one, three)
     grown = load(one / "retriever")
-    grown.extend(
+    grown.extend_calibration(
         grown.search_labelled(load_splits(DataConfig(**grown.origin["data"])).test), recurring=True
     )
     save(grown, one / "retriever")

@@ -18,6 +18,8 @@ DESCRIPTION: dict[str, Kinds] = {
     "calibrated_on": dict,
     "origin": dict,
     "chosen_among": int,
+    "options": dict,
+    "calibrated_with": dict,
     "label_names": dict,
     "controllers": list,
 }

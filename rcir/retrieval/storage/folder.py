@@ -10,34 +10,32 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from rcir.data.preprocessing import Preprocessing
-from rcir.encoders import EncoderConfig, find_method
 from rcir.errors import CorruptRetriever, NoRetriever
-from rcir.files import read_array, settle, write_folder
+from rcir.files import settle, write_folder
+from rcir.import_paths import import_extra
 from rcir.index import IndexConfig, find_index
+from rcir.retrieval.control import CalibrationOptions
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage.checks import (
     DESCRIPTION,
     require,
-    require_array,
     require_fields,
     require_finite,
     require_texts,
 )
 from rcir.retrieval.storage.controllers import controllers_of, describe_controllers
 from rcir.retrieval.storage.gallery import (
-    DIGESTS,
     load_gallery,
     load_index,
     save_gallery,
     save_index,
 )
 from rcir.retrieval.storage.manifest import MANIFEST, is_retriever, verified_files, write_manifest
-from rcir.retrieval.storage.weights import load_encoder, require_loadable, save_encoder
+from rcir.retrieval.storage.queries import load_queries, save_queries
+from rcir.retrieval.vector_options import VectorOptions
 from rcir.risk.bonferroni import check_among
 
 WEIGHTS = "encoder.safetensors"
@@ -52,6 +50,8 @@ def save(retriever: Retriever, folder: str | os.PathLike[str]) -> Path:
     """
     target = Path(folder)
     if retriever.encoder is not None:
+        from rcir.retrieval.storage.weights import require_loadable
+
         require_loadable(retriever.encoder)
     IndexConfig.of(retriever.index)
     check_place(target)
@@ -86,11 +86,16 @@ def load(folder: str | os.PathLike[str]) -> Retriever:
     files = verified_files(source)
     with _refusing(source):
         description = _description(source)
-    # A class of the user's own may be absent: that is no damage.
+    # A class of the user's own, or a package, may be absent: that is no damage.
     encoder, index = description["encoder"] or {}, description["index"]
-    for name, find in ((encoder.get("method"), find_method), (index.get("kind"), find_index)):
-        if isinstance(name, str) and ":" in name:
-            find(name)
+    if encoder:
+        import_extra("torch", "train", "a retriever that embeds pictures")
+        from rcir.encoders import find_method
+
+        if ":" in str(encoder.get("method")):
+            find_method(encoder["method"])
+    if ":" in str(index.get("kind")):
+        find_index(index["kind"])
     with _refusing(source):
         return _read(source, files, description)
 
@@ -127,16 +132,20 @@ def _fill(retriever: Retriever, folder: Path) -> None:
         "calibrated_on": retriever.calibrated_on,
         "origin": retriever.origin,
         "chosen_among": retriever.chosen_among,
+        "options": asdict(retriever.options),
+        "calibrated_with": asdict(retriever.calibrated_with),
         "label_names": {str(label): name for label, name in retriever.label_names.items()},
         "controllers": described,
     }
     if retriever.encoder is not None and retriever.preprocessing is not None:
+        from rcir.retrieval.storage.weights import save_encoder
+
         description["encoder"] = asdict(retriever.encoder.config)
         description["preprocessing"] = asdict(retriever.preprocessing)
         save_encoder(retriever.encoder, folder / WEIGHTS)
     if arrays:
         (folder / "controller.safetensors").write_bytes(save_arrays(arrays))
-        np.save(folder / "queries.npy", retriever.query_digests, allow_pickle=False)
+        save_queries(retriever, folder)
     save_gallery(retriever, folder)
     (folder / "retriever.json").write_text(json.dumps(description, indent=1))
     write_manifest(folder)
@@ -145,6 +154,10 @@ def _fill(retriever: Retriever, folder: Path) -> None:
 def _read(folder: Path, files: Set[str], description: dict[str, Any]) -> Retriever:
     encoder = preprocessing = None
     if description["encoder"] is not None:
+        from rcir.data.preprocessing import Preprocessing
+        from rcir.encoders import EncoderConfig
+        from rcir.retrieval.storage.weights import load_encoder
+
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
         config = EncoderConfig(**description["encoder"])
         encoder = load_encoder(config, preprocessing, folder / WEIGHTS)
@@ -154,6 +167,7 @@ def _read(folder: Path, files: Set[str], description: dict[str, Any]) -> Retriev
         preprocessing,
         load_index(description["index"], folder),
         depth=description["max_depth"],
+        options=VectorOptions(**description["options"]),
         **load_gallery(folder, files),
     )
     retriever.origin = description["origin"]
@@ -165,7 +179,9 @@ def _read(folder: Path, files: Set[str], description: dict[str, Any]) -> Retriev
         described = description["controllers"]
         retriever.controllers = controllers_of(described, arrays, retriever.gallery)
         retriever.calibrated_on = description["calibrated_on"]
-        retriever.query_digests = read_array(folder / "queries.npy")
-        queries = len(retriever.controller.tuning) + len(retriever.controller.calibration)
-        require_array(retriever.query_digests, DIGESTS, (queries,), "queries.npy")
+        retriever.calibrated_with = CalibrationOptions(**description["calibrated_with"])
+        controller = retriever.controller
+        retriever.tuning_queries, retriever.calibration_queries = load_queries(
+            folder, (len(controller.tuning), len(controller.calibration))
+        )
     return retriever

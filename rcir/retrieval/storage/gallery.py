@@ -16,7 +16,7 @@ from safetensors.numpy import save as save_arrays
 from rcir.data.digests import BYTES
 from rcir.data.relevance import relevance_of
 from rcir.data.relevance_protocol import Relevance
-from rcir.encoders.batches import from_arrays, to_arrays
+from rcir.embedding import Embedding
 from rcir.files import read_array
 from rcir.index import Index, IndexConfig, find_index
 from rcir.retrieval.searcher import Searcher
@@ -51,7 +51,7 @@ def save_gallery(searcher: Searcher, folder: Path) -> None:
         facts = searcher.relevance.arrays()
         (folder / "relevance.safetensors").write_bytes(save_arrays(facts))
     if searcher.items is not None:
-        held = to_arrays(searcher.items)
+        held = searcher.items.arrays()
         (folder / "items.safetensors").write_bytes(save_arrays(held))
     for name, (file, _) in PLAIN.items():
         values = getattr(searcher.gallery, name)
@@ -66,12 +66,12 @@ def load_gallery(folder: Path, files: Set[str]) -> dict[str, Any]:
     known: dict[str, Any] = {"ids": ids}
     if "relevance.safetensors" in files:
         arrays = load_arrays(folder / "relevance.safetensors")
-        known["labels"] = _relevance(arrays, len(ids))
+        known["labels"] = stored_relevance(arrays, len(ids))
     if "items.safetensors" in files:
         items = load_arrays(folder / "items.safetensors")
         for name, values in items.items():
             require_array(values, values.dtype, (len(ids), *(None,) * (values.ndim - 1)), name)
-        known["items"] = from_arrays(items)
+        known["items"] = Embedding.from_arrays(items)
     for name, (file, dtype) in PLAIN.items():
         if file in files:
             argument = "item_uncertainty" if name == "uncertainty" else name
@@ -81,20 +81,23 @@ def load_gallery(folder: Path, files: Set[str]) -> dict[str, Any]:
     return known
 
 
-def _relevance(arrays: Mapping[str, NDArray[Any]], n: int) -> Relevance:
+def stored_relevance(arrays: Mapping[str, NDArray[Any]], n: int) -> Relevance:
     """The relevance of n images that was saved; what scipy takes on trust is checked."""
+    known = arrays
     if arrays.keys() == {"labels"}:
         require_array(arrays["labels"], np.int64, (n,), "labels")
     elif arrays.keys() == {"places", "radius"}:
         require_array(arrays["places"], np.float64, (n, None), "places")
         require_array(arrays["radius"], np.float64, (1,), "radius")
     else:
-        require(arrays.keys() == {"shape", "indptr", "indices"}, "arrays of relevance.safetensors")
-        require_array(arrays["shape"], np.int64, (2,), "shape")
-        indptr, indices = arrays["indptr"], arrays["indices"]
+        if all(name.startswith("table.") for name in arrays):
+            known = {name.removeprefix("table."): values for name, values in arrays.items()}
+        require(known.keys() == {"shape", "indptr", "indices"}, "arrays of relevance.safetensors")
+        require_array(known["shape"], np.int64, (2,), "shape")
+        indptr, indices = known["indptr"], known["indices"]
         for name, values in (("indptr", indptr), ("indices", indices)):
             require(values.ndim == 1 and values.dtype in (np.int32, np.int64), name)
-        rows, labels = arrays["shape"].tolist()
+        rows, labels = known["shape"].tolist()
         require(rows == n and 0 <= labels < 2**31, "shape")
         require(len(indptr) == n + 1 and indptr[0] == 0 and indptr[-1] == len(indices), "indptr")
         require((np.diff(indptr) >= 0).all(), "indptr falls")

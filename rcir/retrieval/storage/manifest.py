@@ -10,7 +10,7 @@ from typing import Any
 
 from rcir.errors import CorruptRetriever
 
-FORMAT = 6
+FORMAT = 7
 MANIFEST = "manifest.json"
 REQUIRED = {"retriever.json", "gallery.json"}
 

@@ -1,0 +1,183 @@
+"""From labels as people have them to the relevance of a gallery and of its queries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.data.match_table import MatchTable
+from rcir.data.relevance import SameLabel, SharedLabel
+from rcir.data.relevance_protocol import Relevance
+from rcir.errors import InvalidData
+from rcir.printable import printable
+
+KINDS = "whole numbers, texts, or lists of texts"
+
+
+def gallery_relevance(labels: object, ids: Sequence[str]) -> tuple[Relevance, dict[int, str]]:
+    """The relevance of gallery items, and the names of their labels.
+
+    Args:
+        labels: a label for each, whole numbers or texts; a list of texts for each, where items
+            match that share one; a `Relevance`, such as places (`WithinRadius`); or None, where the
+            labels of a query are to be the ids of its true matches.
+        ids: of the items.
+
+    Raises:
+        InvalidData: they are none of these.
+
+    Example:
+        >>> relevance, names = gallery_relevance(["pear", "fig", "pear"], ["a", "b", "c"])
+        >>> relevance.labels.tolist(), names
+        ([1, 0, 1], {0: 'fig', 1: 'pear'})
+    """
+    if labels is None:
+        return MatchTable.items(len(ids)), dict(enumerate(ids))
+    if isinstance(labels, Relevance):
+        return labels, {}
+    values = _listed(labels)
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind in "iu":
+            return SameLabel(values.astype(np.int64)), {}
+        known, codes = np.unique(values, return_inverse=True)
+        return SameLabel(codes.astype(np.int64)), dict(enumerate(known.tolist()))
+    names = sorted({name for some in values for name in some})
+    column = {name: number for number, name in enumerate(names)}
+    lists = [[column[name] for name in some] for some in values]
+    return SharedLabel.of_lists(lists, len(names)), dict(enumerate(names))
+
+
+def query_relevance(
+    labels: object, gallery: Relevance, names: Mapping[int, str]
+) -> tuple[Relevance, dict[int, str]]:
+    """The relevance of queries of a gallery, and the names of the labels of both.
+
+    Args:
+        labels: of the kind that the gallery's are, see `gallery_relevance`. One that no gallery
+            item has matches nothing; where labels are lists it is left out.
+        gallery, names: the gallery's relevance, and the names of its labels.
+
+    Raises:
+        InvalidData: they are of another kind, or a true match is no gallery item.
+
+    Example:
+        >>> gallery, names = gallery_relevance(["pear", "fig"], ["a", "b"])
+        >>> relevance, names = query_relevance(["fig", "plum"], gallery, names)
+        >>> relevance.totals(gallery), names
+        (array([1, 0]), {0: 'fig', 1: 'pear', 2: 'plum'})
+    """
+    if labels is None:
+        raise InvalidData("the queries have no labels: what is a true match cannot be told")
+    if isinstance(labels, Relevance):
+        require_same_kind(labels, gallery)
+        return labels, dict(names)
+    values = _listed(labels)
+    if isinstance(gallery, SameLabel) and isinstance(values, np.ndarray):
+        return _same_label(values, gallery, names)
+    if not isinstance(gallery, SharedLabel):
+        raise _mismatch(values, gallery)
+    lists = [[name] for name in values.tolist()] if isinstance(values, np.ndarray) else values
+    column = {name: number for number, name in names.items()}
+    absent = [name for some in lists for name in some if name not in column]
+    if absent and isinstance(gallery, MatchTable):
+        shown = ", ".join(printable(str(name)) for name in absent[:3])
+        raise InvalidData(
+            f"{len(absent)} true matches are no gallery items ({shown}): give ids of the gallery, "
+            "or labels to both"
+        )
+    if not all(isinstance(name, str) for some in lists for name in some):
+        raise _mismatch(values, gallery)
+    known = [[column[name] for name in some if name in column] for some in lists]
+    return type(gallery).of_lists(known, gallery.labels.shape[1]), dict(names)
+
+
+def added_relevance(
+    labels: object, n: int, gallery: Relevance, names: Mapping[int, str]
+) -> tuple[Relevance, dict[int, str]]:
+    """The relevance of n items that come into a gallery, and the names of all labels.
+
+    Args:
+        labels: of the kind that the gallery's are.
+        n: number of items.
+        gallery, names: the gallery's relevance, and the names of its labels.
+
+    Raises:
+        InvalidData: they are of another kind or number; or are lists, and one is new, of which it
+            is not known whether queries before had it.
+    """
+    if isinstance(labels, Relevance):
+        found, known = labels, dict(names)
+    else:
+        values = _listed(labels)
+        lists = [] if isinstance(values, np.ndarray) else values
+        new = {name for some in lists for name in some}.difference(names.values())
+        if new:
+            raise InvalidData(
+                f"labels that no gallery item has ({', '.join(map(printable, sorted(new)[:3]))}): "
+                "which queries before had them is not known; build the retriever again"
+            )
+        found, known = query_relevance(labels, gallery, names)
+    if len(found) != n:
+        raise InvalidData(f"{n} images, {len(found)} labels: give one each")
+    gallery.joined(found)  # raises where they are of another kind
+    return found, known
+
+
+def require_same_kind(queries: Relevance | None, gallery: Relevance) -> None:
+    """Raise `InvalidData` unless queries match as the gallery's images do."""
+    if type(queries) is not type(gallery):
+        raise InvalidData(
+            f"the gallery's images match as {type(gallery).__name__}, the queries as "
+            f"{type(queries).__name__}: both must know the same of their images"
+        )
+
+
+def _same_label(
+    values: NDArray[Any], gallery: SameLabel, names: Mapping[int, str]
+) -> tuple[SameLabel, dict[int, str]]:
+    """One label each: whole numbers, or the names of labels; a new name gets the next number."""
+    if values.dtype.kind in "iu":
+        return SameLabel(values.astype(np.int64)), dict(names)
+    if not names:
+        raise _mismatch(values, gallery)
+    number = {name: label for label, name in names.items()}
+    known, codes = np.unique(values, return_inverse=True)
+    for name in known.tolist():
+        number.setdefault(name, max(number.values()) + 1)
+    table = np.array([number[name] for name in known.tolist()], np.int64)
+    return SameLabel(table[codes]), {label: name for name, label in number.items()}
+
+
+def _mismatch(values: object, gallery: Relevance) -> InvalidData:
+    given = values.dtype if isinstance(values, np.ndarray) else "lists"
+    return InvalidData(
+        f"labels of the queries are of type {given}, and the gallery's images match as "
+        f"{type(gallery).__name__}: give labels of the type that the gallery has"
+    )
+
+
+def _listed(labels: object) -> NDArray[Any] | list[list[str]]:
+    """One label each, as an array of whole numbers or texts; or lists of texts."""
+    if isinstance(labels, str | bytes) or not isinstance(labels, Sequence | np.ndarray):
+        raise InvalidData(f"labels is a {type(labels).__name__}: give {KINDS}, one for each image")
+    if (
+        len(labels)
+        and all(isinstance(each, Sequence | np.ndarray | set) for each in labels)
+        and (not any(isinstance(each, str) for each in labels))
+    ):
+        lists = [list(each) for each in labels]
+        if all(isinstance(name, str) for some in lists for name in some):
+            return lists
+    else:
+        kinds = {type(each) for each in labels} if not isinstance(labels, np.ndarray) else set()
+        values = np.asarray(labels) if len(labels) else np.empty(0, np.int64)
+        if values.dtype.kind == "O" and all(isinstance(each, str) for each in values.tolist()):
+            values = values.astype(str)
+        mixed = values.dtype.kind == "U" and any(not issubclass(kind, str) for kind in kinds)
+        fits = values.ndim == 1 and values.dtype.kind in "iuU" and not mixed
+        if fits and (values.dtype.kind != "u" or int(values.max(initial=0)) < 2**63):
+            return values
+    raise InvalidData(f"labels are {str(labels)[:40]}: give {KINDS}, one for each image")

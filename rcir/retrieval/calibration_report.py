@@ -1,0 +1,107 @@
+"""What a calibration certifies, and how large the sets are that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from rcir.errors import RiskUnattainable
+from rcir.retrieval.answer import Distinct
+from rcir.risk import Constant, LabelledResults, Request, RiskController
+from rcir.risk.choice import ComparedSizes
+from rcir.risk.guarantee import stated_confidence
+
+
+@dataclass(frozen=True)
+class CertifiedSize:
+    """The miss risk at one level.
+
+    Attributes:
+        alpha: the level.
+        mean_size: of the sets of the calibration queries; None if the level is not certified.
+        constant_size: the size that all of them would need if they were treated alike; None if no
+            size is certified.
+        minimum_alpha: where the level is not certified, the smallest that is.
+    """
+
+    alpha: float
+    mean_size: float | None
+    constant_size: float | None
+    minimum_alpha: float | None = None
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    """The outcome of a calibration; `str` gives a sentence and a table.
+
+    Attributes:
+        delta: the level that `rows` are certified at.
+        n_tuning, n_calibration: numbers of queries.
+        score_function: how set sizes depend on the query.
+        rows: the miss risk at each asked alpha.
+        comparison: what "auto" compared, of sets of images (None) and of labels ("label").
+    """
+
+    delta: float
+    n_tuning: int
+    n_calibration: int
+    score_function: str
+    rows: tuple[CertifiedSize, ...]
+    comparison: Mapping[Distinct, ComparedSizes]
+
+    def __str__(self) -> str:
+        sure = stated_confidence(self.delta)
+        lines = [
+            f"With probability at least {sure}, a true match is missing from at most a fraction "
+            f"alpha of the sets ({self.score_function} sizes, {self.n_calibration} calibration "
+            f"queries; {self.n_tuning} others fitted the sizes).",
+            f"{'alpha':>6}  {'mean size':>9}  {'constant size':>13}",
+        ]
+        for row in self.rows:
+            size = "-" if row.mean_size is None else f"{row.mean_size:.2f}"
+            constant = "-" if row.constant_size is None else f"{row.constant_size:.4g}"
+            line = f"{row.alpha:>6g}  {size:>9}  {constant:>13}"
+            if row.mean_size is None:
+                least = row.minimum_alpha
+                line += "  not certified" + ("" if least is None else f"; from {least:.4g} on")
+            lines.append(line)
+        return "\n".join(lines)
+
+
+def report(
+    controller: RiskController,
+    calibration: LabelledResults,
+    alphas: tuple[float, ...],
+    delta: float,
+    comparison: Mapping[Distinct, ComparedSizes],
+) -> CalibrationReport:
+    """The report of a controller.
+
+    Args:
+        controller: of sets of images.
+        calibration: the calibration queries, with their search results.
+        alphas, delta: levels to report.
+        comparison: see `CalibrationReport`.
+    """
+    alike = RiskController(Constant(), controller.tuning, calibration, controller.bound)
+    rows = []
+    for alpha in alphas:
+        request = Request(alpha, delta)
+        constant, size, least = None, None, None
+        try:
+            decision = alike.decide(request)
+            constant = float(alike.sets(calibration, decision)[1].mean())
+        except RiskUnattainable:
+            pass
+        try:
+            size = float(
+                np.mean(controller.calibration.sizes(controller.decide(request).threshold))
+            )
+        except RiskUnattainable as error:
+            least = error.minimum_alpha
+        rows.append(CertifiedSize(alpha, size, constant, least))
+    name = controller.score_function.name
+    sizes = len(controller.tuning), len(controller.calibration)
+    return CalibrationReport(delta, *sizes, name, tuple(rows), comparison)

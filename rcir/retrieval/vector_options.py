@@ -1,0 +1,75 @@
+"""How vectors that were embedded elsewhere are searched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rcir.errors import InvalidConfig, InvalidData
+from rcir.index import check_vectors
+from rcir.printable import printable
+
+Metric = Literal["cosine", "euclidean"]
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class VectorOptions:
+    """How vectors are searched that no encoder of rcir made.
+
+    Args:
+        metric: "cosine" brings all vectors to unit length, where the nearest by angle is the
+            nearest by distance; "euclidean" takes them as they are.
+        model: name of what embedded them, with its version; vectors of another one are refused.
+        leave_one_out: queries may be gallery items, and items of the very same vector are left out
+            of their search; without, such queries cannot calibrate.
+    """
+
+    metric: Metric = "euclidean"
+    model: str | None = None
+    leave_one_out: bool = False
+
+    def __post_init__(self) -> None:
+        if self.metric not in get_args(Metric):
+            raise InvalidConfig(
+                f"metric {self.metric!r} is unknown; choose one of {', '.join(get_args(Metric))}"
+            )
+
+    def checked(self, vectors: ArrayLike, dim: int | None = None) -> NDArray[np.float32]:
+        """Vectors (n, d) ready to be searched.
+
+        Args:
+            vectors: real numbers, (n, d).
+            dim: what d must be.
+
+        Raises:
+            InvalidData: see `rcir.index.check_vectors`; or some are zero, and have no angle.
+
+        Example:
+            >>> VectorOptions("cosine").checked([[3.0, 4.0]]).tolist()
+            [[0.6000000238418579, 0.800000011920929]]
+        """
+        given = check_vectors(vectors, dim)
+        if self.metric == "euclidean":
+            return given
+        norms = np.linalg.norm(given, axis=1, keepdims=True)
+        zero = np.flatnonzero(norms == 0)
+        if len(zero):
+            rows = ", ".join(map(str, zero[:SHOWN].tolist())) + ", ..." * (len(zero) > SHOWN)
+            raise InvalidData(
+                f"{len(zero)} of {len(given)} vectors are zero (rows {rows}), and have no angle to "
+                'others: leave them out, or take metric="euclidean"'
+            )
+        unit: NDArray[np.float32] = given / norms
+        return unit
+
+    def require_model(self, model: str | None) -> None:
+        """Raise `InvalidData` if vectors are known to be of another model than the gallery's."""
+        if None not in (model, self.model) and model != self.model:
+            raise InvalidData(
+                f"the vectors are of {printable(str(model))}, those of the gallery of "
+                f"{printable(str(self.model))}: embed both with the same model"
+            )
