@@ -1,21 +1,41 @@
 """Calibration: a trained run in, a retriever with a guarantee out, measured on held-out queries."""
 
-from calibration.config import CalibrationConfig, EvaluationConfig
-from calibration.evaluation import Evaluation
-from calibration.pipeline import Calibrated, calibrate, evaluate_retriever
-from calibration.publishing import write_results
-from calibration.risk_results import RiskResult
-from calibration.table import NOTHING_CERTIFIED, print_table
+from typing import TYPE_CHECKING
+
+from rcir.import_paths import lazily
+
+if TYPE_CHECKING:
+    from calibration.vectors import CertificationConfig, certify
+    from calibration.config import CalibrationConfig, EvaluationConfig
+    from calibration.evaluation import Evaluation
+    from calibration.pipeline import Calibrated, calibrate, evaluate_retriever
+    from calibration.publishing import write_results
+    from calibration.risk_results import RiskResult
+    from calibration.table import NOTHING_CERTIFIED, print_table
+
+_HOMES = {
+    "calibration.vectors": ("CertificationConfig", "certify"),
+    "calibration.config": ("CalibrationConfig", "EvaluationConfig"),
+    "calibration.evaluation": ("Evaluation",),
+    "calibration.pipeline": ("Calibrated", "calibrate", "evaluate_retriever"),
+    "calibration.publishing": ("write_results",),
+    "calibration.risk_results": ("RiskResult",),
+    "calibration.table": ("NOTHING_CERTIFIED", "print_table"),
+}
 
 __all__ = [
     "NOTHING_CERTIFIED",
     "Calibrated",
     "CalibrationConfig",
+    "CertificationConfig",
     "Evaluation",
     "EvaluationConfig",
     "RiskResult",
     "calibrate",
+    "certify",
     "evaluate_retriever",
     "print_table",
     "write_results",
 ]
+
+__getattr__, __dir__ = lazily(__name__, globals(), _HOMES)

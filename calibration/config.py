@@ -52,7 +52,7 @@ class CalibrationConfig:
     use_gpu: bool = False
 
     def __post_init__(self) -> None:
-        _check_levels(self.alphas, self.delta)
+        check_levels(self.alphas, self.delta)
         if self.num_workers < 0:
             raise InvalidConfig(f"num_workers is {self.num_workers}; at least 0")
         check_depth(self.depth)
@@ -76,10 +76,11 @@ class EvaluationConfig:
     ood: str | None = None
 
     def __post_init__(self) -> None:
-        _check_levels(self.alphas, self.delta)
+        check_levels(self.alphas, self.delta)
 
 
-def _check_levels(alphas: tuple[float, ...], delta: float) -> None:
+def check_levels(alphas: tuple[float, ...], delta: float) -> None:
+    """Raise `InvalidConfig` unless there are levels, each in (0, 1)."""
     for alpha in alphas:
         check_level("alpha", alpha)
     check_level("delta", delta)

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from calibration.evaluation import Evaluation
 from rcir import figures
-from rcir.data import ImageSet, read_image
+from rcir.data import ImageSet
 from rcir.levels import ALPHA
 from rcir.printable import printable
 from rcir.retrieval.retriever import Retriever
@@ -116,7 +116,7 @@ def _of_queries(
     gallery: ImageSet,
 ) -> dict[str, Figure]:
     """The most and the least certain queries with their sets, at the level nearest to `ALPHA`."""
-    if not evaluation.certified:
+    if not evaluation.certified or not images.pictures:
         return {}
     row = min(evaluation.certified, key=lambda row: abs(row.alpha - ALPHA))
     score_function = retriever.controllers[None].score_function
@@ -137,6 +137,8 @@ def query_set(
     test: LabelledResults, images: ImageSet, gallery: ImageSet, query: int, size: int
 ) -> figures.QuerySet:
     """A test query with the set it gets, for drawing."""
+    from rcir.data import read_image
+
     names = images.attributes.get("class", images.labels)
     name = images.ids[query] if names is None else names[query]
     return figures.QuerySet(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from calibration.quality import Quality, assess
 from calibration.repeats import Repeats, repeat
-from calibration.risk_results import Queries, RiskResult, rows
+from calibration.risk_results import RiskResult, SearchedSplits, rows
 from calibration.subgroups import Part, subgroups
 from rcir.data import ImageSet
 from rcir.levels import ALPHA
@@ -117,7 +117,7 @@ class Evaluation:
 def evaluate(
     dataset: str,
     retriever: Retriever,
-    queries: Queries,
+    queries: SearchedSplits,
     images: ImageSet,
     alphas: Sequence[float],
     delta: float,
@@ -141,7 +141,9 @@ def evaluate(
     at = min(certified, key=lambda row: abs(row.alpha - ALPHA), default=None)
     return Evaluation(
         dataset=dataset,
-        encoder="none" if retriever.encoder is None else retriever.encoder.config.method,
+        encoder=retriever.options.model or "vectors"
+        if retriever.encoder is None
+        else retriever.encoder.config.method,
         n_calibration=len(controller.calibration),
         n_test=len(test.ranks),
         rows=misses,

@@ -17,7 +17,7 @@ from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.evaluation import Evaluation, evaluate
 from calibration.progress import embedding, step
 from calibration.publishing import check_output, publish, start_tracking
-from calibration.risk_results import Queries
+from calibration.risk_results import SearchedSplits
 from calibration.table import console
 from rcir import api, tracking
 from rcir.data import (
@@ -135,7 +135,10 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
         retriever.origin["calibration"] = tracked.id
         folder = storage.save(retriever, place)
         tracked.log_folder(folder, "retriever")
-        page = publish(output, retriever, evaluation, queries.test, splits, tracked, started)
+        page = publish(
+            *(output, retriever, evaluation, queries.test, splits.test, splits.gallery),
+            *(tracked, started),
+        )
     _measured(retriever, evaluation, queries.test, splits).write(output / TEST)
     embedder.clear()
     return Calibrated(retriever, folder, page, evaluation, queries.test, splits, tracked.id)
@@ -193,7 +196,10 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
     trained = tracking.find_tracked_run(retriever.origin.get("run", ""))
     tracked = start_tracking("evaluation", config, output, trained) if trained else None
     with tracked.active() if tracked else nullcontext():
-        page = publish(output, retriever, evaluation, queries.test, splits, tracked, started)
+        page = publish(
+            *(output, retriever, evaluation, queries.test, splits.test, splits.gallery),
+            *(tracked, started),
+        )
     place = Path(config.retriever)
     known = None if tracked is None else tracked.id
     return Calibrated(retriever, place, page, evaluation, queries.test, splits, known)
@@ -220,7 +226,7 @@ def _is_of(retriever: Retriever, gallery: ImageSet) -> bool:
     )
 
 
-def _searched(retriever: Retriever, splits: Splits, embedder: Embedder) -> Queries:
+def _searched(retriever: Retriever, splits: Splits, embedder: Embedder) -> SearchedSplits:
     """The queries of the three splits, searched; the origin names their groups and clusters."""
     group, cluster = (retriever.origin.get(name) for name in ("group", "cluster"))
     found = []
@@ -230,7 +236,7 @@ def _searched(retriever: Retriever, splits: Splits, embedder: Embedder) -> Queri
             # Said before, of all splits at once.
             warnings.filterwarnings("ignore", "the queries come in clusters", UserWarning)
             found.append(retriever.search_labelled(images, group, shown, cluster))
-    return Queries(*found)
+    return SearchedSplits(*found)
 
 
 def _digests(splits: Splits) -> dict[str, str]:

@@ -6,12 +6,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from calibration.table import console
 from rcir.data import ImageSet
-from rcir.encoders.embedder import Embedder
+
+if TYPE_CHECKING:
+    from rcir.encoders.embedder import Embedder
 
 LONG = 10.0  # seconds
 

@@ -12,13 +12,11 @@ from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.evaluation import Evaluation
 from calibration.progress import step
 from rcir import figures, tracking
-from rcir.config import flatten
-from rcir.data import Splits
+from rcir.data import ImageSet
 from rcir.errors import InvalidData
 from rcir.files import write_file, write_json
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults
-from rcir.runs.folder import FOLDER_TAG
 from rcir.runs.results import TEST
 
 PAGE, RESULTS = "report.html", "results.json"
@@ -46,6 +44,9 @@ def start_tracking(
     trained: tracking.TrackedRun,
 ) -> tracking.TrackedRun:
     """A run of its own in MLflow, below the training's: another calibration is another run."""
+    from rcir.config import flatten
+    from rcir.runs.folder import FOLDER_TAG
+
     tags = {FOLDER_TAG: str(output.absolute()), "rcir.kind": kind}
     tracked = tracking.start_run(f"{output.resolve().name} ({kind})", tags, trained)
     tracked.log_params(flatten(asdict(config)))
@@ -57,13 +58,23 @@ def publish(
     retriever: Retriever,
     evaluation: Evaluation,
     test: LabelledResults,
-    splits: Splits,
+    images: ImageSet,
+    gallery: ImageSet,
     tracked: tracking.TrackedRun | None,
     started: float,
 ) -> Path:
-    """Write report and numbers, and track them with every figure; return the page."""
+    """Write report and numbers, and track them with every figure; return the page.
+
+    Args:
+        output: the folder to write to.
+        retriever, evaluation: what was measured.
+        test, images: what was found for the test queries, and these.
+        gallery: what was searched.
+        tracked: a run in MLflow, if there is one.
+        started: when the work began.
+    """
     with step("report"):
-        drawn = drawing.draw_figures(retriever, evaluation, test, splits.test, splits.gallery)
+        drawn = drawing.draw_figures(retriever, evaluation, test, images, gallery)
         pictures = {name: figures.to_svg(figure) for name, figure in drawn.items()}
         text = report.render(evaluation, pictures)
     page, results = output / PAGE, output / RESULTS

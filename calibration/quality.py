@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from rcir.data import ImageSet
 from rcir.data.relevance import SameLabel
-from rcir.encoders.batches import draw_samples
 from rcir.index import nearest_others
 from rcir.metrics import (
     Cleaning,
@@ -181,7 +179,7 @@ def _of_labels(
         right = knn_correct(found, labels[matched], NEIGHBOURS)
         numbers["knn_accuracy_gallery"] = float(right.mean())
     if len(labels) > max(NEIGHBOURS, BINS):
-        others = nearest_others(torch.from_numpy(test.known("vectors")), NEIGHBOURS)[1]
+        others = nearest_others(test.known("vectors"), NEIGHBOURS)[1]
         right = knn_correct(labels[others], labels, NEIGHBOURS)
         numbers["knn_accuracy"] = float(right.mean())
         numbers["kendall_knn"] = kendall_over_bins(uncertainty, right, BINS)
@@ -203,11 +201,13 @@ def _of_draws(retriever: Retriever, images: ImageSet) -> dict[str, float]:
     """The calibration error of votes: how sure draws of the encoder are of the nearest label."""
     if retriever.encoder is None or retriever.preprocessing is None:
         return {}
+    from rcir.encoders.batches import draw_samples
+
     drawn = draw_samples(retriever.encoder, retriever.preprocessing, images.images)
     if drawn is None or len(images) < 2:
         return {}
     labels = np.asarray(images.labels)
-    votes = np.stack([labels[nearest_others(one, 1)[1][:, 0]] for one in drawn])
+    votes = np.stack([labels[nearest_others(one.cpu().numpy(), 1)[1][:, 0]] for one in drawn])
     return {"ece_lam_at_1": reliability_lam(votes, labels).error}
 
 
@@ -220,7 +220,7 @@ def _whole_rankings(
 ) -> tuple[dict[str, float], Cleaning | None]:
     """Mean average precision over the whole gallery, and of the gallery cleaned."""
     assert retriever.relevance is not None
-    _, positions = retriever.index.search(test.known("vectors")[rows], len(retriever.index))
+    _, positions, _ = retriever.nearest(test.known("vectors")[rows], len(retriever.index))
     relevance = images.relevance.subset(rows)
     relevant = relevance.of(retriever.relevance, positions)
     precision = average_precision(relevant, test.totals[rows])

@@ -16,16 +16,18 @@ from rcir.risk.score_functions import widened
 
 
 @dataclass(frozen=True)
-class Queries:
+class SearchedSplits:
     """The queries of the three splits, as a retriever found them."""
 
     tuning: LabelledResults
     calibration: LabelledResults
     test: LabelledResults
 
-    def distinct(self) -> Queries:
+    def distinct(self) -> SearchedSplits:
         """The same of labels."""
-        return Queries(*(part.distinct() for part in (self.tuning, self.calibration, self.test)))
+        return SearchedSplits(
+            *(part.distinct() for part in (self.tuning, self.calibration, self.test))
+        )
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class RiskResult:
 
 
 def rows(
-    retriever: Retriever, queries: Queries, alphas: Sequence[float], delta: float
+    retriever: Retriever, queries: SearchedSplits, alphas: Sequence[float], delta: float
 ) -> tuple[list[RiskResult], list[RiskResult]]:
     """The miss risk at each alpha, and what else the same calibration queries certify."""
     controller = retriever.controllers[None]
@@ -75,7 +77,7 @@ def rows(
         options["miss, any mix of groups"] = {"mix": "any"}
 
     def measured(
-        controller: RiskController, queries: Queries, guarantees: dict[str, dict[str, Any]]
+        controller: RiskController, queries: SearchedSplits, guarantees: dict[str, dict[str, Any]]
     ) -> list[RiskResult]:
         alike = _alike(queries, controller)
         return [
@@ -128,7 +130,7 @@ def _measure(
     )
 
 
-def _alike(queries: Queries, controller: RiskController) -> RiskController:
+def _alike(queries: SearchedSplits, controller: RiskController) -> RiskController:
     """The controller of the same queries with one size for all."""
     # Whoever searched them anew may not know of their groups, which the controller does.
     calibration = replace(queries.calibration, groups=controller.groups)

@@ -46,6 +46,10 @@ class InvalidConfig(RcirError, ValueError):
     """A configuration, or a call, asks for what does not exist or does not fit together."""
 
 
+class MissingPackage(RcirError, ImportError):
+    """A package is not installed that an extra of rcir brings."""
+
+
 class TrackingUnavailable(RcirError):
     """MLflow's tracking store cannot be reached, or is of a kind that MLflow refuses."""
 

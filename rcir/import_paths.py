@@ -8,6 +8,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from rcir.errors import InvalidConfig
+from rcir.extras import naming_extras
 
 
 def find_class(option: str, name: str, table: Mapping[str, str]) -> type[Any]:
@@ -73,38 +74,11 @@ def lazily(
     def find(name: str) -> Any:
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = module_globals[name] = getattr(import_module(home_of[name]), name)
+        with naming_extras():
+            value = module_globals[name] = getattr(import_module(home_of[name]), name)
         return value
 
     def names() -> list[str]:
         return sorted({*module_globals, *home_of})
 
     return find, names
-
-
-def import_extra(name: str, extra: str, purpose: str) -> Any:
-    """A module of a package that not every installation has.
-
-    Args:
-        name: of the module.
-        extra: of rcir, that brings it.
-        purpose: what needs it, as the start of a sentence.
-
-    Raises:
-        InvalidConfig: it is not installed.
-
-    Example:
-        >>> import_extra("absent_package", "train", "training encoders")
-        Traceback (most recent call last):
-        rcir.errors.InvalidConfig: training encoders needs absent_package, which is not installed: \
-pip install 'rcir[train]' brings it
-    """
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name.partition(".")[0]:
-            raise
-        raise InvalidConfig(
-            f"{purpose} needs {error.name}, which is not installed: pip install 'rcir[{extra}]' "
-            "brings it"
-        ) from error

@@ -11,6 +11,7 @@ PARTS = (
     *(
         "rcir.printable",
         "rcir.errors",
+        "rcir.extras",
         "rcir.levels",
         "rcir.files",
         "rcir.config",

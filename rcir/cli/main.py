@@ -9,10 +9,12 @@ from importlib import import_module
 from importlib.metadata import version
 
 from rcir.errors import reporting_errors
+from rcir.extras import naming_extras
 
 # Each is `rcir.cli.NAME` with two functions: `add_arguments(parser)` and `run(options)`.
 COMMANDS = {
     "retrieve": "retrieve a set for each picture, with its guarantee",
+    "certify": "give vectors that something else embedded a guarantee, and measure it",
     "evaluate": "measure a calibrated retriever on the test queries of its data set",
     "compare": "compare runs by how small their guaranteed sets are",
     "data": "show the data sets, or verify a copy of one",
@@ -36,6 +38,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name in given[:1]:  # the others' libraries take seconds to import
             import_module(f"rcir.cli.{name}").add_arguments(added)
     options = parser.parse_args(given)
-    with reporting_errors():
+    with reporting_errors(), naming_extras():
         import_module(f"rcir.cli.{options.command}").run(options)
     return 0

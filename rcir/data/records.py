@@ -23,7 +23,8 @@ class ImageSet:
 
     Attributes:
         images: an array (n, H, W) or (n, H, W, 3) of uint8, or any sequence of what `read_image`
-            takes, for instance paths (then decoded when needed, sizes may differ).
+            takes, for instance paths (then decoded when needed, sizes may differ). Or vectors, an
+            array (n, d) of floats, for a retriever without an encoder.
         labels: (n,) int64; None where an image has not one label but several, or a place.
         ids: n names, unique within the set; what a retrieval returns.
         attributes: further facts per image, each an array of length n; for instance "occluded".
@@ -33,7 +34,7 @@ class ImageSet:
             were made together, for instance by one person; None where that is not known.
     """
 
-    images: Sequence[ImageLike] | NDArray[np.uint8]
+    images: Sequence[ImageLike] | NDArray[Any]
     labels: NDArray[np.int64] | None
     ids: Sequence[str]
     attributes: Mapping[str, NDArray[Any]] = field(default_factory=dict)
@@ -61,6 +62,11 @@ class ImageSet:
         return len(self.images)
 
     @property
+    def pictures(self) -> bool:
+        """Whether the images are pictures, not vectors in their place."""
+        return not (isinstance(self.images, np.ndarray) and self.images.dtype.kind == "f")
+
+    @property
     def label_names(self) -> dict[int, str]:
         """The name of each label that is there, by the attribute "class".
 
@@ -81,10 +87,10 @@ class ImageSet:
             return {}
         return dict(zip(labels.tolist(), names, strict=True))
 
-    def pick(self, rows: NDArray[np.integer]) -> Sequence[ImageLike] | NDArray[np.uint8]:
+    def pick(self, rows: NDArray[np.integer]) -> Sequence[ImageLike] | NDArray[Any]:
         """The images of some rows, in that order; one array where the set is one array."""
         if isinstance(self.images, np.ndarray):
-            picked: NDArray[np.uint8] = self.images[rows]
+            picked: NDArray[Any] = self.images[rows]
             return picked
         return [self.images[row] for row in rows]
 

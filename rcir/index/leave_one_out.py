@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
+from rcir.index.table import build_index
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,12 +16,14 @@ if TYPE_CHECKING:
 DISTANCES_AT_ONCE = 1 << 24  # distances held at a time: 64 MiB of float32
 
 
-def nearest_others(vectors: Tensor, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def nearest_others(
+    vectors: Tensor | NDArray[np.floating[Any]], k: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """The nearest other vectors of each vector, which is left out of its own search by its place,
     not by its distance: a twin is found.
 
     Args:
-        vectors: (n, d), on any device.
+        vectors: (n, d), an array, or a tensor on any device.
         k: number of neighbours, 1 to n - 1.
 
     Returns:
@@ -32,11 +35,13 @@ def nearest_others(vectors: Tensor, k: int) -> tuple[NDArray[np.float32], NDArra
         >>> distances.tolist(), positions.tolist()
         ([[1.0], [0.0], [0.0]], [[1], [2], [1]])
     """
-    import torch  # here only: the package is imported for its table as well
-
     n = len(vectors)
     if not 1 <= k < n:
         raise InvalidData(f"{k} other vectors of {n}: from 1 to {n - 1} can be found")
+    if isinstance(vectors, np.ndarray):
+        return _of_array(vectors, k)
+    import torch  # here only: the package is imported for its table as well
+
     # The matrix product of `cdist` loses digits far from the origin; distances do not change.
     vectors = vectors - vectors.mean(0)
     distances, positions = [], []
@@ -47,3 +52,14 @@ def nearest_others(vectors: Tensor, k: int) -> tuple[NDArray[np.float32], NDArra
         distances.append(nearest.values.cpu())
         positions.append(nearest.indices.cpu())
     return torch.cat(distances).numpy(), torch.cat(positions).numpy()
+
+
+def _of_array(
+    vectors: NDArray[np.floating[Any]], k: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    centred = (vectors - vectors.mean(axis=0)).astype(np.float32)
+    distances, positions = build_index(centred).search(centred, k + 1)
+    itself = positions == np.arange(len(vectors))[:, None]
+    itself[~itself.any(axis=1), -1] = True  # behind k twins
+    shape = (len(vectors), k)
+    return distances[~itself].reshape(shape), positions[~itself].reshape(shape)

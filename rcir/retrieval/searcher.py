@@ -177,7 +177,7 @@ class Searcher(VectorSearcher):
 
     def search_labelled(
         self,
-        queries: ImageSet,
+        queries: ImageSet | Queries,
         group: str | None = None,
         embedder: Embed | None = None,
         cluster: str | None = None,
@@ -186,7 +186,7 @@ class Searcher(VectorSearcher):
 
         Args:
             queries: images with labels, or with what else makes them match, see
-                `rcir.data.relevance_protocol`; or, where there is no encoder, vectors as images.
+                `rcir.data.relevance_protocol`; or what `labelled` returns.
             group: which of their attributes says what group each belongs to.
             embedder: as in `build`.
             cluster: which of their attributes says in what cluster each came, such as a video, a
@@ -197,6 +197,8 @@ class Searcher(VectorSearcher):
             InvalidData: the gallery has no labels, or of another kind than the queries, or the
                 queries have no such attribute.
         """
+        if isinstance(queries, Queries):
+            return self._labelled(queries)
         self.gallery.relevance_for(queries.relevance)
         for name in (group, cluster):
             if name is not None and not (isinstance(name, str) and name in queries.attributes):
@@ -233,7 +235,7 @@ class Searcher(VectorSearcher):
         clusters: Sequence[str] | NDArray[Any] | None = None,
         cluster: str = "cluster",
     ) -> Queries:
-        """Vectors with their labels, to calibrate with.
+        """Vectors with their labels, to be searched by `search_labelled`.
 
         Args:
             vectors: (n, d) of queries.

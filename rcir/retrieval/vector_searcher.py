@@ -108,18 +108,23 @@ class VectorSearcher:
         return found
 
     def nearest(
-        self, vectors: NDArray[np.float32]
+        self, vectors: NDArray[np.float32], depth: int | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float64]]:
         """The nearest gallery vectors of vectors (n, d), without `itself` where that is left out.
+
+        Args:
+            vectors: ready to be searched.
+            depth: number of candidates; as many as are searched for each query unless given.
 
         Returns:
             L2 distances and positions, each (n, depth), nearest first; and (n,) one minus the
             cosine to the first of them.
         """
-        distances, positions = self.index.search(vectors, self.depth + self._left_out)
+        depth = depth or self.depth
+        distances, positions = self.index.search(vectors, depth + self._left_out)
         if self._left_out:
             own = (positions[:, :, None] == self.itself(vectors)[:, None, :]).any(axis=2)
-            columns = np.argsort(own, axis=1, kind="stable")[:, : self.depth]
+            columns = np.argsort(own, axis=1, kind="stable")[:, :depth]
             distances = np.take_along_axis(distances, columns, axis=1)
             positions = np.take_along_axis(positions, columns, axis=1)
         norms = self.gallery.norms[positions[:, 0]]

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from rcir.errors import CorruptRetriever, NoRetriever
+from rcir.extras import naming_extras
 from rcir.files import settle, write_folder
-from rcir.import_paths import import_extra
 from rcir.index import IndexConfig, find_index
 from rcir.retrieval.control import CalibrationOptions
 from rcir.retrieval.retriever import Retriever
@@ -89,8 +89,8 @@ def load(folder: str | os.PathLike[str]) -> Retriever:
     # A class of the user's own, or a package, may be absent: that is no damage.
     encoder, index = description["encoder"] or {}, description["index"]
     if encoder:
-        import_extra("torch", "train", "a retriever that embeds pictures")
-        from rcir.encoders import find_method
+        with naming_extras():
+            from rcir.encoders import find_method
 
         if ":" in str(encoder.get("method")):
             find_method(encoder["method"])

@@ -1,0 +1,244 @@
+"""From files of vectors to a retriever with a guarantee, measured on held-out queries."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.config import check_levels
+from calibration.evaluation import Evaluation, evaluate
+from calibration.progress import step
+from calibration.publishing import check_output, publish
+from calibration.risk_results import SearchedSplits
+from calibration.table import console
+from rcir.data import ImageSet
+from rcir.data.clusters import draw_by_cluster
+from rcir.data.relevance import SameLabel
+from rcir.data.vector_files import VectorTable, read_matches, read_vectors
+from rcir.data.within_radius import WithinRadius
+from rcir.errors import InvalidConfig, InvalidData
+from rcir.index import DEPTH, check_depth
+from rcir.levels import ALPHAS, DELTA
+from rcir.retrieval import storage
+from rcir.retrieval.queries import Queries
+from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.vector_options import Metric
+from rcir.risk import required_calibration
+
+TUNING, CALIBRATION = 0.25, 0.5  # of the queries, or of their clusters; the others measure
+
+
+@dataclass(frozen=True)
+class CertificationConfig:
+    """A calibration of vectors in files.
+
+    Args:
+        gallery: file of what is searched, see `rcir.data.vector_files`.
+        queries: file of labelled queries; None: the gallery's own items, each of which is left out
+            of its own search.
+        output: folder for `retriever`, `report.html` and `results.json`.
+        matches: table of true matches, see `rcir.data.vector_files.read_matches`; where there are
+            neither labels nor places.
+        radius: distance up to which places match.
+        metric: "cosine" or "euclidean".
+        score_function: see `CalibrationConfig`.
+        depth: candidates searched per query; no set is larger.
+        alphas, delta: levels to report. The retriever answers any.
+        seed: decides which queries tune, calibrate and measure.
+    """
+
+    gallery: str
+    queries: str | None = None
+    output: str = "runs/certified"
+    matches: str | None = None
+    radius: float | None = None
+    metric: Metric = "cosine"
+    score_function: str = "auto"
+    depth: int = DEPTH
+    alphas: tuple[float, ...] = ALPHAS
+    delta: float = DELTA
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_levels(self.alphas, self.delta)
+        check_depth(self.depth)
+
+
+@dataclass(frozen=True)
+class Certification:
+    """The outcome: the retriever, where it and the report's page lie, and what was measured."""
+
+    retriever: Retriever
+    folder: Path
+    report: Path
+    evaluation: Evaluation
+
+
+def certify(config: CertificationConfig) -> Certification:
+    """Index a gallery of vectors, calibrate on labelled queries, measure on others, write.
+
+    A quarter of the queries fits the set sizes, half of them certify these, and the others measure;
+    where queries have a column `cluster`, whole clusters are drawn.
+
+    Raises:
+        DataUnavailable: there is no such file.
+        InvalidData: of a file, or of what it holds; or there are too few queries to certify any of
+            the levels; or the output holds something else. Nothing was written.
+        CorruptRetriever: what lies at the retriever's place is something else.
+    """
+    started = time.monotonic()
+    output = Path(config.output)
+    place = output / "retriever"
+    check_output(output)
+    storage.check_place(place)
+    gallery = read_vectors(Path(config.gallery))
+    asked = gallery if config.queries is None else read_vectors(Path(config.queries))
+    with step("index"):
+        retriever = _indexed(config, gallery, asked)
+    queries = _labelled(retriever, config, asked)
+    splits = _divided(queries, config)
+    with step("search"):
+        tuning, calibration, test = (retriever.search_labelled(queries[rows]) for rows in splits)
+    with step("calibration"):
+        made = retriever.calibrate(
+            tuning, calibration, config.score_function, alphas=config.alphas, delta=config.delta
+        )
+    held = _image_set(retriever, asked, queries, splits[2])
+    with step("evaluation"):
+        evaluation = evaluate(
+            Path(config.gallery).stem,
+            retriever,
+            SearchedSplits(tuning, calibration, test),
+            held,
+            config.alphas,
+            config.delta,
+            made.comparison[None],
+        )
+    folder = retriever.save(place)
+    page = publish(output, retriever, evaluation, test, held, held, None, started)
+    return Certification(retriever, folder, page, evaluation)
+
+
+def _indexed(config: CertificationConfig, gallery: VectorTable, asked: VectorTable) -> Retriever:
+    """The retriever of a gallery; what matches what is as the files say."""
+    labels: object = gallery.labels
+    if config.matches is not None:
+        labels = None
+    elif gallery.places is not None:
+        labels = _places(config, gallery)
+    elif labels is None:
+        raise InvalidData(
+            f"{gallery.file} has no column label, labels, or x and y: what is a true match cannot "
+            "be told; add one, or name a table of true matches (--matches)"
+        )
+    own = config.queries is None or _overlap(gallery, asked)
+    if own:
+        console.print(
+            "queries are gallery items: each is left out of its own search, and the guarantee is "
+            "for gallery items that are asked about the others",
+            soft_wrap=True,
+        )
+    return Retriever.from_embeddings(
+        gallery.vectors,
+        gallery.ids,
+        labels,
+        config.metric,
+        gallery.uncertainty,
+        config.depth,
+        model=gallery.model,
+        leave_one_out=own,
+    )
+
+
+def _overlap(gallery: VectorTable, asked: VectorTable) -> bool:
+    """Whether some queries are gallery items: the same id, and the very same vector."""
+    if (
+        gallery.ids is None
+        or asked.ids is None
+        or gallery.vectors.shape[1:] != (asked.vectors.shape[1:])
+    ):
+        return False
+    row = {name: number for number, name in enumerate(gallery.ids)}
+    pairs = [(n, row[name]) for n, name in enumerate(asked.ids) if name in row]
+    if not pairs:
+        return False
+    first, second = np.array(pairs).T
+    return bool((asked.vectors[first] == gallery.vectors[second]).all(axis=1).any())
+
+
+def _labelled(retriever: Retriever, config: CertificationConfig, asked: VectorTable) -> Queries:
+    """The queries with what they match."""
+    labels: object = asked.labels
+    if config.matches is not None:
+        labels = _listed(Path(config.matches), asked)
+    elif asked.places is not None:
+        labels = _places(config, asked)
+    return retriever.labelled(
+        asked.vectors, labels, asked.uncertainty, asked.model, asked.group, asked.cluster
+    )
+
+
+def _listed(path: Path, asked: VectorTable) -> list[list[str]]:
+    """The ids of the true matches of each query."""
+    if asked.ids is None:
+        raise InvalidData(f"{asked.file} has no column id, by which {path} names queries")
+    found: dict[str, list[str]] = {name: [] for name in asked.ids}
+    unknown = 0
+    for query, item in read_matches(path):
+        if query in found:
+            found[query].append(item)
+        else:
+            unknown += 1
+    if not any(found.values()):
+        raise InvalidData(f"{path} names no query of {asked.file}: give ids as they are there")
+    if unknown:
+        console.print(f"{unknown} rows of {path} are of other queries, and were not used")
+    return list(found.values())
+
+
+def _places(config: CertificationConfig, table: VectorTable) -> WithinRadius:
+    if config.radius is None:
+        raise InvalidConfig(
+            f"{table.file} has places: say within which radius they match (--radius)"
+        )
+    assert table.places is not None
+    return WithinRadius(table.places, config.radius)
+
+
+def _divided(queries: Queries, config: CertificationConfig) -> list[NDArray[np.int64]]:
+    """Rows that tune, calibrate and measure."""
+    n = len(queries)
+    clusters = queries.clusters
+    units = n if clusters is None else len(np.unique(clusters))
+    alpha = max(config.alphas)
+    needed = required_calibration(alpha, config.delta)
+    if units < 4 or (needed or 0) > CALIBRATION * units:
+        raise InvalidData(
+            f"{units} {'queries' if clusters is None else 'clusters of queries'}, of which "
+            f"{round(CALIBRATION * units)} calibrate: no alpha up to {alpha:g} can be certified at "
+            f"delta {config.delta:g} with fewer than {needed}; label at least "
+            f"{round((needed or 0) / CALIBRATION)}"
+        )
+    rng = np.random.default_rng(config.seed)
+    if clusters is not None:
+        return draw_by_cluster(rng, clusters, {"tuning": TUNING, "calibration": CALIBRATION})
+    first = round(TUNING * n)
+    return np.split(rng.permutation(n), [first, first + round(CALIBRATION * n)])
+
+
+def _image_set(
+    retriever: Retriever, asked: VectorTable, queries: Queries, rows: NDArray[np.int64]
+) -> ImageSet:
+    """Some of the queries, as what is measured on them takes them."""
+    relevance = queries.relevance
+    assert relevance is not None
+    labels = relevance.labels if isinstance(relevance, SameLabel) else None
+    attributes = {}
+    if labels is not None and retriever.label_names:
+        attributes["class"] = np.array([retriever.label_names[n] for n in labels.tolist()])
+    ids = asked.ids or [str(row) for row in range(len(queries))]
+    return ImageSet(queries.vectors, labels, ids, attributes, relevance).subset(rows)

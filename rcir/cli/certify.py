@@ -1,0 +1,47 @@
+"""`rcir certify --gallery VECTORS --queries VECTORS`"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from argparse import ArgumentParser, Namespace
+
+from rcir.levels import ALPHAS, DELTA
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The vectors, what matches what, and at which levels."""
+    parser.add_argument(
+        "--gallery", required=True, help="vectors to search: .parquet, .npz, or .npy beside a .csv"
+    )
+    parser.add_argument(
+        "--queries", help="labelled vectors of queries; without, the gallery's own items ask"
+    )
+    parser.add_argument("--alpha", type=float, nargs="+", default=list(ALPHAS))
+    parser.add_argument("--delta", type=float, default=DELTA)
+    parser.add_argument("--output", default="runs/certified", help="folder to write to")
+    parser.add_argument(
+        "--matches", help="table of true matches: columns query and gallery, of ids"
+    )
+    parser.add_argument("--radius", type=float, help="distance up to which places match")
+    parser.add_argument("--metric", choices=["cosine", "euclidean"], default="cosine")
+    parser.add_argument("--score_function", default="auto", help="how set size depends on a query")
+    parser.add_argument("--depth", type=int, default=200, help="candidates searched per query")
+    parser.add_argument("--seed", type=int, default=0, help="decides which queries do what")
+
+
+def run(options: Namespace) -> None:
+    """Calibrate, measure, write the retriever and its report, and print the table."""
+    from calibration import NOTHING_CERTIFIED, CertificationConfig, certify, print_table
+
+    given = {name: value for name, value in vars(options).items() if name != "command"}
+    config = CertificationConfig(alphas=tuple(given.pop("alpha")), **given)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
+        outcome = certify(config)
+    for warning in said:
+        print(f"warning: {warning.message}", file=sys.stderr)
+    print_table(outcome.evaluation)
+    print(f"retriever: {outcome.folder}\nreport: {outcome.report}")
+    if outcome.evaluation.refusal:
+        sys.exit(NOTHING_CERTIFIED)

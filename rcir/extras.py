@@ -1,0 +1,40 @@
+"""Packages that not every installation has, and which extra of rcir brings each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rcir.errors import MissingPackage
+
+EXTRAS = {
+    **dict.fromkeys(("torch", "torchvision", "ray", "mlflow", "optuna", "PIL", "pandas"), "train"),
+    **dict.fromkeys(("jsonargparse", "yaml", "filelock"), "train"),
+    "timm": "timm",
+    "open_clip": "open_clip",
+    "transformers": "transformers",
+}
+
+
+@contextmanager
+def naming_extras() -> Iterator[None]:
+    """Say of a package that is not installed which extra brings it.
+
+    Raises:
+        MissingPackage: it is one of `EXTRAS`; others raise what they did.
+
+    Example:
+        >>> with naming_extras():
+        ...     raise ModuleNotFoundError("No module named 'torch'", name="torch")
+        Traceback (most recent call last):
+        rcir.errors.MissingPackage: torch is not installed: pip install 'rcir[train]' brings it
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        raise MissingPackage(
+            f"{package} is not installed: pip install 'rcir[{EXTRAS[package]}]' brings it"
+        ) from error
