@@ -19,6 +19,7 @@ AFTER_DEMO = (
     "README.md",
     "api.py",
     "calibrated.py",
+    "maintained.py",
     "retriever.py",
 )  # whose examples use what the demo made
 # Files that one process tests one after the other: they use the same cluster or the same demo.

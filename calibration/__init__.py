@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 from rcir.import_paths import lazily
 
 if TYPE_CHECKING:
-    from calibration.vectors import CertificationConfig, certify
     from calibration.config import CalibrationConfig, EvaluationConfig
     from calibration.evaluation import Evaluation
     from calibration.pipeline import Calibrated, calibrate, evaluate_retriever
     from calibration.publishing import write_results
     from calibration.risk_results import RiskResult
     from calibration.table import NOTHING_CERTIFIED, print_table
+    from calibration.vectors import CertificationConfig, certify
 
 _HOMES = {
     "calibration.vectors": ("CertificationConfig", "certify"),

@@ -5,19 +5,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from calibration.config import CalibrationConfig
-from calibration.pipeline import calibrate
-from calibration.table import NOTHING_CERTIFIED, print_table
-from rcir.config import parse
 from rcir.errors import reporting_errors
+from rcir.extras import naming_extras
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, calibrate, show what was measured."""
-    with reporting_errors():
+    with reporting_errors(), naming_extras():
+        from calibration.config import CalibrationConfig
+        from rcir.config import parse
+
         config = parse(
             CalibrationConfig, argv, "python -m calibration", "Give a trained encoder a guarantee."
         )
+        from calibration.pipeline import calibrate
+        from calibration.table import NOTHING_CERTIFIED, print_table
+
         outcome = calibrate(config)
         print_table(outcome.evaluation)
         print(f"retriever: {outcome.folder}\nreport: {outcome.report}")

@@ -8,26 +8,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rcir.import_paths import lazily
-from training.config import TrainingConfig, override
-from training.schedule import CHANGING, Change, OptimizerConfig
 
 if TYPE_CHECKING:
     from training.certification import fold_roles
     from training.checkpoint import last_epoch, restore_validation
+    from training.config import TrainingConfig, override
     from training.ensemble import member_configs
     from training.folder import as_json, run_lock, started_once
     from training.fork import fork_run, snapshot
     from training.loop import PLACEMENT_GROUP
     from training.run import check_encoder, check_images, check_places, train
+    from training.schedule import CHANGING, Change, OptimizerConfig
 
 _HOMES = {
     "training.certification": ("fold_roles",),
     "training.checkpoint": ("last_epoch", "restore_validation"),
+    "training.config": ("TrainingConfig", "override"),
     "training.ensemble": ("member_configs",),
     "training.folder": ("as_json", "run_lock", "started_once"),
     "training.fork": ("fork_run", "snapshot"),
     "training.loop": ("PLACEMENT_GROUP",),
     "training.run": ("check_encoder", "check_images", "check_places", "train"),
+    "training.schedule": ("CHANGING", "Change", "OptimizerConfig"),
 }
 
 __all__ = [

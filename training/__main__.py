@@ -5,17 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rcir.config import parse
 from rcir.errors import reporting_errors
-from training.config import TrainingConfig
-from training.progress import console
+from rcir.extras import naming_extras
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, train, say what comes next."""
-    with reporting_errors():
+    with reporting_errors(), naming_extras():
+        from rcir.config import parse
+        from training.config import TrainingConfig
+
         config = parse(TrainingConfig, argv, "python -m training", "Train an encoder.")
-        from training.run import train  # slow to import; `--help` and a wrong option need none
+        # Slow to import; `--help` and a wrong option need none.
+        from training.progress import console
+        from training.run import train
 
         run = train(config)
         console.print(f"trained: {run.path}  (MLflow run {run.mlflow_run})", soft_wrap=True)

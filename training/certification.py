@@ -67,7 +67,7 @@ def fold_roles(images: ImageSet) -> list[FoldRoles]:
     return found
 
 
-def certify(
+def certify_folds(
     vectors: NDArray[np.float32], uncertainty: NDArray[np.float64] | None, images: ImageSet
 ) -> list[Certified]:
     """Calibrate in each of the `fold_roles`.

@@ -26,7 +26,7 @@ from rcir.metrics import (
 )
 from rcir.risk import Certified, is_certified, mean_size
 from rcir.runs.results import RunResults, names_digest
-from training.certification import certify
+from training.certification import certify_folds
 
 PER_IMAGE = ("ranks", "uncertainty", "matched", "precision")
 MEAN_AVERAGE_PRECISION = "validation/mean_average_precision"
@@ -142,7 +142,7 @@ def validate(embedding: Embedding, images: ImageSet) -> Validation:
     norms = lengths(vectors.cpu().numpy())
     nearest = one_minus_cosine(distances[:, 0], norms[asked], norms[held][positions[:, 0]])
     uncertainty = nearest if own is None else own[asked]
-    certified = certify(vectors.cpu().numpy(), own, images)
+    certified = certify_folds(vectors.cpu().numpy(), own, images)
     depth = positions.shape[1]
     precision = average_precision_at_k(relevant, others, depth)
     return Validation(ranks, uncertainty, matched, precision, depth, certified)

@@ -1,7 +1,22 @@
 """Tuning: sweeps of trainings, compared by the set size that they would certify."""
 
-from tuning.config import TuningConfig
-from tuning.records import Records, Trial
-from tuning.sweep import sweep
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rcir.import_paths import lazily
+
+if TYPE_CHECKING:
+    from tuning.config import TuningConfig
+    from tuning.records import Records, Trial
+    from tuning.sweep import sweep
+
+_HOMES = {
+    "tuning.config": ("TuningConfig",),
+    "tuning.records": ("Records", "Trial"),
+    "tuning.sweep": ("sweep",),
+}
 
 __all__ = ["Records", "Trial", "TuningConfig", "sweep"]
+
+__getattr__, __dir__ = lazily(__name__, globals(), _HOMES)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rcir.config import parse
 from rcir.errors import reporting_errors
-from tuning.config import TuningConfig
+from rcir.extras import naming_extras
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, sweep, show the trials; calibrate the best if asked to."""
     given = spelled_out(sys.argv[1:] if argv is None else argv)
-    with reporting_errors():
+    with reporting_errors(), naming_extras():
+        from rcir.config import parse
+        from tuning.config import TuningConfig
+
         config = parse(TuningConfig, given, "python -m tuning", "Sweep the options of a training.")
         # Slow to import; `--help` and a wrong option need none.
         from tuning.records import BEST_FILE

@@ -14,7 +14,7 @@ from rcir.data.relevance_protocol import Relevance
 from rcir.errors import InvalidData
 from rcir.printable import printable
 
-KINDS = "whole numbers, texts, or lists of texts"
+LABEL_KINDS = "whole numbers, texts, or lists of texts"
 
 
 def gallery_relevance(labels: object, ids: Sequence[str]) -> tuple[Relevance, dict[int, str]]:
@@ -162,7 +162,9 @@ def _mismatch(values: object, gallery: Relevance) -> InvalidData:
 def _listed(labels: object) -> NDArray[Any] | list[list[str]]:
     """One label each, as an array of whole numbers or texts; or lists of texts."""
     if isinstance(labels, str | bytes) or not isinstance(labels, Sequence | np.ndarray):
-        raise InvalidData(f"labels is a {type(labels).__name__}: give {KINDS}, one for each image")
+        raise InvalidData(
+            f"labels is a {type(labels).__name__}: give {LABEL_KINDS}, one for each image"
+        )
     if (
         len(labels)
         and all(isinstance(each, Sequence | np.ndarray | set) for each in labels)
@@ -180,4 +182,4 @@ def _listed(labels: object) -> NDArray[Any] | list[list[str]]:
         fits = values.ndim == 1 and values.dtype.kind in "iuU" and not mixed
         if fits and (values.dtype.kind != "u" or int(values.max(initial=0)) < 2**63):
             return values
-    raise InvalidData(f"labels are {str(labels)[:40]}: give {KINDS}, one for each image")
+    raise InvalidData(f"labels are {str(labels)[:40]}: give {LABEL_KINDS}, one for each image")

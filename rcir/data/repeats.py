@@ -19,6 +19,7 @@ from rcir.errors import InvalidData
 
 NEAR = 0.02  # of the median distance to the second nearest item
 BURST, BURSTS = 0.5, 0.2  # of the distance to the gallery; share of the queries that near
+FEWEST_TOLD = 20  # queries of which it can be told
 SHOWN = 5
 RECURRING = "or give recurring=True if pictures recur in use exactly as they do here"
 
@@ -192,20 +193,32 @@ def warn_of_twins(
 
 
 def warn_of_bursts(
-    queries: str, nearest: NDArray[np.floating[Any]], distances: NDArray[np.floating[Any]]
+    nearest: NDArray[np.floating[Any]],
+    distances: NDArray[np.floating[Any]],
+    others: int,
+    items: int,
 ) -> None:
-    """Warn of queries that resemble each other far more than the gallery: frames of one video.
+    """Warn of calibration queries that resemble each other far more than they do gallery images.
+
+    Were queries and gallery images drawn alike, each of them would be nearest with the same
+    probability. Frames of one video have another frame nearest, and by far.
 
     Args:
-        queries, nearest, distances: as for `warn_of_twins`.
+        nearest: (n,) distance of each to the nearest of `others` queries.
+        distances: (n, depth) of each to the nearest of gallery `items`, ascending.
+        others, items: how many there are.
     """
+    n = len(nearest)
+    apart = np.count_nonzero(distances[:, 0] <= nearest)
     alike = np.count_nonzero(nearest < BURST * distances[:, 0])
-    if alike > BURSTS * len(nearest):
+    expected = n * items / (items + others)
+    if n >= FEWEST_TOLD and alike > BURSTS * n and apart < expected / 3:
         warnings.warn(
-            f"{alike} of {len(nearest)} {queries} have another query at less than half the "
-            "distance of their nearest gallery image. If queries come in clusters, such as frames "
-            "of one video or photographs of one burst, they are not independent of each other, and "
-            "there are fewer than it seems: say of each which cluster it came in",
+            f"{n - apart} of {n} calibration queries resemble another query more than any gallery "
+            f"image ({n - expected:.0f} would be expected), {alike} of them at less than half the "
+            "distance. If queries come in clusters, such as frames of one video or photographs of "
+            "one burst, they are not independent of each other, and there are fewer than it seems: "
+            "say of each which cluster it came in",
             stacklevel=3,
         )
 

@@ -18,8 +18,8 @@ from rcir.files import read_array
 from rcir.printable import printable
 
 MODEL = "rcir.model"  # in the metadata of a Parquet file's schema
-TEXTS = ("id", "group", "cluster")
-KNOWN = (*TEXTS, "vector", "label", "labels", "x", "y", "uncertainty")
+TEXT_COLUMNS = ("id", "group", "cluster")
+COLUMNS_READ = (*TEXT_COLUMNS, "vector", "label", "labels", "x", "y", "uncertainty")
 SEPARATORS = ";|"
 
 
@@ -104,7 +104,7 @@ def read_matches(path: Path) -> list[tuple[str, str]]:
 def _parquet(path: Path) -> tuple[dict[str, Any], str | None]:
     table = _read_parquet(path)
     model = (table.schema.metadata or {}).get(MODEL.encode())
-    columns = {name: table[name] for name in table.column_names if name in KNOWN}
+    columns = {name: table[name] for name in table.column_names if name in COLUMNS_READ}
     if "vector" not in columns:
         raise _absent(path, "vector", table.column_names)
     found: dict[str, Any] = {"vector": _matrix(path, columns.pop("vector"))}
@@ -116,7 +116,7 @@ def _npz(path: Path) -> tuple[dict[str, Any], str | None]:
     with np.load(path, allow_pickle=False) as archive:
         if "vector" not in archive:
             raise _absent(path, "vector", list(archive))
-        columns = {name: archive[name] for name in archive if name in KNOWN}
+        columns = {name: archive[name] for name in archive if name in COLUMNS_READ}
         model = str(archive["model"]) if "model" in archive else None
     return {
         name: values if name == "vector" else values.tolist() for name, values in columns.items()
@@ -131,7 +131,7 @@ def _npy(path: Path) -> tuple[dict[str, Any], str | None]:
             "with a header, and a row for each vector"
         )
     table = _read_csv(beside)
-    columns = {name: table[name].to_pylist() for name in table.column_names if name in KNOWN}
+    columns = {name: table[name].to_pylist() for name in table.column_names if name in COLUMNS_READ}
     return columns | {"vector": read_array(path)}, None
 
 
@@ -190,7 +190,7 @@ def _table(path: Path, columns: dict[str, Any], model: str | None) -> VectorTabl
             f"{path} has the columns {', '.join(there)}; give at most one of: label, labels, x "
             "with y"
         )
-    texts = {name: _texts(path, name, columns[name]) for name in TEXTS if name in columns}
+    texts = {name: _texts(path, name, columns[name]) for name in TEXT_COLUMNS if name in columns}
     ids = texts.pop("id", None)
     labels: NDArray[Any] | list[list[str]] | None = None
     places = None

@@ -209,7 +209,8 @@ class CalibratedSearcher(Searcher):
             nearest = nearest_other(tuning, calibration)
             warn_of_twins("calibration queries", nearest, calibration.known("distances"))
             if calibration.cluster is None:
-                warn_of_bursts("calibration queries", nearest, calibration.known("distances"))
+                others = len(tuning) + len(calibration) - 1
+                warn_of_bursts(nearest, calibration.known("distances"), others, len(self.gallery))
 
     def _kept(self, results: LabelledResults) -> Queries:
         """The queries of search results, to be searched again.

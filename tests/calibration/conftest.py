@@ -40,5 +40,5 @@ def never_embedded(monkeypatch):
     def refuse(*_):
         pytest.fail("something was embedded")
 
-    monkeypatch.setattr("rcir.retrieval.searcher.embed", refuse)
+    monkeypatch.setattr("rcir.encoders.batches.embed", refuse)
     monkeypatch.setattr("calibration.pipeline.Embedder.__call__", refuse)

@@ -11,7 +11,7 @@ from rcir.data.relevance import SharedLabel
 from rcir.data.within_radius import WithinRadius
 from rcir.risk.score_functions import Constant
 from training import certification
-from training.certification import certify, fold_roles
+from training.certification import certify_folds, fold_roles
 
 QUERIES = ("tuning", "calibration", "measured")
 
@@ -118,7 +118,7 @@ def test_of_too_few_images_nothing_is_certified(labels, expected):
     images = pictures(np.array(labels))
     assert len(fold_roles(images)) == expected
     vectors = np.eye(4, dtype=np.float32)[np.arange(len(images)) % 4]
-    assert len(certify(vectors, None, images)) == expected
+    assert len(certify_folds(vectors, None, images)) == expected
 
 
 @pytest.mark.parametrize("kind", ["labels", "places", "shared"])
@@ -128,7 +128,7 @@ def test_scores_and_costs_are_those_of_a_brute_force_search(n, kind, monkeypatch
     monkeypatch.setattr(certification, "fit_score_function", lambda *_: (Constant(), {}))
     vectors, uncertainty, images = draw(n)
     images, match = alike(kind, images.labels)
-    found = certify(vectors, uncertainty, images)
+    found = certify_folds(vectors, uncertainty, images)
     assert len(found) == 4
     for part, roles in zip(found, fold_roles(images), strict=True):
         depth = min(200, len(roles.searched))
@@ -143,7 +143,9 @@ def test_scores_and_costs_are_those_of_a_brute_force_search(n, kind, monkeypatch
 
 def test_few_images_are_all_priced_alike():
     vectors, uncertainty, images = draw(180)  # fewer than 50 fit the score function
-    for part, roles in zip(certify(vectors, uncertainty, images), fold_roles(images), strict=True):
+    for part, roles in zip(
+        certify_folds(vectors, uncertainty, images), fold_roles(images), strict=True
+    ):
         assert len(roles.tuning) < 50
         expected = np.tile(np.arange(len(roles.searched)), (len(roles.measured), 1))
         np.testing.assert_array_equal(part.candidate_scores, expected)
@@ -177,7 +179,7 @@ def test_each_quarter_does_what_it_is_for_and_nothing_else(n, monkeypatch):
         return witnesses[-1], {}
 
     monkeypatch.setattr(certification, "fit_score_function", fit)
-    certify(vectors, np.arange(n) + 0.5, images)
+    certify_folds(vectors, np.arange(n) + 0.5, images)
     for witness, roles in zip(witnesses, fold_roles(images), strict=True):
         for name in ("searched", *QUERIES):
             expected = sorted(getattr(roles, name) + 0.5)
@@ -191,12 +193,12 @@ def test_an_image_has_no_part_in_what_sizes_it(stated):
         260
     )  # enough to fit a score function that is not the simplest
     given = uncertainty if stated else None
-    before = certify(vectors, given, images)
+    before = certify_folds(vectors, given, images)
     assert any(len(np.unique(part.candidate_scores[:, 1])) > 1 for part in before)
     for turn, (part, roles) in enumerate(zip(before, fold_roles(images), strict=True)):
         moved = vectors.copy()
         moved[roles.measured[7]] *= -1
-        after = certify(moved, given, images)[turn]
+        after = certify_folds(moved, given, images)[turn]
         np.testing.assert_array_equal(after.scores, part.scores)
         others = np.arange(len(part.candidate_scores)) != 7
         np.testing.assert_array_equal(after.candidate_scores[others], part.candidate_scores[others])
@@ -205,10 +207,10 @@ def test_an_image_has_no_part_in_what_sizes_it(stated):
 def test_where_an_image_calibrates_only_its_own_score_depends_on_it(monkeypatch):
     monkeypatch.setattr(certification, "fit_score_function", lambda *_: (Constant(), {}))
     vectors, uncertainty, images = draw(80)
-    before = certify(vectors, uncertainty, images)[0]
+    before = certify_folds(vectors, uncertainty, images)[0]
     row = int(np.argmin(before.scores))
     moved = vectors.copy()
     moved[fold_roles(images)[0].calibration[row]] *= -1
-    after = certify(moved, uncertainty, images)[0]
+    after = certify_folds(moved, uncertainty, images)[0]
     assert after.scores[row] > before.scores[row] == 0
     np.testing.assert_array_equal(np.delete(after.scores, row), np.delete(before.scores, row))

@@ -16,7 +16,7 @@ from rcir.encoders import EncoderConfig
 from rcir.encoders.base import Encoder
 from rcir.encoders.batches import embed
 from rcir.errors import InvalidData, TrainingDiverged
-from training.certification import certify
+from training.certification import certify_folds
 from training.validation import Validation, validate
 
 
@@ -158,7 +158,7 @@ def test_the_stated_uncertainty_is_what_sizes_depend_on(spread):
     found = validated(Pixels(spread), Preprocessing((2, 3)), images)
     vectors = torch.from_numpy(images.images.reshape(240, -1)) / 255
     stated = None if spread is None else vectors.sum(1).double().numpy()
-    expected = certify(vectors.numpy(), stated, images)
+    expected = certify_folds(vectors.numpy(), stated, images)
     for ours, theirs in zip(found.certified, expected, strict=True):
         np.testing.assert_allclose(ours.scores, theirs.scores, rtol=1e-4)
         np.testing.assert_allclose(ours.candidate_scores, theirs.candidate_scores, rtol=1e-4)

@@ -10,24 +10,22 @@ import numpy as np
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from rcir.data.digests import BYTES
 from rcir.embedding import Embedding
 from rcir.files import read_array
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage.checks import require, require_array, require_fields
-from rcir.retrieval.storage.gallery import stored_relevance
+from rcir.retrieval.storage.gallery import DIGESTS, stored_relevance
 
-DIGESTS = np.dtype(f"S{2 * BYTES}")
-SPLITS = ("tuning", "calibration")
-TEXTS = ("groups", "clusters")
+QUERY_SPLITS = ("tuning", "calibration")
+NAMED_PARTS = ("groups", "clusters")
 
 
 def save_queries(retriever: Retriever, folder: Path) -> None:
     """Write the queries of both splits, with all that is known of them."""
     arrays: dict[str, Any] = {}
     texts: dict[str, Any] = {}
-    for split in SPLITS:
+    for split in QUERY_SPLITS:
         queries: Queries = getattr(retriever, f"{split}_queries")
         found: dict[str, Any] = {"vectors": queries.vectors}
         if queries.uncertainty is not None:
@@ -38,7 +36,7 @@ def save_queries(retriever: Retriever, folder: Path) -> None:
             found |= {f"{name}.{key}": values for key, values in held.items()}
         arrays |= {f"{split}.{name}": np.ascontiguousarray(v) for name, v in found.items()}
         texts[split] = {"cluster": queries.cluster}
-        for name in TEXTS:
+        for name in NAMED_PARTS:
             values = getattr(queries, name)
             texts[split][name] = None if values is None else values.tolist()
     (folder / "queries.safetensors").write_bytes(save_arrays(arrays))
@@ -58,10 +56,10 @@ def load_queries(folder: Path, sizes: tuple[int, int]) -> tuple[Queries, Queries
     """
     arrays = load_arrays(folder / "queries.safetensors")
     texts = json.loads((folder / "queries.json").read_text())
-    require_fields(texts, dict.fromkeys(SPLITS, dict), "queries.json")
+    require_fields(texts, dict.fromkeys(QUERY_SPLITS, dict), "queries.json")
     digests = read_array(folder / "queries.npy")
     require_array(digests, DIGESTS, (sum(sizes),), "queries.npy")
-    known = zip(SPLITS, sizes, np.split(digests, [sizes[0]]), strict=True)
+    known = zip(QUERY_SPLITS, sizes, np.split(digests, [sizes[0]]), strict=True)
     found = []
     for split, n, own in known:
         prefix = f"{split}."
@@ -82,9 +80,9 @@ def _queries(arrays: dict[str, Any], texts: dict[str, Any], n: int, digests: Any
     for name, values in arrays.items():
         part, _, key = name.partition(".")
         parts[part][key] = values
-    require(texts.keys() == {"cluster", *TEXTS}, "fields of queries.json")
+    require(texts.keys() == {"cluster", *NAMED_PARTS}, "fields of queries.json")
     named = {}
-    for name in TEXTS:
+    for name in NAMED_PARTS:
         values = texts[name]
         fits = values is None or (len(values) == n and all(isinstance(v, str) for v in values))
         require(fits, f"{name} of the queries")
