@@ -29,10 +29,8 @@ from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.vector_options import Metric
 from rcir.risk import required_calibration
 
-TUNING_SHARE, CALIBRATION_SHARE = (
-    0.25,
-    0.5,
-)  # of the queries, or of their clusters; the others measure
+# Of the queries, or of their clusters; the others measure.
+SHARES = {"tuning": 0.25, "calibration": 0.5}
 
 
 @dataclass(frozen=True)
@@ -219,20 +217,19 @@ def _divided(queries: Queries, config: CertificationConfig) -> list[NDArray[np.i
     units = n if clusters is None else len(np.unique(clusters))
     alpha = max(config.alphas)
     needed = required_calibration(alpha, config.delta)
-    if units < 4 or (needed or 0) > CALIBRATION_SHARE * units:
+    share = SHARES["calibration"]
+    if units < 4 or (needed or 0) > share * units:
         raise InvalidData(
             f"{units} {'queries' if clusters is None else 'clusters of queries'}, of which "
-            f"{round(CALIBRATION_SHARE * units)} calibrate: no alpha up to {alpha:g} can be certified at "
-            f"delta {config.delta:g} with fewer than {needed}; label at least "
-            f"{round((needed or 0) / CALIBRATION_SHARE)}"
+            f"{round(share * units)} calibrate: no alpha up to {alpha:g} can be certified at delta "
+            f"{config.delta:g} with fewer than {needed}; label "
+            f"{round((needed or 0) / share)} at least"
         )
     rng = np.random.default_rng(config.seed)
     if clusters is not None:
-        return draw_by_cluster(
-            rng, clusters, {"tuning": TUNING_SHARE, "calibration": CALIBRATION_SHARE}
-        )
-    first = round(TUNING_SHARE * n)
-    return np.split(rng.permutation(n), [first, first + round(CALIBRATION_SHARE * n)])
+        return draw_by_cluster(rng, clusters, SHARES)
+    numbers = [round(part * n) for part in SHARES.values()]
+    return np.split(rng.permutation(n), np.cumsum(numbers))
 
 
 def _image_set(

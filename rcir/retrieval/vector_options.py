@@ -13,7 +13,6 @@ from rcir.index import check_vectors
 from rcir.printable import printable
 
 Metric = Literal["cosine", "euclidean"]
-SHOWN_ROWS = 5
 
 
 @dataclass(frozen=True)
@@ -58,12 +57,9 @@ class VectorOptions:
         norms = np.linalg.norm(given, axis=1, keepdims=True)
         zero = np.flatnonzero(norms == 0)
         if len(zero):
-            rows = ", ".join(map(str, zero[:SHOWN_ROWS].tolist())) + ", ..." * (
-                len(zero) > SHOWN_ROWS
-            )
             raise InvalidData(
-                f"{len(zero)} of {len(given)} vectors are zero (rows {rows}), and have no angle to "
-                'others: leave them out, or take metric="euclidean"'
+                f"{len(zero)} of {len(given)} vectors are zero, first in row {zero[0]}, and have "
+                'no angle to others: leave them out, or take metric="euclidean"'
             )
         unit: NDArray[np.float32] = given / norms
         return unit
