@@ -119,7 +119,10 @@ def added_relevance(
                 f"labels that no gallery item has ({', '.join(map(printable, sorted(new)[:3]))}): "
                 "which queries before had them is not known; build the retriever again"
             )
-        found, known = query_relevance(labels, gallery, names)
+        numbers = isinstance(values, np.ndarray) and values.dtype.kind in "iu"
+        # Whole numbers are labels as well where a data set gave these names.
+        found, known = query_relevance(values, gallery, {} if numbers else names)
+        known = dict(names) if numbers else known
     if len(found) != n:
         raise InvalidData(f"{n} images, {len(found)} labels: give one each")
     gallery.joined(found)  # raises where they are of another kind
@@ -139,10 +142,11 @@ def _same_label(
     values: NDArray[Any], gallery: SameLabel, names: Mapping[int, str]
 ) -> tuple[SameLabel, dict[int, str]]:
     """One label each: whole numbers, or the names of labels; a new name gets the next number."""
-    if values.dtype.kind in "iu":
-        return SameLabel(values.astype(np.int64)), dict(names)
-    if not names:
+    numbers = values.dtype.kind in "iu"
+    if numbers == bool(names):
         raise _mismatch(values, gallery)
+    if numbers:
+        return SameLabel(values.astype(np.int64)), {}
     number = {name: label for label, name in names.items()}
     known, codes = np.unique(values, return_inverse=True)
     for name in known.tolist():
