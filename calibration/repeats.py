@@ -180,7 +180,9 @@ def repeat(
 
 def _near(retriever: Retriever, queries: SearchResults) -> SearchResults:
     """The same queries with one minus the cosine to the nearest item as their uncertainty."""
-    return replace(queries, uncertainty=retriever.nearest(queries.known("vectors"))[2])
+    if queries.known("queries").uncertainty is None:
+        return queries  # of which that is the uncertainty
+    return replace(queries, uncertainty=retriever.nearest(queries.known("vectors"), 1)[2])
 
 
 @dataclass(frozen=True)
