@@ -118,6 +118,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
             config.bound,
             config.alphas,
             config.delta,
+            judged_by=config.uncertainty,
         )
     with step("evaluation"):
         evaluation = evaluate(
@@ -168,7 +169,7 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
             f"calibration queries were added to {config.retriever}: the test queries of its data "
             "set may be among them"
         )
-    if retriever.calibrated_on != retriever.fingerprints():
+    if retriever.changes():
         raise StaleCalibration(f"{config.retriever} has changed since calibration: calibrate again")
     data = DataConfig(**retriever.origin["data"])
     splits = _without_repeats(load_splits(data, partial(console.print, soft_wrap=True)))

@@ -106,7 +106,12 @@ def certify(config: CertificationConfig) -> Certification:
         tuning, calibration, test = (retriever.search_labelled(queries[rows]) for rows in splits)
     with step("calibration"):
         made = retriever.calibrate(
-            tuning, calibration, config.score_function, alphas=config.alphas, delta=config.delta
+            tuning,
+            calibration,
+            config.score_function,
+            alphas=config.alphas,
+            delta=config.delta,
+            judged_by="auto",
         )
     held = _image_set(retriever, asked, queries, splits[2])
     with step("evaluation"):
