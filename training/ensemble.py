@@ -39,7 +39,7 @@ def combined(config: TrainingConfig, members: Sequence[Encoder]) -> Encoder:
     """The encoder of trained members."""
     with torch.random.fork_rng():  # the caller's random numbers are left alone
         encoder = build_encoder(
-            replace(config.encoder, pretrained=False),
+            config.encoder.without_weights(),
             config.preprocessing.channels,
             config.preprocessing.size,
         )

@@ -155,7 +155,7 @@ def check_encoder(config: TrainingConfig) -> None:
     """Raise `InvalidConfig` if the encoder cannot be built: a dry run on the meta device."""
     with torch.device("meta"):
         build_encoder(
-            replace(config.encoder, pretrained=False),
+            config.encoder.without_weights(),
             config.preprocessing.channels,
             config.preprocessing.size,
         )
@@ -184,7 +184,7 @@ def _train_one(
     launch(config, run, callback)
     with torch.random.fork_rng():  # the caller's random numbers are left alone
         encoder = build_encoder(
-            replace(config.encoder, pretrained=False),
+            config.encoder.without_weights(),
             config.preprocessing.channels,
             config.preprocessing.size,
         )

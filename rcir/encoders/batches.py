@@ -27,12 +27,14 @@ def embed(encoder: Encoder, preprocessing: Preprocessing, images: Images) -> Emb
     return Embedding.concatenate([embed_block(encoder, preprocessing, block) for block in blocks])
 
 
-def embed_block(encoder: Encoder, preprocessing: Preprocessing, images: Images) -> Embedding:
+def embed_block(
+    encoder: Encoder, preprocessing: Preprocessing, images: Images, batch: int = BATCH
+) -> Embedding:
     """Embed images that fit into memory, in batches, on the device of the encoder."""
     device = next(encoder.parameters()).device
-    batches = torch.split(preprocessing.resized(images), BATCH)
+    batches = torch.split(preprocessing.resized(images), batch)
     return Embedding.concatenate(
-        [encoder.embed(preprocessing.normalise(batch.to(device))) for batch in batches]
+        [encoder.embed(preprocessing.normalise(some.to(device))) for some in batches]
     )
 
 

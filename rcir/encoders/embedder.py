@@ -21,7 +21,7 @@ from rcir.data.images import read_image
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder
-from rcir.encoders.batches import Images, blocks_of, embed_block, from_arrays, to_arrays
+from rcir.encoders.batches import BATCH, Images, blocks_of, embed_block, from_arrays, to_arrays
 from rcir.errors import InvalidConfig
 from rcir.files import write_file
 
@@ -39,6 +39,7 @@ class Embedder:
             images (files: their names, sizes and times); a block found there is not embedded again.
         progress: called for each finished block with the number of its images, and whether it was
             found.
+        batch: number of images in a forward pass.
 
     Example:
         >>> from rcir.encoders import EncoderConfig, build_encoder
@@ -51,10 +52,13 @@ class Embedder:
     use_gpu: bool = False
     folder: Path | None = None
     progress: Callable[[int, bool], None] = lambda images, found: None
+    batch: int = BATCH
 
     def __post_init__(self) -> None:
         if self.num_workers < 0:
             raise InvalidConfig(f"num_workers is {self.num_workers}; at least 0")
+        if self.batch < 1:
+            raise InvalidConfig(f"batch is {self.batch}; at least 1")
         if self.use_gpu and self.num_workers == 0 and not torch.cuda.is_available():
             raise InvalidConfig("use_gpu is true, and this process has no CUDA device")
 
@@ -115,13 +119,14 @@ class Embedder:
             from rcir.encoders.replicas import embed_on_replicas
 
             yield from embed_on_replicas(
-                encoder, preprocessing, blocks, self.num_workers, self.use_gpu
+                encoder, preprocessing, blocks, self.num_workers, self.use_gpu, self.batch
             )
             return
         if self.use_gpu:
             encoder = copy.deepcopy(encoder).cuda()
         for number, block in blocks.items():
-            yield number, from_arrays(to_arrays(embed_block(encoder, preprocessing, block)))
+            embedding = embed_block(encoder, preprocessing, block, self.batch)
+            yield number, from_arrays(to_arrays(embedding))
 
 
 def _facts(images: Images, channels: int) -> Iterator[Any]:
