@@ -133,7 +133,21 @@ class TrainingConfig:
         )
         object.__setattr__(self, "mining", mining)
         object.__setattr__(self, "loss", asdict(self.loss_options()))
+        if self.encoder.freeze:
+            self._check_frozen()
         self._check_changes()
+
+    def _check_frozen(self) -> None:
+        if not self.encoder.pretrained and self.encoder.checkpoint_path is None:
+            raise InvalidConfig(
+                "encoder.freeze keeps the backbone as it is, which is random without "
+                "encoder.pretrained or encoder.checkpoint_path: give one of these, or train it"
+            )
+        if self.augmentation != Augmentation():
+            raise InvalidConfig(
+                "encoder.freeze embeds every image once, as it is, and augmentation would change "
+                "nothing: leave augmentation out, or set encoder.freeze=false"
+            )
 
     def _check_changes(self) -> None:
         at = [change.epoch for change in self.changes]
@@ -205,8 +219,9 @@ def override(config: TrainingConfig, values: Mapping[str, Any]) -> TrainingConfi
     if values.get("encoder.method", config.encoder.method) != config.encoder.method:
         nested = _without_defaults(config)
     own: dict[str, Any] = {}
-    other_backbone = values.get("encoder.backbone", config.encoder.backbone)
-    if other_backbone != config.encoder.backbone:
+    backbone = config.encoder.backbone
+    other_backbone = values.get("encoder.backbone", backbone) != backbone
+    if other_backbone:
         nested.setdefault("encoder", asdict(config.encoder))["architecture"] = {}
     for name, value in values.items():
         group, dot, option = name.partition(".")
@@ -232,9 +247,9 @@ def override(config: TrainingConfig, values: Mapping[str, Any]) -> TrainingConfi
     for group, plain in nested.items():
         before = getattr(config, group)
         own[group] = plain if isinstance(before, dict) else from_plain(type(before), plain)
-    if other_backbone != config.encoder.backbone and "preprocessing" not in own:
-        if config.preprocessing == model_preprocessing(config.encoder):
-            own["preprocessing"] = Preprocessing()  # as if left out
+    other_backbone &= "preprocessing" not in own
+    if other_backbone and config.preprocessing == model_preprocessing(config.encoder):
+        own["preprocessing"] = Preprocessing()  # as if left out
     return replace(config, **own)
 
 

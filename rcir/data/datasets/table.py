@@ -133,8 +133,8 @@ def read_columns(file: Path) -> dict[str, list[Any]]:
         file: the table, see `read`; all of its columns are kept.
 
     Returns:
-        By name: `path`, `key` and `label` as text, `labels` as lists, `x` and `y` as numbers, others
-        as they are; None where a value is missing.
+        By name: `path`, `key` and `label` as text, `labels` as lists, `x` and `y` as numbers, and
+        others as they are; None where a value is missing.
 
     Raises:
         DataUnavailable, InvalidData: as `read`.
