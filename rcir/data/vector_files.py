@@ -24,7 +24,9 @@ def write_vectors(
     """Write vectors of pictures, with what is known of each, as one Parquet file or not at all.
 
     Columns: ``id`` (string), ``vector`` (fixed_size_list of d float32), ``uncertainty`` (float64)
-    if there is one, then the others. The schema's metadata names the model as ``rcir.model``.
+    if there is one, then the others: ``label`` (string), ``labels`` (list of string), ``x`` and
+    ``y`` (float64), any other as its values are. The schema's metadata names the model as
+    ``rcir.model``.
 
     Args:
         path: of the file; one that is there is replaced.
@@ -66,7 +68,11 @@ def write_vectors(
     }
     if uncertainty is not None:
         arrays["uncertainty"] = pyarrow.array(np.asarray(uncertainty, np.float64))
-    arrays |= {name: pyarrow.array(list(values)) for name, values in columns.items()}
+    text, number = pyarrow.string(), pyarrow.float64()
+    types = {"label": text, "labels": pyarrow.list_(text), "x": number, "y": number}
+    arrays |= {
+        name: pyarrow.array(list(values), types.get(name)) for name, values in columns.items()
+    }
     table = pyarrow.table(arrays).replace_schema_metadata({"rcir.model": model})
     buffer = pyarrow.BufferOutputStream()
     parquet.write_table(table, buffer)

@@ -6,6 +6,7 @@ from typing import Any
 
 import open_clip
 import torch
+from open_clip.transform import PreprocessCfg
 from torch import Tensor
 
 from rcir.data.preprocessing import Preprocessing
@@ -53,7 +54,7 @@ class OpenClipBackbone(HubBackbone):
     def preprocessing(cls, name: str) -> Preprocessing:
         """That of the weights: OpenCLIP's ``PreprocessCfg``."""
         model, tag = _require_model(name)
-        found: dict[str, Any] = vars(open_clip.PreprocessCfg())
+        found: dict[str, Any] = vars(PreprocessCfg())
         found = found | (open_clip.get_pretrained_cfg(model, tag) or {} if tag else {})
         return Preprocessing(
             _size(model),

@@ -1,0 +1,395 @@
+"""Backbones of model hubs: their features are those of the libraries themselves."""
+
+import json
+import sys
+
+import numpy as np
+import open_clip
+import pytest
+import timm
+import torch
+import transformers
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import normalize
+
+from rcir.data import DataConfig, Preprocessing, load_splits
+from rcir.encoders import EncoderConfig, build_encoder
+from rcir.encoders.hub import model_preprocessing
+from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
+from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.storage import load, save
+
+SIZE = (64, 64)
+TINY_VIT = {
+    **{"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"intermediate_size": 32, "image_size": 64, "patch_size": 16},
+}
+
+
+def pictures(n=3, size=SIZE):
+    return torch.rand(n, 3, *size, generator=torch.Generator().manual_seed(1))
+
+
+def pretrained(backbone, size=SIZE, **options):
+    return build_encoder(EncoderConfig("pretrained", backbone, "avg", **options), 3, size).eval()
+
+
+def published(name, folder, **options):
+    """A timm model and the file of its weights."""
+    model = timm.create_model(name, **options).eval()
+    path = folder / f"{name}.safetensors"
+    save_file(model.state_dict(), path)
+    return model, str(path)
+
+
+@pytest.fixture
+def vit_folder(tmp_path):
+    """A vision transformer as a folder, as the hub has them."""
+    model = transformers.ViTModel(transformers.ViTConfig(**TINY_VIT), add_pooling_layer=False)
+    folder = tmp_path / "vit"
+    model.save_pretrained(folder)
+    processor = transformers.ViTImageProcessor(size={"height": 64, "width": 64})
+    processor.save_pretrained(folder)
+    return model.eval(), folder
+
+
+@pytest.fixture
+def tiny_clip(tmp_path):
+    """The name of a small CLIP model that OpenCLIP knows."""
+    settings = {
+        "embed_dim": 12,
+        "vision_cfg": {"image_size": 64, "layers": 2, "width": 64, "patch_size": 32},
+        "text_cfg": {"context_length": 8, "vocab_size": 50, "width": 64, "heads": 1, "layers": 1},
+    }
+    (tmp_path / "tiny-clip.json").write_text(json.dumps(settings))
+    open_clip.add_model_config(tmp_path / "tiny-clip.json")
+    return "tiny-clip"
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "test_vit"])
+def test_timm_features_are_those_of_timm(name, tmp_path):
+    model, path = published(name, tmp_path)
+    size = (160, 160)
+    encoder = pretrained(f"timm:{name}", size, checkpoint_path=path)
+    with torch.inference_mode():
+        features = model.forward_features(pictures(size=size))
+        pooled = model.forward_head(features, pre_logits=True)
+        own = encoder.backbone(pictures(size=size))
+    if name == "test_vit":
+        assert torch.equal(own[:, :, 0, 0], pooled)
+    else:
+        assert torch.equal(own, features)
+        pooled = features.mean((2, 3))
+    vectors = encoder.embed(pictures(size=size)).vectors
+    torch.testing.assert_close(vectors, normalize(pooled))
+    assert encoder.config.dim == vectors.shape[1] == model.num_features
+
+
+@pytest.mark.parametrize("size", [(160, 160), (96, 128)])
+def test_a_transformer_takes_other_sizes_than_it_was_made_for(size, tmp_path):
+    _, path = published("test_vit", tmp_path)
+    encoder = pretrained("timm:test_vit", size, checkpoint_path=path)
+    vectors = encoder.embed(pictures(size=size)).vectors
+    other = timm.create_model(
+        "test_vit",
+        img_size=size,
+        pretrained=True,
+        pretrained_cfg_overlay={"file": path},
+    ).eval()
+    with torch.inference_mode():
+        pooled = other.forward_head(other.forward_features(pictures(size=size)), pre_logits=True)
+    torch.testing.assert_close(vectors, normalize(pooled))
+
+
+@pytest.mark.parametrize("method", ["deterministic", "mc-dropout", "deep-ensemble", "btl"])
+def test_negative_features_reach_the_heads(method):
+    config = EncoderConfig(method, "timm:test_convnext", "avg", dim=4)
+    encoder = build_encoder(config, 3, SIZE).eval()
+    seen = []
+    for module in encoder.modules():
+        if isinstance(module, torch.nn.Linear) and module.out_features == 4:
+            module.register_forward_hook(lambda _, given, __: seen.append(given[0]))
+    with torch.no_grad():
+        encoder(pictures())
+    assert min(features.min() for features in seen) < -0.01
+
+
+@pytest.mark.parametrize("name", ["test_convnext", "test_vit", "test_efficientnet"])
+def test_gem_is_refused_where_features_can_be_negative(name):
+    with pytest.raises(InvalidConfig, match=r"set encoder\.pooling=avg"):
+        build_encoder(EncoderConfig("btl", f"timm:{name}", "gem"), 3, (160, 160))
+
+
+def test_gem_pools_the_maps_of_a_network_that_ends_in_a_relu():
+    encoder = build_encoder(EncoderConfig("deterministic", "timm:test_resnet", "gem"), 3, SIZE)
+    with torch.no_grad():
+        maps = encoder.eval().backbone(pictures())
+        cubes = maps.clamp(min=1e-6).double().pow(3).mean((2, 3)).pow(1 / 3)
+        torch.testing.assert_close(encoder.mean_head[0](maps).double(), cubes)
+
+
+def test_what_no_feature_depends_on_does_not_wait_for_gradients():
+    encoder = build_encoder(
+        EncoderConfig("deterministic", "timm:mobilenetv3_small_050", "avg"), 3, SIZE
+    )
+    names = {name for name, weights in encoder.named_parameters() if not weights.requires_grad}
+    assert names == {"backbone.model.conv_head.weight", "backbone.model.conv_head.bias"}
+
+
+def test_timm_preprocessing_is_its_own():
+    config = EncoderConfig("pretrained", "timm:tf_efficientnet_lite0")
+    half = (0.5, 0.5, 0.5)
+    expected = Preprocessing((224, 224), 3, half, half, "bicubic", 0.875)
+    assert model_preprocessing(config) == expected
+    squashed = model_preprocessing(EncoderConfig("pretrained", "timm:coat_lite_medium_384"))
+    assert (squashed.size, squashed.crop) == ((384, 384), None)
+
+
+def test_transformers_features_are_those_of_transformers(vit_folder):
+    model, folder = vit_folder
+    encoder = pretrained(f"transformers:{folder}", pretrained=True)
+    with torch.inference_mode():
+        token = model(pixel_values=pictures()).last_hidden_state[:, 0]
+    torch.testing.assert_close(encoder.embed(pictures()).vectors, normalize(token))
+    found = model_preprocessing(encoder.config)
+    assert found == Preprocessing((64, 64), 3, (0.5,) * 3, (0.5,) * 3)
+    other = pretrained(f"transformers:{folder}", (32, 96), pretrained=True)
+    with torch.inference_mode():
+        options = {"interpolate_pos_encoding": True}
+        token = model(pixel_values=pictures(size=(32, 96)), **options).last_hidden_state[:, 0]
+    torch.testing.assert_close(other.embed(pictures(size=(32, 96))).vectors, normalize(token))
+
+
+def test_the_image_tower_of_a_model_of_pictures_and_texts_is_taken(tmp_path):
+    vision = {**TINY_VIT, "projection_dim": 8}
+    text = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
+    settings = transformers.CLIPConfig(vision_config=vision, text_config=text)
+    model = transformers.CLIPModel(settings).eval()
+    model.save_pretrained(tmp_path / "clip")
+    processor = transformers.CLIPImageProcessor(
+        size={"shortest_edge": 80}, crop_size={"height": 64, "width": 64}
+    )
+    processor.save_pretrained(tmp_path / "clip")
+    encoder = pretrained(f"transformers:{tmp_path / 'clip'}", pretrained=True)
+    with torch.inference_mode():
+        pooled = model.vision_model(pixel_values=pictures()).pooler_output
+    torch.testing.assert_close(encoder.embed(pictures()).vectors, normalize(pooled))
+    assert not any("text" in name for name in encoder.state_dict())
+    found = model_preprocessing(encoder.config)
+    assert (found.size, found.crop, found.interpolation) == ((64, 64), 0.8, "bicubic")
+
+
+def test_maps_of_transformers_are_pooled_by_the_model(tmp_path):
+    settings = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])
+    model = transformers.ResNetModel(settings).eval()
+    model.save_pretrained(tmp_path / "resnet")
+    encoder = pretrained(f"transformers:{tmp_path / 'resnet'}", pretrained=True)
+    with torch.inference_mode():
+        pooled = model(pixel_values=pictures()).last_hidden_state.mean((2, 3))
+    torch.testing.assert_close(encoder.embed(pictures()).vectors, normalize(pooled))
+
+
+def test_weights_of_transformers_that_are_a_pickle_are_not_read(vit_folder):
+    model, folder = vit_folder
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(DataUnavailable, match="safetensors"):
+        pretrained(f"transformers:{folder}", pretrained=True)
+
+
+def test_weights_of_transformers_that_lack_a_part_are_refused(vit_folder):
+    model, folder = vit_folder
+    part = {name: values for name, values in model.state_dict().items() if "layernorm" not in name}
+    save_file(part, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(DataUnavailable, match=r"lack 10 that the model has.*layernorm"):
+        pretrained(f"transformers:{folder}", pretrained=True)
+
+
+def test_open_clip_features_are_those_of_its_image_tower(tiny_clip, tmp_path):
+    clip = open_clip.create_model(tiny_clip, pretrained=None).eval()
+    path = tmp_path / "clip.safetensors"
+    save_file(clip.state_dict(), path)
+    encoder = pretrained(f"open_clip:{tiny_clip}", checkpoint_path=str(path))
+    with torch.inference_mode():
+        embedded = clip.encode_image(pictures(), normalize=True)
+    torch.testing.assert_close(encoder.embed(pictures()).vectors, embedded)
+    assert not any("token_embedding" in name for name in encoder.state_dict())
+
+
+def test_open_clip_preprocessing_is_that_of_the_weights(tiny_clip):
+    found = model_preprocessing(EncoderConfig("pretrained", f"open_clip:{tiny_clip}"))
+    expected = open_clip.transform.PreprocessCfg()
+    assert (found.mean, found.std) == (expected.mean, expected.std)
+    assert (found.size, found.interpolation, found.crop) == ((64, 64), "bicubic", 1.0)
+    siglip = model_preprocessing(EncoderConfig("pretrained", "open_clip:ViT-B-16-SigLIP/webli"))
+    assert (siglip.mean, siglip.size, siglip.crop) == ((0.5,) * 3, (224, 224), None)
+
+
+@pytest.mark.parametrize("hub", ["timm", "open_clip", "transformers"])
+def test_a_retriever_needs_neither_file_nor_hub(hub, tiny_clip, vit_folder, tmp_path, monkeypatch):
+    (path := tmp_path / "weights").mkdir()
+    if hub == "timm":
+        options = {"checkpoint_path": published("test_resnet", path)[1]}
+        backbone = "timm:test_resnet"
+    elif hub == "open_clip":
+        save_file(open_clip.create_model(tiny_clip).state_dict(), path / "clip.safetensors")
+        options = {"checkpoint_path": str(path / "clip.safetensors")}
+        backbone = f"open_clip:{tiny_clip}"
+    else:
+        options, backbone = {"pretrained": True}, f"transformers:{vit_folder[1]}"
+    encoder = pretrained(backbone, **options)
+    gallery = load_splits(DataConfig("digits")).gallery.subset(np.arange(30))
+    preprocessing = Preprocessing(SIZE, 3)
+    retriever = Retriever.build(encoder, preprocessing, gallery, depth=5)
+    folder = save(retriever, tmp_path / "retriever")
+    for file in (*path.iterdir(), *vit_folder[1].iterdir()):
+        file.unlink()
+    again = load(folder)
+    assert again.encoder.fingerprint() == encoder.fingerprint()
+    queries = gallery.images[:3]
+    assert torch.equal(again.embed(queries).vectors, retriever.embed(queries).vectors)
+    assert again.search(queries).positions[:, 0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("package", ["timm", "open_clip", "transformers"])
+def test_a_package_that_is_missing_is_named_with_its_extra(package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"rcir.encoders.{package}_backbone", raising=False)
+    with pytest.raises(InvalidConfig, match=rf"pip install 'rcir\[{package}\]'"):
+        pretrained(f"{package}:any")
+
+
+@pytest.mark.parametrize(
+    ("backbone", "options", "named"),
+    [
+        ("timm:nothing", {}, r"timm:nothing is unknown; timm\.list_models"),
+        ("timm:resnet18.nothing", {}, "Invalid pretrained tag"),
+        ("hub:resnet18", {}, "timm:NAME, open_clip:NAME, transformers:NAME"),
+        ("timm:", {}, "is unknown"),
+        ("open_clip:nothing", {}, r"open_clip\.list_models"),
+        ("open_clip:RN50", {"pretrained": True}, "open_clip:RN50/TAG.*openai"),
+        ("open_clip:RN50/nothing", {"pretrained": True}, "open_clip:RN50/TAG"),
+        ("timm:test_resnet", {"pretrained": "IMAGENET1K_V1"}, "true or false"),
+        ("timm:test_resnet", {"checkpoint_path": "a.pth"}, r"a\.pth.*\.safetensors files only"),
+        ("timm:test_resnet", {"checkpoint_path": "a.bin"}, "can run programs"),
+        ("mnist-cnn", {"checkpoint_path": "a.safetensors"}, "no pretrained weights"),
+        ("resnet50", {"checkpoint_path": "a.pth"}, "can run programs"),
+    ],
+)
+def test_what_does_not_exist_is_refused_with_what_does(backbone, options, named):
+    with pytest.raises(InvalidConfig, match=named):
+        pretrained(backbone, **options)
+
+
+def test_two_sources_of_weights_are_refused():
+    with pytest.raises(InvalidConfig, match="give one of them"):
+        EncoderConfig("btl", "timm:resnet18", pretrained=True, checkpoint_path="a.safetensors")
+
+
+def test_a_hub_takes_colours_only():
+    with pytest.raises(InvalidConfig, match=r"3 channels, not 1: set preprocessing\.channels"):
+        build_encoder(EncoderConfig("btl", "timm:test_resnet"), 1, SIZE)
+
+
+@pytest.mark.parametrize("backbone", ["timm:test_convnext", "resnet50", "open_clip:tiny-clip"])
+def test_weights_of_another_network_are_refused(backbone, tmp_path, tiny_clip):
+    _, path = published("test_resnet", tmp_path)
+    with pytest.raises(InvalidData, match="does not hold the weights"):
+        pretrained(backbone, checkpoint_path=path)
+
+
+def test_a_file_of_weights_that_is_damaged_or_missing_is_named(tmp_path):
+    (tmp_path / "a.safetensors").write_bytes(b"cut")
+    with pytest.raises(InvalidData, match=r"a\.safetensors is damaged"):
+        pretrained("timm:test_resnet", checkpoint_path=str(tmp_path / "a.safetensors"))
+    with pytest.raises(DataUnavailable, match=r"there is no file .*b\.safetensors"):
+        pretrained("timm:test_resnet", checkpoint_path=str(tmp_path / "b.safetensors"))
+
+
+def test_weights_that_cannot_be_downloaded_are_unavailable(monkeypatch):
+    def offline(*_arguments, **_options):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", offline)
+    with pytest.raises(DataUnavailable, match=r"no route to host.*encoder\.checkpoint_path"):
+        pretrained("timm:test_resnet", pretrained=True)
+    monkeypatch.setattr("open_clip.factory.download_pretrained", offline)
+    with pytest.raises(DataUnavailable, match="no route to host"):
+        pretrained("open_clip:RN50/openai", pretrained=True)
+
+
+def test_a_folder_that_is_no_model_is_unavailable(tmp_path):
+    for name in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(DataUnavailable, match=r"correct encoder\.backbone"):
+            pretrained(f"transformers:{name}", pretrained=True)
+
+
+@pytest.fixture(scope="module")
+def lite(data_root):
+    path = data_root / "models" / "tf_efficientnet_lite0.safetensors"
+    if not path.is_file():
+        pytest.skip("there are no weights of tf_efficientnet_lite0")
+    return path
+
+
+@pytest.fixture(scope="module")
+def birds(data_root, tmp_path_factory):
+    """CUB, unpacked; pictures and labels of its kinds 26 to 50."""
+    import tarfile
+
+    from rcir.data.datasets.cub import read
+
+    archive = data_root / "cub200-50" / "CUB_200_2011.tar"
+    if not archive.is_file():
+        pytest.skip("there is no CUB")
+    folder = tmp_path_factory.mktemp("cub")
+    with tarfile.open(archive) as file:
+        file.extractall(folder, filter="data")
+    return read(folder).queries
+
+
+@pytest.fixture
+def oracle(lite):
+    """timm itself: model and transforms."""
+    model = timm.create_model("tf_efficientnet_lite0", num_classes=1000)
+    model.load_state_dict(load_file(lite))
+    settings = timm.data.resolve_model_data_config(model)
+    return model.eval(), timm.data.create_transform(**settings)
+
+
+@pytest.mark.data
+def test_imagenet_features_are_bit_for_bit_those_of_timm(lite, birds, oracle):
+    model, transform = oracle
+    backbone = "timm:tf_efficientnet_lite0"
+    encoder = pretrained(backbone, (224, 224), checkpoint_path=str(lite))
+    opened = [Image.open(path).convert("RGB") for path in birds.images[:8]]
+    images = torch.stack([transform(image) for image in opened])
+    with torch.inference_mode():
+        features = model.forward_features(images)
+        assert torch.equal(encoder.backbone(images), features)
+    assert features.shape == (8, 1280, 7, 7)
+    # From files, rcir decodes and resizes by itself, up to the rounding of pixels.
+    own = encoder.embed(model_preprocessing(encoder.config)(birds.images[:8])).vectors
+    cosines = (own * normalize(features.mean((2, 3)))).sum(1)
+    assert cosines.min() > 0.999
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_imagenet_features_find_birds_of_the_same_kind(lite, birds):
+    """Measured elsewhere with the same weights: .72."""
+    from rcir.encoders.batches import embed
+
+    encoder = pretrained(
+        "timm:tf_efficientnet_lite0", (224, 224), checkpoint_path=str(lite), pretrained=False
+    )
+    vectors = embed(encoder, model_preprocessing(encoder.config), birds.images).vectors.numpy()
+    recalls = []
+    for seed in range(15):
+        order = np.random.default_rng(seed).permutation(len(birds))
+        gallery, asked = np.array_split(order, 2)
+        nearest = gallery[(vectors[asked] @ vectors[gallery].T).argmax(1)]
+        recalls.append((birds.labels[nearest] == birds.labels[asked]).mean())
+    assert len(birds) == 1487
+    assert 0.68 < np.mean(recalls) < 0.75
