@@ -127,8 +127,21 @@ def test_what_was_embedded_before_an_interruption_is_not_embedded_again(
     assert not (tmp_path / "x.parquet.parts").exists()
 
 
+def test_a_table_brings_its_columns(photos, checkpoint):
+    rows = ["path,key,x,y,shop", "pear/1.png,p,1,2,north", "apple/1.png,a,3,4,"]
+    (photos / "t.csv").write_text("\n".join(rows))
+    options = ("--model", MODEL, "--checkpoint", checkpoint)
+    table = embedded(photos / "t.csv", "x.parquet", *options)
+    known = table.drop_columns(["vector"]).to_pydict()
+    columns = {"x": [1.0, 3.0], "y": [2.0, 4.0], "shop": ["north", None]}
+    assert known == {"id": ["p", "a"], **columns}
+    whole = embedded(photos, "y.parquet", *options)
+    np.testing.assert_allclose(vectors_of(table), vectors_of(whole)[[2, 0]], atol=1e-6)
+
+
 @pytest.mark.distributed
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 def test_replicas_write_the_same(photos, checkpoint, monkeypatch, ray_cluster):
     options = ("--model", MODEL, "--checkpoint", checkpoint)
     alone = embedded(photos, "alone.parquet", *options)

@@ -75,7 +75,6 @@ def run(options: Namespace) -> None:
 def _model(model: str, checkpoint: str | None) -> tuple[Encoder, Preprocessing, str]:
     """An encoder, its preprocessing, and its name with a digest of weights and preprocessing."""
     import json
-    from dataclasses import asdict
     from hashlib import sha256
 
     from rcir.encoders import EncoderConfig, build_encoder
@@ -102,5 +101,5 @@ def _model(model: str, checkpoint: str | None) -> tuple[Encoder, Preprocessing, 
             )
         trained = find_run(model)
         encoder, preprocessing, model = trained.encoder(), trained.preprocessing, trained.path.name
-    described = encoder.weights_digest() + json.dumps(asdict(preprocessing), sort_keys=True)
+    described = encoder.weights_digest() + json.dumps(preprocessing.to_dict(), sort_keys=True)
     return encoder, preprocessing, f"{model}@{sha256(described.encode()).hexdigest()[:12]}"

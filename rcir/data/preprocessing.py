@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -70,11 +70,20 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
-        """Of plain values, as `dataclasses.asdict` and JSON give them."""
+        """Of plain values, as `to_dict`, `dataclasses.asdict` and JSON give them."""
         height, width = values["size"]
         further = {name: values[name] for name in ("interpolation", "crop") if name in values}
         mean, std = tuple(values["mean"]), tuple(values["std"])
         return cls((height, width), values["channels"], mean, std, **further)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; without interpolation and crop where these are as they always were."""
+        usual = {"interpolation": "bilinear", "crop": None}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in usual or value != usual[name]
+        }
 
     def __call__(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> Tensor:
         """Images as float32 (n, channels, *size); raises `InvalidImage` for one that is none."""

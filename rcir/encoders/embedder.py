@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ class Embedder:
         """Where each block is kept, if there is a folder."""
         if self.folder is None:
             return {}
-        encoded = encoder.fingerprint() + json.dumps(asdict(preprocessing), sort_keys=True)
+        encoded = encoder.fingerprint() + json.dumps(preprocessing.to_dict(), sort_keys=True)
         parts = {}
         for number, block in enumerate(blocks):
             digest = hashlib.sha256(encoded.encode())

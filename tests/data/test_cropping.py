@@ -48,9 +48,12 @@ def test_the_centre_of_a_jpeg_is_that_of_the_upright_picture(orientation, tmp_pa
 
 def test_stored_values_of_earlier_versions_have_neither_interpolation_nor_crop():
     stored = {"size": [8, 16], "channels": 3, "mean": [0.5], "std": [0.2]}
-    assert Preprocessing.from_dict(stored) == Preprocessing((8, 16), 3, (0.5,), (0.2,))
+    usual = Preprocessing((8, 16), 3, (0.5,), (0.2,))
+    assert Preprocessing.from_dict(stored) == usual
+    assert json.loads(json.dumps(usual.to_dict())) == stored
     given = Preprocessing((8, 16), 3, interpolation="bicubic", crop=0.9)
-    assert Preprocessing.from_dict(json.loads(json.dumps(asdict(given)))) == given
+    for values in (asdict(given), given.to_dict()):
+        assert Preprocessing.from_dict(json.loads(json.dumps(values))) == given
 
 
 @pytest.mark.parametrize(
