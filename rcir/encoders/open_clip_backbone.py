@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import open_clip
@@ -31,6 +32,8 @@ class OpenClipBackbone(HubBackbone):
         path = config.checkpoint_path
         if path is not None:
             read_weights(path)
+        said, level = logging.getLogger(), logging.getLogger().level
+        said.setLevel(logging.ERROR)  # it warns where weights come from elsewhere
         try:
             clip = open_clip.create_model(
                 model,
@@ -44,6 +47,8 @@ class OpenClipBackbone(HubBackbone):
             if config.pretrained:
                 raise no_weights(config.backbone, error) from error
             raise InvalidConfig(f"{config.backbone} cannot be built: {error}") from error
+        finally:
+            said.setLevel(level)
         self.model = clip.visual
 
     def forward(self, images: Tensor) -> Tensor:

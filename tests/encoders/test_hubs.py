@@ -227,7 +227,7 @@ def test_open_clip_preprocessing_is_that_of_the_weights(tiny_clip):
 
 
 @pytest.mark.parametrize("hub", ["timm", "open_clip", "transformers"])
-def test_a_retriever_needs_neither_file_nor_hub(hub, tiny_clip, vit_folder, tmp_path, monkeypatch):
+def test_a_retriever_needs_neither_file_nor_hub(hub, tiny_clip, vit_folder, tmp_path, caplog):
     (path := tmp_path / "weights").mkdir()
     if hub == "timm":
         options = {"checkpoint_path": published("test_resnet", path)[1]}
@@ -245,8 +245,10 @@ def test_a_retriever_needs_neither_file_nor_hub(hub, tiny_clip, vit_folder, tmp_
     folder = save(retriever, tmp_path / "retriever")
     for file in (*path.iterdir(), *vit_folder[1].iterdir()):
         file.unlink()
+    caplog.clear()
     again = load(folder)
     assert again.encoder.fingerprint() == encoder.fingerprint()
+    assert not caplog.records
     queries = gallery.images[:3]
     assert torch.equal(again.embed(queries).vectors, retriever.embed(queries).vectors)
     assert again.search(queries).positions[:, 0].tolist() == [0, 1, 2]
