@@ -61,8 +61,7 @@ def build_features(
     backbone: nn.Module
     if is_of_hub(config.backbone):
         backbone = build_hub_backbone(config, channels, size)
-        shape = output_shape(backbone, channels, size)
-        _check(backbone, config, torch.zeros(1, channels, *size))
+        shape = _hub_shape(backbone, config, size)
     else:
         backbone = build_backbone(
             config.backbone, channels, config.pretrained, config.checkpoint_path
@@ -79,24 +78,32 @@ def frozen_backbone(encoder: nn.Module) -> FrozenBackbone | None:
     return next((each for each in encoder.modules() if isinstance(each, FrozenBackbone)), None)
 
 
-def _check(backbone: HubBackbone, config: EncoderConfig, image: Tensor) -> None:
-    """See what a network of a hub does with an image; weights without effect do not train.
+def _hub_shape(backbone: HubBackbone, config: EncoderConfig, size: tuple[int, int]) -> torch.Size:
+    """The shape of what a network of a hub makes of an image; tried, since each has its own rules.
 
-    Several workers would wait for the gradients of these.
+    Weights that no feature depends on do not train: several workers would wait for their gradients.
     """
-    if image.is_meta:
-        return
     generator = torch.Generator().manual_seed(0)
-    image = torch.randn(image.shape, generator=generator)
-    weights = list(backbone.parameters())
-    with torch.enable_grad():
-        features = backbone.eval()(image)
-        gradients = torch.autograd.grad(features.sum(), weights, allow_unused=True)
-    for values, gradient in zip(weights, gradients, strict=True):
-        values.requires_grad_(gradient is not None)
-    backbone.train()
-    if config.pooling == "gem" and features.min() < 0:
+    device = torch.get_default_device()
+    image = torch.randn(1, 3, *size, generator=generator, device="cpu").to(device)
+    try:
+        with torch.enable_grad():
+            features: Tensor = backbone.eval()(image)
+    except Exception as error:
         raise InvalidConfig(
-            f"encoder.pooling gem is for features that are never negative, and those of "
-            f"{config.backbone} can be: set encoder.pooling=avg"
-        )
+            f"{config.backbone} does not take images of {size[0]} x {size[1]} pixels ({error}): "
+            "set preprocessing.size to what it takes, or leave preprocessing out"
+        ) from error
+    finally:
+        backbone.train()
+    if device.type != "meta":
+        weights = list(backbone.parameters())
+        gradients = torch.autograd.grad(features.sum(), weights, allow_unused=True)
+        for values, gradient in zip(weights, gradients, strict=True):
+            values.requires_grad_(gradient is not None)
+        if config.pooling == "gem" and features.min() < 0:
+            raise InvalidConfig(
+                f"encoder.pooling gem is for features that are never negative, and those of "
+                f"{config.backbone} can be: set encoder.pooling=avg"
+            )
+    return features.shape[1:]

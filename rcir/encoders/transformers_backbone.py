@@ -41,7 +41,7 @@ class TransformersBackbone(HubBackbone):
         if config.pretrained:
             model = _pretrained(config.backbone, name, settings)
         else:
-            model = transformers.AutoModel.from_config(settings)
+            model = transformers.AutoModel.from_config(settings, trust_remote_code=False)
         if hasattr(getattr(model, "pooler", None), "dense"):
             model.pooler = None
         self.model = model
@@ -60,7 +60,7 @@ class TransformersBackbone(HubBackbone):
     def architecture(cls, name: str) -> dict[str, Any]:
         """The model's configuration, that of its image tower."""
         try:
-            found = transformers.AutoConfig.from_pretrained(name)
+            found = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise _unknown(name, error) from error
         found = getattr(found, "vision_config", found)
@@ -71,9 +71,12 @@ class TransformersBackbone(HubBackbone):
     def preprocessing(cls, name: str) -> Preprocessing:
         """That of the model's image processor."""
         try:
-            found = transformers.AutoImageProcessor.from_pretrained(name).to_dict()
+            processor = transformers.AutoImageProcessor.from_pretrained(
+                name, trust_remote_code=False
+            )
         except (OSError, ValueError) as error:
             raise _unknown(name, error) from error
+        found = processor.to_dict()
         resized = found["size"]
         size = found["crop_size"] if found.get("do_center_crop") else resized
         if "shortest_edge" in size:

@@ -289,6 +289,12 @@ def test_two_sources_of_weights_are_refused():
         EncoderConfig("btl", "timm:resnet18", pretrained=True, checkpoint_path="a.safetensors")
 
 
+@pytest.mark.parametrize("name", ["test_vit", "test_maxvit"])
+def test_a_size_that_a_network_does_not_take_is_refused(name):
+    with pytest.raises(InvalidConfig, match=rf"{name} does not take images of 100 x 100 pixels"):
+        pretrained(f"timm:{name}", (100, 100))
+
+
 def test_a_hub_takes_colours_only():
     with pytest.raises(InvalidConfig, match=r"3 channels, not 1: set preprocessing\.channels"):
         build_encoder(EncoderConfig("btl", "timm:test_resnet"), 1, SIZE)
