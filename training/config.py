@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from rcir.config import from_plain
 from rcir.data import Augmentation, DataConfig, Preprocessing
-from rcir.encoders import EncoderConfig, find_method
-from rcir.encoders.hub import model_preprocessing
+from rcir.encoders import EncoderConfig, find_method, model_preprocessing
 from rcir.errors import InvalidConfig
 from rcir.mining import MiningConfig
 from rcir.options import require_options

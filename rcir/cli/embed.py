@@ -77,8 +77,8 @@ def _model(model: str, checkpoint: str | None) -> tuple[Encoder, Preprocessing, 
     import json
     from hashlib import sha256
 
-    from rcir.encoders import EncoderConfig, build_encoder
-    from rcir.encoders.hub import is_of_hub, model_preprocessing
+    from rcir.encoders import EncoderConfig, build_encoder, model_preprocessing
+    from rcir.encoders.hub import is_of_hub
     from rcir.errors import InvalidConfig
     from rcir.runs.folder import find_run
 

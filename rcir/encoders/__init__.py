@@ -7,6 +7,7 @@ from rcir.encoders.btl import BayesianTriplet
 from rcir.encoders.config import EncoderConfig
 from rcir.encoders.deep_ensemble import DeepEnsemble
 from rcir.encoders.deterministic import Deterministic
+from rcir.encoders.hub import model_preprocessing
 from rcir.encoders.mc_dropout import MCDropout
 from rcir.encoders.methods import METHODS, find_method, method_name, require_encoder
 from rcir.encoders.pretrained import Pretrained
@@ -42,5 +43,6 @@ __all__ = [
     "build_encoder",
     "find_method",
     "method_name",
+    "model_preprocessing",
     "require_encoder",
 ]

@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
 
 from rcir.data import DataConfig, Preprocessing, load_splits
-from rcir.encoders import EncoderConfig, build_encoder
-from rcir.encoders.hub import model_preprocessing
+from rcir.encoders import EncoderConfig, build_encoder, model_preprocessing
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import load, save
