@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from rcir.encoders.base import Encoder
 
 METHODS = {
-    "pretrained": "rcir.encoders.pretrained:Pretrained",
     "deterministic": "rcir.encoders.deterministic:Deterministic",
     "mc-dropout": "rcir.encoders.mc_dropout:MCDropout",
     "deep-ensemble": "rcir.encoders.deep_ensemble:DeepEnsemble",
     "btl": "rcir.encoders.btl:BayesianTriplet",
+    "pretrained": "rcir.encoders.pretrained:Pretrained",
 }
 
 
