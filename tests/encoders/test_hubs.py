@@ -1,69 +1,20 @@
 """Backbones of model hubs: their features are those of the libraries themselves."""
 
-import json
-import sys
-
 import numpy as np
 import open_clip
 import pytest
 import timm
 import torch
 import transformers
-from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch.nn.functional import normalize
 
 from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import EncoderConfig, build_encoder, model_preprocessing
-from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
+from rcir.errors import InvalidConfig
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import load, save
-
-SIZE = (64, 64)
-TINY_VIT = {
-    **{"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
-    **{"intermediate_size": 32, "image_size": 64, "patch_size": 16},
-}
-
-
-def pictures(n=3, size=SIZE):
-    return torch.rand(n, 3, *size, generator=torch.Generator().manual_seed(1))
-
-
-def pretrained(backbone, size=SIZE, **options):
-    return build_encoder(EncoderConfig("pretrained", backbone, "avg", **options), 3, size).eval()
-
-
-def published(name, folder, **options):
-    """A timm model and the file of its weights."""
-    model = timm.create_model(name, **options).eval()
-    path = folder / f"{name}.safetensors"
-    save_file(model.state_dict(), path)
-    return model, str(path)
-
-
-@pytest.fixture
-def vit_folder(tmp_path):
-    """A vision transformer as a folder, as the hub has them."""
-    model = transformers.ViTModel(transformers.ViTConfig(**TINY_VIT), add_pooling_layer=False)
-    folder = tmp_path / "vit"
-    model.save_pretrained(folder)
-    processor = transformers.ViTImageProcessor(size={"height": 64, "width": 64})
-    processor.save_pretrained(folder)
-    return model.eval(), folder
-
-
-@pytest.fixture
-def tiny_clip(tmp_path):
-    """The name of a small CLIP model that OpenCLIP knows."""
-    settings = {
-        "embed_dim": 12,
-        "vision_cfg": {"image_size": 64, "layers": 2, "width": 64, "patch_size": 32},
-        "text_cfg": {"context_length": 8, "vocab_size": 50, "width": 64, "heads": 1, "layers": 1},
-    }
-    (tmp_path / "tiny-clip.json").write_text(json.dumps(settings))
-    open_clip.add_model_config(tmp_path / "tiny-clip.json")
-    return "tiny-clip"
+from tests.encoders.models import SIZE, TINY_VIT, pictures, pretrained, published
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "test_vit"])
@@ -189,22 +140,6 @@ def test_maps_of_transformers_are_pooled_by_the_model(tmp_path):
     torch.testing.assert_close(encoder.embed(pictures()).vectors, normalize(pooled))
 
 
-def test_weights_of_transformers_that_are_a_pickle_are_not_read(vit_folder):
-    model, folder = vit_folder
-    (folder / "model.safetensors").unlink()
-    torch.save(model.state_dict(), folder / "pytorch_model.bin")
-    with pytest.raises(DataUnavailable, match="safetensors"):
-        pretrained(f"transformers:{folder}", pretrained=True)
-
-
-def test_weights_of_transformers_that_lack_a_part_are_refused(vit_folder):
-    model, folder = vit_folder
-    part = {name: values for name, values in model.state_dict().items() if "layernorm" not in name}
-    save_file(part, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(DataUnavailable, match=r"lack 10 that the model has.*layernorm"):
-        pretrained(f"transformers:{folder}", pretrained=True)
-
-
 def test_open_clip_features_are_those_of_its_image_tower(tiny_clip, tmp_path):
     clip = open_clip.create_model(tiny_clip, pretrained=None).eval()
     path = tmp_path / "clip.safetensors"
@@ -251,152 +186,3 @@ def test_a_retriever_needs_neither_file_nor_hub(hub, tiny_clip, vit_folder, tmp_
     queries = gallery.images[:3]
     assert torch.equal(again.embed(queries).vectors, retriever.embed(queries).vectors)
     assert again.search(queries).positions[:, 0].tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize("package", ["timm", "open_clip", "transformers"])
-def test_a_package_that_is_missing_is_named_with_its_extra(package, monkeypatch):
-    monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, f"rcir.encoders.{package}_backbone", raising=False)
-    with pytest.raises(InvalidConfig, match=rf"pip install 'rcir\[{package}\]'"):
-        pretrained(f"{package}:any")
-
-
-@pytest.mark.parametrize(
-    ("backbone", "options", "named"),
-    [
-        ("timm:nothing", {}, r"timm:nothing is unknown; timm\.list_models"),
-        ("timm:resnet18.nothing", {}, "Invalid pretrained tag"),
-        ("hub:resnet18", {}, "timm:NAME, open_clip:NAME, transformers:NAME"),
-        ("timm:", {}, "is unknown"),
-        ("open_clip:nothing", {}, r"open_clip\.list_models"),
-        ("open_clip:RN50", {"pretrained": True}, "open_clip:RN50/TAG.*openai"),
-        ("open_clip:RN50/nothing", {"pretrained": True}, "open_clip:RN50/TAG"),
-        ("timm:test_resnet", {"pretrained": "IMAGENET1K_V1"}, "true or false"),
-        ("timm:test_resnet", {"checkpoint_path": "a.pth"}, r"a\.pth.*\.safetensors files only"),
-        ("timm:test_resnet", {"checkpoint_path": "a.bin"}, "can run programs"),
-        ("mnist-cnn", {"checkpoint_path": "a.safetensors"}, "no pretrained weights"),
-        ("resnet50", {"checkpoint_path": "a.pth"}, "can run programs"),
-    ],
-)
-def test_what_does_not_exist_is_refused_with_what_does(backbone, options, named):
-    with pytest.raises(InvalidConfig, match=named):
-        pretrained(backbone, **options)
-
-
-def test_two_sources_of_weights_are_refused():
-    with pytest.raises(InvalidConfig, match="give one of them"):
-        EncoderConfig("btl", "timm:resnet18", pretrained=True, checkpoint_path="a.safetensors")
-
-
-@pytest.mark.parametrize("name", ["test_vit", "test_maxvit"])
-def test_a_size_that_a_network_does_not_take_is_refused(name):
-    with pytest.raises(InvalidConfig, match=rf"{name} does not take images of 100 x 100 pixels"):
-        pretrained(f"timm:{name}", (100, 100))
-
-
-def test_a_hub_takes_colours_only():
-    with pytest.raises(InvalidConfig, match=r"3 channels, not 1: set preprocessing\.channels"):
-        build_encoder(EncoderConfig("btl", "timm:test_resnet"), 1, SIZE)
-
-
-@pytest.mark.parametrize("backbone", ["timm:test_convnext", "resnet50", "open_clip:tiny-clip"])
-def test_weights_of_another_network_are_refused(backbone, tmp_path, tiny_clip):
-    _, path = published("test_resnet", tmp_path)
-    with pytest.raises(InvalidData, match="does not hold the weights"):
-        pretrained(backbone, checkpoint_path=path)
-
-
-def test_a_file_of_weights_that_is_damaged_or_missing_is_named(tmp_path):
-    (tmp_path / "a.safetensors").write_bytes(b"cut")
-    with pytest.raises(InvalidData, match=r"a\.safetensors is damaged"):
-        pretrained("timm:test_resnet", checkpoint_path=str(tmp_path / "a.safetensors"))
-    with pytest.raises(DataUnavailable, match=r"there is no file .*b\.safetensors"):
-        pretrained("timm:test_resnet", checkpoint_path=str(tmp_path / "b.safetensors"))
-
-
-def test_weights_that_cannot_be_downloaded_are_unavailable(monkeypatch):
-    def offline(*_arguments, **_options):
-        raise OSError("no route to host")
-
-    monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", offline)
-    with pytest.raises(DataUnavailable, match=r"no route to host.*encoder\.checkpoint_path"):
-        pretrained("timm:test_resnet", pretrained=True)
-    monkeypatch.setattr("open_clip.factory.download_pretrained", offline)
-    with pytest.raises(DataUnavailable, match="no route to host"):
-        pretrained("open_clip:RN50/openai", pretrained=True)
-
-
-def test_a_folder_that_is_no_model_is_unavailable(tmp_path):
-    for name in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(DataUnavailable, match=r"correct encoder\.backbone"):
-            pretrained(f"transformers:{name}", pretrained=True)
-
-
-@pytest.fixture(scope="module")
-def lite(data_root):
-    path = data_root / "models" / "tf_efficientnet_lite0.safetensors"
-    if not path.is_file():
-        pytest.skip("there are no weights of tf_efficientnet_lite0")
-    return path
-
-
-@pytest.fixture(scope="module")
-def birds(data_root, tmp_path_factory):
-    """CUB, unpacked; pictures and labels of its kinds 26 to 50."""
-    import tarfile
-
-    from rcir.data.datasets.cub import read
-
-    archive = data_root / "cub200-50" / "CUB_200_2011.tar"
-    if not archive.is_file():
-        pytest.skip("there is no CUB")
-    folder = tmp_path_factory.mktemp("cub")
-    with tarfile.open(archive) as file:
-        file.extractall(folder, filter="data")
-    return read(folder).queries
-
-
-@pytest.fixture
-def oracle(lite):
-    """timm itself: model and transforms."""
-    model = timm.create_model("tf_efficientnet_lite0", num_classes=1000)
-    model.load_state_dict(load_file(lite))
-    settings = timm.data.resolve_model_data_config(model)
-    return model.eval(), timm.data.create_transform(**settings)
-
-
-@pytest.mark.data
-def test_imagenet_features_are_bit_for_bit_those_of_timm(lite, birds, oracle):
-    model, transform = oracle
-    backbone = "timm:tf_efficientnet_lite0"
-    encoder = pretrained(backbone, (224, 224), checkpoint_path=str(lite))
-    opened = [Image.open(path).convert("RGB") for path in birds.images[:8]]
-    images = torch.stack([transform(image) for image in opened])
-    with torch.inference_mode():
-        features = model.forward_features(images)
-        assert torch.equal(encoder.backbone(images), features)
-    assert features.shape == (8, 1280, 7, 7)
-    # From files, rcir decodes and resizes by itself, up to the rounding of pixels.
-    own = encoder.embed(model_preprocessing(encoder.config)(birds.images[:8])).vectors
-    cosines = (own * normalize(features.mean((2, 3)))).sum(1)
-    assert cosines.min() > 0.999
-
-
-@pytest.mark.data
-@pytest.mark.slow
-def test_imagenet_features_find_birds_of_the_same_kind(lite, birds):
-    """Measured elsewhere with the same weights: .72."""
-    from rcir.encoders.batches import embed
-
-    encoder = pretrained(
-        "timm:tf_efficientnet_lite0", (224, 224), checkpoint_path=str(lite), pretrained=False
-    )
-    vectors = embed(encoder, model_preprocessing(encoder.config), birds.images).vectors.numpy()
-    recalls = []
-    for seed in range(15):
-        order = np.random.default_rng(seed).permutation(len(birds))
-        gallery, asked = np.array_split(order, 2)
-        nearest = gallery[(vectors[asked] @ vectors[gallery].T).argmax(1)]
-        recalls.append((birds.labels[nearest] == birds.labels[asked]).mean())
-    assert len(birds) == 1487
-    assert 0.68 < np.mean(recalls) < 0.75
