@@ -135,9 +135,6 @@ def evaluate(
         comparison: of score functions, for the report.
         outside: (m,) uncertainties of out-of-distribution queries.
     """
-    queries = SearchedSplits(
-        *map(retriever.judged, (queries.tuning, queries.calibration, queries.test))
-    )
     controller, test = retriever.controllers[None], queries.test
     misses, others = rows(retriever, queries, alphas, delta)
     certified = [row for row in misses if row.threshold is not None]

@@ -109,7 +109,6 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
         "cluster": cluster,
     }
     queries = _searched(retriever, splits, embedder)
-    outside = _uncertainty(retriever, asked, embedder)
     with step("calibration"):
         report = retriever.calibrate(
             queries.tuning,
@@ -120,6 +119,8 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
             config.delta,
             judged_by=config.uncertainty,
         )
+    queries = queries.judged(retriever)
+    outside = _uncertainty(retriever, asked, embedder)
     with step("evaluation"):
         evaluation = evaluate(
             run.data.name,

@@ -7,8 +7,10 @@ from rcir.encoders.btl import BayesianTriplet
 from rcir.encoders.config import EncoderConfig
 from rcir.encoders.deep_ensemble import DeepEnsemble
 from rcir.encoders.deterministic import Deterministic
+from rcir.encoders.hub import model_preprocessing
 from rcir.encoders.mc_dropout import MCDropout
 from rcir.encoders.methods import METHODS, find_method, method_name, require_encoder
+from rcir.encoders.pretrained import Pretrained
 
 
 def build_encoder(config: EncoderConfig, channels: int, size: tuple[int, int]) -> Encoder:
@@ -37,8 +39,10 @@ __all__ = [
     "EncoderConfig",
     "MCDropout",
     "NoOptions",
+    "Pretrained",
     "build_encoder",
     "find_method",
     "method_name",
+    "model_preprocessing",
     "require_encoder",
 ]

@@ -8,13 +8,16 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from rcir.encoders.hub import take_weights
 from rcir.errors import DataUnavailable, InvalidConfig
 
 Weights = Literal["IMAGENET1K_V1", "IMAGENET1K_V2"]
 BACKBONES = ("mnist-cnn", "cifar-cnn", "resnet50", "densenet161")
 
 
-def build_backbone(name: str, channels: int, pretrained: bool | Weights) -> nn.Module:
+def build_backbone(
+    name: str, channels: int, pretrained: bool | Weights, checkpoint_path: str | None = None
+) -> nn.Module:
     """A network from images (n, channels, H, W) to non-negative feature maps (n, C, h, w).
 
     Args:
@@ -23,20 +26,30 @@ def build_backbone(name: str, channels: int, pretrained: bool | Weights) -> nn.M
         channels: of the images, 1 or 3; the torchvision networks take 3.
         pretrained: start from torchvision's ImageNet weights, the best or those named; the
             torchvision networks only.
+        checkpoint_path: a .safetensors file with weights of the whole torchvision network.
 
     Raises:
         InvalidConfig: unknown name, or a combination that does not exist.
         DataUnavailable: the weights are neither cached nor can they be downloaded.
+        InvalidData: the file of weights is damaged, or of another network.
     """
     if name not in BACKBONES:
-        raise InvalidConfig(f"backbone {name!r} is unknown; choose one of {', '.join(BACKBONES)}")
+        raise InvalidConfig(
+            f"backbone {name!r} is unknown; choose one of {', '.join(BACKBONES)}, or a model of a "
+            "hub, such as timm:resnet18"
+        )
     if name.endswith("-cnn"):
-        if pretrained:
-            raise InvalidConfig(f"{name} has no pretrained weights: set encoder.pretrained=false")
+        if pretrained or checkpoint_path is not None:
+            raise InvalidConfig(
+                f"{name} has no pretrained weights: set encoder.pretrained=false, and no "
+                "encoder.checkpoint_path"
+            )
         return _mnist_cnn(channels) if name == "mnist-cnn" else _cifar_cnn(channels)
     if channels != 3:
         raise InvalidConfig(f"{name} takes 3 channels, not {channels}: set preprocessing.channels")
     network: Any = _torchvision(name, pretrained)
+    if checkpoint_path is not None:
+        take_weights(network, checkpoint_path)
     if name == "resnet50":
         return nn.Sequential(*list(network.children())[:-2])
     return nn.Sequential(network.features, nn.ReLU(inplace=True))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # what needs no encoder needs no torch
     from rcir.encoders.base import Encoder
     from rcir.encoders.batches import Embed, Images
 
-Results = TypeVar("Results", bound=SearchResults)
+Found = TypeVar("Found", bound=SearchResults)
 Asked: TypeAlias = "Images | NDArray[np.floating[Any]] | Embedding | Queries"
 
 
@@ -186,7 +186,7 @@ class Searcher(VectorSearcher):
         kinds = ("own", "cosine") if ranked_by_distance else ("own",)
         return kinds if self.relevance is None else (*kinds, "vote")
 
-    def judged(self, results: Results, uncertainty: str | None = None) -> Results:
+    def judged(self, results: Found, uncertainty: str | None = None) -> Found:
         """The same search results, by another uncertainty of the queries.
 
         Args:

@@ -142,7 +142,7 @@ def _fill(retriever: Retriever, folder: Path) -> None:
         from rcir.retrieval.storage.weights import save_encoder
 
         description["encoder"] = asdict(retriever.encoder.config)
-        description["preprocessing"] = asdict(retriever.preprocessing)
+        description["preprocessing"] = retriever.preprocessing.to_dict()
         save_encoder(retriever.encoder, folder / WEIGHTS)
     if arrays:
         (folder / "controller.safetensors").write_bytes(save_arrays(arrays))
