@@ -150,13 +150,13 @@ def repeat(
     def rule(score_function: ScoreFunction, bound: Bound | None, heuristic: bool = False) -> _Rule:
         candidate_scores, scores = [], []
         for part in (calibration, test):
-            results = _near(retriever, part) if heuristic else part
+            results = retriever.judged(part, "cosine") if heuristic else part
             candidate_scores.append(score_function.candidate_scores(results))
             scores.append(score_function.scores(results, part.ranks))
         return _Rule(np.concatenate(candidate_scores), np.concatenate(scores), bound, divisions)
 
     own = rule(controller.score_function, controller.bound)
-    near = MinMax.fit(_near(retriever, tuning), tuning.ranks)
+    near = MinMax.fit(retriever.judged(tuning, "cosine"), tuning.ranks)
     rules = {
         controller.score_function.name: own,
         "constant": rule(Constant(), controller.bound),
@@ -176,13 +176,6 @@ def repeat(
         n,
         len(test.ranks),
     )
-
-
-def _near(retriever: Retriever, queries: SearchResults) -> SearchResults:
-    """The same queries with one minus the cosine to the nearest item as their uncertainty."""
-    if queries.known("queries").uncertainty is None:
-        return queries  # of which that is the uncertainty
-    return replace(queries, uncertainty=retriever.nearest(queries.known("vectors"), 1)[2])
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ def test_what_score_functions_are_compared_by_is_cross_fitted_on_the_tuning_spli
 @pytest.mark.usefixtures("undrawn")
 def test_an_encoder_without_uncertainty_calibrates_by_its_nearest_distance(tiny):
     run = train(tiny("plain", epochs=1, encoder=EncoderConfig("deterministic", dim=8)))
-    outcome = calibrated(run, alphas=(0.4,))
+    outcome = calibrated(run, alphas=(0.4,), uncertainty="own")
     gallery = outcome.retriever
     query = outcome.splits.test.images[:1]
     nearest = gallery.search(query).distances[0, 0]

@@ -236,6 +236,18 @@ def expected_numbers(retriever, test, images, gallery, cross, outside):
     pair = uncertainty if items is None else uncertainty + items[first]
     right = hits[1].astype(float)
     found["auroc_miss"] = roc_auc_score(1 - right, uncertainty)
+    vectors, own = retriever.index._vectors(), test.queries.uncertainty
+    cosine = np.array([cdist(test.vectors[[row]], vectors, "cosine").min() for row in rows])
+    known = gallery.relevance
+    voted = np.array(
+        [
+            -known.subset(order[row, :1]).of(known, order[[row], : min(30, depth)]).sum()
+            for row in rows
+        ]
+    )
+    found["auroc_miss_own"] = roc_auc_score(1 - right, cosine if own is None else own[rows])
+    found["auroc_miss_cosine"] = roc_auc_score(1 - right, cosine)
+    found["auroc_miss_vote"] = roc_auc_score(1 - right, voted)
     found["ausc"] = area(pair, right)
     found["ausc_query_only"] = area(uncertainty, right)
     found["ausc_oracle"] = area(-right, right)
