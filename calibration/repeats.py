@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from rcir.risk import (
     LabelledResults,
     MinMax,
     ScoreFunction,
-    SearchResults,
     allowed_misses,
 )
 from rcir.risk.score_functions import set_sizes, widened
