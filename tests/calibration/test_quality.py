@@ -321,7 +321,8 @@ def expected_numbers(retriever, test, images, gallery, cross, outside):
 def test_every_number_is_what_loops_and_other_libraries_give(case):
     (retriever, test, images, gallery), cross, quality = case
     expected = expected_numbers(retriever, test, images, gallery, cross, quality.outside)
-    assert set(quality.numbers) == set(expected)
+    # Which is of the pictures that train; see test_baseline.py.
+    assert set(quality.numbers) - {"recall_at_1_pixels"} == set(expected)
     for name, value in expected.items():
         # Distances may tie in single precision: a vote is one of thousands, a pair of 100,000s.
         close = {"ece_lam_at_1": 2e-3, "verification_ap": 5e-6}.get(name, 1e-6)
