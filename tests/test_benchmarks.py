@@ -69,6 +69,10 @@ FIGURES = {
         *("trial_seconds", "trial_overhead", "sweep_overhead"),
     },
     "validity": {*EXCESSES, "choice_excess", "modes"},
+    "vectors": {
+        *("cub_size_over_constant", "violation_rate", "violation_expected"),
+        *("certify_seconds", "recalibrate_over_search", "core_install_mb", "import_seconds"),
+    },
     "papers/fashion_mnist": {
         f"{encoder}_{name}"
         for encoder, name in product(
@@ -92,8 +96,8 @@ FIGURES = {
 }
 # Where few queries of few matches certify no false discovery rate, there is none.
 MAYBE = {"risk": {f"{name}_largest_false_discovery_auto_over_constant" for name in SETS}}
-HELPERS = {"common", "loops", "populations", "papers/tables"}  # what several scripts share
-OF_DATA = {"data", "papers/fashion_mnist", "papers/two_digit_mnist"}
+HELPERS = {"common", "cub", "loops", "populations", "papers/tables"}  # what several scripts share
+OF_DATA = {"data", "vectors", "papers/fashion_mnist", "papers/two_digit_mnist"}
 OF_RAY = {"training", "tuning"}
 
 
