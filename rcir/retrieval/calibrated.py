@@ -236,7 +236,7 @@ class CalibratedSearcher(Searcher):
         if not recurring and not again:
             nearest = nearest_other(tuning, calibration)
             warn_of_twins("calibration queries", nearest, calibration.known("distances"))
-            if calibration.cluster is None:
+            if calibration.cluster is None and self.items is None:  # else ranked by others
                 others = len(tuning) + len(calibration) - 1
                 warn_of_bursts(nearest, calibration.known("distances"), others, len(self.gallery))
 

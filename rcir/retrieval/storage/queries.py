@@ -67,6 +67,8 @@ def load_queries(folder: Path, sizes: tuple[int, int]) -> tuple[Queries, Queries
         part = {name.removeprefix(prefix): values for name, values in part.items()}
         found.append(_queries(part, texts[split], n, own))
     require(not arrays, f"there are further arrays: {', '.join(arrays)}")
+    stated = {queries.uncertainty is None for queries in found}
+    require(len(stated) == 1, "uncertainties of the queries of one split alone")
     return found[0], found[1]
 
 
