@@ -9,6 +9,7 @@ from rcir.encoders.deep_ensemble import DeepEnsemble
 from rcir.encoders.deterministic import Deterministic
 from rcir.encoders.mc_dropout import MCDropout
 from rcir.encoders.methods import METHODS, find_method, method_name, require_encoder
+from rcir.encoders.norm_softmax import NormSoftmax
 
 
 def build_encoder(config: EncoderConfig, channels: int, size: tuple[int, int]) -> Encoder:
@@ -37,6 +38,7 @@ __all__ = [
     "EncoderConfig",
     "MCDropout",
     "NoOptions",
+    "NormSoftmax",
     "build_encoder",
     "find_method",
     "method_name",

@@ -19,9 +19,9 @@ class EncoderConfig:
 
     Args:
         method: how the encoder knows its uncertainty: "deterministic", "mc-dropout",
-            "deep-ensemble", "btl", or the import path of an encoder of your own,
+            "deep-ensemble", "btl", "norm-softmax", or the import path of an encoder of your own,
             "package.module:Class"; see `rcir.encoders.Encoder`.
-        backbone: "mnist-cnn", "cifar-cnn", "resnet50" or "densenet161".
+        backbone: "mnist-cnn", "cifar-cnn", "resnet10", "resnet50" or "densenet161".
         pooling: "gem", or "flatten" where the place of a feature matters.
         dim: length of the embedding.
         pretrained: start from ImageNet weights (resnet50 and densenet161 only): true for
