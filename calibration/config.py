@@ -21,6 +21,9 @@ class CalibrationConfig:
             `rcir compare` reads; the run's own unless given.
         score_function: how set size depends on the query; "auto" takes, for each risk, what needs
             the smallest sets at the same risk.
+        uncertainty: of the queries: "own" of the encoder, without which it is "cosine", one minus
+            the cosine to the nearest item; "vote", one minus the share of the first 30 neighbours
+            that match the nearest; "auto" takes what needs the smallest sets.
         bound: confidence bound; "binomial" is exact, "hoeffding" that of Cai et al. (AAAI 2025).
         group: attribute of the queries, such as a camera; the retriever then answers per group.
         cluster: attribute of the queries, such as a video or a patient, whose queries are not
@@ -40,6 +43,7 @@ class CalibrationConfig:
     score_function: Literal[
         "auto", "constant", "minmax", "quantile", "learned", "boosted", "reranked"
     ] = "auto"
+    uncertainty: Literal["auto", "own", "cosine", "vote"] = "auto"
     bound: Bound = "binomial"
     group: str | None = None
     cluster: str | None = None

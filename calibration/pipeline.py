@@ -109,7 +109,6 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
         "cluster": cluster,
     }
     queries = _searched(retriever, splits, embedder)
-    outside = _uncertainty(retriever, asked, embedder)
     with step("calibration"):
         report = retriever.calibrate(
             queries.tuning,
@@ -118,7 +117,10 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
             config.bound,
             config.alphas,
             config.delta,
+            judged_by=config.uncertainty,
         )
+    queries = queries.judged(retriever)
+    outside = _uncertainty(retriever, asked, embedder)
     with step("evaluation"):
         evaluation = evaluate(
             run.data.name,
@@ -168,7 +170,7 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
             f"calibration queries were added to {config.retriever}: the test queries of its data "
             "set may be among them"
         )
-    if retriever.calibrated_on != retriever.fingerprints():
+    if retriever.changes():
         raise StaleCalibration(f"{config.retriever} has changed since calibration: calibrate again")
     data = DataConfig(**retriever.origin["data"])
     splits = _without_repeats(load_splits(data, partial(console.print, soft_wrap=True)))

@@ -109,6 +109,12 @@ def assess(
     numbers |= {f"ece_{name}": curve.error for name, curve in curves.items()}
     numbers |= {
         "auroc_miss": _auroc(~hit[:, 0], uncertainty),
+        **{
+            f"auroc_miss_{kind}": _auroc(
+                ~hit[:, 0], retriever.judged(test, kind).uncertainty[matched]
+            )
+            for kind in retriever.uncertainties
+        },
         "ausc": sparse.ausc,
         "ausc_oracle": sparse.oracle,
         "ausc_random": sparse.random,

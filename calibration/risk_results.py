@@ -23,6 +23,11 @@ class SearchedSplits:
     calibration: LabelledResults
     test: LabelledResults
 
+    def judged(self, retriever: Retriever) -> SearchedSplits:
+        """The same by the uncertainty that a retriever was calibrated with."""
+        parts = (self.tuning, self.calibration, self.test)
+        return SearchedSplits(*map(retriever.judged, parts))
+
     def distinct(self) -> SearchedSplits:
         """The same of labels."""
         return SearchedSplits(

@@ -100,27 +100,33 @@ def certify(config: CertificationConfig) -> Certification:
     asked = gallery if config.queries is None else read_vectors(Path(config.queries))
     with step("index"):
         retriever = _indexed(config, gallery, asked)
-    queries = _labelled(retriever, config, asked)
-    splits = _divided(queries, config)
+    labelled = _labelled(retriever, config, asked)
+    splits = _divided(labelled, config)
     with step("search"):
-        tuning, calibration, test = (retriever.search_labelled(queries[rows]) for rows in splits)
+        tuning, calibration, test = (retriever.search_labelled(labelled[rows]) for rows in splits)
     with step("calibration"):
         made = retriever.calibrate(
-            tuning, calibration, config.score_function, alphas=config.alphas, delta=config.delta
+            tuning,
+            calibration,
+            config.score_function,
+            alphas=config.alphas,
+            delta=config.delta,
+            judged_by="auto",
         )
-    held = _image_set(retriever, asked, queries, splits[2])
+    queries = SearchedSplits(tuning, calibration, test).judged(retriever)
+    held = _image_set(retriever, asked, labelled, splits[2])
     with step("evaluation"):
         evaluation = evaluate(
             Path(config.gallery).stem,
             retriever,
-            SearchedSplits(tuning, calibration, test),
+            queries,
             held,
             config.alphas,
             config.delta,
             made.comparison[None],
         )
     folder = retriever.save(place)
-    page = publish(output, retriever, evaluation, test, held, held, None, started)
+    page = publish(output, retriever, evaluation, queries.test, held, held, None, started)
     return Certification(retriever, folder, page, evaluation)
 
 

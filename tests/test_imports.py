@@ -79,7 +79,9 @@ def test_help_needs_no_library():
     assert loaded(HELP, (*HEAVY, "numpy", "scipy", "rich", "yaml")) == set()
 
 
-@pytest.mark.parametrize("command", ["certify", "compare", "data", "demo", "evaluate", "retrieve"])
+@pytest.mark.parametrize(
+    "command", ["certify", "compare", "data", "demo", "embed", "evaluate", "retrieve"]
+)
 def test_help_of_a_command_needs_nothing_heavy(command):
     assert loaded(HELP.replace('["--help"]', f'["{command}", "--help"]')) == set()
 

@@ -14,11 +14,10 @@ from rcir.config import parse
 from rcir.data import load_splits
 from rcir.data.registry import find_dataset
 from rcir.data.relevance import SameLabel
-from rcir.encoders import METHODS, build_encoder
+from rcir.encoders import build_encoder
 from training import TrainingConfig
 
 FOLDER = Path(__file__).parents[1] / "configs"
-TRIPLET = [name for name in METHODS if name != "btl"]  # trained by the triplet loss
 # Sets of Cai et al. (AAAI 2025), their names here, and their negatives per anchor.
 SETS = {
     "cub200": ("cub200", 5),
@@ -33,7 +32,8 @@ PUBLISHED = {
     "deep-ensemble": {"members": 5, "combination": "distance"},
     "btl": {"variance_hidden": 500, "scaled": False, "distance": "mean", "passes": 20},
 }
-RECIPES = [f"{name}-{method}" for name, method in product(SETS, METHODS)]
+TRIPLET = [name for name in PUBLISHED if name != "btl"]  # trained by the triplet loss
+RECIPES = [f"{name}-{method}" for name, method in product(SETS, PUBLISHED)]
 SINGLE = [path.stem for path in FOLDER.glob("*.yaml") if not path.stem.startswith("tune-")]
 NAMES = sorted([*RECIPES, *SINGLE, *(f"digits-{method}" for method in TRIPLET)])
 NAMES.remove("digits")  # of no method
@@ -93,7 +93,7 @@ def test_a_recipe_is_the_published_one(name):
 
 def test_recipes_build_the_published_networks():
     """One of each method: by the published number of parameters of ResNet-50 and its classifier."""
-    for method in METHODS:
+    for method in PUBLISHED:
         encoder = replace(read(f"cub200-{method}").encoder, pretrained=False)
         with torch.device("meta"):  # shapes without numbers
             built = build_encoder(encoder, 3, (64, 64))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from rcir.encoders.features import FrozenBackbone
 from training.workers import Workers
 
 
@@ -17,16 +18,23 @@ class GhostBatchStatistics:
     them, whoever computed them. Of one part it does what torch does by itself.
 
     Args:
-        encoder: whose layers of batch normalisation are meant, if it has any.
+        encoder: whose layers of batch normalisation are meant, if it has any; not those of a frozen
+            backbone, which keep their statistics.
         workers: among whom the micro-batches are dealt out.
     """
 
     def __init__(self, encoder: nn.Module, workers: Workers) -> None:
         self._workers = workers
+        frozen = {
+            layer
+            for module in encoder.modules()
+            if isinstance(module, FrozenBackbone)
+            for layer in module.modules()
+        }
         self._layers = [
             layer
             for layer in encoder.modules()
-            if isinstance(layer, _BatchNorm) and layer.track_running_stats
+            if isinstance(layer, _BatchNorm) and layer.track_running_stats and layer not in frozen
         ]
         self._momentum = [float(layer.momentum or 0) for layer in self._layers]
         self._running = self._current()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rcir.config import from_plain
 from rcir.data import Augmentation, DataConfig, Preprocessing
-from rcir.encoders import EncoderConfig, find_method
+from rcir.encoders import EncoderConfig, find_method, model_preprocessing
 from rcir.errors import InvalidConfig
 from rcir.mining import MiningConfig
 from rcir.options import require_options
@@ -48,7 +48,8 @@ class TrainingConfig:
             the processor has it. Weights, heads and losses stay in float32, and so does all
             embedding outside of training.
         data: the data set.
-        preprocessing: from images to the encoder's input.
+        preprocessing: from images to the encoder's input; left out with a backbone of a model hub,
+            it is the model's own.
         augmentation: random transforms of training images.
         encoder: what is trained.
         loss: options of the loss of encoder.method, such as margin: those of its `LossOptions`.
@@ -113,6 +114,10 @@ class TrainingConfig:
             )
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise InvalidConfig(f"name is {self.name!r}; it must be usable as the name of a folder")
+        # What is left open is spelled out, for a run to be the same under another version.
+        object.__setattr__(self, "encoder", self.encoder.completed())
+        if self.preprocessing == Preprocessing():
+            object.__setattr__(self, "preprocessing", model_preprocessing(self.encoder))
         height, width = self.preprocessing.size
         if self.augmentation.occlusion and width % height:
             raise InvalidConfig(
@@ -126,10 +131,22 @@ class TrainingConfig:
             negatives=self.mining.negatives or negatives,
         )
         object.__setattr__(self, "mining", mining)
-        # What is left open is spelled out, for a run to be the same under another version.
-        object.__setattr__(self, "encoder", self.encoder.completed())
         object.__setattr__(self, "loss", asdict(self.loss_options()))
+        if self.encoder.freeze:
+            self._check_frozen()
         self._check_changes()
+
+    def _check_frozen(self) -> None:
+        if not self.encoder.pretrained and self.encoder.checkpoint_path is None:
+            raise InvalidConfig(
+                "encoder.freeze keeps the backbone as it is, which is random without "
+                "encoder.pretrained or encoder.checkpoint_path: give one of these, or train it"
+            )
+        if self.augmentation != Augmentation():
+            raise InvalidConfig(
+                "encoder.freeze embeds every image once, as it is, and augmentation would change "
+                "nothing: leave augmentation out, or set encoder.freeze=false"
+            )
 
     def _check_changes(self) -> None:
         at = [change.epoch for change in self.changes]
@@ -185,7 +202,7 @@ def override(config: TrainingConfig, values: Mapping[str, Any]) -> TrainingConfi
     """A copy of a configuration with other values of some options, by dotted name.
 
     With another encoder.method, what the former method decided by default (its options, its loss,
-    its mining) becomes the new one's.
+    its mining) becomes the new one's; so does the preprocessing with another encoder.backbone.
 
     Raises:
         InvalidConfig: there is no option of a name, a value is not of its type, or the values do
@@ -201,6 +218,10 @@ def override(config: TrainingConfig, values: Mapping[str, Any]) -> TrainingConfi
     if values.get("encoder.method", config.encoder.method) != config.encoder.method:
         nested = _without_defaults(config)
     own: dict[str, Any] = {}
+    backbone = config.encoder.backbone
+    other_backbone = values.get("encoder.backbone", backbone) != backbone
+    if other_backbone:
+        nested.setdefault("encoder", asdict(config.encoder))["architecture"] = {}
     for name, value in values.items():
         group, dot, option = name.partition(".")
         if not dot:
@@ -225,6 +246,9 @@ def override(config: TrainingConfig, values: Mapping[str, Any]) -> TrainingConfi
     for group, plain in nested.items():
         before = getattr(config, group)
         own[group] = plain if isinstance(before, dict) else from_plain(type(before), plain)
+    other_backbone &= "preprocessing" not in own
+    if other_backbone and config.preprocessing == model_preprocessing(config.encoder):
+        own["preprocessing"] = Preprocessing()  # as if left out
     return replace(config, **own)
 
 

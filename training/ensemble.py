@@ -13,6 +13,8 @@ from rcir.data import data_root
 from rcir.encoders import Encoder, build_encoder, find_method
 from training.config import TrainingConfig
 
+MEMBERS = "members"  # folder of their runs, in that of the encoder's
+
 
 def member_configs(config: TrainingConfig, folder: Path | None = None) -> list[TrainingConfig]:
     """The trainings of the members of an encoder; none where it is trained itself.
@@ -24,7 +26,7 @@ def member_configs(config: TrainingConfig, folder: Path | None = None) -> list[T
         replace(
             config,
             name=f"member-{number}",
-            storage=config.storage if folder is None else str(folder / "members"),
+            storage=config.storage if folder is None else str(folder / MEMBERS),
             seed=_seed(config.seed, number),
             encoder=member,
             data=replace(config.data, root=str(data_root(config.data))),  # trained elsewhere
@@ -39,7 +41,7 @@ def combined(config: TrainingConfig, members: Sequence[Encoder]) -> Encoder:
     """The encoder of trained members."""
     with torch.random.fork_rng():  # the caller's random numbers are left alone
         encoder = build_encoder(
-            replace(config.encoder, pretrained=False),
+            config.encoder.without_weights(),
             config.preprocessing.channels,
             config.preprocessing.size,
         )

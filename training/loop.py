@@ -25,6 +25,7 @@ from rcir.tracking import TrackedRun
 from training import checkpoint
 from training.checkpoint import TrainState
 from training.config import TrainingConfig
+from training.frozen import on_features
 from training.history import History
 from training.progress import EpochBar
 from training.trainer import Trainer
@@ -109,6 +110,7 @@ def _train(
         encoder = build_encoder(
             config.encoder, config.preprocessing.channels, config.preprocessing.size
         )
+    config, splits = on_features(config, splits, encoder, folder.parent)
     encoder.to(workers.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.Adam(encoder.parameters(), fused=True)  # its rate is set every epoch
     # The first worker says from which: another one may see a shared folder as it was a while ago.

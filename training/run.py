@@ -16,8 +16,9 @@ from rcir.config import flatten
 from rcir.data import ImageSet, Splits, load_splits
 from rcir.data.loading import require_enough
 from rcir.data.sufficiency import calibration_note, can_train
-from rcir.encoders import Encoder, build_encoder, find_method
+from rcir.encoders import Encoder, EncoderConfig, build_encoder, find_method
 from rcir.encoders.embedder import Embedder
+from rcir.encoders.features import frozen_backbone
 from rcir.encoders.posthoc import TrainingImages
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.metrics import confidence, reliability
@@ -27,8 +28,9 @@ from rcir.runs.trained_on import TrainedOn
 from training import checkpoint
 from training.batches import image_batches, numbered_labels
 from training.config import TrainingConfig
-from training.ensemble import combined, member_configs
+from training.ensemble import MEMBERS, combined, member_configs
 from training.folder import create_run, existing_run, folder_of, run_lock
+from training.frozen import on_features
 from training.history import History
 from training.launch import launch, side_by_side
 from training.progress import console
@@ -112,10 +114,14 @@ def _finished(
     run.tracked.log_params(flatten(run.config))
     with run.tracked.active():
         members = member_configs(config, run.path)
+        runs = run.path / MEMBERS if members else run.path.parent
+        if config.encoder.freeze:  # by all workers at once, for those who train
+            on_features(config, splits, _built(config, config.encoder), runs, config.most_workers)
         if members:
             encoder, found = _train_members(config, run, members), None
         else:
             encoder, found = _train_one(config, run, callback)
+        config, splits = on_features(config, splits, encoder, runs, config.most_workers)
         embedder = Embedder(config.most_workers, config.use_gpu)
         if type(encoder).fit_posthoc is not Encoder.fit_posthoc:
             encoder.fit_posthoc(
@@ -152,12 +158,21 @@ def check_places(config: TrainingConfig) -> None:
 
 
 def check_encoder(config: TrainingConfig) -> None:
-    """Raise `InvalidConfig` if the encoder cannot be built: a dry run on the meta device."""
+    """Raise `InvalidConfig` if the encoder cannot be built, frozen as asked for, or trained.
+
+    A dry run on the meta device.
+    """
     with torch.device("meta"):
-        build_encoder(
-            replace(config.encoder, pretrained=False),
-            config.preprocessing.channels,
-            config.preprocessing.size,
+        built = _built(config, config.encoder.without_weights())
+    if config.encoder.freeze and frozen_backbone(built) is None:
+        raise InvalidConfig(
+            f"encoder.freeze is true, and {config.encoder.method} has no backbone that can be "
+            "frozen: build it with rcir.encoders.features.build_features, or set it to false"
+        )
+    if not any(weights.requires_grad for weights in built.parameters()):
+        raise InvalidConfig(
+            f"nothing of the encoder trains: {config.encoder.method} has no head beside the frozen "
+            "backbone; choose another encoder.method, or use it without training"
         )
 
 
@@ -184,16 +199,17 @@ def _train_one(
 ) -> tuple[Encoder, Validation]:
     """Train; the epoch that was best on the validation images."""
     launch(config, run, callback)
-    with torch.random.fork_rng():  # the caller's random numbers are left alone
-        encoder = build_encoder(
-            replace(config.encoder, pretrained=False),
-            config.preprocessing.channels,
-            config.preprocessing.size,
-        )
+    encoder = _built(config, config.encoder.without_weights())
     encoder.config = config.encoder
     best = checkpoint.best_epoch(run.path)
     checkpoint.restore_weights(run.path, best, encoder)
     return encoder.eval(), checkpoint.restore_validation(run.path, best)
+
+
+def _built(config: TrainingConfig, encoder: EncoderConfig) -> Encoder:
+    """An encoder for the images of a training; the caller's random numbers are left alone."""
+    with torch.random.fork_rng():
+        return build_encoder(encoder, config.preprocessing.channels, config.preprocessing.size)
 
 
 def _train_members(

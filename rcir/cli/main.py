@@ -17,6 +17,7 @@ COMMANDS = {
     "certify": "give vectors that something else embedded a guarantee, and measure it",
     "evaluate": "measure a calibrated retriever on the test queries of its data set",
     "compare": "compare runs by how small their guaranteed sets are",
+    "embed": "embed pictures, and write their vectors to a Parquet file",
     "data": "show the data sets, or verify a copy of one",
     "demo": "train, calibrate, measure and retrieve on handwritten two-digit numbers",
 }

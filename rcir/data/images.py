@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
 
 from rcir.data.jpeg import read_jpeg
-from rcir.data.pixels import MAX_PIXELS, as_pixels, resize_one, to_pixels
+from rcir.data.pixels import MAX_PIXELS, Resizing, as_pixels, to_pixels
 from rcir.errors import InvalidImage
 
 FORMATS = {  # by Pillow's name, with the endings of their files
@@ -57,30 +57,31 @@ def read_image(
             pixels (known from the header, before anything is decoded), deeper than 8 bits, or of a
             wrong type.
     """
+    resizing = None if size is None else Resizing(size)
     if isinstance(source, np.ndarray):
-        return _read(source, channels, size)
+        return _read(source, channels, resizing)
     with _no_warnings():
-        return _read(source, channels, size)
+        return _read(source, channels, resizing)
 
 
 def read_images(
-    sources: Sequence[ImageLike] | NDArray[Any], channels: int, size: tuple[int, int]
+    sources: Sequence[ImageLike] | NDArray[Any], channels: int, resizing: Resizing
 ) -> NDArray[np.uint8]:
-    """Images as `read_image` gives them; paths are read in as many threads as torch uses.
+    """Images as `read_image` gives them, resized; paths are read in as many threads as torch uses.
 
     Beside the result, one image for each thread is in memory.
 
     Returns:
-        (n, *size) for one channel, (n, *size, 3) for three.
+        (n, *resizing.size) for one channel, (n, *resizing.size, 3) for three.
 
     Raises:
         InvalidImage: of the first image, in the order given, that cannot be read.
     """
-    images = np.empty((len(sources), *size, *(3,) * (channels == 3)), np.uint8)
+    images = np.empty((len(sources), *resizing.size, *(3,) * (channels == 3)), np.uint8)
 
     def work(start: int) -> None:
         for row in range(start, min(start + STEP, len(sources))):
-            images[row] = _read(sources[row], channels, size)
+            images[row] = _read(sources[row], channels, resizing)
 
     starts = range(0, len(sources), STEP)
     # A PIL image may be given twice, and is decoded when first used: not by two threads at once.
@@ -132,25 +133,29 @@ def image_name(source: str | os.PathLike[str] | bytes) -> str:
     return f"the picture of {len(source)} bytes" if isinstance(source, bytes) else str(Path(source))
 
 
-def _read(source: ImageLike, channels: int, size: tuple[int, int] | None) -> NDArray[np.uint8]:
+def _read(source: ImageLike, channels: int, resizing: Resizing | None) -> NDArray[np.uint8]:
     if isinstance(source, np.ndarray):
-        return resize_one(as_pixels(source, channels), size)
+        return _resized(as_pixels(source, channels), resizing)
     if isinstance(source, Image.Image):
         with _pillow("the PIL image"):
             _check(source, "the PIL image")
-            return resize_one(to_pixels(ImageOps.exif_transpose(source), channels), size)
+            return _resized(to_pixels(ImageOps.exif_transpose(source), channels), resizing)
     if isinstance(source, str | os.PathLike | bytes):
         # Of all that Pillow knows, some formats run other programs, as EPS runs Ghostscript.
         with open_image(source) as file, Image.open(file, formats=tuple(FORMATS)) as image:
             _check(image, image_name(source))
             if isinstance(image, JpegImagePlugin.JpegImageFile):
-                return read_jpeg(file, image, channels, size)
+                return read_jpeg(file, image, channels, resizing)
             ImageOps.exif_transpose(image, in_place=True)
-            return resize_one(to_pixels(image, channels), size)
+            return _resized(to_pixels(image, channels), resizing)
     raise InvalidImage(
         f"an image is given as {type(source).__name__}; give a path, the bytes of a file, a PIL "
         "image or a uint8 array"
     )
+
+
+def _resized(pixels: NDArray[np.uint8], resizing: Resizing | None) -> NDArray[np.uint8]:
+    return pixels if resizing is None else resizing.one(pixels)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, JpegImagePlugin
 from torch import Tensor
 
-from rcir.data.pixels import mode_of, resize_one, to_pixels
+from rcir.data.pixels import Resizing, mode_of, resize_one, to_pixels
 
 MAX_BYTES = 1 << 26  # of a file that is held in memory as a whole; larger ones are streamed
 MARGIN = 2  # a JPEG decoded at a reduced scale has this many times the size that is asked for
@@ -30,14 +30,17 @@ def read_jpeg(
     file: BinaryIO,
     image: JpegImagePlugin.JpegImageFile,
     channels: int,
-    size: tuple[int, int] | None,
+    resizing: Resizing | None,
 ) -> NDArray[np.uint8]:
     """(H, W) or (H, W, 3) of a JPEG file that Pillow has opened, see `rcir.data.read_image`."""
     by_torchvision = image.mode in ("L", "RGB")  # not CMYK, of which there are two conventions
     orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     width, height = image.size
     # Resized first and turned then: what is turned is small.
-    stored = size[::-1] if size is not None and orientation in (5, 6, 7, 8) else size
+    lying = orientation in (5, 6, 7, 8)
+    upright = (width, height) if lying else (height, width)
+    scaled = None if resizing is None else resizing.scaled(*upright)
+    stored = scaled[::-1] if scaled is not None and lying else scaled
     wanted = None if stored is None else (MARGIN * stored[1], MARGIN * stored[0])
     box = image.draft(mode_of(channels), wanted)
     # A reduced picture's last row and column may be padding in part.
@@ -46,10 +49,16 @@ def read_jpeg(
     pixels = _all_pixels(file, image.size, channels) if whole and by_torchvision else None
     if pixels is None:
         pixels = to_pixels(image, channels)
-    resized = resize_one(pixels, stored, extent)
+    if resizing is None or scaled is None:
+        return _upright(pixels, orientation)
+    resized = resize_one(pixels, stored, extent, resizing.interpolation)
+    return _upright(resized, orientation)[resizing.window(*scaled)]
+
+
+def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     if orientation not in TURNS:
-        return resized
-    return np.asarray(Image.fromarray(resized).transpose(TURNS[orientation]))
+        return pixels
+    return np.asarray(Image.fromarray(pixels).transpose(TURNS[orientation]))
 
 
 def _all_pixels(file: BinaryIO, size: tuple[int, int], channels: int) -> NDArray[np.uint8] | None:

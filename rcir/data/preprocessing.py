@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rcir.data.images import ImageLike, read_image, read_images
-from rcir.data.pixels import resize
+from rcir.data.pixels import Interpolation, Resizing
 from rcir.errors import InvalidConfig, InvalidImage
 
 
@@ -22,11 +22,14 @@ class Preprocessing:
     """Decode, resize, scale to [0, 1], normalise.
 
     Args:
-        size: (height, width) of the encoder's input; images of another size are resized to it
-            (bilinear, antialiased).
+        size: (height, width) of the encoder's input; images of another size are resized to it,
+            antialiased.
         channels: 1 for grey, 3 for RGB.
         mean, std: one for all channels or one for each, subtracted from and divided into values in
             [0, 1].
+        interpolation: "bilinear" or "bicubic".
+        crop: None resizes the whole image, whatever its proportions. A share in (0, 1] keeps them:
+            the image is scaled until it just covers size / crop, and its centre is cut out.
 
     Example:
         >>> import numpy as np
@@ -39,6 +42,8 @@ class Preprocessing:
     channels: int = 1
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    interpolation: Interpolation = "bilinear"
+    crop: float | None = None
 
     def __post_init__(self) -> None:
         if self.channels not in (1, 3):
@@ -52,11 +57,33 @@ class Preprocessing:
                 f"one for each of {self.channels} channels, those of std above 0"
             )
 
+        if self.interpolation not in get_args(Interpolation):
+            raise InvalidConfig(
+                f"preprocessing.interpolation {self.interpolation!r} is unknown; choose one of "
+                f"{', '.join(get_args(Interpolation))}"
+            )
+        if self.crop is not None and not 0 < self.crop <= 1:
+            raise InvalidConfig(
+                f"preprocessing.crop is {self.crop}; it must lie in (0, 1], or be null for the "
+                "whole image"
+            )
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
-        """Of plain values, as `dataclasses.asdict` and JSON give them."""
+        """Of plain values, as `to_dict`, `dataclasses.asdict` and JSON give them."""
         height, width = values["size"]
-        return cls((height, width), values["channels"], tuple(values["mean"]), tuple(values["std"]))
+        further = {name: values[name] for name in ("interpolation", "crop") if name in values}
+        mean, std = tuple(values["mean"]), tuple(values["std"])
+        return cls((height, width), values["channels"], mean, std, **further)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; without interpolation and crop where these are as they always were."""
+        usual = {"interpolation": "bilinear", "crop": None}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in usual or value != usual[name]
+        }
 
     def __call__(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> Tensor:
         """Images as float32 (n, channels, *size); raises `InvalidImage` for one that is none."""
@@ -69,17 +96,18 @@ class Preprocessing:
         decoded at a reduced scale of at least twice the size: values differ by 0.2 to 0.4 of 255 on
         average from those of a full decode.
         """
+        resizing = Resizing(self.size, self.interpolation, self.crop)
         if self._is_batch(images):
-            return resize(np.asarray(images), self.size)
+            return resizing.batch(np.asarray(images))
         if len(images) == 0:
             raise InvalidImage("there are no images: give at least one")
         if any(isinstance(image, str | os.PathLike) for image in images):
-            pixels = torch.from_numpy(read_images(images, self.channels, self.size))
+            pixels = torch.from_numpy(read_images(images, self.channels, resizing))
             return pixels[:, None] if self.channels == 1 else pixels.permute(0, 3, 1, 2)
         arrays = [read_image(image, self.channels) for image in images]
         if len({array.shape for array in arrays}) == 1:
-            return resize(np.stack(arrays), self.size)
-        return torch.cat([resize(array[None], self.size) for array in arrays])
+            return resizing.batch(np.stack(arrays))
+        return torch.cat([resizing.batch(array[None]) for array in arrays])
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 (n, channels, *size) as normalised float32."""

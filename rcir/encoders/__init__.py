@@ -7,9 +7,11 @@ from rcir.encoders.btl import BayesianTriplet
 from rcir.encoders.config import EncoderConfig
 from rcir.encoders.deep_ensemble import DeepEnsemble
 from rcir.encoders.deterministic import Deterministic
+from rcir.encoders.hub import model_preprocessing
 from rcir.encoders.mc_dropout import MCDropout
 from rcir.encoders.methods import METHODS, find_method, method_name, require_encoder
 from rcir.encoders.norm_softmax import NormSoftmax
+from rcir.encoders.pretrained import Pretrained
 
 
 def build_encoder(config: EncoderConfig, channels: int, size: tuple[int, int]) -> Encoder:
@@ -39,8 +41,10 @@ __all__ = [
     "MCDropout",
     "NoOptions",
     "NormSoftmax",
+    "Pretrained",
     "build_encoder",
     "find_method",
     "method_name",
+    "model_preprocessing",
     "require_encoder",
 ]

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from rcir.encoders.hub import take_weights
 from rcir.errors import DataUnavailable, InvalidConfig
 
 Weights = Literal["IMAGENET1K_V1", "IMAGENET1K_V2"]
@@ -15,7 +16,9 @@ BACKBONES = ("mnist-cnn", "cifar-cnn", "resnet10", "resnet50", "densenet161")
 UNTRAINED = BACKBONES[:3]  # of one channel or three, without published weights
 
 
-def build_backbone(name: str, channels: int, pretrained: bool | Weights) -> nn.Module:
+def build_backbone(
+    name: str, channels: int, pretrained: bool | Weights, checkpoint_path: str | None = None
+) -> nn.Module:
     """A network from images (n, channels, H, W) to non-negative feature maps (n, C, h, w).
 
     Args:
@@ -25,21 +28,31 @@ def build_backbone(name: str, channels: int, pretrained: bool | Weights) -> nn.M
         channels: of the images, 1 or 3; resnet50 and densenet161 take 3.
         pretrained: start from torchvision's ImageNet weights, the best or those named; resnet50
             and densenet161 only.
+        checkpoint_path: a .safetensors file with weights of the whole torchvision network.
 
     Raises:
         InvalidConfig: unknown name, or a combination that does not exist.
         DataUnavailable: the weights are neither cached nor can they be downloaded.
+        InvalidData: the file of weights is damaged, or of another network.
     """
     if name not in BACKBONES:
-        raise InvalidConfig(f"backbone {name!r} is unknown; choose one of {', '.join(BACKBONES)}")
+        raise InvalidConfig(
+            f"backbone {name!r} is unknown; choose one of {', '.join(BACKBONES)}, or a model of a "
+            "hub, such as timm:resnet18"
+        )
     if name in UNTRAINED:
-        if pretrained:
-            raise InvalidConfig(f"{name} has no pretrained weights: set encoder.pretrained=false")
+        if pretrained or checkpoint_path is not None:
+            raise InvalidConfig(
+                f"{name} has no pretrained weights: set encoder.pretrained=false, and no "
+                "encoder.checkpoint_path"
+            )
         build = {"mnist-cnn": _mnist_cnn, "cifar-cnn": _cifar_cnn, "resnet10": _resnet10}
         return build[name](channels)
     if channels != 3:
         raise InvalidConfig(f"{name} takes 3 channels, not {channels}: set preprocessing.channels")
     network: Any = _torchvision(name, pretrained)
+    if checkpoint_path is not None:
+        take_weights(network, checkpoint_path)
     if name == "resnet50":
         return nn.Sequential(*list(network.children())[:-2])
     return nn.Sequential(network.features, nn.ReLU(inplace=True))

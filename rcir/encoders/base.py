@@ -171,14 +171,29 @@ class Encoder(nn.Module):
 
     def fingerprint(self) -> str:
         """A digest of the configuration, of every module, hook and weight."""
-        description = json.dumps(asdict(self.config), sort_keys=True) + repr(self)
+        # Wherever the weights come from, they are digested themselves.
+        stated = {
+            name: value
+            for name, value in asdict(self.config).items()
+            if name != "checkpoint_path" and (value or name not in ("freeze", "architecture"))
+        }
+        description = json.dumps(stated, sort_keys=True) + repr(self)
         for hook in self.parts()[1]:
             description += getattr(hook, "__qualname__", type(hook).__qualname__)
         digest = hashlib.sha256(description.encode())
+        self._add_weights(digest)
+        return digest.hexdigest()
+
+    def weights_digest(self) -> str:
+        """A digest of the weights alone."""
+        digest = hashlib.sha256()
+        self._add_weights(digest)
+        return digest.hexdigest()
+
+    def _add_weights(self, digest: Any) -> None:
         for name, values in sorted(self.state_dict().items()):
             digest.update(name.encode())
             digest.update(values.cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -27,12 +27,14 @@ def embed(encoder: Encoder, preprocessing: Preprocessing, images: Images) -> Emb
     return Embedding.concatenate([embed_block(encoder, preprocessing, block) for block in blocks])
 
 
-def embed_block(encoder: Encoder, preprocessing: Preprocessing, images: Images) -> Embedding:
+def embed_block(
+    encoder: Encoder, preprocessing: Preprocessing, images: Images, batch: int = BATCH
+) -> Embedding:
     """Embed images that fit into memory, in batches, on the device of the encoder."""
     device = next(encoder.parameters()).device
-    batches = torch.split(preprocessing.resized(images), BATCH)
+    batches = torch.split(preprocessing.resized(images), batch)
     return Embedding.concatenate(
-        [encoder.embed(preprocessing.normalise(batch.to(device))) for batch in batches]
+        [encoder.embed(preprocessing.normalise(some.to(device))) for some in batches]
     )
 
 
@@ -54,15 +56,3 @@ def draw_samples(
 def blocks_of(images: Images) -> list[Images]:
     """Images in blocks of `CHUNK`; of none one block, which `Preprocessing.resized` refuses."""
     return [images[start : start + CHUNK] for start in range(0, max(1, len(images)), CHUNK)]
-
-
-def to_arrays(embedding: Embedding) -> dict[str, NDArray[Any]]:
-    """All that an embedding holds, as arrays in the memory of this process."""
-    return {name: values.cpu().numpy() for name, values in embedding.tensors.items()}
-
-
-def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Embedding:
-    """The embedding of `to_arrays`."""
-    return Embedding.from_tensors(
-        {name: torch.from_numpy(values) for name, values in arrays.items()}
-    )

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.backbones import build_backbone, output_shape
 from rcir.encoders.base import Encoder
 from rcir.encoders.config import EncoderConfig
+from rcir.encoders.features import build_features
 from rcir.encoders.heads import MeanHead, VarianceHead
 from rcir.errors import InvalidConfig
 from rcir.losses import BayesianTripletOptions, bayesian_tuple_loss, expected_squared_distance
@@ -64,10 +64,9 @@ class BayesianTriplet(Encoder):
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
         super().__init__(config)
-        self.backbone: nn.Module = build_backbone(config.backbone, channels, config.pretrained)
-        shape = output_shape(self.backbone, channels, size)
-        self.mean_head = MeanHead(config.pooling, shape, config.dim)
-        self.variance_head = VarianceHead(config.pooling, shape, self.options.variance_hidden)
+        self.backbone, shape, pool = build_features(self.config, channels, size)
+        self.mean_head = MeanHead(pool, shape, config.dim)
+        self.variance_head = VarianceHead(pool, shape, self.options.variance_hidden)
         if self.options.scaled:
             self.log_scale = nn.Parameter(torch.zeros(()))
 

@@ -20,6 +20,7 @@ from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder
 from rcir.encoders.config import EncoderConfig
 from rcir.encoders.deterministic import Deterministic
+from rcir.encoders.features import frozen_backbone
 from rcir.encoders.posthoc import TrainingImages
 from rcir.errors import InvalidConfig
 
@@ -105,6 +106,8 @@ class DeepEnsemble(Encoder):
 
     def member_vectors(self, images: Tensor) -> Tensor:
         """The members' unit vectors of a batch, (members, n, dim)."""
+        if (frozen := frozen_backbone(self)) is not None:
+            images = frozen(images)  # the same for all members
         return torch.stack([member(images).vectors for member in self.members])
 
     def forward(self, images: Tensor) -> Embedding:

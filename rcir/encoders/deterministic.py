@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.backbones import build_backbone, output_shape
 from rcir.encoders.base import Encoder
 from rcir.encoders.config import EncoderConfig
+from rcir.encoders.features import build_features
 from rcir.encoders.heads import MeanHead
 
 
@@ -22,9 +22,8 @@ class Deterministic(Encoder):
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
         super().__init__(config)
-        self.backbone: nn.Module = build_backbone(config.backbone, channels, config.pretrained)
-        shape = output_shape(self.backbone, channels, size)
-        self.mean_head = MeanHead(config.pooling, shape, config.dim)
+        self.backbone, shape, pool = build_features(self.config, channels, size)
+        self.mean_head = MeanHead(pool, shape, config.dim)
 
     def forward(self, images: Tensor) -> Embedding:
         feature_map = self.backbone(images).float()

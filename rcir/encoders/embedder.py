@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from rcir.data.images import read_image
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder
-from rcir.encoders.batches import Images, blocks_of, embed_block, from_arrays, to_arrays
+from rcir.encoders.batches import BATCH, Images, blocks_of, embed_block
 from rcir.errors import InvalidConfig
 from rcir.files import write_file
 
@@ -39,6 +39,7 @@ class Embedder:
             images (files: their names, sizes and times); a block found there is not embedded again.
         progress: called for each finished block with the number of its images, and whether it was
             found.
+        batch: number of images in a forward pass.
 
     Example:
         >>> from rcir.encoders import EncoderConfig, build_encoder
@@ -51,10 +52,13 @@ class Embedder:
     use_gpu: bool = False
     folder: Path | None = None
     progress: Callable[[int, bool], None] = lambda images, found: None
+    batch: int = BATCH
 
     def __post_init__(self) -> None:
         if self.num_workers < 0:
             raise InvalidConfig(f"num_workers is {self.num_workers}; at least 0")
+        if self.batch < 1:
+            raise InvalidConfig(f"batch is {self.batch}; at least 1")
         if self.use_gpu and self.num_workers == 0 and not torch.cuda.is_available():
             raise InvalidConfig("use_gpu is true, and this process has no CUDA device")
 
@@ -96,7 +100,7 @@ class Embedder:
         """Where each block is kept, if there is a folder."""
         if self.folder is None:
             return {}
-        encoded = encoder.fingerprint() + json.dumps(asdict(preprocessing), sort_keys=True)
+        encoded = encoder.fingerprint() + json.dumps(preprocessing.to_dict(), sort_keys=True)
         parts = {}
         for number, block in enumerate(blocks):
             digest = hashlib.sha256(encoded.encode())
@@ -115,13 +119,14 @@ class Embedder:
             from rcir.encoders.replicas import embed_on_replicas
 
             yield from embed_on_replicas(
-                encoder, preprocessing, blocks, self.num_workers, self.use_gpu
+                encoder, preprocessing, blocks, self.num_workers, self.use_gpu, self.batch
             )
             return
         if self.use_gpu:
             encoder = copy.deepcopy(encoder).cuda()
         for number, block in blocks.items():
-            yield number, from_arrays(to_arrays(embed_block(encoder, preprocessing, block)))
+            embedding = embed_block(encoder, preprocessing, block, self.batch)
+            yield number, Embedding.from_arrays(embedding.arrays())
 
 
 def _facts(images: Images, channels: int) -> Iterator[Any]:
@@ -147,7 +152,7 @@ def _facts(images: Images, channels: int) -> Iterator[Any]:
 def _read(part: Path, images: int) -> Embedding | None:
     """A finished block; None if it is not there, or by half."""
     try:
-        found = from_arrays(load_file(part))
+        found = Embedding.from_arrays(load_file(part))
     except (OSError, SafetensorError, TypeError, ValueError):
         return None
     return found if len(found) == images else None
@@ -155,4 +160,4 @@ def _read(part: Path, images: int) -> Embedding | None:
 
 def _write(part: Path, embedding: Embedding) -> None:
     part.parent.mkdir(parents=True, exist_ok=True)
-    write_file(part, save(to_arrays(embedding)))
+    write_file(part, save(embedding.arrays()))

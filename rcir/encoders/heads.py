@@ -29,11 +29,14 @@ class GeM(nn.Module):
 def pooling(name: str, shape: torch.Size) -> tuple[nn.Module, int]:
     """A pooling module for feature maps of `shape` (C, h, w), and the length of its output.
 
-    "gem" forgets where a feature was; "flatten" keeps it, for small images in which position is
-    meaning (a two-digit number).
+    "gem" and "avg" forget where a feature was; "flatten" keeps it, for small images in which
+    position is meaning (a two-digit number). "gem" takes negative features for 0, "avg" is the mean
+    of any.
     """
     if name == "gem":
         return GeM(), shape[0]
+    if name == "avg":
+        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()), shape[0]
     return nn.Flatten(), math.prod(shape)
 
 

@@ -19,6 +19,7 @@ from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder
 from rcir.encoders.config import EncoderConfig
 from rcir.encoders.deterministic import Deterministic
+from rcir.encoders.features import frozen_backbone
 from rcir.errors import InvalidConfig
 
 SIDE_BY_SIDE = 64  # images times passes in one forward pass, unless the images alone are more
@@ -46,7 +47,7 @@ class MCDropoutOptions:
 class DropoutConv(nn.Module):
     """A convolution whose output is thinned: at random in training, by fixed masks in a pass."""
 
-    def __init__(self, conv: nn.Conv2d, probability: float) -> None:
+    def __init__(self, conv: nn.Module, probability: float) -> None:
         super().__init__()
         self.conv = conv
         self.probability = probability
@@ -106,6 +107,8 @@ class MCDropout(Encoder):
     `mean` is their mean at unit length, `variance` (n, d) their unbiased variance, and
     `uncertainty` (n,) the mean of that over the dimensions.
 
+    With a frozen backbone, the masks are of its features, and nothing below is thinned.
+
     The masks for images of the last shape and device are kept: one byte for each pass and each
     value that a convolution gives for one image (resnet50 at 224 x 224 pixels: 11 MB a pass).
     """
@@ -116,7 +119,12 @@ class MCDropout(Encoder):
         super().__init__(config)
         self.network = Deterministic(config, channels, size)
         self.passes = self.options.passes
-        self.convolutions = list(_wrap(self.network, self.options.dropout))
+        if config.freeze:
+            thinned = DropoutConv(nn.Identity(), self.options.dropout)
+            self.network.backbone = nn.Sequential(self.network.backbone, thinned)
+            self.convolutions = [thinned]
+        else:
+            self.convolutions = list(_wrap(self.network, self.options.dropout))
         self._kept: tuple[object, DropoutMasks] | None = None
         if not self.convolutions:
             raise InvalidConfig(f"{config.backbone} has no convolution to put dropout on")
@@ -134,6 +142,8 @@ class MCDropout(Encoder):
 
     def _passes(self, images: Tensor) -> Tensor:
         """The unit vectors of the passes, (passes, n, dim)."""
+        if (frozen := frozen_backbone(self)) is not None:
+            images = frozen(images)  # the same for all passes
         kind = (images.shape[1:], images.device)
         known, self._kept = self._kept, None  # kept again when all of its masks are drawn
         dropout_masks = known[1] if known and known[0] == kind else DropoutMasks(self.passes)

@@ -21,7 +21,7 @@ from rcir.cluster import join_cluster, quiet
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder
-from rcir.encoders.batches import Images, embed_block, from_arrays, to_arrays
+from rcir.encoders.batches import BATCH, Images, embed_block
 from rcir.errors import InvalidConfig, InvalidImage
 
 SHOWING = "ray.data._internal.progress"
@@ -33,6 +33,7 @@ def embed_on_replicas(
     blocks: Mapping[int, Images],
     count: int,
     use_gpu: bool = False,
+    batch: int = BATCH,
 ) -> Iterator[tuple[int, Embedding]]:
     """The embedding of each block by its number, as they are finished.
 
@@ -45,6 +46,7 @@ def embed_on_replicas(
         count: of replicas, each with one CPU; as many of them work as the cluster has room for.
         use_gpu: each replica has one GPU, and reads images in as many threads as there are CPUs to
             a GPU.
+        batch: number of images in a forward pass.
 
     Raises:
         InvalidImage: of an image that cannot be read.
@@ -53,7 +55,7 @@ def embed_on_replicas(
     with _quiet():
         join_cluster()
         threads = _threads() if use_gpu else 1
-        model = ray.put((copy.deepcopy(encoder).cpu(), preprocessing, threads))
+        model = ray.put((copy.deepcopy(encoder).cpu(), preprocessing, threads, batch))
         for window in _windows(blocks, ray.cluster_resources()["object_store_memory"] / 2):
             images = {number: blocks[number] for number in window}
             yield from _streamed(model, images, min(count, len(window)), use_gpu)
@@ -78,19 +80,20 @@ def _streamed(
     for row in embedded.iter_rows():
         if row["refused"]:
             raise InvalidImage(row["refused"])
-        yield row["block"], from_arrays(load(row["embedding"]))
+        yield row["block"], Embedding.from_arrays(load(row["embedding"]))
 
 
 class Replica:
     """An encoder in a process of its own.
 
     Args:
-        model: the encoder, its preprocessing and the number of threads, in Ray's object store.
+        model: the encoder, its preprocessing, the number of threads and of images in a forward
+            pass, in Ray's object store.
         blocks: the images of each block, there as well.
     """
 
     def __init__(self, model: ray.ObjectRef[Any], blocks: Mapping[int, ray.ObjectRef[Any]]) -> None:
-        self.encoder, self.preprocessing, threads = ray.get(model)
+        self.encoder, self.preprocessing, threads, self.batch = ray.get(model)
         self.blocks = blocks
         torch.set_num_threads(threads)
         if ray.get_gpu_ids():
@@ -101,8 +104,9 @@ class Replica:
         (number,) = batch["block"].tolist()
         embedding, refused = b"", ""
         try:
-            found = embed_block(self.encoder, self.preprocessing, ray.get(self.blocks[number]))
-            embedding = save(to_arrays(found))
+            block = ray.get(self.blocks[number])
+            found = embed_block(self.encoder, self.preprocessing, block, self.batch)
+            embedding = save(found.arrays())
         except InvalidImage as error:
             # Raised here, it would arrive as Ray's report on a failed task.
             refused = str(error)

@@ -33,6 +33,7 @@ from rcir.risk import (
     Bound,
     LabelledResults,
     RiskController,
+    smallest_uncertainty,
 )
 from rcir.risk.choice import ComparedSizes
 
@@ -43,7 +44,7 @@ class CalibratedSearcher(Searcher):
     Attributes:
         controllers: what decides the sizes: under None of sets of images and, if the gallery has
             labels, under "label" of sets of distinct labels; empty until calibrated.
-        calibrated_on: fingerprints of all that the calibration depends on.
+        calibrated_on: fingerprints of all that the calibration depends on, and its uncertainty.
         calibrated_with: how it was calibrated.
         tuning_queries, calibration_queries: the queries that it was tuned and calibrated with, as
             they were searched; None until calibrated.
@@ -84,6 +85,8 @@ class CalibratedSearcher(Searcher):
         alphas: Sequence[float] = ALPHAS,
         delta: float = DELTA,
         recurring: bool = False,
+        *,
+        judged_by: str = "own",
     ) -> CalibrationReport: ...
     @overload
     def calibrate(
@@ -96,6 +99,7 @@ class CalibratedSearcher(Searcher):
         delta: float = DELTA,
         recurring: bool = False,
         *,
+        judged_by: str = "own",
         seed: int = 0,
         **known: Any,
     ) -> CalibrationReport: ...
@@ -110,6 +114,7 @@ class CalibratedSearcher(Searcher):
         delta: float = DELTA,
         recurring: bool = False,
         *,
+        judged_by: str = "own",
         seed: int = 0,
         **known: Any,
     ) -> CalibrationReport:
@@ -132,6 +137,9 @@ class CalibratedSearcher(Searcher):
             recurring: allow calibration queries that are in the tuning split too, or come twice:
                 for pictures that recur in use exactly as they do here, each query drawn
                 independently of all others. Copies of one list of pictures are not.
+            judged_by: uncertainty of the queries: "own", "cosine" or "vote", see `judged`; or
+                "auto", which of them needs the smallest sets on the tuning split, see
+                `rcir.risk.smallest_uncertainty`.
             seed: decides which vectors tune and which calibrate.
             known: of vectors, see `labelled`: uncertainty, model, groups, clusters.
 
@@ -158,7 +166,9 @@ class CalibratedSearcher(Searcher):
             >>> retriever.retrieve(query, 0.1, 0.1, group="True").guarantee.n_calibration < 3000
             True
         """
-        options = CalibrationOptions(score_function, bound, tuple(alphas), delta, recurring)
+        options = CalibrationOptions(
+            score_function, bound, tuple(alphas), delta, recurring, judged_by
+        )
         if isinstance(queries, LabelledResults):
             if not isinstance(labels, LabelledResults) or known:
                 raise InvalidConfig(
@@ -170,8 +180,13 @@ class CalibratedSearcher(Searcher):
         return self._calibrate(tuning, calibration, options)
 
     def _calibrate(
-        self, tuning: LabelledResults, calibration: LabelledResults, options: CalibrationOptions
+        self,
+        tuning: LabelledResults,
+        calibration: LabelledResults,
+        options: CalibrationOptions,
+        again: bool = False,
     ) -> CalibrationReport:
+        """Calibrate; or, `again`, with queries that were checked before, by the same choices."""
         if tuning is calibration or tuning.vectors is calibration.vectors:
             raise InvalidData(
                 "tuning split and calibration queries are the same: the guarantee needs others"
@@ -179,23 +194,36 @@ class CalibratedSearcher(Searcher):
         for queries in (tuning, calibration):
             self._check_searched(queries)
         check_clusters(tuning, calibration)
-        self._check_repeats(tuning, calibration, options.recurring)
+        self._check_repeats(tuning, calibration, options.recurring, again)
+        uncertainty, uncertainties = self._chosen_uncertainty(tuning, options, again)
+        tuning, calibration = (self.judged(one, uncertainty) for one in (tuning, calibration))
         controllers: dict[Distinct, RiskController] = {}
         comparison: dict[Distinct, ComparedSizes] = {}
         for distinct in (None, "label") if self.labels is not None else (None,):
             halves = (tuning, calibration)
             if distinct is not None:
                 halves = (tuning.distinct(), calibration.distinct())
-            controllers[distinct], comparison[distinct] = control(*halves, options)
-        self.controllers, self.chosen_among = controllers, 1
-        self.calibrated_on = calibration.known("fingerprints")
+            before = self.controllers[distinct] if again else None
+            controllers[distinct], comparison[distinct] = control(*halves, options, before)
+        self.controllers, self.chosen_among = controllers, self.chosen_among if again else 1
+        self.uncertainty = uncertainty
+        self.calibrated_on = dict(self.fingerprints(), uncertainty=uncertainty)
         self.calibrated_with = options
         self.tuning_queries = self._kept(tuning)
         self.calibration_queries = self._kept(calibration)
-        return report(controllers[None], calibration, options.alphas, options.delta, comparison)
+        alphas, delta = options.alphas, options.delta
+        return report(controllers[None], calibration, alphas, delta, comparison, uncertainties)
+
+    def _chosen_uncertainty(
+        self, tuning: LabelledResults, options: CalibrationOptions, again: bool
+    ) -> tuple[str, ComparedSizes]:
+        if again or options.uncertainty != "auto":
+            return self.uncertainty if again else options.uncertainty, {}
+        candidates = {kind: self.judged(tuning, kind) for kind in self.uncertainties}
+        return smallest_uncertainty(candidates, options.alphas, options.delta)
 
     def _check_repeats(
-        self, tuning: LabelledResults, calibration: LabelledResults, recurring: bool
+        self, tuning: LabelledResults, calibration: LabelledResults, recurring: bool, again: bool
     ) -> None:
         tuned, calibrated = (digests_of(part) for part in (tuning, calibration))
         if self.options.leave_one_out:
@@ -205,7 +233,7 @@ class CalibratedSearcher(Searcher):
         known = self.digests is not None
         warn_of_copies("queries of the tuning split", tuning.known("distances"), known)
         warn_of_copies("calibration queries", calibration.known("distances"), known)
-        if not recurring:
+        if not recurring and not again:
             nearest = nearest_other(tuning, calibration)
             warn_of_twins("calibration queries", nearest, calibration.known("distances"))
             if calibration.cluster is None:
@@ -238,6 +266,12 @@ class CalibratedSearcher(Searcher):
         kept = (self.tuning_queries, self.calibration_queries)
         return np.concatenate([digests([]), *(each.digests for each in kept if each is not None)])
 
+    def changes(self) -> list[str]:
+        """Names of what differs from what it was calibrated on."""
+        current = dict(self.fingerprints(), uncertainty=self.uncertainty)
+        parts = dict.fromkeys([*current, *self.calibrated_on])
+        return [part for part in parts if current.get(part) != self.calibrated_on.get(part)]
+
     def _check_searched(self, queries: LabelledResults) -> None:
         if queries.fingerprints != self.fingerprints() or queries.depth != self.depth:
             raise StaleCalibration(
@@ -252,9 +286,7 @@ class CalibratedSearcher(Searcher):
                 f"distinct is {distinct!r}; it can be "
                 + ("'label' or None" if "label" in self.controllers else "None (no labels known)")
             )
-        current = self.fingerprints()
-        parts = dict.fromkeys([*current, *self.calibrated_on])
-        changed = [part for part in parts if current.get(part) != self.calibrated_on.get(part)]
+        changed = self.changes()
         controller = self.controllers[distinct]
         if controller.depth != self.depth:
             changed.append("search depth")

@@ -42,6 +42,7 @@ class CalibrationReport:
         score_function: how set sizes depend on the query.
         rows: the miss risk at each asked alpha.
         comparison: what "auto" compared, of sets of images (None) and of labels ("label").
+        uncertainties: mean sizes of each uncertainty at each alpha, if they were compared.
     """
 
     delta: float
@@ -50,6 +51,7 @@ class CalibrationReport:
     score_function: str
     rows: tuple[CertifiedSize, ...]
     comparison: Mapping[Distinct, ComparedSizes]
+    uncertainties: ComparedSizes
 
     def __str__(self) -> str:
         sure = stated_confidence(self.delta)
@@ -76,6 +78,7 @@ def report(
     alphas: tuple[float, ...],
     delta: float,
     comparison: Mapping[Distinct, ComparedSizes],
+    uncertainties: ComparedSizes,
 ) -> CalibrationReport:
     """The report of a controller.
 
@@ -83,7 +86,7 @@ def report(
         controller: of sets of images.
         calibration: the calibration queries, with their search results.
         alphas, delta: levels to report.
-        comparison: see `CalibrationReport`.
+        comparison, uncertainties: see `CalibrationReport`.
     """
     alike = RiskController(Constant(), controller.tuning, calibration, controller.bound)
     rows = []
@@ -104,4 +107,4 @@ def report(
         rows.append(CertifiedSize(alpha, size, constant, least))
     name = controller.score_function.name
     sizes = len(controller.tuning), len(controller.calibration)
-    return CalibrationReport(delta, *sizes, name, tuple(rows), comparison)
+    return CalibrationReport(delta, *sizes, name, tuple(rows), comparison, uncertainties)

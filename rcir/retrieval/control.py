@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.clusters import draw_by_cluster
-from rcir.errors import InvalidData
+from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import build_index
 from rcir.levels import ALPHAS, DELTA
 from rcir.retrieval.queries import Queries
@@ -16,6 +16,7 @@ from rcir.risk import RISKS, Bound, LabelledResults, RiskController, fit_score_f
 from rcir.risk.bounds import check_bound
 from rcir.risk.choice import ComparedSizes
 
+UNCERTAINTIES = ("own", "cosine", "vote")
 TUNING = 0.3  # of labelled queries that are divided here
 
 
@@ -28,14 +29,23 @@ class CalibrationOptions:
     alphas: tuple[float, ...] = ALPHAS
     delta: float = DELTA
     recurring: bool = False
+    uncertainty: str = "own"
 
     def __post_init__(self) -> None:
         check_bound(self.bound)
+        if self.uncertainty not in (*UNCERTAINTIES, "auto"):
+            raise InvalidConfig(
+                f"uncertainty {self.uncertainty!r} is unknown; choose one of "
+                f"{', '.join(UNCERTAINTIES)}, auto"
+            )
         object.__setattr__(self, "alphas", tuple(self.alphas))
 
 
 def control(
-    tuning: LabelledResults, calibration: LabelledResults, options: CalibrationOptions
+    tuning: LabelledResults,
+    calibration: LabelledResults,
+    options: CalibrationOptions,
+    before: RiskController | None = None,
 ) -> tuple[RiskController, ComparedSizes]:
     """The controller of two splits that were searched alike, for every risk with its own score
     function.
@@ -43,14 +53,16 @@ def control(
     Args:
         tuning, calibration: the tuning split and the calibration queries.
         options: how.
+        before: whose kinds of score functions are taken, of each risk; else they are chosen.
 
     Returns:
         The controller, and what was compared for the miss risk.
     """
 
     def of(risk: str) -> tuple[RiskController, ComparedSizes]:
+        kept = None if before is None else before.own.get(risk, before).score_function.name
         fitted, compared = fit_score_function(
-            options.score_function,
+            kept or options.score_function,
             tuning,
             tuning.relevant,
             options.alphas,

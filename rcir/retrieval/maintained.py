@@ -88,8 +88,10 @@ class MaintainedSearcher(CalibratedSearcher):
     def recalibrate(self) -> CalibrationReport:
         """Calibrate anew with the same queries, after the gallery has changed.
 
-        No pictures are needed: the queries are kept as they were searched. Each gallery's guarantee
-        holds with its own delta, if the gallery was not changed in view of these queries.
+        No pictures are needed: the queries are kept as they were searched. The score functions are
+        fitted anew, of the kinds that were chosen before, and the uncertainty is the same. Each
+        gallery's guarantee holds with its own delta, if the gallery was not changed in view of
+        these queries.
 
         Raises:
             StaleCalibration: not calibrated, or the encoder has changed, of which the queries'
@@ -110,9 +112,8 @@ class MaintainedSearcher(CalibratedSearcher):
         self._require_calibrated()
         if self.tuning_queries is None or self.calibration_queries is None:
             raise StaleCalibration("the calibration queries were not kept: calibrate again")
-        current = self.fingerprints()
-        for part in ("encoder", "preprocessing", "options"):
-            if current.get(part) != self.calibrated_on.get(part):
+        for part in self.changes():
+            if part in ("encoder", "preprocessing", "options"):
                 raise StaleCalibration(
                     f"the {part} changed since calibration, so that the vectors of its queries are "
                     "no longer what it makes: search the labelled queries again and `calibrate`"
@@ -123,10 +124,9 @@ class MaintainedSearcher(CalibratedSearcher):
                 "it is not known which queries the gallery items match, so that the queries cannot "
                 "be searched anew: give labelled queries to `calibrate`"
             )
-        growing, chosen = self.controller.growing, self.chosen_among
+        growing = self.controller.growing
         tuning, calibration = (self._labelled(queries) for queries in kept)
-        made = self._calibrate(tuning, calibration, self.calibrated_with)
-        self.chosen_among = chosen
+        made = self._calibrate(tuning, calibration, self.calibrated_with, again=True)
         if growing:
             self.controllers = {name: grown(one) for name, one in self.controllers.items()}
         return made
@@ -172,6 +172,7 @@ class MaintainedSearcher(CalibratedSearcher):
         if not isinstance(queries, LabelledResults):
             queries = self._labelled(self.labelled(queries, labels, **known))
         self._check_searched(queries)
+        queries = self.judged(queries)
         added = self._kept(queries)
         gallery = None if self.options.leave_one_out else self.digests
         require_new(gallery, self.query_digests, digests_of(queries), recurring)
@@ -204,6 +205,7 @@ class MaintainedSearcher(CalibratedSearcher):
         """
         controller = self._valid_controller(None)
         self._check_searched(recent)
+        recent = self.judged(recent)
         cluster = controller.cluster or recent.cluster
         if cluster is not None:
             raise InvalidData(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from rcir.data.relevance_protocol import Relevance
 from rcir.data.votes import count_matches
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.index import DEPTH, Index, IndexConfig, build_index, lengths
+from rcir.index import DEPTH, Index, IndexConfig, build_index, lengths, one_minus_cosine
 from rcir.retrieval.fingerprints import Fingerprints
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.queries import Queries
@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # what needs no encoder needs no torch
     from rcir.encoders.base import Encoder
     from rcir.encoders.batches import Embed, Images
 
+Found = TypeVar("Found", bound=SearchResults)
 Asked: TypeAlias = "Images | NDArray[np.floating[Any]] | Embedding | Queries"
 
 
@@ -43,6 +44,7 @@ class Searcher(VectorSearcher):
     Attributes:
         encoder, preprocessing: how pictures are embedded; None where all is vectors already.
         index, gallery, max_depth, label_names: see `VectorSearcher`.
+        uncertainty: of the queries, see `judged`.
 
     Args:
         labels: of the gallery images, or their relevance: which queries they match.
@@ -80,6 +82,7 @@ class Searcher(VectorSearcher):
         super().__init__(index, gallery, depth, options)
         self.encoder = encoder
         self.preprocessing = preprocessing
+        self.uncertainty = "own"
         self._fingerprints = Fingerprints()
         if encoder is not None and encoder.reranks and items is None:
             raise InvalidData("the encoder re-ranks: give the embeddings of the gallery as items")
@@ -162,7 +165,7 @@ class Searcher(VectorSearcher):
         items, votes = self.item_uncertainty, None
         if self.relevance is not None and self.labels is None:  # of labels, keys tell
             votes = count_matches(self.relevance, positions, VOTERS)
-        return SearchResults(
+        found = SearchResults(
             cosine if queries.uncertainty is None else queries.uncertainty,
             self.depth,
             distances,
@@ -174,6 +177,44 @@ class Searcher(VectorSearcher):
             queries=queries,
             fingerprints=fingerprints,
         )
+        return self.judged(found)
+
+    @property
+    def uncertainties(self) -> tuple[str, ...]:
+        """What the uncertainty of queries can be, see `judged`."""
+        ranked_by_distance = self.items is None
+        kinds = ("own", "cosine") if ranked_by_distance else ("own",)
+        return kinds if self.relevance is None else (*kinds, "vote")
+
+    def judged(self, results: Found, uncertainty: str | None = None) -> Found:
+        """The same search results, by another uncertainty of the queries.
+
+        Args:
+            results: of a search of this retriever.
+            uncertainty: "own", that of the encoder or that the vectors came with, without which it
+                is "cosine": one minus the cosine to the nearest candidate; or "vote": one minus the
+                share of the first 30 candidates that match the nearest one. The one that was
+                calibrated with unless given.
+
+        Raises:
+            InvalidConfig: there is no such uncertainty here.
+        """
+        kind = uncertainty or self.uncertainty
+        if kind not in self.uncertainties:
+            raise InvalidConfig(
+                f"uncertainty {kind!r} cannot be had of this gallery and encoder; choose one of "
+                f"{', '.join(self.uncertainties)}"
+            )
+        own = results.known("queries").uncertainty
+        if kind == "vote":
+            found = results.vote_uncertainty()
+        elif kind == "own" and own is not None:
+            found = own
+        else:
+            nearest = self.gallery.norms[results.known("positions")[:, 0]]
+            first = results.known("distances")[:, 0]
+            found = one_minus_cosine(first, lengths(results.known("vectors")), nearest)
+        return replace(results, uncertainty=found)
 
     def search_labelled(
         self,

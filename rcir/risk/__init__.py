@@ -17,7 +17,12 @@ from rcir.risk.bounds import (
     required_calibration,
 )
 from rcir.risk.certified import Certified, is_certified, mean_size
-from rcir.risk.choice import SCORE_FUNCTIONS, fit_score_function, score_function_class
+from rcir.risk.choice import (
+    SCORE_FUNCTIONS,
+    fit_score_function,
+    score_function_class,
+    smallest_uncertainty,
+)
 from rcir.risk.controller import RiskController
 from rcir.risk.exchangeability import Exchangeability, check_exchangeability
 from rcir.risk.guarantee import Guarantee
@@ -82,4 +87,5 @@ __all__ = [
     "required_calibration",
     "score_function_class",
     "smallest_certified",
+    "smallest_uncertainty",
 ]

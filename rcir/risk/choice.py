@@ -127,6 +127,38 @@ def fit_score_function(
     return KNOWN[best].fit(results, truth), comparison
 
 
+def smallest_uncertainty(
+    candidates: Mapping[str, LabelledResults],
+    alphas: Sequence[float] = ALPHAS,
+    delta: float = DELTA,
+) -> tuple[str, ComparedSizes]:
+    """The uncertainty of the queries that needs the smallest sets.
+
+    Each is judged by sizes that depend on it alone (`Quantile`), cross-fitted as in
+    `fit_score_function`: the mean of their logarithms over the levels that all attain.
+
+    Args:
+        candidates: the tuning split with each uncertainty, by its name; the first is taken where
+            nothing can be compared, and where others are no better.
+        alphas, delta: levels at which sizes are compared.
+
+    Returns:
+        The name, and the mean sizes of each at each alpha; of fewer than 50 queries, none.
+    """
+    first = next(iter(candidates))
+    if len(candidates) == 1 or len(candidates[first]) < FEWEST_COMPARED:
+        return first, {}
+    sizes = {}
+    for name, results in candidates.items():
+        fitted = _cross_fitted(Quantile, results, results.relevant, results.totals)
+        sizes[name] = _sizes(fitted, find_risk("miss"), alphas, delta)
+    shared = [alpha for alpha in sizes[first] if all(alpha in own for own in sizes.values())]
+    if not shared:
+        return first, sizes
+    means = {name: np.log([own[alpha] for alpha in shared]).mean() for name, own in sizes.items()}
+    return min(means, key=lambda name: (means[name], name != first)), sizes
+
+
 def _cross_fitted(
     kind: type[ScoreFunction],
     results: SearchResults,

@@ -144,6 +144,20 @@ class SearchResults:
             taken["votes"][columns < 0] = 0
         return replace(self, depth=columns.shape[1], **taken)
 
+    def vote_uncertainty(self) -> NDArray[np.float64]:
+        """(n,) one minus the share of the first 30 candidates that match the first one.
+
+        Raises:
+            InvalidData: it is not known which candidates match each other.
+        """
+        voters = min(VOTERS, self.depth)
+        if self.keys is not None:
+            votes = count_votes(self.keys, columns=1)[:, 0]
+        else:
+            votes = self.known("votes")[:, 0]
+        share: NDArray[np.float64] = votes / voters
+        return 1 - share
+
     def key_columns(self, least: int | None = None) -> NDArray[np.int64]:
         """(n, k) the columns of the nearest candidate of each key, in order, then -1.
 

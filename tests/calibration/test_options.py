@@ -323,11 +323,11 @@ def test_an_interrupted_calibration_embeds_what_is_missing(trained, monkeypatch,
     blocks = []
     fill = batches.embed_block
 
-    def interrupted(encoder, preprocessing, images):
+    def interrupted(encoder, preprocessing, images, batch):
         if len(blocks) == 7:
             raise KeyboardInterrupt
         blocks.append(len(images))
-        return fill(encoder, preprocessing, images)
+        return fill(encoder, preprocessing, images, batch)
 
     monkeypatch.setattr(batches, "CHUNK", 100)
     with monkeypatch.context() as patch:
@@ -364,10 +364,10 @@ def test_an_interrupted_calibration_embeds_what_is_missing(trained, monkeypatch,
 def test_gallery_and_queries_are_embedded_by_as_many_workers_as_asked(trained, monkeypatch):
     asked = []
 
-    def embed_on_replicas(encoder, preprocessing, blocks, count, use_gpu):
+    def embed_on_replicas(encoder, preprocessing, blocks, count, use_gpu, batch):
         asked.append((sum(map(len, blocks.values())), count, use_gpu))
         for number, images in reversed(blocks.items()):
-            yield number, batches.embed_block(encoder, preprocessing, images)
+            yield number, batches.embed_block(encoder, preprocessing, images, batch)
 
     command = ["--run", str(trained.path), "--output", "output", "--alphas", "[0.3]"]
     with monkeypatch.context() as patch:

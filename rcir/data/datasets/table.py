@@ -19,6 +19,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -123,6 +124,46 @@ def read(
     return Source(
         images.subset(np.sort(first)), images.subset(np.sort(second)), "train", tuple(notes)
     )
+
+
+def read_columns(file: Path) -> dict[str, list[Any]]:
+    """The columns of a table of pictures, of which `path` alone is needed.
+
+    Args:
+        file: the table, see `read`; all of its columns are kept.
+
+    Returns:
+        By name: `path`, `key` and `label` as text, `labels` as lists, `x` and `y` as numbers, and
+        others as they are; None where a value is missing.
+
+    Raises:
+        DataUnavailable, InvalidData: as `read`.
+    """
+    table = _table(file)
+    if "path" not in table:
+        raise InvalidData(f"{file} has the columns {', '.join(map(str, table))}; needed is path")
+    found: dict[str, list[Any]] = {}
+    for name in table:
+        values = table[name]
+        if name in ("path", "key", "label"):
+            values = _text(file, values)
+        elif name in ("x", "y"):
+            values = pd.Series(_numbers(file, table[[name]])[:, 0])
+        elif name == "labels":
+            lists = values.str.split(r"[;|]", regex=True) if _is_text(values) else values
+            values = lists.map(_names)
+        found[str(name)] = values.astype(object).where(values.notna(), None).tolist()
+    named = table["key" if "key" in table else "path"]
+    _refuse(file, named, named.duplicated(), "is there twice, and it names the image")
+    require_images(file.parent, found["path"], file.name, "correct the column path")
+    return found
+
+
+def _names(entries: Any) -> list[str]:
+    """The labels of a picture, a list or nothing."""
+    if not isinstance(entries, list | np.ndarray):
+        return []
+    return [name for name in (str(entry).strip() for entry in entries) if name]
 
 
 def _table(file: Path) -> pd.DataFrame:

@@ -19,6 +19,7 @@ DESCRIPTION: dict[str, Kinds] = {
     "origin": dict,
     "chosen_among": int,
     "options": dict,
+    "uncertainty": str,
     "calibrated_with": dict,
     "label_names": dict,
     "controllers": list,

@@ -133,6 +133,7 @@ def _fill(retriever: Retriever, folder: Path) -> None:
         "origin": retriever.origin,
         "chosen_among": retriever.chosen_among,
         "options": asdict(retriever.options),
+        "uncertainty": retriever.uncertainty,
         "calibrated_with": asdict(retriever.calibrated_with),
         "label_names": {str(label): name for label, name in retriever.label_names.items()},
         "controllers": described,
@@ -141,7 +142,7 @@ def _fill(retriever: Retriever, folder: Path) -> None:
         from rcir.retrieval.storage.weights import save_encoder
 
         description["encoder"] = asdict(retriever.encoder.config)
-        description["preprocessing"] = asdict(retriever.preprocessing)
+        description["preprocessing"] = retriever.preprocessing.to_dict()
         save_encoder(retriever.encoder, folder / WEIGHTS)
     if arrays:
         (folder / "controller.safetensors").write_bytes(save_arrays(arrays))
@@ -171,6 +172,8 @@ def _read(folder: Path, files: Set[str], description: dict[str, Any]) -> Retriev
         **load_gallery(folder, files),
     )
     retriever.origin = description["origin"]
+    retriever.uncertainty = description["uncertainty"]
+    require(retriever.uncertainty in retriever.uncertainties, "uncertainty")
     retriever.chosen_among = check_among(description["chosen_among"])
     names = description["label_names"].items()
     retriever.label_names = {int(label): str(name) for label, name in names}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -49,7 +48,7 @@ def load_encoder(config: EncoderConfig, preprocessing: Preprocessing, path: Path
         if not values.isfinite().all():
             raise InvalidData(f"{path}: some of {name} are NaN or infinite")
     # Its weights are in the file: nothing is downloaded.
-    plan = (replace(config, pretrained=False), preprocessing.channels, preprocessing.size)
+    plan = (config.without_weights(), preprocessing.channels, preprocessing.size)
     _require_shapes(plan, weights)
     untrained = build_encoder(*plan)
     untrained.load_state_dict(weights)

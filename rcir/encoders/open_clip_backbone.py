@@ -1,0 +1,93 @@
+"""Image towers of OpenCLIP, "open_clip:NAME/TAG" (https://github.com/mlfoundations/open_clip)."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import open_clip
+import torch
+from open_clip.transform import PreprocessCfg
+from torch import Tensor
+
+from rcir.data.preprocessing import Preprocessing
+from rcir.encoders.config import EncoderConfig
+from rcir.encoders.hub import HubBackbone, no_weights, other_weights, read_weights
+from rcir.errors import InvalidConfig
+
+
+class OpenClipBackbone(HubBackbone):
+    """The image embedding of a CLIP model, not yet of unit length; its text tower is dropped.
+
+    TAG names the weights, as ``open_clip.list_pretrained()`` lists them. OpenCLIP fetches
+    safetensors where there are some, and reads other files without running what they hold
+    (``weights_only``). With `checkpoint_path`, a file of the whole CLIP model, no tag is needed.
+    """
+
+    library = "open_clip"
+
+    def __init__(self, name: str, config: EncoderConfig, size: tuple[int, int]) -> None:
+        super().__init__(name, config, size)
+        model, tag = _require_model(name, with_tag=bool(config.pretrained))
+        path = config.checkpoint_path
+        if path is not None:
+            read_weights(path)
+        said, level = logging.getLogger(), logging.getLogger().level
+        said.setLevel(logging.ERROR)  # it warns where weights come from elsewhere
+        try:
+            clip = open_clip.create_model(
+                model,
+                pretrained=tag if config.pretrained else path,
+                device=torch.get_default_device(),
+                force_image_size=None if _size(model) == tuple(size) else tuple(size),
+            )
+        except Exception as error:  # network, cache, file: each library raises its own
+            if path is not None:
+                raise other_weights(path, error) from error
+            if config.pretrained:
+                raise no_weights(config.backbone, error) from error
+            raise InvalidConfig(f"{config.backbone} cannot be built: {error}") from error
+        finally:
+            said.setLevel(level)
+        self.model = clip.visual
+
+    def forward(self, images: Tensor) -> Tensor:
+        embedded: Tensor = self.model(images)
+        return embedded[:, :, None, None]
+
+    @classmethod
+    def preprocessing(cls, name: str) -> Preprocessing:
+        """That of the weights: OpenCLIP's ``PreprocessCfg``."""
+        model, tag = _require_model(name)
+        found: dict[str, Any] = vars(PreprocessCfg())
+        found = found | (open_clip.get_pretrained_cfg(model, tag) or {} if tag else {})
+        return Preprocessing(
+            _size(model),
+            3,
+            tuple(found["mean"]),
+            tuple(found["std"]),
+            found["interpolation"],
+            None if found["resize_mode"] == "squash" else 1.0,
+        )
+
+
+def _require_model(name: str, with_tag: bool = False) -> tuple[str, str]:
+    """Model and tag of a name; `InvalidConfig` if there is no such model or tag."""
+    model, _, tag = name.partition("/")
+    if model not in open_clip.list_models():
+        raise InvalidConfig(
+            f"encoder.backbone open_clip:{name} is unknown; open_clip.list_models() names all"
+        )
+    tags = open_clip.list_pretrained_tags_by_model(model)
+    if tag not in tags and (tag or with_tag):
+        raise InvalidConfig(
+            f"encoder.backbone is open_clip:{name}; give open_clip:{model}/TAG with the tag of its "
+            f"weights, one of {', '.join(tags) or 'none'}"
+        )
+    return model, tag
+
+
+def _size(model: str) -> tuple[int, int]:
+    """Height and width of the images that a model is made for."""
+    side = open_clip.get_model_config(model)["vision_cfg"]["image_size"]
+    return (side, side) if isinstance(side, int) else tuple(side)

@@ -1,0 +1,175 @@
+"""`rcir embed`: what it writes, and how it fails."""
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from rcir.cli import main
+from rcir.encoders import embedder
+from rcir.runs.folder import find_run
+
+MODEL = "timm:test_resnet"
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    torch.manual_seed(0)
+    path = tmp_path / "weights.safetensors"
+    save_file(timm.create_model("test_resnet").state_dict(), path)
+    return str(path)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("apple/1.png", "apple/2.png", "pear/1.png"):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
+        coarse.resize((200, 180)).save(path)
+    return tmp_path / "photos"
+
+
+def embedded(source, output="x.parquet", *options):
+    assert main(["embed", str(source), "--output", str(output), *options]) == 0
+    return pyarrow.parquet.read_table(output)
+
+
+def vectors_of(table):
+    return np.stack(table["vector"].to_numpy(zero_copy_only=False))
+
+
+def failed(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main(["embed", *map(str, arguments)])
+    assert stop.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_vectors_are_those_of_timm_with_its_own_preprocessing(photos, checkpoint):
+    table = embedded(photos, "x.parquet", "--model", MODEL, "--checkpoint", checkpoint)
+    assert table["id"].to_pylist() == ["apple/1.png", "apple/2.png", "pear/1.png"]
+    assert table["label"].to_pylist() == ["apple", "apple", "pear"]
+    assert "uncertainty" not in table.schema.names
+
+    cfg = {"file": checkpoint}
+    model = timm.create_model("test_resnet", pretrained=True, pretrained_cfg_overlay=cfg).eval()
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+    pictures = [Image.open(photos / name) for name in table["id"].to_pylist()]
+    with torch.inference_mode():
+        features = model.forward_features(torch.stack([transform(one) for one in pictures]))
+    expected = torch.nn.functional.normalize(features.mean((2, 3))).numpy()
+    own = vectors_of(table)
+    np.testing.assert_allclose(np.linalg.norm(own, axis=1), 1, atol=1e-6)
+    assert ((own * expected).sum(1) > 0.9999).all()
+    others = [(expected[0] * expected[k]).sum() for k in (1, 2)]
+    assert max(others) < 0.9999
+
+
+def test_the_name_tells_models_apart_and_is_the_same_again(photos, checkpoint, tmp_path):
+    def name(*options):
+        table = embedded(photos, "x.parquet", *options)
+        return table.schema.metadata[b"rcir.model"].decode()
+
+    first = name("--model", MODEL, "--checkpoint", checkpoint)
+    assert first.startswith(f"{MODEL}@")
+    elsewhere = tmp_path / "elsewhere.safetensors"
+    elsewhere.write_bytes((tmp_path / "weights.safetensors").read_bytes())
+    assert name("--model", MODEL, "--checkpoint", str(elsewhere), "--batch", "2") == first
+    other = tmp_path / "other.safetensors"
+    save_file(timm.create_model("test_resnet").state_dict(), other)
+    assert name("--model", MODEL, "--checkpoint", str(other)) != first
+
+
+def test_a_trained_run_states_its_uncertainty(trained, splits, tmp_path):
+    (tmp_path / "digits").mkdir()
+    for number, pixels in enumerate(splits.test.images[:5]):
+        Image.fromarray(pixels).save(tmp_path / "digits" / f"{number}.png")
+    table = embedded(tmp_path / "digits", "x.parquet", "--model", str(trained.path))
+    run = find_run(str(trained.path))
+    expected = run.encoder().embed(run.preprocessing(splits.test.images[:5]))
+    np.testing.assert_allclose(vectors_of(table), expected.vectors, atol=1e-6)
+    np.testing.assert_allclose(table["uncertainty"], expected.uncertainty, rtol=1e-5)
+    assert table.schema.names == ["id", "vector", "uncertainty"]
+    assert table.schema.metadata[b"rcir.model"].decode().startswith(f"{trained.path.name}@")
+
+
+def test_what_was_embedded_before_an_interruption_is_not_embedded_again(
+    photos, checkpoint, monkeypatch, tmp_path, capsys
+):
+    options = ("--model", MODEL, "--checkpoint", checkpoint)
+    whole = embedded(photos, "whole.parquet", *options)
+    monkeypatch.setattr("rcir.encoders.batches.CHUNK", 1)
+    broken = photos / "pear" / "1.png"
+    content = broken.read_bytes()
+    broken.write_bytes(content[:100])
+    assert "1.png" in failed(capsys, photos, "--output", "x.parquet", *options)
+    assert not (tmp_path / "x.parquet").exists()
+    assert len(list((tmp_path / "x.parquet.parts").iterdir())) == 2
+
+    broken.write_bytes(content)
+    made = []
+    embed_block = embedder.embed_block
+
+    def counted(encoder, preprocessing, images, batch):
+        made.extend(images)
+        return embed_block(encoder, preprocessing, images, batch)
+
+    monkeypatch.setattr(embedder, "embed_block", counted)
+    table = embedded(photos, "x.parquet", *options)
+    assert made == [broken]
+    np.testing.assert_allclose(vectors_of(table), vectors_of(whole), atol=1e-6)
+    assert not (tmp_path / "x.parquet.parts").exists()
+
+
+def test_a_table_brings_its_columns(photos, checkpoint):
+    rows = ["path,key,x,y,shop", "pear/1.png,p,1,2,north", "apple/1.png,a,3,4,"]
+    (photos / "t.csv").write_text("\n".join(rows))
+    options = ("--model", MODEL, "--checkpoint", checkpoint)
+    table = embedded(photos / "t.csv", "x.parquet", *options)
+    known = table.drop_columns(["vector"]).to_pydict()
+    columns = {"x": [1.0, 3.0], "y": [2.0, 4.0], "shop": ["north", None]}
+    assert known == {"id": ["p", "a"], **columns}
+    whole = embedded(photos, "y.parquet", *options)
+    np.testing.assert_allclose(vectors_of(table), vectors_of(whole)[[2, 0]], atol=1e-6)
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
+def test_replicas_write_the_same(photos, checkpoint, monkeypatch, ray_cluster):
+    options = ("--model", MODEL, "--checkpoint", checkpoint)
+    alone = embedded(photos, "alone.parquet", *options)
+    monkeypatch.setattr("rcir.encoders.batches.CHUNK", 1)
+    table = embedded(photos, "x.parquet", *options, "--num_workers", "2")
+    assert table.schema == alone.schema
+    np.testing.assert_allclose(vectors_of(table), vectors_of(alone), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["PHOTOS", "--model", MODEL, "--output", "x.csv"], "ends in .parquet"),
+        (["PHOTOS", "--model", MODEL, "--output", "no/x.parquet"], "in a folder that is there"),
+        (["PHOTOS", "--model", "resnet18", "--output", "x.parquet"], "resnet18 is no folder"),
+        (["nowhere", "--model", MODEL, "--output", "x.parquet"], "nowhere is neither a folder"),
+        (["PHOTOS", "--model", "timm:no", "--output", "x.parquet"], "timm:no is unknown"),
+        (
+            ["PHOTOS", "--model", MODEL, "--checkpoint", "a.pth", "--output", "x.parquet"],
+            "safetensors files only",
+        ),
+        (
+            ["PHOTOS", "--model", "run", "--checkpoint", "a.safetensors", "--output", "x.parquet"],
+            "leave it out",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_line(photos, arguments, named, capsys, tmp_path):
+    given = [str(photos) if value == "PHOTOS" else value for value in arguments]
+    assert named in failed(capsys, *given)
+    assert not list(tmp_path.glob("x.*"))
