@@ -27,6 +27,7 @@ SPLITS, DIVISIONS = sized((20, 10), (2, 2))  # 200 re-splits
 CALIBRATION = sized(300, 60)
 GALLERY, DIM, ASKED, GROWN = sized((100_000, 768, 5000, 1000), (2000, 32, 300, 50))
 LABELS = sized(5000, 50)
+INTRINSIC, SPREAD = 24, 0.8
 TIMES = sized(3, 1)
 ROOT = Path(__file__).parents[1]
 
@@ -67,16 +68,17 @@ def on_birds() -> tuple[list[list[str]], dict[str, float]]:
 
 
 def drawn(n: int, seed: int, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors of overlapping clusters, and the number of each one's."""
+    """Vectors of overlapping clusters that vary in few directions; the number of each one's."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(len(centres), size=n)
-    noise = rng.standard_normal((n, centres.shape[1]))
-    return (centres[labels] + 2 * noise).astype(np.float32), labels
+    inner = centres[labels] + SPREAD * rng.standard_normal((n, INTRINSIC))
+    directions = np.random.default_rng(0).standard_normal((INTRINSIC, DIM)).astype(np.float32)
+    return inner.astype(np.float32) @ directions, labels
 
 
 def at_size() -> dict[str, float]:
     """Seconds of `rcir certify`, and of calibrating again after a gallery has grown."""
-    centres = np.random.default_rng(0).standard_normal((LABELS, DIM))
+    centres = np.random.default_rng(0).standard_normal((LABELS, INTRINSIC))
     gallery, queries, new = (
         drawn(n, seed, centres) for seed, n in enumerate((GALLERY, ASKED, GROWN))
     )

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from calibration.evaluation import Evaluation
     from calibration.pipeline import Calibrated, calibrate, evaluate_retriever
     from calibration.publishing import write_results
+    from calibration.recalibration import recalibrate
     from calibration.risk_results import RiskResult
     from calibration.table import NOTHING_CERTIFIED, print_table
     from calibration.vectors import CertificationConfig, certify
@@ -19,6 +20,7 @@ _HOMES = {
     "calibration.evaluation": ("Evaluation",),
     "calibration.pipeline": ("Calibrated", "calibrate", "evaluate_retriever"),
     "calibration.publishing": ("write_results",),
+    "calibration.recalibration": ("recalibrate",),
     "calibration.risk_results": ("RiskResult",),
     "calibration.table": ("NOTHING_CERTIFIED", "print_table"),
 }
@@ -35,6 +37,7 @@ __all__ = [
     "certify",
     "evaluate_retriever",
     "print_table",
+    "recalibrate",
     "write_results",
 ]
 

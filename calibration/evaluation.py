@@ -18,6 +18,8 @@ from rcir.data import ImageSet
 from rcir.levels import ALPHA
 from rcir.retrieval.retriever import Retriever
 
+CHANCE = 0.55  # AUROC below which an uncertainty is called no better than chance
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -25,6 +27,7 @@ class Evaluation:
 
     Attributes:
         dataset, encoder: names.
+        uncertainty: the one that set sizes go by, see `Retriever.judged`.
         n_calibration, n_test: numbers of queries.
         rows: the miss risk at the asked levels.
         others: further guarantees at the asked levels.
@@ -42,6 +45,7 @@ class Evaluation:
 
     dataset: str
     encoder: str
+    uncertainty: str
     n_calibration: int
     n_test: int
     rows: list[RiskResult]
@@ -79,6 +83,11 @@ class Evaluation:
             "match of each into the gallery"
         )
 
+    @property
+    def told_by_chance(self) -> bool:
+        """Whether the uncertainty tells a wrong first image no better than chance."""
+        return self.quality.numbers.get("auroc_miss", 1.0) < CHANCE
+
     def metrics(self) -> dict[str, float]:
         """All numbers under flat names, for tracking."""
         named: dict[str, float | None] = dict(self.quality.numbers)
@@ -98,7 +107,7 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for JSON."""
         names = (
-            *("dataset", "encoder", "n_calibration", "n_test", "beyond_depth"),
+            *("dataset", "encoder", "uncertainty", "n_calibration", "n_test", "beyond_depth"),
             *("cluster", "n_clusters", "n_test_clusters"),
         )
         return {name: getattr(self, name) for name in names} | {
@@ -123,6 +132,7 @@ def evaluate(
     delta: float,
     comparison: Mapping[str, Mapping[float, float]],
     outside: NDArray[np.float64] | None = None,
+    baseline: float | None = None,
 ) -> Evaluation:
     """Measure a calibrated retriever.
 
@@ -134,13 +144,18 @@ def evaluate(
         alphas, delta: levels to measure.
         comparison: of score functions, for the report.
         outside: (m,) uncertainties of out-of-distribution queries.
+        baseline: recall at 1 of principal components of pixels, if there are pictures.
     """
     controller, test = retriever.controllers[None], queries.test
     misses, others = rows(retriever, queries, alphas, delta)
     certified = [row for row in misses if row.threshold is not None]
     at = min(certified, key=lambda row: abs(row.alpha - ALPHA), default=None)
+    quality = assess(retriever, test, images, outside)
+    if baseline is not None:
+        quality.numbers["recall_at_1_pixels"] = baseline
     return Evaluation(
         dataset=dataset,
+        uncertainty=retriever.uncertainty,
         encoder=retriever.options.model or "vectors"
         if retriever.encoder is None
         else retriever.encoder.config.method,
@@ -149,7 +164,7 @@ def evaluate(
         rows=misses,
         others=others,
         comparison=comparison,
-        quality=assess(retriever, test, images, outside),
+        quality=quality,
         parts=subgroups(retriever, test, images, float(at.threshold or 0)) if at else [],
         parts_alpha=at.alpha if at else None,
         cluster=controller.cluster,

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from calibration.baseline import pixel_recall
 from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.evaluation import Evaluation, evaluate
 from calibration.progress import embedding, step
@@ -122,6 +123,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     queries = queries.judged(retriever)
     outside = _uncertainty(retriever, asked, embedder)
     with step("evaluation"):
+        baseline = pixel_recall(splits)
         evaluation = evaluate(
             run.data.name,
             retriever,
@@ -131,6 +133,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
             config.delta,
             report.comparison[None],
             outside,
+            baseline,
         )
     tracked = start_tracking("calibration", config, output, run.tracked)
     with tracked.active():
@@ -193,7 +196,8 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
     outside = _uncertainty(retriever, asked, Embedder())
     with step("evaluation"):
         evaluation = evaluate(
-            data.name, retriever, queries, splits.test, config.alphas, delta, {}, outside
+            *(data.name, retriever, queries, splits.test, config.alphas, delta, {}),
+            *(outside, pixel_recall(splits)),
         )
     trained = tracking.find_tracked_run(retriever.origin.get("run", ""))
     tracked = start_tracking("evaluation", config, output, trained) if trained else None

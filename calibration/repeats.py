@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from rcir.risk import (
     LabelledResults,
     MinMax,
     ScoreFunction,
-    SearchResults,
     allowed_misses,
 )
 from rcir.risk.score_functions import set_sizes, widened
@@ -150,13 +149,13 @@ def repeat(
     def rule(score_function: ScoreFunction, bound: Bound | None, heuristic: bool = False) -> _Rule:
         candidate_scores, scores = [], []
         for part in (calibration, test):
-            results = _near(retriever, part) if heuristic else part
+            results = retriever.judged(part, "cosine") if heuristic else part
             candidate_scores.append(score_function.candidate_scores(results))
             scores.append(score_function.scores(results, part.ranks))
         return _Rule(np.concatenate(candidate_scores), np.concatenate(scores), bound, divisions)
 
     own = rule(controller.score_function, controller.bound)
-    near = MinMax.fit(_near(retriever, tuning), tuning.ranks)
+    near = MinMax.fit(retriever.judged(tuning, "cosine"), tuning.ranks)
     rules = {
         controller.score_function.name: own,
         "constant": rule(Constant(), controller.bound),
@@ -176,13 +175,6 @@ def repeat(
         n,
         len(test.ranks),
     )
-
-
-def _near(retriever: Retriever, queries: SearchResults) -> SearchResults:
-    """The same queries with one minus the cosine to the nearest item as their uncertainty."""
-    if queries.known("queries").uncertainty is None:
-        return queries  # of which that is the uncertainty
-    return replace(queries, uncertainty=retriever.nearest(queries.known("vectors"), 1)[2])
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from rcir.risk.guarantee import stated_confidence
 
 # What a number of `Quality.numbers` is; those not named here are named by their own names.
 NUMBER_TITLES = {
+    "recall_at_1_pixels": "R@1 of principal components of pixels",
     "map": "mean average precision, whole ranking (micro)",
     "map_macro": "the same, mean of classes (macro)",
     "map_at_r": "MAP@R",

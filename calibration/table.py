@@ -8,6 +8,7 @@ from rich.table import Table
 from calibration.evaluation import Evaluation
 from calibration.risk_results import RiskResult
 from rcir.printable import printable
+from rcir.retrieval.control import UNCERTAINTIES
 from rcir.risk.guarantee import stated_confidence
 
 # Names may look like markup.
@@ -16,6 +17,7 @@ console = Console(highlight=False, markup=False)
 NOTHING_CERTIFIED = 3  # exit status: everything was written, but no asked alpha is certified
 SHOWN_NUMBERS = {
     "recall_at_1": "recall at 1",
+    "recall_at_1_pixels": "by components of pixels",
     "map_at_10": "mAP@10",
     "ausc": "AUSC",
     "ece_btl_width_at_1": "calibration error",
@@ -63,6 +65,15 @@ def print_table(evaluation: Evaluation) -> None:
         f"{title}: {numbers[name]:.3f}" for name, title in SHOWN_NUMBERS.items() if name in numbers
     ]
     console.print(", ".join(parts), soft_wrap=True)
+    told = {kind: numbers.get(f"auroc_miss_{kind}") for kind in UNCERTAINTIES}
+    shown = ", ".join(f"{kind} {value:.3f}" for kind, value in told.items() if value is not None)
+    if shown:
+        chance = ", no better than chance" if evaluation.told_by_chance else ""
+        console.print(
+            f"Sizes go by the uncertainty {evaluation.uncertainty!r}{chance}; AUROC of a wrong "
+            f"first image by each: {shown}",
+            soft_wrap=True,
+        )
 
 
 def _stated(evaluation: Evaluation, row: RiskResult) -> str:

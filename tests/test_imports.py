@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from rcir.cli.main import COMMANDS
+
 HEAVY = ("torch", "torchvision", "faiss", "ray", "mlflow", "sklearn", "matplotlib", "torch._dynamo")
 
 
@@ -79,9 +81,7 @@ def test_help_needs_no_library():
     assert loaded(HELP, (*HEAVY, "numpy", "scipy", "rich", "yaml")) == set()
 
 
-@pytest.mark.parametrize(
-    "command", ["certify", "compare", "data", "demo", "embed", "evaluate", "retrieve"]
-)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_a_command_needs_nothing_heavy(command):
     assert loaded(HELP.replace('["--help"]', f'["{command}", "--help"]')) == set()
 

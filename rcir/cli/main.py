@@ -15,6 +15,7 @@ from rcir.extras import naming_extras
 COMMANDS = {
     "retrieve": "retrieve a set for each picture, with its guarantee",
     "certify": "give vectors that something else embedded a guarantee, and measure it",
+    "recalibrate": "change the gallery of a retriever, and calibrate with the queries it keeps",
     "evaluate": "measure a calibrated retriever on the test queries of its data set",
     "compare": "compare runs by how small their guaranteed sets are",
     "embed": "embed pictures, and write their vectors to a Parquet file",

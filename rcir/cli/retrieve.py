@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from json import dumps
+from typing import Any
 
 from rcir.levels import ALPHA, DELTA
 from rcir.printable import printable
@@ -13,7 +14,9 @@ from rcir.risk.risks import risk_names
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments: queries, the retriever, the guarantee."""
-    parser.add_argument("image", nargs="+", help="image file")
+    parser.add_argument(
+        "image", nargs="+", help="image file; for a retriever of vectors, a file of vectors"
+    )
     parser.add_argument(
         "--retriever", help="folder or MLflow URI; without it, RCIR_RETRIEVER names it"
     )
@@ -47,12 +50,32 @@ def run(options: Namespace) -> None:
 
     retriever = use(options.retriever) if options.retriever else default_retriever()
     asked = {name: getattr(options, name) for name in Options.__annotations__}
-    answers = retriever.retrieve(options.image, options.alpha, options.delta, **asked)
+    names: list[str] = options.image
+    queries: dict[str, Any] = {}
+    if retriever.encoder is None:
+        names, queries = _vectors(options.image)
+    query = queries.pop("query", names)
+    answers = retriever.retrieve(query, options.alpha, options.delta, **asked, **queries)
     if options.json:
         found = [answer.to_dict() for answer in answers]
         print(dumps(found if len(found) > 1 else found[0], indent=1))
     elif len(answers) == 1:
         print(answers[0])
     else:
-        for image, answer in zip(options.image, answers, strict=True):
-            print(f"{printable(image)}:\n{answer}\n")
+        for name, answer in zip(names, answers, strict=True):
+            print(f"{printable(name)}:\n{answer}\n")
+
+
+def _vectors(files: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Names of the vectors of one file, and what `Retriever.retrieve` is asked."""
+    from pathlib import Path
+
+    from rcir.data.vector_files import read_vectors
+    from rcir.errors import InvalidConfig
+
+    if len(files) > 1:
+        raise InvalidConfig(f"{len(files)} files: of vectors give one, with a row for each query")
+    table = read_vectors(Path(files[0]))
+    names = table.ids or [f"row {row}" for row in range(len(table))]
+    known = {"query": table.vectors, "uncertainty": table.uncertainty, "model": table.model}
+    return names, known

@@ -15,6 +15,7 @@ from rcir.retrieval.queries import Queries
 from rcir.risk import RISKS, Bound, LabelledResults, RiskController, fit_score_function
 from rcir.risk.bounds import check_bound
 from rcir.risk.choice import ComparedSizes
+from rcir.risk.fits import Fits
 
 UNCERTAINTIES = ("own", "cosine", "vote")
 TUNING = 0.3  # of labelled queries that are divided here
@@ -59,6 +60,9 @@ def control(
         The controller, and what was compared for the miss risk.
     """
 
+    fits = Fits(tuning, tuning.relevant, tuning.totals)
+    made: dict[str, RiskController] = {}
+
     def of(risk: str) -> tuple[RiskController, ComparedSizes]:
         kept = None if before is None else before.own.get(risk, before).score_function.name
         fitted, compared = fit_score_function(
@@ -69,8 +73,11 @@ def control(
             options.delta,
             risk,
             tuning.totals,
+            fits,
         )
-        return RiskController(fitted, tuning, calibration, options.bound), compared
+        if fitted.name not in made:
+            made[fitted.name] = RiskController(fitted, tuning, calibration, options.bound)
+        return made[fitted.name], compared
 
     main, compared = of("miss")
     for name, risk in RISKS.items():

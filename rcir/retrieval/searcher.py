@@ -182,9 +182,7 @@ class Searcher(VectorSearcher):
     @property
     def uncertainties(self) -> tuple[str, ...]:
         """What the uncertainty of queries can be, see `judged`."""
-        ranked_by_distance = self.items is None
-        kinds = ("own", "cosine") if ranked_by_distance else ("own",)
-        return kinds if self.relevance is None else (*kinds, "vote")
+        return ("own", "cosine") if self.relevance is None else ("own", "cosine", "vote")
 
     def judged(self, results: Found, uncertainty: str | None = None) -> Found:
         """The same search results, by another uncertainty of the queries.
@@ -210,6 +208,8 @@ class Searcher(VectorSearcher):
             found = results.vote_uncertainty()
         elif kind == "own" and own is not None:
             found = own
+        elif self.items is not None:  # ranked anew
+            found = self.nearest(results.known("vectors"), 1)[2]
         else:
             nearest = self.gallery.norms[results.known("positions")[:, 0]]
             first = results.known("distances")[:, 0]

@@ -12,6 +12,7 @@ from rcir.errors import InvalidConfig
 from rcir.levels import ALPHAS, DELTA
 from rcir.risk.boosted import Boosted
 from rcir.risk.bounds import allowed_misses
+from rcir.risk.fits import Fits
 from rcir.risk.labelled import LabelledResults
 from rcir.risk.learned import Learned
 from rcir.risk.matching import MatchProbability
@@ -37,7 +38,7 @@ KNOWN: Mapping[str, type[ScoreFunction]] = {
     **SCORE_FUNCTIONS,
     MatchProbability.name: MatchProbability,
 }
-FOLDS, FEWEST_COMPARED = 5, 50
+FEWEST_COMPARED = 50
 GRID = 256  # thresholds at which recall and false discovery are compared
 
 ComparedSizes = Mapping[str, Mapping[float, float]]
@@ -60,6 +61,7 @@ def fit_score_function(
     delta: float = DELTA,
     risk: str = "miss",
     totals: NDArray[np.int64] | None = None,
+    fits: Fits | None = None,
 ) -> tuple[ScoreFunction, ComparedSizes]:
     """Fit the named score function, or with "auto" the one that suits a risk best.
 
@@ -77,6 +79,7 @@ def fit_score_function(
         alphas, delta: levels at which sizes are compared; other risks have levels of their own.
         risk: the name of one of `rcir.risk.RISKS`.
         totals: (n,) numbers of true matches in the gallery; among the candidates unless given.
+        fits: of the same split, made for other risks before.
 
     Returns:
         The score function, fitted on the whole split, and for "auto" the mean set size (the inverse
@@ -102,19 +105,19 @@ def fit_score_function(
         kind = score_function_class(name)
         if not known.first_match and kind not in _OF_ALL_MATCHES:
             kind = MatchProbability
-        return kind.fit(results, truth), {}
+        return (kind.fit(results, truth) if fits is None else fits.fitted(kind)), {}
     ranks = check_split(results, truth)
     if len(results) < FEWEST_COMPARED:
         return Constant(), {}
     if np.ndim(truth) == 1:  # of misses no other match counts
         truth = np.arange(1, results.depth + 1) == ranks[:, None]
     given = truth.sum(axis=1) if totals is None else np.asarray(totals)
+    fits = fits or Fits(results, truth, given)
     kinds = SCORE_FUNCTIONS.values() if known.first_match else _OF_ALL_MATCHES
     comparison = {}
     for kind in kinds:
         if kind.suits(results, truth):
-            labelled = _cross_fitted(kind, results, truth, given)
-            comparison[kind.name] = _sizes(labelled, known, alphas, delta)
+            comparison[kind.name] = _sizes(fits.crossed(kind), known, alphas, delta)
     constant = comparison["constant"]
 
     def order(kind: str) -> tuple[bool, int, float, bool]:
@@ -124,7 +127,7 @@ def fit_score_function(
         return max(ratios, default=1.0) > 1, -len(sizes), mean, kind != "constant"
 
     best = min(comparison, key=order)
-    return KNOWN[best].fit(results, truth), comparison
+    return fits.fitted(KNOWN[best]), comparison
 
 
 def smallest_uncertainty(
@@ -150,31 +153,13 @@ def smallest_uncertainty(
         return first, {}
     sizes = {}
     for name, results in candidates.items():
-        fitted = _cross_fitted(Quantile, results, results.relevant, results.totals)
-        sizes[name] = _sizes(fitted, find_risk("miss"), alphas, delta)
+        fits = Fits(results, results.relevant, results.totals)
+        sizes[name] = _sizes(fits.crossed(Quantile), find_risk("miss"), alphas, delta)
     shared = [alpha for alpha in sizes[first] if all(alpha in own for own in sizes.values())]
     if not shared:
         return first, sizes
     means = {name: np.log([own[alpha] for alpha in shared]).mean() for name, own in sizes.items()}
     return min(means, key=lambda name: (means[name], name != first)), sizes
-
-
-def _cross_fitted(
-    kind: type[ScoreFunction],
-    results: SearchResults,
-    relevant: NDArray[np.bool_],
-    totals: NDArray[np.int64],
-) -> LabelledResults:
-    """The queries, every fifth one sized by a score function that was fitted on the others."""
-    fold = np.arange(len(results)) % FOLDS
-    parts = []
-    for held in range(FOLDS):
-        inside, outside = fold == held, fold != held
-        fitted = kind.fit(results[outside], relevant[outside])
-        parts.append(
-            LabelledResults.of(results[inside], relevant[inside], totals[inside]).scored(fitted)
-        )
-    return parts[0].joined(*parts[1:])
 
 
 def _sizes(

@@ -280,6 +280,7 @@ def test_results_json_has_these_keys_and_the_same_numbers(outcome):
         "score_function_comparison": {},
         "dataset": "digits",
         "encoder": "btl",
+        "uncertainty": "own",
         "n_calibration": 300,
         "n_test": 300,
         "beyond_depth": evaluation.beyond_depth,

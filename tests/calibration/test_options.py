@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from scipy.stats import binom
 
 import rcir
-from calibration import CalibrationConfig, calibrate
+from calibration import CalibrationConfig, calibrate, print_table
 from calibration.__main__ import main
 from rcir.cli import main as rcir_command
 from rcir.data import load_splits
@@ -182,7 +182,7 @@ def test_what_score_functions_are_compared_by_is_cross_fitted_on_the_tuning_spli
 @pytest.mark.usefixtures("undrawn")
 def test_an_encoder_without_uncertainty_calibrates_by_its_nearest_distance(tiny):
     run = train(tiny("plain", epochs=1, encoder=EncoderConfig("deterministic", dim=8)))
-    outcome = calibrated(run, alphas=(0.4,))
+    outcome = calibrated(run, alphas=(0.4,), uncertainty="own")
     gallery = outcome.retriever
     query = outcome.splits.test.images[:1]
     nearest = gallery.search(query).distances[0, 0]
@@ -417,3 +417,20 @@ def test_other_data_that_do_not_exist_are_refused_before_anything_is_embedded(tr
     with pytest.raises(InvalidConfig, match="'birdsong' is unknown"):
         calibrated(trained, ood="birdsong")
     assert not Path("output").exists()
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("kind", ["own", "cosine", "vote"])
+def test_sizes_go_by_the_uncertainty_that_is_asked_for(trained, kind, capsys):
+    outcome = calibrated(trained, uncertainty=kind, score_function="minmax", alphas=(0.4,))
+    numbers = outcome.evaluation.quality.numbers
+    assert numbers["auroc_miss"] == numbers[f"auroc_miss_{kind}"]
+    print_table(outcome.evaluation)
+    shown = capsys.readouterr().out
+    assert f"Sizes go by the uncertainty {kind!r}" in shown
+    assert f"{kind} {numbers['auroc_miss']:.3f}" in shown
+    assert ("no better than chance" in shown) == (numbers["auroc_miss"] < 0.55)
+    loaded = rcir.load(outcome.folder)
+    image = outcome.splits.test.images[3]
+    answer = loaded.retrieve(image, 0.4, 0.1)
+    assert answer.uncertainty == pytest.approx(outcome.test.uncertainty[3], rel=1e-4, abs=1e-6)

@@ -236,6 +236,18 @@ def expected_numbers(retriever, test, images, gallery, cross, outside):
     pair = uncertainty if items is None else uncertainty + items[first]
     right = hits[1].astype(float)
     found["auroc_miss"] = roc_auc_score(1 - right, uncertainty)
+    vectors, own = retriever.index._vectors(), test.queries.uncertainty
+    cosine = np.array([cdist(test.vectors[[row]], vectors, "cosine").min() for row in rows])
+    known = gallery.relevance
+    voted = np.array(
+        [
+            -known.subset(order[row, :1]).of(known, order[[row], : min(30, depth)]).sum()
+            for row in rows
+        ]
+    )
+    found["auroc_miss_own"] = roc_auc_score(1 - right, cosine if own is None else own[rows])
+    found["auroc_miss_cosine"] = roc_auc_score(1 - right, cosine)
+    found["auroc_miss_vote"] = roc_auc_score(1 - right, voted)
     found["ausc"] = area(pair, right)
     found["ausc_query_only"] = area(uncertainty, right)
     found["ausc_oracle"] = area(-right, right)
@@ -309,7 +321,8 @@ def expected_numbers(retriever, test, images, gallery, cross, outside):
 def test_every_number_is_what_loops_and_other_libraries_give(case):
     (retriever, test, images, gallery), cross, quality = case
     expected = expected_numbers(retriever, test, images, gallery, cross, quality.outside)
-    assert set(quality.numbers) == set(expected)
+    # Which is of the pictures that train; see test_baseline.py.
+    assert set(quality.numbers) - {"recall_at_1_pixels"} == set(expected)
     for name, value in expected.items():
         # Distances may tie in single precision: a vote is one of thousands, a pair of 100,000s.
         close = {"ece_lam_at_1": 2e-3, "verification_ap": 5e-6}.get(name, 1e-6)

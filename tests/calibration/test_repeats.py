@@ -1,6 +1,7 @@
 """The guarantee over random divisions, each calibrated and measured by hand."""
 
 import statistics
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,8 +29,7 @@ def judged(rng, n, depth=12):
     ranks = 1 + rng.poisson(6 * uncertainty)
     relevant = ranks[:, None] == np.arange(1, depth + 1)
     distances = np.sort(rng.uniform(0.1, 1.9, (n, depth)), axis=1).astype(np.float32)
-    # What `nearest` is given in place of embeddings.
-    found = SearchResults(uncertainty, depth, distances, vectors=distances[:, :1])
+    found = SearchResults(uncertainty, depth, distances)
     return LabelledResults.of(found, relevant, np.ones(n, np.int64))
 
 
@@ -40,10 +40,11 @@ def synthetic(n_calibration, n_test, score_function=MinMax, bound="binomial"):
     fitted = score_function.fit(parts[0], parts[0].ranks)
     controller = RiskController(fitted, *parts[:2], bound)
 
-    def nearest(vectors):
-        return None, None, vectors[:, 0].astype(np.float64) ** 2 / 2
+    def judged_by(results, uncertainty):
+        assert uncertainty == "cosine"
+        return replace(results, uncertainty=results.distances[:, 0].astype(np.float64) ** 2 / 2)
 
-    return SimpleNamespace(controllers={None: controller}, nearest=nearest), *parts
+    return SimpleNamespace(controllers={None: controller}, judged=judged_by), *parts
 
 
 @pytest.fixture(scope="module")

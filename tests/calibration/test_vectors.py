@@ -119,7 +119,7 @@ def test_places_need_a_radius(folder):
 
 
 def test_a_table_of_matches_says_what_is_true(folder):
-    by_label = certify(config(output="labels", score_function="minmax"))
+    by_label = certify(config(output="labels", score_function="constant"))
     write(folder, "gallery", GALLERY)
     write(folder, "queries", ASKED)
     with pytest.raises(InvalidData, match=r"no column label, labels, or x and y.*\(--matches\)"):
@@ -127,7 +127,7 @@ def test_a_table_of_matches_says_what_is_true(folder):
     rows, items = np.nonzero(ASKED_LABELS[:, None] == LABELS)
     pairs = [f"queries/{row},gallery/{item}" for row, item in zip(rows, items, strict=True)]
     (folder / "matches.csv").write_text("\n".join(["query,gallery", *pairs]))
-    by_table = certify(config(matches="matches.csv", score_function="minmax"))
+    by_table = certify(config(matches="matches.csv", score_function="constant"))
     risks = [[row.test_risk for row in one.evaluation.rows] for one in (by_label, by_table)]
     assert risks[0] == risks[1]
 

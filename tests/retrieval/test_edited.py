@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from rcir.data import ImageSet
 from rcir.data.relevance import SharedLabel
-from rcir.errors import CorruptRetriever, InvalidConfig, StaleCalibration
+from rcir.errors import CorruptRetriever, InvalidConfig, InvalidData, StaleCalibration
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import SCORE_FUNCTIONS
 
@@ -30,7 +30,7 @@ def outcome(folder, images):
     sign(folder)
     try:
         return [answer.to_dict() for answer in Retriever.load(folder).retrieve(images, 0.5, 0.1)]
-    except (CorruptRetriever, StaleCalibration, InvalidConfig):
+    except (CorruptRetriever, StaleCalibration, InvalidConfig, InvalidData):
         return None
 
 

@@ -1,0 +1,74 @@
+"""A retriever's folder brought up to date: its gallery changed, its calibration made anew."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+from rcir import tracking
+from rcir.data.vector_files import read_vectors
+from rcir.data.within_radius import WithinRadius
+from rcir.errors import DataUnavailable, InvalidData
+from rcir.retrieval import storage
+from rcir.retrieval.calibration_report import CalibrationReport
+from rcir.retrieval.retriever import Retriever
+
+
+def recalibrate(
+    folder: Path, add: Path | None = None, remove: Path | None = None
+) -> CalibrationReport:
+    """Change the gallery of a retriever in its folder, and calibrate with the queries it keeps.
+
+    Where its calibration was tracked, a run of its own holds the new retriever in MLflow.
+
+    Args:
+        folder: of the retriever, which is replaced.
+        add: file of vectors that come into the gallery, see `rcir.data.vector_files`; for a
+            retriever without an encoder.
+        remove: file with the ids of those that go, one on each line.
+
+    Raises:
+        NoRetriever, CorruptRetriever: of the folder.
+        DataUnavailable: there is no such file.
+        InvalidData: of what is added or removed, or of some items it is not known which queries
+            they match; the folder stays as it was.
+        StaleCalibration: it is not calibrated.
+    """
+    retriever = storage.load(folder)
+    if remove is not None:
+        if not remove.is_file():
+            raise DataUnavailable(f"there is no file {remove}")
+        retriever.remove(remove.read_text().splitlines())
+    if add is not None:
+        _add(retriever, add)
+    report = retriever.recalibrate()
+    tracked = _tracked(retriever, folder)
+    with tracked.active() if tracked else nullcontext():
+        if tracked is None:
+            retriever.save(folder)
+        else:
+            retriever.origin["calibration"] = tracked.id
+            tracked.log_folder(retriever.save(folder), "retriever")
+    return report
+
+
+def _tracked(retriever: Retriever, folder: Path) -> tracking.TrackedRun | None:
+    """A run of its own below that of the training, if there is one in the tracking store."""
+    run = retriever.origin.get("run")
+    trained = tracking.find_tracked_run(run) if run else None
+    if trained is None:
+        return None
+    from rcir.runs.folder import FOLDER_TAG
+
+    tags = {FOLDER_TAG: str(folder.absolute()), "rcir.kind": "recalibration"}
+    return tracking.start_run(f"{folder.name} (recalibration)", tags, trained)
+
+
+def _add(retriever: Retriever, file: Path) -> None:
+    table = read_vectors(file)
+    if table.ids is None:
+        raise InvalidData(f"{file} has no column id: name what comes into the gallery")
+    labels: object = table.labels
+    if table.places is not None and isinstance(retriever.relevance, WithinRadius):
+        labels = WithinRadius(table.places, retriever.relevance.radius)
+    retriever.add(table.vectors, table.ids, labels, table.uncertainty, table.model)

@@ -1,0 +1,113 @@
+"""`rcir recalibrate`, and `rcir retrieve` of vectors."""
+
+import json
+
+import numpy as np
+import pytest
+from mlflow import MlflowClient
+
+import rcir
+from calibration import CalibrationConfig, calibrate
+from rcir.cli import main
+from rcir.errors import InvalidData
+
+CENTRES = np.random.default_rng(0).standard_normal((10, 6))
+NAMES = np.array([f"kind {number}" for number in range(10)])
+
+
+def drawn(n, seed):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(10, size=n)
+    return (CENTRES[labels] + 0.6 * rng.standard_normal((n, 6))).astype(np.float32), NAMES[labels]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A calibrated retriever in the folder `own`, and vectors that are to come."""
+    monkeypatch.chdir(tmp_path)
+    vectors, labels = drawn(300, 1)
+    own = rcir.Retriever.from_embeddings(vectors, labels=labels, model="m")
+    own.calibrate(*drawn(500, 2))
+    new, labels = drawn(60, 3)
+    ids = np.array([f"new {row}" for row in range(60)])
+    np.savez("new.npz", vector=new, label=labels, id=ids, model="m")
+    return own.save("own")
+
+
+def test_a_folder_is_brought_up_to_date(folder, capsys):
+    (folder.parent / "gone.txt").write_text("3\n5\n")
+    expected = rcir.load(folder)
+    new, labels = drawn(60, 3)
+    expected.remove(["3", "5"])
+    expected.add(new, [f"new {row}" for row in range(60)], labels)
+    report = expected.recalibrate()
+    main(["recalibrate", "own", "--add", "new.npz", "--remove", "gone.txt"])
+    assert capsys.readouterr().out == f"{report}\nretriever: own\n"
+    after = rcir.load(folder)
+    assert len(after.ids) == 358
+    asked = drawn(20, 9)[0]
+    assert [one.to_dict() for one in after.retrieve(asked, 0.2, 0.1)] == [
+        one.to_dict() for one in expected.retrieve(asked, 0.2, 0.1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"id": np.array(["7"] * 60)}, r"ids are those of gallery images already \(7, 7"),
+        ({"label": None}, "give labels if and only if the gallery has labels"),
+        ({"model": "another"}, "of another, those of the gallery of m"),
+        ({"id": None}, "has no column id: name what comes"),
+        ({"vector": np.zeros((60, 6))}, "60 of 60 vectors are zero"),
+        ({"vector": drawn(500, 2)[0][:60]}, "are pictures of the gallery"),
+    ],
+    ids=range(6),
+)
+def test_what_cannot_come_in_leaves_the_folder_as_it_was(folder, columns, said):
+    before = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with np.load("new.npz") as known:
+        arrays = {name: known[name] for name in known} | columns
+    np.savez("new.npz", **{name: values for name, values in arrays.items() if values is not None})
+    from calibration import recalibrate
+
+    with pytest.raises(InvalidData, match=said):
+        recalibrate(folder, folder.parent / "new.npz")
+    after = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_vectors_are_asked_in_a_shell(folder, capsys):
+    asked, _ = drawn(3, 9)
+    np.savez("asked.npz", vector=asked, id=np.array(["a", "b", "c"]))
+    main(["retrieve", "asked.npz", "--retriever", "own", "--alpha", "0.2", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    expected = [one.to_dict() for one in rcir.load("own").retrieve(asked, 0.2, 0.1)]
+    assert found == json.loads(json.dumps(expected))
+    main(["retrieve", "asked.npz", "--retriever", "own", "--alpha", "0.2"])
+    assert capsys.readouterr().out.startswith("a:\n")
+    with pytest.raises(SystemExit):
+        main(["retrieve", "asked.npz", "new.npz", "--retriever", "own"])
+    assert "2 files: of vectors give one" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
+def test_a_tracked_calibration_is_followed_by_a_run_of_its_own(
+    trained, tmp_path, monkeypatch, tracking_uri
+):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
+    monkeypatch.chdir(tmp_path)
+    outcome = calibrate(CalibrationConfig(str(trained.path), "out", alphas=(0.3,)))
+    first = outcome.retriever.origin["calibration"]
+    gone = outcome.retriever.ids[:5].tolist()
+    (tmp_path / "gone.txt").write_text("\n".join(gone))
+    main(["recalibrate", "out/retriever", "--remove", "gone.txt"])
+    second = rcir.load("out/retriever").origin["calibration"]
+    assert second != first
+    client = MlflowClient(tracking_uri)
+    assert client.get_run(second).data.tags["rcir.kind"] == "recalibration"
+    tracked = rcir.load(f"runs:/{second}/retriever")
+    assert len(tracked.ids) == len(outcome.retriever.ids) - 5
+    image = outcome.splits.test.images[0]
+    local = rcir.load("out/retriever").retrieve(image, 0.3, 0.1)
+    assert tracked.retrieve(image, 0.3, 0.1).to_dict() == local.to_dict()

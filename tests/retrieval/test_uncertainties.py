@@ -1,0 +1,164 @@
+"""Which uncertainty a retriever goes by: the queries' own, 1 - cosine, the neighbours' vote."""
+
+import numpy as np
+import pytest
+from scipy.spatial.distance import cdist
+
+import rcir
+from rcir.data.within_radius import WithinRadius
+from rcir.errors import InvalidConfig, StaleCalibration
+from rcir.risk import LabelledResults, SearchResults, smallest_uncertainty
+
+CENTRES = np.random.default_rng(0).standard_normal((12, 6))
+
+
+def drawn(n, seed):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(12, size=n)
+    return (CENTRES[labels] + 0.8 * rng.standard_normal((n, 6))).astype(np.float32), labels
+
+
+GALLERY, LABELS = drawn(300, 1)
+ASKED, ASKED_LABELS = drawn(600, 2)
+
+
+@pytest.fixture
+def own():
+    return rcir.Retriever.from_embeddings(GALLERY, labels=LABELS)
+
+
+def by_hand(queries):
+    """One minus the cosine to the nearest, and the share of 30 that have another label than it."""
+    apart = cdist(queries, GALLERY, "cosine")
+    near = np.argsort(apart, axis=1)[:, :30]
+    vote = (LABELS[near] == LABELS[near[:, :1]]).mean(1)
+    return {"cosine": apart.min(1), "vote": 1 - vote}
+
+
+@pytest.mark.parametrize("kind", ["cosine", "vote"])
+def test_uncertainties_are_those_by_hand(own, kind):
+    found = own.search(ASKED[:50])
+    expected = by_hand(ASKED[:50])
+    np.testing.assert_allclose(own.judged(found, kind).uncertainty, expected[kind], atol=1e-5)
+    np.testing.assert_allclose(found.uncertainty, expected["cosine"], atol=1e-5)
+
+
+def test_their_own_uncertainty_is_that_which_they_came_with(own):
+    stated = np.linspace(0, 1, 50)
+    found = own.search_labelled(own.labelled(ASKED[:50], ASKED_LABELS[:50], stated))
+    np.testing.assert_array_equal(found.uncertainty, stated)
+    voted = own.judged(found, "vote")
+    np.testing.assert_allclose(voted.uncertainty, by_hand(ASKED[:50])["vote"], atol=1e-12)
+    np.testing.assert_array_equal(own.judged(voted, "own").uncertainty, stated)
+
+
+def test_places_vote_too():
+    places = np.random.default_rng(1).uniform(0, 10, (300, 2))
+    own = rcir.Retriever.from_embeddings(GALLERY, labels=WithinRadius(places, 3.0))
+    found = own.judged(own.search(ASKED[:20]), "vote")
+    near = cdist(places, places) <= 3
+    expected = [1 - near[row[0], row[:30]].mean() for row in found.positions]
+    np.testing.assert_allclose(found.uncertainty, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["own", "cosine", "vote"])
+def test_answers_go_by_the_uncertainty_that_was_calibrated_with(own, tmp_path, kind):
+    own.calibrate(ASKED, ASKED_LABELS, "minmax", judged_by=kind)
+    loaded = rcir.load(own.save(tmp_path / "own"))
+    assert loaded.uncertainty == kind
+    new, _ = drawn(30, 7)
+    expected = by_hand(new)["vote" if kind == "vote" else "cosine"]
+    for one in (own, loaded):
+        answers = one.retrieve(new, 0.3, 0.1)
+        found = [answer.uncertainty for answer in answers]
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    loaded.add(new, [f"new {row}" for row in range(30)], [0] * 30)
+    loaded.recalibrate()
+    assert loaded.uncertainty == kind
+
+
+def test_another_uncertainty_makes_a_calibration_stale(own):
+    own.calibrate(ASKED, ASKED_LABELS, judged_by="vote")
+    own.uncertainty = "cosine"
+    with pytest.raises(StaleCalibration, match="changed since calibration: uncertainty"):
+        own.retrieve(ASKED[0] + 0.1, 0.3, 0.1)
+
+
+def test_auto_takes_what_needs_the_smallest_sets(own):
+    report = own.calibrate(ASKED, ASKED_LABELS, "quantile", judged_by="auto")
+    assert own.uncertainty == "vote"
+    assert set(report.uncertainties) == {"own", "cosine", "vote"}
+    sizes = {
+        kind: own.calibrate(ASKED, ASKED_LABELS, "quantile", judged_by=kind).rows[1].mean_size
+        for kind in ("cosine", "vote")
+    }
+    assert sizes["vote"] < sizes["cosine"]
+
+
+def judged_by(uncertainty, ranks, depth=30):
+    relevant = ranks[:, None] == np.arange(1, depth + 1)
+    results = SearchResults(uncertainty, depth)
+    return LabelledResults.of(results, relevant, np.ones(len(ranks), np.int64))
+
+
+def test_the_first_stays_where_others_are_no_better_or_nothing_can_be_compared():
+    rng = np.random.default_rng(0)
+    ranks = rng.integers(1, 10, 400)
+    noise, oracle = rng.uniform(size=400), ranks / 10
+    name, sizes = smallest_uncertainty(
+        {"noise": judged_by(noise, ranks), "oracle": judged_by(oracle, ranks)}
+    )
+    assert name == "oracle"
+    assert sizes["oracle"][0.1] < sizes["noise"][0.1]
+    same = {"first": judged_by(noise, ranks), "second": judged_by(noise, ranks)}
+    assert smallest_uncertainty(same)[0] == "first"
+    few = {
+        name: judged_by(values[:40], ranks[:40])
+        for name, values in {"a": noise, "b": oracle}.items()
+    }
+    assert smallest_uncertainty(few) == ("a", {})
+
+
+@pytest.mark.parametrize("kind", ["variance", 3, None])
+def test_an_unknown_uncertainty_is_refused(own, kind):
+    with pytest.raises(InvalidConfig, match=f"uncertainty {kind!r} is unknown; choose one of own"):
+        own.calibrate(ASKED, ASKED_LABELS, judged_by=kind)
+
+
+def test_a_gallery_without_labels_does_not_vote(retriever, splits):
+    from rcir.retrieval.retriever import Retriever
+
+    bare = Retriever(
+        retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids, depth=50
+    )
+    found = bare.search(splits.test.images[:5])
+    with pytest.raises(InvalidConfig, match=r"'vote' cannot be had.*choose one of own, cosine"):
+        bare.judged(found, "vote")
+
+
+@pytest.mark.statistical
+def test_choosing_an_uncertainty_on_the_tuning_split_keeps_the_guarantee(request):
+    """Chosen among noise on the calibration queries themselves it would not be kept."""
+    trials = 400 if request.config.getoption("full") else 100
+    alpha = delta = 0.1
+    violated = {"tuning": 0, "calibration": 0}
+    for trial in range(trials):
+        rng = np.random.default_rng(trial)
+        ranks = rng.integers(1, 12, 100 + 60 + 2000)
+        noises = {str(k): rng.uniform(size=len(ranks)) for k in range(30)}
+        parts = [slice(0, 100), slice(100, 160), slice(160, None)]
+        for name, chosen_on in zip(violated, parts[:2], strict=True):
+            candidates = {
+                k: judged_by(noise[chosen_on], ranks[chosen_on]) for k, noise in noises.items()
+            }
+            kind, _ = smallest_uncertainty(candidates)
+            split = [judged_by(noises[kind][part], ranks[part]) for part in parts]
+            fitted_on = split[0] if name == "tuning" else split[1]
+            fitted = rcir.risk.Quantile.fit(fitted_on, fitted_on.ranks)
+            controller = rcir.risk.RiskController(fitted, split[0], split[1])
+            guarantee = controller.decide(rcir.risk.Request(alpha, delta))
+            _, sizes = controller.sets(split[2], guarantee)
+            violated[name] += (split[2].ranks > sizes).mean() > alpha
+    noise = 3 * np.sqrt(delta * (1 - delta) * trials)
+    assert violated["tuning"] <= delta * trials + noise
+    assert violated["calibration"] > delta * trials + noise
