@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-BENCHMARKS := $(filter-out $(addprefix benchmarks/,common.py loops.py populations.py),$(wildcard benchmarks/*.py))
+BENCHMARKS := $(filter-out $(addprefix benchmarks/,common.py cub.py loops.py populations.py),$(wildcard benchmarks/*.py))
 
 .PHONY: setup demo test test-all lint bench papers clean
 

@@ -7,6 +7,7 @@ measured on those that are left.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -122,14 +123,15 @@ def bare_core() -> dict[str, float]:
     """What the bare core weighs in an environment of its own, and how long it takes to import."""
     uv = Path(sys.executable).with_name("uv")
     with tempfile.TemporaryDirectory() as folder:
-        wheels, environment = Path(folder) / "wheels", Path(folder) / "environment"
+        source, environment = Path(folder) / "source", Path(folder) / "environment"
         python = environment / "bin" / "python"
-        build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", wheels]
-        subprocess.run([*build, ROOT], check=True, stdout=subprocess.DEVNULL)
+        shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info"))
+        build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", source]
+        subprocess.run(build, check=True, capture_output=True)
         subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, environment], check=True)
         install = [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python]
         constraints = ["--constraint", ROOT / "constraints.txt"]
-        subprocess.run([*install, *constraints, *wheels.glob("*.whl")], check=True)
+        subprocess.run([*install, *constraints, *source.glob("dist/*.whl")], check=True)
         files = [path for path in environment.rglob("*") if path.is_file()]
         size = sum(path.stat().st_size for path in files if not path.is_symlink())
         seconds = [

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -73,6 +74,20 @@ def data_root():
     if not root or not Path(root).is_dir():
         pytest.skip("RCIR_DATA does not name the folder of the data sets")
     return Path(root).absolute()
+
+
+@pytest.fixture(scope="session")
+def wheel_file(tmp_path_factory):
+    """The wheel, built from a copy of the sources."""
+    root, source = Path(__file__).parents[1], tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(root / name, source)
+    for name in ("rcir", "training", "calibration", "tuning"):
+        shutil.copytree(root / name, source / name)
+    (source / "tests").mkdir()
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", str(source)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return next((source / "dist").glob("*.whl"))
 
 
 @pytest.fixture
