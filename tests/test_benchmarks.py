@@ -44,6 +44,13 @@ FIGURES = {
             ("recall_at_1", "auroc_miss", "auroc_occlusion", "mean_size", "constant_size"),
         )
     },
+    "photographs": {
+        f"{name}_{figure}"
+        for name, figure in product(
+            ("cub50", "cub50_lite0", "omniglot", "fashion"),
+            ("recall_over_pca", "auroc_miss", "auroc_miss_one_minus_cosine"),
+        )
+    },
     "retrieve": {"batch_overhead_ratio", "single_overhead_ms"},
     "risk": {
         *("fit_seconds_100k", "threshold_seconds", "speedup_over_grid"),
@@ -97,7 +104,7 @@ FIGURES = {
 # Where few queries of few matches certify no false discovery rate, there is none.
 MAYBE = {"risk": {f"{name}_largest_false_discovery_auto_over_constant" for name in SETS}}
 HELPERS = {"common", "cub", "loops", "populations", "papers/tables"}  # what several scripts share
-OF_DATA = {"data", "vectors", "papers/fashion_mnist", "papers/two_digit_mnist"}
+OF_DATA = {"data", "photographs", "vectors", "papers/fashion_mnist", "papers/two_digit_mnist"}
 OF_RAY = {"training", "tuning"}
 
 

@@ -19,10 +19,7 @@ CONFIGS = sorted(path.name for path in (ROOT / "configs").glob("*.yaml") if "tun
 SHORTER = {
     "-m training": ["--epochs", "1"],
     "digits-btl.yaml": ["--data.options", '{"train": 500, "validation": 300}'],
-    "own-folder.yaml": [
-        *("--encoder.pretrained", "false", "--encoder.backbone", "cifar-cnn"),
-        *("--preprocessing.size", "[20, 20]"),
-    ],
+    "own-folder.yaml": ["--preprocessing.size", "[20, 20]"],
 }
 
 

@@ -16,7 +16,7 @@ from rcir.config import flatten
 from rcir.data import ImageSet, Splits, load_splits
 from rcir.data.loading import require_enough
 from rcir.data.sufficiency import calibration_note, can_train
-from rcir.encoders import Encoder, EncoderConfig, build_encoder
+from rcir.encoders import Encoder, EncoderConfig, build_encoder, find_method
 from rcir.encoders.embedder import Embedder
 from rcir.encoders.features import frozen_backbone
 from rcir.encoders.posthoc import TrainingImages
@@ -26,6 +26,7 @@ from rcir.runs.folder import RunFolder
 from rcir.runs.results import VALIDATION
 from rcir.runs.trained_on import TrainedOn
 from training import checkpoint
+from training.batches import image_batches, numbered_labels
 from training.config import TrainingConfig
 from training.ensemble import MEMBERS, combined, member_configs
 from training.folder import create_run, existing_run, folder_of, run_lock
@@ -33,7 +34,6 @@ from training.frozen import on_features
 from training.history import History
 from training.launch import launch, side_by_side
 from training.progress import console
-from training.trainer import image_batches
 from training.validation import Validation, validate
 from training.watch import warn_of_chance
 
@@ -188,7 +188,9 @@ def check_images(config: TrainingConfig, images: ImageSet) -> None:
             f"{len(images)} training images do not fill {config.n_micro_batches} micro-batches: "
             "give more, or train with fewer micro-batches and workers"
         )
-    if config.mining.scope == "batch":
+    if find_method(config.encoder.method).by_label:
+        numbered_labels(images)
+    elif config.mining.scope == "batch":
         image_batches(config, images, epoch=1)
 
 

@@ -15,9 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from rcir.data import ImageSet, TransformParameters
 from rcir.embedding import Embedding
 from rcir.encoders import Encoder
-from rcir.errors import InvalidConfig, TrainingDiverged
-from rcir.mining import label_batches, mine
+from rcir.errors import TrainingDiverged
+from rcir.mining import mine
 from training.batch_norm import GhostBatchStatistics
+from training.batches import image_batches, numbered_labels
 from training.cache import members_of, mined_tuples
 from training.config import TrainingConfig
 from training.loading import loaded
@@ -26,7 +27,6 @@ from training.randomness import (
     AUGMENTATION,
     DROPOUT,
     MINING,
-    ORDER,
     numpy_generator,
     seed,
     torch_generator,
@@ -65,9 +65,11 @@ class Trainer:
         self._statistics = GhostBatchStatistics(self.encoder, self.workers)
         self.options = self.config
         self._loss_options = self.config.loss_options()
+        if self.encoder.by_label:
+            self._labels = numbered_labels(self.images)
 
     def epoch(self, epoch: int, bar: EpochBar) -> dict[str, float]:
-        """Train for an epoch; its mean loss and its number of tuples.
+        """Train for an epoch; its mean loss and its number of tuples (by label: of images).
 
         Raises:
             TrainingDiverged: the loss became NaN or infinite.
@@ -75,6 +77,8 @@ class Trainer:
         self.options = self.config.at(epoch)
         self._loss_options = self.options.loss_options()
         steps = self._cached if self.options.mining.scope == "epoch" else self._online
+        if self.encoder.by_label:
+            steps = self._labelled
         losses, n_tuples = [], 0
         for loss, mined in steps(epoch, bar):
             self.optimizer.step()
@@ -94,7 +98,9 @@ class Trainer:
         return {"loss": mean, "tuples": float(n_tuples)}
 
     def collapsed_loss(self) -> float:
-        """The loss of a tuple whose images all have the same embedding."""
+        """The loss of a tuple whose images all have the same embedding; by label, the least."""
+        if self.encoder.by_label:
+            return float(np.log(int(self._labels.max()) + 1))
         pixels = next(loaded(self.images, self.config.preprocessing, [np.zeros(1, np.int64)], CPU))
         self.encoder.eval()
         with torch.no_grad():
@@ -185,6 +191,31 @@ class Trainer:
             (loss * self.workers.count).backward()
             yield loss.detach(), len(valid)
 
+    def _labelled(self, epoch: int, bar: EpochBar) -> Iterator[tuple[Tensor, int]]:
+        """Gradients of the labels of each batch of images; yields as `_cached` does."""
+        batches = image_batches(self.options, self.images, epoch)
+        self.encoder.train()
+        bar.start(len(batches))
+        n_micro_batches = self.config.n_micro_batches
+        own = (
+            batch[part::n_micro_batches] for batch in batches for part in self._own_micro_batches
+        )
+        pixels = loaded(self.images, self.config.preprocessing, own, self.workers.device)
+        for step, batch in enumerate(batches):
+            transforms = self._transforms(epoch, step, len(batch))
+            total = torch.zeros((), device=self.workers.device)
+            for part in self._own_micro_batches:
+                rows = np.arange(len(batch))[part::n_micro_batches]
+                with self._synchronised(part):
+                    embedding = self._forward(transforms[rows](next(pixels)), epoch, step, part)
+                    labels = self._labels[batch[rows]].to(self.workers.device)
+                    losses = self.encoder.label_loss(embedding, labels, self._loss_options)
+                    loss = losses.sum() * (self.workers.count / len(batch))
+                    loss.backward()
+                total += loss.detach()
+            self._statistics.finish()
+            yield total, len(batch)
+
     def _within(
         self, vectors: Tensor, batch: NDArray[np.int64], epoch: int, step: int
     ) -> tuple[NDArray[np.int64], Tensor]:
@@ -242,28 +273,6 @@ class Trainer:
             waiting: contextlib.AbstractContextManager[None] = self.model.no_sync()
             return waiting
         return contextlib.nullcontext()
-
-
-def image_batches(config: TrainingConfig, images: ImageSet, epoch: int) -> list[NDArray[np.int64]]:
-    """Rows of images to mine within, in batches of one size; by label if there are to be several.
-
-    Raises:
-        InvalidConfig: there are to be several of each label, but images have not one label each.
-        InvalidData: there are fewer labels than a batch needs.
-    """
-    rng = numpy_generator(config.seed, epoch, ORDER)
-    if config.mining.samples_per_class is not None:
-        if images.labels is None:
-            raise InvalidConfig(
-                f"mining.samples_per_class is {config.mining.samples_per_class}, but the images of "
-                f"{config.data.name} have not one label each: leave it out"
-            )
-        return list(
-            label_batches(images.labels, config.batch, config.mining.samples_per_class, rng)
-        )
-    order, size = rng.permutation(len(images)), min(config.batch, len(images))
-    # A smaller last batch has fewer tuples to offer.
-    return [order[start : start + size] for start in range(0, len(order) - size + 1, size)]
 
 
 def _by_role(members: Tensor) -> NDArray[np.int64]:

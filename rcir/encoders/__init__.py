@@ -10,6 +10,7 @@ from rcir.encoders.deterministic import Deterministic
 from rcir.encoders.hub import model_preprocessing
 from rcir.encoders.mc_dropout import MCDropout
 from rcir.encoders.methods import METHODS, find_method, method_name, require_encoder
+from rcir.encoders.norm_softmax import NormSoftmax
 from rcir.encoders.pretrained import Pretrained
 
 
@@ -39,6 +40,7 @@ __all__ = [
     "EncoderConfig",
     "MCDropout",
     "NoOptions",
+    "NormSoftmax",
     "Pretrained",
     "build_encoder",
     "find_method",

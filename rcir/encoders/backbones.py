@@ -12,7 +12,8 @@ from rcir.encoders.hub import take_weights
 from rcir.errors import DataUnavailable, InvalidConfig
 
 Weights = Literal["IMAGENET1K_V1", "IMAGENET1K_V2"]
-BACKBONES = ("mnist-cnn", "cifar-cnn", "resnet50", "densenet161")
+BACKBONES = ("mnist-cnn", "cifar-cnn", "resnet10", "resnet50", "densenet161")
+UNTRAINED = BACKBONES[:3]  # of one channel or three, without published weights
 
 
 def build_backbone(
@@ -22,10 +23,11 @@ def build_backbone(
 
     Args:
         name: "mnist-cnn" (two convolutions, from 8 x 8 pixels), "cifar-cnn" (three, from 18 x 18;
-            both from Warburg et al., 2023, arXiv 2302.01332), "resnet50" or "densenet161".
-        channels: of the images, 1 or 3; the torchvision networks take 3.
-        pretrained: start from torchvision's ImageNet weights, the best or those named; the
-            torchvision networks only.
+            both from Warburg et al., 2023, arXiv 2302.01332), "resnet10" (four residual blocks of
+            32 to 256 channels, for pictures of 28 to 64 pixels), "resnet50" or "densenet161".
+        channels: of the images, 1 or 3; resnet50 and densenet161 take 3.
+        pretrained: start from torchvision's ImageNet weights, the best or those named; resnet50
+            and densenet161 only.
         checkpoint_path: a .safetensors file with weights of the whole torchvision network.
 
     Raises:
@@ -38,13 +40,14 @@ def build_backbone(
             f"backbone {name!r} is unknown; choose one of {', '.join(BACKBONES)}, or a model of a "
             "hub, such as timm:resnet18"
         )
-    if name.endswith("-cnn"):
+    if name in UNTRAINED:
         if pretrained or checkpoint_path is not None:
             raise InvalidConfig(
                 f"{name} has no pretrained weights: set encoder.pretrained=false, and no "
                 "encoder.checkpoint_path"
             )
-        return _mnist_cnn(channels) if name == "mnist-cnn" else _cifar_cnn(channels)
+        build = {"mnist-cnn": _mnist_cnn, "cifar-cnn": _cifar_cnn, "resnet10": _resnet10}
+        return build[name](channels)
     if channels != 3:
         raise InvalidConfig(f"{name} takes 3 channels, not {channels}: set preprocessing.channels")
     network: Any = _torchvision(name, pretrained)
@@ -85,8 +88,27 @@ def _cifar_cnn(channels: int) -> nn.Module:
     )
 
 
+def _resnet10(channels: int) -> nn.Module:
+    """A residual network of one basic block a stage (He et al., CVPR 2016), half as wide."""
+    from torchvision.models.resnet import BasicBlock  # slow to import, see below
+
+    before = 32
+    layers: list[nn.Module] = [
+        nn.Conv2d(channels, before, 3, stride=2, padding=1, bias=False),
+        *(nn.BatchNorm2d(before), nn.ReLU(inplace=True)),
+        BasicBlock(before, before),
+    ]
+    for width in (64, 128, 256):
+        shortcut = nn.Sequential(
+            nn.Conv2d(before, width, 1, stride=2, bias=False), nn.BatchNorm2d(width)
+        )
+        layers.append(BasicBlock(before, width, 2, shortcut))
+        before = width
+    return nn.Sequential(*layers)
+
+
 def _torchvision(name: str, pretrained: bool | Weights) -> nn.Module:
-    from torchvision import models  # slow to import; the small networks need none
+    from torchvision import models  # slow to import; the smallest networks need none
 
     known = [weights.name for weights in models.get_model_weights(name)]  # without the alias
     if isinstance(pretrained, str) and pretrained not in known:

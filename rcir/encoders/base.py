@@ -39,7 +39,7 @@ class Encoder(nn.Module):
       of its loss (``loss``), which check their values themselves.
     - `mining`: the positive and negatives it is best trained with.
     - `forward`: images (n, C, H, W) to their `Embedding`, with gradients.
-    - `loss`: of each tuple.
+    - `loss`: of each tuple; or, with `by_label`, `label_loss`: of each image.
     - `after_step`, `fit_posthoc`: what it does after a step of the optimizer, after training.
     - `reranks`, `rerank`: distances of its own to the candidates that the index found.
     - `member_configs`, `take_members`: if it is made of encoders that are trained by themselves.
@@ -61,6 +61,7 @@ class Encoder(nn.Module):
     Options: ClassVar[type] = NoOptions
     LossOptions: ClassVar[type] = TripletOptions
     mining: ClassVar[tuple[Positive, Negatives]] = ("nearest", "top-random")
+    by_label: ClassVar[bool] = False  # whether it is trained by the labels of images, not by tuples
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -77,6 +78,16 @@ class Encoder(nn.Module):
             options: `LossOptions` in force.
         """
         return triplet_tuple_loss(embedding.vectors, valid, options)
+
+    def label_loss(self, embedding: Embedding, labels: Tensor, options: Any) -> Tensor:
+        """The loss of each image, (b,), by its label; asked instead of `loss` if `by_label`.
+
+        Args:
+            embedding: of b images.
+            labels: (b,) int64, of n training labels numbered from 0 to n - 1.
+            options: `LossOptions` in force.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is trained by tuples, without labels")
 
     def after_step(self) -> None:
         """Called after every step of the optimizer, on every worker."""

@@ -8,16 +8,19 @@ from rcir.losses.bayesian_triplet import (
     triplet_moments,
     triplet_nll,
 )
+from rcir.losses.norm_softmax import NormSoftmaxOptions, norm_softmax_loss
 from rcir.losses.triplet import triplet_loss
 from rcir.losses.tuples import TripletOptions, mean_of_valid, split_tuples, triplet_tuple_loss
 
 __all__ = [
     "BayesianTripletOptions",
+    "NormSoftmaxOptions",
     "TripletOptions",
     "bayesian_tuple_loss",
     "expected_squared_distance",
     "kl_to_prior",
     "mean_of_valid",
+    "norm_softmax_loss",
     "split_tuples",
     "triplet_loss",
     "triplet_moments",

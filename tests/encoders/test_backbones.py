@@ -2,7 +2,9 @@ from urllib.error import URLError
 
 import pytest
 import torch
-from torchvision.models import ResNet50_Weights
+from torch import nn
+from torchvision.models import ResNet, ResNet50_Weights
+from torchvision.models.resnet import BasicBlock
 
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.encoders.backbones import build_backbone, output_shape
@@ -15,6 +17,8 @@ from rcir.errors import DataUnavailable, InvalidConfig
         ("mnist-cnn", 1, (28, 28), (64, 12, 12)),  # 9,216 features, as published
         ("mnist-cnn", 1, (8, 16), (64, 2, 6)),
         ("cifar-cnn", 3, (32, 32), (64, 4, 4)),  # 1,024 features, as published
+        ("resnet10", 3, (64, 64), (256, 4, 4)),
+        ("resnet10", 1, (28, 28), (256, 2, 2)),
         ("resnet50", 3, (64, 64), (2048, 2, 2)),
         ("densenet161", 3, (32, 32), (2208, 1, 1)),
     ],
@@ -31,6 +35,19 @@ def test_feature_maps_have_the_published_shapes_and_are_never_negative(
     assert maps.max() > 0
     encoder_names = {name for name, _ in backbone.named_parameters()}
     assert not any("fc" in name or "classifier" in name for name in encoder_names)
+
+
+def test_the_smallest_residual_network_is_torchvisions_half_as_wide():
+    """Of basic blocks 1, 1, 1, 1, with a stem for small pictures."""
+    peer = ResNet(BasicBlock, [1, 1, 1, 1])
+    peer.conv1 = nn.Conv2d(3, 64, 3, bias=False)
+    halved = sum(
+        weights.numel() / 2 ** (2 if weights.dim() == 4 and name != "conv1.weight" else 1)
+        for name, weights in peer.named_parameters()
+        if not name.startswith("fc")
+    )
+    ours = build_backbone("resnet10", 3, pretrained=False)
+    assert sum(weights.numel() for weights in ours.parameters()) == halved
 
 
 @pytest.mark.parametrize("name", ["resnet50", "densenet161"])

@@ -1,0 +1,66 @@
+"""A classifier's embedding: trained by the label of every image (Zhai and Wu, BMVC 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rcir.embedding import Embedding
+from rcir.encoders.config import EncoderConfig
+from rcir.encoders.deterministic import Deterministic
+from rcir.errors import InvalidConfig
+from rcir.losses import NormSoftmaxOptions, norm_softmax_loss
+
+
+@dataclass(frozen=True)
+class NormSoftmaxEncoderOptions:
+    """Options of the encoder.
+
+    Args:
+        classes: at least as many as the training images have labels; one proxy is kept for each.
+    """
+
+    classes: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.classes < 2:
+            raise InvalidConfig(f"encoder.options.classes is {self.classes}; at least 2")
+
+
+class NormSoftmax(Deterministic):
+    """The deterministic encoder, trained to tell the labels of the training images apart.
+
+    No tuples are mined: every image of a batch is told from all other labels at once, which takes
+    far fewer epochs than triplets where an encoder starts from nothing. The training images must
+    have one label each.
+
+    Example:
+        >>> encoder = NormSoftmax(EncoderConfig("norm-softmax", dim=4), channels=1, size=(8, 16))
+        >>> embedding = encoder(torch.zeros(2, 1, 8, 16))
+        >>> encoder.label_loss(embedding, torch.tensor([0, 7]), NormSoftmaxOptions()).shape
+        torch.Size([2])
+    """
+
+    Options = NormSoftmaxEncoderOptions
+    LossOptions = NormSoftmaxOptions
+    by_label = True
+
+    def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
+        super().__init__(config, channels, size)
+        self.proxies = nn.Parameter(torch.randn(self.options.classes, config.dim) * 0.1)
+
+    def label_loss(self, embedding: Embedding, labels: Tensor, options: Any) -> Tensor:
+        """The normalised softmax loss of each image, (b,).
+
+        Raises:
+            InvalidConfig: there are more labels than proxies.
+        """
+        if len(labels) and int(labels.max()) >= len(self.proxies):
+            raise InvalidConfig(
+                f"encoder.options.classes is {len(self.proxies)}, but the training images have "
+                "more labels: raise it to their number"
+            )
+        return norm_softmax_loss(embedding.vectors, self.proxies, labels, options.temperature)
