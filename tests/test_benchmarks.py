@@ -76,6 +76,10 @@ FIGURES = {
         *("trial_seconds", "trial_overhead", "sweep_overhead"),
     },
     "validity": {*EXCESSES, "choice_excess", "modes"},
+    "uncertainties": {
+        *("cosine_auroc_miss", "cosine_size_over_constant"),
+        *("vote_auroc_miss", "vote_size_over_constant"),
+    },
     "vectors": {
         *("cub_size_over_constant", "violation_rate", "violation_expected"),
         *("certify_seconds", "recalibrate_over_search", "core_install_mb", "import_seconds"),
@@ -104,7 +108,14 @@ FIGURES = {
 # Where few queries of few matches certify no false discovery rate, there is none.
 MAYBE = {"risk": {f"{name}_largest_false_discovery_auto_over_constant" for name in SETS}}
 HELPERS = {"common", "cub", "loops", "populations", "papers/tables"}  # what several scripts share
-OF_DATA = {"data", "photographs", "vectors", "papers/fashion_mnist", "papers/two_digit_mnist"}
+OF_DATA = {
+    "data",
+    "photographs",
+    "uncertainties",
+    "vectors",
+    "papers/fashion_mnist",
+    "papers/two_digit_mnist",
+}
 OF_RAY = {"training", "tuning"}
 
 

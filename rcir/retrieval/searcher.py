@@ -351,6 +351,8 @@ class Searcher(VectorSearcher):
             pictures: Any = given
             given = self.embed(pictures, embedder)
         vectors, stated = _arrays(given)
+        if self.encoder is None:
+            vectors = self.options.checked(vectors)
         held = None
         if self.encoder is not None and self.encoder.reranks:
             held = given.map(lambda values: values.cpu())

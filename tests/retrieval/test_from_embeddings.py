@@ -4,10 +4,12 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from scipy.spatial.distance import cdist
 
 import rcir
 from rcir.data.within_radius import WithinRadius
+from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalibration
 from rcir.risk import LabelledResults
 
@@ -63,6 +65,14 @@ def test_the_length_of_a_query_does_not_matter_under_cosine(calibrated):
     for query in ASKED[:5]:
         first, second = (calibrated.retrieve(scale * query, 0.2, 0.1) for scale in (1, 40))
         assert first.ids == second.ids
+
+
+def test_embeddings_of_any_length_are_asked_as_vectors_are(calibrated):
+    embedded = Embedding(torch.from_numpy(7 * ASKED[:5]))
+    expected = calibrated.retrieve(ASKED[:5], 0.2, 0.1)
+    for answer, other in zip(calibrated.retrieve(embedded, 0.2, 0.1), expected, strict=True):
+        assert answer.ids == other.ids
+        np.testing.assert_allclose(answer.distances, other.distances, atol=1e-5)
 
 
 def test_a_calibration_is_that_of_the_same_queries_as_an_image_set(built):

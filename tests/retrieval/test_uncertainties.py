@@ -119,6 +119,18 @@ def test_the_first_stays_where_others_are_no_better_or_nothing_can_be_compared()
     assert smallest_uncertainty(few) == ("a", {})
 
 
+def test_of_sizes_that_are_close_the_better_told_one_is_taken():
+    """Both order the wrong ones alike by what size they need; one tells which are wrong."""
+    rng = np.random.default_rng(1)
+    ranks = np.where(rng.uniform(size=2000) < 0.5, 1, rng.integers(2, 4, 2000))
+    noise = rng.uniform(size=2000)
+    told = np.where(ranks > 1, noise + 0.3, noise)
+    candidates = {"noise": judged_by(noise, ranks), "told": judged_by(told, ranks)}
+    name, sizes = smallest_uncertainty(candidates, alphas=(0.1,))
+    assert sizes["told"][0.1] == pytest.approx(sizes["noise"][0.1], rel=0.1)
+    assert name == "told"
+
+
 @pytest.mark.parametrize("kind", ["variance", 3, None])
 def test_an_unknown_uncertainty_is_refused(own, kind):
     with pytest.raises(InvalidConfig, match=f"uncertainty {kind!r} is unknown; choose one of own"):

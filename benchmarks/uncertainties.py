@@ -1,0 +1,113 @@
+"""What tells, on frozen features, whether the nearest picture is wrong: uncertainties compared.
+
+On vectors of birds by a network that ImageNet trained (`cub.py`), over random halves: the AUROC of
+a wrong first picture, and the mean set size certified by each uncertainty alone (`Quantile` sizes)
+over that of one size for all. Those that retrievers have come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from common import parser, report, sized
+from cub import birds, gallery_and_queries
+from sklearn.metrics import roc_auc_score
+
+import rcir
+from rcir.risk import (
+    Boosted,
+    Constant,
+    LabelledResults,
+    Learned,
+    Quantile,
+    Request,
+    RiskController,
+    RiskUnattainable,
+)
+
+HALVES = sized(10, 2)
+ALPHA, DELTA = sized(0.1, 0.4), 0.1
+SHARES = (0.3, 0.7)  # where calibration begins, and where it ends
+
+
+def uncertainties(
+    retriever: rcir.Retriever, found: LabelledResults, tuning: np.ndarray
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Names and values (n,) of all that is compared.
+
+    Args:
+        retriever: that searched.
+        found: search results of all queries.
+        tuning: rows to fit on.
+    """
+    for kind in retriever.uncertainties[1:]:
+        yield kind, retriever.judged(found, kind).uncertainty
+    distances, keys = found.known("distances"), found.known("keys")
+    same = keys == keys[:, :1]
+    for k in (5, 10):
+        yield f"vote of {k}", 1 - same[:, :k].mean(axis=1)
+    squared = distances[:, :30] ** 2
+    for temperature in (0.02, 0.1):
+        weight = np.exp((squared[:, :1] - squared) / temperature)
+        share = (weight * same[:, :30]).sum(axis=1) / weight.sum(axis=1)
+        yield f"vote of 30, weighted by exp(-d^2 / {temperature:g})", 1 - share
+    other = np.where(same, np.inf, distances).min(axis=1)
+    yield "ratio to the nearest of another label", distances[:, 0] / other
+    yield "gap to the nearest of another label", distances[:, 0] - other
+    yield "density: mean distance of 10", distances[:, :10].mean(axis=1)
+    for kind in (Learned, Boosted):
+        part = found[tuning]
+        fitted = kind.fit(part, part.relevant)
+        ordered, _ = fitted.ordered(found)
+        yield f"{kind.name}: of the neighbourhood", fitted.selection_score(ordered, size=1)
+
+
+def mean_size(fitted: Quantile | Constant, parts: list[LabelledResults]) -> float:
+    """Certified mean size of the test queries."""
+    controller = RiskController(fitted, *parts[:2])
+    guarantee = controller.decide(Request(ALPHA, DELTA))
+    return float(controller.sets(parts[2], guarantee)[1].mean())
+
+
+def main() -> None:
+    """Compare over random halves."""
+    options = parser(__doc__).parse_args()
+    table = birds()
+    aurocs: dict[str, list[float]] = {}
+    ratios: dict[str, list[float]] = {}
+    for half in range(HALVES):
+        gallery, queries = gallery_and_queries(table, half)
+        retriever = rcir.Retriever.from_embeddings(gallery.vectors, gallery.ids, gallery.labels)
+        labelled = retriever.labelled(queries.vectors, queries.labels)
+        found = retriever.search_labelled(labelled)
+        n = len(found)
+        bounds = [round(share * n) for share in SHARES]
+        rows = np.split(np.random.default_rng(half).permutation(n), bounds)
+        wrong = ~found.relevant[:, 0]
+        try:
+            constant = mean_size(Constant(), [found[part] for part in rows])
+        except RiskUnattainable:
+            continue
+        for name, values in uncertainties(retriever, found, rows[0]):
+            judged = replace(found, uncertainty=np.asarray(values, np.float64))
+            parts = [judged[part] for part in rows]
+            fitted = Quantile.fit(parts[0], parts[0].relevant)
+            aurocs.setdefault(name, []).append(roc_auc_score(wrong[rows[2]], values[rows[2]]))
+            ratios.setdefault(name, []).append(mean_size(fitted, parts) / constant)
+    shown = [
+        [name, *(f"{value:.3f}" for value in (np.mean(each), np.std(each), np.mean(ratios[name])))]
+        for name, each in aurocs.items()
+    ]
+    figures = {
+        f"{kind}_{figure}": float(np.mean(values[kind]))
+        for kind in ("cosine", "vote")
+        for figure, values in (("auroc_miss", aurocs), ("size_over_constant", ratios))
+    }
+    columns = ["uncertainty", "AUROC", "deviation", "size over constant"]
+    report(f"Frozen features, alpha {ALPHA}", columns, shown, figures, options.json)
+
+
+if __name__ == "__main__":
+    main()
