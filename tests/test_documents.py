@@ -1,3 +1,4 @@
+import os
 import re
 import runpy
 import shlex
@@ -9,6 +10,7 @@ import pytest
 from PIL import Image
 
 from rcir.config import parse
+from rcir.data.vector_writing import write_vectors
 from training import TrainingConfig
 from tuning import TuningConfig
 from tuning.__main__ import spelled_out
@@ -39,13 +41,32 @@ def test_the_commands_of_the_readme_run_in_its_order(demo, tmp_path, monkeypatch
     rng = np.random.default_rng(0)
     for name in "abcdefgh":
         (tmp_path / "photos" / name).mkdir(parents=True)
+        pattern = rng.integers(0, 200, (20, 20, 3))
         for number in range(6):
-            pixels = rng.integers(0, 256, (20, 20, 3), np.uint8)
+            pixels = (pattern + rng.integers(0, 56, (20, 20, 3))).astype(np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
+    write_vectors_of_kinds(rng, tmp_path)
+    weights = Path(os.environ.get("RCIR_DATA", "")) / "models" / "tf_efficientnet_lite0.safetensors"
     lines = [line for line in commands() if "tune-" not in line]
-    assert len(lines) >= 8
+    if weights.is_file():
+        monkeypatch.setitem(SHORTER, "rcir embed", ["--checkpoint", str(weights)])
+    else:  # they would be downloaded
+        lines = [line for line in lines if "photos.parquet" not in line]
+    assert len(lines) >= 9
     run(lines, monkeypatch)
     assert (tmp_path / "runs" / "digits-btl" / "retriever" / "manifest.json").is_file()
+
+
+def write_vectors_of_kinds(rng, folder):
+    """The tables `gallery.parquet` and `queries.parquet`, of five kinds."""
+    centres = rng.standard_normal((5, 8))
+    for name in ("gallery", "queries"):
+        kinds = rng.integers(5, size=200)
+        vectors = (centres[kinds] + 0.5 * rng.standard_normal((200, 8))).astype(np.float32)
+        ids, labels = (
+            [f"{word} {n}" for n in each] for word, each in ((name, range(200)), ("kind", kinds))
+        )
+        write_vectors(folder / f"{name}.parquet", vectors, ids, {"label": labels}, None, "m")
 
 
 def test_the_sweep_of_the_readme_is_one(monkeypatch):
