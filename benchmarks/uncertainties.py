@@ -16,6 +16,7 @@ from cub import birds, gallery_and_queries
 from sklearn.metrics import roc_auc_score
 
 import rcir
+from rcir.errors import RiskUnattainable
 from rcir.risk import (
     Boosted,
     Constant,
@@ -24,7 +25,6 @@ from rcir.risk import (
     Quantile,
     Request,
     RiskController,
-    RiskUnattainable,
 )
 
 HALVES = sized(10, 2)
