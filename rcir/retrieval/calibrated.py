@@ -27,7 +27,7 @@ from rcir.retrieval.control import (
     divide_queries,
     nearest_other,
 )
-from rcir.retrieval.queries import Queries
+from rcir.retrieval.queries import Queries, require_alike
 from rcir.retrieval.searcher import Searcher
 from rcir.risk import (
     Bound,
@@ -193,6 +193,7 @@ class CalibratedSearcher(Searcher):
             )
         for queries in (tuning, calibration):
             self._check_searched(queries)
+        require_alike(calibration.known("queries"), tuning.known("queries"))
         check_clusters(tuning, calibration)
         self._check_repeats(tuning, calibration, options.recurring, again)
         uncertainty, uncertainties = self._chosen_uncertainty(tuning, options, again)

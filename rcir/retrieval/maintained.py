@@ -18,7 +18,7 @@ from rcir.retrieval.calibrated import CalibratedSearcher, digests_of
 from rcir.retrieval.calibration_report import CalibrationReport
 from rcir.retrieval.control import extended, grown
 from rcir.retrieval.gallery import Gallery
-from rcir.retrieval.queries import Queries
+from rcir.retrieval.queries import Queries, require_alike
 from rcir.retrieval.searcher import Asked
 from rcir.risk import (
     Exchangeability,
@@ -172,6 +172,7 @@ class MaintainedSearcher(CalibratedSearcher):
         if not isinstance(queries, LabelledResults):
             queries = self._labelled(self.labelled(queries, labels, **known))
         self._check_searched(queries)
+        require_alike(queries.known("queries"), self.calibration_queries)
         queries = self.judged(queries)
         added = self._kept(queries)
         gallery = None if self.options.leave_one_out else self.digests
@@ -205,6 +206,7 @@ class MaintainedSearcher(CalibratedSearcher):
         """
         controller = self._valid_controller(None)
         self._check_searched(recent)
+        require_alike(recent.known("queries"), self.calibration_queries)
         recent = self.judged(recent)
         cluster = controller.cluster or recent.cluster
         if cluster is not None:

@@ -107,3 +107,18 @@ class Queries:
             for each in fields(self)
             if each.name != "cluster" and getattr(self, each.name) is not None
         }
+
+
+def require_alike(queries: Queries, others: Queries | None) -> None:
+    """Raise `InvalidData` unless queries have uncertainties of their own if and only if others do.
+
+    Args:
+        queries: that ask, or calibrate.
+        others: those that were tuned or calibrated with; None where there are none to compare.
+    """
+    if others is not None and (others.uncertainty is None) != (queries.uncertainty is None):
+        known = "without" if others.uncertainty is None else "with"
+        raise InvalidData(
+            f"the retriever was calibrated {known} uncertainties of the queries' own: ask {known} "
+            "them, for they decide set sizes"
+        )

@@ -19,7 +19,7 @@ from rcir.index import DEPTH, IndexConfig, build_index, lengths
 from rcir.retrieval.answer import Distinct, Options, Retrieval
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.maintained import MaintainedSearcher
-from rcir.retrieval.queries import Queries
+from rcir.retrieval.queries import Queries, require_alike
 from rcir.retrieval.vector_options import Metric, VectorOptions
 from rcir.risk import (
     Guarantee,
@@ -203,19 +203,9 @@ class Retriever(MaintainedSearcher):
         if self.encoder is None and isinstance(query, np.ndarray):
             many, asked = query.ndim > 1, np.atleast_2d(query)
         embedded = self._embedded(asked, None, uncertainty, model)
-        self._check_uncertainty(embedded)
+        require_alike(embedded, self.calibration_queries)
         answers = self._retrieve(embedded, controller, guarantee)
         return answers if many else answers[0]
-
-    def _check_uncertainty(self, queries: Queries) -> None:
-        """Raise `InvalidData` unless queries have an uncertainty where those before had theirs."""
-        kept = self.calibration_queries
-        if kept is not None and (kept.uncertainty is None) != (queries.uncertainty is None):
-            known = "without" if kept.uncertainty is None else "with"
-            raise InvalidData(
-                f"the retriever was calibrated {known} uncertainties of the queries' own: ask "
-                f"{known} them, for they decide set sizes"
-            )
 
     def _retrieve(
         self, queries: Queries, controller: RiskController, guarantee: Guarantee

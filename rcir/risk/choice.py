@@ -39,7 +39,7 @@ KNOWN: Mapping[str, type[ScoreFunction]] = {
     MatchProbability.name: MatchProbability,
 }
 FEWEST_COMPARED = 50
-CLOSE = 1.1  # times the smallest mean size
+NO_WORSE = 1.1  # times the smallest mean size
 GRID = 256  # thresholds at which recall and false discovery are compared
 
 ComparedSizes = Mapping[str, Mapping[float, float]]
@@ -165,7 +165,7 @@ def smallest_uncertainty(
         name: float(np.exp(np.log([own[alpha] for alpha in shared]).mean()))
         for name, own in sizes.items()
     }
-    close = [name for name in means if means[name] <= CLOSE * min(means.values())]
+    close = [name for name in means if means[name] <= NO_WORSE * min(means.values())]
     return max(close, key=lambda name: (_auroc_miss(candidates[name]), name == first)), sizes
 
 

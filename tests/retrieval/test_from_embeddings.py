@@ -139,6 +139,20 @@ def test_an_uncertainty_that_was_not_calibrated_with_is_refused(calibrated):
         calibrated.retrieve(ASKED[:2], 0.3, 0.1, uncertainty=0.5)
 
 
+def test_queries_with_and_without_uncertainties_are_not_mixed(built):
+    stated = np.linspace(0, 1, 200)
+    with_own = built.search_labelled(built.labelled(ASKED[:200], NAMES[ASKED_LABELS[:200]], stated))
+    without = built.search_labelled(built.labelled(ASKED[200:], NAMES[ASKED_LABELS[200:]]))
+    for parts in ((with_own, without), (without, with_own)):
+        with pytest.raises(InvalidData, match="uncertainties of the queries' own"):
+            built.calibrate(*parts)
+    assert not built.controllers
+    built.calibrate(ASKED[200:], NAMES[ASKED_LABELS[200:]])
+    for call in (built.extend_calibration, built.check):
+        with pytest.raises(InvalidData, match="calibrated without uncertainties"):
+            call(with_own)
+
+
 def test_items_match_that_share_a_label():
     lists = [[NAMES[label], "all" if row % 7 == 0 else "odd"] for row, label in enumerate(LABELS)]
     own = rcir.Retriever.from_embeddings(GALLERY, labels=lists)
