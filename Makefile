@@ -45,7 +45,7 @@ bench: setup
 	done; test -z "$$failed" || { echo "error: ended early:$$failed"; exit 1; }
 
 papers: setup
-	@for script in benchmarks/papers/*_mnist.py; do $(BIN)/python $$script || exit 1; done
+	@for script in $(filter-out %/tables.py,$(wildcard benchmarks/papers/*.py)); do $(BIN)/python $$script || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

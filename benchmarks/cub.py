@@ -1,6 +1,6 @@
-"""Vectors of photographs of birds: CUB-200-2011, by a network that ImageNet trained.
+"""Photographs of birds: CUB-200-2011, the copy with 50 kinds, and a network that ImageNet trained.
 
-Of the copy with 50 kinds; the second half of the kinds, which nothing here was ever trained on.
+The second half of the kinds is what nothing here was ever trained on.
 """
 
 from __future__ import annotations
@@ -10,34 +10,52 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from common import sized
+from numpy.typing import NDArray
 
 from rcir.data.vector_files import VectorTable, read_vectors
 
 MODEL = "timm:tf_efficientnet_lite0"
 KINDS = sized(range(26, 51), range(26, 31))
+Rows = NDArray[np.int64]
+
+
+def weights() -> Path:
+    """The weights of `MODEL`."""
+    return Path(os.environ["RCIR_DATA"], "models", "tf_efficientnet_lite0.safetensors").absolute()
+
+
+def class_folders(folder: Path, kinds: Container[int]) -> Path:
+    """The photographs of some kinds, in class folders that are written into a folder."""
+    archive = Path(os.environ["RCIR_DATA"], "cub200-50", "CUB_200_2011.tar")
+    images = folder / "CUB_200_2011" / "images"
+    if not images.exists():
+        with tarfile.open(archive) as members:
+            wanted = [
+                member
+                for member in members
+                if member.name.endswith(".jpg") and int(member.name.split("/")[-2][:3]) in kinds
+            ]
+            members.extractall(folder, wanted, filter="data")
+    return images
 
 
 def birds() -> VectorTable:
     """The vectors of the photographs of `KINDS`, embedded by `rcir embed`."""
-    data = Path(os.environ["RCIR_DATA"])
-    with tempfile.TemporaryDirectory() as folder, tarfile.open(_archive(data)) as archive:
-        starts = tuple(f"CUB_200_2011/images/{kind:03d}." for kind in KINDS)
-        pictures = [member for member in archive if member.name.startswith(starts)]
-        archive.extractall(folder, pictures, filter="data")
+    with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "birds.parquet"
-        weights = data / "models" / "tf_efficientnet_lite0.safetensors"
-        command = ["embed", f"{folder}/CUB_200_2011/images", "--output", str(output)]
-        command += ["--model", MODEL, "--checkpoint", str(weights)]
+        command = ["embed", str(class_folders(Path(folder), KINDS)), "--output", str(output)]
+        command += ["--model", MODEL, "--checkpoint", str(weights())]
         subprocess.run([sys.executable, "-m", "rcir.cli", *command], check=True)
         return read_vectors(output)
 
 
-def some(table: VectorTable, rows: np.ndarray) -> VectorTable:
+def some(table: VectorTable, rows: Rows) -> VectorTable:
     """The vectors of some rows, with their ids and labels."""
     assert table.ids is not None
     labels = np.asarray(table.labels)
@@ -49,19 +67,20 @@ def some(table: VectorTable, rows: np.ndarray) -> VectorTable:
     )
 
 
-def gallery_and_queries(table: VectorTable, seed: int) -> tuple[VectorTable, VectorTable]:
-    """Half of the photographs of each kind, and the others, in random order."""
-    rng = np.random.default_rng(seed)
-    order = rng.permutation(len(table))
-    labels = np.asarray(table.labels)[order]
-    by_kind = np.argsort(labels, kind="stable")
+def halves(labels: NDArray[np.generic], seed: int) -> tuple[Rows, Rows]:
+    """Rows of half of the photographs of each kind, and of the others, in random order."""
+    order = np.random.default_rng(seed).permutation(len(labels))
+    drawn = labels[order]
+    by_kind = np.argsort(drawn, kind="stable")
     place = np.empty(len(order), np.int64)
-    starts = np.searchsorted(labels[by_kind], labels[by_kind])
+    starts = np.searchsorted(drawn[by_kind], drawn[by_kind])
     place[by_kind] = np.arange(len(order)) - starts
-    counts = np.unique(labels, return_inverse=True, return_counts=True)
+    counts = np.unique(drawn, return_inverse=True, return_counts=True)
     held = place < counts[2][counts[1]] / 2
-    return some(table, order[held]), some(table, order[~held])
+    return order[held], order[~held]
 
 
-def _archive(data: Path) -> Path:
-    return data / "cub200-50" / "CUB_200_2011.tar"
+def gallery_and_queries(table: VectorTable, seed: int) -> tuple[VectorTable, VectorTable]:
+    """`halves` of the vectors."""
+    first, second = halves(np.asarray(table.labels), seed)
+    return some(table, first), some(table, second)

@@ -84,6 +84,10 @@ FIGURES = {
         *("cub_size_over_constant", "violation_rate", "violation_expected"),
         *("certify_seconds", "recalibrate_over_search", "core_install_mb", "import_seconds"),
     },
+    "papers/cub50": {
+        *("cub_frozen_recall", "cub_finetuned_recall", "cub_finetuned_over_frozen_size"),
+        *("cub_finetuned_auto_over_paper", "cub_finetuned_auto_over_constant"),
+    },
     "papers/fashion_mnist": {
         f"{encoder}_{name}"
         for encoder, name in product(
@@ -113,6 +117,7 @@ OF_DATA = {
     "photographs",
     "uncertainties",
     "vectors",
+    "papers/cub50",
     "papers/fashion_mnist",
     "papers/two_digit_mnist",
 }

@@ -91,7 +91,7 @@ def main() -> None:
             if method in TRAINED:
                 runs[f"{method}, seed {seed}"] = run
             encoder = run.encoder().to(memory_format=torch.channels_last)  # half as fast again
-            searched = search(run, encoder, test)
+            searched = search(run.preprocessing, encoder, test)
             found.append(
                 retrieval_scores(searched, test)
                 | ood_scores(searched.uncertainty, outside(run, encoder, searched, digits))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 sys.path.append(str(Path(__file__).parents[1]))
 from common import parser, sized, titled
 
-from rcir.data import ImageSet
+from rcir.data import ImageSet, Preprocessing
 from rcir.encoders import Encoder
 from rcir.encoders.batches import draw_samples, embed
 from rcir.index import build_index, lengths, nearest_others, one_minus_cosine
@@ -53,24 +53,27 @@ class Searched:
         vectors: (n, d) embeddings.
         distances, positions: (n, 10) of the nearest other images.
         uncertainty: (n,) as a retriever would state it.
+        stated: whether the encoder states it.
     """
 
     vectors: torch.Tensor
     distances: NDArray[np.float32]
     positions: NDArray[np.int64]
     uncertainty: NDArray[np.float64]
+    stated: bool
 
 
-def search(run: RunFolder, encoder: Encoder, images: ImageSet) -> Searched:
+def search(preprocessing: Preprocessing, encoder: Encoder, images: ImageSet) -> Searched:
     """Search a test set among itself."""
-    embedding = embed(encoder, run.preprocessing, images.images)
+    embedding = embed(encoder, preprocessing, images.images)
     distances, positions = nearest_others(embedding.vectors, DEPTH)
+    stated = embedding.uncertainty is not None
     if embedding.uncertainty is None:
         norms = lengths(embedding.vectors.numpy())
         uncertainty = one_minus_cosine(distances[:, 0], norms, norms[positions[:, 0]])
     else:
         uncertainty = embedding.uncertainty.numpy().astype(np.float64)
-    return Searched(embedding.vectors, distances, positions, uncertainty)
+    return Searched(embedding.vectors, distances, positions, uncertainty, stated)
 
 
 def outside(
@@ -138,6 +141,12 @@ def trainings(runs: Mapping[str, RunFolder]) -> dict[str, RunFolder]:
     return found
 
 
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table as Markdown."""
+    lines = (columns, ["---"] * len(columns), *rows)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
 def show(
     title: str,
     columns: Sequence[str],
@@ -151,8 +160,7 @@ def show(
         f"{module.__name__} {module.__version__}" for module in (torch, np, faiss, ray, mlflow)
     )
     print(f"### {titled(title)}\n")
-    for cells in (columns, ["---"] * len(columns), *rows):
-        print(f"| {' | '.join(cells)} |")
+    print(markdown(columns, rows))
     print(
         f"\nPrinted by `python {' '.join(sys.argv)}`, Python {sys.version.split()[0]}, {versions}."
     )

@@ -68,7 +68,7 @@ def configuration(method: str, dim: int, seed: int, runs: Path) -> TrainingConfi
 
 def scores(run: RunFolder, test: ImageSet) -> dict[str, float | None]:
     """Average precision of pairs, accuracy of neighbours, and how uncertainty goes with them."""
-    found = search(run, run.encoder(), test)
+    found = search(run.preprocessing, run.encoder(), test)
     labels = np.asarray(test.labels)
     right = knn_correct(labels[found.positions], labels, k=5)
     left, other = sample_pairs(labels, 10_000, np.random.default_rng(0)).T
