@@ -13,6 +13,8 @@ from dataclasses import replace
 import numpy as np
 from common import parser, report, sized
 from cub import birds, gallery_and_queries
+from sklearn.ensemble import GradientBoostingRegressor
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 import rcir
@@ -33,12 +35,13 @@ SHARES = (0.3, 0.7)  # where calibration begins, and where it ends
 
 
 def uncertainties(
-    retriever: rcir.Retriever, found: LabelledResults, tuning: np.ndarray
+    retriever: rcir.Retriever, gallery: np.ndarray, found: LabelledResults, tuning: np.ndarray
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Names and values (n,) of all that is compared.
 
     Args:
         retriever: that searched.
+        gallery: (n, d) the vectors that it searched.
         found: search results of all queries.
         tuning: rows to fit on.
     """
@@ -57,11 +60,37 @@ def uncertainties(
     yield "ratio to the nearest of another label", distances[:, 0] / other
     yield "gap to the nearest of another label", distances[:, 0] - other
     yield "density: mean distance of 10", distances[:, :10].mean(axis=1)
+    for prior in (1.0, 100.0):
+        yield (
+            f"Laplace: variance of a linear last layer, prior {prior:g}",
+            last_layer(found.known("vectors"), gallery, prior),
+        )
+    vectors, wrong = found.known("vectors"), ~found.relevant[:, 0]
+    predicted = LogisticRegression(C=1.0).fit(vectors[tuning], wrong[tuning])
+    yield "predicted from the vector", predicted.decision_function(vectors)
+    shares = [same[:, :k].mean(axis=1) for k in (5, 10, 30)]
+    profile = np.column_stack([distances[:, [0, 1, 4, 9, 29]], *shares])
+    ranks = np.log(np.minimum(found.ranks, found.depth + 1))
+    upper = GradientBoostingRegressor(loss="quantile", alpha=1 - ALPHA, n_estimators=50)
+    yield (
+        "quantile of the rank, regressed",
+        upper.fit(profile[tuning], ranks[tuning]).predict(profile),
+    )
     for kind in (Learned, Boosted):
         part = found[tuning]
         fitted = kind.fit(part, part.relevant)
         ordered, _ = fitted.ordered(found)
         yield f"{kind.name}: of the neighbourhood", fitted.selection_score(ordered, size=1)
+
+
+def last_layer(vectors: np.ndarray, fitted: np.ndarray, prior: float) -> np.ndarray:
+    """(n,) predictive variances of a linear layer under Laplace's approximation.
+
+    Whatever the labels, with a Gaussian likelihood: the Hessian is of the inputs alone.
+    """
+    rows = fitted / np.linalg.norm(fitted, axis=1, keepdims=True)
+    precision = rows.T @ rows + prior * np.eye(rows.shape[1])
+    return np.einsum("nd,dn->n", vectors, np.linalg.solve(precision, vectors.T))
 
 
 def mean_size(fitted: Quantile | Constant, parts: list[LabelledResults]) -> float:
@@ -90,7 +119,7 @@ def main() -> None:
             constant = mean_size(Constant(), [found[part] for part in rows])
         except RiskUnattainable:
             continue
-        for name, values in uncertainties(retriever, found, rows[0]):
+        for name, values in uncertainties(retriever, gallery.vectors, found, rows[0]):
             judged = replace(found, uncertainty=np.asarray(values, np.float64))
             parts = [judged[part] for part in rows]
             fitted = Quantile.fit(parts[0], parts[0].relevant)

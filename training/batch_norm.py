@@ -21,9 +21,13 @@ class GhostBatchStatistics:
         encoder: whose layers of batch normalisation are meant, if it has any; not those of a frozen
             backbone, which keep their statistics.
         workers: among whom the micro-batches are dealt out.
+        pretrained: the backbone starts from pretrained weights, and keeps its statistics too: a
+            few hundred steps of small batches would replace those of the millions of images that
+            the weights belong to (Roth et al., ICML 2020, train so; Cai et al. mean to).
     """
 
-    def __init__(self, encoder: nn.Module, workers: Workers) -> None:
+    def __init__(self, encoder: nn.Module, workers: Workers, pretrained: bool = False) -> None:
+        self._encoder = encoder
         self._workers = workers
         frozen = {
             layer
@@ -31,14 +35,21 @@ class GhostBatchStatistics:
             if isinstance(module, FrozenBackbone)
             for layer in module.modules()
         }
-        self._layers = [
+        layers = [
             layer
             for layer in encoder.modules()
             if isinstance(layer, _BatchNorm) and layer.track_running_stats and layer not in frozen
         ]
+        self._kept, self._layers = (layers, []) if pretrained else ([], layers)
         self._momentum = [float(layer.momentum or 0) for layer in self._layers]
         self._running = self._current()
         self._parts: list[list[Tensor]] = []
+
+    def train(self) -> None:
+        """Set the encoder to training mode, layers that keep their statistics left out."""
+        self._encoder.train()
+        for layer in self._kept:
+            layer.eval()
 
     def start_part(self) -> None:
         """Before the forward pass of a micro-batch."""

@@ -137,7 +137,7 @@ class TrainingConfig:
         self._check_changes()
 
     def _check_frozen(self) -> None:
-        if not self.encoder.pretrained and self.encoder.checkpoint_path is None:
+        if not self.encoder.starts_pretrained:
             raise InvalidConfig(
                 "encoder.freeze keeps the backbone as it is, which is random without "
                 "encoder.pretrained or encoder.checkpoint_path: give one of these, or train it"

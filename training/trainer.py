@@ -62,7 +62,9 @@ class Trainer:
         self._own_micro_batches = range(
             self.workers.rank, self.config.n_micro_batches, self.workers.count
         )
-        self._statistics = GhostBatchStatistics(self.encoder, self.workers)
+        self._statistics = GhostBatchStatistics(
+            self.encoder, self.workers, self.config.encoder.starts_pretrained
+        )
         self.options = self.config
         self._loss_options = self.config.loss_options()
         if self.encoder.by_label:
@@ -121,7 +123,7 @@ class Trainer:
         self.encoder.eval()
         with torch.no_grad():
             tuples = mined_tuples(config, self.images, self._embed, self.workers, epoch)
-        self.encoder.train()
+        self._statistics.train()
         # A last batch of fewer tuples than micro-batches is left out.
         starts = [
             s for s in range(0, len(tuples), config.batch) if len(tuples) - s >= n_micro_batches
@@ -161,7 +163,7 @@ class Trainer:
             self.workers.device,
         )
         batches = image_batches(config, self.images, epoch)
-        self.encoder.train()
+        self._statistics.train()
         bar.start(len(batches))
         own = (
             batch[part::n_micro_batches] for batch in batches for part in self._own_micro_batches
@@ -194,7 +196,7 @@ class Trainer:
     def _labelled(self, epoch: int, bar: EpochBar) -> Iterator[tuple[Tensor, int]]:
         """Gradients of the labels of each batch of images; yields as `_cached` does."""
         batches = image_batches(self.options, self.images, epoch)
-        self.encoder.train()
+        self._statistics.train()
         bar.start(len(batches))
         n_micro_batches = self.config.n_micro_batches
         own = (

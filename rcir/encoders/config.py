@@ -95,6 +95,11 @@ class EncoderConfig:
         known = self.architecture or model_architecture(self.backbone)
         return replace(self, options=asdict(self.method_options()), architecture=known)
 
+    @property
+    def starts_pretrained(self) -> bool:
+        """Whether the backbone starts from pretrained weights."""
+        return bool(self.pretrained) or self.checkpoint_path is not None
+
     def without_weights(self) -> EncoderConfig:
         """The same without the weights that it starts from."""
         return replace(self, pretrained=False, checkpoint_path=None)

@@ -156,6 +156,22 @@ def test_a_network_without_such_layers_is_left_alone():
     assert net[1].running_mean is None
 
 
+def test_a_pretrained_backbone_keeps_its_statistics_and_is_normalised_by_them():
+    net = network()
+    before = copy.deepcopy(net).eval()
+    statistics = GhostBatchStatistics(net, ALONE, pretrained=True)
+    statistics.train()
+    assert net.training
+    for batch in batches():
+        statistics.start_part()
+        torch.testing.assert_close(net(batch), before(batch))
+        statistics.finish()
+    for name, values in before.state_dict().items():
+        assert torch.equal(net.state_dict()[name], values)
+    GhostBatchStatistics(net, ALONE).train()
+    assert net[1].training
+
+
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory):
     """The folder of two processes that met, and what each of them received."""
