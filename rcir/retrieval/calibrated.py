@@ -36,6 +36,7 @@ from rcir.risk import (
     smallest_uncertainty,
 )
 from rcir.risk.choice import ComparedSizes
+from rcir.risk.fits import Fits
 
 
 class CalibratedSearcher(Searcher):
@@ -200,12 +201,12 @@ class CalibratedSearcher(Searcher):
         tuning, calibration = (self.judged(one, uncertainty) for one in (tuning, calibration))
         controllers: dict[Distinct, RiskController] = {}
         comparison: dict[Distinct, ComparedSizes] = {}
+        fits, asked = Fits(tuning), calibration
         for distinct in (None, "label") if self.labels is not None else (None,):
-            halves = (tuning, calibration)
             if distinct is not None:
-                halves = (tuning.distinct(), calibration.distinct())
+                fits, asked = fits.distinct(), asked.distinct()
             before = self.controllers[distinct] if again else None
-            controllers[distinct], comparison[distinct] = control(*halves, options, before)
+            controllers[distinct], comparison[distinct] = control(fits, asked, options, before)
         self.controllers, self.chosen_among = controllers, self.chosen_among if again else 1
         self.uncertainty = uncertainty
         self.calibrated_on = dict(self.fingerprints(), uncertainty=uncertainty)

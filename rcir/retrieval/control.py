@@ -43,7 +43,7 @@ class CalibrationOptions:
 
 
 def control(
-    tuning: LabelledResults,
+    fits: Fits,
     calibration: LabelledResults,
     options: CalibrationOptions,
     before: RiskController | None = None,
@@ -52,15 +52,15 @@ def control(
     function.
 
     Args:
-        tuning, calibration: the tuning split and the calibration queries.
+        fits: on the tuning split.
+        calibration: the calibration queries.
         options: how.
         before: whose kinds of score functions are taken, of each risk; else they are chosen.
 
     Returns:
         The controller, and what was compared for the miss risk.
     """
-
-    fits = Fits(tuning, tuning.relevant, tuning.totals)
+    tuning = fits.split
     made: dict[str, RiskController] = {}
 
     def of(risk: str) -> tuple[RiskController, ComparedSizes]:
