@@ -24,7 +24,7 @@ from rcir.retrieval.queries import Queries
 from rcir.retrieval.vector_options import VectorOptions
 from rcir.retrieval.vector_searcher import VectorSearcher
 from rcir.risk import LabelledResults, SearchResults
-from rcir.risk.search_results import VOTERS
+from rcir.risk.keys import VOTERS
 
 if TYPE_CHECKING:  # what needs no encoder needs no torch
     from rcir.data.preprocessing import Preprocessing

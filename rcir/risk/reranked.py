@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -13,7 +12,7 @@ from rcir.risk.features import PROFILE, Features, linear
 from rcir.risk.hazard import FLOOR, most_of_probability
 from rcir.risk.reordering import ReorderingScore
 from rcir.risk.score_functions import check_split, set_sizes
-from rcir.risk.search_results import SearchResults, first_of_each_key
+from rcir.risk.search_results import SearchResults
 
 MOST_QUERIES = 5000  # queries that the model is fitted on
 RIDGE = 1e-4
@@ -57,7 +56,7 @@ class Reranked(ReorderingScore):
             return False
         known = np.isfinite(ranks)
         columns = np.where(known, ranks, 1).astype(np.int64)[:, None] - 1
-        first = (first_of_each_key(keys) == columns).any(axis=1)
+        first = (results.key_columns == columns).any(axis=1)
         others = np.ndim(truth) == 2 and truth & (keys != np.take_along_axis(keys, columns, axis=1))
         return bool(first[known].all() and not np.any(others))
 
@@ -145,10 +144,9 @@ def _labels(
     of the ranking of keys, that broadcast to (n, m).
     """
     features.check(results)  # of distinct ones, distances are always given
-    columns = results.key_columns(least=max(PROFILE))
+    columns = results.key_columns
     width = max(1, int((columns >= 0).sum(axis=1).max(initial=0)))
-    known = replace(results, positions=None)  # not asked for here
-    arrays = features.of(known.distinct(columns), width, distinct=True)
+    arrays = features.of(results.distinct(columns[:, : max(width, *PROFILE)]), width)
     columns = columns[:, :width]
     return columns, columns >= 0, arrays
 

@@ -38,7 +38,7 @@ def test_features_are_those_of_candidates_described_one_by_one(
 
 def test_votes_that_are_known_are_taken(one_key):
     results = one_key(20, 0)[0]
-    distinct, columns = results.distinct(), results.key_columns()
+    distinct, columns = results.distinct(), results.key_columns
     votes = Features.fit(results).of(distinct, 3)[-4]
     for i, k in itertools.product(range(20), range(3)):
         if columns[i, k] >= 0:

@@ -3,7 +3,7 @@ import pytest
 
 from rcir.errors import InvalidData
 from rcir.risk import SearchResults
-from rcir.risk.search_results import count_votes, earlier_of_same_key, first_of_each_key
+from rcir.risk.keys import count_votes, earlier_of_same_key, first_of_each_key
 
 SHAPES = [(1, 1), (7, 1), (20, 12), (9, 70)]
 
@@ -63,7 +63,7 @@ def test_votes_are_those_of_the_first_thirty(shape, labels):
 
 def test_distinct_rankings_keep_the_nearest_candidate_of_each_key():
     results = everything()
-    distinct, columns = results.distinct(), results.key_columns()
+    distinct, columns = results.distinct(), results.key_columns
     assert (len(distinct), distinct.depth) == (20, 40)
     assert distinct.uncertainty.tolist() == results.uncertainty.tolist()
     for i, row in enumerate(results.keys.tolist()):
