@@ -47,6 +47,9 @@ class FlatIndex:
         index.add(vectors)
         return index
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_digest": None}  # neither copied nor shared by copies
+
     def __len__(self) -> int:
         return int(self._index.ntotal)
 
