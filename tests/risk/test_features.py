@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -44,6 +45,16 @@ def test_votes_that_are_known_are_taken(one_key):
         if columns[i, k] >= 0:
             row = results.keys[i].tolist()
             assert votes[i, k] == row.count(row[columns[i, k]])
+
+
+def test_keys_that_are_known_to_stand_once_have_the_features_of_any_others(one_key):
+    distinct = one_key(20, 0)[0].distinct()
+    features = Features.fit(distinct)
+    known, found = (
+        flat(features.of(results, 9), distinct.there)
+        for results in (distinct, replace(distinct, once=False))
+    )
+    np.testing.assert_array_equal(known, found)
 
 
 @pytest.mark.parametrize("missing", KNOWN)

@@ -90,6 +90,14 @@ def test_distinct_rankings_without_distances_still_end_where_keys_do():
     assert distinct.candidate_uncertainty is None
 
 
+def test_distinct_rankings_of_distinct_rankings_are_the_same():
+    once = everything().distinct()
+    twice = once.distinct()
+    assert twice.key_columns.tolist() == first_of_each_key(once.keys).tolist()
+    for name in ("distances", "keys", "candidate_uncertainty", "votes"):
+        np.testing.assert_array_equal(getattr(twice, name), getattr(once, name))
+
+
 def test_distinct_rankings_do_not_change_those_they_come_from():
     results = everything()
     keys, distances = results.keys.copy(), results.distances.copy()
