@@ -229,9 +229,9 @@ def _near(distances: NDArray[np.floating[Any]]) -> float:
 
 
 def _among(found: Digests, others: Digests) -> NDArray[np.bool_]:
-    """Whether each is one of others; hashed, for NumPy would sort them."""
-    known = set(others.tolist())
-    return np.array([digest in known for digest in found.tolist()], bool)
+    """Whether each is one of others, of which there are more: these are looked up, not sorted."""
+    shared = set(found.tolist()).intersection(others.tolist())
+    return np.array([digest in shared for digest in found.tolist()], bool)
 
 
 def _repeated(found: Digests) -> NDArray[np.bool_]:

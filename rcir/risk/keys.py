@@ -77,7 +77,7 @@ def count_votes(keys: NDArray[np.int64], columns: int | None = None) -> NDArray[
     if span <= DENSE * max(1, shown.shape[1]):
         counts = np.bincount(cells(voting, span).ravel(), minlength=span * len(keys))
         return counts.take(cells(shown, span))
-    small = shown.astype(np.min_scalar_type(span))  # compared several times as fast
+    small = shown.astype(np.min_scalar_type(span - 1))  # compared several times as fast
     votes = np.zeros(shown.shape, np.uint8)
     for voter in voting.T:
         votes += small == voter.astype(small.dtype)[:, None]
