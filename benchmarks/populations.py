@@ -20,8 +20,8 @@ from rcir.risk import (
     SearchResults,
     fit_score_function,
 )
+from rcir.risk.keys import take_columns
 from rcir.risk.score_functions import TOLERANCE
-from rcir.risk.search_results import take_columns
 
 POPULATION, SPLIT, TUNING = 4_000, 300, 60
 LARGEST = float(np.finfo(np.float32).max)
@@ -116,7 +116,7 @@ def drawn_world(name: str, rng: Generator, distinct: bool = False) -> World:
         distances[beyond], shown[beyond], match[beyond] = np.inf, -1, False
     results = SearchResults(uncertainty, depth, distances, shown)
     if distinct:
-        results, columns = results.distinct(), results.key_columns()
+        results, columns = results.distinct(), results.key_columns
         match = take_columns(match, columns, False)
     return World(name, results, match)
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-import warnings
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibration.baseline import pixel_recall
 from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.evaluation import Evaluation, evaluate
 from calibration.progress import embedding, step
 from calibration.publishing import check_output, publish, start_tracking
-from calibration.risk_results import SearchedSplits
+from calibration.searching import check_group, images_outside, search_splits, uncertainty_outside
 from calibration.table import console
 from rcir import api, tracking
 from rcir.data import (
@@ -31,7 +29,6 @@ from rcir.data import (
     with_cluster,
     without_repeats,
 )
-from rcir.data.registry import find_dataset
 from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.retrieval import storage
@@ -94,8 +91,8 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     trained.require_unseen(splits)
     if warning := cluster_warning(splits, cluster):
         print(f"warning: {warning}", file=sys.stderr)
-    _check_group(splits, config.group)
-    asked = _outside(run.data, config.ood)
+    check_group(splits, config.group)
+    asked = images_outside(run.data, config.ood)
     embedder = Embedder(config.num_workers, config.use_gpu, output / "embeddings")
     with embedding("gallery", splits.gallery, embedder) as shown:
         retriever = Retriever.build(
@@ -109,7 +106,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
         "group": config.group,
         "cluster": cluster,
     }
-    queries = _searched(retriever, splits, embedder)
+    queries = search_splits(retriever, splits, embedder)
     with step("calibration"):
         report = retriever.calibrate(
             queries.tuning,
@@ -121,7 +118,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
             judged_by=config.uncertainty,
         )
     queries = queries.judged(retriever)
-    outside = _uncertainty(retriever, asked, embedder)
+    outside = uncertainty_outside(retriever, asked, embedder)
     with step("evaluation"):
         baseline = pixel_recall(splits)
         evaluation = evaluate(
@@ -187,13 +184,13 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
             f"{data.name} gives other queries than those {config.retriever} was calibrated with, "
             "so that some may be both: restore the data set's files, or calibrate again"
         )
-    asked = _outside(data, config.ood)
+    asked = images_outside(data, config.ood)
     # At this delta its sets are those that it returns at the asked one.
     delta = corrected(config.delta, retriever.chosen_among)
     output = Path(config.output or Path(config.retriever).absolute().parent / "evaluation")
     check_output(output)
-    queries = _searched(retriever, splits, Embedder())
-    outside = _uncertainty(retriever, asked, Embedder())
+    queries = search_splits(retriever, splits, Embedder())
+    outside = uncertainty_outside(retriever, asked, Embedder())
     with step("evaluation"):
         evaluation = evaluate(
             *(data.name, retriever, queries, splits.test, config.alphas, delta, {}),
@@ -232,19 +229,6 @@ def _is_of(retriever: Retriever, gallery: ImageSet) -> bool:
     )
 
 
-def _searched(retriever: Retriever, splits: Splits, embedder: Embedder) -> SearchedSplits:
-    """The queries of the three splits, searched; the origin names their groups and clusters."""
-    group, cluster = (retriever.origin.get(name) for name in ("group", "cluster"))
-    found = []
-    for name in ("tuning", "calibration", "test"):
-        images = getattr(splits, name)
-        with embedding(f"{name} queries", images, embedder) as shown, warnings.catch_warnings():
-            # Said before, of all splits at once.
-            warnings.filterwarnings("ignore", "the queries come in clusters", UserWarning)
-            found.append(retriever.search_labelled(images, group, shown, cluster))
-    return SearchedSplits(*found)
-
-
 def _digests(splits: Splits) -> dict[str, str]:
     """Of the names of the queries of each split, in order."""
     return {
@@ -273,36 +257,3 @@ def _measured(
         numbers | {"ece": evaluation.quality.reliability.error},
         controller.score_function.name,
     )
-
-
-def _outside(data: DataConfig, name: str | None) -> ImageSet | None:
-    """The images of the evaluation half of another data set."""
-    if name is None:
-        return None
-    if name == data.name:
-        raise InvalidConfig(f"ood is {name}, the set that the retriever searches: name another")
-    found = find_dataset(name)
-    other = DataConfig(name, data.root, data.download)
-    if found.composed:
-        return load_splits(other).test
-    options = {"download": True} if data.download and found.downloads else {}
-    return found.read(data_root(other), **options).queries
-
-
-def _uncertainty(
-    retriever: Retriever, images: ImageSet | None, embedder: Embedder
-) -> NDArray[np.float64] | None:
-    if images is None:
-        return None
-    with embedding("out-of-distribution queries", images, embedder) as shown:
-        return retriever.search(images.images, shown).uncertainty
-
-
-def _check_group(splits: Splits, group: str | None) -> None:
-    for name in ("tuning", "calibration", "test") if group is not None else ():
-        attributes = getattr(splits, name).attributes
-        if group not in attributes:
-            raise InvalidData(
-                f"the {name} queries have no attribute {group!r}; they have "
-                f"{', '.join(attributes) or 'none'}"
-            )

@@ -14,7 +14,7 @@ from rcir.data.within_radius import database_of
 from rcir.index import DEPTH, build_index, lengths, one_minus_cosine
 from rcir.metrics import first_match_ranks
 from rcir.risk import Certified, SearchResults, fit_score_function
-from rcir.risk.search_results import VOTERS
+from rcir.risk.keys import VOTERS
 
 N_FOLDS = 4
 

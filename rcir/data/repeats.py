@@ -62,7 +62,7 @@ def without_repeats(splits: Splits) -> tuple[Splits, dict[str, int]]:
     for name in ("tuning", "calibration", "test"):
         queries: ImageSet = getattr(splits, name)
         found = digests(queries.images)
-        keep = ~np.isin(found, elsewhere)
+        keep = ~_among(found, elsewhere)
         if name != "tuning":
             keep &= ~_repeated(found)
         if len(queries) and not keep.any():
@@ -98,7 +98,7 @@ def require_no_repeats(
     ):
         if gallery is not None:
             _refuse(
-                np.isin(found, gallery),
+                _among(found, gallery),
                 f"{name} are pictures of the gallery",
                 "and each finds itself: leave them out, as `python -m calibration` does",
             )
@@ -106,7 +106,7 @@ def require_no_repeats(
         return
     advice = f"leave them out, as `python -m calibration` does, {RECURRING}"
     _refuse(
-        np.isin(calibration, tuning),
+        _among(calibration, tuning),
         "calibration queries are in the tuning split too",
         f"on which the set sizes were fitted: {advice}",
     )
@@ -136,7 +136,7 @@ def require_new(
     """
     if gallery is not None:
         _refuse(
-            np.isin(added, gallery),
+            _among(added, gallery),
             "queries to add are pictures of the gallery",
             "and each finds itself: leave them out",
         )
@@ -144,7 +144,7 @@ def require_new(
         return
     consequence = f"so that there are fewer than it seems: leave them out, {RECURRING}"
     _refuse(
-        np.isin(added, before), "queries to add were tuned or calibrated with before", consequence
+        _among(added, before), "queries to add were tuned or calibrated with before", consequence
     )
     _refuse(_repeated(added), "queries to add came before among them", consequence)
 
@@ -226,6 +226,12 @@ def warn_of_bursts(
 def _near(distances: NDArray[np.floating[Any]]) -> float:
     """The distance up to which queries may be copies."""
     return NEAR * float(np.median(distances[:, min(1, distances.shape[1] - 1)]))
+
+
+def _among(found: Digests, others: Digests) -> NDArray[np.bool_]:
+    """Whether each is one of others, of which there are more: these are looked up, not sorted."""
+    shared = set(found.tolist()).intersection(others.tolist())
+    return np.array([digest in shared for digest in found.tolist()], bool)
 
 
 def _repeated(found: Digests) -> NDArray[np.bool_]:

@@ -38,7 +38,7 @@ class FlatIndex:
     def __init__(self, dim: int, options: FlatOptions) -> None:
         self.options = options
         self._index: Any = faiss.IndexFlatL2(dim)
-        self._version: str | None = None
+        self._digest: Any = None  # of the vectors, in SHA-256; None where it has to be made anew
 
     @classmethod
     def build(cls, vectors: NDArray[np.float32], options: FlatOptions) -> Self:
@@ -47,16 +47,21 @@ class FlatIndex:
         index.add(vectors)
         return index
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_digest": None}  # neither copied nor shared by copies
+
     def __len__(self) -> int:
         return int(self._index.ntotal)
 
     def add(self, vectors: NDArray[np.float32]) -> None:
-        self._index.add(check_vectors(vectors, self._index.d))
-        self._version = None
+        vectors = check_vectors(vectors, self._index.d)
+        self._index.add(vectors)
+        if self._digest is not None:
+            self._digest.update(vectors.data)
 
     def remove(self, positions: NDArray[np.int64]) -> None:
         self._index.remove_ids(np.ascontiguousarray(positions, np.int64))
-        self._version = None
+        self._digest = None
 
     def search(
         self, vectors: NDArray[np.float32], k: int
@@ -69,12 +74,10 @@ class FlatIndex:
     @property
     def version(self) -> str:
         """A digest of the vectors."""
-        if self._version is None:
-            start = f"flat-l2 {self._index.d} ".encode()
-            digest = hashlib.sha256(start)
-            digest.update(np.ascontiguousarray(self._vectors()).data)
-            self._version = digest.hexdigest()
-        return self._version
+        if self._digest is None:
+            self._digest = hashlib.sha256(f"flat-l2 {self._index.d} ".encode())
+            self._digest.update(np.ascontiguousarray(self._vectors()).data)
+        return str(self._digest.hexdigest())
 
     def save(self, folder: Path) -> None:
         np.save(folder / VECTORS_FILE, self._vectors(), allow_pickle=False)

@@ -10,25 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.digests import digests
-from rcir.data.repeats import (
-    require_no_repeats,
-    warn_of_bursts,
-    warn_of_copies,
-    warn_of_twins,
-)
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.levels import ALPHAS, DELTA
 from rcir.retrieval.answer import Distinct
 from rcir.retrieval.calibration_report import CalibrationReport, report
-from rcir.retrieval.control import (
-    CalibrationOptions,
-    check_clusters,
-    control,
-    divide_queries,
-    nearest_other,
-)
+from rcir.retrieval.control import CalibrationOptions, control
+from rcir.retrieval.labelled_searcher import LabelledSearcher
 from rcir.retrieval.queries import Queries, require_alike
-from rcir.retrieval.searcher import Searcher
+from rcir.retrieval.splits import check_clusters, check_repeats, divide_queries
 from rcir.risk import (
     Bound,
     LabelledResults,
@@ -36,9 +25,10 @@ from rcir.risk import (
     smallest_uncertainty,
 )
 from rcir.risk.choice import ComparedSizes
+from rcir.risk.fits import Fits
 
 
-class CalibratedSearcher(Searcher):
+class CalibratedSearcher(LabelledSearcher):
     """Finds neighbours, and knows how many of them a guarantee needs.
 
     Attributes:
@@ -195,17 +185,17 @@ class CalibratedSearcher(Searcher):
             self._check_searched(queries)
         require_alike(calibration.known("queries"), tuning.known("queries"))
         check_clusters(tuning, calibration)
-        self._check_repeats(tuning, calibration, options.recurring, again)
+        check_repeats(self, tuning, calibration, options.recurring, again)
         uncertainty, uncertainties = self._chosen_uncertainty(tuning, options, again)
         tuning, calibration = (self.judged(one, uncertainty) for one in (tuning, calibration))
         controllers: dict[Distinct, RiskController] = {}
         comparison: dict[Distinct, ComparedSizes] = {}
+        fits, asked = Fits(tuning), calibration
         for distinct in (None, "label") if self.labels is not None else (None,):
-            halves = (tuning, calibration)
             if distinct is not None:
-                halves = (tuning.distinct(), calibration.distinct())
+                fits, asked = fits.distinct(), asked.distinct()
             before = self.controllers[distinct] if again else None
-            controllers[distinct], comparison[distinct] = control(*halves, options, before)
+            controllers[distinct], comparison[distinct] = control(fits, asked, options, before)
         self.controllers, self.chosen_among = controllers, self.chosen_among if again else 1
         self.uncertainty = uncertainty
         self.calibrated_on = dict(self.fingerprints(), uncertainty=uncertainty)
@@ -222,24 +212,6 @@ class CalibratedSearcher(Searcher):
             return self.uncertainty if again else options.uncertainty, {}
         candidates = {kind: self.judged(tuning, kind) for kind in self.uncertainties}
         return smallest_uncertainty(candidates, options.alphas, options.delta)
-
-    def _check_repeats(
-        self, tuning: LabelledResults, calibration: LabelledResults, recurring: bool, again: bool
-    ) -> None:
-        tuned, calibrated = (digests_of(part) for part in (tuning, calibration))
-        if self.options.leave_one_out:
-            require_no_repeats(None, tuned, calibrated, recurring)
-            return
-        require_no_repeats(self.digests, tuned, calibrated, recurring)
-        known = self.digests is not None
-        warn_of_copies("queries of the tuning split", tuning.known("distances"), known)
-        warn_of_copies("calibration queries", calibration.known("distances"), known)
-        if not recurring and not again:
-            nearest = nearest_other(tuning, calibration)
-            warn_of_twins("calibration queries", nearest, calibration.known("distances"))
-            if calibration.cluster is None and self.items is None:  # else ranked by others
-                others = len(tuning) + len(calibration) - 1
-                warn_of_bursts(nearest, calibration.known("distances"), others, len(self.gallery))
 
     def _kept(self, results: LabelledResults) -> Queries:
         """The queries of search results, to be searched again.
@@ -307,9 +279,3 @@ class CalibratedSearcher(Searcher):
                 "this retriever is not calibrated: call `calibrate` with labelled queries, or make "
                 "one with `python -m calibration`; `search` gives neighbours without a guarantee"
             )
-
-
-def digests_of(results: LabelledResults) -> NDArray[np.bytes_]:
-    """(n,) of the queries of search results."""
-    found: NDArray[np.bytes_] = results.known("queries").identified().digests
-    return found

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from rcir.data.clusters import draw_by_cluster
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.index import build_index
 from rcir.levels import ALPHAS, DELTA
-from rcir.retrieval.queries import Queries
 from rcir.risk import RISKS, Bound, LabelledResults, RiskController, fit_score_function
 from rcir.risk.bounds import check_bound
 from rcir.risk.choice import ComparedSizes
 from rcir.risk.fits import Fits
 
 UNCERTAINTIES = ("own", "cosine", "vote")
-TUNING = 0.3  # of labelled queries that are divided here
 
 
 @dataclass(frozen=True)
@@ -43,7 +36,7 @@ class CalibrationOptions:
 
 
 def control(
-    tuning: LabelledResults,
+    fits: Fits,
     calibration: LabelledResults,
     options: CalibrationOptions,
     before: RiskController | None = None,
@@ -52,15 +45,15 @@ def control(
     function.
 
     Args:
-        tuning, calibration: the tuning split and the calibration queries.
+        fits: on the tuning split.
+        calibration: the calibration queries.
         options: how.
         before: whose kinds of score functions are taken, of each risk; else they are chosen.
 
     Returns:
         The controller, and what was compared for the miss risk.
     """
-
-    fits = Fits(tuning, tuning.relevant, tuning.totals)
+    tuning = fits.split
     made: dict[str, RiskController] = {}
 
     def of(risk: str) -> tuple[RiskController, ComparedSizes]:
@@ -86,52 +79,6 @@ def control(
             if own.score_function.name != main.score_function.name:
                 main.own[name] = own
     return main, compared
-
-
-def divide_queries(queries: Queries, seed: int, tuning: float = TUNING) -> tuple[Queries, Queries]:
-    """A tuning split and the calibration queries, drawn at random, by clusters if there are any.
-
-    Raises:
-        InvalidData: one of them would be empty.
-    """
-    rng = np.random.default_rng(seed)
-    if queries.clusters is None:
-        first = max(1, round(tuning * len(queries)))
-        if first >= len(queries):
-            raise InvalidData(
-                f"{len(queries)} queries: some must tune and others calibrate; give more"
-            )
-        rows = np.split(rng.permutation(len(queries)), [first])
-    else:
-        rows = draw_by_cluster(rng, queries.clusters, {"tuning": tuning})
-    return queries[rows[0]], queries[rows[1]]
-
-
-def check_clusters(tuning: LabelledResults, calibration: LabelledResults) -> None:
-    """Raise `InvalidData` unless both are of the same kind of clusters, and of different ones."""
-    if tuning.cluster != calibration.cluster:
-        raise InvalidData(
-            f"the tuning split is of clusters {tuning.cluster!r}, the calibration queries of "
-            f"{calibration.cluster!r}: search both with the same"
-        )
-    if tuning.clusters is None or calibration.clusters is None:
-        return
-    shared = np.intersect1d(tuning.clusters, calibration.clusters)
-    if len(shared):
-        names = ", ".join(shared[:3].tolist())
-        raise InvalidData(
-            f"{len(shared)} clusters ({calibration.cluster} {names}) are in the tuning split and "
-            "among the calibration queries: divide the queries by clusters"
-        )
-
-
-def nearest_other(tuning: LabelledResults, calibration: LabelledResults) -> NDArray[np.float32]:
-    """(n,) distance of each calibration query to the nearest other query of the two splits."""
-    vectors = calibration.known("vectors")
-    index = build_index(np.concatenate([vectors, tuning.known("vectors")]))
-    distances, positions = index.search(vectors, 2)
-    itself = positions[:, 0] == np.arange(len(vectors))
-    return np.where(itself, distances[:, 1], distances[:, 0])
 
 
 def extended(controller: RiskController, queries: LabelledResults) -> RiskController:

@@ -14,12 +14,13 @@ from rcir.data.repeats import require_new, warn_of_copies
 from rcir.errors import InvalidData, StaleCalibration
 from rcir.index import lengths
 from rcir.levels import ALPHA, DELTA
-from rcir.retrieval.calibrated import CalibratedSearcher, digests_of
+from rcir.retrieval.calibrated import CalibratedSearcher
 from rcir.retrieval.calibration_report import CalibrationReport
 from rcir.retrieval.control import extended, grown
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.queries import Queries, require_alike
 from rcir.retrieval.searcher import Asked
+from rcir.retrieval.splits import digests_of
 from rcir.risk import (
     Exchangeability,
     LabelledResults,

@@ -113,7 +113,7 @@ def fit_score_function(
     if np.ndim(truth) == 1:  # of misses no other match counts
         truth = np.arange(1, results.depth + 1) == ranks[:, None]
     given = truth.sum(axis=1) if totals is None else np.asarray(totals)
-    fits = fits or Fits(results, truth, given)
+    fits = fits or Fits(LabelledResults.of(results, truth, given))
     kinds = SCORE_FUNCTIONS.values() if known.first_match else _OF_ALL_MATCHES
     comparison = {}
     for kind in kinds:
@@ -156,8 +156,7 @@ def smallest_uncertainty(
         return first, {}
     sizes = {}
     for name, results in candidates.items():
-        fits = Fits(results, results.relevant, results.totals)
-        sizes[name] = _sizes(fits.crossed(Quantile), find_risk("miss"), alphas, delta)
+        sizes[name] = _sizes(Fits(results).crossed(Quantile), find_risk("miss"), alphas, delta)
     shared = [alpha for alpha in sizes[first] if all(alpha in own for own in sizes.values())]
     if not shared:
         return first, sizes

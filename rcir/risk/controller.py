@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from rcir.risk.guarantee import Guarantee
 from rcir.risk.joint import JointController
 from rcir.risk.labelled import LabelledResults
 from rcir.risk.miss_controller import MissController
+from rcir.risk.mixes import certify_any_mix, mix_weights
 from rcir.risk.monotone import MonotoneController
 from rcir.risk.request import Request
 from rcir.risk.risks import Risk
@@ -128,7 +128,7 @@ class RiskController:
 
     def _decide(self, request: Request) -> Guarantee:
         if request.mix == "any":
-            return self._of_any_mix(request)
+            return certify_any_mix(self, request)
         try:
             if isinstance(request.alpha, Mapping):
                 return self.certify_jointly(request)
@@ -141,32 +141,6 @@ class RiskController:
                 minimum_alpha=error.minimum_alpha,
                 required_calibration=error.required_calibration,
             ) from None
-
-    def _of_any_mix(self, request: Request) -> Guarantee:
-        """The largest sets that a group needs, each at its part of delta, serve every mix."""
-        groups = self._known_groups()
-        if not groups:
-            self.queries("")  # says that there are none
-        delta = float(request.delta or 0) / len(groups)
-        parts = [replace(request, mix=None, group=group, delta=delta) for group in groups]
-        try:
-            each = [self.decide(part) for part in parts]
-        except RiskUnattainable as error:
-            raise RiskUnattainable(
-                f"any mix, for which each of {len(groups)} groups is certified at delta / "
-                f"{len(groups)}: {error}",
-                minimum_alpha=error.minimum_alpha,
-                required_calibration=error.required_calibration,
-            ) from None
-        return replace(
-            self.guarantee(
-                request,
-                max(part.threshold for part in each),
-                each[0].bound,
-                max(part.risk_bound or 0.0 for part in each),
-            ),
-            n_groups=len(groups),
-        )
 
     def guarantee(
         self,
@@ -220,7 +194,7 @@ class RiskController:
                 f"queries come in clusters ({self.cluster}): neither simultaneous nor anytime "
                 "guarantees are to be had of them"
             )
-        weights = None if request.mix is None else self._weights(dict(request.mix))  # type: ignore[arg-type]
+        weights = None if request.mix is None else mix_weights(self, dict(request.mix))  # type: ignore[arg-type]
         exact = risk.binary and self.cluster is None and weights is None
         mean = self.once(
             (risk.name, request.group, None if weights is None else weights.tobytes()),
@@ -261,32 +235,21 @@ class RiskController:
             return self.bound
         return "hoeffding-bentkus" if self.cluster is None else "betting"
 
-    def _weights(self, mix: Mapping[str, float]) -> NDArray[np.float64]:
-        """(n,) of mean 1, with which the calibration queries have a mix of groups."""
-        if self.cluster is not None:
-            raise InvalidConfig(f"queries come in clusters ({self.cluster}): mix can be 'any' only")
-        for group in mix:
-            self.queries(group)  # says which there are if this is none of them
-        groups = np.asarray(self.groups)
-        known, which, counts = np.unique(groups, return_inverse=True, return_counts=True)
-        shares = np.array([mix.get(group, 0.0) for group in known.tolist()])
-        weights: NDArray[np.float64] = (shares / counts)[which] * len(which)
-        return weights
-
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """Make what a key stands for, once: the same few controllers are asked for again."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
 
-    def _known_groups(self) -> list[str]:
+    def known_groups(self) -> list[str]:
+        """The groups that calibration queries have."""
         return [] if self.groups is None else sorted(set(self.groups.tolist()))
 
     def queries(self, group: str | None) -> LabelledResults:
         """The calibration queries of a group."""
         if group is None:
             return self.calibration
-        known = self._known_groups()
+        known = self.known_groups()
         if self.groups is None or group not in known:
             raise InvalidConfig(
                 f"group {group!r} has no calibration queries; "

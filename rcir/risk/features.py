@@ -12,7 +12,7 @@ from scipy.special import ndtri
 from rcir.errors import InvalidData
 from rcir.metrics.checks import Floats
 from rcir.risk.score_functions import FittedState, widened
-from rcir.risk.search_results import SearchResults, count_votes, earlier_of_same_key
+from rcir.risk.search_results import SearchResults
 
 PROFILE = (2, 5, 20, 50)  # ranks whose distance describes the neighbourhood of a query
 ALIKE = 1e-3  # distance below which candidates are alike: 1e-7 of rounding must not show
@@ -64,14 +64,11 @@ class Features:
                     f"the score function was fitted with {name}, which the queries lack"
                 )
 
-    def of(
-        self, results: SearchResults, columns: int, distinct: bool = False
-    ) -> list[NDArray[Any]]:
+    def of(self, results: SearchResults, columns: int) -> list[NDArray[Any]]:
         """Arrays that broadcast to (n, columns), one a feature.
 
         Args:
             columns: how many candidates of each query are looked at.
-            distinct: whether no two candidates of a query have the same key.
 
         Raises:
             InvalidData: the queries lack what the tuning split had.
@@ -83,14 +80,12 @@ class Features:
         if self.uses[0] and results.distances is not None:
             features += _neighbourhood(results.distances, columns)
         if self.uses[1] and results.keys is not None:
-            votes = results.votes
-            if votes is None:
-                votes = count_votes(results.keys, columns)
+            votes = results.key_votes if results.votes is None else results.votes
             features.append(votes[:, :columns])
-            if distinct:
+            if results.once:
                 features += [number, np.zeros((1, 1))]
             else:
-                before = earlier_of_same_key(results.keys[:, :columns])
+                before = results.earlier[:, :columns]
                 features += [np.log(np.cumsum(before == 0, axis=1)), np.log1p(before)]
         if self.uses[2] and results.candidate_uncertainty is not None:
             features.append(results.candidate_uncertainty[:, :columns])

@@ -11,7 +11,7 @@ from scipy.special import expit
 
 from rcir.risk.features import Features, flat
 from rcir.risk.score_functions import TOLERANCE, FittedState, ScoreFunction, check_split, set_sizes
-from rcir.risk.search_results import SearchResults, earlier_of_same_key
+from rcir.risk.search_results import SearchResults
 
 FLOOR = 1e-9  # probability below which ranks are all alike
 ROWS_TOGETHER = 4096
@@ -63,9 +63,7 @@ class HazardScore(ScoreFunction):
         ranks = check_split(results, truth)
         number = np.arange(1, results.depth + 1)
         match = number == ranks[:, None]
-        repeats = results.keys is None or bool(
-            (match & (earlier_of_same_key(results.keys) > 0)).any()
-        )
+        repeats = results.keys is None or bool((match & (results.earlier > 0)).any())
         features = Features.fit(results)
         impossible = _impossible(results, results.depth, repeats)
         asked = (number <= ranks[:, None]) & ~impossible
@@ -133,7 +131,7 @@ def _impossible(results: SearchResults, columns: int, repeats: bool) -> NDArray[
     if results.distances is not None:
         impossible |= np.isposinf(results.distances[:, :columns])
     if results.keys is not None and not repeats:
-        impossible |= earlier_of_same_key(results.keys[:, :columns]) > 0
+        impossible |= results.earlier[:, :columns] > 0
     return impossible
 
 

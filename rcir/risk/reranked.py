@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import softmax
 
 from rcir.errors import InvalidData
 from rcir.risk.features import PROFILE, Features, linear
 from rcir.risk.hazard import FLOOR, most_of_probability
 from rcir.risk.reordering import ReorderingScore
 from rcir.risk.score_functions import check_split, set_sizes
-from rcir.risk.search_results import SearchResults, first_of_each_key
+from rcir.risk.search_results import SearchResults
 
 MOST_QUERIES = 5000  # queries that the model is fitted on
 RIDGE = 1e-4
@@ -48,6 +46,7 @@ class Reranked(ReorderingScore):
     """
 
     name = "reranked"
+    of_keys = True
     CONSTANT = "none"
 
     @classmethod
@@ -57,7 +56,7 @@ class Reranked(ReorderingScore):
             return False
         known = np.isfinite(ranks)
         columns = np.where(known, ranks, 1).astype(np.int64)[:, None] - 1
-        first = (first_of_each_key(keys) == columns).any(axis=1)
+        first = (results.key_columns == columns).any(axis=1)
         others = np.ndim(truth) == 2 and truth & (keys != np.take_along_axis(keys, columns, axis=1))
         return bool(first[known].all() and not np.any(others))
 
@@ -75,13 +74,13 @@ class Reranked(ReorderingScore):
             rows = np.random.default_rng(0).permutation(len(results))[:MOST_QUERIES]  # type: ignore[assignment]
         columns, known, arrays = _labels(features, results[rows])
         right = columns == ranks[rows][:, None] - 1
-        shape = known.shape
         rivals = np.stack(
-            [np.broadcast_to(values, shape) for values in arrays], axis=2, dtype=float
+            [np.broadcast_to(values, known.shape)[known] for values in arrays], dtype=float
         )
-        mean, spread = rivals[known].mean(axis=0), rivals[known].std(axis=0)
+        mean, spread = rivals.mean(axis=1), rivals.std(axis=1)
         spread[spread <= CONSTANT * np.abs(mean)] = 1
-        weights, none = _conditional_logit((rivals - mean) / spread, known, right)
+        rivals = (rivals - mean[:, None]) / spread[:, None]
+        weights, none = _conditional_logit(rivals, known.sum(axis=1), right[known])
         weights = weights / spread
         return cls(features, weights, none + float(weights @ mean))
 
@@ -127,15 +126,12 @@ def _with_repeats(
         nearest: (n, m) columns of the nearest candidate of each key, -1 for none.
         order: (n, m) of these.
     """
-    known = nearest >= 0
-    rows, keys = np.nonzero(known)
-    first = nearest[rows, order[rows, keys]]  # what is not known comes last
-    repeats = np.ones((len(nearest), depth), bool)
-    repeats[rows, first] = False
-    taken = np.empty(repeats.shape, np.int64)
-    taken[rows, keys] = first
-    taken[np.arange(depth) >= known.sum(axis=1, keepdims=True)] = np.nonzero(repeats)[1]
-    return taken
+    rows, keys = np.nonzero(nearest >= 0)
+    number = nearest.shape[1]
+    small = np.min_scalar_type(number + depth)  # sorted several times as fast
+    places = np.tile(np.arange(number, number + depth, dtype=small), (len(nearest), 1))
+    places[rows, nearest[rows, order[rows, keys]]] = keys  # what is not known comes last
+    return np.argsort(places, axis=1, kind="stable")
 
 
 def _labels(
@@ -145,40 +141,48 @@ def _labels(
     of the ranking of keys, that broadcast to (n, m).
     """
     features.check(results)  # of distinct ones, distances are always given
-    columns = results.key_columns(least=max(PROFILE))
+    columns = results.key_columns
     width = max(1, int((columns >= 0).sum(axis=1).max(initial=0)))
-    known = replace(results, positions=None)  # not asked for here
-    arrays = features.of(known.distinct(columns), width, distinct=True)
+    arrays = features.of(results.distinct(columns[:, : max(width, *PROFILE)]), width)
     columns = columns[:, :width]
     return columns, columns >= 0, arrays
 
 
 def _conditional_logit(
-    rivals: NDArray[np.float64], known: NDArray[np.bool_], right: NDArray[np.bool_]
+    rivals: NDArray[np.float64], counts: NDArray[np.int64], right: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], float]:
-    """Weights of features (n, m, f) and the utility of none, by Newton's method with a ridge."""
-    n, _, f = rivals.shape
-    design = np.zeros((n, rivals.shape[1] + 1, f + 1))
-    design[:, :-1, :-1] = np.where(known[:, :, None], rivals, 0)
-    design[:, -1, -1] = 1
-    there = np.concatenate([known, np.ones((n, 1), bool)], axis=1)
-    chosen = np.concatenate([right, ~right.any(axis=1, keepdims=True)], axis=1)
-    flat = design.reshape(-1, f + 1)
-    observed = chosen.reshape(-1) @ flat
+    """Weights of features and the utility of none, by Newton's method with a ridge.
+
+    Args:
+        rivals: (f, cells) features, of all keys of the first query, then of the next.
+        counts: (n,) how many keys each query has.
+        right: (cells,) whether a key is the right one.
+    """
+    n, places = len(counts), np.cumsum(counts)
+    design = np.insert(rivals, places, 0, axis=1)  # none comes after the keys of a query
+    none = places + np.arange(n)
+    starts, counts = none - counts, counts + 1
+    design = np.append(design, np.zeros((1, design.shape[1])), axis=0)
+    design[-1, none] = 1
+    chosen = np.insert(right, places, False)
+    chosen[none] = ~np.logical_or.reduceat(chosen, starts)
+    observed = design[:, chosen].sum(axis=1)
 
     def state(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        utility = np.where(there, design @ weights, -np.inf)
-        probability = softmax(utility, axis=1)
+        utility = weights @ design
+        odds = np.exp(utility - np.repeat(np.maximum.reduceat(utility, starts), counts))
+        probability = odds / np.repeat(np.add.reduceat(odds, starts), counts)
         likelihood = np.log(np.maximum(probability[chosen], FLOOR)).sum()
         return float(likelihood - n * RIDGE * (weights @ weights)), probability
 
-    weights = np.zeros(f + 1)
+    weights = np.zeros(len(design))
     value, probability = state(weights)
     for _ in range(NEWTON_STEPS):
-        gradient = observed - probability.reshape(-1) @ flat - 2 * n * RIDGE * weights
-        means = np.einsum("nk,nkf->nf", probability, design)
-        hessian = (flat * probability.reshape(-1, 1)).T @ flat - means.T @ means
-        step = np.linalg.solve(hessian + 2 * n * RIDGE * np.eye(f + 1), gradient)
+        expected = design * probability
+        means = np.add.reduceat(expected, starts, axis=1)
+        gradient = observed - means.sum(axis=1) - 2 * n * RIDGE * weights
+        hessian = expected @ design.T - means @ means.T
+        step = np.linalg.solve(hessian + 2 * n * RIDGE * np.eye(len(design)), gradient)
         while (moved := state(weights + step))[0] < value and np.abs(step).max() > TOLERABLE:
             step = step / 2
         weights, gain = weights + step, moved[0] - value

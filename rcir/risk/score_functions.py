@@ -38,6 +38,7 @@ class ScoreFunction(ABC):
     """The nonconformity scores of candidates, from what is known of a query."""
 
     name: ClassVar[str]
+    of_keys: ClassVar[bool] = False  # whether it is fitted on distinct keys alone
 
     @classmethod
     @abstractmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -11,9 +12,7 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
 from rcir.metrics.checks import Floats
-
-VOTERS = 30
-DENSE = 8  # numbers that keys may span for each column, to be looked up in a table
+from rcir.risk.keys import VOTERS, count_votes, earlier_of_same_key, first_of_each_key, take_columns
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,7 @@ class SearchResults:
         vectors: (n, d) embeddings of the queries.
         queries: the n queries as they were searched; some of them are taken by rows.
         fingerprints: of the retriever that searched.
+        once: whether no two candidates of a query have the same key, see `distinct`.
 
     Raises:
         InvalidData: shapes differ, an uncertainty is NaN or infinite, or a query has no candidate.
@@ -57,6 +57,7 @@ class SearchResults:
     vectors: NDArray[np.float32] | None = None
     queries: Any = None
     fingerprints: Mapping[str, str] | None = None
+    once: bool = False
 
     # What stands where there is no candidate, for each array (n, depth).
     FILLERS: ClassVar[Mapping[str, float]] = {
@@ -130,19 +131,18 @@ class SearchResults:
         """The results of keys: each key stands where its nearest candidate does.
 
         Args:
-            columns: see `key_columns`, whose result it is unless given.
+            columns: the first of `key_columns`, all of them unless given.
 
         Raises:
             InvalidData: the candidates have no keys.
         """
-        columns = self.key_columns() if columns is None else columns
+        columns = self.key_columns if columns is None else columns
         taken = self._taken(columns, set(self.FILLERS))
         if self.distances is None:
             taken["distances"] = np.where(columns < 0, np.inf, 0.0)
-        if self.votes is None and self.keys is not None:
-            taken["votes"] = count_votes(self.keys, of=taken["keys"])
-            taken["votes"][columns < 0] = 0
-        return replace(self, depth=columns.shape[1], **taken)
+        if self.votes is None:
+            taken["votes"] = take_columns(self.key_votes, columns, 0)
+        return replace(self, depth=columns.shape[1], once=True, **taken)
 
     def vote_uncertainty(self) -> NDArray[np.float64]:
         """(n,) one minus the share of the first 30 candidates that match the first one.
@@ -158,18 +158,32 @@ class SearchResults:
         share: NDArray[np.float64] = votes / voters
         return 1 - share
 
-    def key_columns(self, least: int | None = None) -> NDArray[np.int64]:
-        """(n, k) the columns of the nearest candidate of each key, in order, then -1.
-
-        Args:
-            least: leave out ranks beyond this one that no query has a key at; none unless given.
+    @cached_property
+    def key_columns(self) -> NDArray[np.int64]:
+        """(n, depth) the columns of the nearest candidate of each key, in order, then -1.
 
         Raises:
             InvalidData: the candidates have no keys.
         """
+        if self.once:
+            return np.where(self._keys >= 0, np.arange(self.depth), -1)
+        return first_of_each_key(self._keys)
+
+    @cached_property
+    def earlier(self) -> NDArray[np.int64]:
+        """(n, depth) how many candidates before it share a candidate's key."""
+        return earlier_of_same_key(self._keys)
+
+    @cached_property
+    def key_votes(self) -> NDArray[np.int64]:
+        """(n, depth) how many of the first 30 candidates share a candidate's key."""
+        return count_votes(self._keys)
+
+    @property
+    def _keys(self) -> NDArray[np.int64]:
         if self.keys is None:
             raise InvalidData("the candidates have no keys: label the gallery to rank its labels")
-        return first_of_each_key(self.keys, least)
+        return self.keys
 
     def reordered(self, columns: NDArray[np.int64], probability: NDArray[np.float64]) -> Self:
         """The same candidates in another order, without what a probability is learned from.
@@ -207,102 +221,3 @@ class SearchResults:
             for name, filler in self.FILLERS.items()
             if getattr(self, name) is not None
         ]
-
-
-def take_columns(
-    values: NDArray[Any], columns: NDArray[np.int64], filler: float | bool
-) -> NDArray[Any]:
-    """(n, depth) `values` at `columns` of each row, `filler` where the column is -1."""
-    missing = columns < 0
-    if not missing.any():
-        return np.take_along_axis(values, columns, axis=1)
-    taken = np.take_along_axis(values, np.where(missing, 0, columns), axis=1)
-    taken[missing] = filler
-    return taken
-
-
-def earlier_of_same_key(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(n, depth) how many candidates before it share a candidate's key.
-
-    Example:
-        >>> earlier_of_same_key(np.array([[7, 4, 7, 7]])).tolist()
-        [[0, 0, 1, 2]]
-    """
-    # Small integers are sorted by their digits, four times as fast.
-    small = keys.size > 0 and keys.min() >= -(2**15) and keys.max() < 2**15
-    order = np.argsort(keys.astype(np.int16) if small else keys, axis=1, kind="stable")
-    ordered = np.take_along_axis(keys, order, axis=1)
-    starts = np.ones(keys.shape, bool)
-    starts[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    places = np.arange(keys.shape[1])
-    first = np.maximum.accumulate(np.where(starts, places, 0), axis=1)
-    counts = np.empty_like(keys)
-    np.put_along_axis(counts, order, places - first, axis=1)
-    return counts
-
-
-def first_of_each_key(keys: NDArray[np.int64], least: int | None = None) -> NDArray[np.int64]:
-    """(n, depth) the columns of the nearest candidate of each key, in order, then -1.
-
-    Args:
-        least: see `SearchResults.key_columns`.
-
-    Example:
-        >>> first_of_each_key(np.array([[7, 4, 7, 2]])).tolist()
-        [[0, 1, 3, -1]]
-    """
-    first = _is_first(keys)
-    if keys.size and keys.min() < 0:
-        first &= keys >= 0
-    counts = np.count_nonzero(first, axis=1)
-    width = keys.shape[1]
-    if least is not None:
-        width = min(width, max(least, int(counts.max(initial=0))))
-    rows, found = np.nonzero(first)
-    columns = np.full((len(keys), width), -1, np.int64)
-    columns[rows, np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)] = found
-    return columns
-
-
-def _is_first(keys: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """(n, depth) whether no candidate before it has a candidate's key."""
-    lowest, span = _span(keys)
-    if span > DENSE * keys.shape[1]:
-        return np.asarray(earlier_of_same_key(keys) == 0)
-    # Where each key stands, written from the last candidate to the first: the first one stays.
-    # Of one dimension and contiguous, for else numpy may write in another order.
-    cells = (keys - lowest + span * np.arange(len(keys))[:, None]).ravel()
-    places = np.arange(cells.size)
-    table = np.empty(span * len(keys), np.int64)
-    table[np.ascontiguousarray(cells[::-1])] = np.ascontiguousarray(places[::-1])
-    return np.asarray((table[cells] == places).reshape(keys.shape))
-
-
-def _span(*keys: NDArray[np.int64]) -> tuple[int, int]:
-    """The lowest of all keys, and how many numbers there are from it to the highest."""
-    lowest = min((int(each.min()) for each in keys if each.size), default=0)
-    return lowest, max((int(each.max()) for each in keys if each.size), default=0) - lowest + 1
-
-
-def count_votes(
-    keys: NDArray[np.int64], columns: int | None = None, of: NDArray[np.int64] | None = None
-) -> NDArray[np.int64]:
-    """(n, columns) how many of the first 30 candidates share a candidate's key, or those `of` keys.
-
-    Example:
-        >>> count_votes(np.array([[7, 4, 7, 2]]), columns=3).tolist()
-        [[2, 1, 2]]
-        >>> count_votes(np.array([[7, 4, 7, 2]]), of=np.array([[2, 7]])).tolist()
-        [[1, 2]]
-    """
-    shown = keys[:, :columns] if of is None else of
-    voting = keys[:, :VOTERS]
-    lowest, span = _span(shown, voting)
-    if span <= DENSE * max(1, shown.shape[1]):
-        cells = voting - lowest + span * np.arange(len(keys))[:, None]
-        counts = np.bincount(cells.ravel(), minlength=span * len(keys))
-        return np.take_along_axis(counts.reshape(-1, span), shown - lowest, axis=1)
-    votes = np.zeros(shown.shape, np.int64)
-    for voter in range(min(VOTERS, keys.shape[1])):
-        votes += shown == keys[:, voter, None]
-    return votes

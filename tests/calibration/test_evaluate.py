@@ -16,7 +16,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 import rcir
 from calibration import CalibrationConfig, EvaluationConfig, calibrate, evaluate_retriever
-from calibration.pipeline import _outside
+from calibration.searching import images_outside
 from rcir.cli import main
 from rcir.data import DataConfig, ImageSet, load_splits
 from rcir.data.division import Source
@@ -242,7 +242,7 @@ def test_other_data_are_fetched_where_the_own_are(monkeypatch):
         monkeypatch.setitem(DATASETS, name, DataSet(name, "", (), None, "", downloads=downloads))
         for fetch in (False, True):
             with pytest.raises(DataUnavailable, match="no network"):
-                _outside(DataConfig(download=fetch), name)
+                images_outside(DataConfig(download=fetch), name)
     assert asked == [{}, {"download": True}, {}, {}]
 
 

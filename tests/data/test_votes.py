@@ -11,7 +11,7 @@ from rcir.data.relevance import SameLabel, SharedLabel
 from rcir.data.votes import count_matches
 from rcir.data.within_radius import WithinRadius
 from rcir.risk import LabelledResults, MatchProbability, Request, RiskController, SearchResults
-from rcir.risk.search_results import VOTERS, count_votes
+from rcir.risk.keys import VOTERS, count_votes
 
 LABELS = [sorted({i % 7, i % 5 + 7} if i % 4 else set()) for i in range(60)]
 PLACES = np.random.default_rng(1).uniform(0, 30, (60, 2))

@@ -1,5 +1,8 @@
 """Every index of the table, and one that is not in it, against brute force."""
 
+from copy import deepcopy
+from pickle import dumps, loads
+
 import numpy as np
 import pytest
 
@@ -144,6 +147,17 @@ def test_the_version_sees_every_change_and_nothing_else(config):
     assert index.version == versions[2]
     index.remove(np.array([19]))
     assert index.version == versions[5]
+
+
+@pytest.mark.parametrize("copied", [deepcopy, lambda index: loads(dumps(index))])
+def test_a_copy_has_the_version_of_its_vectors(config, copied):
+    gallery = vectors(20)
+    index = filled(config, gallery)
+    version, again = index.version, copied(index)
+    assert again.version == version
+    again.add(vectors(2, seed=1))
+    assert again.version == filled(config, gallery, vectors(2, seed=1)).version
+    assert index.version == version
 
 
 @pytest.mark.parametrize("n", [0, 20])

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -38,12 +39,22 @@ def test_features_are_those_of_candidates_described_one_by_one(
 
 def test_votes_that_are_known_are_taken(one_key):
     results = one_key(20, 0)[0]
-    distinct, columns = results.distinct(), results.key_columns()
+    distinct, columns = results.distinct(), results.key_columns
     votes = Features.fit(results).of(distinct, 3)[-4]
     for i, k in itertools.product(range(20), range(3)):
         if columns[i, k] >= 0:
             row = results.keys[i].tolist()
             assert votes[i, k] == row.count(row[columns[i, k]])
+
+
+def test_keys_that_are_known_to_stand_once_have_the_features_of_any_others(one_key):
+    distinct = one_key(20, 0)[0].distinct()
+    features = Features.fit(distinct)
+    known, found = (
+        flat(features.of(results, 9), distinct.there)
+        for results in (distinct, replace(distinct, once=False))
+    )
+    np.testing.assert_array_equal(known, found)
 
 
 @pytest.mark.parametrize("missing", KNOWN)

@@ -185,7 +185,7 @@ def test_one_query_is_sized_as_among_many(fitted, one_key):
 
 def test_rankings_that_hold_every_key_once_are_ranked_alike(drawn, fitted, one_key):
     asked = one_key(60, 6)[0]
-    once, kept = asked.distinct(), asked.key_columns()
+    once, kept = asked.distinct(), asked.key_columns
     chances, again = fitted.ordered(asked), fitted.ordered(once)
     for i in range(60):
         labels = nearest(asked, i)
@@ -193,7 +193,7 @@ def test_rankings_that_hold_every_key_once_are_ranked_alike(drawn, fitted, one_k
         assert taken == chances[1][i, : len(labels)].tolist()
     np.testing.assert_allclose(again[0].probability, chances[0].probability, rtol=1e-9)
     assert np.isposinf(fitted.candidate_scores(once)[kept.max(axis=1) < 0]).all()
-    distinct, columns = drawn[0].distinct(), drawn[0].key_columns()
+    distinct, columns = drawn[0].distinct(), drawn[0].key_columns
     matches = np.take_along_axis(drawn[1], np.maximum(columns, 0), axis=1) & (columns >= 0)
     of_distinct = Reranked.fit(distinct, matches)
     np.testing.assert_allclose(of_distinct.weights, fitted.weights, rtol=1e-6, atol=1e-9)

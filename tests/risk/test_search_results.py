@@ -3,7 +3,7 @@ import pytest
 
 from rcir.errors import InvalidData
 from rcir.risk import SearchResults
-from rcir.risk.search_results import count_votes, earlier_of_same_key, first_of_each_key
+from rcir.risk.keys import count_votes, earlier_of_same_key, first_of_each_key
 
 SHAPES = [(1, 1), (7, 1), (20, 12), (9, 70)]
 
@@ -63,7 +63,7 @@ def test_votes_are_those_of_the_first_thirty(shape, labels):
 
 def test_distinct_rankings_keep_the_nearest_candidate_of_each_key():
     results = everything()
-    distinct, columns = results.distinct(), results.key_columns()
+    distinct, columns = results.distinct(), results.key_columns
     assert (len(distinct), distinct.depth) == (20, 40)
     assert distinct.uncertainty.tolist() == results.uncertainty.tolist()
     for i, row in enumerate(results.keys.tolist()):
@@ -88,6 +88,14 @@ def test_distinct_rankings_without_distances_still_end_where_keys_do():
     distinct = SearchResults(np.zeros(2), 4, keys=keys).distinct()
     assert distinct.distances.tolist() == [[0, 0, np.inf, np.inf], [0, 0, 0, 0]]
     assert distinct.candidate_uncertainty is None
+
+
+def test_distinct_rankings_of_distinct_rankings_are_the_same():
+    once = everything().distinct()
+    twice = once.distinct()
+    assert twice.key_columns.tolist() == first_of_each_key(once.keys).tolist()
+    for name in ("distances", "keys", "candidate_uncertainty", "votes"):
+        np.testing.assert_array_equal(getattr(twice, name), getattr(once, name))
 
 
 def test_distinct_rankings_do_not_change_those_they_come_from():

@@ -16,7 +16,7 @@ from rcir.risk import (
     MissController,
     fit_score_function,
 )
-from rcir.risk.search_results import take_columns
+from rcir.risk.keys import take_columns
 
 pytestmark = pytest.mark.statistical
 
@@ -105,7 +105,7 @@ def test_the_certified_risk_below_alpha_holds_and_is_not_too_large(
 def test_sets_of_distinct_keys_hold_what_is_promised(
     split, everybody, draws, answers, true_risk, excess, kind
 ):
-    tuned, columns = (part.results.key_columns() for part in (split, everybody))
+    tuned, columns = (part.results.key_columns for part in (split, everybody))
     tuning, results = split.results.distinct(tuned), everybody.results.distinct(columns)
     ranks = split.relevant, everybody.relevant
     matches = [

@@ -1,0 +1,99 @@
+"""The labelled queries that tune and those that calibrate: divided, and all of them different."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.data.clusters import draw_by_cluster
+from rcir.data.repeats import require_no_repeats, warn_of_bursts, warn_of_copies, warn_of_twins
+from rcir.errors import InvalidData
+from rcir.index import build_index
+from rcir.retrieval.queries import Queries
+from rcir.retrieval.vector_searcher import VectorSearcher
+from rcir.risk import LabelledResults
+
+TUNING = 0.3  # of labelled queries that are divided here
+
+
+def divide_queries(queries: Queries, seed: int, tuning: float = TUNING) -> tuple[Queries, Queries]:
+    """A tuning split and the calibration queries, drawn at random, by clusters if there are any.
+
+    Raises:
+        InvalidData: one of them would be empty.
+    """
+    rng = np.random.default_rng(seed)
+    if queries.clusters is None:
+        first = max(1, round(tuning * len(queries)))
+        if first >= len(queries):
+            raise InvalidData(
+                f"{len(queries)} queries: some must tune and others calibrate; give more"
+            )
+        rows = np.split(rng.permutation(len(queries)), [first])
+    else:
+        rows = draw_by_cluster(rng, queries.clusters, {"tuning": tuning})
+    return queries[rows[0]], queries[rows[1]]
+
+
+def check_clusters(tuning: LabelledResults, calibration: LabelledResults) -> None:
+    """Raise `InvalidData` unless both are of the same kind of clusters, and of different ones."""
+    if tuning.cluster != calibration.cluster:
+        raise InvalidData(
+            f"the tuning split is of clusters {tuning.cluster!r}, the calibration queries of "
+            f"{calibration.cluster!r}: search both with the same"
+        )
+    if tuning.clusters is None or calibration.clusters is None:
+        return
+    shared = np.intersect1d(tuning.clusters, calibration.clusters)
+    if len(shared):
+        names = ", ".join(shared[:3].tolist())
+        raise InvalidData(
+            f"{len(shared)} clusters ({calibration.cluster} {names}) are in the tuning split and "
+            "among the calibration queries: divide the queries by clusters"
+        )
+
+
+def check_repeats(
+    searcher: VectorSearcher,
+    tuning: LabelledResults,
+    calibration: LabelledResults,
+    recurring: bool,
+    again: bool,
+) -> None:
+    """Raise `InvalidData` for pictures that stand twice, and warn of those that look like it.
+
+    Args:
+        searcher: what searched both.
+        tuning, calibration: the two splits.
+        recurring: see `CalibratedSearcher.calibrate`.
+        again: whether the queries were compared with each other before.
+    """
+    tuned, calibrated = (digests_of(part) for part in (tuning, calibration))
+    if searcher.options.leave_one_out:
+        require_no_repeats(None, tuned, calibrated, recurring)
+        return
+    require_no_repeats(searcher.digests, tuned, calibrated, recurring)
+    known = searcher.digests is not None
+    warn_of_copies("queries of the tuning split", tuning.known("distances"), known)
+    warn_of_copies("calibration queries", calibration.known("distances"), known)
+    if not recurring and not again:
+        nearest = _nearest_other(tuning, calibration)
+        warn_of_twins("calibration queries", nearest, calibration.known("distances"))
+        if calibration.cluster is None and searcher.items is None:  # else ranked by others
+            others = len(tuning) + len(calibration) - 1
+            warn_of_bursts(nearest, calibration.known("distances"), others, len(searcher.gallery))
+
+
+def digests_of(results: LabelledResults) -> NDArray[np.bytes_]:
+    """(n,) of the queries of search results."""
+    found: NDArray[np.bytes_] = results.known("queries").identified().digests
+    return found
+
+
+def _nearest_other(tuning: LabelledResults, calibration: LabelledResults) -> NDArray[np.float32]:
+    """(n,) distance of each calibration query to the nearest other query of the two splits."""
+    vectors = calibration.known("vectors")
+    index = build_index(np.concatenate([vectors, tuning.known("vectors")]))
+    distances, positions = index.search(vectors, 2)
+    itself = positions[:, 0] == np.arange(len(vectors))
+    return np.where(itself, distances[:, 1], distances[:, 0])
