@@ -14,6 +14,7 @@ PARTS = (
         "rcir.extras",
         "rcir.levels",
         "rcir.files",
+        "rcir.memory",
         "rcir.config",
         "rcir.options",
         "rcir.import_paths",

@@ -21,6 +21,7 @@ from rcir.data import ImageSet, load_splits
 from rcir.embedding import Embedding
 from rcir.encoders import Encoder, build_encoder
 from rcir.encoders.batches import BATCH, embed
+from rcir.memory import keep_freed_memory
 from rcir.tracking import TrackedRun
 from training import checkpoint
 from training.checkpoint import TrainState
@@ -101,6 +102,8 @@ def _train(
     report: Callable[[dict[str, float]], None],
 ) -> None:
     """Train; `report` gets the metrics of every epoch, once its checkpoint is written."""
+    if workers.device.type == "cpu":
+        keep_freed_memory()
     config, folder = job.config, Path(job.folder)
     history = History(folder, TrackedRun(*job.run))
 

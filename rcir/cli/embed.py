@@ -38,6 +38,7 @@ def run(options: Namespace) -> None:
     from rcir.data.vector_writing import write_vectors
     from rcir.encoders.embedder import Embedder
     from rcir.errors import InvalidConfig
+    from rcir.memory import keep_freed_memory
 
     output: Path = options.output
     if output.suffix != ".parquet" or not output.parent.is_dir():
@@ -61,6 +62,7 @@ def run(options: Namespace) -> None:
         lambda images, _: bar.advance(task, images),
         options.batch,
     )
+    keep_freed_memory()
     with bar:
         embedding = embedder(encoder, preprocessing, pictures.paths)
     vectors = embedding.vectors.numpy()

@@ -23,6 +23,7 @@ from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder
 from rcir.encoders.batches import BATCH, Images, embed_block
 from rcir.errors import InvalidConfig, InvalidImage
+from rcir.memory import keep_freed_memory
 
 SHOWING = "ray.data._internal.progress"
 
@@ -98,6 +99,8 @@ class Replica:
         torch.set_num_threads(threads)
         if ray.get_gpu_ids():
             self.encoder.cuda()
+        else:
+            keep_freed_memory()
 
     def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """One row: the number of a block in, its embedding as bytes out, or why there is none."""
