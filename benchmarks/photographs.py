@@ -5,10 +5,10 @@
 kind of Fashion-MNIST). Half of the classes train, drawn at random but for the birds, whose first
 half does. Queries are of the other classes, and so is the gallery that they share with the
 components, which are fitted to all pictures of the training classes. Of 32, 64 and 128 components,
-whitened or not, the best on these very queries count. `cub50_lite0` are the same birds by
-EfficientNet-Lite0 as ImageNet left it, at its own size. The AUROC says how well a first picture of
-another class is told from a right one: by one minus the cosine to it, and by the share of the first
-30 neighbours that do not have its label. Trained runs in `--runs` are used again.
+whitened or not, the best on these very queries count. Sets named `_lite0` are the same pictures by
+EfficientNet-Lite0 as ImageNet left it, the birds at their own size. The AUROC says how well a first
+picture of another class is told from a right one: by one minus the cosine to it, and by the share
+of the first 30 neighbours that do not have its label. Trained runs in `--runs` are used again.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from pathlib import Path
 
 import numpy as np
 from common import parser, report, sized
-from cub import KINDS, birds
+from cub import KINDS, MODEL, birds, weights
 from numpy.typing import NDArray
 from PIL import Image
 
 from rcir.config import parse
-from rcir.data import DataConfig, Splits, data_root, load_splits
+from rcir.data import DataConfig, Preprocessing, Splits, data_root, load_splits
 from rcir.data.datasets import omniglot
 from rcir.data.datasets.mnist import read_fashion_mnist
+from rcir.encoders import Encoder, EncoderConfig, build_encoder, model_preprocessing
 from rcir.encoders.batches import embed
 from rcir.index import build_index
+from rcir.memory import keep_freed_memory
 from rcir.metrics import OutOfDistribution
 from training import TrainingConfig, train
 
@@ -149,20 +151,25 @@ def ids_of(splits: Splits) -> tuple[list[str], list[str]]:
     return splits.gallery.ids, [name for part in asked for name in part.ids]
 
 
-def embedded(config: TrainingConfig, splits: Splits) -> tuple[tuple[Vectors, Vectors], float]:
-    """Vectors of gallery and queries by the trained encoder, and the seconds of its training."""
-    run = train(config)
-    encoder = run.encoder()
+def embedded(
+    encoder: Encoder, preprocessing: Preprocessing, splits: Splits
+) -> tuple[Vectors, Vectors]:
+    """Vectors of gallery and queries."""
     parts = (splits.gallery, splits.tuning, splits.calibration, splits.test)
-    gallery, *asked = (
-        embed(encoder, run.preprocessing, part.images).vectors.numpy() for part in parts
-    )
+    gallery, *asked = (embed(encoder, preprocessing, part.images).vectors.numpy() for part in parts)
+    return gallery, np.concatenate(asked)
+
+
+def by_the_recipe(config: TrainingConfig, splits: Splits) -> tuple[tuple[Vectors, Vectors], float]:
+    """Vectors by the trained encoder, and the seconds of its training."""
+    run = train(config)
     epochs = json.loads((run.path / "metrics.json").read_text()).values()
-    return (gallery, np.concatenate(asked)), sum(epoch["seconds"] for epoch in epochs)
+    vectors = embedded(run.encoder(), run.preprocessing, splits)
+    return vectors, sum(epoch["seconds"] for epoch in epochs)
 
 
-def as_imagenet_left_it(splits: Splits) -> tuple[Vectors, Vectors]:
-    """Vectors of the same birds by EfficientNet-Lite0."""
+def birds_as_imagenet_left_it(splits: Splits) -> tuple[Vectors, Vectors]:
+    """Vectors of the same birds, at their own size, by EfficientNet-Lite0."""
     table = birds()
     ids = [Path(name).with_suffix("").as_posix() for name in table.ids or []]
     rows = {name: row for row, name in enumerate(ids)}
@@ -170,6 +177,15 @@ def as_imagenet_left_it(splits: Splits) -> tuple[Vectors, Vectors]:
         table.vectors[[rows[name.removesuffix(".png")] for name in ids]] for ids in ids_of(splits)
     )
     return gallery, queries
+
+
+def as_imagenet_left_it(splits: Splits) -> tuple[Vectors, Vectors]:
+    """Vectors of the same pictures by EfficientNet-Lite0."""
+    config = EncoderConfig("pretrained", MODEL, "avg", checkpoint_path=str(weights()))
+    preprocessing = model_preprocessing(config)
+    encoder = build_encoder(config, preprocessing.channels, preprocessing.size)
+    keep_freed_memory()
+    return embedded(encoder, preprocessing, splits)
 
 
 def main() -> None:
@@ -183,10 +199,9 @@ def main() -> None:
         config = configuration(name, asked.runs)
         splits = load_splits(config.data)
         base = components(config, splits)
-        vectors, seconds = embedded(config, splits)
-        found = {name: (vectors, f"{seconds:.0f}")}
-        if name == "cub50":
-            found["cub50_lite0"] = as_imagenet_left_it(splits), "-"
+        vectors, seconds = by_the_recipe(config, splits)
+        pretrained = birds_as_imagenet_left_it if name == "cub50" else as_imagenet_left_it
+        found = {name: (vectors, f"{seconds:.0f}"), f"{name}_lite0": (pretrained(splits), "-")}
         for which, (pair, took) in found.items():
             scored = scores(*pair, labels_of(splits))
             ratio = scored["recall"] / base

@@ -47,7 +47,7 @@ FIGURES = {
     "photographs": {
         f"{name}_{figure}"
         for name, figure in product(
-            ("cub50", "cub50_lite0", "omniglot", "fashion"),
+            [f"{name}{by}" for name in ("cub50", "omniglot", "fashion") for by in ("", "_lite0")],
             ("recall_over_pca", "auroc_miss", "auroc_miss_one_minus_cosine"),
         )
     },
