@@ -115,7 +115,10 @@ class TrackedRun:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Mark the run as running inside the block, finished or failed behind it."""
+        """Mark the run as running inside the block, finished or failed behind it.
+
+        Where another process has ended it meanwhile, which is why the block fails, that stands.
+        """
         with _reachable(self.uri):
             self._client.set_tag(self.id, OWNER_TAG, owner())
             self._client.update_run(self.id, status="RUNNING")
@@ -125,9 +128,17 @@ class TrackedRun:
             interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
             # What happened matters more than that it could not be noted.
             with suppress(TrackingUnavailable):
-                self.end("KILLED" if interrupted else "FAILED")
+                if self.status == "RUNNING":
+                    self.end("KILLED" if interrupted else "FAILED")
             raise
         self.end("FINISHED")
+
+    @property
+    def status(self) -> str:
+        """As MLflow has it: "RUNNING", or what it ended as."""
+        with _reachable(self.uri):
+            status: str = self._client.get_run(self.id).info.status
+        return status
 
     def end(self, status: str) -> None:
         """Mark the run as ended: "FINISHED", "FAILED" or "KILLED"."""

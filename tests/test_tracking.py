@@ -84,6 +84,14 @@ def test_the_status_says_how_a_run_ended(client, error, status):
     assert client.get_run(run.id).info.status == status
 
 
+def test_a_run_that_another_process_ended_stays_as_it_is(client):
+    run = tracking.start_run("stopped", {})
+    with pytest.raises(OSError), run.active():
+        client.set_terminated(run.id, "KILLED")
+        raise OSError
+    assert client.get_run(run.id).info.status == "KILLED"
+
+
 def test_an_id_that_mlflow_does_not_know_is_no_run():
     assert tracking.find_tracked_run("0123456789abcdef0123456789abcdef") is None
     run = tracking.start_run("known", {})
