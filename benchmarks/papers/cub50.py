@@ -46,7 +46,7 @@ from rcir.runs.folder import RunFolder, find_run
 from training import TrainingConfig, train
 from training.frozen import BackboneFeatures, FeaturePreprocessing
 
-RECIPES = Path(__file__).parents[2] / "configs" / "cai2025"
+CONFIGS = Path(__file__).parents[2] / "configs"
 EPOCHS, BATCH, TRAINED, MEMBERS = sized((3, 32, range(1, 26), 3), (1, 8, range(24, 26), 2))
 FROZEN = sized(60, 2)  # epochs
 SPLITS, CALIBRATION = sized((10, 300), (1, 60))
@@ -80,8 +80,9 @@ def configuration(method: str, frozen: bool, seed: int, runs: Path) -> TrainingC
     """The recipe of one training."""
     kinds = sorted(each.name for each in pictures(runs).iterdir())
     data = {"path": str(pictures(runs).absolute()), "train": kinds[: len(TRAINED)]}
+    published = ("cai2025/recipe.yaml", f"cai2025/{method}.yaml")
     given = [
-        *("--config", str(RECIPES / "recipe.yaml"), "--config", str(RECIPES / f"{method}.yaml")),
+        *(part for file in published for part in ("--config", str(CONFIGS / file))),
         *("--name", f"cub50-{'frozen' if frozen else 'tuned'}-{method}-{seed}"),
         *("--storage", str(runs), "--seed", str(seed), "--data.name", "folder"),
         *("--data.options", json.dumps(data), "--encoder.backbone", MODEL),
