@@ -58,7 +58,8 @@ class MaintainedSearcher(CalibratedSearcher):
         if isinstance(images, str | bytes | os.PathLike):
             raise InvalidData(f"images is {images!r}: give a list, of one image per id")
         named = self.gallery.new_ids(ids, len(images))
-        relevance, names = self.gallery.new_relevance(labels, named, self.label_names)
+        numbered = self.encoder is not None  # then its data set gave the labels their numbers
+        relevance, names = self.gallery.new_relevance(labels, named, self.label_names, numbered)
         added = self._embedded(images, None, uncertainty, model)
         longer = self.gallery.joined(
             Gallery(
