@@ -67,6 +67,8 @@ class CertificationConfig:
     def __post_init__(self) -> None:
         check_levels(self.alphas, self.delta)
         check_depth(self.depth)
+        if self.seed < 0:
+            raise InvalidConfig(f"seed is {self.seed}; at least 0")
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,11 @@ def test_what_cannot_be_certified_writes_nothing(folder, name, columns, said):
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
+def test_a_seed_below_0_is_refused():
+    with pytest.raises(InvalidConfig, match="seed is -1; at least 0"):
+        config(seed=-1)
+
+
 def test_models_are_told_apart(folder):
     changed(folder, "gallery", model="clip-1")
     changed(folder, "queries", model="clip-2")
