@@ -17,6 +17,7 @@ from calibration.risk_results import SearchedSplits
 from calibration.table import console
 from rcir.data import ImageSet
 from rcir.data.clusters import draw_by_cluster
+from rcir.data.digests import digests
 from rcir.data.relevance import SameLabel
 from rcir.data.vector_files import VectorTable, read_matches, read_vectors
 from rcir.data.within_radius import WithinRadius
@@ -222,7 +223,7 @@ def _places(config: CertificationConfig, table: VectorTable) -> WithinRadius:
 
 def _different(queries: Queries) -> NDArray[np.int64]:
     """Rows of queries that are all different: the first of those of the very same vector."""
-    rows = np.sort(np.unique(queries.identified().digests, return_index=True)[1])
+    rows = np.sort(np.unique(digests(queries.vectors), return_index=True)[1])
     if len(rows) < len(queries):
         console.print(
             f"{len(queries) - len(rows)} of {len(queries)} queries came before among them, and are "

@@ -117,5 +117,10 @@ def report(
         rows.append(CertifiedSize(alpha, size, constant, least))
     name = controller.score_function.name
     sizes = len(controller.tuning), len(controller.calibration)
-    known = (comparison, uncertainties, controller.growing, chosen_among)
-    return CalibrationReport(delta, *sizes, name, tuple(rows), *known)
+    return CalibrationReport(
+        *(delta, *sizes, name, tuple(rows)),
+        comparison=comparison,
+        uncertainties=uncertainties,
+        anytime=controller.growing,
+        chosen_among=chosen_among,
+    )
