@@ -36,9 +36,7 @@ def recalibrate(
     """
     retriever = storage.load(folder)
     if remove is not None:
-        if not remove.is_file():
-            raise DataUnavailable(f"there is no file {remove}")
-        retriever.remove(remove.read_text().splitlines())
+        retriever.remove(_ids(remove))
     if add is not None:
         _add(retriever, add)
     report = retriever.recalibrate()
@@ -50,6 +48,17 @@ def recalibrate(
             retriever.origin["calibration"] = tracked.id
             tracked.log_folder(retriever.save(folder), "retriever")
     return report
+
+
+def _ids(file: Path) -> list[str]:
+    """One on each line that is not empty."""
+    if not file.is_file():
+        raise DataUnavailable(f"there is no file {file}")
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise InvalidData(f"{file} is no text: give a file with an id on each line") from error
+    return [line for line in lines if line]
 
 
 def _tracked(retriever: Retriever, folder: Path) -> tracking.TrackedRun | None:

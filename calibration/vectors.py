@@ -17,6 +17,7 @@ from calibration.risk_results import SearchedSplits
 from calibration.table import console
 from rcir.data import ImageSet
 from rcir.data.clusters import draw_by_cluster
+from rcir.data.digests import digests
 from rcir.data.relevance import SameLabel
 from rcir.data.vector_files import VectorTable, read_matches, read_vectors
 from rcir.data.within_radius import WithinRadius
@@ -67,6 +68,8 @@ class CertificationConfig:
     def __post_init__(self) -> None:
         check_levels(self.alphas, self.delta)
         check_depth(self.depth)
+        if self.seed < 0:
+            raise InvalidConfig(f"seed is {self.seed}; at least 0")
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,9 @@ class Certification:
 def certify(config: CertificationConfig) -> Certification:
     """Index a gallery of vectors, calibrate on labelled queries, measure on others, write.
 
-    A quarter of the queries fits the set sizes, half of them certify these, and the others measure;
-    where queries have a column `cluster`, whole clusters are drawn.
+    Of queries with the very same vector the first is kept. A quarter of those kept fits the set
+    sizes, half of them certify these, and the others measure; where queries have a column
+    `cluster`, whole clusters are drawn.
 
     Raises:
         DataUnavailable: there is no such file.
@@ -101,7 +105,8 @@ def certify(config: CertificationConfig) -> Certification:
     with step("index"):
         retriever = _indexed(config, gallery, asked)
     labelled = _labelled(retriever, config, asked)
-    splits = _divided(labelled, config)
+    different = _different(labelled)
+    splits = [different[rows] for rows in _divided(labelled[different], config)]
     with step("search"):
         tuning, calibration, test = (retriever.search_labelled(labelled[rows]) for rows in splits)
     with step("calibration"):
@@ -214,6 +219,18 @@ def _places(config: CertificationConfig, table: VectorTable) -> WithinRadius:
         )
     assert table.places is not None
     return WithinRadius(table.places, config.radius)
+
+
+def _different(queries: Queries) -> NDArray[np.int64]:
+    """Rows of queries that are all different: the first of those of the very same vector."""
+    rows = np.sort(np.unique(digests(queries.vectors), return_index=True)[1])
+    if len(rows) < len(queries):
+        console.print(
+            f"{len(queries) - len(rows)} of {len(queries)} queries came before among them, and are "
+            "left out: the guarantee is for different ones",
+            soft_wrap=True,
+        )
+    return rows
 
 
 def _divided(queries: Queries, config: CertificationConfig) -> list[NDArray[np.int64]]:

@@ -95,7 +95,11 @@ def query_relevance(
 
 
 def added_relevance(
-    labels: object, n: int, gallery: Relevance, names: Mapping[int, str]
+    labels: object,
+    n: int,
+    gallery: Relevance,
+    names: Mapping[int, str],
+    numbered: bool = False,
 ) -> tuple[Relevance, dict[int, str]]:
     """The relevance of n items that come into a gallery, and the names of all labels.
 
@@ -103,6 +107,8 @@ def added_relevance(
         labels: of the kind that the gallery's are.
         n: number of items.
         gallery, names: the gallery's relevance, and the names of its labels.
+        numbered: whether whole numbers are labels as well where these have names, as in a data set
+            that gave both; else names are all that is known of them.
 
     Raises:
         InvalidData: they are of another kind or number; or are lists, and one is new, of which it
@@ -119,8 +125,7 @@ def added_relevance(
                 f"labels that no gallery item has ({', '.join(map(printable, sorted(new)[:3]))}): "
                 "which queries before had them is not known; build the retriever again"
             )
-        numbers = isinstance(values, np.ndarray) and values.dtype.kind in "iu"
-        # Whole numbers are labels as well where a data set gave these names.
+        numbers = numbered and isinstance(values, np.ndarray) and values.dtype.kind in "iu"
         found, known = query_relevance(values, gallery, {} if numbers else names)
         known = dict(names) if numbers else known
     if len(found) != n:

@@ -156,6 +156,8 @@ def _matrix(path: Path, column: Any) -> NDArray[Any]:
     """(n, d) of a column of lists."""
     import pyarrow as pa
 
+    if not len(column):
+        raise InvalidData(f"{path} holds no vectors")
     joined = column.combine_chunks()
     kind = joined.type
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and (
@@ -175,14 +177,12 @@ def _matrix(path: Path, column: Any) -> NDArray[Any]:
 
 
 def _table(path: Path, columns: dict[str, Any], model: str | None) -> VectorTable:
-    vectors = np.asarray(columns.pop("vector"))
+    vectors = _vectors(path, columns.pop("vector"))
     for name, values in columns.items():
         if len(values) != len(vectors):
             raise InvalidData(
                 f"{path}: {len(vectors)} vectors and {len(values)} values of {name}: give one each"
             )
-    if not len(vectors):
-        raise InvalidData(f"{path} holds no vectors")
     kinds = [name for name in ("label", "labels", "x") if name in columns]
     if len(kinds) > 1 or ("x" in columns) != ("y" in columns):
         there = [name for name in ("label", "labels", "x", "y") if name in columns]
@@ -211,6 +211,25 @@ def _table(path: Path, columns: dict[str, Any], model: str | None) -> VectorTabl
         model=model,
         **texts,
     )
+
+
+def _vectors(path: Path, given: Any) -> NDArray[np.floating[Any]]:
+    """(n, d) finite floats; whole numbers become such."""
+    vectors = np.asarray(given)
+    if vectors.dtype.kind not in "fiu" or vectors.ndim != 2:
+        raise InvalidData(
+            f"{path}: vectors are of type {vectors.dtype} and have shape {vectors.shape}; they "
+            "must be real numbers, (n, d)"
+        )
+    if not len(vectors):
+        raise InvalidData(f"{path} holds no vectors")
+    wrong = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(wrong):
+        raise InvalidData(
+            f"{path}: {len(wrong)} of {len(vectors)} vectors are NaN or infinite, first in row "
+            f"{wrong[0] + 1}: leave them out, or embed them anew"
+        )
+    return vectors if vectors.dtype.kind == "f" else vectors.astype(np.float32)
 
 
 def _labels(path: Path, values: list[Any]) -> NDArray[Any]:

@@ -14,7 +14,7 @@ from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.levels import ALPHAS, DELTA
 from rcir.retrieval.answer import Distinct
 from rcir.retrieval.calibration_report import CalibrationReport, report
-from rcir.retrieval.control import CalibrationOptions, control
+from rcir.retrieval.control import CalibrationOptions, control, grown
 from rcir.retrieval.labelled_searcher import LabelledSearcher
 from rcir.retrieval.queries import Queries, require_alike
 from rcir.retrieval.splits import check_clusters, check_repeats, divide_queries
@@ -196,14 +196,18 @@ class CalibratedSearcher(LabelledSearcher):
                 fits, asked = fits.distinct(), asked.distinct()
             before = self.controllers[distinct] if again else None
             controllers[distinct], comparison[distinct] = control(fits, asked, options, before)
+        if again and self.controller.growing:
+            controllers = {distinct: grown(one) for distinct, one in controllers.items()}
         self.controllers, self.chosen_among = controllers, self.chosen_among if again else 1
         self.uncertainty = uncertainty
         self.calibrated_on = dict(self.fingerprints(), uncertainty=uncertainty)
         self.calibrated_with = options
         self.tuning_queries = self._kept(tuning)
         self.calibration_queries = self._kept(calibration)
-        alphas, delta = options.alphas, options.delta
-        return report(controllers[None], calibration, alphas, delta, comparison, uncertainties)
+        return report(
+            *(controllers[None], calibration, options.alphas, options.delta),
+            *(comparison, uncertainties, self.chosen_among),
+        )
 
     def _chosen_uncertainty(
         self, tuning: LabelledResults, options: CalibrationOptions, again: bool

@@ -9,7 +9,7 @@ import numpy as np
 
 from rcir.errors import RiskUnattainable
 from rcir.retrieval.answer import Distinct
-from rcir.risk import Constant, LabelledResults, Request, RiskController
+from rcir.risk import Constant, LabelledResults, Request, RiskController, decide_chosen
 from rcir.risk.choice import ComparedSizes
 from rcir.risk.guarantee import stated_confidence
 
@@ -43,6 +43,10 @@ class CalibrationReport:
         rows: the miss risk at each asked alpha.
         comparison: what "auto" compared, of sets of images (None) and of labels ("label").
         uncertainties: mean sizes of each uncertainty at each alpha, if they were compared.
+        anytime: whether calibration queries were added one by one, so that the rows are of
+            guarantees that hold at every moment.
+        chosen_among: number of retrievers that this one was chosen among, in spite of which the
+            rows hold.
     """
 
     delta: float
@@ -52,13 +56,19 @@ class CalibrationReport:
     rows: tuple[CertifiedSize, ...]
     comparison: Mapping[Distinct, ComparedSizes]
     uncertainties: ComparedSizes
+    anytime: bool = False
+    chosen_among: int = 1
 
     def __str__(self) -> str:
-        sure = stated_confidence(self.delta)
+        first = f"With probability at least {stated_confidence(self.delta)}"
+        if self.chosen_among > 1:
+            first = f"Chosen among {self.chosen_among} retrievers after looking: w{first[1:]}"
+        if self.anytime:
+            first += ", at every moment since calibration began"
         lines = [
-            f"With probability at least {sure}, a true match is missing from at most a fraction "
-            f"alpha of the sets ({self.score_function} sizes, {self.n_calibration} calibration "
-            f"queries; {self.n_tuning} others fitted the sizes).",
+            f"{first}, a true match is missing from at most a fraction alpha of the sets "
+            f"({self.score_function} sizes, {self.n_calibration} calibration queries; "
+            f"{self.n_tuning} others fitted the sizes).",
             f"{'alpha':>6}  {'mean size':>9}  {'constant size':>13}",
         ]
         for row in self.rows:
@@ -79,6 +89,7 @@ def report(
     delta: float,
     comparison: Mapping[Distinct, ComparedSizes],
     uncertainties: ComparedSizes,
+    chosen_among: int,
 ) -> CalibrationReport:
     """The report of a controller.
 
@@ -86,25 +97,30 @@ def report(
         controller: of sets of images.
         calibration: the calibration queries, with their search results.
         alphas, delta: levels to report.
-        comparison, uncertainties: see `CalibrationReport`.
+        comparison, uncertainties, chosen_among: see `CalibrationReport`.
     """
     alike = RiskController(Constant(), controller.tuning, calibration, controller.bound)
     rows = []
     for alpha in alphas:
-        request = Request(alpha, delta)
+        request = Request(alpha, delta, anytime=controller.growing)
         constant, size, least = None, None, None
         try:
-            decision = alike.decide(request)
+            decision = decide_chosen(alike, request, chosen_among)
             constant = float(alike.sets(calibration, decision)[1].mean())
         except RiskUnattainable:
             pass
         try:
-            size = float(
-                np.mean(controller.calibration.sizes(controller.decide(request).threshold))
-            )
+            threshold = decide_chosen(controller, request, chosen_among).threshold
+            size = float(np.mean(controller.calibration.sizes(threshold)))
         except RiskUnattainable as error:
             least = error.minimum_alpha
         rows.append(CertifiedSize(alpha, size, constant, least))
     name = controller.score_function.name
     sizes = len(controller.tuning), len(controller.calibration)
-    return CalibrationReport(delta, *sizes, name, tuple(rows), comparison, uncertainties)
+    return CalibrationReport(
+        *(delta, *sizes, name, tuple(rows)),
+        comparison=comparison,
+        uncertainties=uncertainties,
+        anytime=controller.growing,
+        chosen_among=chosen_among,
+    )

@@ -194,7 +194,11 @@ class Gallery:
         return np.flatnonzero([name in asked for name in self.ids.tolist()])
 
     def new_relevance(
-        self, labels: object, ids: NDArray[np.object_], names: dict[int, str]
+        self,
+        labels: object,
+        ids: NDArray[np.object_],
+        names: dict[int, str],
+        numbered: bool = False,
     ) -> tuple[Relevance | None, dict[int, str]]:
         """The relevance of images to add, and the names of all labels.
 
@@ -202,6 +206,7 @@ class Gallery:
             labels: of the kind that the gallery's are, see `rcir.data.labelling`; or a `Relevance`.
             ids: of the images to add.
             names: of the gallery's labels.
+            numbered: see `rcir.data.labelling.added_relevance`.
 
         Raises:
             InvalidData: the gallery knows of no labels and some are given, or the other way round;
@@ -215,7 +220,7 @@ class Gallery:
                 return None, names
             known = "none" if self.relevance is None else f"them ({type(self.relevance).__name__})"
             raise InvalidData(f"give labels if and only if the gallery has labels: it has {known}")
-        return added_relevance(labels, len(ids), self.relevance, names)
+        return added_relevance(labels, len(ids), self.relevance, names, numbered)
 
 
 def _own(relevance: Relevance) -> Relevance:

@@ -16,7 +16,7 @@ from rcir.index import lengths
 from rcir.levels import ALPHA, DELTA
 from rcir.retrieval.calibrated import CalibratedSearcher
 from rcir.retrieval.calibration_report import CalibrationReport
-from rcir.retrieval.control import extended, grown
+from rcir.retrieval.control import extended
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.queries import Queries, require_alike
 from rcir.retrieval.searcher import Asked
@@ -58,7 +58,8 @@ class MaintainedSearcher(CalibratedSearcher):
         if isinstance(images, str | bytes | os.PathLike):
             raise InvalidData(f"images is {images!r}: give a list, of one image per id")
         named = self.gallery.new_ids(ids, len(images))
-        relevance, names = self.gallery.new_relevance(labels, named, self.label_names)
+        numbered = self.encoder is not None  # then its data set gave the labels their numbers
+        relevance, names = self.gallery.new_relevance(labels, named, self.label_names, numbered)
         added = self._embedded(images, None, uncertainty, model)
         longer = self.gallery.joined(
             Gallery(
@@ -125,12 +126,8 @@ class MaintainedSearcher(CalibratedSearcher):
                 "it is not known which queries the gallery items match, so that the queries cannot "
                 "be searched anew: give labelled queries to `calibrate`"
             )
-        growing = self.controller.growing
         tuning, calibration = (self._labelled(queries) for queries in kept)
-        made = self._calibrate(tuning, calibration, self.calibrated_with, again=True)
-        if growing:
-            self.controllers = {name: grown(one) for name, one in self.controllers.items()}
-        return made
+        return self._calibrate(tuning, calibration, self.calibrated_with, again=True)
 
     def extend_calibration(
         self,

@@ -35,7 +35,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_a_folder_is_brought_up_to_date(folder, capsys):
-    (folder.parent / "gone.txt").write_text("3\n5\n")
+    (folder.parent / "gone.txt").write_text("3\n\n5\n\n")
     expected = rcir.load(folder)
     new, labels = drawn(60, 3)
     expected.remove(["3", "5"])
@@ -49,6 +49,14 @@ def test_a_folder_is_brought_up_to_date(folder, capsys):
     assert [one.to_dict() for one in after.retrieve(asked, 0.2, 0.1)] == [
         one.to_dict() for one in expected.retrieve(asked, 0.2, 0.1)
     ]
+
+
+def test_ids_to_remove_that_are_no_text_are_refused(folder, capsys):
+    (folder.parent / "gone.txt").write_bytes(b"caf\xe9\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["recalibrate", "own", "--remove", "gone.txt"])
+    assert ended.value.code == 1
+    assert "gone.txt is no text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,18 @@ def test_queries_that_are_gallery_items_are_left_out_of_their_search(folder, cap
         certify(config())
 
 
+@pytest.mark.parametrize("queries", [None, "queries.npz"])
+def test_copies_of_queries_are_left_out(folder, capsys, queries):
+    name = "gallery" if queries is None else "queries"
+    vectors, labels = (GALLERY, LABELS) if queries is None else (ASKED, ASKED_LABELS)
+    rows = np.r_[np.arange(len(vectors)), :30]
+    write(folder, name, vectors[rows], label=NAMES[labels[rows]])
+    own = certify(config(queries=queries, alphas=(0.3,), score_function="constant")).retriever
+    assert f"30 of {len(rows)} queries came before among them" in capsys.readouterr().out
+    asked = np.concatenate([own.tuning_queries.vectors, own.calibration_queries.vectors])
+    assert len(np.unique(asked, axis=0)) == len(asked) == 0.75 * len(vectors)
+
+
 def test_clusters_calibrate_by_cluster(folder, capsys):
     clusters = np.repeat(np.arange(120), 5).astype(str)
     write(folder, "queries", ASKED, label=NAMES[ASKED_LABELS], cluster=clusters)
@@ -157,6 +169,11 @@ def test_what_cannot_be_certified_writes_nothing(folder, name, columns, said):
     with pytest.raises(InvalidData, match=said):
         certify(config())
     assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_a_seed_below_0_is_refused():
+    with pytest.raises(InvalidConfig, match="seed is -1; at least 0"):
+        config(seed=-1)
 
 
 def test_models_are_told_apart(folder):

@@ -114,6 +114,33 @@ def test_what_is_not_there_or_no_file_of_vectors_is_refused(tmp_path):
         read_vectors(tmp_path / "alone.npy")
 
 
+def test_whole_numbers_become_floats(tmp_path):
+    path = written(tmp_path, vector=column(VECTORS.astype(np.int16)), label=IDS)
+    found = read_vectors(path).vectors
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, VECTORS)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "said"),
+    [
+        (VECTORS.reshape(-1), r"own.npz: .* shape \(12,\)"),
+        (VECTORS.astype(str), "own.npz: vectors are of type <U"),
+        (np.where(VECTORS == 4, np.nan, VECTORS), "own.npz: 1 of 4 vectors are NaN .* row 2"),
+        (VECTORS[:0], "own.npz holds no vectors"),
+    ],
+)
+def test_vectors_that_cannot_be_are_refused(tmp_path, vectors, said):
+    np.savez(tmp_path / "own.npz", vector=vectors)
+    with pytest.raises(InvalidData, match=said):
+        read_vectors(tmp_path / "own.npz")
+
+
+def test_a_table_without_rows_is_refused(tmp_path):
+    with pytest.raises(InvalidData, match="holds no vectors"):
+        read_vectors(written(tmp_path, vector=column()[:0]))
+
+
 def test_pickles_are_not_read(tmp_path):
     np.save(tmp_path / "own.npy", np.array([{"a": 1}], object), allow_pickle=True)
     (tmp_path / "own.csv").write_text("label\na")

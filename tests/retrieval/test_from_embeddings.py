@@ -292,6 +292,13 @@ def test_labels_of_another_type_than_the_gallery_s_are_refused():
         own.calibrate(ASKED, NAMES[ASKED_LABELS])
 
 
+def test_items_to_add_with_labels_of_another_type_are_refused(built):
+    before = built.fingerprints()
+    with pytest.raises(InvalidData, match="of type int64"):
+        built.add(ASKED[:2], named(2, "new"), [1, 2])
+    assert built.fingerprints() == before
+
+
 def test_five_queries_certify_nothing(built):
     report = built.calibrate(ASKED[:7], NAMES[ASKED_LABELS[:7]])
     assert [row.mean_size for row in report.rows] == [None] * 3

@@ -114,6 +114,22 @@ def test_added_queries_calibrate_with_the_others():
         own.retrieve(NEW[0] + 0.01, 0.3, 0.1)
 
 
+@pytest.mark.parametrize("among", [1, 4])
+@pytest.mark.parametrize("growing", [False, True])
+def test_the_report_is_of_the_guarantees_that_are_given(growing, among):
+    own = calibrated(alphas=(0.3,))
+    if growing:
+        further, labels = drawn(200, 7)
+        own.extend_calibration(further, NAMES[labels])
+    own.chosen_among = among
+    report = grown(own).recalibrate()
+    asked = own.calibration_queries.vectors
+    given = own.retrieve(asked, 0.3, 0.1, anytime=growing)
+    assert report.rows[0].mean_size == pytest.approx(np.mean([len(one.ids) for one in given]))
+    assert ("at every moment since calibration began" in str(report)) == growing
+    assert str(report).startswith("Chosen among 4 retrievers") == (among > 1)
+
+
 def test_added_queries_survive_saving(tmp_path):
     own = calibrated()
     further, labels = drawn(200, 7)
