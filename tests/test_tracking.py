@@ -86,9 +86,13 @@ def test_the_status_says_how_a_run_ended(client, error, status):
 
 def test_a_run_that_another_process_ended_stays_as_it_is(client):
     run = tracking.start_run("stopped", {})
-    with pytest.raises(OSError), run.active():
+
+    def stopped():
         client.set_terminated(run.id, "KILLED")
         raise OSError
+
+    with pytest.raises(OSError), run.active():
+        stopped()
     assert client.get_run(run.id).info.status == "KILLED"
 
 

@@ -36,11 +36,10 @@ def run(options: Namespace) -> None:
 
     given = {name: value for name, value in vars(options).items() if name != "command"}
     config = CertificationConfig(alphas=tuple(given.pop("alpha")), **given)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
         outcome = certify(config)
-    for warning in said:
-        print(f"warning: {warning.message}", file=sys.stderr)
     print_table(outcome.evaluation)
     print(f"retriever: {outcome.folder}\nreport: {outcome.report}")
     if outcome.evaluation.refusal:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rcir.data.match_table import MatchTable
 from rcir.data.relevance import SameLabel, SharedLabel
 from rcir.data.relevance_protocol import Relevance
+from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidData
 from rcir.printable import printable
 
@@ -141,6 +142,13 @@ def require_same_kind(queries: Relevance | None, gallery: Relevance) -> None:
             f"the gallery's images match as {type(gallery).__name__}, the queries as "
             f"{type(queries).__name__}: both must know the same of their images"
         )
+    if isinstance(queries, WithinRadius) and isinstance(gallery, WithinRadius):
+        (asked, known) = ((of.radius, of.places.shape[1]) for of in (queries, gallery))
+        if asked != known:
+            raise InvalidData(
+                f"the queries have a radius of {asked[0]} and places of {asked[1]} coordinates, "
+                f"the gallery {known[0]} and {known[1]}: both must match alike"
+            )
 
 
 def _same_label(

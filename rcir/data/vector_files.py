@@ -192,6 +192,10 @@ def _table(path: Path, columns: dict[str, Any], model: str | None) -> VectorTabl
         )
     texts = {name: _texts(path, name, columns[name]) for name in TEXT_COLUMNS if name in columns}
     ids = texts.pop("id", None)
+    if ids is not None and len(set(ids.tolist())) < len(ids):
+        names, counts = np.unique(ids, return_counts=True)
+        shown = ", ".join(printable(name) for name in names[counts > 1][:3].tolist())
+        raise InvalidData(f"{path}: some ids come twice ({shown}): name each vector once")
     labels: NDArray[Any] | list[list[str]] | None = None
     places = None
     if "label" in columns:

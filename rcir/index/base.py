@@ -114,7 +114,10 @@ def check_vectors(vectors: ArrayLike, dim: int | None = None) -> NDArray[np.floa
         Traceback (most recent call last):
         rcir.errors.InvalidData: vectors have shape (2, 2); needed is (n, 3)
     """
-    given = np.asarray(vectors)
+    try:
+        given = np.asarray(vectors)
+    except ValueError as error:
+        raise InvalidData(f"vectors are no array (n, d) of numbers: {error}") from None
     if given.dtype.kind not in "fiu":
         raise InvalidData(f"vectors are of type {given.dtype}; they must be real numbers")
     if given.ndim != 2 or given.shape[1] != (max(given.shape[1], 1) if dim is None else dim):

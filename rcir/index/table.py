@@ -97,5 +97,7 @@ def build_index(vectors: NDArray[np.float32], config: IndexConfig | None = None)
         >>> build_index(np.eye(3, dtype=np.float32)).search(np.ones((1, 3), np.float32), 1)[0]
         array([[1.4142135]], dtype=float32)
     """
-    config = config or IndexConfig()
+    config = IndexConfig() if config is None else config
+    if not isinstance(config, IndexConfig):
+        raise InvalidConfig(f"index is {config!r}; give an IndexConfig, which names its kind")
     return find_index(config.kind).build(vectors, config.index_options())

@@ -156,9 +156,7 @@ class CalibratedSearcher(LabelledSearcher):
             >>> retriever.retrieve(query, 0.1, 0.1, group="True").guarantee.n_calibration < 3000
             True
         """
-        options = CalibrationOptions(
-            score_function, bound, tuple(alphas), delta, recurring, judged_by
-        )
+        options = CalibrationOptions(score_function, bound, alphas, delta, recurring, judged_by)
         if isinstance(queries, LabelledResults):
             if not isinstance(labels, LabelledResults) or known:
                 raise InvalidConfig(

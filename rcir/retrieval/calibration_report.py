@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,7 +85,7 @@ class CalibrationReport:
 def report(
     controller: RiskController,
     calibration: LabelledResults,
-    alphas: tuple[float, ...],
+    alphas: Sequence[float],
     delta: float,
     comparison: Mapping[Distinct, ComparedSizes],
     uncertainties: ComparedSizes,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.levels import ALPHAS, DELTA
@@ -20,7 +23,7 @@ class CalibrationOptions:
 
     score_function: str = "auto"
     bound: Bound = "binomial"
-    alphas: tuple[float, ...] = ALPHAS
+    alphas: Sequence[float] = ALPHAS
     delta: float = DELTA
     recurring: bool = False
     uncertainty: str = "own"
@@ -32,6 +35,8 @@ class CalibrationOptions:
                 f"uncertainty {self.uncertainty!r} is unknown; choose one of "
                 f"{', '.join(UNCERTAINTIES)}, auto"
             )
+        if not isinstance(self.alphas, Sequence | np.ndarray) or not len(self.alphas):
+            raise InvalidConfig(f"alphas is {self.alphas!r}; give a list of at least one")
         object.__setattr__(self, "alphas", tuple(self.alphas))
 
 

@@ -110,6 +110,12 @@ class LabelledSearcher(Searcher):
 
     def _labelled(self, queries: Queries) -> LabelledResults:
         """Search queries with their relevance."""
+        if self.options.leave_one_out and queries.clusters is not None:
+            raise InvalidData(
+                f"queries come in clusters ({queries.cluster}) and are gallery items, so that each "
+                "finds the others of its cluster, as queries of further clusters would not: keep "
+                f"one of each {queries.cluster} in the gallery, or keep queries apart from it"
+            )
         relevance = self.gallery.relevance_for(queries.relevance)
         assert queries.relevance is not None
         totals = queries.relevance.totals(relevance)

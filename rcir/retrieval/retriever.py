@@ -86,7 +86,7 @@ class Retriever(MaintainedSearcher):
         relevance, names = gallery_relevance(labels, named.tolist())
         built = cls(
             *(None, None, build_index(checked, index), named, relevance, depth),
-            item_uncertainty=None if uncertainty is None else np.asarray(uncertainty, np.float64),
+            item_uncertainty=options.uncertainties(uncertainty),
             digests=digests(checked),
             norms=lengths(checked),
             options=options,

@@ -239,10 +239,8 @@ class Searcher(VectorSearcher):
         if not isinstance(given, Embedding):
             if self.encoder is None and isinstance(given, np.ndarray) and given.dtype.kind == "f":
                 self.options.require_model(model)
-                own = None
-                if uncertainty is not None:
-                    own = np.atleast_1d(np.asarray(uncertainty, np.float64))
-                return Queries(self.options.checked(given), own)
+                stated = self.options.uncertainties(uncertainty)
+                return Queries(self.options.checked(given), stated)
             pictures: Any = given
             given = self.embed(pictures, embedder)
         vectors, stated = _arrays(given)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.clusters import draw_by_cluster
 from rcir.data.repeats import require_no_repeats, warn_of_bursts, warn_of_copies, warn_of_twins
-from rcir.errors import InvalidData
+from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import build_index
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.vector_searcher import VectorSearcher
@@ -21,7 +23,10 @@ def divide_queries(queries: Queries, seed: int, tuning: float = TUNING) -> tuple
 
     Raises:
         InvalidData: one of them would be empty.
+        InvalidConfig: of the seed.
     """
+    if not isinstance(seed, Integral) or seed < 0:
+        raise InvalidConfig(f"seed is {seed!r}; it must be a whole number, at least 0")
     rng = np.random.default_rng(seed)
     if queries.clusters is None:
         first = max(1, round(tuning * len(queries)))

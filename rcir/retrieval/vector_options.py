@@ -64,6 +64,23 @@ class VectorOptions:
         unit: NDArray[np.float32] = given / norms
         return unit
 
+    @staticmethod
+    def uncertainties(given: ArrayLike | None) -> NDArray[np.float64] | None:
+        """Uncertainties (n,) that come with vectors, if any do.
+
+        Raises:
+            InvalidData: they are no numbers.
+        """
+        if given is None:
+            return None
+        try:
+            return np.atleast_1d(np.asarray(given, np.float64))
+        except (TypeError, ValueError):
+            raise InvalidData(
+                "uncertainty holds what is no number: give one for each vector, larger where it is "
+                "less certain"
+            ) from None
+
     def require_model(self, model: str | None) -> None:
         """Raise `InvalidData` if vectors are known to be of another model than the gallery's."""
         if None not in (model, self.model) and model != self.model:

@@ -45,6 +45,11 @@ class VectorSearcher:
         self.options = options or VectorOptions()
         if self.options.leave_one_out and gallery.digests is None:
             raise InvalidData("leave_one_out needs the digests of the gallery's vectors")
+        if self.depth < 1:
+            raise InvalidData(
+                f"of {len(gallery)} gallery items nothing is left when an item is left out with "
+                "its exact copies: give others as well"
+            )
         self.label_names: dict[int, str] = {}
 
     @property

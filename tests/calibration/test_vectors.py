@@ -156,7 +156,7 @@ def changed(folder, name, **columns):
         ("gallery", {"vectors": np.full_like(GALLERY, np.nan)}, "NaN or infinite"),
         ("queries", {"vectors": ASKED[:, :5]}, r", 5\); needed is \(n, 6\)"),
         ("queries", {"vectors": np.zeros_like(ASKED)}, "600 of 600 vectors are zero"),
-        ("gallery", {"id": np.array(["a"] * 300)}, r"ids stand more than once \(a\)"),
+        ("gallery", {"id": np.array(["a"] * 300)}, r"some ids come twice \(a\)"),
         ("queries", {"label": ASKED_LABELS}, "labels of the queries are of type int64"),
         ("queries", {"vectors": ASKED[:10], "label": NAMES[:10]}, "10 queries, of which 5 calib"),
         ("queries", {"vectors": GALLERY, "label": NAMES[LABELS]}, "are pictures of the gallery"),

@@ -96,6 +96,12 @@ def test_tables_that_cannot_be_are_refused(tmp_path, columns, said):
         read_vectors(written(tmp_path, **columns))
 
 
+def test_an_id_that_comes_twice_is_refused(tmp_path):
+    path = written(tmp_path, vector=column(), id=["a", "b", "a", "c"])
+    with pytest.raises(InvalidData, match=r"some ids come twice \(a\): name each vector once"):
+        read_vectors(path)
+
+
 def test_what_is_not_there_or_no_file_of_vectors_is_refused(tmp_path):
     with pytest.raises(DataUnavailable, match="there is no file"):
         read_vectors(tmp_path / "none.parquet")

@@ -229,6 +229,9 @@ def test_a_table_of_matches_does_not_know_new_items():
         ({"vectors": GALLERY[0]}, r"shape \(6,\); needed is \(n, d\)"),
         ({"vectors": GALLERY[:0], "ids": [], "labels": []}, "the gallery is empty"),
         ({"vectors": np.array([["a", "b"]] * 300)}, "must be real numbers"),
+        ({"vectors": [[1.0, 2.0], [3.0]]}, r"vectors are no array \(n, d\) of numbers"),
+        ({"uncertainty": ["high"] * 300}, "uncertainty holds what is no number"),
+        ({"vectors": GALLERY[[7] * 300], "leave_one_out": True}, "of 300 gallery items nothing is"),
         ({"ids": named(299)}, "300 images, 299 ids: give one id per image"),
         ({"ids": ["twice"] * 2 + named(298)}, r"ids stand more than once \(twice\)"),
         ({"ids": list(range(300))}, "300 ids are no texts"),
@@ -262,6 +265,7 @@ def test_an_unknown_metric_is_refused():
         (ASKED, ASKED_LABELS / 3, {}, "give whole numbers, texts, or lists"),
         (ASKED, [["kind 1"]] * 500, {}, "labels of the queries are of type lists"),
         (ASKED, WithinRadius(np.zeros((500, 2)), 1.0), {}, "the queries as WithinRadius"),
+        (ASKED, NAMES[ASKED_LABELS], {"uncertainty": ["high"] * 500}, "holds what is no number"),
         (ASKED, NAMES[ASKED_LABELS], {"uncertainty": [1.0]}, "uncertainty of 1"),
         (ASKED, NAMES[ASKED_LABELS], {"uncertainty": np.full(500, np.nan)}, "500 of 500 uncert"),
         (ASKED, NAMES[ASKED_LABELS], {"groups": ["a"]}, "groups of 1"),
@@ -284,6 +288,36 @@ def test_queries_that_cannot_calibrate_are_refused(built, vectors, labels, known
     with pytest.raises(InvalidData, match=said):
         built.calibrate(vectors, labels, **known)
     assert not built.controllers
+
+
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        ({"seed": -1}, "seed is -1; it must be a whole number, at least 0"),
+        ({"seed": "a"}, "seed is 'a'"),
+        ({"alphas": 0.1}, "alphas is 0.1; give a list"),
+        ({"alphas": ()}, "give a list of at least one"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(built, known, said):
+    with pytest.raises(InvalidConfig, match=said):
+        built.calibrate(ASKED, NAMES[ASKED_LABELS], **known)
+    assert not built.controllers
+
+
+def test_an_index_by_its_name_alone_is_refused():
+    with pytest.raises(InvalidConfig, match="index is 'hnsw'; give an IndexConfig"):
+        rcir.Retriever.from_embeddings(GALLERY, labels=LABELS, index="hnsw")
+
+
+def test_places_of_another_radius_or_of_more_coordinates_are_refused():
+    own = rcir.Retriever.from_embeddings(GALLERY, labels=WithinRadius(GALLERY[:, :2], 1.0))
+    for places, said in (
+        (WithinRadius(ASKED[:, :2], 50.0), "a radius of 50.0 and places of 2 coordinates, the gal"),
+        (WithinRadius(ASKED[:, :3], 1.0), "places of 3 coordinates, the gallery 1.0 and 2"),
+    ):
+        with pytest.raises(InvalidData, match=said):
+            own.calibrate(ASKED, places)
 
 
 def test_labels_of_another_type_than_the_gallery_s_are_refused():

@@ -32,6 +32,13 @@ def test_an_item_never_finds_itself():
     np.testing.assert_allclose(found.distances, np.sort(apart, axis=1)[:, :20], atol=1e-4)
 
 
+def test_clusters_of_items_which_find_each_other_are_refused():
+    vectors, labels = drawn(150, 1)
+    own = built(vectors, labels)
+    with pytest.raises(InvalidData, match="keep one of each burst in the gallery"):
+        own.calibrate(vectors, labels, clusters=np.arange(150) // 3, cluster="burst")
+
+
 def test_an_item_is_no_true_match_of_itself():
     vectors, labels = drawn(150, 1)
     own = built(vectors, labels)
