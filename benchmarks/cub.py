@@ -41,7 +41,8 @@ def class_folders(folder: Path, kinds: Container[int]) -> Path:
                 for member in members
                 if member.name.endswith(".jpg") and int(member.name.split("/")[-2][:3]) in kinds
             ]
-            members.extractall(folder, wanted, filter="data")
+            members.extractall(folder / "begun", wanted, filter="data")
+        (folder / "begun" / "CUB_200_2011").rename(images.parent)
     return images
 
 

@@ -84,9 +84,11 @@ def folder_of(name: str, runs: Path) -> Path:
     """Class folders of a set, written once."""
     folder = runs / "pictures" / name
     if not folder.exists():
+        begun = folder.with_name(f"{name}.begun")
         for path, image in pictures_of(name):
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            image.save(folder / f"{path}.png")
+            (begun / path).parent.mkdir(parents=True, exist_ok=True)
+            image.save(begun / f"{path}.png")
+        begun.rename(folder)
     return folder.absolute()
 
 

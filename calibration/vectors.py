@@ -142,6 +142,10 @@ def _indexed(config: CertificationConfig, gallery: VectorTable, asked: VectorTab
         labels = None
     elif gallery.places is not None:
         labels = _places(config, gallery)
+    elif config.radius is not None:
+        raise InvalidConfig(
+            f"--radius is {config.radius}, and {gallery.file} has no places: give columns x and y"
+        )
     elif labels is None:
         raise InvalidData(
             f"{gallery.file} has no column label, labels, or x and y: what is a true match cannot "

@@ -100,11 +100,11 @@ def require_no_repeats(
             _refuse(
                 _among(found, gallery),
                 f"{name} are pictures of the gallery",
-                "and each finds itself: leave them out, as `python -m calibration` does",
+                "and each finds itself: leave them out of the queries, or out of the gallery",
             )
     if recurring:
         return
-    advice = f"leave them out, as `python -m calibration` does, {RECURRING}"
+    advice = f"leave them out, {RECURRING}"
     _refuse(
         _among(calibration, tuning),
         "calibration queries are in the tuning split too",

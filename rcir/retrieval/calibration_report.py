@@ -47,6 +47,7 @@ class CalibrationReport:
             guarantees that hold at every moment.
         chosen_among: number of retrievers that this one was chosen among, in spite of which the
             rows hold.
+        clusters: number and kind of the clusters that the queries calibrate by, if they do.
     """
 
     delta: float
@@ -58,6 +59,7 @@ class CalibrationReport:
     uncertainties: ComparedSizes
     anytime: bool = False
     chosen_among: int = 1
+    clusters: tuple[int, str] | None = None
 
     def __str__(self) -> str:
         first = f"With probability at least {stated_confidence(self.delta)}"
@@ -65,9 +67,13 @@ class CalibrationReport:
             first = f"Chosen among {self.chosen_among} retrievers after looking: w{first[1:]}"
         if self.anytime:
             first += ", at every moment since calibration began"
+        queries = f"{self.n_calibration} calibration queries"
+        if self.clusters is not None:
+            number, kind = self.clusters
+            queries += f" by {kind}, {number} of them, each counted alike"
         lines = [
             f"{first}, a true match is missing from at most a fraction alpha of the sets "
-            f"({self.score_function} sizes, {self.n_calibration} calibration queries; "
+            f"({self.score_function} sizes, {queries}; "
             f"{self.n_tuning} others fitted the sizes).",
             f"{'alpha':>6}  {'mean size':>9}  {'constant size':>13}",
         ]
@@ -117,10 +123,12 @@ def report(
         rows.append(CertifiedSize(alpha, size, constant, least))
     name = controller.score_function.name
     sizes = len(controller.tuning), len(controller.calibration)
+    kind = controller.cluster
     return CalibrationReport(
         *(delta, *sizes, name, tuple(rows)),
         comparison=comparison,
         uncertainties=uncertainties,
         anytime=controller.growing,
         chosen_among=chosen_among,
+        clusters=None if kind is None else (controller.calibration.units, kind),
     )

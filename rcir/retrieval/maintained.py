@@ -75,7 +75,7 @@ class MaintainedSearcher(CalibratedSearcher):
         self.gallery, self.label_names = longer, names
 
     def remove(self, ids: Sequence[str]) -> None:
-        """Remove images from the gallery. The calibration is stale from then on: calibrate again.
+        """Remove images from the gallery. The calibration is stale from then on: `recalibrate`.
 
         Raises:
             InvalidData: some ids are of no gallery image, or none would be left; nothing was

@@ -118,6 +118,11 @@ def test_videos_without_a_column_are_warned_of(folder, capsys):
     assert "frames of one video" in shown.err
 
 
+def test_a_radius_needs_places(folder):
+    with pytest.raises(InvalidConfig, match=r"--radius is 3.0, and gallery.npz has no places"):
+        certify(config(radius=3.0))
+
+
 def test_places_need_a_radius(folder):
     rng = np.random.default_rng(0)
     for name, vectors in (("gallery", GALLERY), ("queries", ASKED)):

@@ -366,7 +366,8 @@ def test_clusters_are_divided_and_counted_as_a_whole(built):
     clusters = np.repeat(np.arange(100), 5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        built.calibrate(ASKED, NAMES[ASKED_LABELS], clusters=clusters, cluster="video")
+        report = built.calibrate(ASKED, NAMES[ASKED_LABELS], clusters=clusters, cluster="video")
+    assert "350 calibration queries by video, 70 of them, each counted alike" in str(report)
     tuned, calibrated = (
         set(one.clusters.tolist()) for one in (built.tuning_queries, built.calibration_queries)
     )
