@@ -57,7 +57,6 @@ def uncertainties(
         share = (weight * same[:, :30]).sum(axis=1) / weight.sum(axis=1)
         yield f"vote of 30, weighted by exp(-d^2 / {temperature:g})", 1 - share
     other = np.where(same, np.inf, distances).min(axis=1)
-    yield "ratio to the nearest of another label", distances[:, 0] / other
     yield "gap to the nearest of another label", distances[:, 0] - other
     yield "density: mean distance of 10", distances[:, :10].mean(axis=1)
     for prior in (1.0, 100.0):

@@ -8,6 +8,7 @@ from typing import Literal
 from rcir.errors import InvalidConfig
 from rcir.index import DEPTH, IndexConfig, check_depth
 from rcir.levels import ALPHAS, DELTA
+from rcir.retrieval.query_uncertainty import check_uncertainty
 from rcir.risk import Bound, check_level
 
 
@@ -22,8 +23,8 @@ class CalibrationConfig:
         score_function: how set size depends on the query; "auto" takes, for each risk, what needs
             the smallest sets at the same risk.
         uncertainty: of the queries: "own" of the encoder, without which it is "cosine", one minus
-            the cosine to the nearest item; "vote", one minus the share of the first 30 neighbours
-            that match the nearest; "auto" takes what needs the smallest sets.
+            the cosine to the nearest item; "gap", "vote", "spread", "agreement" or "overlap", see
+            docs/encoders.md; "auto" takes what needs the smallest sets.
         bound: confidence bound; "binomial" is exact, "hoeffding" that of Cai et al. (AAAI 2025).
         group: attribute of the queries, such as a camera; the retriever then answers per group.
         cluster: attribute of the queries, such as a video or a patient, whose queries are not
@@ -43,7 +44,7 @@ class CalibrationConfig:
     score_function: Literal[
         "auto", "constant", "minmax", "quantile", "learned", "boosted", "reranked"
     ] = "auto"
-    uncertainty: Literal["auto", "own", "cosine", "vote"] = "auto"
+    uncertainty: str = "auto"
     bound: Bound = "binomial"
     group: str | None = None
     cluster: str | None = None
@@ -57,6 +58,7 @@ class CalibrationConfig:
 
     def __post_init__(self) -> None:
         check_levels(self.alphas, self.delta)
+        check_uncertainty(self.uncertainty)
         if self.num_workers < 0:
             raise InvalidConfig(f"num_workers is {self.num_workers}; at least 0")
         check_depth(self.depth)

@@ -16,6 +16,7 @@ from calibration.risk_results import RiskResult, SearchedSplits, rows
 from calibration.subgroups import Part, subgroups
 from rcir.data import ImageSet
 from rcir.levels import ALPHA
+from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.retriever import Retriever
 
 CHANCE = 0.55  # AUROC below which an uncertainty is called no better than chance
@@ -87,6 +88,13 @@ class Evaluation:
     def told_by_chance(self) -> bool:
         """Whether the uncertainty tells a wrong first image no better than chance."""
         return self.quality.numbers.get("auroc_miss", 1.0) < CHANCE
+
+    @property
+    def guessing(self) -> list[str]:
+        """Kinds of uncertainty that tell a wrong first image no better than chance."""
+        numbers = self.quality.numbers
+        kinds = QUERY_UNCERTAINTIES
+        return [kind for kind in kinds if numbers.get(f"auroc_miss_{kind}", 1.0) < CHANCE]
 
     def metrics(self) -> dict[str, float]:
         """All numbers under flat names, for tracking."""

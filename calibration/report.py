@@ -9,6 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 
 from calibration.evaluation import Evaluation
 from rcir.printable import printable
+from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.risk.guarantee import stated_confidence
 
 # What a number of `Quality.numbers` is; those not named here are named by their own names.
@@ -22,9 +23,7 @@ NUMBER_TITLES = {
     "unmatched_cleaned_20": "queries left without a match by the former, and left out of it",
     "outside_range": "share of test uncertainties outside the range of the tuning split",
     "auroc_miss": "AUROC of a wrong first image",
-    "auroc_miss_own": "the same by the encoder's own uncertainty, or else 1 - cosine",
-    "auroc_miss_cosine": "the same by 1 - cosine to the nearest item",
-    "auroc_miss_vote": "the same by the neighbours' vote",
+    **{f"auroc_miss_{name}": f"by {kind.title}" for name, kind in QUERY_UNCERTAINTIES.items()},
     "auroc_occlusion": "AUROC of an occluded query",
     "ausc": "AUSC (query and first image)",
     "ausc_query_only": "AUSC (query alone)",

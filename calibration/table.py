@@ -8,7 +8,7 @@ from rich.table import Table
 from calibration.evaluation import Evaluation
 from calibration.risk_results import RiskResult
 from rcir.printable import printable
-from rcir.retrieval.control import UNCERTAINTIES
+from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.risk.guarantee import stated_confidence
 
 # Names may look like markup.
@@ -65,15 +65,18 @@ def print_table(evaluation: Evaluation) -> None:
         f"{title}: {numbers[name]:.3f}" for name, title in SHOWN_NUMBERS.items() if name in numbers
     ]
     console.print(", ".join(parts), soft_wrap=True)
-    told = {kind: numbers.get(f"auroc_miss_{kind}") for kind in UNCERTAINTIES}
-    shown = ", ".join(f"{kind} {value:.3f}" for kind, value in told.items() if value is not None)
-    if shown:
+    told = {kind: numbers.get(f"auroc_miss_{kind}") for kind in QUERY_UNCERTAINTIES}
+    known = {kind: value for kind, value in told.items() if value is not None}
+    if known:
+        shown = ", ".join(f"{kind} {value:.3f}" for kind, value in known.items())
         chance = ", no better than chance" if evaluation.told_by_chance else ""
         console.print(
             f"Sizes go by the uncertainty {evaluation.uncertainty!r}{chance}; AUROC of a wrong "
             f"first image by each: {shown}",
             soft_wrap=True,
         )
+        if evaluation.guessing:
+            console.print(f"No better than chance: {', '.join(evaluation.guessing)}")
 
 
 def _stated(evaluation: Evaluation, row: RiskResult) -> str:

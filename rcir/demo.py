@@ -13,6 +13,7 @@ from PIL import Image
 
 from calibration import Calibrated, CalibrationConfig, calibrate, print_table, write_results
 from rcir.data import Augmentation, DataConfig, read_image
+from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidConfig
 from rcir.levels import ALPHA, DELTA
 from training import TrainingConfig, train
@@ -21,19 +22,29 @@ OUTPUTS = ("training", "queries", "retriever", "report.html", "results.json", "t
 MARKER, EMBEDDED = ".rcir-demo", "embeddings"
 
 
-def run(output: Path) -> None:
-    """Train, calibrate, measure and retrieve on handwritten two-digit numbers."""
+def run(output: Path, method: str = "btl") -> None:
+    """Train, calibrate, measure and retrieve on handwritten two-digit numbers.
+
+    Args:
+        output: folder to write to.
+        method: of the encoder, see `rcir.encoders.EncoderConfig`.
+
+    Raises:
+        InvalidConfig: there is no such method, or the folder holds anything else.
+    """
     started = time.monotonic()
     torch.set_num_threads(1)  # on images this small, more threads only wait for each other
+    encoder = EncoderConfig(method)
     _clear(output)
     config = TrainingConfig(
         name="training",
         data=DataConfig("digits", seed=1),  # options were chosen on seed 0
         storage=str(output),
         augmentation=Augmentation(occlusion=0.15),
-        loss={"kl_scale": 1e-5},
+        encoder=encoder,
+        loss={"kl_scale": 1e-5} if method == "btl" else {},
     )
-    print("Training: Bayesian Triplet Loss on two-digit numbers, occluded at random")
+    print(f"Training: {method} on two-digit numbers, occluded at random")
     trained = train(config)
     print("\nCalibration: on unseen classes, half of the digits occluded")
     outcome = calibrate(CalibrationConfig(str(trained.path), output=str(output)))

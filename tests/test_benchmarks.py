@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from rcir.encoders import METHODS
+
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
 EXCESSES = {"worst_excess", "average_excess", "worst_single_excess", "cluster_excess"}
@@ -76,6 +78,12 @@ FIGURES = {
         *("trial_seconds", "trial_overhead", "sweep_overhead"),
     },
     "validity": {*EXCESSES, "choice_excess", "modes"},
+    "methods": {
+        f"digits_{name.replace('-', '_')}_{figure}"
+        for name, figure in product(
+            METHODS.keys() - {"pretrained", "norm-softmax"}, ("recall_at_1", "auroc_miss", "size")
+        )
+    },
     "uncertainties": {
         *("cosine_auroc_miss", "cosine_size_over_constant"),
         *("vote_auroc_miss", "vote_size_over_constant"),
@@ -114,6 +122,7 @@ MAYBE = {"risk": {f"{name}_largest_false_discovery_auto_over_constant" for name 
 HELPERS = {"common", "cub", "loops", "populations", "papers/tables"}  # what several scripts share
 OF_DATA = {
     "data",
+    "methods",
     "photographs",
     "uncertainties",
     "vectors",

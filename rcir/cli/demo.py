@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Where to write to."""
+    """Which encoder, and where to write to."""
+    parser.add_argument("--encoder", default="btl", help="method, see docs/encoders.md")
     parser.add_argument(
         "--output",
         type=Path,
@@ -20,4 +21,4 @@ def run(options: Namespace) -> None:
     """Run the demo."""
     from rcir.demo import run as run_demo
 
-    run_demo(options.output)
+    run_demo(options.output, options.encoder)

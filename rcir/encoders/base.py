@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from rcir.encoders.posthoc import TrainingImages
 
 
+N_DRAWS = 20  # of a query, where its encoder states a variance
+
+
 @dataclass(frozen=True)
 class NoOptions:
     """The options of a method without any."""
@@ -42,6 +45,7 @@ class Encoder(nn.Module):
     - `loss`: of each tuple; or, with `by_label`, `label_loss`: of each image.
     - `after_step`, `fit_posthoc`: what it does after a step of the optimizer, after training.
     - `reranks`, `rerank`: distances of its own to the candidates that the index found.
+    - `draws`, `draw_distances`: what several draws of a query find nearest.
     - `member_configs`, `take_members`: if it is made of encoders that are trained by themselves.
     - `_embed`, `_samples`: where embedding at test time is more than a forward pass.
 
@@ -62,6 +66,7 @@ class Encoder(nn.Module):
     LossOptions: ClassVar[type] = TripletOptions
     mining: ClassVar[tuple[Positive, Negatives]] = ("nearest", "top-random")
     by_label: ClassVar[bool] = False  # whether it is trained by the labels of images, not by tuples
+    draws: ClassVar[bool] = False  # whether draws of a query can rank candidates
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -111,6 +116,23 @@ class Encoder(nn.Module):
             candidates: n * k gallery images, query by query.
         """
         raise NotImplementedError(f"{type(self).__name__} says that it reranks, and has no rerank")
+
+    def draw_distances(self, queries: Embedding, candidates: Tensor) -> Tensor:
+        """L2 distances (t, n, k) of t draws of n queries to candidates; asked if `draws`.
+
+        Gaussian draws of the vectors by their variance, with the same noise for every query, unless
+        overridden.
+
+        Args:
+            queries: n of them.
+            candidates: (n, k, d) vectors of the gallery.
+        """
+        if queries.variance is None:
+            raise NotImplementedError(f"{type(self).__name__} says that it draws, and from nothing")
+        dim = queries.vectors.shape[1]
+        noise = torch.randn(N_DRAWS, 1, dim, generator=torch.Generator().manual_seed(0))
+        drawn = queries.vectors + queries.variance.sqrt() * noise.to(queries.vectors)
+        return torch.cdist(drawn.transpose(0, 1), candidates).transpose(0, 1)
 
     @classmethod
     def member_configs(cls, config: EncoderConfig) -> list[EncoderConfig]:

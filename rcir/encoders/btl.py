@@ -61,6 +61,7 @@ class BayesianTriplet(Encoder):
     Options = BayesianTripletEncoderOptions
     LossOptions = BayesianTripletOptions
     mining = ("random", "semi-hard")
+    draws = True
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
         super().__init__(config)

@@ -84,7 +84,7 @@ class EncoderConfig:
 
         Example:
             >>> EncoderConfig("mc-dropout", options={"passes": 5}).method_options()
-            MCDropoutOptions(dropout=0.1, passes=5)
+            MCDropoutOptions(dropout=0.1, passes=5, channels=False)
         """
         kind = find_method(self.method).Options
         require_options(f"encoder.options of {self.method}", kind, self.options)

@@ -64,6 +64,7 @@ class DeepEnsemble(Encoder):
     """
 
     Options = DeepEnsembleOptions
+    draws = True
     rotations: Tensor
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
@@ -109,6 +110,14 @@ class DeepEnsemble(Encoder):
         if (frozen := frozen_backbone(self)) is not None:
             images = frozen(images)  # the same for all members
         return torch.stack([member(images).vectors for member in self.members])
+
+    def draw_distances(self, queries: Embedding, candidates: Tensor) -> Tensor:
+        """Distances (members, n, k) by each member; of combined vectors, Gaussian draws'."""
+        if self.combination != "distance":
+            return super().draw_distances(queries, candidates)
+        size = (len(self.members), -1)
+        apart = queries.vectors.unflatten(1, size)[:, None] - candidates.unflatten(2, size)
+        return apart.norm(dim=3).permute(2, 0, 1)
 
     def forward(self, images: Tensor) -> Embedding:
         vectors = self.member_vectors(images)

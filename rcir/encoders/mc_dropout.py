@@ -1,7 +1,8 @@
 """Monte Carlo dropout: the spread of randomly thinned networks (Gal and Ghahramani, ICML 2016).
 
 The recipe of Cai et al. (AAAI 2025): dropout on the output of every convolution, in training and
-at test time, with every other layer in evaluation mode.
+at test time, with every other layer in evaluation mode. Of whole channels it is that of Warburg et
+al. (2023, arXiv 2302.01332) for small networks.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ class MCDropoutOptions:
     Args:
         dropout: probability of a feature to be dropped after every convolution, in (0, 1).
         passes: number of sampled networks; at least 2.
+        channels: drop whole channels in place of single features (Tompson et al., CVPR 2015).
     """
 
     dropout: float = 0.1
     passes: int = 20
+    channels: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.dropout < 1:
@@ -47,17 +50,19 @@ class MCDropoutOptions:
 class DropoutConv(nn.Module):
     """A convolution whose output is thinned: at random in training, by fixed masks in a pass."""
 
-    def __init__(self, conv: nn.Module, probability: float) -> None:
+    def __init__(self, conv: nn.Module, probability: float, channels: bool) -> None:
         super().__init__()
         self.conv = conv
         self.probability = probability
+        self.channels = channels
         self.dropout_masks: DropoutMasks | None = None
 
     def forward(self, images: Tensor) -> Tensor:
         if self.dropout_masks is not None:
             return self.dropout_masks(self, images)
         output = self.conv(images)
-        return F.dropout(output, self.probability) if self.training else output
+        drop = F.dropout2d if self.channels else F.dropout
+        return drop(output, self.probability) if self.training else output
 
 
 class DropoutMasks:
@@ -85,7 +90,10 @@ class DropoutMasks:
             output = self.below
         keep = 1 - layer.probability
         if layer not in self.masks:
-            self.masks[layer] = self._draw(output.shape[1:], keep).to(output.device)
+            shape = output.shape[1:]
+            if layer.channels:
+                shape = torch.Size((shape[0], 1, 1))
+            self.masks[layer] = self._draw(shape, keep).to(output.device)
         factors = self.masks[layer][self.rows, None] / keep
         if first:
             output = (output * factors).flatten(0, 1)
@@ -110,21 +118,23 @@ class MCDropout(Encoder):
     With a frozen backbone, the masks are of its features, and nothing below is thinned.
 
     The masks for images of the last shape and device are kept: one byte for each pass and each
-    value that a convolution gives for one image (resnet50 at 224 x 224 pixels: 11 MB a pass).
+    value that a convolution gives for one image (resnet50 at 224 x 224 pixels: 11 MB a pass), or
+    for each of its channels.
     """
 
     Options = MCDropoutOptions
+    draws = True
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
         super().__init__(config)
         self.network = Deterministic(config, channels, size)
         self.passes = self.options.passes
         if config.freeze:
-            thinned = DropoutConv(nn.Identity(), self.options.dropout)
+            thinned = DropoutConv(nn.Identity(), self.options.dropout, self.options.channels)
             self.network.backbone = nn.Sequential(self.network.backbone, thinned)
             self.convolutions = [thinned]
         else:
-            self.convolutions = list(_wrap(self.network, self.options.dropout))
+            self.convolutions = list(_wrap(self.network, self.options))
         self._kept: tuple[object, DropoutMasks] | None = None
         if not self.convolutions:
             raise InvalidConfig(f"{config.backbone} has no convolution to put dropout on")
@@ -175,12 +185,12 @@ class MCDropout(Encoder):
                 convolution.dropout_masks = None
 
 
-def _wrap(module: nn.Module, probability: float) -> Iterator[DropoutConv]:
+def _wrap(module: nn.Module, options: MCDropoutOptions) -> Iterator[DropoutConv]:
     """Put dropout behind every convolution below `module`."""
     for name, child in module.named_children():
         if isinstance(child, nn.Conv2d):
-            wrapped = DropoutConv(child, probability)
+            wrapped = DropoutConv(child, options.dropout, options.channels)
             setattr(module, name, wrapped)
             yield wrapped
         else:
-            yield from _wrap(child, probability)
+            yield from _wrap(child, options)

@@ -1,6 +1,6 @@
 """Nearest-neighbour indexes behind one protocol: `build_index` makes one of `INDEXES`."""
 
-from rcir.index.base import DEPTH, Index, check_depth, check_vectors
+from rcir.index.base import DEPTH, HoldsVectors, Index, check_depth, check_vectors
 from rcir.index.cosine import lengths, one_minus_cosine
 from rcir.index.leave_one_out import nearest_others
 from rcir.index.table import INDEXES, IndexConfig, build_index, find_index
@@ -8,6 +8,7 @@ from rcir.index.table import INDEXES, IndexConfig, build_index, find_index
 __all__ = [
     "DEPTH",
     "INDEXES",
+    "HoldsVectors",
     "Index",
     "IndexConfig",
     "build_index",

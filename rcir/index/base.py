@@ -92,6 +92,15 @@ class Index(Protocol):
         ...
 
 
+@runtime_checkable
+class HoldsVectors(Protocol):
+    """An index that also gives back its vectors: what several draws find nearest needs them."""
+
+    def vectors_at(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
+        """(m, d) vectors at positions (m,)."""
+        ...
+
+
 def check_depth(depth: int) -> None:
     """Raise `InvalidConfig` unless it is a number of candidates to search, at least 1."""
     number: Any = depth

@@ -71,6 +71,9 @@ class FlatIndex:
             squared[positions < 0] = np.inf
         return np.sqrt(np.maximum(squared, 0, out=squared), out=squared), positions
 
+    def vectors_at(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
+        return self._vectors()[positions]
+
     @property
     def version(self) -> str:
         """A digest of the vectors."""

@@ -17,6 +17,7 @@ from rcir.retrieval.calibration_report import CalibrationReport, report
 from rcir.retrieval.control import CalibrationOptions, control, grown
 from rcir.retrieval.labelled_searcher import LabelledSearcher
 from rcir.retrieval.queries import Queries, require_alike
+from rcir.retrieval.query_uncertainty import OF_DRAWS
 from rcir.retrieval.splits import check_clusters, check_repeats, divide_queries
 from rcir.risk import (
     Bound,
@@ -127,8 +128,8 @@ class CalibratedSearcher(LabelledSearcher):
             recurring: allow calibration queries that are in the tuning split too, or come twice:
                 for pictures that recur in use exactly as they do here, each query drawn
                 independently of all others. Copies of one list of pictures are not.
-            judged_by: uncertainty of the queries: "own", "cosine" or "vote", see `judged`; or
-                "auto", which of them needs the smallest sets on the tuning split, see
+            judged_by: uncertainty of the queries: one of `uncertainties`, see `judged`; or "auto",
+                which of them needs the smallest sets on the tuning split, see
                 `rcir.risk.smallest_uncertainty`.
             seed: decides which vectors tune and which calibrate.
             known: of vectors, see `labelled`: uncertainty, model, groups, clusters.
@@ -227,8 +228,10 @@ class CalibratedSearcher(LabelledSearcher):
             if not np.array_equal(found, results.relevant):
                 relevance = None
         clusters = results.clusters
+        needed = self.uncertainty in OF_DRAWS or (self.encoder is not None and self.encoder.reranks)
         return replace(
             queries,
+            embedding=queries.embedding if needed else None,
             relevance=relevance,
             groups=results.groups,
             clusters=None if clusters is None else clusters.astype(str),

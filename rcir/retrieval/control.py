@@ -9,12 +9,11 @@ import numpy as np
 
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.levels import ALPHAS, DELTA
+from rcir.retrieval.query_uncertainty import check_uncertainty
 from rcir.risk import RISKS, Bound, LabelledResults, RiskController, fit_score_function
 from rcir.risk.bounds import check_bound
 from rcir.risk.choice import ComparedSizes
 from rcir.risk.fits import Fits
-
-UNCERTAINTIES = ("own", "cosine", "vote")
 
 
 @dataclass(frozen=True)
@@ -30,11 +29,7 @@ class CalibrationOptions:
 
     def __post_init__(self) -> None:
         check_bound(self.bound)
-        if self.uncertainty not in (*UNCERTAINTIES, "auto"):
-            raise InvalidConfig(
-                f"uncertainty {self.uncertainty!r} is unknown; choose one of "
-                f"{', '.join(UNCERTAINTIES)}, auto"
-            )
+        check_uncertainty(self.uncertainty)
         if not isinstance(self.alphas, Sequence | np.ndarray) or not len(self.alphas):
             raise InvalidConfig(f"alphas is {self.alphas!r}; give a list of at least one")
         object.__setattr__(self, "alphas", tuple(self.alphas))

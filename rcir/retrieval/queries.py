@@ -27,7 +27,7 @@ class Queries:
             nearest gallery item is taken.
         images: pictures, where these were asked.
         digests: (n,) by which the same query is known again, see `identified`.
-        embedding: all that the encoder says of them, if it re-ranks.
+        embedding: all that the encoder says of them, if it re-ranks or several draws of it count.
         relevance: which gallery items they match.
         groups, clusters: (n,) strings: the group of each, and the cluster it came in.
         cluster: what the clusters are, such as "video".

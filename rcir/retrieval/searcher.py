@@ -16,10 +16,11 @@ from rcir.data.relevance_protocol import Relevance
 from rcir.data.votes import count_matches
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.index import DEPTH, Index, IndexConfig, build_index, lengths, one_minus_cosine
+from rcir.index import DEPTH, HoldsVectors, Index, IndexConfig, build_index, lengths
 from rcir.retrieval.fingerprints import Fingerprints
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.queries import Queries
+from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.vector_options import VectorOptions
 from rcir.retrieval.vector_searcher import VectorSearcher
 from rcir.risk import SearchResults
@@ -181,17 +182,43 @@ class Searcher(VectorSearcher):
     @property
     def uncertainties(self) -> tuple[str, ...]:
         """What the uncertainty of queries can be, see `judged`."""
-        return ("own", "cosine") if self.relevance is None else ("own", "cosine", "vote")
+        return tuple(name for name, kind in QUERY_UNCERTAINTIES.items() if kind.known(self))
+
+    @property
+    def can_draw(self) -> bool:
+        """Whether several draws of a query can rank its candidates, see `draw_columns`."""
+        if self.encoder is None or not self.encoder.draws:
+            return False
+        return self.items is not None or isinstance(self.index, HoldsVectors)
+
+    def draw_columns(self, results: SearchResults, nearest: int) -> NDArray[np.int64]:
+        """(n, t, nearest) which of the first 30 candidates t draws of each query find nearest.
+
+        Args:
+            results: of n queries of this searcher, which `can_draw`.
+            nearest: number of candidates, at most, of each draw.
+        """
+        from rcir.encoders.draws import nearest_of_draws
+
+        def vectors(positions: NDArray[np.int64]) -> NDArray[np.float32]:
+            if self.items is not None:
+                return self.items.vectors.numpy()[positions]
+            held: Any = self.index
+            return np.asarray(held.vectors_at(positions))
+
+        assert self.encoder is not None
+        positions = results.known("positions")[:, :VOTERS]
+        queries = results.known("queries").embedding
+        nearest = min(nearest, positions.shape[1])
+        return nearest_of_draws(self.encoder, queries, positions, vectors, nearest)
 
     def judged(self, results: Found, uncertainty: str | None = None) -> Found:
         """The same search results, by another uncertainty of the queries.
 
         Args:
             results: of a search of this retriever.
-            uncertainty: "own", that of the encoder or that the vectors came with, without which it
-                is "cosine": one minus the cosine to the nearest candidate; or "vote": one minus the
-                share of the first 30 candidates that match the nearest one. The one that was
-                calibrated with unless given.
+            uncertainty: one of `uncertainties`, see `rcir.retrieval.query_uncertainty`. The one
+                that was calibrated with unless given.
 
         Raises:
             InvalidConfig: there is no such uncertainty here.
@@ -202,18 +229,7 @@ class Searcher(VectorSearcher):
                 f"uncertainty {kind!r} cannot be had of this gallery and encoder; choose one of "
                 f"{', '.join(self.uncertainties)}"
             )
-        own = results.known("queries").uncertainty
-        if kind == "vote":
-            found = results.vote_uncertainty()
-        elif kind == "own" and own is not None:
-            found = own
-        elif self.items is not None:  # ranked anew
-            found = self.nearest(results.known("vectors"), 1)[2]
-        else:
-            nearest = self.gallery.norms[results.known("positions")[:, 0]]
-            first = results.known("distances")[:, 0]
-            found = one_minus_cosine(first, lengths(results.known("vectors")), nearest)
-        return replace(results, uncertainty=found)
+        return replace(results, uncertainty=QUERY_UNCERTAINTIES[kind].of(self, results))
 
     def fingerprints(self) -> dict[str, str]:
         """Digests of everything that calibration depends on, see `Fingerprints`."""
@@ -247,7 +263,7 @@ class Searcher(VectorSearcher):
         if self.encoder is None:
             vectors = self.options.checked(vectors)
         held = None
-        if self.encoder is not None and self.encoder.reranks:
+        if self.encoder is not None and (self.encoder.reranks or self.encoder.draws):
             held = given.map(lambda values: values.cpu())
         return Queries(vectors, stated, None if given is queries else queries, embedding=held)
 

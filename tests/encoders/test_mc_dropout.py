@@ -13,10 +13,10 @@ from rcir.encoders.mc_dropout import DropoutConv
 PASSES = 5
 
 
-def build(backbone="mnist-cnn", channels=1, size=(8, 16), dropout=0.3, passes=PASSES):
+def build(backbone="mnist-cnn", channels=1, size=(8, 16), dropout=0.3, passes=PASSES, whole=False):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        options = {"passes": passes, "dropout": dropout}
+        options = {"passes": passes, "dropout": dropout, "channels": whole}
         config = EncoderConfig("mc-dropout", backbone, "gem", options=options)
         return build_encoder(config, channels, size)
 
@@ -43,7 +43,10 @@ def thinned_network(encoder, seed):
     dropout = encoder.options.dropout
 
     def thin(_layer, _inputs, output):
-        kept = torch.rand(output.shape[1:], generator=generator) < 1 - dropout
+        shape = output.shape[1:]
+        if encoder.options.channels:
+            shape = (shape[0], 1, 1)
+        kept = torch.rand(shape, generator=generator) < 1 - dropout
         return output * kept / (1 - dropout)
 
     for layer in [layer for layer in network.modules() if isinstance(layer, nn.Conv2d)]:
@@ -78,6 +81,20 @@ def test_passes_side_by_side_are_those_one_by_one(monkeypatch, backbone, channel
     torch.testing.assert_close(first.variance.double(), variance, atol=1e-5, rtol=1e-3)
     torch.testing.assert_close(first.uncertainty.double(), uncertainty, atol=1e-5, rtol=1e-3)
     torch.testing.assert_close(second.vectors.double(), mean[:2], atol=1e-5, rtol=0)
+
+
+def test_channels_are_kept_or_dropped_as_a_whole():
+    encoder, images = build(whole=True), pictures(3)
+    mean, variance, uncertainty = one_by_one(encoder, images)
+    embedded = encoder.embed(images)
+    torch.testing.assert_close(embedded.vectors.double(), mean, atol=1e-5, rtol=0)
+    torch.testing.assert_close(embedded.variance.double(), variance, atol=1e-5, rtol=1e-3)
+    torch.testing.assert_close(embedded.uncertainty.double(), uncertainty, atol=1e-5, rtol=1e-3)
+    outputs = record(encoder.convolutions[1])
+    encoder.train()(torch.rand(200, 1, 8, 16))
+    dropped = (outputs[0] == 0).flatten(2).all(dim=2)
+    assert (outputs[0] == 0).flatten(2).any(dim=2).equal(dropped)
+    assert dropped.double().mean() == pytest.approx(0.3, abs=0.02)
 
 
 @pytest.mark.parametrize("together", [1, 6, 100])

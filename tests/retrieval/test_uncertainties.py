@@ -28,14 +28,18 @@ def own():
 
 
 def by_hand(queries):
-    """One minus the cosine to the nearest, and the share of 30 that have another label than it."""
+    """One minus the cosine to the nearest, the share of 30 that have another label than it, and how
+    far the nearest is, measured by the nearest of another label.
+    """
     apart = cdist(queries, GALLERY, "cosine")
     near = np.argsort(apart, axis=1)[:, :30]
-    vote = (LABELS[near] == LABELS[near[:, :1]]).mean(1)
-    return {"cosine": apart.min(1), "vote": 1 - vote}
+    first = LABELS[near[:, :1]]
+    vote = (LABELS[near] == first).mean(1)
+    other = np.where(first == LABELS, np.inf, apart).min(1)
+    return {"cosine": apart.min(1), "vote": 1 - vote, "gap": np.sqrt(apart.min(1) / other)}
 
 
-@pytest.mark.parametrize("kind", ["cosine", "vote"])
+@pytest.mark.parametrize("kind", ["cosine", "vote", "gap"])
 def test_uncertainties_are_those_by_hand(own, kind):
     found = own.search(ASKED[:50])
     expected = by_hand(ASKED[:50])
@@ -61,13 +65,37 @@ def test_places_vote_too():
     np.testing.assert_allclose(found.uncertainty, expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["own", "cosine", "vote"])
+def test_the_gap_without_labels_is_to_the_second_and_of_equal_distances_one():
+    vectors = np.array([[1, 0], [0, 1], [1, 0]], np.float32)
+    asked = np.array([[1, 0], [0.6, 0.8]], np.float32)
+    own = rcir.Retriever.from_embeddings(vectors[:2])
+    found = own.judged(own.search(asked), "gap")
+    np.testing.assert_allclose(found.uncertainty, [0, np.sqrt(0.4 / 0.8)], atol=1e-6)
+    twice = rcir.Retriever.from_embeddings(vectors)
+    np.testing.assert_array_equal(twice.judged(twice.search(asked[:1]), "gap").uncertainty, [1])
+    alike = rcir.Retriever.from_embeddings(vectors[:2], labels=[5, 5])
+    np.testing.assert_array_equal(alike.judged(alike.search(asked), "gap").uncertainty, [0, 0])
+
+
+def test_the_spread_of_places_is_that_by_hand():
+    places = np.random.default_rng(1).uniform(0, 10, (300, 2))
+    own = rcir.Retriever.from_embeddings(GALLERY, labels=WithinRadius(places, 3.0))
+    found = own.judged(own.search(ASKED[:20]), "spread")
+    near = places[found.positions[:, :10]]
+    expected = np.sqrt(near.var(axis=1).sum(axis=1))
+    np.testing.assert_allclose(found.uncertainty, expected)
+    few = rcir.Retriever.from_embeddings(GALLERY[:3], labels=WithinRadius(places[:3], 3.0))
+    spread = few.judged(few.search(ASKED[:2]), "spread").uncertainty
+    np.testing.assert_allclose(spread, np.sqrt(places[:3].var(axis=0).sum()))
+
+
+@pytest.mark.parametrize("kind", ["own", "cosine", "vote", "gap"])
 def test_answers_go_by_the_uncertainty_that_was_calibrated_with(own, tmp_path, kind):
     own.calibrate(ASKED, ASKED_LABELS, "minmax", judged_by=kind)
     loaded = rcir.load(own.save(tmp_path / "own"))
     assert loaded.uncertainty == kind
     new, _ = drawn(30, 7)
-    expected = by_hand(new)["vote" if kind == "vote" else "cosine"]
+    expected = by_hand(new)["cosine" if kind == "own" else kind]
     for one in (own, loaded):
         answers = one.retrieve(new, 0.3, 0.1)
         found = [answer.uncertainty for answer in answers]
@@ -87,7 +115,7 @@ def test_another_uncertainty_makes_a_calibration_stale(own):
 def test_auto_takes_what_needs_the_smallest_sets(own):
     report = own.calibrate(ASKED, ASKED_LABELS, "quantile", judged_by="auto")
     assert own.uncertainty == "vote"
-    assert set(report.uncertainties) == {"own", "cosine", "vote"}
+    assert set(report.uncertainties) == {"own", "cosine", "vote", "gap"}
     sizes = {
         kind: own.calibrate(ASKED, ASKED_LABELS, "quantile", judged_by=kind).rows[1].mean_size
         for kind in ("cosine", "vote")

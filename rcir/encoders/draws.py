@@ -1,0 +1,52 @@
+"""Candidates as several draws of a query rank them: members of an ensemble, or of a variance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rcir.embedding import Embedding
+from rcir.encoders.base import Encoder
+from rcir.encoders.rerank import ELEMENTS
+from rcir.errors import InvalidConfig
+
+
+def nearest_of_draws(
+    encoder: Encoder,
+    queries: Embedding,
+    positions: NDArray[np.int64],
+    vectors: Callable[[NDArray[np.int64]], NDArray[np.float32]],
+    nearest: int,
+) -> NDArray[np.int64]:
+    """(n, t, nearest) columns of the nearest candidates of each of t draws of n queries.
+
+    Args:
+        encoder: that has `draw_distances`.
+        queries: n of them.
+        positions: (n, k) of candidates in the gallery; -1 where there is none, which comes last.
+        vectors: of gallery images at positions.
+        nearest: at most k.
+
+    Raises:
+        InvalidConfig: the encoder's distances are of another shape, or not numbers.
+    """
+    n, k = positions.shape
+    step = max(1, ELEMENTS // max(1, k * queries.vectors.shape[1]))
+    columns = []
+    for start in range(0, n, step):
+        some = positions[start : start + step]
+        near = torch.from_numpy(vectors(np.maximum(some, 0).reshape(-1)))
+        own = queries[start : start + step].map(torch.Tensor.cpu)
+        with torch.inference_mode():
+            found = encoder.draw_distances(own, near.unflatten(0, some.shape)).numpy()
+        if found.ndim != 3 or found.shape[1:] != some.shape or np.isnan(found).any():
+            raise InvalidConfig(
+                f"{type(encoder).__name__}.draw_distances gave an array of shape {found.shape}; it "
+                f"must give (draws, {some.shape[0]}, {some.shape[1]}) numbers"
+            )
+        far = np.where(some >= 0, found, np.inf)
+        columns.append(np.argsort(far, axis=2, kind="stable")[:, :, :nearest].swapaxes(0, 1))
+    return np.concatenate(columns)

@@ -1,0 +1,147 @@
+"""The uncertainties of queries: stated by the encoder, or seen in what was retrieved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.data.within_radius import WithinRadius
+from rcir.errors import InvalidConfig
+from rcir.index import lengths, one_minus_cosine
+from rcir.risk import SearchResults
+
+if TYPE_CHECKING:
+    from rcir.retrieval.searcher import Searcher
+
+NEAREST = 10  # candidates whose places, or whose ranks by several draws, are compared
+
+
+@dataclass(frozen=True)
+class QueryUncertainty:
+    """One kind of uncertainty, larger is less certain.
+
+    Attributes:
+        title: for reports.
+        known: whether a searcher can tell it.
+        of: (n,) of the queries of search results.
+    """
+
+    title: str
+    known: Callable[[Searcher], bool]
+    of: Callable[[Searcher, SearchResults], NDArray[np.float64]]
+
+
+def stated_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.float64]:
+    """(n,) of the encoder, or that vectors came with; without one, `cosine_uncertainty`."""
+    own: NDArray[np.float64] | None = results.known("queries").uncertainty
+    return cosine_uncertainty(searcher, results) if own is None else own
+
+
+def cosine_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.float64]:
+    """(n,) one minus the cosine to the nearest item."""
+    vectors = results.known("vectors")
+    if searcher.items is not None:  # ranked anew
+        return searcher.nearest(vectors, 1)[2]
+    nearest = searcher.gallery.norms[results.known("positions")[:, 0]]
+    return one_minus_cosine(results.known("distances")[:, 0], lengths(vectors), nearest)
+
+
+def gap_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.float64]:
+    """(n,) distance of the first candidate over that of the first with another label, in [0, 1].
+
+    The ratio test of Lowe ("Distinctive image features from scale-invariant keypoints", IJCV 2004).
+    Without labels, over that of the second candidate; 0 where there is no other.
+    """
+    distances = np.asarray(results.known("distances"), np.float64)
+    others = np.arange(results.depth) > 0
+    if results.keys is not None:
+        others = others & (results.keys != results.keys[:, :1])
+    second = np.where(others & results.there, distances, np.inf).min(axis=1)
+    with np.errstate(invalid="ignore"):
+        ratio = distances[:, 0] / second
+    return np.where(second > 0, ratio, 1.0)  # 0 / 0: neither is nearer
+
+
+def vote_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.float64]:
+    """(n,) one minus the share of the first 30 candidates that match the first one."""
+    return results.vote_uncertainty()
+
+
+def spread_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.float64]:
+    """(n,) root mean square distance of the places of the first 10 candidates from their mean.
+
+    After Zaffar, Nan and Kooij, "On the estimation of image-matching uncertainty in visual place
+    recognition" (CVPR 2024), without their weights.
+    """
+    assert isinstance(searcher.relevance, WithinRadius)
+    near = results.known("positions")[:, :NEAREST]
+    there = (near >= 0)[:, :, None]
+    places = searcher.relevance.places[near]
+    steps = places - places.mean(axis=1, keepdims=True, where=there)
+    return np.sqrt(np.square(steps).sum(axis=2).mean(axis=1, where=there[:, :, 0]))
+
+
+def agreement_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.float64]:
+    """(n,) one minus the largest share of draws whose first candidates have one label.
+
+    Draws are the members of a deep ensemble, or of the variance; see `Encoder.draw_distances`.
+    """
+    assert results.keys is not None
+    first = searcher.draw_columns(results, 1)[:, :, 0]
+    labels = np.take_along_axis(results.keys, first, axis=1)
+    counts = (labels[:, :, None] == labels[:, None, :]).sum(axis=2)
+    return 1 - counts.max(axis=1) / labels.shape[1]
+
+
+def overlap_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.float64]:
+    """(n,) one minus the share that two draws have in common of their first 10 candidates."""
+    columns = searcher.draw_columns(results, NEAREST)
+    n, draws, k = columns.shape
+    width = results.depth
+    cells = columns.reshape(n, -1) + width * np.arange(n)[:, None]
+    counts = np.bincount(cells.ravel(), minlength=n * width).reshape(n, width)
+    return 1 - (counts * (counts - 1)).sum(axis=1) / (draws * (draws - 1) * k)
+
+
+QUERY_UNCERTAINTIES: Mapping[str, QueryUncertainty] = {
+    "own": QueryUncertainty(
+        "the encoder's own uncertainty, or else 1 - cosine", lambda _: True, stated_uncertainty
+    ),
+    "cosine": QueryUncertainty(
+        "1 - cosine to the nearest item", lambda _: True, cosine_uncertainty
+    ),
+    "gap": QueryUncertainty(
+        "the first distance over that of another label", lambda _: True, gap_uncertainty
+    ),
+    "vote": QueryUncertainty(
+        "the neighbours' vote", lambda one: one.relevance is not None, vote_uncertainty
+    ),
+    "spread": QueryUncertainty(
+        "the spread of the neighbours' places",
+        lambda one: isinstance(one.relevance, WithinRadius),
+        spread_uncertainty,
+    ),
+    "agreement": QueryUncertainty(
+        "the labels that several draws find first",
+        lambda one: one.can_draw and one.labels is not None,
+        agreement_uncertainty,
+    ),
+    "overlap": QueryUncertainty(
+        "what several draws have in common of their neighbours",
+        lambda one: one.can_draw,
+        overlap_uncertainty,
+    ),
+}
+OF_DRAWS = ("agreement", "overlap")
+
+
+def check_uncertainty(name: str) -> None:
+    """Raise `InvalidConfig` unless it is a kind of uncertainty, or "auto"."""
+    if name not in (*QUERY_UNCERTAINTIES, "auto"):
+        raise InvalidConfig(
+            f"uncertainty {name!r} is unknown; choose one of {', '.join(QUERY_UNCERTAINTIES)}, auto"
+        )

@@ -1,0 +1,141 @@
+"""Uncertainty from several draws of a query: members of an ensemble, or draws from a variance."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+import rcir
+from rcir.data import ImageSet, Preprocessing
+from rcir.data.within_radius import WithinRadius
+from rcir.encoders import EncoderConfig, build_encoder
+from rcir.errors import InvalidConfig
+from rcir.index import IndexConfig
+from rcir.retrieval.retriever import Retriever
+
+PREPROCESSING = Preprocessing((8, 8), 1)
+METHODS = {
+    "btl": {},
+    "mc-dropout": {"passes": 4},
+    "deep-ensemble": {"members": 3},
+    "aligned": {"members": 3, "combination": "aligned"},
+}
+
+
+def images(n, seed, kinds=6):
+    """Pictures of some kinds with noise."""
+    rng = np.random.default_rng(seed)
+    kind = rng.integers(kinds, size=n)
+    means = np.random.default_rng(99).uniform(60, 190, (kinds, 8, 8))
+    pixels = np.clip(means[kind] + 45 * rng.standard_normal((n, 8, 8)), 0, 255).astype(np.uint8)
+    return ImageSet(pixels, kind, [f"{seed}-{row}" for row in range(n)])
+
+
+def built(method, gallery):
+    name = "deep-ensemble" if method == "aligned" else method
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = EncoderConfig(name, dim=6, options=METHODS[method])
+        encoder = build_encoder(config, 1, (8, 8))
+    if method == "btl":  # a variance that matters
+        torch.nn.init.constant_(encoder.variance_head.layers[-1].bias, -4.0)
+    return Retriever.build(encoder, PREPROCESSING, gallery)
+
+
+def ranked_by_draws(retriever, queries):
+    """(n, t, 30) the first 30 candidates of the retriever, in the order of each draw."""
+    found = retriever.search(queries)
+    embedding = retriever.embed(queries)
+    vectors = embedding.vectors.double().numpy()
+    items = retriever.index.vectors_at(np.arange(len(retriever.ids))).astype(np.float64)
+    rows = []
+    for row, near in enumerate(found.positions[:, :30]):
+        if retriever.encoder.config.options.get("combination") == "distance":
+            parts = zip(np.split(vectors[row], 3), np.split(items[near], 3, axis=1), strict=True)
+        else:
+            noise = torch.randn(20, 1, 6, generator=torch.Generator().manual_seed(0))
+            spread = embedding.variance[row].sqrt().double().numpy()
+            parts = ((vectors[row] + spread * one, items[near]) for one in noise[:, 0].numpy())
+        rows.append([near[np.argsort(((q - g) ** 2).sum(1), kind="stable")] for q, g in parts])
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_agreement_and_overlap_are_those_by_hand(method):
+    gallery, asked = images(80, 0), images(25, 1).images
+    retriever = built(method, gallery)
+    assert {"agreement", "overlap"} <= set(retriever.uncertainties)
+    ranked = ranked_by_draws(retriever, asked)
+    labels = np.asarray(gallery.labels)[ranked[:, :, 0]]
+    most = [np.bincount(row).max() / len(row) for row in labels]
+    shared = [
+        np.mean([len(set(a[:10]) & set(b[:10])) / 10 for a, b in combinations(row, 2)])
+        for row in ranked.tolist()
+    ]
+    found = retriever.search(asked)
+    agreement = retriever.judged(found, "agreement").uncertainty
+    overlap = retriever.judged(found, "overlap").uncertainty
+    assert np.ptp(most) > 0
+    # Where two candidates are equally far in float32, their order may be another one.
+    assert np.isclose(agreement, 1 - np.array(most)).mean() >= 0.9
+    np.testing.assert_allclose(overlap, 1 - np.array(shared), atol=0.03)
+
+
+def test_without_a_variance_or_labels_there_is_less_to_choose_from():
+    gallery = images(40, 0)
+    certain = Retriever.build(
+        build_encoder(EncoderConfig("deterministic", dim=6), 1, (8, 8)), PREPROCESSING, gallery
+    )
+    assert certain.uncertainties == ("own", "cosine", "gap", "vote")
+    with pytest.raises(InvalidConfig, match="'overlap' cannot be had"):
+        certain.judged(certain.search(gallery.images[:2]), "overlap")
+    places = WithinRadius(np.random.default_rng(0).uniform(size=(40, 2)), 0.3)
+    drawing = Retriever.build(
+        built("btl", gallery).encoder,
+        PREPROCESSING,
+        ImageSet(gallery.images, None, gallery.ids, relevance=places),
+    )
+    assert drawing.uncertainties == ("own", "cosine", "gap", "vote", "spread", "overlap")
+
+
+def test_an_index_that_gives_no_vectors_back_has_no_draws():
+    gallery = images(40, 0)
+    config = IndexConfig("tests.index.brute:BruteIndex")
+    encoder = built("btl", gallery).encoder
+    retriever = Retriever.build(encoder, PREPROCESSING, gallery, index=config)
+    assert retriever.uncertainties == ("own", "cosine", "gap", "vote")
+
+
+@pytest.mark.parametrize("method", ["btl", "deep-ensemble"])
+@pytest.mark.parametrize("kind", ["agreement", "overlap"])
+def test_answers_by_draws_are_stored_loaded_and_recalibrated(method, kind, tmp_path):
+    gallery, asked = images(80, 0), images(500, 1)
+    retriever = built(method, gallery)
+    halves = [asked.subset(np.arange(500)[part::2]) for part in (0, 1)]
+    tuning, calibration = map(retriever.search_labelled, halves)
+    retriever.calibrate(tuning, calibration, "quantile", judged_by=kind)
+    new = images(5, 2)
+    before = retriever.retrieve(list(new.images), 0.3, 0.1)
+    loaded = rcir.load(retriever.save(tmp_path / "kept"))
+    after = loaded.retrieve(list(new.images), 0.3, 0.1)
+    assert [one.size for one in before] == [one.size for one in after]
+    expected = retriever.judged(retriever.search(new.images), kind).uncertainty
+    np.testing.assert_allclose([one.uncertainty for one in after], expected, atol=1e-9)
+    loaded.add(list(new.images), list(new.ids), new.labels)
+    report = loaded.recalibrate()
+    assert report.n_calibration == 250
+    assert loaded.uncertainty == kind
+
+
+def test_what_draws_need_is_kept_with_the_queries_where_it_is_used_only(tmp_path):
+    retriever = built("btl", images(80, 0))
+    asked = images(300, 1)
+    tuning = retriever.search_labelled(asked.subset(np.arange(150)))
+    calibration = retriever.search_labelled(asked.subset(np.arange(150, 300)))
+    retriever.calibrate(tuning, calibration, "quantile", judged_by="own")
+    assert retriever.calibration_queries.embedding is None
+    retriever.calibrate(tuning, calibration, "quantile", judged_by="overlap")
+    assert set(retriever.calibration_queries.embedding.tensors) == {
+        *("vectors", "variance", "uncertainty")
+    }
