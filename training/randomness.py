@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 # Purposes.
-ORDER, SAMPLE, MINING, AUGMENTATION, DROPOUT = range(5)
+ORDER, SAMPLE, MINING, AUGMENTATION, DROPOUT, LOSS = range(6)
 
 
 def seed(*numbers: int) -> int:

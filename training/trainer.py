@@ -26,6 +26,7 @@ from training.progress import EpochBar
 from training.randomness import (
     AUGMENTATION,
     DROPOUT,
+    LOSS,
     MINING,
     numpy_generator,
     seed,
@@ -188,9 +189,10 @@ class Trainer:
             if len(valid) == 0:
                 continue
             members = embedding[torch.from_numpy(rows).to(device)]
+            # What a loss draws is drawn alike by every worker, whatever it drew before.
+            torch.manual_seed(seed(config.seed, epoch, LOSS, step))
             loss = self.encoder.loss(members, valid.to(device), self._loss_options).mean()
-            # Each worker has the gradients of its own embeddings, and they are averaged.
-            (loss * self.workers.count).backward()
+            loss.backward()
             yield loss.detach(), len(valid)
 
     def _labelled(self, epoch: int, bar: EpochBar) -> Iterator[tuple[Tensor, int]]:
@@ -254,7 +256,12 @@ class Trainer:
         return embedding
 
     def _of_all(self, own: Embedding, n: int) -> Embedding:
-        """The embeddings of a whole batch of n, those of other workers without gradients."""
+        """The embeddings of a whole batch of n, those of other workers without gradients.
+
+        Gradients of the workers are averaged. A worker's own embeddings are the only ones with
+        theirs, so that these count as often as there are workers; parameters of the loss, of which
+        every worker has the whole gradient, count once.
+        """
         parts = [
             torch.arange(n)[part :: self.config.n_micro_batches] for part in self._own_micro_batches
         ]
@@ -262,6 +269,8 @@ class Trainer:
         all_places = self.workers.all_gather(places)
 
         def joined(values: Tensor) -> Tensor:
+            if values.requires_grad:
+                values.register_hook(lambda gradient: gradient * self.workers.count)
             rows = self.workers.all_gather(values.detach())
             return (
                 torch.empty_like(rows).index_copy(0, all_places, rows).index_copy(0, places, values)

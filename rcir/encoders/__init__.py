@@ -7,6 +7,7 @@ from rcir.encoders.btl import BayesianTriplet
 from rcir.encoders.config import EncoderConfig
 from rcir.encoders.deep_ensemble import DeepEnsemble
 from rcir.encoders.deterministic import Deterministic
+from rcir.encoders.hib import HedgedInstance
 from rcir.encoders.hub import model_preprocessing
 from rcir.encoders.mc_dropout import MCDropout
 from rcir.encoders.methods import METHODS, find_method, method_name, require_encoder
@@ -38,6 +39,7 @@ __all__ = [
     "Deterministic",
     "Encoder",
     "EncoderConfig",
+    "HedgedInstance",
     "MCDropout",
     "NoOptions",
     "NormSoftmax",

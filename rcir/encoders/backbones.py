@@ -12,8 +12,8 @@ from rcir.encoders.hub import take_weights
 from rcir.errors import DataUnavailable, InvalidConfig
 
 Weights = Literal["IMAGENET1K_V1", "IMAGENET1K_V2"]
-BACKBONES = ("mnist-cnn", "cifar-cnn", "resnet10", "resnet50", "densenet161")
-UNTRAINED = BACKBONES[:3]  # of one channel or three, without published weights
+BACKBONES = ("mnist-cnn", "lenet", "cifar-cnn", "resnet10", "resnet50", "densenet161")
+UNTRAINED = BACKBONES[:4]  # of one channel or three, without published weights
 
 
 def build_backbone(
@@ -23,7 +23,9 @@ def build_backbone(
 
     Args:
         name: "mnist-cnn" (two convolutions, from 8 x 8 pixels), "cifar-cnn" (three, from 18 x 18;
-            both from Warburg et al., 2023, arXiv 2302.01332), "resnet10" (four residual blocks of
+            both from Warburg et al., 2023, arXiv 2302.01332), "lenet" (two of 5 x 5, each with
+            pooling, from 16 x 16; as Oh et al., ICLR 2019, have them, who do not say how wide:
+            32 and 64 channels), "resnet10" (four residual blocks of
             32 to 256 channels, for pictures of 28 to 64 pixels), "resnet50" or "densenet161".
         channels: of the images, 1 or 3; resnet50 and densenet161 take 3.
         pretrained: start from torchvision's ImageNet weights, the best or those named; resnet50
@@ -46,7 +48,10 @@ def build_backbone(
                 f"{name} has no pretrained weights: set encoder.pretrained=false, and no "
                 "encoder.checkpoint_path"
             )
-        build = {"mnist-cnn": _mnist_cnn, "cifar-cnn": _cifar_cnn, "resnet10": _resnet10}
+        build = {
+            **{"mnist-cnn": _mnist_cnn, "lenet": _lenet},
+            **{"cifar-cnn": _cifar_cnn, "resnet10": _resnet10},
+        }
         return build[name](channels)
     if channels != 3:
         raise InvalidConfig(f"{name} takes 3 channels, not {channels}: set preprocessing.channels")
@@ -77,6 +82,14 @@ def output_shape(backbone: nn.Module, channels: int, size: tuple[int, int]) -> t
 def _mnist_cnn(channels: int) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)
+    )
+
+
+def _lenet(channels: int) -> nn.Module:
+    # Of the largest, the ReLU is that of all: pooling first spares three quarters of it.
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 32, 5), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Conv2d(32, 64, 5), nn.MaxPool2d(2), nn.ReLU()),
     )
 
 

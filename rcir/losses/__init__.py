@@ -8,19 +8,35 @@ from rcir.losses.bayesian_triplet import (
     triplet_moments,
     triplet_nll,
 )
+from rcir.losses.hedged import (
+    HedgedOptions,
+    match_logits,
+    match_nll,
+    mismatch_probability,
+    mixture_kl_to_normal,
+    mixture_samples,
+    soft_contrastive_loss,
+)
 from rcir.losses.norm_softmax import NormSoftmaxOptions, norm_softmax_loss
 from rcir.losses.triplet import triplet_loss
 from rcir.losses.tuples import TripletOptions, mean_of_valid, split_tuples, triplet_tuple_loss
 
 __all__ = [
     "BayesianTripletOptions",
+    "HedgedOptions",
     "NormSoftmaxOptions",
     "TripletOptions",
     "bayesian_tuple_loss",
     "expected_squared_distance",
     "kl_to_prior",
+    "match_logits",
+    "match_nll",
     "mean_of_valid",
+    "mismatch_probability",
+    "mixture_kl_to_normal",
+    "mixture_samples",
     "norm_softmax_loss",
+    "soft_contrastive_loss",
     "split_tuples",
     "triplet_loss",
     "triplet_moments",

@@ -20,7 +20,7 @@ from rcir.retrieval.control import extended
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.queries import Queries, require_alike
 from rcir.retrieval.searcher import Asked
-from rcir.retrieval.splits import digests_of
+from rcir.retrieval.splits import digests_of, vector_distances
 from rcir.risk import (
     Exchangeability,
     LabelledResults,
@@ -176,7 +176,8 @@ class MaintainedSearcher(CalibratedSearcher):
         gallery = None if self.options.leave_one_out else self.digests
         require_new(gallery, self.query_digests, digests_of(queries), recurring)
         if not self.options.leave_one_out:
-            warn_of_copies("queries to add", queries.known("distances"), self.digests is not None)
+            distances = vector_distances(self, queries)
+            warn_of_copies("queries to add", distances, self.digests is not None)
         assert self.calibration_queries is not None
         controllers = {
             distinct: extended(controller, queries if distinct is None else queries.distinct())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,14 +80,28 @@ def check_repeats(
         return
     require_no_repeats(searcher.digests, tuned, calibrated, recurring)
     known = searcher.digests is not None
-    warn_of_copies("queries of the tuning split", tuning.known("distances"), known)
-    warn_of_copies("calibration queries", calibration.known("distances"), known)
+    distances = vector_distances(searcher, calibration)
+    warn_of_copies("queries of the tuning split", vector_distances(searcher, tuning), known)
+    warn_of_copies("calibration queries", distances, known)
     if not recurring and not again:
         nearest = _nearest_other(tuning, calibration)
-        warn_of_twins("calibration queries", nearest, calibration.known("distances"))
-        if calibration.cluster is None and searcher.items is None:  # else ranked by others
+        warn_of_twins("calibration queries", nearest, distances)
+        if calibration.cluster is None:
             others = len(tuning) + len(calibration) - 1
-            warn_of_bursts(nearest, calibration.known("distances"), others, len(searcher.gallery))
+            warn_of_bursts(nearest, distances, others, len(searcher.gallery))
+
+
+def vector_distances(
+    searcher: VectorSearcher, results: LabelledResults
+) -> NDArray[np.floating[Any]]:
+    """Distances of queries to the gallery items whose vectors are nearest, ascending; 2 or more.
+
+    Distances that an encoder re-ranks by are not comparable with those among queries.
+    """
+    found: NDArray[np.floating[Any]] = results.known("distances")
+    if searcher.items is not None:
+        found = searcher.nearest(results.known("vectors"), min(2, searcher.depth))[0]
+    return found
 
 
 def digests_of(results: LabelledResults) -> NDArray[np.bytes_]:

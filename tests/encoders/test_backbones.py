@@ -16,6 +16,8 @@ from rcir.errors import DataUnavailable, InvalidConfig
     [
         ("mnist-cnn", 1, (28, 28), (64, 12, 12)),  # 9,216 features, as published
         ("mnist-cnn", 1, (8, 16), (64, 2, 6)),
+        ("lenet", 1, (28, 56), (64, 4, 11)),  # two 5 x 5 convolutions, each halved
+        ("lenet", 3, (16, 16), (64, 1, 1)),
         ("cifar-cnn", 3, (32, 32), (64, 4, 4)),  # 1,024 features, as published
         ("resnet10", 3, (64, 64), (256, 4, 4)),
         ("resnet10", 1, (28, 28), (256, 2, 2)),

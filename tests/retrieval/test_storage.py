@@ -70,7 +70,7 @@ def everything(retriever, images):
     ]
 
 
-@pytest.mark.parametrize("method", ["deterministic", "deep-ensemble", "btl", "mc-dropout"])
+@pytest.mark.parametrize("method", ["deterministic", "deep-ensemble", "btl", "mc-dropout", "hib"])
 @pytest.mark.parametrize("score_function", SCORE_FUNCTIONS)
 def test_every_encoder_and_score_function_survives(splits, tmp_path, method, score_function):
     encoder = build_encoder(EncoderConfig(method, dim=6), 1, (8, 16))

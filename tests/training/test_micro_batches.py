@@ -56,9 +56,13 @@ def assert_close(found, expected, rtol=1e-4):
     assert (found - expected).norm() <= rtol * expected.norm() + 1e-12
 
 
-@pytest.mark.parametrize("scope", ["epoch", "batch"])
-def test_one_part_and_six_train_alike(tiny, scope):
-    options = {"batch": 35, "data": DATA, "mining": MINING[scope]}
+@pytest.mark.parametrize(
+    ("method", "scope"), [("btl", "epoch"), ("btl", "batch"), ("hib", "batch")]
+)
+def test_one_part_and_six_train_alike(tiny, method, scope):
+    """Also where the loss draws, which it does for all of a batch."""
+    encoder = EncoderConfig(method, dim=8)
+    options = {"batch": 35, "data": DATA, "mining": MINING[scope], "encoder": encoder}
     one, six = (
         trainer_of(tiny(micro_batches=micro_batches, **options)) for micro_batches in (1, 6)
     )

@@ -1,0 +1,241 @@
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import expit
+
+from rcir.data import Preprocessing
+from rcir.embedding import Embedding
+from rcir.encoders import EncoderConfig, build_encoder, hib
+from rcir.encoders.batches import embed as embed_all
+from rcir.errors import InvalidConfig
+from rcir.losses import HedgedOptions
+from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.storage import load, save
+
+KINDS = [0, 1, 2]
+
+
+def pictures(n=6, seed=0):
+    return torch.rand(n, 1, 8, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def build(components=1, spread=1.0, **options):
+    """With variances that depend on the image."""
+    config = EncoderConfig("hib", dim=3, options={"components": components} | options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        encoder = build_encoder(config, 1, (8, 16))
+        if components:
+            torch.nn.init.normal_(encoder.variance_head[-1].weight, std=spread)
+    return encoder
+
+
+def numpy_samples(embedding, noise):
+    """(n, k, d) samples of images, component by component, one by one."""
+    tensors = embedding.tensors
+    means = tensors.get("component_means", embedding.vectors[:, None]).double()
+    variances = tensors.get("component_variances", embedding.variance[:, None]).double()
+    each = len(noise) // means.shape[1]
+    return np.stack(
+        [
+            [
+                (mean[k // each] + variance[k // each].sqrt() * noise[k].double()).numpy()
+                for k in range(len(noise))
+            ]
+            for mean, variance in zip(means, variances, strict=True)
+        ]
+    )
+
+
+def probability(encoder, first, second):
+    """That two images match, (k, d) samples each."""
+    distances = np.linalg.norm(first[:, None] - second[None], axis=2)
+    return expit(encoder.shift.item() - encoder.scale.item() * distances).mean()
+
+
+@pytest.mark.parametrize("components", KINDS)
+def test_an_image_alone_is_embedded_as_among_others(components):
+    encoder = build(components)
+    whole = encoder.embed(pictures())
+    encoder.embed(pictures(9, seed=1))
+    torch.manual_seed(5)  # of the process, which is to change nothing
+    for row in range(6):
+        alone = encoder.embed(pictures()[row : row + 1])
+        assert alone.tensors.keys() == whole.tensors.keys()
+        for name, values in alone.tensors.items():
+            torch.testing.assert_close(values, whole.tensors[name][row : row + 1])
+
+
+def test_what_an_embedding_holds():
+    point, gaussian, mixture = (build(components).embed(pictures()) for components in KINDS)
+    assert point.tensors.keys() == {"vectors"}
+    assert gaussian.tensors.keys() == {"vectors", "variance", "uncertainty"}
+    assert mixture.tensors.keys() == gaussian.tensors.keys() | {
+        "component_means",
+        "component_variances",
+    }
+    assert gaussian.variance.shape == gaussian.vectors.shape == (6, 3)
+    assert (point.vectors.norm(dim=1) - 1).abs().min() > 1e-3  # as they are, of any length
+    # Mean and variance of the mixture, by drawing from it.
+    means, variances = (mixture.extra[f"component_{name}"] for name in ("means", "variances"))
+    assert means.shape == (6, 2, 3)
+    noise = torch.randn(6, 2, 40_000, 3, generator=torch.Generator().manual_seed(0))
+    drawn = (means[:, :, None] + variances[:, :, None].sqrt() * noise).flatten(1, 2)
+    torch.testing.assert_close(drawn.mean(1), mixture.vectors, rtol=0, atol=0.05)
+    torch.testing.assert_close(drawn.var(1), mixture.variance, rtol=0.05, atol=0)
+
+
+def test_deviations_start_at_a_tenth():
+    fresh = build_encoder(EncoderConfig("hib", dim=3), 1, (8, 16)).embed(pictures())
+    torch.testing.assert_close(fresh.variance, torch.full((6, 3), 0.01))
+
+
+@pytest.mark.parametrize("components", [1, 2])
+def test_uncertainty_is_that_of_two_independent_sets_of_samples(components):
+    encoder = build(components)
+    embedding = encoder.embed(pictures())
+    first, second = (numpy_samples(embedding, noise) for noise in encoder.noise)
+    expected = [1 - probability(encoder, *pair) for pair in zip(first, second, strict=True)]
+    np.testing.assert_allclose(embedding.uncertainty, expected, rtol=1e-5)
+    assert (encoder.noise[0] - encoder.noise[1]).abs().max() > 0.5
+
+
+@pytest.mark.parametrize("components", [1, 2])
+def test_uncertainty_grows_with_the_variance(components):
+    encoder = build(components, spread=0.0)
+    found = []
+    for bias in (-4.0, -2.0, 0.0, 2.0, 4.0):
+        torch.nn.init.constant_(encoder.variance_head[-1].bias, bias)
+        found.append(encoder.embed(pictures()).uncertainty)
+    assert (torch.stack(found).diff(dim=0) > 0).all()
+
+
+@pytest.mark.parametrize("components", [1, 2])
+def test_candidates_are_ranked_by_the_probability_of_a_match(components, splits, monkeypatch):
+    monkeypatch.setattr(hib, "AT_ONCE", 64 * 1000)  # several parts, the last one smaller
+    encoder = build(components)
+    retriever = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=300)
+    found = retriever.search(splits.test.images[:7])
+    embed = partial(embed_all, encoder, Preprocessing())
+    asked = numpy_samples(embed(splits.test.images[:7]), encoder.noise[0])
+    held = numpy_samples(embed(splits.gallery.images), encoder.noise[1])
+    p = np.array([[probability(encoder, query, item) for item in held] for query in asked])
+    np.testing.assert_allclose(found.distances, np.sort(-np.log(p), axis=1), rtol=1e-4)
+    chosen = np.take_along_axis(p, found.positions, axis=1)
+    np.testing.assert_allclose(found.distances, -np.log(chosen), rtol=1e-4)
+
+
+def test_means_rank_where_that_is_asked_for_and_points_always(splits):
+    for encoder in (build(distance="mean"), build(0)):
+        retriever = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=300)
+        found = retriever.search(splits.test.images[:7])
+        query, item = (
+            embed_all(encoder, Preprocessing(), images).vectors
+            for images in (splits.test.images[:7], splits.gallery.images)
+        )
+        expected = torch.cdist(query.double(), item.double()).sort(dim=1).values
+        np.testing.assert_allclose(found.distances, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("components", [1, 2])
+def test_a_retriever_answers_alike_when_it_is_stored(components, splits, tmp_path):
+    built = Retriever.build(build(components), Preprocessing(), splits.gallery, depth=50)
+    built.calibrate(*(built.search_labelled(part) for part in (splits.tuning, splits.calibration)))
+    loaded = load(save(built, tmp_path / "retriever"))
+    before, after = (
+        [answer.to_dict() for answer in each.retrieve(list(splits.test.images[:20]), 0.5, 0.1)]
+        for each in (built, loaded)
+    )
+    assert after == before
+
+
+@pytest.mark.parametrize("components", KINDS)
+def test_the_loss_of_a_tuple_is_half_of_its_match(components):
+    """In evaluation, where all images have the same samples."""
+    encoder = build(components).eval()
+    valid = torch.tensor([[True, False, True]])
+    with torch.no_grad():
+        embedding = encoder(pictures(5))
+        found = encoder.loss(embedding, valid, HedgedOptions(0.02)).item()
+    a, b = encoder.scale.item(), encoder.shift.item()
+    if components:
+        drawn = numpy_samples(embedding, encoder.noise[0])
+    else:
+        drawn = embedding.vectors[:, None].double().numpy()
+
+    def pair(other, match):
+        p = expit(b - a * np.linalg.norm(drawn[0][:, None] - drawn[other][None], axis=2))
+        return -np.log(p if match else 1 - p).mean()
+
+    expected = (pair(1, True) + (pair(2, False) + pair(4, False)) / 2) / 2
+    if components == 1:
+        mean, variance = embedding.vectors.double(), embedding.variance.double()
+        kl = (mean**2 + variance - 1 - variance.log()).sum(1) / 2
+    elif components == 2:
+        of = torch.distributions.MixtureSameFamily(
+            torch.distributions.Categorical(torch.ones(5, 1, 2)),
+            torch.distributions.Independent(
+                torch.distributions.Normal(
+                    embedding.extra["component_means"][:, None].double(),
+                    embedding.extra["component_variances"][:, None].double().sqrt(),
+                ),
+                1,
+            ),
+        )
+        z = torch.from_numpy(drawn)
+        standard = torch.distributions.Normal(0.0, 1.0)
+        kl = (of.log_prob(z) - standard.log_prob(z).sum(-1)).mean(1)
+    if components:
+        expected += 0.02 * (kl[0] + (kl[1] + (kl[2] + kl[4]) / 2) / 2).item()
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("components", KINDS)
+def test_everything_learns_from_the_loss(components):
+    encoder = build(components).train()
+    embedding = encoder(pictures(8))
+    encoder.loss(embedding, torch.ones(2, 2, dtype=torch.bool), HedgedOptions()).sum().backward()
+    for name, values in encoder.named_parameters():
+        assert values.grad.abs().max() > 0, name
+
+
+def test_samples_of_a_training_are_drawn_by_torchs_generator():
+    encoder = build().train()
+    embedding = encoder(pictures(4))
+    valid = torch.ones(1, 2, dtype=torch.bool)
+    losses = []
+    for seed in (1, 2, 1):
+        torch.manual_seed(seed)
+        losses.append(encoder.loss(embedding, valid, HedgedOptions()).item())
+    assert losses[0] == losses[2] != losses[1]
+
+
+@pytest.mark.parametrize("components", [1, 2])
+def test_draws_have_the_mean_and_the_variance(components):
+    embedding = build(components).embed(pictures())
+    drawn = build(components, samples=4000).samples(pictures(), torch.Generator().manual_seed(0))
+    assert drawn.shape == (4000, 6, 3)
+    torch.testing.assert_close(drawn.mean(0), embedding.vectors, rtol=0, atol=0.1)
+    torch.testing.assert_close(drawn.var(0), embedding.variance, rtol=0.15, atol=0)
+    assert build(0).samples(pictures(), torch.Generator()) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"components": -1}, r"components is -1; at least 0"),
+        ({"samples": 0}, r"samples is 0; at least 1"),
+        ({"components": 3}, r"samples is 8 and components 3: give a multiple"),
+        ({"distance": "expected"}, r"distance 'expected' is unknown; choose one of match, mean"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(InvalidConfig, match=rf"encoder\.options\.{message}"):
+        hib.HedgedInstanceOptions(**options)
+
+
+def test_a_loss_without_a_variance_is_refused():
+    with pytest.raises(InvalidConfig, match=r"needs embeddings with a variance"):
+        build().loss(Embedding(torch.zeros(3, 3)), torch.ones(1, 1).bool(), HedgedOptions())

@@ -1,0 +1,185 @@
+import numpy as np
+import pytest
+import torch
+from scipy import integrate
+from scipy.special import expit, logsumexp
+from scipy.stats import norm
+from torch.distributions import (
+    Categorical,
+    Independent,
+    MixtureSameFamily,
+    Normal,
+)
+
+from rcir.errors import InvalidConfig
+from rcir.losses import (
+    HedgedOptions,
+    match_logits,
+    match_nll,
+    mismatch_probability,
+    mixture_kl_to_normal,
+    mixture_samples,
+    soft_contrastive_loss,
+)
+
+SCALE, SHIFT = 1.3, 2.1
+
+
+def samples(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def naive_probabilities(first, second):
+    """Of every sample pair, one by one."""
+    found = [
+        [expit(SHIFT - SCALE * np.sqrt(np.sum((x - y) ** 2))) for y in second.numpy()]
+        for x in first.numpy()
+    ]
+    return np.array(found)
+
+
+def test_the_probability_falls_with_the_plain_distance():
+    x, y = torch.zeros(1, 2), torch.tensor([[3.0, 4.0], [6.0, 8.0]])
+    logits = match_logits(x, y, 0.5, 3.0)
+    torch.testing.assert_close(logits, torch.tensor([[0.5, -2.0]]))
+
+
+def test_loss_and_probabilities_are_means_over_all_sample_pairs():
+    first, second = samples(4, 3), samples(5, 3, seed=1)
+    p = naive_probabilities(first, second)
+    for match, expected in ((True, -np.log(p).mean()), (False, -np.log(1 - p).mean())):
+        loss = soft_contrastive_loss(first, second, torch.tensor(match), SCALE, SHIFT)
+        assert loss.item() == pytest.approx(expected, rel=1e-12)
+    mismatch = mismatch_probability(first, second, SCALE, SHIFT)
+    assert mismatch.item() == pytest.approx(1 - p.mean(), rel=1e-12)
+    assert match_nll(first, second, SCALE, SHIFT).item() == pytest.approx(-np.log(p.mean()))
+
+
+def test_pairs_broadcast_with_their_own_answers():
+    first, second = samples(6, 1, 4, 2), samples(6, 3, 4, 2, seed=1)
+    match = torch.tensor([True, False, False])
+    losses = soft_contrastive_loss(first, second, match, SCALE, SHIFT)
+    assert losses.shape == (6, 3)
+    p = naive_probabilities(first[4, 0], second[4, 2])
+    assert losses[4, 2].item() == pytest.approx(-np.log(1 - p).mean(), rel=1e-12)
+    p = naive_probabilities(first[5, 0], second[5, 0])
+    assert losses[5, 0].item() == pytest.approx(-np.log(p).mean(), rel=1e-12)
+
+
+@pytest.mark.parametrize("match", [True, False])
+def test_gradients_are_those_of_the_naive_form(match):
+    leaves = [samples(4, 3), samples(5, 3, seed=1), torch.tensor(SCALE), torch.tensor(SHIFT)]
+    ours, theirs = ([leaf.double().requires_grad_() for leaf in map(torch.clone, leaves)],) * 2
+    theirs = [leaf.detach().double().clone().requires_grad_() for leaf in leaves]
+    soft_contrastive_loss(*ours[:2], torch.tensor(match), *ours[2:]).backward()
+    total = 0.0
+    for x in theirs[0]:
+        for y in theirs[1]:
+            p = 1 / (1 + torch.exp(theirs[2] * ((x - y) ** 2).sum() ** 0.5 - theirs[3]))
+            total = total - (p if match else 1 - p).log() / 20
+    total.backward()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_a_match_is_drawn_together_and_others_are_pushed_apart():
+    for match, sign in ((True, 1), (False, -1)):
+        y = torch.tensor([[2.0]], requires_grad=True)
+        soft_contrastive_loss(torch.zeros(1, 1), y, torch.tensor(match), 1.0, 1.0).backward()
+        assert y.grad.item() * sign > 0.1  # the loss of a match grows with the distance
+
+
+@pytest.mark.parametrize("match", [True, False])
+def test_gradients_are_finite_where_a_pair_is_hopeless_or_at_one_place(match):
+    for distance in (0.0, 1e-30, 1e4):
+        x = torch.zeros(2, 3, requires_grad=True)
+        y = torch.full((2, 3), distance, requires_grad=True)
+        loss = soft_contrastive_loss(x, y, torch.tensor(match), 1.0, 1.0)
+        loss.backward()
+        assert torch.isfinite(loss)
+        assert torch.isfinite(x.grad).all()
+        assert torch.isfinite(y.grad).all()
+
+
+def test_certain_and_impossible_matches_keep_their_digits_in_single_precision():
+    x = torch.zeros(1, 1)
+    near, far = match_nll(x, torch.tensor([[0.1], [0.11]])[:, None], 1.0, 15.0)
+    for found, logit in ((near, 14.9), (far, 14.89)):
+        assert found.item() == pytest.approx(np.log1p(np.exp(-logit)), rel=1e-5)
+    far, farther = match_nll(x, torch.tensor([[400.0], [401.0]])[:, None], 1.0, 1.0)
+    assert (far.item(), farther.item()) == (399, 400)
+    certain = match_nll(torch.zeros(8, 2), torch.zeros(8, 2), 1.0, 200.0)
+    assert certain.item() == 0  # not below
+
+
+@pytest.mark.parametrize("match", [True, False])
+def test_the_estimate_is_that_of_quadrature_in_one_dimension(match):
+    """Of two Gaussians; the difference of two is one."""
+    noise = samples(2, 3000, 1)
+    first = mixture_samples(torch.tensor([[0.4]]), torch.tensor([[0.5]]), noise[0])
+    second = mixture_samples(torch.tensor([[-0.9]]), torch.tensor([[0.8]]), noise[1])
+    difference = norm(1.3, np.sqrt(0.5 + 0.8))
+
+    def expected(value):
+        return integrate.quad(lambda x: value(expit(SHIFT - SCALE * abs(x))) * difference.pdf(x),
+                              -12, 14, points=[0])[0]  # fmt: skip
+
+    loss = soft_contrastive_loss(first, second, torch.tensor(match), SCALE, SHIFT)
+    exact = expected(lambda p: -np.log(p if match else 1 - p))
+    assert loss.item() == pytest.approx(exact, rel=0.03)
+    assert abs(exact - expected(lambda p: -np.log(1 - p if match else p))) > 0.2 * exact
+    mismatch = mismatch_probability(first, second, SCALE, SHIFT)
+    assert mismatch.item() == pytest.approx(expected(lambda p: 1 - p), rel=0.03)
+    # The mean of the logs lies above the log of the mean (Jensen).
+    if match:
+        assert match_nll(first, second, SCALE, SHIFT) < loss
+
+
+def test_samples_are_of_every_component_alike():
+    means = torch.tensor([[-10.0, 0.0], [10.0, 5.0]], dtype=torch.float64)
+    variances = torch.tensor([[1.0, 4.0], [0.25, 1.0]], dtype=torch.float64)
+    drawn = mixture_samples(means, variances, samples(20_000, 2))
+    for component, part in enumerate(drawn.split(10_000)):
+        torch.testing.assert_close(part.mean(0), means[component], rtol=0, atol=0.1)
+        torch.testing.assert_close(part.var(0), variances[component], rtol=0.05, atol=0)
+    # The same noise for several images, or each its own.
+    both = torch.stack([means, means + 1])
+    shared = mixture_samples(both, variances, samples(4, 2))
+    assert shared.shape == (2, 4, 2)
+    torch.testing.assert_close(shared[1], shared[0] + 1)
+
+
+def mixture(means, variances):
+    """As torch has it."""
+    parts = Independent(Normal(means, variances.sqrt()), 1)
+    return MixtureSameFamily(Categorical(torch.ones(means.shape[:-1])), parts)
+
+
+def test_divergence_of_a_mixture_is_the_difference_of_torchs_log_densities():
+    means, variances = samples(3, 2, 4), samples(3, 2, 4, seed=1).square() + 0.1
+    drawn = mixture_samples(means, variances, samples(3, 6, 4, seed=2))
+    known = mixture(means[:, None], variances[:, None])
+    prior = Independent(Normal(torch.zeros(4, dtype=torch.float64), 1.0), 1)
+    expected = (known.log_prob(drawn) - prior.log_prob(drawn)).mean(-1)
+    torch.testing.assert_close(mixture_kl_to_normal(drawn, means, variances), expected)
+
+
+def test_divergence_of_a_mixture_agrees_with_quadrature():
+    means = torch.tensor([[-1.0], [2.0]], dtype=torch.float64)
+    variances = torch.tensor([[0.3], [0.6]], dtype=torch.float64)
+    drawn = mixture_samples(means, variances, samples(200_000, 1))
+    found = mixture_kl_to_normal(drawn, means, variances).item()
+
+    def integrand(x):
+        of = norm.logpdf(x, means[:, 0], variances[:, 0].sqrt())
+        log_density = logsumexp(of) - np.log(2)
+        return np.exp(log_density) * (log_density - norm.logpdf(x))
+
+    expected = integrate.quad(integrand, -8, 9, points=[-1, 2])[0]
+    assert found == pytest.approx(expected, abs=0.01)
+    assert expected > 0.5
+
+
+def test_a_negative_weight_is_refused():
+    with pytest.raises(InvalidConfig, match=r"loss\.kl_scale is -1"):
+        HedgedOptions(-1)
