@@ -16,6 +16,7 @@ METHODS = {
     "deep-ensemble": "rcir.encoders.deep_ensemble:DeepEnsemble",
     "btl": "rcir.encoders.btl:BayesianTriplet",
     "norm-softmax": "rcir.encoders.norm_softmax:NormSoftmax",
+    "pfe": "rcir.encoders.pfe:ProbabilisticFaceEmbedding",
     "pretrained": "rcir.encoders.pretrained:Pretrained",
 }
 

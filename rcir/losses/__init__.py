@@ -8,6 +8,11 @@ from rcir.losses.bayesian_triplet import (
     triplet_moments,
     triplet_nll,
 )
+from rcir.losses.mutual_likelihood import (
+    fuse_gaussians,
+    mutual_likelihood_loss,
+    mutual_likelihood_score,
+)
 from rcir.losses.norm_softmax import NormSoftmaxOptions, norm_softmax_loss
 from rcir.losses.triplet import triplet_loss
 from rcir.losses.tuples import TripletOptions, mean_of_valid, split_tuples, triplet_tuple_loss
@@ -18,8 +23,11 @@ __all__ = [
     "TripletOptions",
     "bayesian_tuple_loss",
     "expected_squared_distance",
+    "fuse_gaussians",
     "kl_to_prior",
     "mean_of_valid",
+    "mutual_likelihood_loss",
+    "mutual_likelihood_score",
     "norm_softmax_loss",
     "split_tuples",
     "triplet_loss",
