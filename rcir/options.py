@@ -71,6 +71,8 @@ def _fits(value: object, kind: Any) -> bool:
     if origin is Sequence:
         # Text is a sequence of letters, which nobody means.
         return isinstance(value, list | tuple) and all(_fits(v, arguments[0]) for v in value)
+    if origin is dict:  # whose it is checks what it holds
+        return isinstance(value, dict)
     if kind in (int, float):
         allowed = Integral if kind is int else Real
         return isinstance(value, allowed) and not isinstance(value, bool)

@@ -119,6 +119,8 @@ def _finished(
             on_features(config, splits, _built(config, config.encoder), runs, config.most_workers)
         if members:
             encoder, found = _train_members(config, run, members), None
+        elif not _trains(_dry(config)):
+            encoder, found = _built(config, config.encoder).eval(), None
         else:
             encoder, found = _train_one(config, run, callback)
         config, splits = on_features(config, splits, encoder, runs, config.most_workers)
@@ -162,18 +164,23 @@ def check_encoder(config: TrainingConfig) -> None:
 
     A dry run on the meta device.
     """
-    with torch.device("meta"):
-        built = _built(config, config.encoder.without_weights())
+    built = _dry(config)
     if config.encoder.freeze and frozen_backbone(built) is None:
         raise InvalidConfig(
             f"encoder.freeze is true, and {config.encoder.method} has no backbone that can be "
             "frozen: build it with rcir.encoders.features.build_features, or set it to false"
         )
-    if not any(weights.requires_grad for weights in built.parameters()):
+    # What only fits afterwards, to a base that is trained already, has no epochs.
+    if not _trains(built) and type(built).fit_posthoc is Encoder.fit_posthoc:
         raise InvalidConfig(
             f"nothing of the encoder trains: {config.encoder.method} has no head beside the frozen "
             "backbone; choose another encoder.method, or use it without training"
         )
+
+
+def _trains(encoder: Encoder) -> bool:
+    """Whether there is anything of an encoder for the epochs to train."""
+    return any(weights.requires_grad for weights in encoder.parameters())
 
 
 def check_images(config: TrainingConfig, images: ImageSet) -> None:
@@ -212,6 +219,12 @@ def _built(config: TrainingConfig, encoder: EncoderConfig) -> Encoder:
         return build_encoder(encoder, config.preprocessing.channels, config.preprocessing.size)
 
 
+def _dry(config: TrainingConfig) -> Encoder:
+    """The encoder of a training on the meta device: its weights take no memory and no time."""
+    with torch.device("meta"):
+        return _built(config, config.encoder.without_weights())
+
+
 def _train_members(
     config: TrainingConfig, run: RunFolder, members: Sequence[TrainingConfig]
 ) -> Encoder:
@@ -223,7 +236,7 @@ def _train_members(
 
 def _log(config: TrainingConfig, run: RunFolder, found: Validation) -> None:
     """All that MLflow is to have of a training that is done."""
-    if not member_configs(config):
+    if checkpoint.last_epoch(run.path):
         History(run.path, run.tracked).log()
         best = checkpoint.best_epoch(run.path)
         run.tracked.log_folder(checkpoint.checkpoint_folder(run.path, best), "checkpoint")

@@ -12,6 +12,7 @@ from rcir.encoders.hub import model_preprocessing
 from rcir.encoders.mc_dropout import MCDropout
 from rcir.encoders.methods import METHODS, find_method, method_name, require_encoder
 from rcir.encoders.norm_softmax import NormSoftmax
+from rcir.encoders.pfe import ProbabilisticFaceEmbedding
 from rcir.encoders.pretrained import Pretrained
 
 
@@ -44,6 +45,7 @@ __all__ = [
     "NoOptions",
     "NormSoftmax",
     "Pretrained",
+    "ProbabilisticFaceEmbedding",
     "build_encoder",
     "find_method",
     "method_name",

@@ -19,10 +19,9 @@ class EncoderConfig:
     """Which encoder, and its shape.
 
     Args:
-        method: how the encoder knows its uncertainty: "pretrained" (it does not, and has no head to
-            train), "deterministic", "mc-dropout", "deep-ensemble", "btl", "hib", "norm-softmax", or
-            the import path of an encoder of your own, "package.module:Class"; see
-            `rcir.encoders.Encoder`.
+        method: how the encoder knows its uncertainty: a name in `rcir.encoders.METHODS`, of which
+            "pretrained" does not, and has no head to train; or the import path of an encoder of
+            your own, "package.module:Class", see `rcir.encoders.Encoder`.
         backbone: "mnist-cnn", "lenet", "cifar-cnn", "resnet10", "resnet50" or "densenet161"; or a
             model of a hub, "timm:NAME", "open_clip:NAME/TAG" or "transformers:NAME".
         pooling: "gem"; "avg", also of features that can be negative; or "flatten" where the place

@@ -17,6 +17,7 @@ METHODS = {
     "btl": "rcir.encoders.btl:BayesianTriplet",
     "hib": "rcir.encoders.hib:HedgedInstance",
     "norm-softmax": "rcir.encoders.norm_softmax:NormSoftmax",
+    "pfe": "rcir.encoders.pfe:ProbabilisticFaceEmbedding",
     "pretrained": "rcir.encoders.pretrained:Pretrained",
 }
 

@@ -17,6 +17,11 @@ from rcir.losses.hedged import (
     mixture_samples,
     soft_contrastive_loss,
 )
+from rcir.losses.mutual_likelihood import (
+    fuse_gaussians,
+    mutual_likelihood_loss,
+    mutual_likelihood_score,
+)
 from rcir.losses.norm_softmax import NormSoftmaxOptions, norm_softmax_loss
 from rcir.losses.triplet import triplet_loss
 from rcir.losses.tuples import TripletOptions, mean_of_valid, split_tuples, triplet_tuple_loss
@@ -28,6 +33,7 @@ __all__ = [
     "TripletOptions",
     "bayesian_tuple_loss",
     "expected_squared_distance",
+    "fuse_gaussians",
     "kl_to_prior",
     "match_logits",
     "match_nll",
@@ -35,6 +41,8 @@ __all__ = [
     "mismatch_probability",
     "mixture_kl_to_normal",
     "mixture_samples",
+    "mutual_likelihood_loss",
+    "mutual_likelihood_score",
     "norm_softmax_loss",
     "soft_contrastive_loss",
     "split_tuples",

@@ -1,7 +1,7 @@
 """Who is the hardest positive and who are the hardest negatives of an anchor, and among whom."""
 
 from rcir.mining.config import Cache, MiningConfig, Negatives, Positive, Scope
-from rcir.mining.sampling import label_batches, sample_images
+from rcir.mining.sampling import label_batches, matching_pairs, sample_images
 from rcir.mining.tuples import Tuples, mine
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Scope",
     "Tuples",
     "label_batches",
+    "matching_pairs",
     "mine",
     "sample_images",
 ]

@@ -41,18 +41,40 @@ def sample_images(relevance: Relevance, size: int, rng: np.random.Generator) -> 
     while n_chosen < size and used < len(order):
         anchors = order[used : used + -(-(size - n_chosen) // 2)]
         used += len(anchors)
-        if isinstance(relevance, WithinRadius) and relevance.database is not None:
-            anchors, matches = _searched_matches(relevance, anchors, rng)
-        else:
-            totals = relevance.subset(anchors).totals(relevance)
-            anchors, totals = anchors[totals > 1], totals[totals > 1]
-            matches = _matches(relevance, anchors, totals, rng)
+        anchors, matches = matching_pairs(relevance, anchors, rng)
         pairs = np.stack([anchors, matches], 1).reshape(-1)
         new, first = np.unique(pairs, return_index=True)
         first = np.sort(first[~chosen[new]])[: size - n_chosen]
         chosen[pairs[first]] = True
         n_chosen += len(first)
     return np.flatnonzero(chosen)
+
+
+def matching_pairs(
+    relevance: Relevance, anchors: NDArray[np.int64], rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """One match of each anchor, drawn at random.
+
+    Args:
+        relevance: of the n images. Where it says which are searched (`WithinRadius.database`), the
+            matches are among these.
+        anchors: (m,) rows.
+        rng: decides.
+
+    Returns:
+        (k,) anchors, those that match another image, and (k,) the match of each, never itself.
+
+    Example:
+        >>> from rcir.data.relevance import SameLabel
+        >>> labels = SameLabel(np.array([7, 3, 7, 5]))
+        >>> matching_pairs(labels, np.array([0, 1, 2]), np.random.default_rng(0))
+        (array([0, 2]), array([2, 0]))
+    """
+    if isinstance(relevance, WithinRadius) and relevance.database is not None:
+        return _searched_matches(relevance, anchors, rng)
+    totals = relevance.subset(anchors).totals(relevance)
+    anchors, totals = anchors[totals > 1], totals[totals > 1]
+    return anchors, _matches(relevance, anchors, totals, rng)
 
 
 def _searched_matches(

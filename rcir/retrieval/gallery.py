@@ -30,7 +30,8 @@ class Gallery:
         norms: (n,) float32, lengths of their vectors.
         relevance: which queries match them; None if that is not known.
         uncertainty: (n,) of an encoder that states it; or None.
-        digests: (n,) see `rcir.data.digests`; or None.
+        digests: (n,) see `rcir.data.digests`; of templates (n, m), see
+            `rcir.retrieval.templates.template_digests`; or None.
         items: embeddings, for an encoder that re-ranks by them; or None.
 
     Raises:
@@ -135,7 +136,8 @@ class Gallery:
         return Gallery(
             *(both("ids"), both("norms")),
             None if self.relevance is None else self.relevance.joined(others.relevance),
-            *(both("uncertainty"), both("digests")),
+            both("uncertainty"),
+            None if self.digests is None else _digests(self.digests, others.digests),
             None
             if self.items is None or others.items is None
             else Embedding.concatenate([self.items, others.items]),
@@ -232,6 +234,16 @@ def _own(relevance: Relevance) -> Relevance:
         for values in (own.labels.data, own.labels.indices, own.labels.indptr):
             _read_only(values)
     return own
+
+
+def _digests(digests: NDArray[np.bytes_], further: NDArray[np.bytes_] | None) -> NDArray[np.bytes_]:
+    """Of images, then of others, any of which may be templates of several pictures."""
+    assert further is not None
+    parts = [each.reshape(len(each), -1) for each in (digests, further)]
+    found = np.zeros((len(digests) + len(further), max(each.shape[1] for each in parts)), "S32")
+    found[: len(digests), : parts[0].shape[1]] = parts[0]
+    found[len(digests) :, : parts[1].shape[1]] = parts[1]
+    return found[:, 0] if digests.ndim == further.ndim == 1 else found
 
 
 def _read_only(values: NDArray[Any]) -> NDArray[Any]:

@@ -21,6 +21,7 @@ from rcir.retrieval.fingerprints import Fingerprints
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
+from rcir.retrieval.templates import template_digests, templates_of
 from rcir.retrieval.vector_options import VectorOptions
 from rcir.retrieval.vector_searcher import VectorSearcher
 from rcir.risk import SearchResults
@@ -96,12 +97,31 @@ class Searcher(VectorSearcher):
         depth: int = DEPTH,
         embedder: Embed | None = None,
         index: IndexConfig | None = None,
+        templates: str | None = None,
     ) -> Self:
         """Embed and index a gallery; the result still has to be calibrated.
 
         Args:
             embedder: what embeds, see `rcir.encoders.embedder.Embedder`; `embed` unless given.
             index: which index; an exact one unless given.
+            templates: the attribute of the gallery that names the template of each image, such as
+                a person. The images of a template become one item, under its name, whose embedding
+                is fused of theirs (`rcir.encoders.fusion.fuse`). None for an item of each image.
+
+        Raises:
+            InvalidData: the gallery is empty, or has no such attribute; or images of one template
+                match different things, or their embeddings cannot be fused.
+            InvalidImage: of an image that cannot be read.
+
+        Example:
+            >>> from rcir.data import Preprocessing
+            >>> from rcir.encoders import EncoderConfig, build_encoder
+            >>> encoder = build_encoder(EncoderConfig("btl"), channels=1, size=(8, 16))
+            >>> images = np.arange(4 * 8 * 16, dtype=np.uint8).reshape(4, 8, 16)
+            >>> names = {"person": np.array(["Ann", "Ann", "Bo", "Bo"])}
+            >>> gallery = ImageSet(images, np.array([0, 0, 1, 1]), ["a", "b", "c", "d"], names)
+            >>> Searcher.build(encoder, Preprocessing(), gallery, templates="person").ids
+            array(['Ann', 'Bo'], dtype=object)
         """
         if len(gallery) == 0:
             raise InvalidData("the gallery is empty: give at least one image")
@@ -109,13 +129,25 @@ class Searcher(VectorSearcher):
         from rcir.encoders.batches import embed
 
         require_encoder(encoder)
+        entries, template = (
+            (gallery, None) if templates is None else templates_of(gallery, templates)
+        )
         embedding = (embedder or embed)(encoder, preprocessing, gallery.images)
+        known = digests(gallery.images)
+        if template is not None:
+            import torch
+
+            from rcir.encoders.fusion import fuse
+
+            of = torch.from_numpy(template).to(embedding.vectors.device)
+            embedding = fuse(embedding, of, len(entries))
+            known = template_digests(known, template)
         vectors, uncertainty = _arrays(embedding)
         items = embedding.map(lambda values: values.cpu()) if encoder.reranks else None
-        ids, relevance, known = gallery.ids, gallery.relevance, digests(gallery.images)
         made, norms = build_index(vectors, index), lengths(vectors)
         built = cls(
-            encoder, preprocessing, made, ids, relevance, depth, uncertainty, known, items, norms
+            *(encoder, preprocessing, made, entries.ids, entries.relevance, depth),
+            *(uncertainty, known, items, norms),
         )
         built.label_names = gallery.label_names
         return built

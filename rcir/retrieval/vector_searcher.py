@@ -74,8 +74,11 @@ class VectorSearcher:
 
     @property
     def digests(self) -> NDArray[np.bytes_] | None:
-        """(n,) of the gallery images, see `rcir.data.digests`, if they are known."""
-        return self.gallery.digests
+        """Of the gallery images, all those of its templates, see `rcir.data.digests`; None if they
+        are not known.
+        """
+        known = self.gallery.digests
+        return None if known is None else known[known != b""]
 
     @property
     def items(self) -> Embedding | None:

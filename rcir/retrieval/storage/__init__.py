@@ -11,7 +11,8 @@
     uncertainty.npy         uncertainties of the gallery images, if the encoder states any
     norms.npy               lengths of their vectors, unless it does or they are all 1
     items.safetensors       embeddings of the gallery images, if the encoder re-ranks by them
-    digests.npy             digests of the gallery images, if they are known
+    digests.npy             digests of the gallery images, if they are known; of templates those of
+                            all their pictures
     queries.safetensors     the queries that it was tuned and calibrated with: vectors,
                             uncertainties, and what says which gallery images they match
     queries.json            their groups and clusters, if they have any

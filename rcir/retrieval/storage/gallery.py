@@ -76,7 +76,8 @@ def load_gallery(folder: Path, files: Set[str]) -> dict[str, Any]:
         if file in files:
             argument = "item_uncertainty" if name == "uncertainty" else name
             known[argument] = read_array(folder / file)
-            require_array(known[argument], dtype, (len(ids),), file)
+            several = name == "digests" and known[argument].ndim == 2  # pictures of templates
+            require_array(known[argument], dtype, (len(ids), None)[: 1 + several], file)
     require("norms" not in known or (known["norms"] >= 0).all(), "norms.npy: some are below 0")
     return known
 

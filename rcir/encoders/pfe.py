@@ -1,0 +1,365 @@
+"""Probabilistic face embeddings: a variance for what is trained already (Shi and Jain, ICCV 2019).
+
+The embedding of a trained encoder stays as it is, and is taken for the mean of a Gaussian. A branch
+on the same features learns the variance of each dimension, from images that match.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rcir.data.relevance import SameLabel
+from rcir.data.relevance_protocol import Relevance
+from rcir.data.within_radius import asking
+from rcir.embedding import Embedding
+from rcir.encoders.base import Encoder
+from rcir.encoders.config import EncoderConfig
+from rcir.encoders.deterministic import Deterministic
+from rcir.encoders.features import frozen_backbone
+from rcir.encoders.methods import find_method
+from rcir.encoders.posthoc import TrainingImages
+from rcir.encoders.pretrained import Pretrained
+from rcir.errors import InvalidConfig, InvalidData
+from rcir.losses import TripletOptions, mutual_likelihood_loss, mutual_likelihood_score
+from rcir.mining import label_batches, matching_pairs
+
+Ranking = Literal["mean", "mls"]
+LEAST_VARIANCE = 1e-6
+LARGEST_LOG_VARIANCE = 20.0  # vectors are of unit length: more says no more, and might overflow
+
+
+@dataclass(frozen=True)
+class ProbabilisticFaceEmbeddingOptions:
+    """Options of probabilistic face embeddings.
+
+    Args:
+        base: the encoder whose embedding is the mean: "deterministic", "norm-softmax",
+            "pretrained", or one of your own that extends one of these. One that is trained by the
+            triplet loss is trained in the same run, with `loss` and `mining`, unless there are
+            weights of it.
+        base_options: its options.
+        base_weights: a .safetensors file of it, trained: that in the folder of a run with the same
+            backbone, pooling and dim.
+        distance: "mean" ranks by the distance of means; "mls" re-ranks the candidates by the mutual
+            likelihood score.
+        steps: of Adam, at `lr`, and for the last third at a tenth of it; at least 1.
+        batch: images in a step, a multiple of `samples_per_class`, at least twofold.
+        samples_per_class: images of a label in a batch, of which all pairs train; at least 2. Where
+            images have not one label each, a batch is of pairs that match.
+        lr: above 0.
+    """
+
+    base: str = "deterministic"
+    base_options: dict[str, Any] = field(default_factory=dict)
+    base_weights: str | None = None
+    distance: Ranking = "mean"
+    steps: int = 1000
+    batch: int = 256
+    samples_per_class: int = 4
+    lr: float = 1e-3
+
+    def __post_init__(self) -> None:
+        kind = find_method(self.base)
+        EncoderConfig(self.base, options=self.base_options)
+        if not issubclass(kind, Deterministic | Pretrained):
+            raise InvalidConfig(
+                f"encoder.options.base {self.base!r} is no encoder of one vector without "
+                "uncertainty: choose deterministic, norm-softmax or pretrained"
+            )
+        if not self.ready and kind.LossOptions is not TripletOptions:
+            raise InvalidConfig(
+                f"encoder.options.base {self.base} is trained by another loss than the triplet "
+                "loss: train it in a run of its own, and give that run's encoder.safetensors as "
+                "encoder.options.base_weights"
+            )
+        if self.distance not in get_args(Ranking):
+            raise InvalidConfig(
+                f"encoder.options.distance {self.distance!r} is unknown; choose one of "
+                f"{', '.join(get_args(Ranking))}"
+            )
+        for name, least in (("steps", 1), ("samples_per_class", 2)):
+            if getattr(self, name) < least:
+                raise InvalidConfig(
+                    f"encoder.options.{name} is {getattr(self, name)}; at least {least}"
+                )
+        group = self.samples_per_class
+        if self.batch % group or self.batch < 2 * group:
+            raise InvalidConfig(
+                f"encoder.options.batch is {self.batch} and samples_per_class {group}: give a "
+                "batch that is a multiple of it, at least twofold"
+            )
+        if not 0 < self.lr < math.inf:
+            raise InvalidConfig(f"encoder.options.lr is {self.lr}; it must be above 0, and finite")
+
+    @property
+    def ready(self) -> bool:
+        """Whether nothing of the base is to be trained."""
+        return self.base_weights is not None or issubclass(find_method(self.base), Pretrained)
+
+
+class VarianceBranch(nn.Module):
+    """Two linear layers, each normalised over the batch: features (n, C) to variances (n, dim).
+
+    All dimensions share the scale and the offset of their log variances, which start at 1e-4 and -7
+    as in the authors' code: every image starts with a variance of about 9e-4.
+
+    In evaluation mode it normalises by the statistics that `settle` takes.
+    """
+
+    def __init__(self, length: int, dim: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(length, dim),
+            nn.BatchNorm1d(dim, eps=1e-3, momentum=None),
+            nn.ReLU(),
+            nn.Linear(dim, dim),
+            nn.BatchNorm1d(dim, eps=1e-3, momentum=None, affine=False),
+        )
+        self.scale = nn.Parameter(torch.tensor(1e-4))
+        self.offset = nn.Parameter(torch.tensor(-7.0))
+
+    def forward(self, features: Tensor) -> Tensor:
+        log_variance = self.scale * self.layers(features) + self.offset
+        return LEAST_VARIANCE + log_variance.clamp(max=LARGEST_LOG_VARIANCE).exp()
+
+    @torch.no_grad()
+    def settle(self, features: Tensor, batch: int) -> None:
+        """Take the statistics of all features, in batches of at least this size if they suffice.
+
+        Those that moved along with the training would lag behind its weights.
+        """
+        for layer in self.layers:
+            if isinstance(layer, nn.BatchNorm1d):
+                layer.reset_running_stats()  # from then on the mean over the batches
+        self.train()
+        for some in features.tensor_split(max(1, len(features) // batch)):
+            self(some.to(self.offset.device))
+        self.eval()
+
+
+class BaseFeatures(Encoder):
+    """The vectors of a base, with the pooled features (n, C) that its last layer takes."""
+
+    def __init__(self, base: Deterministic | Pretrained) -> None:
+        super().__init__(base.config)
+        self.base = base
+
+    @property
+    def length(self) -> int:
+        """C of the features."""
+        if isinstance(self.base, Pretrained):
+            return self.base.config.dim
+        return cast(nn.Linear, self.base.mean_head[1]).in_features
+
+    def forward(self, images: Tensor) -> Embedding:
+        pool, last = (
+            (self.base.pooling, nn.Identity())
+            if isinstance(self.base, Pretrained)
+            else self.base.mean_head
+        )
+        feature_map = self.base.backbone(images).float()
+        with torch.autocast(images.device.type, enabled=False):
+            features = pool(feature_map)
+            return Embedding(F.normalize(last(features)), extra={"features": features})
+
+
+class ProbabilisticFaceEmbedding(Encoder):
+    """A base, trained or pretrained, and a variance for each dimension of its unit vectors.
+
+    `Embedding.vectors` are those of the base, `variance` is (n, dim), at least 1e-6, `uncertainty`
+    (n,) its harmonic mean over the dimensions. The branch is fitted after training: until then all
+    images have about the same variance. Nothing of it is trained by a loop.
+    """
+
+    Options = ProbabilisticFaceEmbeddingOptions
+
+    def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
+        super().__init__(config)
+        base = find_method(self.options.base)(base_config(self.config), channels, size)
+        self.of_base = BaseFeatures(cast("Deterministic | Pretrained", base))
+        self.config = replace(self.config, dim=base.config.dim)
+        self.variance_branch = VarianceBranch(self.of_base.length, base.config.dim)
+        self.requires_grad_(False)
+
+    @classmethod
+    def member_configs(cls, config: EncoderConfig) -> list[EncoderConfig]:
+        """The base, if it is to be trained."""
+        return [] if config.method_options().ready else [base_config(config)]
+
+    def take_members(self, members: Sequence[Encoder]) -> None:
+        """Take over the weights of the trained base."""
+        (member,) = members
+        self.of_base.base.load_state_dict(member.state_dict())
+
+    def forward(self, images: Tensor) -> Embedding:
+        found = self.of_base(images)
+        variance = self.variance_branch(found.extra["features"])
+        return Embedding(found.vectors, variance, 1 / variance.reciprocal().mean(dim=1))
+
+    def fit_posthoc(self, training: TrainingImages) -> None:
+        """Take the weights of the base if they are in a file, and train the variance branch.
+
+        The features of all training images are held in memory, in float32.
+
+        Raises:
+            InvalidData: the file holds other weights, or no training image matches another one.
+        """
+        if self.options.base_weights is not None:
+            self._take_weights(Path(self.options.base_weights))
+        found = training.embed(self.of_base)
+        self.fit_variance(
+            found.vectors, found.extra["features"], training.images.relevance, training.seed
+        )
+
+    def fit_variance(
+        self, vectors: Tensor, features: Tensor, relevance: Relevance, seed: int
+    ) -> None:
+        """Train the variance branch anew, by the mutual likelihood of images that match.
+
+        Args:
+            vectors, features: (n, dim) and (n, C) of training images, as the base gives them.
+            relevance: which of them match.
+            seed: decides initial weights and batches.
+        """
+        options, device = self.options, self.variance_branch.offset.device
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            branch = VarianceBranch(features.shape[1], vectors.shape[1])
+        self.variance_branch = branch.to(device).train()
+        optimizer = torch.optim.Adam(self.variance_branch.parameters(), options.lr)
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2 * options.steps // 3])
+        batches = genuine_batches(
+            relevance, options.batch, options.samples_per_class, np.random.default_rng([seed])
+        )
+        for rows, pairs in islice(batches, options.steps):
+            some = torch.from_numpy(rows)
+            loss = mutual_likelihood_loss(
+                vectors[some].to(device),
+                self.variance_branch(features[some].to(device)),
+                torch.from_numpy(pairs).to(device),
+            )
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+        self.variance_branch.requires_grad_(False).settle(features, options.batch)
+
+    @property
+    def reranks(self) -> bool:
+        """Whether candidates are ranked by mutual likelihood."""
+        return bool(self.options.distance == "mls")
+
+    def rerank(self, queries: Embedding, candidates: Embedding) -> Tensor:
+        """Distances (n, k): ``-2 / dim`` of the score, without its constant, and above its bound.
+
+        A query's variance is at least 1e-6 in every dimension, so that minus twice the score, less
+        ``dim log(2 pi)``, is at least ``dim log(1e-6)``. Differences of distances are therefore
+        those of scores: log-likelihood ratios, per dimension.
+        """
+        if queries.variance is None or candidates.variance is None:
+            raise InvalidConfig("mutual likelihood needs embeddings with a variance")
+        n, dim = queries.vectors.shape
+        score = mutual_likelihood_score(
+            queries.vectors[:, None],
+            queries.variance[:, None],
+            candidates.vectors.view(n, -1, dim),
+            candidates.variance.view(n, -1, dim),
+        )
+        shifted = -2 / dim * score - math.log(2 * math.pi) - math.log(LEAST_VARIANCE)
+        return shifted.clamp(min=0)  # of rounding
+
+    def _take_weights(self, path: Path) -> None:
+        frozen = frozen_backbone(self)
+        before = {} if frozen is None else {k: v.clone() for k, v in frozen.state_dict().items()}
+        try:
+            self.of_base.base.load_state_dict(load_file(path))
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise InvalidData(
+                f"encoder.options.base_weights is {path}, which is no file of weights of a "
+                f"{self.options.base} encoder with this backbone, pooling, dim and freeze "
+                f"({error}): give encoder.safetensors of the folder of a run of such a one"
+            ) from error
+        after = {} if frozen is None else frozen.state_dict()
+        if any(not torch.equal(values, after[name]) for name, values in before.items()):
+            raise InvalidData(
+                f"encoder.options.base_weights is {path}, whose frozen backbone has other weights "
+                "than encoder.pretrained or encoder.checkpoint_path names: give those that it was "
+                "trained with"
+            )
+
+
+def base_config(config: EncoderConfig) -> EncoderConfig:
+    """The configuration of the base."""
+    options = config.method_options()
+    return replace(config, method=options.base, options=options.base_options)
+
+
+def genuine_batches(
+    relevance: Relevance, batch: int, samples_per_class: int, rng: np.random.Generator
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Batches of images of which it is known which match, without end.
+
+    Args:
+        relevance: of the n images.
+        batch: number of images of a batch, or fewer where there are fewer labels.
+        samples_per_class: images of a label, see `rcir.mining.label_batches`. Where images have not
+            one label each, pairs of images that match are drawn in their place.
+        rng: decides.
+
+    Returns:
+        (m,) rows of the n images, and (2, p) places in these: pairs of different images that match.
+
+    Raises:
+        InvalidData: no image matches another one.
+
+    Example:
+        >>> labels = SameLabel(np.array([7, 3, 7, 3, 5]))
+        >>> rows, pairs = next(genuine_batches(labels, 4, 2, np.random.default_rng(0)))
+        >>> rows.shape, pairs.tolist()
+        ((4,), [[0, 2], [1, 3]])
+    """
+    if isinstance(relevance, SameLabel):
+        _, number, counts = np.unique(relevance.labels, return_inverse=True, return_counts=True)
+        several = np.flatnonzero(counts[number] > 1)
+        labels = relevance.labels[several]
+        if (found := np.count_nonzero(counts > 1)) > 1:
+            yield from _label_pairs(
+                several, labels, min(batch, int(found) * samples_per_class), samples_per_class, rng
+            )
+    while True:
+        anchors, matches = matching_pairs(relevance, rng.permutation(asking(relevance)), rng)
+        if not len(anchors):
+            raise InvalidData("no training image matches another one: variances need some that do")
+        for start in range(0, len(anchors), batch // 2):
+            part = slice(start, start + batch // 2)
+            rows = np.concatenate([anchors[part], matches[part]])
+            yield rows, np.arange(len(rows)).reshape(2, -1)
+
+
+def _label_pairs(
+    rows: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    batch: int,
+    samples_per_class: int,
+    rng: np.random.Generator,
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """All pairs of each label in batches of some labels; an image makes no pair with itself."""
+    first = np.arange(0, batch, samples_per_class)[:, None]
+    pairs = np.stack([(first + each).ravel() for each in np.triu_indices(samples_per_class, 1)])
+    while True:
+        for some in rows[label_batches(labels, batch, samples_per_class, rng)]:
+            different = some[pairs[0]] != some[pairs[1]]
+            yield some, pairs[:, different]

@@ -1,0 +1,211 @@
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from scipy.stats import hmean, norm, spearmanr
+
+from rcir.data import ImageSet, Preprocessing
+from rcir.data.relevance import SameLabel, SharedLabel
+from rcir.encoders import EncoderConfig, build_encoder
+from rcir.encoders.batches import embed
+from rcir.encoders.pfe import VarianceBranch, genuine_batches
+from rcir.encoders.posthoc import TrainingImages
+from rcir.errors import InvalidConfig, InvalidData
+from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.storage import load, save
+
+
+def build(method="pfe", seed=0, **options):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build_encoder(EncoderConfig(method, dim=8, options=options), 1, (8, 16)).eval()
+
+
+def training(images, seed=0):
+    return TrainingImages(images, Preprocessing(), embed, seed)
+
+
+@pytest.fixture(scope="module")
+def fitted(splits):
+    encoder = build(steps=60, batch=64, distance="mls")
+    encoder.fit_posthoc(training(splits.train))
+    return encoder
+
+
+def test_variances_start_as_published_and_the_vectors_are_those_of_the_base(splits):
+    encoder = build()
+    images = Preprocessing()(splits.test.images[:20])
+    found = encoder.embed(images)
+    assert torch.equal(found.vectors, encoder.of_base.base.embed(images).vectors)
+    torch.testing.assert_close(
+        found.variance, torch.full((20, 8), np.exp(-7) + 1e-6), rtol=2e-3, atol=0
+    )
+
+
+def test_the_uncertainty_is_the_harmonic_mean_of_the_variances(fitted, splits):
+    found = embed(fitted, Preprocessing(), splits.test.images)
+    np.testing.assert_allclose(found.uncertainty, hmean(found.variance, axis=1), rtol=1e-5)
+    assert len(found.uncertainty.unique()) > 90
+    assert found.variance.min() >= 1e-6
+
+
+def test_scale_and_offset_are_one_number_each_and_the_last_normalisation_has_none():
+    branch = VarianceBranch(30, 8)
+    assert branch.scale.numel() == branch.offset.numel() == 1
+    assert branch.layers[4].weight is None
+    with torch.no_grad():
+        branch.scale.fill_(0.5)
+        spread = branch(torch.randn(4000, 30)).sub(1e-6).log().std(dim=0)
+    torch.testing.assert_close(spread, torch.full((8,), 0.5), rtol=2e-2, atol=0)
+
+
+def test_fitting_finds_the_variances_that_vectors_were_drawn_with():
+    """A wrong sign anywhere sends them to a bound."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(150), 8)
+    level = rng.uniform(-7, -3, len(labels))  # log variance, which the features tell
+    centres = torch.nn.functional.normalize(torch.randn(150, 8))[torch.from_numpy(labels)].numpy()
+    noise = np.exp(level / 2)[:, None] * rng.standard_normal((len(labels), 8))
+    features = torch.from_numpy(np.stack([level, level**2], 1)).float()
+    encoder = build(steps=600, lr=0.02)
+    encoder.fit_variance(
+        torch.from_numpy(centres + noise).float(), features, SameLabel(labels), seed=0
+    )
+    found = encoder.variance_branch(features).log().mean(dim=1).numpy()
+    assert spearmanr(found, level).statistic > 0.95
+    assert np.abs(found - level).mean() < 0.4
+
+
+def test_the_fit_is_decided_by_the_seed_and_leaves_the_base_alone(fitted, splits):
+    base = {name: each.clone() for name, each in fitted.of_base.base.state_dict().items()}
+    first = {name: each.clone() for name, each in fitted.variance_branch.state_dict().items()}
+    again = build(seed=0, steps=60, batch=64)
+    for draw in (1, 0):
+        again.fit_posthoc(training(splits.train, draw))
+        same = [
+            torch.equal(each, first[name])
+            for name, each in again.variance_branch.state_dict().items()
+        ]
+        assert all(same) == (draw == 0)
+    assert all(torch.equal(each, base[n]) for n, each in again.of_base.base.state_dict().items())
+    assert not any(weights.requires_grad for weights in again.parameters())
+    assert not again.variance_branch.training
+
+
+def test_candidates_are_ranked_by_the_mutual_likelihood_of_scipy(fitted, splits, tmp_path):
+    retriever = Retriever.build(fitted, Preprocessing(), splits.gallery, depth=300)
+    found = load(save(retriever, tmp_path / "retriever")).search(splits.test.images[:20])
+    parts = (splits.test.images[:20], splits.gallery.images)
+    query, item = (embed(fitted, Preprocessing(), part).map(torch.Tensor.double) for part in parts)
+    total = (query.variance[:, None] + item.variance).numpy()
+    gap = (query.vectors[:, None] - item.vectors).numpy()
+    score = norm.logpdf(gap, scale=np.sqrt(total)).sum(2)
+    np.testing.assert_allclose(
+        np.take_along_axis(score, found.positions, 1), -np.sort(-score, 1), rtol=1e-4
+    )
+    ratios = (score.max(1)[:, None] - -np.sort(-score, 1)) * 2 / 8
+    np.testing.assert_allclose(found.distances - found.distances[:, :1], ratios, atol=1e-3)
+    assert (found.distances >= 0).all()
+    plain = (gap**2).sum(2).argsort(axis=1)
+    assert (found.positions != plain).mean() > 0.1  # the variances decide
+
+
+def test_the_least_distance_is_of_what_is_certain_and_the_same():
+    encoder = build(distance="mls")
+    vectors = torch.nn.functional.normalize(torch.randn(1, 8))
+    certain = type(encoder.embed(torch.zeros(1, 1, 8, 16)))(vectors, torch.full((1, 8), 1e-6))
+    distance = encoder.rerank(certain, certain)
+    torch.testing.assert_close(distance, torch.full((1, 1), np.log(2.0), dtype=torch.float32))
+
+
+def test_pairs_of_a_batch_match_and_are_of_two_images():
+    labels = np.repeat(np.arange(6), (1, 2, 3, 4, 5, 6))
+    for rows, (first, second) in islice(
+        genuine_batches(SameLabel(labels), 64, 4, np.random.default_rng(0)), 20
+    ):
+        assert (labels[rows[first]] == labels[rows[second]]).all()
+        assert (rows[first] != rows[second]).all()
+        assert 0 not in rows  # matches no other
+        assert len(rows) == 20  # four of each of five labels
+
+
+@pytest.mark.parametrize("lists", [[[0], [0, 1], [1], [2]], [[0], [0], [0], [2]]])
+def test_where_labels_make_no_batches_matching_pairs_do(lists):
+    relevance = SharedLabel.of_lists(lists, 3)
+    if max(map(len, lists)) == 1:
+        relevance = SameLabel(np.array([0, 0, 0, 2]))
+    seen = set()
+    for rows, (first, second) in islice(
+        genuine_batches(relevance, 8, 4, np.random.default_rng(0)), 20
+    ):
+        chosen = relevance.subset(rows[first])
+        assert chosen.of(relevance, rows[second][:, None]).all()
+        assert (rows[first] != rows[second]).all()
+        seen |= set(rows.tolist())
+    assert seen == {0, 1, 2}
+
+
+def test_images_that_all_differ_are_refused():
+    with pytest.raises(InvalidData, match="no training image matches another one"):
+        next(genuine_batches(SameLabel(np.arange(9)), 8, 4, np.random.default_rng(0)))
+
+
+@pytest.mark.parametrize("base", ["deterministic", "norm-softmax"])
+def test_weights_of_a_base_are_taken_once_and_not_needed_again(splits, tmp_path, base):
+    file = tmp_path / "encoder.safetensors"
+    trained = build(base, seed=7)
+    save_file(trained.state_dict(), file)
+    encoder = build(seed=1, base=base, base_weights=str(file), steps=5, batch=16)
+    encoder.fit_posthoc(training(splits.train))
+    images = splits.test.images[:20]
+    expected = embed(trained, Preprocessing(), images).vectors
+    retriever = Retriever.build(encoder, Preprocessing(), splits.gallery)
+    folder = save(retriever, tmp_path / "retriever")
+    file.unlink()
+    loaded = load(folder)
+    assert torch.equal(embed(loaded.encoder, Preprocessing(), images).vectors, expected)
+    assert loaded.fingerprints() == retriever.fingerprints()
+
+
+def test_weights_of_something_else_are_refused(splits, tmp_path):
+    file = tmp_path / "encoder.safetensors"
+    with pytest.raises(InvalidData, match="which is no file of weights of a deterministic"):
+        build(base_weights=str(file)).fit_posthoc(training(splits.train))
+    save_file(build("btl").state_dict(), file)
+    with pytest.raises(InvalidData, match="which is no file of weights of a deterministic"):
+        build(base_weights=str(file)).fit_posthoc(training(splits.train))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"base": "btl"}, "base 'btl' is no encoder of one vector without uncertainty"),
+        ({"base": "norm-softmax"}, "norm-softmax is trained by another loss than the triplet loss"),
+        ({"base": "nothing"}, "nothing"),
+        ({"base_options": {"members": 2}}, "there is no option members"),
+        ({"base_options": 3}, "base_options is 3"),
+        ({"distance": "cosine"}, "distance"),
+        ({"steps": 0}, "steps is 0; at least 1"),
+        ({"samples_per_class": 1}, "samples_per_class is 1; at least 2"),
+        ({"batch": 6}, "batch is 6 and samples_per_class 4"),
+        ({"lr": 0.0}, "lr is 0.0; it must be above 0"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, said):
+    with pytest.raises(InvalidConfig, match=said):
+        EncoderConfig("pfe", options=options)
+
+
+def test_a_pretrained_base_needs_no_training(splits):
+    encoder = build(base="pretrained", steps=20, batch=32)
+    length = encoder.of_base.base.config.dim
+    assert EncoderConfig("pfe", options={"base": "pretrained"}).method_options().ready
+    some = ImageSet(
+        splits.train.images[:100], splits.train.labels[:100] // 10, splits.train.ids[:100]
+    )
+    encoder.fit_posthoc(training(some))
+    found = embed(encoder, Preprocessing(), splits.test.images[:5])
+    assert found.vectors.shape == found.variance.shape == (5, length)
+    assert encoder.config.dim == length
