@@ -24,7 +24,7 @@ from rcir.errors import InvalidConfig, InvalidData
 from rcir.metrics import confidence, reliability
 from rcir.runs.folder import RunFolder
 from rcir.runs.results import VALIDATION
-from rcir.runs.trained_on import TrainedOn
+from rcir.runs.trained_on import TRAINED_ON_FILE, TrainedOn
 from training import checkpoint
 from training.batches import image_batches, numbered_labels
 from training.config import TrainingConfig
@@ -92,7 +92,7 @@ def train(
         check_images(config.at(epoch), splits.train)
     with run_lock(folder_of(config)):
         # It may have been begun meanwhile.
-        trained, run = TrainedOn.of(splits), existing_run(config)
+        trained, run = _trained_on(config, splits), existing_run(config)
         if run is None:
             run = create_run(config, parent, trained)
         else:  # the data set may have changed since
@@ -141,6 +141,15 @@ def _finished(
         run = replace(run, finished=True)
         run.write()
     return run
+
+
+def _trained_on(config: TrainingConfig, splits: Splits) -> TrainedOn:
+    """What the encoder will have been trained on: also in the run whose weights it takes over."""
+    trained = TrainedOn.of(splits)
+    weights = config.encoder.options.get("base_weights")
+    if weights is None or not (Path(weights).parent / TRAINED_ON_FILE).is_file():
+        return trained
+    return TrainedOn.read(Path(weights).parent).joined(trained)
 
 
 def check_places(config: TrainingConfig) -> None:

@@ -133,7 +133,8 @@ class VarianceBranch(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         log_variance = self.scale * self.layers(features) + self.offset
-        return LEAST_VARIANCE + log_variance.clamp(max=LARGEST_LOG_VARIANCE).exp()
+        variance: Tensor = log_variance.clamp(max=LARGEST_LOG_VARIANCE).exp()
+        return variance + LEAST_VARIANCE
 
     @torch.no_grad()
     def settle(self, features: Tensor, batch: int) -> None:
@@ -188,8 +189,9 @@ class ProbabilisticFaceEmbedding(Encoder):
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
         super().__init__(config)
-        base = find_method(self.options.base)(base_config(self.config), channels, size)
-        self.of_base = BaseFeatures(cast("Deterministic | Pretrained", base))
+        kind = cast("type[Deterministic | Pretrained]", find_method(self.options.base))
+        base = kind(base_config(self.config), channels, size)
+        self.of_base = BaseFeatures(base)
         self.config = replace(self.config, dim=base.config.dim)
         self.variance_branch = VarianceBranch(self.of_base.length, base.config.dim)
         self.requires_grad_(False)
@@ -252,7 +254,7 @@ class ProbabilisticFaceEmbedding(Encoder):
                 torch.from_numpy(pairs).to(device),
             )
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             schedule.step()
         self.variance_branch.requires_grad_(False).settle(features, options.batch)

@@ -37,13 +37,13 @@ def templates_of(images: ImageSet, attribute: str) -> tuple[ImageSet, NDArray[np
     if attribute not in images.attributes:
         known = ", ".join(images.attributes) or "none"
         raise InvalidData(f"the gallery has no attribute {attribute!r}; it has {known}")
-    known, first, number = np.unique(
+    names, first, number = np.unique(
         images.attributes[attribute].astype(str), return_index=True, return_inverse=True
     )
     order = np.argsort(first)
     first, number = first[order], np.argsort(order)[number]
     _require_alike(images, attribute, first[number])
-    return replace(images.subset(first), ids=known[order].tolist()), number
+    return replace(images.subset(first), ids=names[order].tolist()), number
 
 
 def template_digests(
