@@ -12,6 +12,8 @@ from rcir.encoders.mc_dropout import MCDropout
 from rcir.encoders.methods import METHODS, find_method, method_name, require_encoder
 from rcir.encoders.norm_softmax import NormSoftmax
 from rcir.encoders.pretrained import Pretrained
+from rcir.encoders.tripreg import TripReg
+from rcir.encoders.vmf import VonMisesFisher
 
 
 def build_encoder(config: EncoderConfig, channels: int, size: tuple[int, int]) -> Encoder:
@@ -42,6 +44,8 @@ __all__ = [
     "NoOptions",
     "NormSoftmax",
     "Pretrained",
+    "TripReg",
+    "VonMisesFisher",
     "build_encoder",
     "find_method",
     "method_name",

@@ -20,9 +20,9 @@ class EncoderConfig:
 
     Args:
         method: how the encoder knows its uncertainty: "pretrained" (it does not, and has no head to
-            train), "deterministic", "mc-dropout", "deep-ensemble", "btl", "norm-softmax", or the
-            import path of an encoder of your own, "package.module:Class"; see
-            `rcir.encoders.Encoder`.
+            train), "deterministic", "mc-dropout", "deep-ensemble", "btl", "vmf", "tripreg",
+            "norm-softmax", or the import path of an encoder of your own, "package.module:Class";
+            see `rcir.encoders.Encoder`.
         backbone: "mnist-cnn", "cifar-cnn", "resnet10", "resnet50" or "densenet161"; or a model of
             a hub, "timm:NAME", "open_clip:NAME/TAG" or "transformers:NAME".
         pooling: "gem"; "avg", also of features that can be negative; or "flatten" where the place

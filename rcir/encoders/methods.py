@@ -15,6 +15,8 @@ METHODS = {
     "mc-dropout": "rcir.encoders.mc_dropout:MCDropout",
     "deep-ensemble": "rcir.encoders.deep_ensemble:DeepEnsemble",
     "btl": "rcir.encoders.btl:BayesianTriplet",
+    "vmf": "rcir.encoders.vmf:VonMisesFisher",
+    "tripreg": "rcir.encoders.tripreg:TripReg",
     "norm-softmax": "rcir.encoders.norm_softmax:NormSoftmax",
     "pretrained": "rcir.encoders.pretrained:Pretrained",
 }

@@ -5,25 +5,54 @@ from rcir.losses.bayesian_triplet import (
     bayesian_tuple_loss,
     expected_squared_distance,
     kl_to_prior,
+    order_nll,
     triplet_moments,
     triplet_nll,
+)
+from rcir.losses.bessel import bessel_ratio, log_bessel
+from rcir.losses.heteroscedastic import (
+    HeteroscedasticOptions,
+    bounded_log_variance,
+    heteroscedastic_triplet_loss,
+    heteroscedastic_tuple_loss,
 )
 from rcir.losses.norm_softmax import NormSoftmaxOptions, norm_softmax_loss
 from rcir.losses.triplet import triplet_loss
 from rcir.losses.tuples import TripletOptions, mean_of_valid, split_tuples, triplet_tuple_loss
+from rcir.losses.von_mises_fisher import (
+    VonMisesFisherOptions,
+    kl_to_uniform,
+    vmf_expected_squared_distance,
+    vmf_triplet_moments,
+    vmf_triplet_nll,
+    vmf_tuple_loss,
+)
 
 __all__ = [
     "BayesianTripletOptions",
+    "HeteroscedasticOptions",
     "NormSoftmaxOptions",
     "TripletOptions",
+    "VonMisesFisherOptions",
     "bayesian_tuple_loss",
+    "bessel_ratio",
+    "bounded_log_variance",
     "expected_squared_distance",
+    "heteroscedastic_triplet_loss",
+    "heteroscedastic_tuple_loss",
     "kl_to_prior",
+    "kl_to_uniform",
+    "log_bessel",
     "mean_of_valid",
     "norm_softmax_loss",
+    "order_nll",
     "split_tuples",
     "triplet_loss",
     "triplet_moments",
     "triplet_nll",
     "triplet_tuple_loss",
+    "vmf_expected_squared_distance",
+    "vmf_triplet_moments",
+    "vmf_triplet_nll",
+    "vmf_tuple_loss",
 ]
