@@ -14,6 +14,8 @@ from rcir.encoders.methods import METHODS, find_method, method_name, require_enc
 from rcir.encoders.norm_softmax import NormSoftmax
 from rcir.encoders.pfe import ProbabilisticFaceEmbedding
 from rcir.encoders.pretrained import Pretrained
+from rcir.encoders.tripreg import TripReg
+from rcir.encoders.vmf import VonMisesFisher
 
 
 def build_encoder(config: EncoderConfig, channels: int, size: tuple[int, int]) -> Encoder:
@@ -46,6 +48,8 @@ __all__ = [
     "NormSoftmax",
     "Pretrained",
     "ProbabilisticFaceEmbedding",
+    "TripReg",
+    "VonMisesFisher",
     "build_encoder",
     "find_method",
     "method_name",

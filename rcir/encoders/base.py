@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 N_DRAWS = 20  # of a query, where its encoder states a variance
+UNDIGESTED_DEFAULT = "undigested"  # marks options younger than calibrations of their method
 
 
 @dataclass(frozen=True)
@@ -198,6 +199,16 @@ class Encoder(nn.Module):
             name: value
             for name, value in asdict(self.config).items()
             if name != "checkpoint_path" and (value or name not in ("freeze", "architecture"))
+        }
+        later = {
+            each.name: each.default
+            for each in fields(self.Options)
+            if UNDIGESTED_DEFAULT in each.metadata
+        }
+        stated["options"] = {  # older calibrations hold
+            name: value
+            for name, value in self.config.options.items()
+            if name not in later or value != later[name]
         }
         description = json.dumps(stated, sort_keys=True) + repr(self)
         for hook in self.parts()[1]:

@@ -48,19 +48,30 @@ class MeanHead(nn.Sequential):
         super().__init__(module, nn.Linear(length, dim))
 
 
-class VarianceHead(nn.Module):
-    """Pooling, two linear layers and a softplus: feature map to isotropic variance (n, 1).
+class ScalarHead(nn.Module):
+    """Pooling and two linear layers: feature map to one number for each image (n, 1).
 
-    The last layer starts at weight 0, so that every image starts with variance `initial`.
+    The last layer starts at weight 0, so that every image starts with the number `initial`.
     """
 
-    def __init__(self, pool: str, shape: torch.Size, hidden: int, initial: float = 1e-3) -> None:
+    def __init__(self, pool: str, shape: torch.Size, hidden: int, initial: float = 0.0) -> None:
         super().__init__()
         module, length = pooling(pool, shape)
         last = nn.Linear(hidden, 1)
         nn.init.zeros_(last.weight)
-        nn.init.constant_(last.bias, math.log(math.expm1(initial)))
+        nn.init.constant_(last.bias, initial)
         self.layers = nn.Sequential(module, nn.Linear(length, hidden), nn.ReLU(), last)
 
     def forward(self, feature_map: Tensor) -> Tensor:
-        return F.softplus(self.layers(feature_map))
+        numbers: Tensor = self.layers(feature_map)
+        return numbers
+
+
+class VarianceHead(ScalarHead):
+    """A `ScalarHead` and a softplus: feature map to isotropic variance (n, 1), first `initial`."""
+
+    def __init__(self, pool: str, shape: torch.Size, hidden: int, initial: float = 1e-3) -> None:
+        super().__init__(pool, shape, hidden, math.log(math.expm1(initial)))
+
+    def forward(self, feature_map: Tensor) -> Tensor:
+        return F.softplus(super().forward(feature_map))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -127,7 +127,8 @@ class MCDropout(Encoder):
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
         super().__init__(config)
-        self.network = Deterministic(config, channels, size)
+        plain = replace(config, method="deterministic", options={})
+        self.network = Deterministic(plain, channels, size)
         self.passes = self.options.passes
         if config.freeze:
             thinned = DropoutConv(nn.Identity(), self.options.dropout, self.options.channels)

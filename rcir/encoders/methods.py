@@ -16,6 +16,8 @@ METHODS = {
     "deep-ensemble": "rcir.encoders.deep_ensemble:DeepEnsemble",
     "btl": "rcir.encoders.btl:BayesianTriplet",
     "hib": "rcir.encoders.hib:HedgedInstance",
+    "vmf": "rcir.encoders.vmf:VonMisesFisher",
+    "tripreg": "rcir.encoders.tripreg:TripReg",
     "norm-softmax": "rcir.encoders.norm_softmax:NormSoftmax",
     "pfe": "rcir.encoders.pfe:ProbabilisticFaceEmbedding",
     "pretrained": "rcir.encoders.pretrained:Pretrained",

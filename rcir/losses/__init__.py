@@ -5,9 +5,11 @@ from rcir.losses.bayesian_triplet import (
     bayesian_tuple_loss,
     expected_squared_distance,
     kl_to_prior,
+    order_nll,
     triplet_moments,
     triplet_nll,
 )
+from rcir.losses.bessel import bessel_ratio, log_bessel
 from rcir.losses.hedged import (
     HedgedOptions,
     match_logits,
@@ -17,6 +19,12 @@ from rcir.losses.hedged import (
     mixture_samples,
     soft_contrastive_loss,
 )
+from rcir.losses.heteroscedastic import (
+    HeteroscedasticOptions,
+    bounded_log_variance,
+    heteroscedastic_triplet_loss,
+    heteroscedastic_tuple_loss,
+)
 from rcir.losses.mutual_likelihood import (
     fuse_gaussians,
     mutual_likelihood_loss,
@@ -25,16 +33,32 @@ from rcir.losses.mutual_likelihood import (
 from rcir.losses.norm_softmax import NormSoftmaxOptions, norm_softmax_loss
 from rcir.losses.triplet import triplet_loss
 from rcir.losses.tuples import TripletOptions, mean_of_valid, split_tuples, triplet_tuple_loss
+from rcir.losses.von_mises_fisher import (
+    VonMisesFisherOptions,
+    kl_to_uniform,
+    vmf_expected_squared_distance,
+    vmf_triplet_moments,
+    vmf_triplet_nll,
+    vmf_tuple_loss,
+)
 
 __all__ = [
     "BayesianTripletOptions",
     "HedgedOptions",
+    "HeteroscedasticOptions",
     "NormSoftmaxOptions",
     "TripletOptions",
+    "VonMisesFisherOptions",
     "bayesian_tuple_loss",
+    "bessel_ratio",
+    "bounded_log_variance",
     "expected_squared_distance",
     "fuse_gaussians",
+    "heteroscedastic_triplet_loss",
+    "heteroscedastic_tuple_loss",
     "kl_to_prior",
+    "kl_to_uniform",
+    "log_bessel",
     "match_logits",
     "match_nll",
     "mean_of_valid",
@@ -44,10 +68,15 @@ __all__ = [
     "mutual_likelihood_loss",
     "mutual_likelihood_score",
     "norm_softmax_loss",
+    "order_nll",
     "soft_contrastive_loss",
     "split_tuples",
     "triplet_loss",
     "triplet_moments",
     "triplet_nll",
     "triplet_tuple_loss",
+    "vmf_expected_squared_distance",
+    "vmf_triplet_moments",
+    "vmf_triplet_nll",
+    "vmf_tuple_loss",
 ]

@@ -89,7 +89,25 @@ def triplet_nll(
         >>> round(triplet_nll(means, variances, margin=0.1).item(), 6)
         0.218746
     """
-    mean, variance = triplet_moments(means, variances)
+    return order_nll(*triplet_moments(means, variances), margin)
+
+
+def order_nll(mean: Tensor, variance: Tensor, margin: float = 0.0) -> Tensor:
+    """``-log P(tau < -margin)`` of a normal tau.
+
+    Args:
+        mean, variance: of tau, (...); variances below about 1e-18 in float32 (1e-153 in float64)
+            are taken to be that.
+        margin: larger than or equal to 0, in units of squared distance.
+
+    Returns:
+        (...) losses with finite gradients.
+
+    Example:
+        >>> import torch
+        >>> order_nll(torch.tensor(3.0), torch.tensor(1.0))  # -log Phi(-3)
+        tensor(6.6077)
+    """
     # The gradient divides by the square of the variance.
     least = 10 * torch.finfo(variance.dtype).tiny ** 0.5
     return -_log_ndtr((-margin - mean) / variance.clamp(min=least).sqrt())

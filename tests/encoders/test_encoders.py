@@ -1,6 +1,7 @@
 import copy
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,12 @@ import torch
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import InvalidConfig
 
-METHODS = ("deterministic", "mc-dropout", "deep-ensemble", "btl")
+METHODS = ("deterministic", "mc-dropout", "deep-ensemble", "btl", "vmf", "tripreg")
+LATE_HEADS = {
+    "btl": "variance_head",
+    "vmf": "dispersion_head",
+    "tripreg": "log_variance_head",
+}
 FEW = {"mc-dropout": {"passes": 4}, "deep-ensemble": {"members": 3}}
 
 
@@ -26,7 +32,9 @@ def pictures(n=6, channels=1, size=(8, 16)):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_embeddings_have_unit_length(method):
-    mean = build(method).embed(pictures()).vectors
+    mean = (
+        build(method, **({"unit": True} if method == "tripreg" else {})).embed(pictures()).vectors
+    )
     np.testing.assert_allclose(mean.norm(dim=1), 1, atol=1e-6)
 
 
@@ -45,7 +53,7 @@ def test_an_image_alone_is_embedded_as_in_a_batch_and_again_the_same(method, opt
     for part in ("vectors", "variance", "uncertainty"):
         values = getattr(whole, part)
         if values is None:
-            assert method == "deterministic"
+            assert method == "deterministic" or (method, part) == ("vmf", "variance")
             continue
         assert torch.equal(values, getattr(again, part))
         for row in range(len(images)):
@@ -131,11 +139,11 @@ def test_a_training_pass_reaches_every_weight(method):
     encoder = build(method).train()
     embedding = encoder(pictures())
     loss = embedding.vectors.square().mul(torch.arange(embedding.vectors.shape[1])).sum()
-    if method == "btl":
-        loss = loss + embedding.variance.sum()
+    if method in LATE_HEADS:
+        loss = loss + embedding.uncertainty.sum()
         # Behind the last layer, which starts at zero, gradients start one step later.
-        encoder.variance_head.layers[-1].weight.data.fill_(0.1)
-        loss = loss + encoder(pictures()).variance.sum()
+        getattr(encoder, LATE_HEADS[method]).layers[-1].weight.data.fill_(0.1)
+        loss = loss + encoder(pictures()).uncertainty.sum()
     loss.backward()
     assert all((p.grad is not None) and p.grad.abs().sum() > 0 for p in encoder.parameters())
 
@@ -164,6 +172,16 @@ def test_the_fingerprint_sees_hooks_on_any_module(kind):
 
 def test_the_fingerprint_sees_the_configuration():
     assert build("btl").fingerprint() != build("btl", passes=7).fingerprint()
+    assert build("deterministic").fingerprint() != build("deterministic", unit=False).fingerprint()
+
+
+def test_an_option_that_came_later_leaves_the_fingerprint_of_those_who_do_not_use_it():
+    """Calibrations from before the deterministic encoder had options hold."""
+    encoder = build("deterministic")
+    assert encoder.config.options == {"unit": True}
+    known = encoder.fingerprint()
+    encoder.config = replace(encoder.config, options={})
+    assert encoder.fingerprint() == known
 
 
 @pytest.mark.parametrize(
@@ -180,6 +198,10 @@ def test_the_fingerprint_sees_the_configuration():
         {"options": {"variance_hidden": 0}},
         {"options": {"passes": 1}},
         {"options": {"distance": "far"}},
+        {"method": "vmf", "options": {"concentration_hidden": 0}},
+        {"method": "vmf", "options": {"passes": 1}},
+        {"method": "vmf", "options": {"distance": "far"}},
+        {"method": "tripreg", "options": {"variance_hidden": 0}},
         {"method": "mc-dropout", "options": {"passes": 1}},
         {"method": "mc-dropout", "options": {"dropout": 0.0}},
         {"method": "mc-dropout", "options": {"dropout": 1.0}},

@@ -1,0 +1,72 @@
+"""Heteroscedastic triplet encoder: a vector and a variance per image (Taha et al., 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rcir.embedding import Embedding
+from rcir.encoders.base import Encoder
+from rcir.encoders.config import EncoderConfig
+from rcir.encoders.features import build_features
+from rcir.encoders.heads import MeanHead, ScalarHead
+from rcir.errors import InvalidConfig
+from rcir.losses import HeteroscedasticOptions, bounded_log_variance, heteroscedastic_tuple_loss
+
+
+@dataclass(frozen=True)
+class TripRegOptions:
+    """Options of the heteroscedastic triplet encoder.
+
+    Args:
+        variance_hidden: width of the variance head's hidden layer; at least 1.
+        unit: divide the vectors by their length, as Warburg et al. (ICCV 2021) do in their
+            comparison; Taha et al. do not.
+    """
+
+    variance_hidden: int = 128
+    unit: bool = False
+
+    def __post_init__(self) -> None:
+        if self.variance_hidden < 1:
+            raise InvalidConfig(
+                f"encoder.options.variance_hidden is {self.variance_hidden}; at least 1"
+            )
+
+
+class TripReg(Encoder):
+    """A shared backbone with a head for the vector and one for the log variance.
+
+    `Embedding.vectors` are of any length unless `unit`; `Embedding.variance` (n, 1), from exp(-10)
+    to exp(10) and 1 before training, is the soft triplet loss that an image is expected to have,
+    `Embedding.uncertainty` the same (n,). Both are the variance of no embedding: it ranks nothing,
+    and nothing is drawn from it.
+    """
+
+    Options = TripRegOptions
+    LossOptions = HeteroscedasticOptions
+
+    def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
+        super().__init__(config)
+        self.backbone, shape, pool = build_features(self.config, channels, size)
+        self.mean_head = MeanHead(pool, shape, config.dim)
+        self.log_variance_head = ScalarHead(pool, shape, self.options.variance_hidden)
+
+    def forward(self, images: Tensor) -> Embedding:
+        feature_map = self.backbone(images).float()
+        with torch.autocast(images.device.type, enabled=False):
+            vectors = self.mean_head(feature_map)
+            if self.options.unit:
+                vectors = F.normalize(vectors)
+            variance = bounded_log_variance(self.log_variance_head(feature_map)).exp()
+        return Embedding(vectors, variance, variance.squeeze(1))
+
+    def loss(self, embedding: Embedding, valid: Tensor, options: Any) -> Tensor:
+        """The heteroscedastic triplet loss of each tuple, (b,)."""
+        if embedding.variance is None:
+            raise InvalidConfig("the heteroscedastic loss needs embeddings with a variance")
+        return heteroscedastic_tuple_loss(embedding.vectors, embedding.variance, valid)

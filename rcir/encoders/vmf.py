@@ -1,0 +1,117 @@
+"""Bayesian Triplet Loss encoder on the sphere: a von Mises-Fisher distribution per image.
+
+Warburg et al., ICCV 2021, supplement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rcir.embedding import Embedding
+from rcir.encoders.base import Encoder
+from rcir.encoders.btl import Distance
+from rcir.encoders.config import EncoderConfig
+from rcir.encoders.features import build_features
+from rcir.encoders.heads import MeanHead, VarianceHead
+from rcir.encoders.wood import draw_von_mises_fisher
+from rcir.errors import InvalidConfig
+from rcir.losses import VonMisesFisherOptions, vmf_expected_squared_distance, vmf_tuple_loss
+
+INITIAL_LENGTH = 0.9  # mean resultant length of every image before training
+
+
+@dataclass(frozen=True)
+class VonMisesFisherEncoderOptions:
+    """Options of the von Mises-Fisher encoder.
+
+    Args:
+        concentration_hidden: width of the concentration head's hidden layer; at least 1.
+        distance: "mean" ranks by the distance of mean directions; "expected" re-ranks the
+            candidates by the root of the expected squared distance, which moves uncertain gallery
+            images towards the middle.
+        passes: number of draws, where draws are asked for; at least 2.
+    """
+
+    concentration_hidden: int = 128
+    distance: Distance = "mean"
+    passes: int = 20
+
+    def __post_init__(self) -> None:
+        for name, least in (("concentration_hidden", 1), ("passes", 2)):
+            if getattr(self, name) < least:
+                raise InvalidConfig(
+                    f"encoder.options.{name} is {getattr(self, name)}; at least {least}"
+                )
+        if self.distance not in get_args(Distance):
+            raise InvalidConfig(
+                f"encoder.options.distance {self.distance!r} is unknown; choose one of "
+                f"{', '.join(get_args(Distance))}"
+            )
+
+
+class VonMisesFisher(Encoder):
+    """A shared backbone with heads for the mean direction and the concentration.
+
+    `Embedding.vectors` are the mean directions, of unit length; ``extra["concentration"]`` (n, 1)
+    is kappa, `Embedding.uncertainty` (n,) its inverse, which is what the head predicts.
+    """
+
+    Options = VonMisesFisherEncoderOptions
+    LossOptions = VonMisesFisherOptions
+    mining = ("random", "semi-hard")
+
+    def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
+        super().__init__(config)
+        self.backbone, shape, pool = build_features(self.config, channels, size)
+        self.mean_head = MeanHead(pool, shape, config.dim)
+        # Banerjee et al. (JMLR 2005, eq. 4.4): the concentration of a mean resultant length.
+        initial = INITIAL_LENGTH * (config.dim - INITIAL_LENGTH**2) / (1 - INITIAL_LENGTH**2)
+        hidden = self.options.concentration_hidden
+        self.dispersion_head = VarianceHead(pool, shape, hidden, 1 / initial)
+
+    def forward(self, images: Tensor) -> Embedding:
+        feature_map = self.backbone(images).float()
+        with torch.autocast(images.device.type, enabled=False):
+            mean = F.normalize(self.mean_head(feature_map))
+            dispersion = self.dispersion_head(feature_map)
+        extra = {"concentration": 1 / dispersion}
+        return Embedding(mean, uncertainty=dispersion.squeeze(1), extra=extra)
+
+    def loss(self, embedding: Embedding, valid: Tensor, options: Any) -> Tensor:
+        """The von Mises-Fisher triplet loss of each tuple, (b,)."""
+        return vmf_tuple_loss(embedding.vectors, _concentration(embedding), valid, options)
+
+    @property
+    def reranks(self) -> bool:
+        """Whether candidates are ranked by expected distances."""
+        return bool(self.options.distance == "expected")
+
+    def rerank(self, queries: Embedding, candidates: Embedding) -> Tensor:
+        """Roots (n, k) of the expected squared distances of n queries to k candidates each."""
+        n, dim = queries.vectors.shape
+        return vmf_expected_squared_distance(
+            queries.vectors[:, None],
+            _concentration(queries)[:, None],
+            candidates.vectors.view(n, -1, dim),
+            _concentration(candidates).view(n, -1, 1),
+        ).sqrt()
+
+    def _samples(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        embedding: Embedding = self(images)
+        return draw_von_mises_fisher(
+            embedding.vectors, _concentration(embedding), self.options.passes, generator
+        )
+
+
+def _concentration(embedding: Embedding) -> Tensor:
+    """Concentrations, (n, 1)."""
+    if "concentration" not in embedding.extra:
+        raise InvalidConfig(
+            'the von Mises-Fisher loss needs embeddings with extra["concentration"]'
+        )
+    return embedding.extra["concentration"]

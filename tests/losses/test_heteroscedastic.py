@@ -1,0 +1,114 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rcir.losses import (
+    TripletOptions,
+    bounded_log_variance,
+    heteroscedastic_triplet_loss,
+    heteroscedastic_tuple_loss,
+    triplet_loss,
+    triplet_tuple_loss,
+)
+
+
+def triplets(n, dim=4, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    vectors = torch.randn(3, n, dim, generator=generator, dtype=torch.float64)
+    return vectors, torch.randn(3, n, 1, generator=generator, dtype=torch.float64)
+
+
+def naive(a, p, n, variances):
+    soft = math.log(1 + math.exp(math.dist(a, p) - math.dist(a, n)))
+    return sum(0.5 * soft / v + 0.5 * math.log(v) for v in variances)
+
+
+def test_losses_follow_the_definition():
+    vectors, s = triplets(30)
+    variances = s.exp().squeeze(-1).T.tolist()
+    points = vectors.transpose(0, 1).tolist()
+    expected = [naive(*rows, own) for rows, own in zip(points, variances, strict=True)]
+    found = heteroscedastic_triplet_loss(tuple(vectors), tuple(s))
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_gradients_are_those_of_a_plain_form():
+    vectors, s = triplets(10, seed=1)
+    leaves, plain = ([t.clone().requires_grad_() for t in (*vectors, *s)] for _ in range(2))
+    heteroscedastic_triplet_loss(tuple(leaves[:3]), tuple(leaves[3:])).sum().backward()
+    a, p, n = plain[:3]
+    gap = torch.linalg.vector_norm(a - p, dim=1) - torch.linalg.vector_norm(a - n, dim=1)
+    soft = torch.log1p(torch.exp(gap))
+    variances = torch.cat(plain[3:], dim=1).exp()
+    (soft / 2 * (1 / variances).sum(1) + torch.log(variances.prod(1)) / 2).sum().backward()
+    for found, expected in zip(leaves, plain, strict=True):
+        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-9, atol=1e-11)
+
+
+def test_without_log_variance_it_is_three_halves_of_the_soft_triplet_loss():
+    vectors, _ = triplets(2 + 2 + 4)
+    rows, valid = vectors[0], torch.tensor([[True, False], [True, True]])
+    found = heteroscedastic_tuple_loss(rows, torch.ones(8, 1, dtype=torch.float64), valid)
+    soft = triplet_tuple_loss(rows, valid, TripletOptions(form="soft"))
+    torch.testing.assert_close(found, 1.5 * soft)
+
+
+def learned(sign):
+    """Variances (anchor, positive, negative) that are trained against 50 triplets of one anchor,
+    with `sign` before the logarithm.
+    """
+    vectors, _ = triplets(50, seed=2)
+    vectors[0] = vectors[0, :1]
+    s = [torch.zeros(rows, 1, dtype=torch.float64, requires_grad=True) for rows in (1, 50, 50)]
+    optimizer = torch.optim.Adam(s, lr=0.1)
+    for _ in range(300):
+        loss = heteroscedastic_triplet_loss(tuple(vectors), tuple(s))
+        loss = loss + (sign - 1) * sum(s).squeeze(-1) / 2
+        optimizer.zero_grad()
+        loss.sum().backward()
+        optimizer.step()
+    soft = triplet_loss(*vectors, form="soft")
+    return [each.detach().exp().squeeze(-1) for each in s], soft
+
+
+def test_the_variance_of_an_image_becomes_its_expected_loss():
+    (anchor, positive, negative), soft = learned(1)
+    assert soft.std() > 0.3
+    assert anchor.item() == pytest.approx(soft.mean().item(), rel=1e-4)
+    torch.testing.assert_close(positive, soft, rtol=1e-3, atol=0)
+    torch.testing.assert_close(negative, soft, rtol=1e-3, atol=0)
+
+
+def test_with_the_printed_sign_variances_grow_without_end():
+    (anchor, positive, _), soft = learned(-1)
+    assert anchor.item() > 1e6 * soft.mean().item()
+    assert (positive > 1e6 * soft).all()
+
+
+def test_a_tuple_is_the_mean_of_its_triplets():
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randn(2 + 2 + 6, 3, generator=generator)
+    variance = torch.rand(10, 1, generator=generator) + 0.1
+    valid = torch.tensor([[True, False, True], [False, True, False]])
+    found = heteroscedastic_tuple_loss(rows, variance, valid)
+    for row, columns in enumerate(([0, 2], [1])):
+        chosen = [[row, 2 + row, 4 + 3 * row + column] for column in columns]
+        expected = np.mean([naive(*rows[r].tolist(), variance[r, 0].tolist()) for r in chosen])
+        assert found[row].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_log_variances_are_bounded_and_keep_a_gradient_beyond():
+    values = torch.tensor([-1e6, -20.0, -0.1, 0.0, 0.1, 20.0, 1e6], dtype=torch.float64)
+    values.requires_grad_()
+    bounded = bounded_log_variance(values)
+    assert bounded.abs().max() == 10
+    assert (bounded.diff() >= 0).all()
+    np.testing.assert_allclose(bounded[2:5].detach(), values[2:5].detach(), rtol=1e-4)
+    bounded.sum().backward()
+    assert (values.grad[1:6] > 0.05).all()
+    vectors, _ = triplets(7)
+    s = bounded_log_variance(values.float()[:, None])
+    losses = heteroscedastic_triplet_loss(tuple(vectors.float()), (s, s, s))
+    assert torch.isfinite(losses).all()
