@@ -20,8 +20,8 @@ class EncoderConfig:
 
     Args:
         method: how the encoder knows its uncertainty: "pretrained" (it does not, and has no head to
-            train), "deterministic", "mc-dropout", "deep-ensemble", "btl", "norm-softmax", or the
-            import path of an encoder of your own, "package.module:Class"; see
+            train), "deterministic", "mc-dropout", "deep-ensemble", "btl", "lam", "norm-softmax", or
+            the import path of an encoder of your own, "package.module:Class"; see
             `rcir.encoders.Encoder`.
         backbone: "mnist-cnn", "cifar-cnn", "resnet10", "resnet50" or "densenet161"; or a model of
             a hub, "timm:NAME", "open_clip:NAME/TAG" or "transformers:NAME".

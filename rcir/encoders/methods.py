@@ -15,6 +15,7 @@ METHODS = {
     "mc-dropout": "rcir.encoders.mc_dropout:MCDropout",
     "deep-ensemble": "rcir.encoders.deep_ensemble:DeepEnsemble",
     "btl": "rcir.encoders.btl:BayesianTriplet",
+    "lam": "rcir.encoders.lam:LaplacianMetric",
     "norm-softmax": "rcir.encoders.norm_softmax:NormSoftmax",
     "pretrained": "rcir.encoders.pretrained:Pretrained",
 }
