@@ -13,10 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from rcir.data import ImageSet, Preprocessing, Splits
-from rcir.embedding import Embedding
-from rcir.encoders import Encoder, EncoderConfig
+from rcir.encoders import Encoder
 from rcir.encoders.embedder import Embedder
-from rcir.encoders.features import FrozenBackbone, frozen_backbone
+from rcir.encoders.features import BackboneFeatures, frozen_backbone
 from training.config import TrainingConfig
 from training.progress import console
 
@@ -34,23 +33,6 @@ class FeaturePreprocessing(Preprocessing):
     def normalise(self, images: Tensor) -> Tensor:
         """The same."""
         return images
-
-
-class BackboneFeatures(Encoder):
-    """The features of a frozen backbone as vectors, neither normalised nor changed by a head.
-
-    Args:
-        backbone: frozen.
-        config: of the encoder that it is part of; methods and heads that share the backbone share
-            its features.
-    """
-
-    def __init__(self, backbone: FrozenBackbone, config: EncoderConfig) -> None:
-        super().__init__(replace(config.without_weights(), method="pretrained", dim=2, options={}))
-        self.backbone = backbone
-
-    def forward(self, images: Tensor) -> Embedding:
-        return Embedding(self.backbone(images).flatten(1))
 
 
 def on_features(

@@ -127,7 +127,10 @@ def _finished(
         embedder = Embedder(config.most_workers, config.use_gpu)
         if type(encoder).fit_posthoc is not Encoder.fit_posthoc:
             encoder.fit_posthoc(
-                TrainingImages(splits.train, config.preprocessing, embedder, config.seed)
+                TrainingImages(
+                    *(splits.train, config.preprocessing, embedder, config.seed),
+                    config.at(config.epochs).loss_options(),
+                )
             )
             found = None
         if found is None:  # of the encoder as it is now

@@ -38,13 +38,13 @@ from rcir.data import Augmentation, ImageSet, Preprocessing
 from rcir.data.datasets.folder import read
 from rcir.encoders import Encoder, EncoderConfig, build_encoder, model_preprocessing
 from rcir.encoders.batches import embed
-from rcir.encoders.features import frozen_backbone
+from rcir.encoders.features import BackboneFeatures, frozen_backbone
 from rcir.errors import RiskUnattainable
 from rcir.metrics import OutOfDistribution, reliability_btl_width
 from rcir.risk import Bound, Request
 from rcir.runs.folder import RunFolder, find_run
 from training import TrainingConfig, train
-from training.frozen import BackboneFeatures, FeaturePreprocessing
+from training.frozen import FeaturePreprocessing
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 EPOCHS, BATCH, TRAINED, MEMBERS = sized((3, 32, range(1, 26), 3), (1, 8, range(24, 26), 2))

@@ -9,6 +9,7 @@ from rcir.encoders.deep_ensemble import DeepEnsemble
 from rcir.encoders.deterministic import Deterministic
 from rcir.encoders.hib import HedgedInstance
 from rcir.encoders.hub import model_preprocessing
+from rcir.encoders.lam import LaplacianMetric
 from rcir.encoders.mc_dropout import MCDropout
 from rcir.encoders.methods import METHODS, find_method, method_name, require_encoder
 from rcir.encoders.norm_softmax import NormSoftmax
@@ -43,6 +44,7 @@ __all__ = [
     "Encoder",
     "EncoderConfig",
     "HedgedInstance",
+    "LaplacianMetric",
     "MCDropout",
     "NoOptions",
     "NormSoftmax",

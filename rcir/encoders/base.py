@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rcir.embedding import Embedding
 from rcir.encoders.config import EncoderConfig
-from rcir.losses import TripletOptions, triplet_tuple_loss
+from rcir.losses import PointLossOptions, point_tuple_loss
 from rcir.mining import Negatives, Positive
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Encoder(nn.Module):
     """
 
     Options: ClassVar[type] = NoOptions
-    LossOptions: ClassVar[type] = TripletOptions
+    LossOptions: ClassVar[type] = PointLossOptions
     mining: ClassVar[tuple[Positive, Negatives]] = ("nearest", "top-random")
     by_label: ClassVar[bool] = False  # whether it is trained by the labels of images, not by tuples
     draws: ClassVar[bool] = False  # whether draws of a query can rank candidates
@@ -75,7 +75,7 @@ class Encoder(nn.Module):
         self.options: Any = config.method_options()
 
     def loss(self, embedding: Embedding, valid: Tensor, options: Any) -> Tensor:
-        """The loss of each tuple, (b,): the triplet loss of the vectors, unless overridden.
+        """The loss of each tuple, (b,): `point_tuple_loss` of the vectors, unless overridden.
 
         Args:
             embedding: of b anchors, then their b positives, then their b * j negatives, anchor by
@@ -83,7 +83,7 @@ class Encoder(nn.Module):
             valid: (b, j) bool; negatives that count. Each anchor has at least one.
             options: `LossOptions` in force.
         """
-        return triplet_tuple_loss(embedding.vectors, valid, options)
+        return point_tuple_loss(embedding.vectors, valid, options)
 
     def label_loss(self, embedding: Embedding, labels: Tensor, options: Any) -> Tensor:
         """The loss of each image, (b,), by its label; asked instead of `loss` if `by_label`.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
+from rcir.embedding import Embedding
 from rcir.encoders.backbones import build_backbone, output_shape
+from rcir.encoders.base import Encoder
 from rcir.encoders.config import EncoderConfig
 from rcir.encoders.heads import pooling
 from rcir.encoders.hub import HubBackbone, build_hub_backbone, is_of_hub
@@ -43,6 +46,23 @@ class FrozenBackbone(nn.Module):
             return images
         features: Tensor = self.pooling(self.backbone(images))
         return features[:, :, None, None]
+
+
+class BackboneFeatures(Encoder):
+    """Pooled features as vectors, neither normalised nor changed by a head.
+
+    Args:
+        backbone: images to features (n, C) or (n, C, 1, 1): with its pooling, or frozen.
+        config: of the encoder that it is part of; methods and heads that share the backbone share
+            its features.
+    """
+
+    def __init__(self, backbone: nn.Module, config: EncoderConfig) -> None:
+        super().__init__(replace(config.without_weights(), method="pretrained", dim=2, options={}))
+        self.backbone = backbone
+
+    def forward(self, images: Tensor) -> Embedding:
+        return Embedding(self.backbone(images).flatten(1))
 
 
 def build_features(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.base import Encoder
+from rcir.encoders.base import UNDIGESTED_DEFAULT, Encoder
 from rcir.encoders.config import EncoderConfig
 from rcir.encoders.deterministic import Deterministic
 from rcir.encoders.features import frozen_backbone
@@ -38,7 +38,7 @@ class MCDropoutOptions:
 
     dropout: float = 0.1
     passes: int = 20
-    channels: bool = False
+    channels: bool = field(default=False, metadata={UNDIGESTED_DEFAULT: True})
 
     def __post_init__(self) -> None:
         if not 0 < self.dropout < 1:

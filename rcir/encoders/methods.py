@@ -18,6 +18,7 @@ METHODS = {
     "hib": "rcir.encoders.hib:HedgedInstance",
     "vmf": "rcir.encoders.vmf:VonMisesFisher",
     "tripreg": "rcir.encoders.tripreg:TripReg",
+    "lam": "rcir.encoders.lam:LaplacianMetric",
     "norm-softmax": "rcir.encoders.norm_softmax:NormSoftmax",
     "pfe": "rcir.encoders.pfe:ProbabilisticFaceEmbedding",
     "pretrained": "rcir.encoders.pretrained:Pretrained",

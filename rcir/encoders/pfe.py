@@ -33,7 +33,7 @@ from rcir.encoders.methods import find_method
 from rcir.encoders.posthoc import TrainingImages
 from rcir.encoders.pretrained import Pretrained
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.losses import TripletOptions, mutual_likelihood_loss, mutual_likelihood_score
+from rcir.losses import PointLossOptions, mutual_likelihood_loss, mutual_likelihood_score
 from rcir.mining import label_batches, matching_pairs
 
 Ranking = Literal["mean", "mls"]
@@ -79,7 +79,7 @@ class ProbabilisticFaceEmbeddingOptions:
                 f"encoder.options.base {self.base!r} is no encoder of one vector without "
                 "uncertainty: choose deterministic, norm-softmax or pretrained"
             )
-        if not self.ready and kind.LossOptions is not TripletOptions:
+        if not self.ready and kind.LossOptions is not PointLossOptions:
             raise InvalidConfig(
                 f"encoder.options.base {self.base} is trained by another loss than the triplet "
                 "loss: train it in a run of its own, and give that run's encoder.safetensors as "

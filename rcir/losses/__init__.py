@@ -10,6 +10,7 @@ from rcir.losses.bayesian_triplet import (
     triplet_nll,
 )
 from rcir.losses.bessel import bessel_ratio, log_bessel
+from rcir.losses.contrastive import contrastive_loss
 from rcir.losses.hedged import (
     HedgedOptions,
     match_logits,
@@ -31,8 +32,13 @@ from rcir.losses.mutual_likelihood import (
     mutual_likelihood_score,
 )
 from rcir.losses.norm_softmax import NormSoftmaxOptions, norm_softmax_loss
+from rcir.losses.pair_hessians import (
+    HessianGeometry,
+    pair_hessian_blocks,
+    pair_hessian_diagonal,
+)
 from rcir.losses.triplet import triplet_loss
-from rcir.losses.tuples import TripletOptions, mean_of_valid, split_tuples, triplet_tuple_loss
+from rcir.losses.tuples import PointLossOptions, mean_of_valid, point_tuple_loss, split_tuples
 from rcir.losses.von_mises_fisher import (
     VonMisesFisherOptions,
     kl_to_uniform,
@@ -45,13 +51,15 @@ from rcir.losses.von_mises_fisher import (
 __all__ = [
     "BayesianTripletOptions",
     "HedgedOptions",
+    "HessianGeometry",
     "HeteroscedasticOptions",
     "NormSoftmaxOptions",
-    "TripletOptions",
+    "PointLossOptions",
     "VonMisesFisherOptions",
     "bayesian_tuple_loss",
     "bessel_ratio",
     "bounded_log_variance",
+    "contrastive_loss",
     "expected_squared_distance",
     "fuse_gaussians",
     "heteroscedastic_triplet_loss",
@@ -69,12 +77,14 @@ __all__ = [
     "mutual_likelihood_score",
     "norm_softmax_loss",
     "order_nll",
+    "pair_hessian_blocks",
+    "pair_hessian_diagonal",
+    "point_tuple_loss",
     "soft_contrastive_loss",
     "split_tuples",
     "triplet_loss",
     "triplet_moments",
     "triplet_nll",
-    "triplet_tuple_loss",
     "vmf_expected_squared_distance",
     "vmf_triplet_moments",
     "vmf_triplet_nll",

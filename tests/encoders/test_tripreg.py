@@ -7,7 +7,7 @@ from rcir.data import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import InvalidConfig
-from rcir.losses import TripletOptions
+from rcir.losses import PointLossOptions
 from rcir.retrieval.retriever import Retriever
 
 
@@ -42,7 +42,7 @@ def test_before_training_it_is_the_deterministic_encoder_with_the_soft_loss():
     assert torch.equal(embedding.variance, torch.ones(6, 1))
     assert torch.equal(embedding.uncertainty, torch.ones(6))
     valid = torch.ones(2, 1, dtype=torch.bool)
-    soft = plain.loss(plain(pictures()), valid, TripletOptions(form="soft"))
+    soft = plain.loss(plain(pictures()), valid, PointLossOptions(form="soft"))
     found = ours.loss(embedding, valid, ours.LossOptions())
     torch.testing.assert_close(found, 1.5 * soft)
 

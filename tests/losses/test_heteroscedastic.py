@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from rcir.losses import (
-    TripletOptions,
+    PointLossOptions,
     bounded_log_variance,
     heteroscedastic_triplet_loss,
     heteroscedastic_tuple_loss,
+    point_tuple_loss,
     triplet_loss,
-    triplet_tuple_loss,
 )
 
 
@@ -51,7 +51,7 @@ def test_without_log_variance_it_is_three_halves_of_the_soft_triplet_loss():
     vectors, _ = triplets(2 + 2 + 4)
     rows, valid = vectors[0], torch.tensor([[True, False], [True, True]])
     found = heteroscedastic_tuple_loss(rows, torch.ones(8, 1, dtype=torch.float64), valid)
-    soft = triplet_tuple_loss(rows, valid, TripletOptions(form="soft"))
+    soft = point_tuple_loss(rows, valid, PointLossOptions(form="soft"))
     torch.testing.assert_close(found, 1.5 * soft)
 
 

@@ -7,9 +7,9 @@ from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig
 from rcir.losses import (
     BayesianTripletOptions,
-    TripletOptions,
+    PointLossOptions,
     bayesian_tuple_loss,
-    triplet_tuple_loss,
+    point_tuple_loss,
 )
 
 TUPLES, NEGATIVES, DIM = 4, 3, 5
@@ -35,7 +35,7 @@ def parts(rows):
 
 
 def test_point_embeddings_get_the_mean_triplet_loss_of_their_valid_negatives(embedding):
-    losses = triplet_tuple_loss(embedding.vectors, VALID, TripletOptions(0.4, "squared"))
+    losses = point_tuple_loss(embedding.vectors, VALID, PointLossOptions(0.4, "squared"))
     for loss, (a, p, negatives) in zip(losses, parts(embedding.vectors), strict=True):
         hinges = [max(0, ((a - p) ** 2).sum() - ((a - n) ** 2).sum() + 0.4) for n in negatives]
         assert loss.item() == pytest.approx(np.mean(hinges))
@@ -76,7 +76,7 @@ def test_invalid_negatives_get_no_gradient(embedding):
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        (TripletOptions, {"margin": -0.1}),
+        (PointLossOptions, {"margin": -0.1}),
         (BayesianTripletOptions, {"margin": -0.1}),
         (BayesianTripletOptions, {"kl_scale": -1e-9}),
     ],

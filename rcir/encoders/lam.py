@@ -1,0 +1,256 @@
+"""Laplacian metric learner: a Gaussian posterior of the last layer (Warburg et al., 2023).
+
+"Bayesian metric learning for uncertainty quantification in image retrieval", arXiv 2302.01332. The
+contrastive loss is a negative log likelihood of pairs, so its curvature at the trained weights
+gives a Gaussian of weights; an image is as uncertain as its embeddings under draws are apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rcir.data.relevance_protocol import Relevance
+from rcir.embedding import Embedding
+from rcir.encoders.base import Encoder
+from rcir.encoders.config import EncoderConfig
+from rcir.encoders.features import BackboneFeatures, build_features
+from rcir.encoders.heads import pooling
+from rcir.encoders.laplace import (
+    PairCurvature,
+    Variant,
+    inverse_concentration,
+    marginal_prior_precision,
+)
+from rcir.encoders.posthoc import TrainingImages
+from rcir.errors import InvalidConfig
+from rcir.losses import HessianGeometry, PointLossOptions
+
+PAIRED = 256  # images whose pairs a post-hoc fit takes at a time
+ONLINE_SCALE = 1e6
+
+
+@dataclass(frozen=True)
+class LaplacianMetricOptions:
+    """Options of the Laplacian metric learner.
+
+    Args:
+        online: train under draws of the last layer, and follow its curvature meanwhile; without,
+            the curvature is computed once, after training.
+        hessian: "euclidean" or "arccos", see `rcir.losses.pair_hessian_blocks`.
+        variant: "full", "fixed" or "positive", see `PairCurvature`.
+        negatives_weight: at least 0, of pairs that do not match and lie in the margin; "auto" is
+            their share of all pairs that do not match.
+        scale: above 0; how many pairs the mean curvature stands for. None is the number of training
+            images (post-hoc), or a million (online; the paper: the square of that number).
+        memory: online: in (0, 1), what is kept of the curvature at each step.
+        initial: online: above 0, the curvature before the first step.
+        prior_precision: above 0; or "marginal-likelihood", what makes the training images most
+            likely (online: after training, and 1 in it).
+        passes: number of draws of the last layer; at least 2 (the paper: 100).
+    """
+
+    online: bool = False
+    hessian: HessianGeometry = "euclidean"
+    variant: Variant = "fixed"
+    negatives_weight: Literal["auto"] | float = "auto"
+    scale: float | None = None
+    memory: float = 0.999
+    initial: float = 1e6
+    prior_precision: Literal["marginal-likelihood"] | float = "marginal-likelihood"
+    passes: int = 20
+
+    def __post_init__(self) -> None:
+        for name, choices in (("hessian", HessianGeometry), ("variant", Variant)):
+            if getattr(self, name) not in get_args(choices):
+                raise InvalidConfig(
+                    f"encoder.options.{name} {getattr(self, name)!r} is unknown; choose one of "
+                    f"{', '.join(get_args(choices))}"
+                )
+        for name in ("scale", "initial", "prior_precision"):
+            value = getattr(self, name)
+            if isinstance(value, int | float) and not value > 0:
+                raise InvalidConfig(f"encoder.options.{name} is {value}; it must be above 0")
+        if self.negatives_weight != "auto" and not self.negatives_weight >= 0:
+            raise InvalidConfig(
+                f"encoder.options.negatives_weight is {self.negatives_weight}; at least 0"
+            )
+        if not 0 < self.memory < 1:
+            raise InvalidConfig(f"encoder.options.memory is {self.memory}; it must lie in (0, 1)")
+        if self.passes < 2:
+            raise InvalidConfig(f"encoder.options.passes is {self.passes}; at least 2")
+
+
+@dataclass(frozen=True)
+class LaplacianLossOptions(PointLossOptions):
+    """Options of the loss of the Laplacian metric learner: those of the contrastive loss.
+
+    Args:
+        margin: at least 0, in units of distance; left out, 0.7.
+        form: "contrastive", whose curvature is the one that is used, or "contrastive-linear", what
+            the code of Warburg et al. trains.
+    """
+
+    form: Any = "contrastive"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.form not in ("contrastive", "contrastive-linear"):
+            raise InvalidConfig(
+                f"loss.form of lam is {self.form!r}, whose curvature is another one; choose "
+                "contrastive or contrastive-linear"
+            )
+
+
+class LaplacianMetric(Encoder):
+    """Backbone, pooling, a linear layer with a Gaussian of its weights, unit length.
+
+    With ``z_t`` the unit vectors of an image under `passes` draws of the layer, `vectors` is their
+    mean direction, `variance` (n, d) their unbiased variance, and `uncertainty` (n,) one over the
+    concentration of the von Mises-Fisher distribution that fits them. The draws are the same for
+    every image and every batch.
+
+    Until it is fitted, a post-hoc encoder is certain: its embedding is one vector and nothing else.
+
+    Attributes:
+        hessian: (dim, length + 1), curvature by the weights and, in the last column, the biases of
+            the layer; negative entries count as 0.
+        prior_precision: of weights and biases; infinite until it is fitted.
+    """
+
+    Options = LaplacianMetricOptions
+    LossOptions = LaplacianLossOptions
+    mining = ("random", "semi-hard")
+    hessian: Tensor
+    prior_precision: Tensor
+
+    def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
+        super().__init__(config)
+        self.backbone, shape, pool = build_features(self.config, channels, size)
+        self.pooling, length = pooling(pool, shape)
+        self.layer = nn.Linear(length, config.dim)
+        options = self.options
+        curvature, precision = 0.0, float("inf")
+        if options.online:
+            known = isinstance(options.prior_precision, int | float)
+            curvature, precision = options.initial, options.prior_precision if known else 1.0
+        self.register_buffer("hessian", torch.full((config.dim, length + 1), curvature))
+        self.register_buffer("prior_precision", torch.tensor(float(precision)))
+        self._step: PairCurvature | None = None  # pairs since the last step of the optimizer
+        self._noise: Tensor | None = None  # (passes, dim, length + 1), drawn when it is needed
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy, or a replica elsewhere, draws the same noise when it needs it.
+        return self.__dict__ | {"_noise": None}
+
+    def forward(self, images: Tensor) -> Embedding:
+        features: Tensor = self.pooling(self.backbone(images).float())
+        with torch.autocast(images.device.type, enabled=False):
+            if not (self.training and self.options.online):
+                return Embedding(F.normalize(self.layer(features)))
+            noise = torch.randn_like(self.hessian)
+            outputs = _extended(features) @ (self._weights() + self._deviation() * noise).T
+        seen = {"features": features.detach(), "outputs": outputs.detach()}
+        return Embedding(F.normalize(outputs), extra=seen)
+
+    def loss(self, embedding: Embedding, valid: Tensor, options: Any) -> Tensor:
+        """The contrastive loss of each tuple, (b,); online, its pairs are kept for `after_step`."""
+        if "features" in embedding.extra:
+            b, j = valid.shape
+            anchors = torch.arange(b, device=valid.device)
+            negatives = torch.arange(2 * b, 2 * b + b * j, device=valid.device).view(b, j)[valid]
+            pairs = torch.cat(
+                [
+                    torch.stack([anchors, anchors + b], 1),
+                    torch.stack([anchors.repeat_interleave(valid.sum(1)), negatives], 1),
+                ]
+            )
+            if self._step is None:
+                self._step = self._curvature(options)
+            seen = embedding.extra["features"], embedding.extra["outputs"]
+            self._step.add(*seen, pairs, torch.arange(len(pairs), device=valid.device) < b)
+        return super().loss(embedding, valid, options)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Online: forget some of the curvature, and add that of the pairs of the step."""
+        if self._step is not None:
+            self._step.all_reduce()
+            new = self._mean(self._step) * (self.options.scale or ONLINE_SCALE)
+            self.hessian.mul_(self.options.memory).add_(new)
+            self._step = None
+
+    def fit_posthoc(self, training: TrainingImages) -> None:
+        """The curvature by the pairs within batches of training images, and the prior precision."""
+        options = self.options
+        if not options.online:
+            network = BackboneFeatures(nn.Sequential(self.backbone, self.pooling), self.config)
+            curvature = self._curvature(training.loss)
+            for embedding, relevance in training.batches(network, PAIRED):
+                with torch.no_grad():
+                    features = embedding.vectors
+                    pairs = torch.triu_indices(len(features), len(features), 1).T
+                    match = torch.from_numpy(_matches(relevance))[pairs[:, 0], pairs[:, 1]]
+                    curvature.add(features, self.layer(features), pairs, match)
+            scale = options.scale or len(training.images)
+            self.hessian.copy_((self._mean(curvature) * scale).clamp(min=0))
+        precision = options.prior_precision
+        if precision == "marginal-likelihood":
+            squared = self._weights().detach().double().square().sum().item()
+            precision = marginal_prior_precision(self.hessian.clamp(min=0), squared)
+        self.prior_precision.fill_(precision)
+
+    def _embed(self, images: Tensor) -> Embedding:
+        if self.prior_precision.isinf():
+            embedding: Embedding = self(images)
+            return embedding
+        drawn = self._passes(images)
+        vectors = F.normalize(drawn.mean(dim=0))
+        return Embedding(vectors, drawn.var(dim=0), inverse_concentration(drawn))
+
+    def _samples(self, images: Tensor, generator: torch.Generator) -> Tensor | None:
+        return None if self.prior_precision.isinf() else self._passes(images)
+
+    def _passes(self, images: Tensor) -> Tensor:
+        """The unit vectors under the draws of the layer, (passes, n, dim)."""
+        if self._noise is None or self._noise.device != self.hessian.device:
+            generator = torch.Generator().manual_seed(0)
+            shape = (self.options.passes, *self.hessian.shape)
+            self._noise = torch.randn(shape, generator=generator).to(self.hessian.device)
+        features = _extended(self.pooling(self.backbone(images).float()))
+        weights, deviation = self._weights(), self._deviation()
+        outputs = [features @ (weights + deviation * noise).T for noise in self._noise]
+        return F.normalize(torch.stack(outputs), dim=2)
+
+    def _weights(self) -> Tensor:
+        """Weights and biases of the layer, as `hessian` holds their curvature."""
+        return torch.cat([self.layer.weight, self.layer.bias[:, None]], 1)
+
+    def _deviation(self) -> Tensor:
+        """Standard deviations of the weights and biases."""
+        return (self.hessian.clamp(min=0) + self.prior_precision).rsqrt()
+
+    def _curvature(self, loss: PointLossOptions) -> PairCurvature:
+        margin = cast(float, loss.margin)
+        return PairCurvature(self.options.hessian, self.options.variant, margin)
+
+    def _mean(self, curvature: PairCurvature) -> Tensor:
+        weight = self.options.negatives_weight
+        return curvature.mean(None if weight == "auto" else weight).to(self.hessian)
+
+
+def _extended(features: Tensor) -> Tensor:
+    """Features with a constant one, whose weight is the bias."""
+    return F.pad(features, (0, 1), value=1.0)
+
+
+def _matches(relevance: Relevance) -> NDArray[np.bool_]:
+    """Which of n images match which, (n, n)."""
+    everyone = np.arange(len(relevance))
+    return relevance.of(relevance, np.broadcast_to(everyone, (len(everyone),) * 2))

@@ -1,0 +1,307 @@
+"""The Laplacian metric learner: its posterior, its draws, and how it is fitted."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+from torch.autograd.functional import hessian
+from torch.nn import functional as F
+
+from rcir.data import Preprocessing
+from rcir.data.records import ImageSet
+from rcir.encoders import EncoderConfig, build_encoder
+from rcir.encoders import posthoc as posthoc_module
+from rcir.encoders.batches import embed
+from rcir.encoders.laplace import PairCurvature, inverse_concentration, marginal_prior_precision
+from rcir.encoders.posthoc import TrainingImages
+from rcir.errors import InvalidConfig
+
+
+def pictures(n=5, seed=0):
+    return torch.rand(n, 1, 8, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def build(**options):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build_encoder(EncoderConfig("lam", dim=3, options=options), 1, (8, 16))
+
+
+def training_images(n=90, **given):
+    rng = np.random.default_rng(0)
+    labels = np.arange(n) % 6
+    pixels = rng.integers(0, 60, (n, 8, 16)) + 30 * labels[:, None, None]
+    images = ImageSet(pixels.astype(np.uint8), labels, [str(i) for i in range(n)])
+    loss = build().LossOptions(**given)
+    return TrainingImages(images, Preprocessing(), embed, 0, loss)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """A fitted encoder, to be read only."""
+    encoder = build(passes=200)
+    encoder.fit_posthoc(training_images())
+    return encoder
+
+
+def around(resultant, dim):
+    """Two unit vectors of an image whose mean has this length."""
+    apart = (1 - resultant**2) ** 0.5
+    samples = torch.zeros(2, 1, dim, dtype=torch.float64)
+    samples[:, 0, 0] = resultant
+    samples[0, 0, 1], samples[1, 0, 1] = apart, -apart
+    return samples
+
+
+def test_concentration_golden_value():
+    assert 1 / inverse_concentration(around(0.9, 16)).item() == pytest.approx(71.9526315789)
+
+
+def test_concentration_keeps_its_digits_where_draws_hardly_differ():
+    spread = 1e-10  # one minus the square of the length, lost in float32
+    found = inverse_concentration(around((1 - spread) ** 0.5, 3).float()).item()
+    assert found == pytest.approx(spread / 2, rel=1e-3)
+
+
+def test_prior_precision_maximises_the_marginal_likelihood():
+    rng = np.random.default_rng(0)
+    curvature, weights = rng.exponential(5.0, 40) ** 2, rng.normal(0, 0.3, 40)
+    curvature[:7] = 0
+
+    def negative_log_evidence(log_precision):
+        delta = np.exp(log_precision)
+        fit = np.log(curvature + delta).sum() - len(weights) * log_precision
+        return 0.5 * (fit + delta * (weights**2).sum())
+
+    grid = np.linspace(-12, 12, 2401)
+    best = grid[np.argmin([negative_log_evidence(each) for each in grid])]
+    expected = np.exp(
+        minimize_scalar(negative_log_evidence, (best - 0.01, best, best + 0.01), tol=1e-10).x
+    )
+    found = marginal_prior_precision(torch.tensor(curvature), float((weights**2).sum()))
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["full", "fixed"])
+def test_curvature_is_that_of_the_mean_contrastive_loss(variant):
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(24, 4, generator=generator, dtype=torch.float64)
+    layer = torch.randn(3, 5, generator=generator, dtype=torch.float64)
+    labels, margin = torch.arange(24) % 3, 1.2
+    pairs = torch.triu_indices(24, 24, 1).T
+    match = labels[pairs[:, 0]] == labels[pairs[:, 1]]
+    (left, right), extended = pairs.T, F.pad(features, (0, 1), value=1.0)
+    constant = F.normalize(extended @ layer.T)
+
+    def loss(layer):
+        """Means over all pairs of a kind; with "fixed", each of a pair against a constant."""
+        units = F.normalize(extended @ layer.T)
+        if variant == "full":
+            squared = (units[left] - units[right]).square().sum(1)
+        else:
+            squared = (units[left] - constant[right]).square().sum(1)
+            squared = squared + (constant[left] - units[right]).square().sum(1)
+        near = (constant[left] - constant[right]).square().sum(1) < margin**2
+        assert 0 < (near & ~match).sum() < (~match).sum()
+        return (squared[match].mean() - (squared * near)[~match].mean()) / 2
+
+    exact = hessian(loss, layer).reshape(15, 15).diagonal().view(3, 5)
+    curvature = PairCurvature("arccos", variant, margin)
+    for some in torch.arange(len(pairs)).split(100):  # added up
+        curvature.add(features, extended @ layer.T, pairs[some], match[some])
+    torch.testing.assert_close(curvature.mean(None), exact, rtol=1e-9, atol=1e-12)
+    inside, others = curvature.counts[2], curvature.counts[1]
+    same = curvature.mean(float(inside / others))
+    torch.testing.assert_close(same, exact, rtol=1e-9, atol=1e-12)
+
+
+def test_the_positive_variant_leaves_out_pairs_that_do_not_match():
+    generator = torch.Generator().manual_seed(0)
+    features, outputs = (torch.randn(6, n, generator=generator) for n in (4, 3))
+    pairs, match = torch.tensor([[0, 1], [2, 3], [4, 5]]), torch.tensor([True, False, True])
+    curvature = PairCurvature("euclidean", "positive", 2.0)
+    curvature.add(features, outputs, pairs, match)
+    expected = PairCurvature("euclidean", "full", 2.0)
+    expected.add(features, outputs, pairs[match], match[match])
+    torch.testing.assert_close(curvature.mean(1.0), expected.mean(1.0))
+
+
+def test_it_is_certain_until_it_is_fitted(fitted):
+    encoder = build()
+    embedding = encoder.embed(pictures())
+    assert embedding.uncertainty is None
+    assert encoder.samples(pictures(), torch.Generator()) is None
+    outputs = encoder.layer(encoder.pooling(encoder.backbone(pictures())))
+    torch.testing.assert_close(embedding.vectors, F.normalize(outputs).detach())
+    assert (fitted.embed(pictures()).uncertainty > 0).all()
+
+
+def test_a_posthoc_fit_is_of_the_pairs_of_all_batches(monkeypatch):
+    monkeypatch.setattr("rcir.encoders.lam.PAIRED", 30)
+    encoder, training = build(prior_precision=2.0, scale=7.0), training_images(margin=0.4)
+    whole = copy.deepcopy(encoder)
+    whole.fit_posthoc(training)
+    monkeypatch.setattr(posthoc_module, "AT_ONCE", 30)
+    encoder.fit_posthoc(training)
+    torch.testing.assert_close(encoder.hessian, whole.hessian, rtol=1e-5, atol=1e-6)
+    assert encoder.prior_precision == 2
+
+    images, curvature = training.images, PairCurvature("euclidean", "fixed", 0.4)
+    order = np.random.default_rng([0]).permutation(90)
+    with torch.no_grad():
+        for rows in np.split(order, 3):
+            pixels = Preprocessing()(images.images[rows])
+            features = encoder.pooling(encoder.backbone(pixels))
+            pairs = torch.triu_indices(30, 30, 1).T
+            labels = torch.from_numpy(images.labels[rows])
+            match = labels[pairs[:, 0]] == labels[pairs[:, 1]]
+            curvature.add(features, encoder.layer(features), pairs, match)
+    expected = (7 * curvature.mean(None)).clamp(min=0)
+    torch.testing.assert_close(encoder.hessian.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_draws_have_the_variance_of_the_posterior(fitted):
+    """Of the layer's output, which is linear: the sum of variances times squared features."""
+    images = pictures(4)
+    with torch.inference_mode():
+        features = F.pad(fitted.pooling(fitted.backbone(images)), (0, 1), value=1.0).double()
+    drawn = fitted.samples(images, torch.Generator())
+    assert drawn.shape == (200, 4, 3)
+    precision = fitted.hessian.double().clamp(min=0) + fitted.prior_precision.double()
+    mean = torch.cat([fitted.layer.weight, fitted.layer.bias[:, None]], 1).detach().double()
+    outputs, variance = features @ mean.T, features.square() @ (1 / precision).T
+    independent = torch.randn(
+        20_000, 4, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64
+    )
+    expected = F.normalize(outputs + variance.sqrt() * independent, dim=2)
+    error = expected.std(0) / 200**0.5
+    assert ((drawn.double().mean(0) - expected.mean(0)).abs() < 5 * error).all()
+    ratio = drawn.double().std(0) / expected.std(0)
+    assert ((ratio - 1).abs() < 5 / 400**0.5).all()
+
+
+def test_an_embedding_is_the_mean_direction_and_the_spread_of_its_draws(fitted):
+    drawn, embedding = fitted.samples(pictures(), torch.Generator()), fitted.embed(pictures())
+    torch.testing.assert_close(embedding.vectors, F.normalize(drawn.mean(0)))
+    torch.testing.assert_close(embedding.variance, drawn.var(0))
+    torch.testing.assert_close(embedding.uncertainty, inverse_concentration(drawn))
+
+
+def test_an_embedding_does_not_depend_on_its_batch_and_is_the_same_in_a_copy(fitted):
+    whole = fitted.embed(pictures(12))
+    other = pickle.loads(pickle.dumps(fitted))
+    for encoder in (fitted, copy.deepcopy(fitted), other):
+        alone = encoder.embed(pictures(12)[7:8])
+        torch.testing.assert_close(alone.vectors, whole.vectors[7:8])
+        torch.testing.assert_close(alone.uncertainty, whole.uncertainty[7:8], rtol=1e-4, atol=0)
+
+
+def test_weights_carry_the_posterior(fitted):
+    loaded = build(passes=200)
+    loaded.load_state_dict(fitted.state_dict())
+    torch.testing.assert_close(
+        loaded.embed(pictures()).uncertainty, fitted.embed(pictures()).uncertainty
+    )
+
+
+def steps(encoder, seed=0, micro_batches=1):
+    """The loss and one step of an encoder in training, of four tuples; in micro-batches or not."""
+    valid = torch.ones(4, 2, dtype=torch.bool)
+    images, total = pictures(16), 0.0
+    for part in range(micro_batches):
+        own = np.arange(4)[part::micro_batches]
+        rows = [*own, *(own + 4), *(8 + 2 * own[:, None] + np.arange(2)).ravel()]
+        torch.manual_seed(seed)
+        embedding = encoder(images[rows])
+        total += encoder.loss(embedding, valid[own], encoder.LossOptions(2.0)).sum()
+    encoder.after_step()
+    return total
+
+
+def test_online_training_draws_its_weights_and_follows_their_curvature():
+    with torch.random.fork_rng(devices=[]):
+        encoder = build(online=True, memory=0.9, initial=50.0, scale=100.0, prior_precision=3.0)
+        encoder.train()
+        torch.manual_seed(4)
+        noise = torch.randn(3, encoder.hessian.shape[1])
+        weights = torch.cat([encoder.layer.weight, encoder.layer.bias[:, None]], 1)
+        features = F.pad(encoder.pooling(encoder.backbone(pictures(16))), (0, 1), value=1.0)
+        outputs = features @ (weights + noise / 53**0.5).T
+        torch.manual_seed(4)
+        torch.testing.assert_close(encoder(pictures(16)).vectors, F.normalize(outputs))
+        steps(encoder, seed=4)
+    curvature = PairCurvature("euclidean", "fixed", 2.0)
+    pairs = torch.tensor(
+        [[i, 4 + i] for i in range(4)] + [[i, 8 + 2 * i + j] for i in range(4) for j in range(2)]
+    )
+    curvature.add(features[:, :-1].detach(), outputs.detach(), pairs, torch.arange(12) < 4)
+    expected = 45 + 100 * curvature.mean(None).float()
+    torch.testing.assert_close(encoder.hessian, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_micro_batches_of_a_step_make_one_curvature():
+    with torch.random.fork_rng(devices=[]):
+        whole, parts = (build(online=True, initial=1e12, memory=1e-9).train() for _ in range(2))
+        steps(whole)  # the posterior is so narrow that all draws are the same
+        steps(parts, micro_batches=2)
+    torch.testing.assert_close(parts.hessian, whole.hessian, rtol=1e-3, atol=1e-2)
+
+
+def test_workers_that_share_a_step_come_to_the_curvature_of_all_its_pairs(monkeypatch):
+    """`all_reduce` adds what the other worker holds."""
+    valid = torch.ones(4, 2, dtype=torch.bool)
+    with torch.random.fork_rng(devices=[]):
+        whole, *workers = (build(online=True, initial=1e12, memory=1e-9).train() for _ in range(3))
+        steps(whole)
+        for number, encoder in enumerate(workers):
+            own = np.arange(4)[:1] if number == 0 else np.arange(4)[1:]  # shares differ in size
+            rows = [*own, *(own + 4), *(8 + 2 * own[:, None] + np.arange(2)).ravel()]
+            encoder.loss(encoder(pictures(16)[rows]), valid[own], encoder.LossOptions(2.0))
+    first, second = (each._step for each in workers)
+    others = {first.sums.shape: second.sums, first.counts.shape: second.counts}
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda own: own.add_(others[own.shape]))
+    workers[0].after_step()
+    torch.testing.assert_close(workers[0].hessian, whole.hessian, rtol=1e-3, atol=1e-2)
+
+
+def test_gradients_go_through_a_draw_to_layer_and_backbone():
+    with torch.random.fork_rng(devices=[]):
+        encoder = build(online=True, initial=100.0).train()
+        steps(encoder).backward()
+    assert all(weights.grad.abs().sum() > 0 for weights in encoder.parameters())
+
+
+def test_evaluating_the_loss_leaves_the_curvature_alone():
+    encoder = build(online=True).eval()
+    with torch.no_grad():
+        steps(encoder)
+    assert (encoder.hessian == 1e6).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hessian": "cosine"}, "euclidean, arccos"),
+        ({"variant": "fix"}, "full, fixed, positive"),
+        ({"negatives_weight": -1.0}, "at least 0"),
+        ({"scale": 0.0}, "above 0"),
+        ({"initial": 0.0}, "above 0"),
+        ({"prior_precision": float("nan")}, "above 0"),
+        ({"memory": 1.0}, r"\(0, 1\)"),
+        ({"passes": 1}, "at least 2"),
+    ],
+)
+def test_options_out_of_their_range_are_refused(options, message):
+    with pytest.raises(InvalidConfig, match=message):
+        build().Options(**options)
+
+
+def test_a_loss_of_another_curvature_is_refused():
+    for form in ("squared", "contrastive-hadsell"):
+        with pytest.raises(InvalidConfig, match="contrastive or contrastive-linear"):
+            build().LossOptions(form=form)
+    assert build().LossOptions().margin == 0.7
