@@ -67,7 +67,6 @@ class Encoder(nn.Module):
     LossOptions: ClassVar[type] = PointLossOptions
     mining: ClassVar[tuple[Positive, Negatives]] = ("nearest", "top-random")
     by_label: ClassVar[bool] = False  # whether it is trained by the labels of images, not by tuples
-    draws: ClassVar[bool] = False  # whether draws of a query can rank candidates
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -117,6 +116,11 @@ class Encoder(nn.Module):
             candidates: n * k gallery images, query by query.
         """
         raise NotImplementedError(f"{type(self).__name__} says that it reranks, and has no rerank")
+
+    @property
+    def draws(self) -> bool:
+        """Whether several draws of a query can rank candidates, see `draw_distances`."""
+        return False
 
     def draw_distances(self, queries: Embedding, candidates: Tensor) -> Tensor:
         """L2 distances (t, n, k) of t draws of n queries to candidates; asked if `draws`.

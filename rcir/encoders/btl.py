@@ -61,7 +61,6 @@ class BayesianTriplet(Encoder):
     Options = BayesianTripletEncoderOptions
     LossOptions = BayesianTripletOptions
     mining = ("random", "semi-hard")
-    draws = True
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
         super().__init__(config)
@@ -80,6 +79,11 @@ class BayesianTriplet(Encoder):
         if embedding.variance is None:
             raise InvalidConfig("the Bayesian triplet loss needs embeddings with a variance")
         return bayesian_tuple_loss(embedding.vectors, embedding.variance, valid, options)
+
+    @property
+    def draws(self) -> bool:
+        """Whether draws of the Gaussians rank candidates."""
+        return True
 
     @property
     def reranks(self) -> bool:

@@ -64,7 +64,6 @@ class DeepEnsemble(Encoder):
     """
 
     Options = DeepEnsembleOptions
-    draws = True
     rotations: Tensor
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
@@ -110,6 +109,11 @@ class DeepEnsemble(Encoder):
         if (frozen := frozen_backbone(self)) is not None:
             images = frozen(images)  # the same for all members
         return torch.stack([member(images).vectors for member in self.members])
+
+    @property
+    def draws(self) -> bool:
+        """Whether its members rank candidates."""
+        return True
 
     def draw_distances(self, queries: Embedding, candidates: Tensor) -> Tensor:
         """Distances (members, n, k) by each member; of combined vectors, Gaussian draws'."""

@@ -123,7 +123,6 @@ class MCDropout(Encoder):
     """
 
     Options = MCDropoutOptions
-    draws = True
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
         super().__init__(config)
@@ -168,6 +167,11 @@ class MCDropout(Encoder):
                 vectors.append(together.unflatten(0, (rows.stop - start, len(images))))
         self._kept = (kind, dropout_masks)
         return torch.cat(vectors)
+
+    @property
+    def draws(self) -> bool:
+        """Whether draws from the variance over the passes rank candidates."""
+        return True
 
     def _embed(self, images: Tensor) -> Embedding:
         stacked = self._passes(images)
