@@ -121,7 +121,7 @@ class LaplacianMetric(Encoder):
     Attributes:
         hessian: (dim, length + 1), curvature by the weights and, in the last column, the biases of
             the layer; negative entries count as 0.
-        prior_precision: of weights and biases; infinite until it is fitted.
+        prior_precision: of weights and biases; 0 until it is fitted.
     """
 
     Options = LaplacianMetricOptions
@@ -136,7 +136,7 @@ class LaplacianMetric(Encoder):
         self.pooling, length = pooling(pool, shape)
         self.layer = nn.Linear(length, config.dim)
         options = self.options
-        curvature, precision = 0.0, float("inf")
+        curvature, precision = 0.0, 0.0
         if options.online:
             known = isinstance(options.prior_precision, int | float)
             curvature, precision = options.initial, options.prior_precision if known else 1.0
@@ -207,7 +207,7 @@ class LaplacianMetric(Encoder):
         self.prior_precision.fill_(precision)
 
     def _embed(self, images: Tensor) -> Embedding:
-        if self.prior_precision.isinf():
+        if self.prior_precision == 0:
             embedding: Embedding = self(images)
             return embedding
         drawn = self._passes(images)
@@ -215,7 +215,7 @@ class LaplacianMetric(Encoder):
         return Embedding(vectors, drawn.var(dim=0), inverse_concentration(drawn))
 
     def _samples(self, images: Tensor, generator: torch.Generator) -> Tensor | None:
-        return None if self.prior_precision.isinf() else self._passes(images)
+        return None if self.prior_precision == 0 else self._passes(images)
 
     def _passes(self, images: Tensor) -> Tensor:
         """The unit vectors under the draws of the layer, (passes, n, dim)."""

@@ -7,41 +7,35 @@ import numpy as np
 import pytest
 import torch
 
-from rcir.encoders import EncoderConfig, build_encoder
+from rcir.encoders import METHODS, EncoderConfig, build_encoder
 from rcir.errors import InvalidConfig
+from tests.methods import CERTAIN, MADE_OF_OTHERS, TRAINED, config_of
 
-METHODS = ("deterministic", "mc-dropout", "deep-ensemble", "btl", "vmf", "tripreg")
-LATE_HEADS = {
-    "btl": "variance_head",
-    "vmf": "dispersion_head",
-    "tripreg": "log_variance_head",
-}
-FEW = {"mc-dropout": {"passes": 4}, "deep-ensemble": {"members": 3}}
+UNIT = sorted(METHODS.keys() - {"tripreg", "hib"})  # vectors of unit length
 
 
 def build(method, seed=0, channels=1, size=(8, 16), **options):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        config = EncoderConfig(method, options=FEW.get(method, {}) | options)
-        return build_encoder(config, channels, size)
+        return build_encoder(config_of(method, options=options), channels, size)
 
 
 def pictures(n=6, channels=1, size=(8, 16)):
     return torch.rand(n, channels, *size, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_embeddings_have_unit_length(method):
-    mean = (
-        build(method, **({"unit": True} if method == "tripreg" else {})).embed(pictures()).vectors
-    )
+@pytest.mark.parametrize(
+    ("method", "options"), [*((method, {}) for method in UNIT), ("tripreg", {"unit": True})]
+)
+def test_embeddings_have_unit_length(method, options):
+    mean = build(method, **options).embed(pictures()).vectors
     np.testing.assert_allclose(mean.norm(dim=1), 1, atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        *((method, {}) for method in METHODS),
+        *((method, {}) for method in sorted(METHODS)),
         *(("deep-ensemble", {"combination": mode}) for mode in ("aligned", "reference")),
         ("btl", {"scaled": True}),
     ],
@@ -53,7 +47,7 @@ def test_an_image_alone_is_embedded_as_in_a_batch_and_again_the_same(method, opt
     for part in ("vectors", "variance", "uncertainty"):
         values = getattr(whole, part)
         if values is None:
-            assert method == "deterministic" or (method, part) == ("vmf", "variance")
+            assert method in (*CERTAIN, "lam") or (method, part) == ("vmf", "variance")
             continue
         assert torch.equal(values, getattr(again, part))
         for row in range(len(images)):
@@ -61,7 +55,7 @@ def test_an_image_alone_is_embedded_as_in_a_batch_and_again_the_same(method, opt
             torch.testing.assert_close(alone, values[row : row + 1], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", sorted(METHODS))
 def test_the_callers_precision_changes_no_embedding(method):
     encoder, images = build(method), pictures()
     alone = encoder.embed(images)
@@ -121,7 +115,7 @@ def test_no_setting_of_precision_changes_an_embedding_and_all_are_left_as_they_w
     assert process.returncode == 0, process.stderr
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", sorted(METHODS))
 @pytest.mark.parametrize("training", [True, False])
 def test_embedding_changes_neither_mode_nor_weights_and_keeps_no_graph(method, training):
     encoder = build(method).train(training)
@@ -134,21 +128,25 @@ def test_embedding_changes_neither_mode_nor_weights_and_keeps_no_graph(method, t
         assert torch.equal(values, before[name])
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_training_pass_reaches_every_weight(method):
-    encoder = build(method).train()
-    embedding = encoder(pictures())
-    loss = embedding.vectors.square().mul(torch.arange(embedding.vectors.shape[1])).sum()
-    if method in LATE_HEADS:
-        loss = loss + embedding.uncertainty.sum()
-        # Behind the last layer, which starts at zero, gradients start one step later.
-        getattr(encoder, LATE_HEADS[method]).layers[-1].weight.data.fill_(0.1)
-        loss = loss + encoder(pictures()).uncertainty.sum()
-    loss.backward()
-    assert all((p.grad is not None) and p.grad.abs().sum() > 0 for p in encoder.parameters())
+@pytest.mark.parametrize("method", [name for name in TRAINED if name not in MADE_OF_OTHERS])
+def test_training_reaches_every_weight(method):
+    encoder = build(method, **({"classes": 5} if method == "norm-softmax" else {})).train()
+    optimizer = torch.optim.SGD(encoder.parameters(), 0.1)
+    options = encoder.LossOptions()
+    # Behind a last layer that starts at zero, gradients start one step later.
+    for _ in range(2):
+        optimizer.zero_grad()
+        embedding = encoder(pictures(8))  # two anchors, their positives, two negatives each
+        if encoder.by_label:
+            losses = encoder.label_loss(embedding, torch.arange(8) % 5, options)
+        else:
+            losses = encoder.loss(embedding, torch.ones(2, 2, dtype=torch.bool), options)
+        losses.sum().backward()
+        optimizer.step()
+    assert all(p.grad.abs().sum() > 0 for p in encoder.parameters())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", sorted(METHODS))
 def test_the_fingerprint_sees_one_changed_weight_and_nothing_else(method):
     encoder = build(method)
     first = encoder.fingerprint()

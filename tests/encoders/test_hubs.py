@@ -15,6 +15,7 @@ from rcir.errors import InvalidConfig
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import load, save
 from tests.encoders.models import SIZE, TINY_VIT, pictures, pretrained, published
+from tests.methods import TRAINED
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "test_vit"])
@@ -52,7 +53,7 @@ def test_a_transformer_takes_other_sizes_than_it_was_made_for(size, tmp_path):
     torch.testing.assert_close(vectors, normalize(pooled))
 
 
-@pytest.mark.parametrize("method", ["deterministic", "mc-dropout", "deep-ensemble", "btl"])
+@pytest.mark.parametrize("method", TRAINED)
 def test_negative_features_reach_the_heads(method):
     config = EncoderConfig(method, "timm:test_convnext", "avg", dim=4)
     encoder = build_encoder(config, 3, SIZE).eval()

@@ -14,10 +14,11 @@ import torch
 from PIL import Image
 
 from rcir.data import Preprocessing
-from rcir.encoders import EncoderConfig, batches, build_encoder
+from rcir.encoders import METHODS, batches, build_encoder
 from rcir.encoders.batches import embed
 from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidImage
+from tests.methods import config_of
 
 COUNT, BLOCK = 230, 50  # four blocks and a rest
 BLOCKS = [50, 50, 50, 50, 30]
@@ -39,7 +40,7 @@ def _small_blocks(monkeypatch):
 def build(method="btl", seed=0):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build_encoder(EncoderConfig(method, dim=8), 1, (8, 16)).eval()
+        return build_encoder(config_of(method, dim=8), 1, (8, 16)).eval()
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def assert_equal(found, expected):
             torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["deterministic", "mc-dropout", "deep-ensemble", "btl"])
+@pytest.mark.parametrize("method", sorted(METHODS))
 def test_blocks_are_kept_and_make_the_same_embedding(method, tmp_path):
     encoder, preprocessing = build(method), Preprocessing()
     with torch.inference_mode():
@@ -99,7 +100,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from rcir.data import Preprocessing
-from rcir.encoders import EncoderConfig, batches, build_encoder, embedder
+from rcir.encoders import METHODS, EncoderConfig, batches, build_encoder, embedder
 
 batches.CHUNK = {block}
 torch.manual_seed(0)

@@ -11,11 +11,12 @@ import torch
 from rcir.data import ImageSet, Preprocessing
 from rcir.data.relevance import SharedLabel
 from rcir.data.within_radius import WithinRadius
-from rcir.encoders import EncoderConfig, build_encoder
+from rcir.encoders import METHODS, build_encoder
 from rcir.errors import CorruptRetriever, StaleCalibration
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import load, save
 from rcir.risk import SCORE_FUNCTIONS, LabelledResults
+from tests.methods import CERTAIN, config_of
 
 
 def contents(folder):
@@ -70,10 +71,10 @@ def everything(retriever, images):
     ]
 
 
-@pytest.mark.parametrize("method", ["deterministic", "deep-ensemble", "btl", "mc-dropout", "hib"])
+@pytest.mark.parametrize("method", sorted(METHODS))
 @pytest.mark.parametrize("score_function", SCORE_FUNCTIONS)
 def test_every_encoder_and_score_function_survives(splits, tmp_path, method, score_function):
-    encoder = build_encoder(EncoderConfig(method, dim=6), 1, (8, 16))
+    encoder = build_encoder(config_of(method, dim=6), 1, (8, 16))
     built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=50)
     first, second = (
         built.search_labelled(part, "occluded") for part in (splits.tuning, splits.calibration)
@@ -92,8 +93,9 @@ def test_every_encoder_and_score_function_survives(splits, tmp_path, method, sco
         assert {one.score_function.name for one in own.values()} <= {"match-probability"}
     before, after = (everything(each, splits.test.images[:20]) for each in (built, loaded))
     assert after == before
-    assert (loaded.item_uncertainty is None) == (method == "deterministic")
-    assert (tmp_path / "retriever" / "uncertainty.npy").exists() == (method != "deterministic")
+    certain = method in (*CERTAIN, "lam")  # which is fitted after training
+    assert (loaded.item_uncertainty is None) == certain
+    assert (tmp_path / "retriever" / "uncertainty.npy").exists() != certain
     assert str(loaded.check(second, 0.5)) == str(built.check(second, 0.5))
 
 

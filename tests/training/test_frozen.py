@@ -14,13 +14,13 @@ from rcir.encoders.features import FrozenBackbone, frozen_backbone
 from rcir.errors import InvalidConfig
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import load, save
+from tests.methods import CERTAIN, OPTIONS, TRAINED
 from training import train
 from training.checkpoint import checkpoint_folder
 from training.config import override
 from training.schedule import Change
 
-METHODS = ("deterministic", "mc-dropout", "deep-ensemble", "btl")
-FEW = {"mc-dropout": {"passes": 3, "dropout": 0.3}, "deep-ensemble": {"members": 2}}
+FEW = OPTIONS | {"mc-dropout": {"passes": 3, "dropout": 0.3}}
 PIXELS = Preprocessing((16, 32), 3)
 
 
@@ -69,7 +69,7 @@ def embedded(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TRAINED)
 def test_every_method_learns_on_features_that_are_computed_once(
     method, frozen, checkpoint, embedded, tmp_path
 ):
@@ -85,7 +85,8 @@ def test_every_method_learns_on_features_that_are_computed_once(
             state = module.backbone.model.state_dict()
             assert all(torch.equal(values, published[name]) for name, values in state.items())
     untrained = build_encoder(config.encoder, 3, PIXELS.size)
-    heads = {name for name, _ in untrained.named_parameters() if "head" in name}
+    of_heads = ("head", "layer.", "variance_branch")
+    heads = {name for name, _ in untrained.named_parameters() if any(h in name for h in of_heads)}
     assert heads
     before, after = untrained.state_dict(), encoder.state_dict()
     assert all(not torch.equal(before[name], after[name]) for name in heads)
@@ -97,10 +98,10 @@ def test_every_method_learns_on_features_that_are_computed_once(
     found = again.search(gallery.images[:4])
     assert found.positions[:, 0].tolist() == [0, 1, 2, 3]
     embedding = again.embed(gallery.images[:4])
-    assert (embedding.uncertainty is None) == (method == "deterministic")
+    assert (embedding.uncertainty is None) == (method in CERTAIN)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TRAINED)
 @pytest.mark.parametrize("pooling", ["gem", "avg", "flatten"])
 def test_features_in_the_place_of_pictures_give_the_same_embedding(method, pooling, frozen):
     config = frozen(method, pooling=pooling)
