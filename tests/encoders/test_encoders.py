@@ -9,7 +9,7 @@ import torch
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import InvalidConfig
 
-METHODS = ("deterministic", "mc-dropout", "deep-ensemble", "btl")
+METHODS = ("deterministic", "mc-dropout", "deep-ensemble", "btl", "pfe")
 FEW = {"mc-dropout": {"passes": 4}, "deep-ensemble": {"members": 3}}
 
 

@@ -19,7 +19,7 @@ from training.checkpoint import checkpoint_folder
 from training.config import override
 from training.schedule import Change
 
-METHODS = ("deterministic", "mc-dropout", "deep-ensemble", "btl")
+METHODS = ("deterministic", "mc-dropout", "deep-ensemble", "btl", "pfe")
 FEW = {"mc-dropout": {"passes": 3, "dropout": 0.3}, "deep-ensemble": {"members": 2}}
 PIXELS = Preprocessing((16, 32), 3)
 
