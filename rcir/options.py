@@ -85,6 +85,8 @@ def _named(kind: Any) -> str:
         return " or ".join(_named(each) for each in arguments)
     if origin is Literal:
         return f"one of {', '.join(map(repr, arguments))}"
+    if origin is dict:
+        return "values by name"
     if origin is Sequence:
         return f"a list, each {_named(arguments[0])}"
     return NAMES.get(kind, str(kind))

@@ -69,7 +69,7 @@ class ProbabilisticFaceEmbeddingOptions:
     steps: int = 1000
     batch: int = 256
     samples_per_class: int = 4
-    lr: float = 1e-3
+    lr: float = 1e-2
 
     def __post_init__(self) -> None:
         kind = find_method(self.base)

@@ -185,7 +185,7 @@ def test_weights_of_something_else_are_refused(splits, tmp_path):
         ({"base": "norm-softmax"}, "norm-softmax is trained by another loss than the triplet loss"),
         ({"base": "nothing"}, "nothing"),
         ({"base_options": {"members": 2}}, "there is no option members"),
-        ({"base_options": 3}, "base_options is 3"),
+        ({"base_options": 3}, "base_options is 3; it must be values by name"),
         ({"distance": "cosine"}, "distance"),
         ({"steps": 0}, "steps is 0; at least 1"),
         ({"samples_per_class": 1}, "samples_per_class is 1; at least 2"),
