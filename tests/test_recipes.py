@@ -27,15 +27,16 @@ SETS = {
 }
 # Also of Cai et al., whose variance head is 500 wide; what else the options are is ours.
 PUBLISHED = {
-    "deterministic": {},
+    "deterministic": {"unit": True},
     "mc-dropout": {"dropout": 0.1, "passes": 20},
     "deep-ensemble": {"members": 5, "combination": "distance"},
     "btl": {"variance_hidden": 500, "scaled": False, "distance": "mean", "passes": 20},
 }
 TRIPLET = [name for name in PUBLISHED if name != "btl"]  # trained by the triplet loss
+BY_NAME = [*TRIPLET, "tripreg"]  # on the digits with the same file
 RECIPES = [f"{name}-{method}" for name, method in product(SETS, PUBLISHED)]
 SINGLE = [path.stem for path in FOLDER.glob("*.yaml") if not path.stem.startswith("tune-")]
-NAMES = sorted([*RECIPES, *SINGLE, *(f"digits-{method}" for method in TRIPLET)])
+NAMES = sorted([*RECIPES, *SINGLE, *(f"digits-{method}" for method in BY_NAME)])
 NAMES.remove("digits")  # of no method
 
 
@@ -46,7 +47,7 @@ def read(name, *options):
     if name in RECIPES:
         files = [f"cai2025/{layer}" for layer in ("recipe", data, method)]
         options += ["--name", name]
-    elif data == "digits" and method in TRIPLET:
+    elif data == "digits" and method in BY_NAME:
         files = [data]
         options += ["--name", name, "--encoder.method", method]
     given = [word for file in files for word in ("--config", str(FOLDER / f"{file}.yaml"))]

@@ -13,6 +13,7 @@ from rcir.encoders.wood import draw_von_mises_fisher
 from rcir.errors import InvalidConfig
 from rcir.losses import bessel_ratio
 from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.storage import load, save
 
 
 def pictures(n=5, seed=0):
@@ -59,7 +60,7 @@ def test_embeddings_without_a_concentration_are_refused():
         encoder.loss(Embedding(torch.eye(3)), torch.ones(1, 1, dtype=torch.bool), None)
 
 
-def test_candidates_are_ranked_by_the_expected_distance_where_it_is_asked_for(splits):
+def test_candidates_are_ranked_by_the_expected_distance_where_it_is_asked_for(splits, tmp_path):
     encoder = build(spread=2.0, distance="expected")
     retriever = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=300)
     found = retriever.search(splits.test.images[:20])
@@ -73,6 +74,8 @@ def test_candidates_are_ranked_by_the_expected_distance_where_it_is_asked_for(sp
     np.testing.assert_allclose(found.distances, near, rtol=1e-5)
     plain = cosines.argsort(dim=1, descending=True).numpy()
     assert (found.positions != plain).mean() > 0.1  # the concentrations decide
+    loaded = load(save(retriever, tmp_path / "retriever"))
+    np.testing.assert_array_equal(loaded.search(splits.test.images[:20]).distances, found.distances)
 
 
 @pytest.mark.parametrize(
