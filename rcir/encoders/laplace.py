@@ -78,10 +78,9 @@ class PairCurvature:
                 pairs are drawn at random, and were not chosen for being near each other.
         """
         matching, others, inside = self.counts.tolist()
-        weight = (
-            1 / max(others, 1) if negatives_weight is None else negatives_weight / max(inside, 1)
-        )
-        mean: Tensor = self.sums[0] / max(matching, 1) - weight * self.sums[1]
+        share = inside / max(others, 1) if negatives_weight is None else negatives_weight
+        near, far = self.sums[0] / max(matching, 1), self.sums[1] / max(inside, 1)
+        mean: Tensor = near - share * far
         return mean
 
 
