@@ -173,8 +173,14 @@ class LaplacianMetric(Encoder):
             )
             if self._step is None:
                 self._step = self._curvature(options)
-            seen = embedding.extra["features"], embedding.extra["outputs"]
-            self._step.add(*seen, pairs, torch.arange(len(pairs), device=valid.device) < b)
+            # An image that is in several tuples of a batch is squared once.
+            outputs, image = embedding.extra["outputs"].unique(dim=0, return_inverse=True)
+            row = image.new_empty(len(outputs)).scatter_(
+                0, image, torch.arange(len(image)).to(image)
+            )
+            features = embedding.extra["features"][row]
+            match = torch.arange(len(pairs), device=valid.device) < b
+            self._step.add(features, outputs, image[pairs], match)
         return super().loss(embedding, valid, options)
 
     @torch.no_grad()
