@@ -1,14 +1,14 @@
 """Fashion-MNIST with MNIST out of distribution, beside the table of Warburg et al. (2023).
 
-Deterministic, MC dropout, Deep Ensemble, Bayesian Triplet Loss and the Laplacian metric learner, the
-small network of "Bayesian metric learning for uncertainty quantification in image retrieval" (arXiv
-2302.01332), embeddings of three dimensions, the 10,000 official test images searched among
+Deterministic, MC dropout, Deep Ensemble, Bayesian Triplet Loss and the Laplacian metric learner,
+the small network of "Bayesian metric learning for uncertainty quantification in image retrieval"
+(arXiv 2302.01332), embeddings of three dimensions, the 10,000 official test images searched among
 themselves. Five epochs instead of their 20, tuples mined within batches. Triplet margins and mining
 were chosen on 20,000 training images by validation recall, those of the Bayesian Triplet Loss also
 by how 3,000 of the test images are told from digits; the contrastive margin of the Laplacian metric
-learner and, online, scale and memory of the curvature are the paper's. The deterministic encoder is a member of the ensemble of its seed; its AUROC,
-AUPRC and AUSC are those of one minus the cosine to the nearest image. Trained runs in `--runs` are
-used again. RCIR_DATA names the data.
+learner and, online, scale and memory of the curvature are the paper's. The deterministic encoder is
+a member of the ensemble of its seed; its AUROC, AUPRC and AUSC are those of one minus the cosine to
+the nearest image. Trained runs in `--runs` are used again. RCIR_DATA names the data.
 """
 
 from __future__ import annotations
