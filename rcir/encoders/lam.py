@@ -46,7 +46,7 @@ class LaplacianMetricOptions:
         hessian: "euclidean" or "arccos", see `rcir.losses.pair_hessian_blocks`.
         variant: "full", "fixed" or "positive", see `PairCurvature`.
         negatives_weight: at least 0, of pairs that do not match and lie in the margin; "auto" is
-            their share of all pairs that do not match.
+            their share of all pairs that do not match (online: of the pairs of different anchors).
         scale: above 0; how many pairs the mean curvature stands for. None is the number of training
             images (post-hoc), or a million (online; the paper: the square of that number).
         memory: online: in (0, 1), what is kept of the curvature at each step.
@@ -173,8 +173,16 @@ class LaplacianMetric(Encoder):
             )
             if self._step is None:
                 self._step = self._curvature(options)
-            seen = embedding.extra["features"], embedding.extra["outputs"]
-            self._step.add(*seen, pairs, torch.arange(len(pairs), device=valid.device) < b)
+            # An image that is in several tuples of a batch is squared once.
+            outputs, image = embedding.extra["outputs"].unique(dim=0, return_inverse=True)
+            row = image.new_empty(len(outputs)).scatter_(
+                0, image, torch.arange(len(image)).to(image)
+            )
+            features = embedding.extra["features"][row]
+            match = torch.arange(len(pairs), device=valid.device) < b
+            self._step.add(features, outputs, image[pairs], match)
+            together = torch.combinations(anchors, 2)
+            self._step.add_unmined(embedding.extra["outputs"], together)
         return super().loss(embedding, valid, options)
 
     @torch.no_grad()
@@ -197,7 +205,9 @@ class LaplacianMetric(Encoder):
                     features = embedding.vectors
                     pairs = torch.triu_indices(len(features), len(features), 1).T
                     match = torch.from_numpy(_matches(relevance))[pairs[:, 0], pairs[:, 1]]
-                    curvature.add(features, self.layer(features), pairs, match)
+                    outputs = self.layer(features)
+                    curvature.add(features, outputs, pairs, match)
+                    curvature.add_unmined(outputs, pairs[~match])
             scale = options.scale or len(training.images)
             self.hessian.copy_((self._mean(curvature) * scale).clamp(min=0))
         precision = options.prior_precision

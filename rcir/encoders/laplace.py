@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from scipy.optimize import brentq
 from torch import Tensor
+from torch.nn import functional as F
 
 from rcir.losses import HessianGeometry, pair_hessian_diagonal
 
@@ -25,7 +26,9 @@ class PairCurvature:
             to do with each other; "positive", pairs that match alone.
         margin: of the loss; pairs that do not match and are farther apart have no curvature.
         sums: (2, d, f + 1) float64, of pairs that match and of others; () before the first pair.
-        counts: (3,) float64, number of pairs that match, of others, of those of them in the margin.
+        counts: (2,) float64, number of pairs that match, of others in the margin.
+        unmined: (2,) float64, number of pairs that were not chosen by their distance, of those of
+            them in the margin; these say how much pairs that do not match weigh.
     """
 
     geometry: HessianGeometry
@@ -33,6 +36,7 @@ class PairCurvature:
     margin: float
     sums: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
     counts: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    unmined: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
 
     def add(self, features: Tensor, outputs: Tensor, pairs: Tensor, match: Tensor) -> None:
         """Add pairs of images.
@@ -44,27 +48,39 @@ class PairCurvature:
             match: (p,) bool.
         """
         features, outputs = features.double(), outputs.double()
-        units = torch.nn.functional.normalize(outputs)
-        squared = (units[pairs[:, 0]] - units[pairs[:, 1]]).square().sum(1)
-        inside = ~match & (squared < self.margin**2)
+        inside = ~match & self._inside(outputs, pairs)
         taken = (match, torch.zeros_like(inside) if self.variant == "positive" else inside)
         sums = torch.stack(
             [
                 pair_hessian_diagonal(
-                    *(features, outputs, pairs[some], units.new_ones(int(some.sum()))),
+                    *(features, outputs, pairs[some], outputs.new_ones(int(some.sum()))),
                     self.geometry,
                     cross=self.variant != "fixed",
                 )
                 for some in taken
             ]
         )
-        counts = torch.stack([match.sum(), (~match).sum(), inside.sum()]).double()
+        counts = torch.stack([match.sum(), inside.sum()]).double()
         self.sums, self.counts = self.sums + sums, self.counts + counts
+
+    def add_unmined(self, outputs: Tensor, pairs: Tensor) -> None:
+        """Add pairs (p, 2) of images that were not chosen by their distance, and do not match.
+
+        Where it is not known which match, all of them: the few that do hardly tell.
+        """
+        inside = self._inside(outputs, pairs)
+        counts = torch.stack([inside.new_tensor(len(inside), dtype=torch.int64), inside.sum()])
+        self.unmined = self.unmined + counts.double()
+
+    def _inside(self, outputs: Tensor, pairs: Tensor) -> Tensor:
+        """Whether pairs are closer than the margin."""
+        units = F.normalize(outputs)
+        return (units[pairs[:, 0]] - units[pairs[:, 1]]).norm(dim=1) < self.margin
 
     def all_reduce(self) -> None:
         """Add up the sums of all workers that train together, each of which has added pairs."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            for own in (self.sums, self.counts):
+            for own in (self.sums, self.counts, self.unmined):
                 torch.distributed.all_reduce(own)
 
     def mean(self, negatives_weight: float | None) -> Tensor:
@@ -73,15 +89,15 @@ class PairCurvature:
         That of pairs that match has weight 1, and is lessened by that of others.
 
         Args:
-            negatives_weight: of the mean over other pairs in the margin. None is their share of all
-                other pairs, which gives the Hessian of the mean over all of these: right where
-                pairs are drawn at random, and were not chosen for being near each other.
+            negatives_weight: of the mean over other pairs in the margin. None is the share of
+                unmined pairs that lie there, which gives the Hessian of the mean over all pairs
+                that do not match: the others have none.
         """
-        matching, others, inside = self.counts.tolist()
-        weight = (
-            1 / max(others, 1) if negatives_weight is None else negatives_weight / max(inside, 1)
-        )
-        mean: Tensor = self.sums[0] / max(matching, 1) - weight * self.sums[1]
+        matching, inside = self.counts.clamp(min=1)
+        weight: Tensor | float | None = negatives_weight
+        if weight is None:
+            weight = self.unmined[1] / self.unmined[0].clamp(min=1)
+        mean: Tensor = self.sums[0] / matching - weight * self.sums[1] / inside
         return mean
 
 

@@ -19,6 +19,11 @@ from rcir.encoders.laplace import PairCurvature, inverse_concentration, marginal
 from rcir.encoders.posthoc import TrainingImages
 from rcir.errors import InvalidConfig
 
+MARGIN = 0.15  # of an untrained network: some pairs are closer, some are not
+
+# The posterior is so narrow that all draws are the same.
+CERTAIN = {"online": True, "initial": 1e12, "memory": 1e-9, "negatives_weight": 0.5}
+
 
 def pictures(n=5, seed=0):
     return torch.rand(n, 1, 8, 16, generator=torch.Generator().manual_seed(seed))
@@ -112,9 +117,9 @@ def test_curvature_is_that_of_the_mean_contrastive_loss(variant):
     curvature = PairCurvature("arccos", variant, margin)
     for some in torch.arange(len(pairs)).split(100):  # added up
         curvature.add(features, extended @ layer.T, pairs[some], match[some])
+        curvature.add_unmined(extended @ layer.T, pairs[some][~match[some]])
     torch.testing.assert_close(curvature.mean(None), exact, rtol=1e-9, atol=1e-12)
-    inside, others = curvature.counts[2], curvature.counts[1]
-    same = curvature.mean(float(inside / others))
+    same = curvature.mean(float(curvature.counts[1] / (~match).sum()))
     torch.testing.assert_close(same, exact, rtol=1e-9, atol=1e-12)
 
 
@@ -159,6 +164,7 @@ def test_a_posthoc_fit_is_of_the_pairs_of_all_batches(monkeypatch):
             labels = torch.from_numpy(images.labels[rows])
             match = labels[pairs[:, 0]] == labels[pairs[:, 1]]
             curvature.add(features, encoder.layer(features), pairs, match)
+            curvature.add_unmined(encoder.layer(features), pairs[~match])
     expected = (7 * curvature.mean(None)).clamp(min=0)
     torch.testing.assert_close(encoder.hessian.double(), expected, rtol=1e-4, atol=1e-5)
 
@@ -216,7 +222,7 @@ def steps(encoder, seed=0, micro_batches=1):
         rows = [*own, *(own + 4), *(8 + 2 * own[:, None] + np.arange(2)).ravel()]
         torch.manual_seed(seed)
         embedding = encoder(images[rows])
-        total += encoder.loss(embedding, valid[own], encoder.LossOptions(2.0)).sum()
+        total += encoder.loss(embedding, valid[own], encoder.LossOptions(MARGIN)).sum()
     encoder.after_step()
     return total
 
@@ -233,19 +239,23 @@ def test_online_training_draws_its_weights_and_follows_their_curvature():
         torch.manual_seed(4)
         torch.testing.assert_close(encoder(pictures(16)).vectors, F.normalize(outputs))
         steps(encoder, seed=4)
-    curvature = PairCurvature("euclidean", "fixed", 2.0)
+    curvature = PairCurvature("euclidean", "fixed", MARGIN)
     pairs = torch.tensor(
         [[i, 4 + i] for i in range(4)] + [[i, 8 + 2 * i + j] for i in range(4) for j in range(2)]
     )
     curvature.add(features[:, :-1].detach(), outputs.detach(), pairs, torch.arange(12) < 4)
-    expected = 45 + 100 * curvature.mean(None).float()
+    anchors = F.normalize(outputs[:4].detach())
+    apart = torch.cdist(anchors, anchors)[*torch.triu_indices(4, 4, 1)]
+    share = (apart < MARGIN).float().mean().item()
+    assert 0 < share < 1
+    expected = 45 + 100 * curvature.mean(share).float()
     torch.testing.assert_close(encoder.hessian, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_micro_batches_of_a_step_make_one_curvature():
     with torch.random.fork_rng(devices=[]):
-        whole, parts = (build(online=True, initial=1e12, memory=1e-9).train() for _ in range(2))
-        steps(whole)  # the posterior is so narrow that all draws are the same
+        whole, parts = (build(**CERTAIN).train() for _ in range(2))
+        steps(whole)
         steps(parts, micro_batches=2)
     torch.testing.assert_close(parts.hessian, whole.hessian, rtol=1e-3, atol=1e-2)
 
@@ -254,17 +264,21 @@ def test_workers_that_share_a_step_come_to_the_curvature_of_all_its_pairs(monkey
     """`all_reduce` adds what the other worker holds."""
     valid = torch.ones(4, 2, dtype=torch.bool)
     with torch.random.fork_rng(devices=[]):
-        whole, *workers = (build(online=True, initial=1e12, memory=1e-9).train() for _ in range(3))
+        whole, *workers = (build(**CERTAIN).train() for _ in range(3))
         steps(whole)
         for number, encoder in enumerate(workers):
             own = np.arange(4)[:1] if number == 0 else np.arange(4)[1:]  # shares differ in size
             rows = [*own, *(own + 4), *(8 + 2 * own[:, None] + np.arange(2)).ravel()]
-            encoder.loss(encoder(pictures(16)[rows]), valid[own], encoder.LossOptions(2.0))
+            torch.manual_seed(0)  # one draw for all
+            encoder.loss(encoder(pictures(16)[rows]), valid[own], encoder.LossOptions(MARGIN))
     first, second = (each._step for each in workers)
-    others = {first.sums.shape: second.sums, first.counts.shape: second.counts}
+    held = [(first.sums, second.sums), (first.counts, second.counts)]
+    held.append((first.unmined, second.unmined))
+    others = {id(own): other for own, other in held}
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda own: own.add_(others[own.shape]))
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda own: own.add_(others[id(own)]))
     workers[0].after_step()
+    assert first.unmined[0] == 3  # of one anchor, and of three
     torch.testing.assert_close(workers[0].hessian, whole.hessian, rtol=1e-3, atol=1e-2)
 
 

@@ -7,8 +7,8 @@ from safetensors.torch import load_file
 import rcir
 from calibration import CalibrationConfig, calibrate
 from rcir.errors import InvalidConfig
-from training import train
 from tests.methods import CERTAIN, MADE_OF_OTHERS, TRAINED, config_of
+from training import train
 
 pytestmark = pytest.mark.slow
 

@@ -14,16 +14,19 @@ from training import train
 
 
 @pytest.mark.parametrize(
-    ("method", "length"),
-    [("deterministic", 8), ("mc-dropout", 8), ("btl", 8), ("vmf", 8), ("tripreg", 8)],
+    ("method", "options"),
+    [
+        *((method, {}) for method in ("deterministic", "mc-dropout", "btl", "vmf", "tripreg")),
+        *(("lam", {"online": online}) for online in (False, True)),
+    ],
 )
-def test_a_trained_encoder_embeds(tiny, method, length):
-    config = tiny(method, epochs=1, encoder=EncoderConfig(method, dim=8))
+def test_a_trained_encoder_embeds(tiny, method, options):
+    config = tiny(method, epochs=1, encoder=EncoderConfig(method, dim=8, options=options))
     run = train(config)
     assert read_run(run.path).finished
     images = load_splits(config.data).test.images
     embedding = embed(run.encoder(), run.preprocessing, images)
-    assert embedding.vectors.shape == (300, length)
+    assert embedding.vectors.shape == (300, 8)
     if method != "tripreg":
         np.testing.assert_allclose(embedding.vectors.norm(dim=1), 1, atol=1e-5)
     if method == "deterministic":
