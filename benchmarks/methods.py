@@ -45,6 +45,11 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     "mc-dropout": {},
     "deep-ensemble": {},
     "btl": {"loss": {"kl_scale": 1e-5}},
+    "vmf": {},
+    "tripreg": {},
+    "hib": {},
+    "pfe": {},
+    "lam": {},
 }
 SETS = ("digits", "fashion", "omniglot", "cub50")
 EPOCHS = sized({"digits": 8, "fashion": 20, "omniglot": 20, "cub50": 20}, dict.fromkeys(SETS, 1))

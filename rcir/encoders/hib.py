@@ -166,6 +166,11 @@ class HedgedInstance(Encoder):
         return (losses[:, 0] + mean_of_valid(losses[:, 1:], valid)) / 2
 
     @property
+    def draws(self) -> bool:
+        """Whether draws from the variance rank candidates."""
+        return bool(self.options.components)
+
+    @property
     def reranks(self) -> bool:
         """Whether candidates are ranked by the probability of a match."""
         return bool(self.options.components and self.options.distance == "match")

@@ -216,6 +216,11 @@ class LaplacianMetric(Encoder):
             precision = marginal_prior_precision(self.hessian.clamp(min=0), squared)
         self.prior_precision.fill_(precision)
 
+    @property
+    def draws(self) -> bool:
+        """Whether draws from the variance over the passes rank candidates."""
+        return bool(self.prior_precision > 0)
+
     def _embed(self, images: Tensor) -> Embedding:
         if self.prior_precision == 0:
             embedding: Embedding = self(images)

@@ -260,6 +260,11 @@ class ProbabilisticFaceEmbedding(Encoder):
         self.variance_branch.requires_grad_(False).settle(features, options.batch)
 
     @property
+    def draws(self) -> bool:
+        """Whether draws of the Gaussians rank candidates."""
+        return True
+
+    @property
     def reranks(self) -> bool:
         """Whether candidates are ranked by mutual likelihood."""
         return bool(self.options.distance == "mls")

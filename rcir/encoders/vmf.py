@@ -20,7 +20,12 @@ from rcir.encoders.features import build_features
 from rcir.encoders.heads import MeanHead, VarianceHead
 from rcir.encoders.wood import draw_von_mises_fisher
 from rcir.errors import InvalidConfig
-from rcir.losses import VonMisesFisherOptions, vmf_expected_squared_distance, vmf_tuple_loss
+from rcir.losses import (
+    VonMisesFisherOptions,
+    bessel_ratio,
+    vmf_expected_squared_distance,
+    vmf_tuple_loss,
+)
 
 INITIAL_LENGTH = 0.9  # mean resultant length of every image before training
 
@@ -85,6 +90,18 @@ class VonMisesFisher(Encoder):
     def loss(self, embedding: Embedding, valid: Tensor, options: Any) -> Tensor:
         """The von Mises-Fisher triplet loss of each tuple, (b,)."""
         return vmf_tuple_loss(embedding.vectors, _concentration(embedding), valid, options)
+
+    @property
+    def draws(self) -> bool:
+        """Whether draws from the moments of the distributions rank candidates."""
+        return True
+
+    def draw_distances(self, queries: Embedding, candidates: Tensor) -> Tensor:
+        """Of Gaussians of the distributions' mean and, the same in every dimension, variance."""
+        dim = queries.vectors.shape[1]
+        length = bessel_ratio(_concentration(queries), dim).to(queries.vectors)
+        variance = (1 - length.square()).clamp(min=0) / dim
+        return super().draw_distances(Embedding(length * queries.vectors, variance), candidates)
 
     @property
     def reranks(self) -> bool:

@@ -13,6 +13,7 @@ from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import InvalidConfig
 from rcir.index import IndexConfig
 from rcir.retrieval.retriever import Retriever
+from tests.methods import config_of
 
 PREPROCESSING = Preprocessing((8, 8), 1)
 METHODS = {
@@ -139,3 +140,30 @@ def test_what_draws_need_is_kept_with_the_queries_where_it_is_used_only(tmp_path
     assert set(retriever.calibration_queries.embedding.tensors) == {
         *("vectors", "variance", "uncertainty")
     }
+
+
+def test_draws_of_the_sphere_have_the_mean_and_the_length_of_its_distributions():
+    encoder = build_encoder(config_of("vmf", dim=400), 1, (8, 8))
+    queries = encoder.embed(torch.rand(3, 1, 8, 8))
+    origin = torch.zeros(3, 1, 400)
+    squared = encoder.draw_distances(queries, origin).square().mean(dim=0)
+    torch.testing.assert_close(squared, torch.ones(3, 1), atol=0.02, rtol=0)
+    # All encoders start at a mean resultant length of 0.9.
+    near = encoder.draw_distances(queries, queries.vectors[:, None]).square().mean(dim=0)
+    torch.testing.assert_close(near, torch.full((3, 1), 2 - 2 * 0.9), atol=0.03, rtol=0)
+
+
+@pytest.mark.parametrize("method", ["hib", "pfe"])
+def test_every_method_with_a_variance_draws_from_it(method):
+    gallery = images(40, 0)
+    encoder = build_encoder(config_of(method, dim=6), 1, (8, 8))
+    retriever = Retriever.build(encoder, PREPROCESSING, gallery)
+    found = retriever.search(gallery.images[:10])
+    for kind in ("agreement", "overlap"):
+        values = retriever.judged(found, kind).uncertainty
+        assert ((values >= 0) & (values < 1)).all()
+
+
+def test_a_point_and_what_is_not_fitted_do_not_draw():
+    for method, options in (("hib", {"components": 0}), ("lam", {}), ("tripreg", {})):
+        assert not build_encoder(config_of(method, options=options), 1, (8, 8)).draws
