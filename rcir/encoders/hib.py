@@ -28,9 +28,9 @@ from rcir.losses import (
     split_tuples,
 )
 
-Ranking = Literal["match", "mean"]
+_Ranking = Literal["match", "mean"]
 DEVIATION = 0.1  # of every Gaussian as it starts, in each dimension
-AT_ONCE = 1 << 22  # numbers of samples, and of their pairs, held at a time
+SAMPLES_AT_ONCE = 1 << 22  # numbers of samples, and of their pairs, held at a time
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class HedgedInstanceOptions:
 
     components: int = 1
     samples: int = 8
-    distance: Ranking = "match"
+    distance: _Ranking = "match"
 
     def __post_init__(self) -> None:
         for name, least in (("components", 0), ("samples", 1)):
@@ -61,10 +61,10 @@ class HedgedInstanceOptions:
                 f"encoder.options.samples is {self.samples} and components {self.components}: "
                 "give a multiple, as many samples of each component"
             )
-        if self.distance not in get_args(Ranking):
+        if self.distance not in get_args(_Ranking):
             raise InvalidConfig(
                 f"encoder.options.distance {self.distance!r} is unknown; choose one of "
-                f"{', '.join(get_args(Ranking))}"
+                f"{', '.join(get_args(_Ranking))}"
             )
 
 
@@ -181,7 +181,7 @@ class HedgedInstance(Encoder):
         k = len(candidates) // max(1, n)
         of = torch.arange(n, device=queries.vectors.device).repeat_interleave(k)
         _, samples, dim = self.noise.shape
-        step = max(1, AT_ONCE // (samples * max(samples, dim)))
+        step = max(1, SAMPLES_AT_ONCE // (samples * max(samples, dim)))
         learned = [value.to(queries.vectors.device) for value in (self.scale, self.shift)]
         parts = []
         for rows in torch.arange(n * k).split(step):
