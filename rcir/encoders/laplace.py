@@ -75,7 +75,8 @@ class PairCurvature:
     def _inside(self, outputs: Tensor, pairs: Tensor) -> Tensor:
         """Whether pairs are closer than the margin."""
         units = F.normalize(outputs)
-        return (units[pairs[:, 0]] - units[pairs[:, 1]]).norm(dim=1) < self.margin
+        distances: Tensor = (units[pairs[:, 0]] - units[pairs[:, 1]]).norm(dim=1)
+        return distances < self.margin
 
     def all_reduce(self) -> None:
         """Add up the sums of all workers that train together, each of which has added pairs."""
