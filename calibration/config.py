@@ -24,7 +24,7 @@ class CalibrationConfig:
             the smallest sets at the same risk.
         uncertainty: of the queries: "own" of the encoder, without which it is "cosine", one minus
             the cosine to the nearest item; "gap", "vote", "spread", "agreement" or "overlap", see
-            docs/encoders.md; "auto" takes what needs the smallest sets.
+            docs/methods.md; "auto" takes what needs the smallest sets.
         bound: confidence bound; "binomial" is exact, "hoeffding" that of Cai et al. (AAAI 2025).
         group: attribute of the queries, such as a camera; the retriever then answers per group.
         cluster: attribute of the queries, such as a video or a patient, whose queries are not

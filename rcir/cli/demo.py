@@ -8,7 +8,7 @@ from pathlib import Path
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Which encoder, and where to write to."""
-    parser.add_argument("--encoder", default="btl", help="method, see docs/encoders.md")
+    parser.add_argument("--encoder", default="btl", help="method, see docs/methods.md")
     parser.add_argument(
         "--output",
         type=Path,
