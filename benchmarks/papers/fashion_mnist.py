@@ -49,14 +49,15 @@ PUBLISHED = {
 POINT = MiningConfig("random", "semi-hard", num_negatives=64, pool=64, margin=0.5, scope="batch")
 PAIRS = MiningConfig("random", "semi-hard", num_negatives=8, pool=64, margin=0.5, scope="batch")
 BAYESIAN = MiningConfig("nearest", "margin-violating", num_negatives=64, pool=64, scope="batch")
-ONLINE = {"online": True, "scale": 3.6e9, "initial": 6e4, "prior_precision": 1.0}
+# Negatives weigh about what their share in the margin is among pairs that are not mined.
+NARROW = {"scale": 3.6e9, "initial": 6e4, "prior_precision": 1.0, "negatives_weight": 0.1}
 # Method, its options, its loss, mining.
 TRAINED: dict[str, tuple[str, dict[str, Any], dict[str, float], MiningConfig]] = {
     "deep-ensemble": ("deep-ensemble", {}, {"margin": 0.5}, POINT),
     "mc-dropout": ("mc-dropout", {}, {"margin": 0.5}, POINT),
     "btl": ("btl", {}, {"kl_scale": 1e-4}, BAYESIAN),
     "lam-post-hoc": ("lam", {"passes": 100}, {"margin": 0.7}, PAIRS),
-    "lam-online": ("lam", {"passes": 100} | ONLINE, {"margin": 0.7}, PAIRS),
+    "lam-online": ("lam", {"online": True, "passes": 100} | NARROW, {"margin": 0.7}, PAIRS),
 }
 EVERYTHING = {"validation": 1000, "gallery": 1, "tuning": 2, "calibration": 1}
 LITTLE = {"validation": 200, "gallery": 59_500, "tuning": 2, "calibration": 1}
