@@ -126,7 +126,7 @@ def test_embedding_changes_neither_mode_nor_weights_and_keeps_no_graph(method, t
         assert torch.equal(values, before[name])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS[:-1])  # pfe has none that a loop trains
 def test_a_training_pass_reaches_every_weight(method):
     encoder = build(method).train()
     embedding = encoder(pictures())
