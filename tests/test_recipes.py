@@ -28,7 +28,7 @@ SETS = {
 # Also of Cai et al., whose variance head is 500 wide; what else the options are is ours.
 PUBLISHED = {
     "deterministic": {"unit": True},
-    "mc-dropout": {"dropout": 0.1, "passes": 20},
+    "mc-dropout": {"dropout": 0.1, "passes": 20, "channels": False},
     "deep-ensemble": {"members": 5, "combination": "distance"},
     "btl": {"variance_hidden": 500, "scaled": False, "distance": "mean", "passes": 20},
 }

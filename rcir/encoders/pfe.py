@@ -7,7 +7,7 @@ on the same features learns the variance of each dimension, from images that mat
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -15,15 +15,12 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rcir.data.relevance import SameLabel
 from rcir.data.relevance_protocol import Relevance
-from rcir.data.within_radius import asking
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder
 from rcir.encoders.config import EncoderConfig
@@ -32,13 +29,12 @@ from rcir.encoders.features import frozen_backbone
 from rcir.encoders.methods import find_method
 from rcir.encoders.posthoc import TrainingImages
 from rcir.encoders.pretrained import Pretrained
+from rcir.encoders.variance_branch import LEAST_VARIANCE, VarianceBranch
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.losses import PointLossOptions, mutual_likelihood_loss, mutual_likelihood_score
-from rcir.mining import label_batches, matching_pairs
+from rcir.mining import genuine_batches
 
-Ranking = Literal["mean", "mls"]
-LEAST_VARIANCE = 1e-6
-LARGEST_LOG_VARIANCE = 20.0  # vectors are of unit length: more says no more, and might overflow
+_Ranking = Literal["mean", "mls"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ class ProbabilisticFaceEmbeddingOptions:
     base: str = "deterministic"
     base_options: dict[str, Any] = field(default_factory=dict)
     base_weights: str | None = None
-    distance: Ranking = "mean"
+    distance: _Ranking = "mean"
     steps: int = 1000
     batch: int = 256
     samples_per_class: int = 4
@@ -85,10 +81,10 @@ class ProbabilisticFaceEmbeddingOptions:
                 "loss: train it in a run of its own, and give that run's encoder.safetensors as "
                 "encoder.options.base_weights"
             )
-        if self.distance not in get_args(Ranking):
+        if self.distance not in get_args(_Ranking):
             raise InvalidConfig(
                 f"encoder.options.distance {self.distance!r} is unknown; choose one of "
-                f"{', '.join(get_args(Ranking))}"
+                f"{', '.join(get_args(_Ranking))}"
             )
         for name, least in (("steps", 1), ("samples_per_class", 2)):
             if getattr(self, name) < least:
@@ -108,47 +104,6 @@ class ProbabilisticFaceEmbeddingOptions:
     def ready(self) -> bool:
         """Whether nothing of the base is to be trained."""
         return self.base_weights is not None or issubclass(find_method(self.base), Pretrained)
-
-
-class VarianceBranch(nn.Module):
-    """Two linear layers, each normalised over the batch: features (n, C) to variances (n, dim).
-
-    All dimensions share the scale and the offset of their log variances, which start at 1e-4 and -7
-    as in the authors' code: every image starts with a variance of about 9e-4.
-
-    In evaluation mode it normalises by the statistics that `settle` takes.
-    """
-
-    def __init__(self, length: int, dim: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(length, dim),
-            nn.BatchNorm1d(dim, eps=1e-3, momentum=None),
-            nn.ReLU(),
-            nn.Linear(dim, dim),
-            nn.BatchNorm1d(dim, eps=1e-3, momentum=None, affine=False),
-        )
-        self.scale = nn.Parameter(torch.tensor(1e-4))
-        self.offset = nn.Parameter(torch.tensor(-7.0))
-
-    def forward(self, features: Tensor) -> Tensor:
-        log_variance = self.scale * self.layers(features) + self.offset
-        variance: Tensor = log_variance.clamp(max=LARGEST_LOG_VARIANCE).exp()
-        return variance + LEAST_VARIANCE
-
-    @torch.no_grad()
-    def settle(self, features: Tensor, batch: int) -> None:
-        """Take the statistics of all features, in batches of at least this size if they suffice.
-
-        Those that moved along with the training would lag behind its weights.
-        """
-        for layer in self.layers:
-            if isinstance(layer, nn.BatchNorm1d):
-                layer.reset_running_stats()  # from then on the mean over the batches
-        self.train()
-        for some in features.tensor_split(max(1, len(features) // batch)):
-            self(some.to(self.offset.device))
-        self.eval()
 
 
 class BaseFeatures(Encoder):
@@ -312,61 +267,3 @@ def base_config(config: EncoderConfig) -> EncoderConfig:
     """The configuration of the base."""
     options = config.method_options()
     return replace(config, method=options.base, options=options.base_options)
-
-
-def genuine_batches(
-    relevance: Relevance, batch: int, samples_per_class: int, rng: np.random.Generator
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Batches of images of which it is known which match, without end.
-
-    Args:
-        relevance: of the n images.
-        batch: number of images of a batch, or fewer where there are fewer labels.
-        samples_per_class: images of a label, see `rcir.mining.label_batches`. Where images have not
-            one label each, pairs of images that match are drawn in their place.
-        rng: decides.
-
-    Returns:
-        (m,) rows of the n images, and (2, p) places in these: pairs of different images that match.
-
-    Raises:
-        InvalidData: no image matches another one.
-
-    Example:
-        >>> labels = SameLabel(np.array([7, 3, 7, 3, 5]))
-        >>> rows, pairs = next(genuine_batches(labels, 4, 2, np.random.default_rng(0)))
-        >>> rows.shape, pairs.tolist()
-        ((4,), [[0, 2], [1, 3]])
-    """
-    if isinstance(relevance, SameLabel):
-        _, number, counts = np.unique(relevance.labels, return_inverse=True, return_counts=True)
-        several = np.flatnonzero(counts[number] > 1)
-        labels = relevance.labels[several]
-        if (found := np.count_nonzero(counts > 1)) > 1:
-            yield from _label_pairs(
-                several, labels, min(batch, int(found) * samples_per_class), samples_per_class, rng
-            )
-    while True:
-        anchors, matches = matching_pairs(relevance, rng.permutation(asking(relevance)), rng)
-        if not len(anchors):
-            raise InvalidData("no training image matches another one: variances need some that do")
-        for start in range(0, len(anchors), batch // 2):
-            part = slice(start, start + batch // 2)
-            rows = np.concatenate([anchors[part], matches[part]])
-            yield rows, np.arange(len(rows)).reshape(2, -1)
-
-
-def _label_pairs(
-    rows: NDArray[np.int64],
-    labels: NDArray[np.int64],
-    batch: int,
-    samples_per_class: int,
-    rng: np.random.Generator,
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """All pairs of each label in batches of some labels; an image makes no pair with itself."""
-    first = np.arange(0, batch, samples_per_class)[:, None]
-    pairs = np.stack([(first + each).ravel() for each in np.triu_indices(samples_per_class, 1)])
-    while True:
-        for some in rows[label_batches(labels, batch, samples_per_class, rng)]:
-            different = some[pairs[0]] != some[pairs[1]]
-            yield some, pairs[:, different]

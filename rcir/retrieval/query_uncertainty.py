@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidConfig
-from rcir.index import lengths, one_minus_cosine
+from rcir.index import HoldsVectors, lengths, one_minus_cosine
 from rcir.risk import SearchResults
+from rcir.risk.keys import VOTERS
 
 if TYPE_CHECKING:
     from rcir.retrieval.searcher import Searcher
@@ -85,13 +86,43 @@ def spread_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np
     return np.sqrt(np.square(steps).sum(axis=2).mean(axis=1, where=there[:, :, 0]))
 
 
+def can_draw(searcher: Searcher) -> bool:
+    """Whether several draws of a query can rank its candidates, see `draw_columns`."""
+    if searcher.encoder is None or not searcher.encoder.draws:
+        return False
+    return searcher.items is not None or isinstance(searcher.index, HoldsVectors)
+
+
+def draw_columns(searcher: Searcher, results: SearchResults, nearest: int) -> NDArray[np.int64]:
+    """(n, t, nearest) which of the first 30 candidates t draws of each query find nearest.
+
+    Args:
+        searcher: that `can_draw`.
+        results: of n queries of it.
+        nearest: number of candidates, at most, of each draw.
+    """
+    from rcir.encoders.draws import nearest_of_draws  # what needs no encoder needs no torch
+
+    def vectors(positions: NDArray[np.int64]) -> NDArray[np.float32]:
+        if searcher.items is not None:
+            return searcher.items.vectors.numpy()[positions]
+        held: Any = searcher.index
+        return np.asarray(held.vectors_at(positions))
+
+    assert searcher.encoder is not None
+    positions = results.known("positions")[:, :VOTERS]
+    queries = results.known("queries").embedding
+    nearest = min(nearest, positions.shape[1])
+    return nearest_of_draws(searcher.encoder, queries, positions, vectors, nearest)
+
+
 def agreement_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.float64]:
     """(n,) one minus the largest share of draws whose first candidates have one label.
 
     Draws are the members of a deep ensemble, or of the variance; see `Encoder.draw_distances`.
     """
     assert results.keys is not None
-    first = searcher.draw_columns(results, 1)[:, :, 0]
+    first = draw_columns(searcher, results, 1)[:, :, 0]
     labels = np.take_along_axis(results.keys, first, axis=1)
     counts = (labels[:, :, None] == labels[:, None, :]).sum(axis=2)
     return 1 - counts.max(axis=1) / labels.shape[1]
@@ -99,7 +130,7 @@ def agreement_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray
 
 def overlap_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.float64]:
     """(n,) one minus the share that two draws have in common of their first 10 candidates."""
-    columns = searcher.draw_columns(results, NEAREST)
+    columns = draw_columns(searcher, results, NEAREST)
     n, draws, k = columns.shape
     width = results.depth
     cells = columns.reshape(n, -1) + width * np.arange(n)[:, None]
@@ -127,12 +158,12 @@ QUERY_UNCERTAINTIES: Mapping[str, QueryUncertainty] = {
     ),
     "agreement": QueryUncertainty(
         "the labels that several draws find first",
-        lambda one: one.can_draw and one.labels is not None,
+        lambda one: can_draw(one) and one.labels is not None,
         agreement_uncertainty,
     ),
     "overlap": QueryUncertainty(
         "what several draws have in common of their neighbours",
-        lambda one: one.can_draw,
+        can_draw,
         overlap_uncertainty,
     ),
 }

@@ -16,7 +16,7 @@ from rcir.data.relevance_protocol import Relevance
 from rcir.data.votes import count_matches
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.index import DEPTH, HoldsVectors, Index, IndexConfig, build_index, lengths
+from rcir.index import DEPTH, Index, IndexConfig, build_index, lengths
 from rcir.retrieval.fingerprints import Fingerprints
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.queries import Queries
@@ -215,34 +215,6 @@ class Searcher(VectorSearcher):
     def uncertainties(self) -> tuple[str, ...]:
         """What the uncertainty of queries can be, see `judged`."""
         return tuple(name for name, kind in QUERY_UNCERTAINTIES.items() if kind.known(self))
-
-    @property
-    def can_draw(self) -> bool:
-        """Whether several draws of a query can rank its candidates, see `draw_columns`."""
-        if self.encoder is None or not self.encoder.draws:
-            return False
-        return self.items is not None or isinstance(self.index, HoldsVectors)
-
-    def draw_columns(self, results: SearchResults, nearest: int) -> NDArray[np.int64]:
-        """(n, t, nearest) which of the first 30 candidates t draws of each query find nearest.
-
-        Args:
-            results: of n queries of this searcher, which `can_draw`.
-            nearest: number of candidates, at most, of each draw.
-        """
-        from rcir.encoders.draws import nearest_of_draws
-
-        def vectors(positions: NDArray[np.int64]) -> NDArray[np.float32]:
-            if self.items is not None:
-                return self.items.vectors.numpy()[positions]
-            held: Any = self.index
-            return np.asarray(held.vectors_at(positions))
-
-        assert self.encoder is not None
-        positions = results.known("positions")[:, :VOTERS]
-        queries = results.known("queries").embedding
-        nearest = min(nearest, positions.shape[1])
-        return nearest_of_draws(self.encoder, queries, positions, vectors, nearest)
 
     def judged(self, results: Found, uncertainty: str | None = None) -> Found:
         """The same search results, by another uncertainty of the queries.

@@ -10,9 +10,11 @@ from rcir.data import ImageSet, Preprocessing
 from rcir.data.relevance import SameLabel, SharedLabel
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.encoders.batches import embed
-from rcir.encoders.pfe import VarianceBranch, genuine_batches
 from rcir.encoders.posthoc import TrainingImages
+from rcir.encoders.variance_branch import VarianceBranch
 from rcir.errors import InvalidConfig, InvalidData
+from rcir.losses import PointLossOptions
+from rcir.mining import genuine_batches
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import load, save
 
@@ -24,7 +26,7 @@ def build(method="pfe", seed=0, **options):
 
 
 def training(images, seed=0):
-    return TrainingImages(images, Preprocessing(), embed, seed)
+    return TrainingImages(images, Preprocessing(), embed, seed, PointLossOptions())
 
 
 @pytest.fixture(scope="module")
