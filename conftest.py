@@ -30,6 +30,7 @@ TOGETHER = {
     ),
     "three CPUs": (
         *("tests/training/test_workers.py", "tests/tuning/test_sweep.py"),
+        "tests/tuning/test_every_method.py",
         *("tests/tuning/test_own_method.py", "tests/encoders/test_replicas.py"),
         *("tests/training/test_frozen.py", "tests/test_cli_embed.py"),
     ),

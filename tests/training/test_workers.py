@@ -13,6 +13,7 @@ from rcir.data import Augmentation, DataConfig, Preprocessing
 from rcir.encoders import EncoderConfig
 from rcir.errors import TrainingDiverged
 from rcir.mining import MiningConfig
+from tests.methods import config_of
 from training import OptimizerConfig, train
 
 pytestmark = [
@@ -48,7 +49,17 @@ DRAWING = {
     "encoder": EncoderConfig("hib", dim=4),
     "mining": MiningConfig(scope="batch"),
 }
-KINDS = {"plain": PLAIN, "online": ONLINE, "drawing": DRAWING}
+# What the other methods do beside: distributions, a curvature that all workers share, labels.
+OTHERS = {
+    name: DRAWING | {"encoder": config_of(name, dim=4, options=options)}
+    for name, options in {
+        "vmf": {},
+        "tripreg": {},
+        "lam": {"online": True},
+        "norm-softmax": {"classes": 100},
+    }.items()
+}
+KINDS = {"plain": PLAIN, "online": ONLINE, "drawing": DRAWING} | OTHERS
 
 
 def history(run, name):
@@ -86,9 +97,7 @@ def together(ray_cluster, reported, tiny, tracking_uri, tmp_path_factory):
                 file.write(f"{len(metrics)} {first['epoch']} {first['validation/recall_at_1']}\n")
 
     def trained(kind):
-        workers, callback = {"plain": (3, Written()), "online": (2, None), "drawing": (2, None)}[
-            kind
-        ]
+        workers, callback = (3, Written()) if kind == "plain" else (2, None)
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(tmp_path_factory.mktemp("together"))
             patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
@@ -99,7 +108,7 @@ def together(ray_cluster, reported, tiny, tracking_uri, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "kind", ["plain", *(pytest.param(k, marks=pytest.mark.slow) for k in ("online", "drawing"))]
+    "kind", ["plain", *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k != "plain")]
 )
 def test_workers_take_the_steps_of_one_process(kind, alone, together):
     expected, found = alone(kind), together(kind)
