@@ -4,9 +4,10 @@ On two-digit numbers, 400 pictures of each kind of Fashion-MNIST, 240 characters
 networks, trained by each method) and 50 kinds of birds (heads on the features of EfficientNet-Lite0
 as ImageNet left it), half of the classes trained on and the others measured on: recall at 1 and
 expected calibration error of test queries, AUROC of a wrong first image by the encoder's own
-uncertainty (where it has one) and by the one that sizes go by, AUROC of telling MNIST's digits,
-mean certified sizes at delta = 0.1 by `auto` (score function and uncertainty, chosen on the tuning
-split) over one size for all, and how long an embedding takes beside the deterministic encoder's.
+uncertainty (where it has one) and by the one that sizes go by, AUROC of telling MNIST's digits by
+the latter, mean certified sizes at delta = 0.1 by `auto` (score function and uncertainty, chosen on
+the tuning split), the last over one size for all, and how long an embedding takes beside that of the
+deterministic encoder.
 `--sets` and `--encoders` measure a part. Trained runs in `--runs` are used again.
 """
 
@@ -54,7 +55,8 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 SETS = ("digits", "fashion", "omniglot", "cub50")
 EPOCHS = sized({"digits": 8, "fashion": 20, "omniglot": 20, "cub50": 20}, dict.fromkeys(SETS, 1))
 TIMED = sized(256, 16)  # images
-FIGURES = ("recall_at_1", "auroc_miss", "size")  # of the two-digit numbers
+# Of the two-digit numbers: the figure of a column.
+FIGURES = {"recall_at_1": "R@1", "auroc_miss": "AUROC", "size": "ratio"}
 
 
 def base(name: str, runs: Path) -> TrainingConfig:
@@ -114,25 +116,24 @@ def seconds_to_embed(encoder: Encoder, size: tuple[int, int], channels: int) -> 
 
 
 def numbers_of(name: str, method: str, runs: Path) -> tuple[dict[str, float | None], str]:
-    """What is measured of a method, and by which uncertainty its sets go."""
+    """What is measured of a method, by its column, and the uncertainty that its sets go by."""
     run = run_of(name, method, runs)
     outcome = calibrated(name, run)
-    quality, evaluation = outcome.evaluation.quality, outcome.evaluation
-    encoder = run.encoder()
+    numbers, evaluation = outcome.evaluation.quality.numbers, outcome.evaluation
     states = outcome.retriever.item_uncertainty is not None
     found: dict[str, float | None] = {
-        "recall_at_1": quality.numbers["recall_at_1"],
-        "auroc_miss_own": quality.numbers.get("auroc_miss_own") if states else None,
-        "auroc_miss": quality.numbers.get("auroc_miss"),
-        "ood_auroc": quality.numbers.get("ood_auroc"),
-        "ece": quality.reliability.error,
+        "R@1": numbers["recall_at_1"],
+        "own": numbers.get("auroc_miss_own") if states else None,
+        "AUROC": numbers.get("auroc_miss"),
+        "OOD": numbers.get("ood_auroc"),
+        "ECE": evaluation.quality.reliability.error,
     }
     for row in evaluation.rows:
-        whole = row.mean_size is not None and row.constant_size is not None
-        key = "size" if row.alpha == ALPHAS[-1] else f"size_{row.alpha:g}"
-        found[key] = row.mean_size / row.constant_size if whole else None
-        found[f"mean_{key}"] = row.mean_size
-    found["seconds"] = seconds_to_embed(encoder, run.preprocessing.size, run.preprocessing.channels)
+        found[f"size {row.alpha:g}"] = row.mean_size
+    whole = row.mean_size is not None and row.constant_size is not None
+    found["ratio"] = row.mean_size / row.constant_size if whole else None
+    shape = run.preprocessing
+    found["seconds"] = seconds_to_embed(run.encoder(), shape.size, shape.channels)
     return found, evaluation.uncertainty
 
 
@@ -149,19 +150,19 @@ def main() -> None:
     keep_freed_memory()
     rows, figures = [], {}
     for name in asked.sets:
-        embeds: float | None = None
+        baseline: float | None = None
         for method in asked.encoders:
             found, uncertainty = numbers_of(name, method, asked.runs)
-            embeds = found["seconds"] if method == BASELINE else embeds
-            cost = None if embeds is None else found["seconds"] / embeds
-            shown = {key: value for key, value in found.items() if key != "seconds"}
-            cells = ["-" if value is None else f"{value:.3f}" for value in shown.values()]
-            rows.append([name, method, *cells, "-" if cost is None else f"{cost:.1f}", uncertainty])
-            print(*rows[-1], flush=True)
+            seconds = found.pop("seconds")
+            baseline = seconds if method == BASELINE else baseline
+            found["cost"] = None if baseline is None else seconds / baseline
+            cells = ["-" if value is None else f"{value:.3f}" for value in found.values()]
+            rows.append([name, method, *cells, uncertainty])
+            print(f"| {' | '.join(rows[-1])} |", flush=True)
             if name == "digits":
                 prefix = f"digits_{method}".replace("-", "_")
-                figures |= {f"{prefix}_{key}": found[key] for key in FIGURES}
-    columns = ("set", "method", *(key.replace("_", " ") for key in shown), "cost", "goes by")
+                figures |= {f"{prefix}_{key}": found[column] for key, column in FIGURES.items()}
+    columns = ("set", "method", *found, "by")
     report("Methods", columns, rows, figures, asked.json)
 
 
