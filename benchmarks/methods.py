@@ -6,8 +6,8 @@ as ImageNet left it), half of the classes trained on and the others measured on:
 expected calibration error of test queries, AUROC of a wrong first image by the encoder's own
 uncertainty (where it has one) and by the one that sizes go by, AUROC of telling MNIST's digits by
 the latter, mean certified sizes at delta = 0.1 by `auto` (score function and uncertainty, chosen on
-the tuning split), the last over one size for all, and how long an embedding takes beside that of the
-deterministic encoder.
+the tuning split), the last over one size for all, and how long an embedding takes beside the
+deterministic encoder's.
 `--sets` and `--encoders` measure a part. Trained runs in `--runs` are used again.
 """
 

@@ -121,7 +121,8 @@ class DeepEnsemble(Encoder):
             return super().draw_distances(queries, candidates)
         size = (len(self.members), -1)
         apart = queries.vectors.unflatten(1, size)[:, None] - candidates.unflatten(2, size)
-        return apart.norm(dim=3).permute(2, 0, 1)
+        distances: Tensor = apart.norm(dim=3)
+        return distances.permute(2, 0, 1)
 
     def forward(self, images: Tensor) -> Embedding:
         vectors = self.member_vectors(images)

@@ -83,7 +83,8 @@ def spread_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np
     there = (near >= 0)[:, :, None]
     places = searcher.relevance.places[near]
     steps = places - places.mean(axis=1, keepdims=True, where=there)
-    return np.sqrt(np.square(steps).sum(axis=2).mean(axis=1, where=there[:, :, 0]))
+    squared: NDArray[np.float64] = np.square(steps).sum(axis=2).mean(axis=1, where=there[:, :, 0])
+    return np.sqrt(squared)
 
 
 def can_draw(searcher: Searcher) -> bool:
@@ -125,7 +126,8 @@ def agreement_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray
     first = draw_columns(searcher, results, 1)[:, :, 0]
     labels = np.take_along_axis(results.keys, first, axis=1)
     counts = (labels[:, :, None] == labels[:, None, :]).sum(axis=2)
-    return 1 - counts.max(axis=1) / labels.shape[1]
+    share: NDArray[np.float64] = counts.max(axis=1) / labels.shape[1]
+    return 1 - share
 
 
 def overlap_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.float64]:
@@ -135,7 +137,8 @@ def overlap_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[n
     width = results.depth
     cells = columns.reshape(n, -1) + width * np.arange(n)[:, None]
     counts = np.bincount(cells.ravel(), minlength=n * width).reshape(n, width)
-    return 1 - (counts * (counts - 1)).sum(axis=1) / (draws * (draws - 1) * k)
+    shared: NDArray[np.float64] = (counts * (counts - 1)).sum(axis=1)
+    return 1 - shared / (draws * (draws - 1) * k)
 
 
 QUERY_UNCERTAINTIES: Mapping[str, QueryUncertainty] = {
