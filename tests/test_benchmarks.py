@@ -111,7 +111,11 @@ FIGURES = {
             ("clean", "corrupt"),
             (
                 ("deterministic", ("AP", "5_NN")),
-                ("btl", ("AP", "5_NN", "tau_AP", "tau_5_NN")),
+                ("hib_point", ("AP", "5_NN")),
+                *(
+                    (encoder, ("AP", "5_NN", "tau_AP", "tau_5_NN"))
+                    for encoder in ("btl", "hib_mog1", "hib_mog2")
+                ),
             ),
         )
         for name in names

@@ -34,12 +34,14 @@ from rcir.runs.folder import RunFolder, find_run
 DEPTH = 10
 
 
-def options(description: str | None) -> Namespace:
-    """The command line of these benchmarks."""
+def options(description: str | None, encoders: tuple[str, ...] = ()) -> Namespace:
+    """The command line of these benchmarks; of some, `--encoders` of which there are rows."""
     command = parser(description)
     runs = Path("runs", sized("papers", "papers-short"))
     command.add_argument("--runs", type=Path, default=runs, help="trained runs")
     command.add_argument("--seeds", type=int, default=sized(3, 1), help="trainings per row")
+    if encoders:
+        command.add_argument("--encoders", nargs="+", choices=encoders, default=encoders)
     parsed = command.parse_args()
     torch.set_num_threads(1)  # two scripts side by side use two cores better than one script does
     return parsed

@@ -138,7 +138,8 @@ def overlap_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[n
     cells = columns.reshape(n, -1) + width * np.arange(n)[:, None]
     counts = np.bincount(cells.ravel(), minlength=n * width).reshape(n, width)
     shared: NDArray[np.float64] = (counts * (counts - 1)).sum(axis=1)
-    return 1 - shared / (draws * (draws - 1) * k)
+    share: NDArray[np.float64] = shared / (draws * (draws - 1) * k)
+    return 1 - share
 
 
 QUERY_UNCERTAINTIES: Mapping[str, QueryUncertainty] = {
