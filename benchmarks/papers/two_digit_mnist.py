@@ -63,8 +63,8 @@ METHODS = {
     **{"hib-point": "point", "hib-mog1": "MoG-1", "hib-mog2": "MoG-2"},
 }
 COMPONENTS = {"hib-point": 0, "hib-mog1": 1, "hib-mog2": 2}
-# Two images of each of 32 numbers; every anchor with its match, and 16 others. From the second epoch
-# on 8 of the 16 nearest others: few numbers of all lie side by side, and those decide.
+# Two images of each of 32 numbers; every anchor with its match, and 16 others. From the second
+# epoch on 8 of the 16 nearest others: few numbers of all lie side by side, and those decide.
 PAIRS = MiningConfig(
     "random", "top-random", num_negatives=16, pool=62, scope="batch", samples_per_class=2
 )
