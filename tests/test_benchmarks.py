@@ -99,11 +99,14 @@ FIGURES = {
     "papers/fashion_mnist": {
         f"{encoder}_{name}"
         for encoder, name in product(
-            ("deterministic", "mc_dropout", "deep_ensemble", "btl"),
+            (
+                *("deterministic", "mc_dropout", "mc_dropout_channels", "deep_ensemble", "btl"),
+                *("vmf", "tripreg", "hib", "pfe", "lam_post_hoc", "lam_online"),
+            ),
             ("mAP@1", "mAP@5", "mAP@10", "AUROC", "AUPRC", "AUSC", "ECE"),
         )
     }
-    - {"deterministic_ECE"},  # of an encoder without samples
+    - {"deterministic_ECE", "tripreg_ECE", "pfe_ECE"},  # of encoders without samples
     "papers/two_digit_mnist": {
         f"{encoder}_{dim}_{state}_{name}"
         for dim, state, (encoder, names) in product(
