@@ -8,8 +8,8 @@ Triplet Loss also by how 3,000 of the test images are told from digits; the cont
 the Laplacian metric learner and, online, scale and memory of the curvature are the paper's.
 `mc-dropout-channels` is MC dropout as that paper has it: whole channels, a rate of 0.05, the
 contrastive loss, 100 passes. The deterministic encoder is a member of the ensemble of its seed; its
-AUROC, AUPRC and AUSC are those of one minus the cosine to the nearest image. Trained runs in `--runs`
-are used again; `--encoders` measures some. RCIR_DATA names the data.
+AUROC, AUPRC and AUSC are those of one minus the cosine to the nearest image. Trained runs in
+`--runs` are used again; `--encoders` measures some. RCIR_DATA names the data.
 """
 
 from __future__ import annotations
