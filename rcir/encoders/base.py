@@ -137,7 +137,9 @@ class Encoder(nn.Module):
         dim = queries.vectors.shape[1]
         noise = torch.randn(N_DRAWS, 1, dim, generator=torch.Generator().manual_seed(0))
         drawn = queries.vectors + queries.variance.sqrt() * noise.to(queries.vectors)
-        return torch.cdist(drawn.transpose(0, 1), candidates).transpose(0, 1)
+        # Of differences: rounding in products would reorder candidates that are near each other.
+        exact = "donot_use_mm_for_euclid_dist"
+        return torch.cdist(drawn.transpose(0, 1), candidates, compute_mode=exact).transpose(0, 1)
 
     @classmethod
     def member_configs(cls, config: EncoderConfig) -> list[EncoderConfig]:
