@@ -150,9 +150,17 @@ def _trained_on(config: TrainingConfig, splits: Splits) -> TrainedOn:
     """What the encoder will have been trained on: also in the run whose weights it takes over."""
     trained = TrainedOn.of(splits)
     weights = config.encoder.options.get("base_weights")
-    if weights is None or not (Path(weights).parent / TRAINED_ON_FILE).is_file():
+    if weights is None:
         return trained
-    return TrainedOn.read(Path(weights).parent).joined(trained)
+    # Beside the weights of a run; above its checkpoints, and above its retriever.
+    for folder in Path(weights).absolute().parents[:3]:
+        if (folder / TRAINED_ON_FILE).is_file():
+            return TrainedOn.read(folder).joined(trained)
+    raise InvalidData(
+        f"encoder.options.base_weights is {weights}, and no {TRAINED_ON_FILE} beside it says what "
+        "these weights were trained on, which may not certify: give encoder.safetensors in the "
+        "folder of the run that trained them"
+    )
 
 
 def check_places(config: TrainingConfig) -> None:
@@ -187,6 +195,12 @@ def check_encoder(config: TrainingConfig) -> None:
         raise InvalidConfig(
             f"nothing of the encoder trains: {config.encoder.method} has no head beside the frozen "
             "backbone; choose another encoder.method, or use it without training"
+        )
+    trained = _trains(built) or member_configs(config) or config.encoder.options.get("base_weights")
+    if not (trained or config.encoder.starts_pretrained):
+        raise InvalidConfig(
+            f"nothing of {config.encoder.method} was trained: its backbone is random; give "
+            "encoder.pretrained or encoder.checkpoint_path, or a base that trains"
         )
 
 

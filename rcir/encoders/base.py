@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rcir.embedding import Embedding
 from rcir.encoders.config import EncoderConfig
+from rcir.errors import InvalidConfig
 from rcir.losses import PointLossOptions, point_tuple_loss
 from rcir.mining import Negatives, Positive
 
@@ -132,9 +133,12 @@ class Encoder(nn.Module):
             queries: n of them.
             candidates: (n, k, d) vectors of the gallery.
         """
-        if queries.variance is None:
-            raise NotImplementedError(f"{type(self).__name__} says that it draws, and from nothing")
         dim = queries.vectors.shape[1]
+        if queries.variance is None or queries.variance.shape[1] not in (1, dim):
+            raise InvalidConfig(
+                f"{type(self).__name__} says that it draws, and states no variance of its vectors: "
+                "write its draw_distances, or let draws be false"
+            )
         noise = torch.randn(N_DRAWS, 1, dim, generator=torch.Generator().manual_seed(0))
         drawn = queries.vectors + queries.variance.sqrt() * noise.to(queries.vectors)
         # Of differences: rounding in products would reorder candidates that are near each other.

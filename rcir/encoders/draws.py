@@ -31,9 +31,12 @@ def nearest_of_draws(
         nearest: at most k.
 
     Raises:
-        InvalidConfig: the encoder's distances are of another shape, or not numbers.
+        InvalidConfig: the encoder has nothing to draw from, or its distances are of another shape,
+            of fewer than two draws, or not numbers.
     """
     n, k = positions.shape
+    if not n:
+        return np.empty((0, 1, nearest), np.int64)
     step = max(1, ELEMENTS // max(1, k * queries.vectors.shape[1]))
     columns = []
     for start in range(0, n, step):
@@ -42,10 +45,10 @@ def nearest_of_draws(
         own = queries[start : start + step].map(torch.Tensor.cpu)
         with torch.inference_mode():
             found = encoder.draw_distances(own, near.unflatten(0, some.shape)).numpy()
-        if found.ndim != 3 or found.shape[1:] != some.shape or np.isnan(found).any():
+        if found.shape != (max(2, len(found)), *some.shape) or np.isnan(found).any():
             raise InvalidConfig(
                 f"{type(encoder).__name__}.draw_distances gave an array of shape {found.shape}; it "
-                f"must give (draws, {some.shape[0]}, {some.shape[1]}) numbers"
+                f"must give (draws, {some.shape[0]}, {some.shape[1]}) numbers of at least 2 draws"
             )
         far = np.where(some >= 0, found, np.inf)
         columns.append(np.argsort(far, axis=2, kind="stable")[:, :, :nearest].swapaxes(0, 1))

@@ -9,16 +9,18 @@ from rcir.embedding import Embedding
 from rcir.errors import InvalidData
 from rcir.losses import fuse_gaussians
 
+UNIT = 1e-3  # what rounding makes of a length of 1
+
 
 def fuse(embedding: Embedding, template: Tensor, templates: int) -> Embedding:
     """One embedding for each template: what its pictures say together.
 
-    Where the encoder states a variance, the vector has the direction of the mean of the product of
-    the pictures' Gaussians, in which certain pictures count for more ("Fusion" in Shi and Jain,
+    Where the encoder states a variance, the vector is the mean of the product of the pictures'
+    Gaussians, in which certain pictures count for more ("Fusion" in Shi and Jain,
     "Probabilistic Face Embeddings", ICCV 2019), and the variance is that of the product; the
     uncertainty is fused as a variance too, which gives that of the fused Gaussian for Bayesian
-    triplet loss and for PFE. Without a variance, the direction is that of the mean of the vectors,
-    and the uncertainty the mean. The length is the pictures' mean length: 1 for unit vectors.
+    triplet loss and for PFE. Without a variance, the vector is the mean of the vectors,
+    and the uncertainty the mean. Unit vectors are fused to unit vectors.
 
     Args:
         embedding: of n pictures.
@@ -61,6 +63,6 @@ def fuse(embedding: Embedding, template: Tensor, templates: int) -> Embedding:
             f"the variance of this encoder has {variance.shape[1]} dimensions and its vectors "
             f"{vectors.shape[1]}, so that they cannot be fused: build the gallery without templates"
         )
-    length = mean(vectors.norm(dim=1, keepdim=True))
-    fused = F.normalize(centre, eps=1e-30) * length
+    unit = (vectors.norm(dim=1) - 1).abs().max() < UNIT
+    fused = F.normalize(centre, eps=1e-30) if unit else centre
     return Embedding(fused, spread, None if stated is None else stated.squeeze(1))

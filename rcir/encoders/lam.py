@@ -29,11 +29,12 @@ from rcir.encoders.laplace import (
     marginal_prior_precision,
 )
 from rcir.encoders.posthoc import TrainingImages
-from rcir.errors import InvalidConfig
+from rcir.errors import InvalidConfig, InvalidData
 from rcir.losses import HessianGeometry, PointLossOptions
 
 PAIRED = 256  # images whose pairs a post-hoc fit takes at a time
 ONLINE_SCALE = 1e6
+LARGEST_SCALE = 1e30  # of what scales a curvature, which is stored in float32
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,15 @@ class LaplacianMetricOptions:
                 )
         for name in ("scale", "initial", "prior_precision"):
             value = getattr(self, name)
-            if isinstance(value, int | float) and not value > 0:
-                raise InvalidConfig(f"encoder.options.{name} is {value}; it must be above 0")
-        if self.negatives_weight != "auto" and not self.negatives_weight >= 0:
+            if isinstance(value, int | float) and not 0 < value <= LARGEST_SCALE:
+                raise InvalidConfig(
+                    f"encoder.options.{name} is {value}; it must be above 0, and at most "
+                    f"{LARGEST_SCALE:g}"
+                )
+        if self.negatives_weight != "auto" and not 0 <= self.negatives_weight <= LARGEST_SCALE:
             raise InvalidConfig(
-                f"encoder.options.negatives_weight is {self.negatives_weight}; at least 0"
+                f"encoder.options.negatives_weight is {self.negatives_weight}; at least 0, and at "
+                f"most {LARGEST_SCALE:g}"
             )
         if not 0 < self.memory < 1:
             raise InvalidConfig(f"encoder.options.memory is {self.memory}; it must lie in (0, 1)")
@@ -195,7 +200,11 @@ class LaplacianMetric(Encoder):
             self._step = None
 
     def fit_posthoc(self, training: TrainingImages) -> None:
-        """The curvature by the pairs within batches of training images, and the prior precision."""
+        """The curvature by the pairs within batches of training images, and the prior precision.
+
+        Raises:
+            InvalidData: the curvature is nowhere positive.
+        """
         options = self.options
         if not options.online:
             network = BackboneFeatures(nn.Sequential(self.backbone, self.pooling), self.config)
@@ -210,6 +219,12 @@ class LaplacianMetric(Encoder):
                     curvature.add_unmined(outputs, pairs[~match])
             scale = options.scale or len(training.images)
             self.hessian.copy_((self._mean(curvature) * scale).clamp(min=0))
+        if not (self.hessian > 0).any():
+            raise InvalidData(
+                "the loss of the training images has no positive curvature: some that match must "
+                f"be among {PAIRED} of them; lower encoder.options.negatives_weight, or set "
+                'encoder.options.variant to "positive"'
+            )
         precision = options.prior_precision
         if precision == "marginal-likelihood":
             squared = self._weights().detach().double().square().sum().item()

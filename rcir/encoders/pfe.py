@@ -43,12 +43,12 @@ class ProbabilisticFaceEmbeddingOptions:
 
     Args:
         base: the encoder whose embedding is the mean: "deterministic", "norm-softmax",
-            "pretrained", or one of your own that extends one of these. One that is trained by the
-            triplet loss is trained in the same run, with `loss` and `mining`, unless there are
-            weights of it.
+            "pretrained", or one of your own that extends one of these and leaves its `forward`. One
+            that is trained by the triplet loss is trained in the same run, with `loss` and
+            `mining`, unless there are weights of it.
         base_options: its options.
         base_weights: a .safetensors file of it, trained: that in the folder of a run with the same
-            backbone, pooling and dim.
+            backbone, pooling and dim, which also says what it was trained on.
         distance: "mean" ranks by the distance of means; "mls" re-ranks the candidates by the mutual
             likelihood score.
         steps: of Adam, at `lr`, and for the last third at a tenth of it; at least 1.
@@ -74,6 +74,13 @@ class ProbabilisticFaceEmbeddingOptions:
             raise InvalidConfig(
                 f"encoder.options.base {self.base!r} is no encoder of one vector without "
                 "uncertainty: choose deterministic, norm-softmax or pretrained"
+            )
+        if kind.forward not in (Deterministic.forward, Pretrained.forward) or not (
+            self.base_options.get("unit", True)
+        ):
+            raise InvalidConfig(
+                f"encoder.options.base {self.base!r} with {self.base_options} has vectors of its "
+                "own; they must be those of the deterministic encoder, of unit length"
             )
         if not self.ready and kind.LossOptions is not PointLossOptions:
             raise InvalidConfig(

@@ -27,6 +27,7 @@ from rcir.losses import (
     vmf_tuple_loss,
 )
 
+LEAST_DISPERSION = 1e-8  # beyond that concentration, moments have no digits left
 INITIAL_LENGTH = 0.9  # mean resultant length of every image before training
 
 
@@ -83,7 +84,7 @@ class VonMisesFisher(Encoder):
         feature_map = self.backbone(images).float()
         with torch.autocast(images.device.type, enabled=False):
             mean = F.normalize(self.mean_head(feature_map))
-            dispersion = self.dispersion_head(feature_map)
+            dispersion = self.dispersion_head(feature_map).clamp(min=LEAST_DISPERSION)
         extra = {"concentration": 1 / dispersion}
         return Embedding(mean, uncertainty=dispersion.squeeze(1), extra=extra)
 

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+LARGEST_CONCENTRATION = 1e10
+
 
 def draw_von_mises_fisher(
     mean: Tensor, concentration: Tensor, draws: int, generator: torch.Generator
@@ -31,7 +33,15 @@ def draw_von_mises_fisher(
         tensor([1.0000, 1.0000])
     """
     direction = mean.detach().cpu().double()
-    kappa = concentration.detach().cpu().double().squeeze(1).expand(draws, -1)
+    # Beyond that, float64 does not tell a draw from its mean.
+    kappa = (
+        concentration.detach()
+        .cpu()
+        .double()
+        .squeeze(1)
+        .clamp(max=LARGEST_CONCENTRATION)
+        .expand(draws, -1)
+    )
     cosine = _cosines(kappa, mean.shape[1], generator)[..., None]
     noise = torch.randn(draws, *direction.shape, generator=generator, dtype=torch.float64)
     across = noise - (noise * direction).sum(-1, keepdim=True) * direction

@@ -17,7 +17,7 @@ from rcir.retrieval.calibration_report import CalibrationReport, report
 from rcir.retrieval.control import CalibrationOptions, control, grown
 from rcir.retrieval.labelled_searcher import LabelledSearcher
 from rcir.retrieval.queries import Queries, require_alike
-from rcir.retrieval.query_uncertainty import OF_DRAWS
+from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.splits import check_clusters, check_repeats, divide_queries
 from rcir.risk import (
     Bound,
@@ -140,7 +140,8 @@ class CalibratedSearcher(LabelledSearcher):
         Raises:
             StaleCalibration: the retriever has changed since it searched.
             InvalidData: of the queries; or some of them are pictures of the gallery, of the tuning
-                split too, or the same (by digests; of pictures encoded anew it warns).
+                split too, or the same (by digests; of pictures encoded anew it warns, but not of
+                those in templates, whose vectors are of several pictures).
 
         Example:
             >>> import rcir
@@ -213,7 +214,12 @@ class CalibratedSearcher(LabelledSearcher):
     ) -> tuple[str, ComparedSizes]:
         if again or options.uncertainty != "auto":
             return self.uncertainty if again else options.uncertainty, {}
-        candidates = {kind: self.judged(tuning, kind) for kind in self.uncertainties}
+        held = tuning.known("queries").embedding is not None
+        candidates = {
+            kind: self.judged(tuning, kind)
+            for kind in self.uncertainties
+            if held or not QUERY_UNCERTAINTIES[kind].by_draws
+        }
         return smallest_uncertainty(candidates, options.alphas, options.delta)
 
     def _kept(self, results: LabelledResults) -> Queries:
@@ -228,15 +234,20 @@ class CalibratedSearcher(LabelledSearcher):
             if not np.array_equal(found, results.relevant):
                 relevance = None
         clusters = results.clusters
-        needed = self.uncertainty in OF_DRAWS or (self.encoder is not None and self.encoder.reranks)
         return replace(
             queries,
-            embedding=queries.embedding if needed else None,
+            embedding=queries.embedding if self.keeps_embeddings else None,
             relevance=relevance,
             groups=results.groups,
             clusters=None if clusters is None else clusters.astype(str),
             cluster=results.cluster,
         )
+
+    @property
+    def keeps_embeddings(self) -> bool:
+        """Whether queries are searched anew by all that the encoder says of them."""
+        by_draws = QUERY_UNCERTAINTIES[self.uncertainty].by_draws
+        return by_draws or (self.encoder is not None and self.encoder.reranks)
 
     @property
     def query_digests(self) -> NDArray[np.bytes_]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.within_radius import WithinRadius
-from rcir.errors import InvalidConfig
+from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import HoldsVectors, lengths, one_minus_cosine
 from rcir.risk import SearchResults
 from rcir.risk.keys import VOTERS
@@ -29,11 +29,13 @@ class QueryUncertainty:
         title: for reports.
         known: whether a searcher can tell it.
         of: (n,) of the queries of search results.
+        by_draws: whether it takes all that the encoder says of the queries, see `draw_columns`.
     """
 
     title: str
     known: Callable[[Searcher], bool]
     of: Callable[[Searcher, SearchResults], NDArray[np.float64]]
+    by_draws: bool = False
 
 
 def stated_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.float64]:
@@ -55,7 +57,8 @@ def gap_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.fl
     """(n,) distance of the first candidate over that of the first with another label, in [0, 1].
 
     The ratio test of Lowe ("Distinctive image features from scale-invariant keypoints", IJCV 2004).
-    Without labels, over that of the second candidate; 0 where there is no other.
+    Without labels, over that of the second candidate; 0 where there is no other. Of candidates that
+    the encoder re-ranked, both are its own distances.
     """
     distances = np.asarray(results.known("distances"), np.float64)
     others = np.arange(results.depth) > 0
@@ -101,6 +104,9 @@ def draw_columns(searcher: Searcher, results: SearchResults, nearest: int) -> ND
         searcher: that `can_draw`.
         results: of n queries of it.
         nearest: number of candidates, at most, of each draw.
+
+    Raises:
+        InvalidData: the queries were kept without what draws need.
     """
     from rcir.encoders.draws import nearest_of_draws  # what needs no encoder needs no torch
 
@@ -113,6 +119,11 @@ def draw_columns(searcher: Searcher, results: SearchResults, nearest: int) -> ND
     assert searcher.encoder is not None
     positions = results.known("positions")[:, :VOTERS]
     queries = results.known("queries").embedding
+    if queries is None:
+        raise InvalidData(
+            "these queries were kept without what draws of them need, for they calibrated by "
+            "another uncertainty: search their pictures again"
+        )
     nearest = min(nearest, positions.shape[1])
     return nearest_of_draws(searcher.encoder, queries, positions, vectors, nearest)
 
@@ -164,14 +175,15 @@ QUERY_UNCERTAINTIES: Mapping[str, QueryUncertainty] = {
         "the labels that several draws find first",
         lambda one: can_draw(one) and one.labels is not None,
         agreement_uncertainty,
+        by_draws=True,
     ),
     "overlap": QueryUncertainty(
         "what several draws have in common of their neighbours",
         can_draw,
         overlap_uncertainty,
+        by_draws=True,
     ),
 }
-OF_DRAWS = ("agreement", "overlap")
 
 
 def check_uncertainty(name: str) -> None:

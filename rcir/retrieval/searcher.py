@@ -140,6 +140,8 @@ class Searcher(VectorSearcher):
             from rcir.encoders.fusion import fuse
 
             of = torch.from_numpy(template).to(embedding.vectors.device)
+            if not encoder.draws:  # what it calls a variance is of no vector
+                embedding = replace(embedding, variance=None)
             embedding = fuse(embedding, of, len(entries))
             known = template_digests(known, template)
         vectors, uncertainty = _arrays(embedding)

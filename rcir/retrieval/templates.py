@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from rcir.data.records import ImageSet
 from rcir.errors import InvalidData
 
+MISSING = ("", "None", "nan", "<NA>", "NaT")
+
 
 def templates_of(images: ImageSet, attribute: str) -> tuple[ImageSet, NDArray[np.int64]]:
     """The templates of an image set, and the template of each image.
@@ -23,7 +25,8 @@ def templates_of(images: ImageSet, attribute: str) -> tuple[ImageSet, NDArray[np
         and with what its pictures match; and (n,) the number of each image's template.
 
     Raises:
-        InvalidData: there is no such attribute, or pictures of one template match different things.
+        InvalidData: there is no such attribute, an image has none, or pictures of one template
+            match different things.
 
     Example:
         >>> images = ImageSet(
@@ -34,12 +37,16 @@ def templates_of(images: ImageSet, attribute: str) -> tuple[ImageSet, NDArray[np
         >>> templates.ids, templates.labels.tolist(), number.tolist()
         (['Ann', 'Bo'], [4, 2], [0, 1, 0])
     """
-    if attribute not in images.attributes:
+    if not isinstance(attribute, str) or attribute not in images.attributes:
         known = ", ".join(images.attributes) or "none"
         raise InvalidData(f"the gallery has no attribute {attribute!r}; it has {known}")
-    names, first, number = np.unique(
-        images.attributes[attribute].astype(str), return_index=True, return_inverse=True
-    )
+    given = images.attributes[attribute].astype(str)
+    if nameless := int(np.isin(given, MISSING).sum()):
+        raise InvalidData(
+            f"{nameless} images of the gallery have no {attribute}: name the template of each; an "
+            "image that stands alone can have its own id"
+        )
+    names, first, number = np.unique(given, return_index=True, return_inverse=True)
     order = np.argsort(first)
     first, number = first[order], np.argsort(order)[number]
     _require_alike(images, attribute, first[number])

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from rcir.encoders import posthoc as posthoc_module
 from rcir.encoders.batches import embed
 from rcir.encoders.laplace import PairCurvature, inverse_concentration, marginal_prior_precision
 from rcir.encoders.posthoc import TrainingImages
-from rcir.errors import InvalidConfig
+from rcir.errors import InvalidConfig, InvalidData
 
 MARGIN = 0.15  # of an untrained network: some pairs are closer, some are not
 
@@ -319,3 +320,10 @@ def test_a_loss_of_another_curvature_is_refused():
         with pytest.raises(InvalidConfig, match="contrastive or contrastive-linear"):
             build().LossOptions(form=form)
     assert build().LossOptions().margin == 0.7
+
+
+def test_images_without_a_match_near_them_have_no_curvature():
+    given = training_images(30)
+    alone = ImageSet(given.images.images, np.arange(30), given.images.ids)
+    with pytest.raises(InvalidData, match="no positive curvature"):
+        build().fit_posthoc(replace(given, images=alone))

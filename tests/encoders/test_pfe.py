@@ -10,6 +10,7 @@ from rcir.data import ImageSet, Preprocessing
 from rcir.data.relevance import SameLabel, SharedLabel
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.encoders.batches import embed
+from rcir.encoders.deterministic import Deterministic
 from rcir.encoders.posthoc import TrainingImages
 from rcir.encoders.variance_branch import VarianceBranch
 from rcir.errors import InvalidConfig, InvalidData
@@ -211,3 +212,20 @@ def test_a_pretrained_base_needs_no_training(splits):
     found = embed(encoder, Preprocessing(), splits.test.images[:5])
     assert found.vectors.shape == found.variance.shape == (5, length)
     assert encoder.config.dim == length
+
+
+class Doubled(Deterministic):
+    """A base with another forward pass."""
+
+    def forward(self, images):
+        return super().forward(images).map(lambda values: 2 * values)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"base_options": {"unit": False}}, {"base": "tests.encoders.test_pfe:Doubled"}],
+    ids=["lengths", "forward"],
+)
+def test_a_base_with_other_vectors_is_refused(options):
+    with pytest.raises(InvalidConfig, match="must be those of the deterministic encoder"):
+        build(**options)

@@ -114,3 +114,20 @@ def test_draws_of_an_encoder_are_of_its_distributions_and_of_the_generator():
     again = encoder.samples(images, torch.Generator().manual_seed(1))
     assert torch.equal(drawn, again)
     assert not torch.equal(drawn, encoder.samples(images, torch.Generator().manual_seed(2)))
+
+
+def test_what_is_almost_certain_stays_finite():
+    """Softplus of -110 is 0 in float32."""
+    encoder = build()
+    torch.nn.init.constant_(encoder.dispersion_head.layers[-1].bias, -110.0)
+    images = torch.rand(5, 1, 8, 16)
+    embedding = encoder(images)
+    assert embedding.uncertainty.tolist() == pytest.approx([1e-8] * 5)
+    losses = encoder.loss(embedding, torch.ones(1, 3, dtype=torch.bool), encoder.LossOptions())
+    losses.sum().backward()
+    assert all(p.grad.isfinite().all() for p in encoder.parameters())
+    drawn = encoder.samples(images, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(drawn[0], embedding.vectors.detach(), atol=2e-3, rtol=0)
+    mean = torch.eye(4)[:1]
+    sure = draw_von_mises_fisher(mean, torch.tensor([[1e30]]), 3, torch.Generator())
+    torch.testing.assert_close(sure[:, 0], mean.expand(3, 4), atol=1e-4, rtol=0)

@@ -1,18 +1,23 @@
 """Uncertainty from several draws of a query: members of an ensemble, or draws from a variance."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save as save_arrays
 
 import rcir
 from rcir.data import ImageSet, Preprocessing
 from rcir.data.within_radius import WithinRadius
 from rcir.encoders import EncoderConfig, build_encoder
-from rcir.errors import InvalidConfig
+from rcir.encoders.deterministic import Deterministic
+from rcir.errors import CorruptRetriever, InvalidConfig, InvalidData
 from rcir.index import IndexConfig
 from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.storage.manifest import write_manifest
 from tests.methods import config_of
 
 PREPROCESSING = Preprocessing((8, 8), 1)
@@ -78,9 +83,8 @@ def test_agreement_and_overlap_are_those_by_hand(method):
     agreement = retriever.judged(found, "agreement").uncertainty
     overlap = retriever.judged(found, "overlap").uncertainty
     assert np.ptp(most) > 0
-    # Where two candidates are equally far in float32, their order may be another one.
-    assert np.isclose(agreement, 1 - np.array(most)).mean() >= 0.9
-    np.testing.assert_allclose(overlap, 1 - np.array(shared), atol=0.03)
+    np.testing.assert_allclose(agreement, 1 - np.array(most), atol=1e-9)
+    np.testing.assert_allclose(overlap, 1 - np.array(shared), atol=1e-9)
 
 
 def test_without_a_variance_or_labels_there_is_less_to_choose_from():
@@ -160,10 +164,76 @@ def test_every_method_with_a_variance_draws_from_it(method):
     retriever = Retriever.build(encoder, PREPROCESSING, gallery)
     found = retriever.search(gallery.images[:10])
     for kind in ("agreement", "overlap"):
-        values = retriever.judged(found, kind).uncertainty
-        assert ((values >= 0) & (values < 1)).all()
+        assert kind in retriever.uncertainties
+    spread = retriever.judged(found, "overlap").uncertainty
+    sure = replace(found.queries.embedding, variance=found.queries.embedding.variance * 1e-12)
+    found = replace(found, queries=replace(found.queries, embedding=sure))
+    assert retriever.judged(found, "overlap").uncertainty.mean() < 0.1 < spread.mean()
 
 
 def test_a_point_and_what_is_not_fitted_do_not_draw():
     for method, options in (("hib", {"components": 0}), ("lam", {}), ("tripreg", {})):
         assert not build_encoder(config_of(method, options=options), 1, (8, 8)).draws
+
+
+def test_queries_that_were_kept_without_what_draws_need_are_refused_in_words():
+    retriever = built("btl", images(80, 0))
+    asked = images(300, 1)
+    halves = [asked.subset(np.arange(300)[part::2]) for part in (0, 1)]
+    retriever.calibrate(*map(retriever.search_labelled, halves), "quantile", judged_by="own")
+    kept = retriever.tuning_queries, retriever.calibration_queries
+    again = [retriever.search_labelled(queries) for queries in kept]
+    with pytest.raises(InvalidData, match="kept without what draws of them need"):
+        retriever.judged(again[0], "agreement")
+    report = retriever.calibrate(*again, "quantile", judged_by="auto")
+    assert set(report.uncertainties) == {"own", "cosine", "gap", "vote"}
+
+
+class Boastful(Deterministic):
+    """Says that it draws, and states no variance."""
+
+    draws = True
+
+
+class Single(Boastful):
+    """Has one draw only."""
+
+    def draw_distances(self, queries, candidates):
+        return (queries.vectors[:, None] - candidates).norm(dim=2)[None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [(Boastful, "states no variance"), (Single, "at least 2 draws")]
+)
+def test_an_encoder_that_cannot_draw_is_told_so(kind, said):
+    encoder = kind(EncoderConfig("deterministic", dim=6), 1, (8, 8))
+    retriever = Retriever.build(encoder, PREPROCESSING, images(40, 0))
+    with pytest.raises(InvalidConfig, match=said):
+        retriever.judged(retriever.search(images(3, 1).images), "overlap")
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda arrays: {k: v for k, v in arrays.items() if "embedding" not in k},
+        lambda arrays: {
+            k: v * np.nan if k.endswith("embedding.variance") else v for k, v in arrays.items()
+        },
+        lambda arrays: {
+            k: v + 1 if k.endswith("embedding.vectors") else v for k, v in arrays.items()
+        },
+    ],
+    ids=["removed", "not numbers", "of others"],
+)
+def test_kept_embeddings_that_are_not_those_of_the_queries_are_refused(harm, tmp_path):
+    retriever = built("btl", images(80, 0))
+    asked = images(300, 1)
+    halves = [asked.subset(np.arange(300)[part::2]) for part in (0, 1)]
+    retriever.calibrate(*map(retriever.search_labelled, halves), "quantile", judged_by="overlap")
+    folder = retriever.save(tmp_path / "kept")
+    path = folder / "queries.safetensors"
+    path.write_bytes(save_arrays(harm(load_arrays(path))))
+    (folder / "manifest.json").unlink()
+    write_manifest(folder)
+    with pytest.raises(CorruptRetriever, match="of the queries"):
+        rcir.load(folder)

@@ -76,11 +76,13 @@ def test_the_fused_uncertainty_is_that_of_the_fused_gaussian():
     torch.testing.assert_close(fused.uncertainty, 1 / fused.variance.reciprocal().mean(dim=1))
 
 
-def test_without_a_variance_entries_are_the_mean_direction_at_the_mean_length():
+def test_without_a_variance_entries_are_the_mean():
     vectors = random_embedding(1).vectors * torch.tensor([1.0, 2, 3, 4, 5, 6])[:, None]
     fused = fuse(Embedding(vectors, uncertainty=torch.arange(6.0)), torch.from_numpy(ROWS), 3)
-    expected = F.normalize(vectors[[0, 2, 5]].mean(0), dim=0) * 10 / 3
-    torch.testing.assert_close(fused.vectors[0], expected)
+    torch.testing.assert_close(fused.vectors[0], vectors[[0, 2, 5]].mean(0))
+    unit = fuse(Embedding(F.normalize(vectors)), torch.from_numpy(ROWS), 3).vectors[0]
+    expected = F.normalize(F.normalize(vectors)[[0, 2, 5]].sum(0), dim=0)
+    torch.testing.assert_close(unit, expected)
     torch.testing.assert_close(fused.vectors[2], vectors[3])
     torch.testing.assert_close(fused.uncertainty, torch.tensor([7 / 3, 2.5, 3.0]))
 
@@ -170,3 +172,30 @@ def test_pictures_of_one_template_match_the_same_things(splits, kind):
 def test_templates_are_named_by_an_attribute(things):
     with pytest.raises(InvalidData, match="has no attribute 'person'; it has thing"):
         Retriever.build(build(), Preprocessing(), things, templates="person")
+
+
+def test_vectors_of_any_length_are_fused_to_their_mean():
+    vectors = torch.tensor([[3.0, 0.1], [-2.9, 0.0], [5.0, 5.0]])
+    fused = fuse(Embedding(vectors, torch.ones(3, 2)), torch.tensor([0, 0, 1]), 2)
+    torch.testing.assert_close(fused.vectors, torch.tensor([[0.05, 0.05], [5.0, 5.0]]))
+
+
+def test_what_a_method_does_not_draw_from_weighs_no_picture(splits):
+    images = splits.gallery.images[:4]
+    retriever = Retriever.build(
+        build("tripreg"),
+        Preprocessing(),
+        set_of(images, ["a", "a", "b", "b"], np.zeros(4, np.int64)),
+        templates="thing",
+    )
+    vectors = retriever.embed(images).vectors
+    expected = vectors.unflatten(0, (2, 2)).mean(dim=1)
+    found = retriever.index.vectors_at(np.arange(2))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("missing", ["", None, float("nan")])
+def test_pictures_without_a_template_are_refused(splits, missing):
+    given = set_of(splits.gallery.images[:3], ["a", "a", missing], np.zeros(3, np.int64))
+    with pytest.raises(InvalidData, match="1 images of the gallery have no thing"):
+        Retriever.build(build(), Preprocessing(), given, templates="thing")

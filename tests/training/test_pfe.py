@@ -34,7 +34,7 @@ def embedded(run):
 def test_the_base_is_a_run_of_its_own_whose_vectors_stay(whole):
     base = read_run(whole.path / "members" / "member-0")
     assert base.config["encoder"]["method"] == "deterministic"
-    assert base.config["loss"] == {"margin": 0.2, "form": "squared"}
+    assert base.config["loss"] == {"margin": 0.2, "form": "squared", "scale": 10.0}
     assert torch.equal(embedded(whole).vectors, embedded(base).vectors)
     assert len(embedded(whole).uncertainty.unique()) > 250
 
@@ -67,6 +67,33 @@ def test_what_the_base_was_trained_on_cannot_certify_it(whole, tiny, tmp_path):
     splits = load_splits(whole.data)
     with pytest.raises(InvalidData, match="was trained on 300 of the queries"):
         known.require_unseen(replace(splits, calibration=splits.train))
+
+
+def test_the_record_of_a_base_is_found_above_its_checkpoints_or_it_is_refused(
+    whole, tiny, tmp_path
+):
+    base = whole.path / "members" / "member-0"
+    weights = base / "checkpoints" / "epoch-0001" / "model.safetensors"
+
+    def training_of(name, path):
+        options = {**BRIEF, "base_weights": str(path)}
+        encoder = EncoderConfig("pfe", dim=8, options=options)
+        other = DataConfig("digits", seed=5, options=whole.data.options)
+        return tiny(name, storage=str(tmp_path / "runs"), data=other, encoder=encoder)
+
+    known = TrainedOn.read(train(training_of("kept", weights)).path)
+    assert np.isin(TrainedOn.read(base).images, known.images).all()
+    copied = tmp_path / "copied.safetensors"
+    copied.write_bytes(weights.read_bytes())
+    with pytest.raises(InvalidData, match=r"no trained_on\.json beside it"):
+        train(training_of("copied", copied))
+    assert not (tmp_path / "runs" / "copied").exists()
+
+
+def test_a_random_base_is_refused(tiny):
+    options = {**BRIEF, "base": "pretrained"}
+    with pytest.raises(InvalidConfig, match="its backbone is random"):
+        train(tiny(encoder=EncoderConfig("pfe", options=options)))
 
 
 def test_a_frozen_pretrained_base_is_fitted_on_its_features(tiny, tmp_path, monkeypatch):

@@ -187,4 +187,7 @@ def _read(folder: Path, files: Set[str], description: dict[str, Any]) -> Retriev
         retriever.tuning_queries, retriever.calibration_queries = load_queries(
             folder, (len(controller.tuning), len(controller.calibration))
         )
+        for queries in (retriever.tuning_queries, retriever.calibration_queries):
+            kept = queries.embedding is not None
+            require(kept or not retriever.keeps_embeddings, "embeddings of the queries")
     return retriever

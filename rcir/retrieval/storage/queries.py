@@ -82,6 +82,11 @@ def _queries(arrays: dict[str, Any], texts: dict[str, Any], n: int, digests: Any
     for name, values in arrays.items():
         part, _, key = name.partition(".")
         parts[part][key] = values
+    held = parts["embedding"]
+    same = np.array_equal(held.get("vectors", vectors[:0]), vectors)
+    require(same or not held, "embeddings of the queries")
+    for name, values in held.items():
+        require(len(values) == n and np.isfinite(values).all(), f"{name} of the queries")
     require(texts.keys() == {"cluster", *NAMED_PARTS}, "fields of queries.json")
     named = {}
     for name in NAMED_PARTS:
