@@ -19,8 +19,11 @@ from training.checkpoint import checkpoint_folder
 from training.config import override
 from training.schedule import Change
 
-METHODS = ("deterministic", "mc-dropout", "deep-ensemble", "btl")
-FEW = {"mc-dropout": {"passes": 3, "dropout": 0.3}, "deep-ensemble": {"members": 2}}
+METHODS = ("deterministic", "mc-dropout", "deep-ensemble", "btl", "hib")
+FEW = {
+    **{"mc-dropout": {"passes": 3, "dropout": 0.3}, "deep-ensemble": {"members": 2}},
+    "hib": {"distance": "mean"},  # by which an image finds itself, however uncertain it is
+}
 PIXELS = Preprocessing((16, 32), 3)
 
 
