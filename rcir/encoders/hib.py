@@ -82,7 +82,8 @@ class HedgedInstance(Encoder):
 
     At test time samples are made of noise that is drawn once, the same for every image: one set for
     queries, another, independent one for gallery items. So an embedding does not depend on what is
-    embedded with it, and an image in the gallery is asked about by other samples.
+    embedded with it, and an image in the gallery is asked about by other samples. What matches an
+    uncertain image best need not be the image itself, but may be a more certain one nearby.
     """
 
     Options = HedgedInstanceOptions
@@ -102,9 +103,7 @@ class HedgedInstance(Encoder):
             last: Any = self.variance_head[-1]
             nn.init.zeros_(last.weight)
             nn.init.constant_(last.bias, math.log(math.expm1(DEVIATION)))
-            generator = torch.Generator().manual_seed(0)
-            noise = torch.randn(2, samples, config.dim, generator=generator, device="cpu")
-            self.register_buffer("noise", noise)
+            self.register_buffer("noise", _mirrored_noise(components, samples, config.dim))
 
     @property
     def scale(self) -> Tensor:
@@ -200,6 +199,20 @@ class HedgedInstance(Encoder):
             return None
         noise = torch.randn(len(images), *self.noise.shape[1:], generator=generator)
         return self._samples_of(self(images), noise).transpose(0, 1)
+
+
+def _mirrored_noise(components: int, samples: int, dim: int) -> Tensor:
+    """Two sets of standard normal numbers, (2, samples, dim), the same whenever it is asked for.
+
+    Of each component, half of the samples mirror the other half: their mean is that of the
+    component, so that the two sets do not move queries and gallery items apart. Of an odd number,
+    one has no mirror image.
+    """
+    generator = torch.Generator().manual_seed(0)
+    each = samples // components
+    shape = (2, components, each - each // 2, dim)
+    drawn = torch.randn(shape, generator=generator, device="cpu")
+    return torch.cat([drawn, -drawn], dim=2)[:, :, :each].flatten(1, 2)
 
 
 def _mixture(embedding: Embedding) -> tuple[Tensor, Tensor]:

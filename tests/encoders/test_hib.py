@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import expit
+from scipy.stats import halfnorm, kstest, norm
 
 from rcir.data import Preprocessing
 from rcir.embedding import Embedding
@@ -100,6 +101,27 @@ def test_uncertainty_is_that_of_two_independent_sets_of_samples(components):
     expected = [1 - probability(encoder, *pair) for pair in zip(first, second, strict=True)]
     np.testing.assert_allclose(embedding.uncertainty, expected, rtol=1e-5)
     assert (encoder.noise[0] - encoder.noise[1]).abs().max() > 0.5
+
+
+@pytest.mark.parametrize(("components", "samples"), [(1, 8), (2, 8), (4, 8), (2, 200), (1, 401)])
+def test_noise_at_test_time_is_normal_and_its_mean_zero(components, samples):
+    noise = build(components, samples=samples).noise.double()
+    assert noise.shape == (2, samples, 3)
+    for each in noise.unflatten(1, (components, -1)).flatten(0, 1):
+        assert len(each.unique()) == each.numel()
+        paired = 2 * (len(each) // 2)
+        assert each.sum(0).abs().max() <= (1e-6 if paired == len(each) else 4)
+    if samples >= 200:
+        assert kstest(noise.flatten().abs().unique().numpy(), halfnorm.cdf).pvalue > 0.01
+        assert kstest(noise.flatten().numpy(), norm.cdf).pvalue > 0.01
+
+
+def test_an_image_of_the_gallery_finds_itself_first_among_images_as_certain(splits):
+    """The noise of queries and that of gallery items move them nowhere."""
+    encoder = build(spread=0.0)
+    retriever = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=50)
+    found = retriever.search(splits.gallery.images[:100])
+    np.testing.assert_array_equal(found.positions[:, 0], np.arange(100))
 
 
 @pytest.mark.parametrize("components", [1, 2])

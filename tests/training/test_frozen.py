@@ -20,7 +20,10 @@ from training.checkpoint import checkpoint_folder
 from training.config import override
 from training.schedule import Change
 
-FEW = OPTIONS | {"mc-dropout": {"passes": 3, "dropout": 0.3}}
+FEW = OPTIONS | {
+    "mc-dropout": {"passes": 3, "dropout": 0.3},
+    "hib": {"distance": "mean"},  # by which an image finds itself, however uncertain it is
+}
 PIXELS = Preprocessing((16, 32), 3)
 
 
