@@ -136,7 +136,7 @@ def test_uncertainty_grows_with_the_variance(components):
 
 @pytest.mark.parametrize("components", [1, 2])
 def test_candidates_are_ranked_by_the_probability_of_a_match(components, splits, monkeypatch):
-    monkeypatch.setattr(hib, "AT_ONCE", 64 * 1000)  # several parts, the last one smaller
+    monkeypatch.setattr(hib, "SAMPLES_AT_ONCE", 64 * 1000)  # several parts, the last one smaller
     encoder = build(components)
     retriever = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=300)
     found = retriever.search(splits.test.images[:7])
