@@ -66,7 +66,7 @@ def base(name: str, runs: Path) -> TrainingConfig:
         return override(parse(TrainingConfig, file, name, ""), {"data.options": DIGITS})
     if name != "cub50":
         options: dict[str, Any] = {"path": str(folder_of(name, runs))}
-        data, side = DataConfig("folder", options=options), OPTIONS[name][2]
+        data, side = DataConfig("folder", options=options), OPTIONS[name][3]
         size = tuple(json.loads(side))
         return TrainingConfig("base", data=data, preprocessing=Preprocessing(size, 1))
     pictures = class_folders(runs / "pictures", range(1, KINDS[-1] + 1))
