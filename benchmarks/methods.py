@@ -53,7 +53,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     "lam": {},
 }
 SETS = ("digits", "fashion", "omniglot", "cub50")
-EPOCHS = sized({"digits": 8, "fashion": 20, "omniglot": 20, "cub50": 20}, dict.fromkeys(SETS, 1))
+EPOCHS = sized({"digits": 8, "fashion": 8, "omniglot": 8, "cub50": 20}, dict.fromkeys(SETS, 1))
 TIMED = sized(256, 16)  # images
 # Of the two-digit numbers: the figure of a column.
 FIGURES = {"recall_at_1": "R@1", "auroc_miss": "AUROC", "size": "ratio"}
