@@ -212,7 +212,7 @@ def override(config: TrainingConfig, values: Mapping[str, Any]) -> TrainingConfi
         >>> override(TrainingConfig("run"), {"seed": 3, "encoder.dim": 8}).encoder.dim
         8
         >>> override(TrainingConfig("run"), {"encoder.method": "deterministic"}).loss
-        {'margin': 0.1, 'form': 'squared'}
+        {'margin': 0.1, 'form': 'squared', 'scale': 10.0}
     """
     nested: dict[str, Any] = {}
     if values.get("encoder.method", config.encoder.method) != config.encoder.method:

@@ -9,7 +9,7 @@ from rcir.embedding import Embedding
 from rcir.errors import InvalidData
 from rcir.losses import fuse_gaussians
 
-UNIT = 1e-3  # what rounding makes of a length of 1
+LENGTH_TOLERANCE = 1e-3  # what rounding makes of a length of 1
 
 
 def fuse(embedding: Embedding, template: Tensor, templates: int) -> Embedding:
@@ -63,6 +63,6 @@ def fuse(embedding: Embedding, template: Tensor, templates: int) -> Embedding:
             f"the variance of this encoder has {variance.shape[1]} dimensions and its vectors "
             f"{vectors.shape[1]}, so that they cannot be fused: build the gallery without templates"
         )
-    unit = (vectors.norm(dim=1) - 1).abs().max() < UNIT
+    unit = (vectors.norm(dim=1) - 1).abs().max() < LENGTH_TOLERANCE
     fused = F.normalize(centre, eps=1e-30) if unit else centre
     return Embedding(fused, spread, None if stated is None else stated.squeeze(1))
