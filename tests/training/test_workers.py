@@ -54,7 +54,7 @@ OTHERS = {
     name: DRAWING | {"encoder": config_of(name, dim=4, options=options)}
     for name, options in {
         "vmf": {},
-        "tripreg": {},
+        "tripreg": {"unit": True},  # else nothing depends on where all vectors lie: no gradient
         "lam": {"online": True},
         "norm-softmax": {"classes": 100},
     }.items()
@@ -129,7 +129,7 @@ def assert_close(kind, expected, found, file, compared):
     theirs, ours = (load_file(run.path / place) for run in (expected, found))
     assert ours.keys() == theirs.keys()
     keys = [key for key in theirs if compared(key)]
-    assert len(keys) >= 10
+    assert len(keys) >= 7
     for key in keys:
         difference = (ours[key] - theirs[key]).double().norm()
         assert difference <= 1e-3 * theirs[key].double().norm() + 1e-9, (file, key)
