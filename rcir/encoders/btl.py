@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from rcir.encoders.base import Encoder
 from rcir.encoders.config import EncoderConfig
 from rcir.encoders.features import build_features
 from rcir.encoders.heads import MeanHead, VarianceHead
+from rcir.encoders.option_checks import require_at_least, require_choices
 from rcir.errors import InvalidConfig
 from rcir.losses import BayesianTripletOptions, bayesian_tuple_loss, expected_squared_distance
 
@@ -39,16 +40,8 @@ class BayesianTripletEncoderOptions:
     passes: int = 20
 
     def __post_init__(self) -> None:
-        for name, least in (("variance_hidden", 1), ("passes", 2)):
-            if getattr(self, name) < least:
-                raise InvalidConfig(
-                    f"encoder.options.{name} is {getattr(self, name)}; at least {least}"
-                )
-        if self.distance not in get_args(Distance):
-            raise InvalidConfig(
-                f"encoder.options.distance {self.distance!r} is unknown; choose one of "
-                f"{', '.join(get_args(Distance))}"
-            )
+        require_at_least(self, variance_hidden=1, passes=2)
+        require_choices(self, "distance")
 
 
 class BayesianTriplet(Encoder):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast, get_args
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,8 @@ from rcir.encoders.base import Encoder
 from rcir.encoders.config import EncoderConfig
 from rcir.encoders.deterministic import Deterministic
 from rcir.encoders.features import frozen_backbone
+from rcir.encoders.option_checks import require_at_least, require_choices
 from rcir.encoders.posthoc import TrainingImages
-from rcir.errors import InvalidConfig
 
 Combination = Literal["distance", "aligned", "reference"]
 ALIGNED = 20_000  # images are many times what a rotation takes
@@ -41,13 +41,8 @@ class DeepEnsembleOptions:
     combination: Combination = "distance"
 
     def __post_init__(self) -> None:
-        if self.members < 2:
-            raise InvalidConfig(f"encoder.options.members is {self.members}; at least 2")
-        if self.combination not in get_args(Combination):
-            raise InvalidConfig(
-                f"encoder.options.combination {self.combination!r} is unknown; choose one of "
-                f"{', '.join(get_args(Combination))}"
-            )
+        require_at_least(self, members=2)
+        require_choices(self, "combination")
 
 
 class DeepEnsemble(Encoder):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from rcir.encoders.base import Encoder
 from rcir.encoders.config import EncoderConfig
 from rcir.encoders.features import build_features
 from rcir.encoders.heads import MeanHead
+from rcir.encoders.option_checks import require_at_least, require_choices
 from rcir.errors import InvalidConfig
 from rcir.losses import (
     HedgedOptions,
@@ -51,21 +52,13 @@ class HedgedInstanceOptions:
     distance: _Ranking = "match"
 
     def __post_init__(self) -> None:
-        for name, least in (("components", 0), ("samples", 1)):
-            if getattr(self, name) < least:
-                raise InvalidConfig(
-                    f"encoder.options.{name} is {getattr(self, name)}; at least {least}"
-                )
+        require_at_least(self, components=0, samples=1)
         if self.components and self.samples % self.components:
             raise InvalidConfig(
                 f"encoder.options.samples is {self.samples} and components {self.components}: "
                 "give a multiple, as many samples of each component"
             )
-        if self.distance not in get_args(_Ranking):
-            raise InvalidConfig(
-                f"encoder.options.distance {self.distance!r} is unknown; choose one of "
-                f"{', '.join(get_args(_Ranking))}"
-            )
+        require_choices(self, "distance")
 
 
 class HedgedInstance(Encoder):

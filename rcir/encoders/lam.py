@@ -8,7 +8,7 @@ gives a Gaussian of weights; an image is as uncertain as its embeddings under dr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from rcir.encoders.laplace import (
     inverse_concentration,
     marginal_prior_precision,
 )
+from rcir.encoders.option_checks import require_at_least, require_choices
 from rcir.encoders.posthoc import TrainingImages
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.losses import HessianGeometry, PointLossOptions
@@ -68,12 +69,7 @@ class LaplacianMetricOptions:
     passes: int = 20
 
     def __post_init__(self) -> None:
-        for name, choices in (("hessian", HessianGeometry), ("variant", Variant)):
-            if getattr(self, name) not in get_args(choices):
-                raise InvalidConfig(
-                    f"encoder.options.{name} {getattr(self, name)!r} is unknown; choose one of "
-                    f"{', '.join(get_args(choices))}"
-                )
+        require_choices(self, "hessian", "variant")
         for name in ("scale", "initial", "prior_precision"):
             value = getattr(self, name)
             if isinstance(value, int | float) and not 0 < value <= LARGEST_SCALE:
@@ -88,8 +84,7 @@ class LaplacianMetricOptions:
             )
         if not 0 < self.memory < 1:
             raise InvalidConfig(f"encoder.options.memory is {self.memory}; it must lie in (0, 1)")
-        if self.passes < 2:
-            raise InvalidConfig(f"encoder.options.passes is {self.passes}; at least 2")
+        require_at_least(self, passes=2)
 
 
 @dataclass(frozen=True)

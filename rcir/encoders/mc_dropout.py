@@ -21,6 +21,7 @@ from rcir.encoders.base import UNDIGESTED_DEFAULT, Encoder
 from rcir.encoders.config import EncoderConfig
 from rcir.encoders.deterministic import Deterministic
 from rcir.encoders.features import frozen_backbone
+from rcir.encoders.option_checks import require_at_least
 from rcir.errors import InvalidConfig
 
 SIDE_BY_SIDE = 64  # images times passes in one forward pass, unless the images alone are more
@@ -43,8 +44,7 @@ class MCDropoutOptions:
     def __post_init__(self) -> None:
         if not 0 < self.dropout < 1:
             raise InvalidConfig(f"encoder.options.dropout is {self.dropout}; it must lie in (0, 1)")
-        if self.passes < 2:
-            raise InvalidConfig(f"encoder.options.passes is {self.passes}; at least 2")
+        require_at_least(self, passes=2)
 
 
 class DropoutConv(nn.Module):

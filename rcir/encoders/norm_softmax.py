@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rcir.embedding import Embedding
 from rcir.encoders.config import EncoderConfig
 from rcir.encoders.deterministic import Deterministic
+from rcir.encoders.option_checks import require_at_least
 from rcir.errors import InvalidConfig
 from rcir.losses import NormSoftmaxOptions, norm_softmax_loss
 
@@ -26,8 +27,7 @@ class NormSoftmaxEncoderOptions:
     classes: int = 1000
 
     def __post_init__(self) -> None:
-        if self.classes < 2:
-            raise InvalidConfig(f"encoder.options.classes is {self.classes}; at least 2")
+        require_at_least(self, classes=2)
 
 
 class NormSoftmax(Deterministic):

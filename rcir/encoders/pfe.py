@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from rcir.encoders.config import EncoderConfig
 from rcir.encoders.deterministic import Deterministic
 from rcir.encoders.features import frozen_backbone
 from rcir.encoders.methods import find_method
+from rcir.encoders.option_checks import require_at_least, require_choices
 from rcir.encoders.posthoc import TrainingImages
 from rcir.encoders.pretrained import Pretrained
 from rcir.encoders.variance_branch import LEAST_VARIANCE, VarianceBranch
@@ -88,16 +89,8 @@ class ProbabilisticFaceEmbeddingOptions:
                 "loss: train it in a run of its own, and give that run's encoder.safetensors as "
                 "encoder.options.base_weights"
             )
-        if self.distance not in get_args(_Ranking):
-            raise InvalidConfig(
-                f"encoder.options.distance {self.distance!r} is unknown; choose one of "
-                f"{', '.join(get_args(_Ranking))}"
-            )
-        for name, least in (("steps", 1), ("samples_per_class", 2)):
-            if getattr(self, name) < least:
-                raise InvalidConfig(
-                    f"encoder.options.{name} is {getattr(self, name)}; at least {least}"
-                )
+        require_choices(self, "distance")
+        require_at_least(self, steps=1, samples_per_class=2)
         group = self.samples_per_class
         if self.batch % group or self.batch < 2 * group:
             raise InvalidConfig(

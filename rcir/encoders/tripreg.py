@@ -14,6 +14,7 @@ from rcir.encoders.base import Encoder
 from rcir.encoders.config import EncoderConfig
 from rcir.encoders.features import build_features
 from rcir.encoders.heads import MeanHead, ScalarHead
+from rcir.encoders.option_checks import require_at_least
 from rcir.errors import InvalidConfig
 from rcir.losses import HeteroscedasticOptions, bounded_log_variance, heteroscedastic_tuple_loss
 
@@ -32,10 +33,7 @@ class TripRegOptions:
     unit: bool = False
 
     def __post_init__(self) -> None:
-        if self.variance_hidden < 1:
-            raise InvalidConfig(
-                f"encoder.options.variance_hidden is {self.variance_hidden}; at least 1"
-            )
+        require_at_least(self, variance_hidden=1)
 
 
 class TripReg(Encoder):

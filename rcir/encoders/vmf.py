@@ -6,7 +6,7 @@ Warburg et al., ICCV 2021, supplement.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from rcir.encoders.btl import Distance
 from rcir.encoders.config import EncoderConfig
 from rcir.encoders.features import build_features
 from rcir.encoders.heads import MeanHead, VarianceHead
+from rcir.encoders.option_checks import require_at_least, require_choices
 from rcir.encoders.wood import draw_von_mises_fisher
 from rcir.errors import InvalidConfig
 from rcir.losses import (
@@ -48,16 +49,8 @@ class VonMisesFisherEncoderOptions:
     passes: int = 20
 
     def __post_init__(self) -> None:
-        for name, least in (("concentration_hidden", 1), ("passes", 2)):
-            if getattr(self, name) < least:
-                raise InvalidConfig(
-                    f"encoder.options.{name} is {getattr(self, name)}; at least {least}"
-                )
-        if self.distance not in get_args(Distance):
-            raise InvalidConfig(
-                f"encoder.options.distance {self.distance!r} is unknown; choose one of "
-                f"{', '.join(get_args(Distance))}"
-            )
+        require_at_least(self, concentration_hidden=1, passes=2)
+        require_choices(self, "distance")
 
 
 class VonMisesFisher(Encoder):
