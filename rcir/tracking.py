@@ -217,6 +217,31 @@ def find_tracked_run(run_id: str) -> TrackedRun | None:
     return TrackedRun(run_id, uri)
 
 
+def registered_version(uri: str) -> str:
+    """The version, as NAME/NUMBER, that `models:/NAME@ALIAS` or `models:/NAME/NUMBER` stands for.
+
+    Raises:
+        NoRetriever: the registry has none.
+        TrackingUnavailable: it cannot be reached.
+    """
+    from mlflow.exceptions import MlflowException
+
+    name, at, alias = uri.removeprefix("models:/").partition("@")
+    if not at:
+        return name
+    store = _store()
+    with _reachable(store):
+        try:
+            found = _client(store).get_model_version_by_alias(name, alias)
+        except MlflowException as error:
+            if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                raise NoRetriever(
+                    f"MLflow's registry has no {uri}: make it with `rcir register`"
+                ) from error
+            raise
+    return f"{name}/{found.version}"
+
+
 def is_chosen() -> bool:
     """Whether a tracking store was named, by the environment or in code."""
     return bool(_mlflow().is_tracking_uri_set())

@@ -20,6 +20,7 @@ COMMANDS = {
     "compare": "compare runs by how small their guaranteed sets are",
     "embed": "embed pictures, and write their vectors to a Parquet file",
     "data": "show the data sets, or verify a copy of one",
+    "serve": "answer over HTTP, with a page to explore",
     "demo": "train, calibrate, measure and retrieve on handwritten two-digit numbers",
 }
 

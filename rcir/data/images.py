@@ -64,6 +64,25 @@ def read_image(
         return _read(source, channels, resizing)
 
 
+def image_size(source: str | os.PathLike[str] | bytes) -> tuple[int, int]:
+    """Width and height that the file of an image declares; nothing is decoded.
+
+    Raises:
+        InvalidImage: as `read_image` does.
+
+    Example:
+        >>> image_size(b"GIF89a" + bytes([2, 0, 3, 0, 0, 0, 0]) + b";")
+        (2, 3)
+    """
+    with (
+        _no_warnings(),
+        open_image(source) as file,
+        Image.open(file, formats=tuple(FORMATS)) as image,
+    ):
+        _check(image, image_name(source))
+        return image.size
+
+
 def read_images(
     sources: Sequence[ImageLike] | NDArray[Any], channels: int, resizing: Resizing
 ) -> NDArray[np.uint8]:

@@ -90,3 +90,18 @@ class Retrieval:
             "uncertainty": self.uncertainty,
             "guarantee": asdict(self.guarantee),
         }
+
+
+@dataclass(frozen=True, eq=False)
+class AtLevels:
+    """The sets of one query at several alphas: each holds those of all larger alphas.
+
+    Attributes:
+        alphas: the levels that are certified, ascending.
+        sizes: (m,) of the set at each; it holds so many of the first items of `largest`.
+        largest: the answer at the smallest alpha.
+    """
+
+    alphas: tuple[float, ...]
+    sizes: NDArray[np.int64]
+    largest: Retrieval

@@ -62,7 +62,7 @@ class LabelledSearcher(Searcher):
             None if name is None else queries.attributes[name].astype(str)
             for name in (group, cluster)
         )
-        embedded = self._embedded(queries.images, embedder)
+        embedded = self.prepared(queries.images, embedder)
         return self._labelled(
             replace(
                 embedded,
@@ -98,7 +98,7 @@ class LabelledSearcher(Searcher):
             InvalidData: they are no such vectors or labels, or not as many of each.
         """
         relevance, names = self.gallery.query_relevance(labels, self.label_names)
-        embedded = self._embedded(vectors, None, uncertainty, model)
+        embedded = self.prepared(vectors, None, uncertainty, model)
         self.label_names = names
         return replace(
             embedded,

@@ -60,7 +60,7 @@ class MaintainedSearcher(CalibratedSearcher):
         named = self.gallery.new_ids(ids, len(images))
         numbered = self.encoder is not None  # then its data set gave the labels their numbers
         relevance, names = self.gallery.new_relevance(labels, named, self.label_names, numbered)
-        added = self._embedded(images, None, uncertainty, model)
+        added = self.prepared(images, None, uncertainty, model)
         longer = self.gallery.joined(
             Gallery(
                 named,

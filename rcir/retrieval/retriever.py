@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from rcir.data.digests import digests
 from rcir.data.labelling import gallery_relevance
 from rcir.embedding import Embedding
-from rcir.errors import InvalidData
+from rcir.errors import InvalidData, RiskUnattainable
 from rcir.index import DEPTH, IndexConfig, build_index, lengths
-from rcir.retrieval.answer import Distinct, Options, Retrieval
+from rcir.retrieval.answer import AtLevels, Distinct, Options, Retrieval
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.maintained import MaintainedSearcher
 from rcir.retrieval.queries import Queries, require_alike
@@ -29,6 +29,7 @@ from rcir.risk import (
     decide_chosen,
 )
 from rcir.risk.request import Alpha, Mix
+from rcir.risk.score_functions import set_sizes
 
 if TYPE_CHECKING:
     from rcir.data.images import ImageLike
@@ -124,7 +125,7 @@ class Retriever(MaintainedSearcher):
     @overload
     def retrieve(
         self,
-        query: list[Any] | tuple[Any, ...] | Embedding,
+        query: list[Any] | tuple[Any, ...] | Embedding | Queries,
         alpha: Alpha,
         delta: float | None,
         **options: Unpack[Options],
@@ -132,7 +133,7 @@ class Retriever(MaintainedSearcher):
 
     def retrieve(
         self,
-        query: ImageLike | list[Any] | tuple[Any, ...] | Embedding,
+        query: ImageLike | list[Any] | tuple[Any, ...] | Embedding | Queries,
         alpha: Alpha,
         delta: float | None,
         *,
@@ -155,9 +156,9 @@ class Retriever(MaintainedSearcher):
 
         Args:
             query: a path, the bytes of a file, a PIL image, a uint8 array (H, W), (H, W, 1) or
-                (H, W, 3), or a list of such, which gives a list. Or what `embed` returns, which
-                gives a list. Where there is no encoder, a vector (d,), or vectors (n, d), which
-                give a list.
+                (H, W, 3), or a list of such, which gives a list. Or what `embed` or `prepared`
+                returns, which gives a list. Where there is no encoder, a vector (d,), or vectors
+                (n, d), which give a list.
             alpha: level of the risk, in (0, 1); or several risks with their levels, all of which
                 then hold together: `{"miss": 0.1, "false-discovery": 0.5}`.
             delta: in (0, 1); or None for a guarantee on average over calibrations, not of a
@@ -198,14 +199,73 @@ class Retriever(MaintainedSearcher):
         controller = self._valid_controller(distinct).for_risk(request)
         guarantee = decide_chosen(controller, request, self.chosen_among)
         guarantee = replace(guarantee, distinct=distinct)
-        many = isinstance(query, list | tuple | Embedding)
+        many = isinstance(query, list | tuple | Embedding | Queries)
         asked: Any = query if many else [query]
         if self.encoder is None and isinstance(query, np.ndarray):
             many, asked = query.ndim > 1, np.atleast_2d(query)
-        embedded = self._embedded(asked, None, uncertainty, model)
+        embedded = self.prepared(asked, None, uncertainty, model)
         require_alike(embedded, self.calibration_queries)
         answers = self._retrieve(embedded, controller, guarantee)
         return answers if many else answers[0]
+
+    def at_levels(
+        self,
+        query: Any,
+        alphas: Sequence[float],
+        delta: float,
+        *,
+        distinct: Distinct = None,
+        group: str | None = None,
+    ) -> list[AtLevels]:
+        """The sets of queries at several alphas, from one search, for whoever looks at all of them.
+
+        The guarantee for misses of each holds for all alphas at once (`simultaneous`).
+
+        Args:
+            query: several, as for `retrieve`.
+            alphas: levels, each in (0, 1); those that nothing certifies are left out.
+            delta, distinct, group: as for `retrieve`.
+
+        Raises:
+            RiskUnattainable: nothing certifies any of the alphas.
+            RcirError: as `retrieve` does.
+
+        Example:
+            >>> import rcir
+            >>> retriever = rcir.load("runs/demo/retriever")
+            >>> (hard,) = retriever.at_levels(["runs/demo/queries/hard.png"], [0.2, 0.1, 0.05], 0.1)
+            >>> hard.alphas, bool((np.diff(hard.sizes) <= 0).all())
+            ((0.05, 0.1, 0.2), True)
+            >>> hard.largest.size == hard.sizes[0]
+            True
+        """
+        if not alphas:
+            raise InvalidData("there are no alphas: give at least one")
+        controller = self._valid_controller(distinct)
+        guarantees: dict[float, Guarantee] = {}
+        for alpha in sorted(alphas, reverse=True):  # a larger one tells more of what is possible
+            request = Request(alpha, delta, group=group, simultaneous=True)
+            try:
+                guarantee = decide_chosen(controller, request, self.chosen_among)
+            except RiskUnattainable:
+                if not guarantees:
+                    raise
+                break
+            guarantees = {alpha: replace(guarantee, distinct=distinct)} | guarantees
+        queries = self.prepared(query)
+        require_alike(queries, self.calibration_queries)
+        found = self._search(queries)
+        if distinct is not None:
+            found = found.distinct()
+        strictest, *_ = guarantees.values()
+        found, most = controller.sets(found, strictest)
+        scores = controller.score_function.candidate_scores(found)
+        sizes = np.stack([set_sizes(scores, each.threshold) for each in guarantees.values()], 1)
+        answers = self._answers(found, most, strictest)
+        return [
+            AtLevels(tuple(guarantees), own, answer)
+            for own, answer in zip(sizes, answers, strict=True)
+        ]
 
     def _retrieve(
         self, queries: Queries, controller: RiskController, guarantee: Guarantee

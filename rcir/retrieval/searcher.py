@@ -174,6 +174,49 @@ class Searcher(VectorSearcher):
 
         return (embedder or embed)(self.encoder, self.preprocessing, images)
 
+    def prepared(
+        self,
+        queries: Asked,
+        embedder: Embed | None = None,
+        uncertainty: NDArray[np.floating[Any]] | float | None = None,
+        model: str | None = None,
+    ) -> Queries:
+        """Queries ready to be searched, which `search` and `Retriever.retrieve` take.
+
+        Args:
+            queries: as for `search`.
+            embedder: as in `build`.
+            uncertainty, model: of vectors, see `Retriever.retrieve`.
+
+        Returns:
+            The queries; of pictures their digests are left out.
+
+        Raises:
+            InvalidConfig, InvalidImage: as `embed` does.
+            InvalidData: they are no such vectors, or of another model than the gallery's.
+        """
+        if isinstance(queries, Queries):
+            return queries
+        if self.encoder is not None and not (uncertainty is None and model is None):
+            raise InvalidConfig(
+                "uncertainty and model are told of vectors; of pictures the encoder knows them"
+            )
+        given = queries
+        if not isinstance(given, Embedding):
+            if self.encoder is None and isinstance(given, np.ndarray) and given.dtype.kind == "f":
+                self.options.require_model(model)
+                stated = self.options.uncertainties(uncertainty)
+                return Queries(self.options.checked(given), stated)
+            pictures: Any = given
+            given = self.embed(pictures, embedder)
+        vectors, stated = _arrays(given)
+        if self.encoder is None:
+            vectors = self.options.checked(vectors)
+        held = None
+        if self.encoder is not None and (self.encoder.reranks or self.encoder.draws):
+            held = given.map(lambda values: values.cpu())
+        return Queries(vectors, stated, None if given is queries else queries, embedding=held)
+
     def search(self, queries: Asked, embedder: Embed | None = None) -> SearchResults:
         """The nearest gallery images of each query, without any guarantee.
 
@@ -186,7 +229,7 @@ class Searcher(VectorSearcher):
             InvalidConfig, InvalidImage: as `embed` does.
             InvalidData: of vectors of another length than those of the gallery, NaN or infinite.
         """
-        return self._search(self._embedded(queries, embedder), self.fingerprints())
+        return self._search(self.prepared(queries, embedder), self.fingerprints())
 
     def _search(
         self, queries: Queries, fingerprints: Mapping[str, str] | None = None
@@ -242,36 +285,6 @@ class Searcher(VectorSearcher):
         return self._fingerprints.of(
             self.encoder, self.preprocessing, self.index, self.gallery, self.options
         )
-
-    def _embedded(
-        self,
-        queries: Asked,
-        embedder: Embed | None = None,
-        uncertainty: NDArray[np.floating[Any]] | float | None = None,
-        model: str | None = None,
-    ) -> Queries:
-        """Queries ready to be searched; pictures are embedded, and their digests left out."""
-        if isinstance(queries, Queries):
-            return queries
-        if self.encoder is not None and not (uncertainty is None and model is None):
-            raise InvalidConfig(
-                "uncertainty and model are told of vectors; of pictures the encoder knows them"
-            )
-        given = queries
-        if not isinstance(given, Embedding):
-            if self.encoder is None and isinstance(given, np.ndarray) and given.dtype.kind == "f":
-                self.options.require_model(model)
-                stated = self.options.uncertainties(uncertainty)
-                return Queries(self.options.checked(given), stated)
-            pictures: Any = given
-            given = self.embed(pictures, embedder)
-        vectors, stated = _arrays(given)
-        if self.encoder is None:
-            vectors = self.options.checked(vectors)
-        held = None
-        if self.encoder is not None and (self.encoder.reranks or self.encoder.draws):
-            held = given.map(lambda values: values.cpu())
-        return Queries(vectors, stated, None if given is queries else queries, embedding=held)
 
 
 def _arrays(embedding: Embedding) -> tuple[NDArray[np.float32], NDArray[np.float64] | None]:

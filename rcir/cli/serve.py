@@ -1,0 +1,43 @@
+"""`rcir serve RETRIEVER`"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+HOST, PORT, POLL, CAPACITY = "127.0.0.1", 8000, 5.0, 1024
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Which retriever, and how it is served."""
+    parser.add_argument("retriever", help="folder, or models:/NAME@ALIAS of MLflow's registry")
+    parser.add_argument(
+        "--host", default=HOST, help="address to listen on; others than loopback need RCIR_TOKEN"
+    )
+    parser.add_argument("--port", type=int, default=PORT, help="0 takes a free one")
+    parser.add_argument(
+        "--feedback", type=Path, help="SQLite file that keeps answers and feedback on them"
+    )
+    parser.add_argument("--pictures", type=Path, help="folder with a picture of each item, by id")
+    parser.add_argument(
+        "--poll", type=float, default=POLL, help="seconds between looks for a new version; 0: none"
+    )
+    parser.add_argument(
+        "--capacity", type=int, default=CAPACITY, help="queries that may wait for the model"
+    )
+
+
+def run(options: Namespace) -> None:
+    """Serve until told to stop."""
+    from rcir.serving import Settings, serve
+
+    settings = Settings(
+        host=options.host,
+        port=options.port,
+        token=Settings.token_of_environment(),
+        store=options.feedback,
+        pictures=options.pictures,
+        capacity=options.capacity,
+        poll=options.poll,
+    )
+    serve(options.retriever, settings)

@@ -1,0 +1,13 @@
+"""Serving a retriever over HTTP: requests answered in batches, its guarantee watched."""
+
+from rcir.import_paths import lazily
+
+_HOMES = {
+    "rcir.serving.app": ("create_app",),
+    "rcir.serving.server": ("serve",),
+    "rcir.serving.settings": ("Settings",),
+}
+
+__all__ = ["Settings", "create_app", "serve"]
+
+__getattr__, __dir__ = lazily(__name__, globals(), _HOMES)

@@ -1,0 +1,88 @@
+"""The HTTP application of a service."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, JSONResponse
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from rcir.errors import RcirError
+from rcir.serving.limits import Limits
+from rcir.serving.metrics import Measured
+from rcir.serving.refusals import refusal
+from rcir.serving.routes import routes_of
+from rcir.serving.service import Service
+from rcir.serving.settings import Settings
+from rcir.serving.sources import Source
+
+PAGE = Path(__file__).with_name("page")
+LOCAL = ["localhost", "127.0.0.1", "[::1]", "testserver"]
+log = logging.getLogger("rcir.serving")
+
+
+def create_app(source: Source, settings: Settings | None = None) -> FastAPI:
+    """The application that serves what a source has; its model is loaded here.
+
+    Raises:
+        RcirError: as `rcir.serving.sources.loaded` does.
+    """
+    settings = settings or Settings()
+    service = Service(source, settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await service.start()
+        yield
+        await service.stop()
+
+    app = FastAPI(
+        title="rcir",
+        version=version("rcir"),
+        description="Image retrieval with a guarantee.",
+        lifespan=lifespan,
+        docs_url="/docs",
+        redoc_url=None,
+    )
+    app.state.service = service
+    app.include_router(routes_of(service))
+    app.mount("/page", StaticFiles(directory=PAGE))
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(PAGE / "index.html")
+
+    @app.exception_handler(RcirError)
+    async def refused(_: Request, error: RcirError) -> JSONResponse:
+        status, body = refusal(error)
+        service.metrics.refusals.labels(body["error"]).inc()
+        headers = {"retry-after": "1"} if status in (429, 503) else None
+        return JSONResponse(body, status, headers)
+
+    @app.exception_handler(HTTPException)
+    async def none(_: Request, error: HTTPException) -> JSONResponse:
+        words = {404: "there is no such path", 405: "this path is not for that method"}
+        said = words.get(error.status_code, str(error.detail))
+        return JSONResponse(
+            {"error": "not-found", "message": said}, error.status_code, error.headers
+        )
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        log.error("%s failed", request.url.path, exc_info=error)
+        words = "the server failed; its log says why"
+        return JSONResponse({"error": "failed", "message": words}, 500)
+
+    app.add_middleware(Limits, most=settings.most_bytes, token=settings.token)
+    if settings.local and settings.token is None:
+        # A page from elsewhere, whose name its owner points here, must not ask in a visitor's name.
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL)
+    app.add_middleware(Measured, metrics=service.metrics)
+    return app

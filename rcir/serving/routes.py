@@ -1,0 +1,124 @@
+"""The routes of a server."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from starlette.responses import JSONResponse
+
+from rcir.errors import DataUnavailable
+from rcir.serving.bodies import query_of, read_json
+from rcir.serving.documented import MANY, ONE, Answer, Answers, errors
+from rcir.serving.service import Service
+from rcir.serving.terms import Feedback
+
+GRID = tuple(hundredth / 100 for hundredth in range(1, 100))  # alphas of an exploration
+
+
+def routes_of(service: Service) -> APIRouter:
+    """What a service answers to."""
+    router = APIRouter()
+    settings = service.settings
+
+    @router.post(
+        "/retrieve",
+        response_model=Answer,
+        responses=errors(400, 409, 413, 415, 429, 503),
+        openapi_extra=ONE,
+    )
+    async def retrieve(request: Request) -> Response:
+        """The set of one query, with its guarantee."""
+        query = await query_of(request, settings.most_pixels, many=False)
+        (answer,) = await service.answer(query)
+        return JSONResponse(answer)
+
+    @router.post(
+        "/retrieve/batch",
+        response_model=Answers,
+        responses=errors(400, 409, 413, 415, 429, 503),
+        openapi_extra=MANY,
+    )
+    async def retrieve_batch(request: Request) -> Response:
+        """A set for each of several queries."""
+        query = await query_of(request, settings.most_pixels, many=True)
+        return JSONResponse({"answers": await service.answer(query)})
+
+    @router.post("/explore", responses=errors(400, 409, 413, 415, 429, 503), openapi_extra=ONE)
+    async def explore(request: Request) -> Response:
+        """The sets of one query at all alphas, from one search; alpha itself is not regarded."""
+        query = await query_of(request, settings.most_pixels, many=False)
+        return JSONResponse(await service.explore(query, GRID))
+
+    @router.get("/guarantees")
+    async def guarantees() -> Response:
+        """What can be certified at which levels, with the sizes it takes."""
+        served = service.served
+        return JSONResponse({"version": served.version} | served.guarantees)
+
+    @router.get(
+        "/items/{item:path}/image",
+        responses=errors(400, 404) | {200: {"content": {"image/png": {}}}},
+        response_class=Response,
+    )
+    async def image(item: str) -> Response:
+        """A thumbnail of a gallery item."""
+        if item not in service.served.items:
+            raise DataUnavailable(f"{item!r} is no item of the gallery")
+        picture = await asyncio.to_thread(service.pictures.thumbnail, item)
+        return Response(picture, media_type="image/png", headers={"cache-control": "max-age=600"})
+
+    @router.get("/sample", responses=errors(404))
+    async def sample() -> Response:
+        """A query to try: a test picture where there are any, else a calibration query."""
+        return JSONResponse(await asyncio.to_thread(service.sample, np.random.default_rng()))
+
+    @router.post(
+        "/feedback", responses=errors(400, 404, 409, 413, 415, 507), openapi_extra=_feedback()
+    )
+    async def feedback(request: Request) -> Response:
+        """What became known of an answer; it is on disk when this is acknowledged."""
+        given = await read_json(request, Feedback)
+        return JSONResponse(await asyncio.to_thread(service.feed, given))
+
+    @router.get("/monitor")
+    async def monitor() -> Response:
+        """What feedback says of the guarantees."""
+        rows = [asdict(row) for row in service.watch.rows]
+        return JSONResponse(
+            {"version": service.served.version, "alarm": service.watch.alarm, "alphas": rows}
+        )
+
+    @router.get("/health")
+    async def health() -> dict[str, str]:
+        """Whether the process answers."""
+        return {"status": "ok"}
+
+    @router.get("/ready", responses=errors(503))
+    async def ready() -> Response:
+        """Whether requests are answered, and whether all is well."""
+        trouble = service.trouble
+        alarm = service.watch.alarm
+        body = {
+            "ready": True,
+            "source": service.source.name,
+            "version": service.served.version,
+            "trouble": trouble,
+            "alarm": alarm,
+        }
+        return JSONResponse(body)
+
+    @router.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """For Prometheus."""
+        return Response(service.metrics.exposition(), media_type="text/plain; version=0.0.4")
+
+    return router
+
+
+def _feedback() -> dict[str, Any]:
+    schema = Feedback.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -1,0 +1,175 @@
+"""A retriever as it is served, with its version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.data.digests import digests
+from rcir.embedding import Embedding
+from rcir.errors import InvalidConfig, RiskUnattainable
+from rcir.levels import DELTA
+from rcir.retrieval.queries import Queries
+from rcir.retrieval.retriever import Retriever
+from rcir.risk import RISKS, Request, decide_chosen
+
+if TYPE_CHECKING:  # what needs no encoder needs no torch
+    from torch import Tensor
+
+    Prepared = Queries | tuple[Tensor, NDArray[np.bytes_]]
+
+ALPHAS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
+FORWARD = 128  # pictures in a forward pass
+BINS = 40  # of the histogram of uncertainties
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """A retriever that answers requests; nothing changes it while it does.
+
+    Queries come in two steps: what can be done by any thread (`pictures`, `vectors`), and the
+    model's own work (`queries`), for many requests at once.
+
+    Attributes:
+        retriever: what answers.
+        version: another one for another retriever.
+    """
+
+    retriever: Retriever
+    version: str
+
+    def pictures(self, files: Sequence[bytes]) -> Prepared:
+        """Pictures, decoded and resized.
+
+        Raises:
+            InvalidImage: one cannot be read.
+            InvalidConfig: there is no encoder.
+        """
+        preprocessing = self.retriever.preprocessing
+        if preprocessing is None:
+            raise InvalidConfig(
+                "this retriever takes vectors, not pictures: send JSON with the field vector"
+            )
+        return preprocessing.resized(files), digests(files)
+
+    def vectors(
+        self,
+        vectors: Sequence[Sequence[float]],
+        uncertainty: Sequence[float] | None,
+        model: str | None,
+    ) -> Prepared:
+        """Vectors, checked.
+
+        Raises:
+            InvalidConfig: there is an encoder.
+            InvalidData: they are not as long as those of the gallery, or are of another model.
+        """
+        known = self.retriever
+        if known.encoder is not None:
+            raise InvalidConfig(
+                "this retriever takes pictures, not vectors: send multipart/form-data with a file "
+                "in the field picture"
+            )
+        if len({len(vector) for vector in vectors}) > 1:
+            raise InvalidConfig("the vectors are of different lengths: give each as many numbers")
+        given = np.asarray(vectors, np.float32)
+        if known.calibration_queries is not None:
+            known.options.checked(given, known.calibration_queries.vectors.shape[1])
+        stated = None if uncertainty is None else np.asarray(uncertainty, np.float64)
+        return known.prepared(given, None, stated, model).identified()
+
+    def queries(self, prepared: Sequence[Prepared]) -> list[Queries]:
+        """What was prepared, embedded: all pictures together."""
+        encoder, preprocessing = self.retriever.encoder, self.retriever.preprocessing
+        if encoder is None or preprocessing is None:
+            return list(prepared)  # type: ignore[arg-type]
+        import torch
+
+        device = next(encoder.parameters()).device
+        pixels = torch.cat([some for some, _ in prepared])  # type: ignore[misc]
+        embedded = Embedding.concatenate(
+            [
+                encoder.embed(preprocessing.normalise(part.to(device)))
+                for part in torch.split(pixels, FORWARD)
+            ]
+        )
+        known = np.concatenate([own for _, own in prepared])  # type: ignore[misc]
+        every = replace(self.retriever.prepared(embedded), images=None, digests=known)
+        ends = np.cumsum([len(some) for some, _ in prepared])  # type: ignore[misc]
+        return [every[start:end] for start, end in zip([0, *ends[:-1]], ends.tolist(), strict=True)]
+
+    @cached_property
+    def items(self) -> frozenset[str]:
+        """The ids of the gallery."""
+        return frozenset(self.retriever.ids.tolist())
+
+    def warm_up(self) -> None:
+        """Answer once, so that the first request does not wait for what is done once."""
+        queries = self.retriever.calibration_queries
+        shape = self.retriever.preprocessing
+        if shape is not None:
+            import torch
+
+            pixels = torch.zeros(1, shape.channels, *shape.size, dtype=torch.uint8)
+            (queries,) = self.queries([(pixels, np.zeros(1, "S32"))])
+        if queries is not None:
+            self.retriever.search(queries[:1])
+        _ = self.guarantees, self.items
+
+    @cached_property
+    def calibration_uncertainty(self) -> NDArray[np.float64]:
+        """(n,) of the calibration queries, ascending; none where it is not calibrated."""
+        if not self.retriever.controllers:
+            return np.empty(0)
+        return np.sort(self.retriever.controller.calibration.uncertainty)
+
+    def uncertainty_rank(self, uncertainty: float) -> float:
+        """The share of calibration queries that are less uncertain, in [0, 1]."""
+        known = self.calibration_uncertainty
+        return float(np.searchsorted(known, uncertainty) / max(1, len(known)))
+
+    @cached_property
+    def guarantees(self) -> dict[str, Any]:
+        """What can be certified at which levels with which sets, as plain values."""
+        controllers = self.retriever.controllers
+        if not controllers:
+            return {"calibrated": False}
+        controller = self.retriever.controller
+        counts, edges = np.histogram(self.calibration_uncertainty, BINS)
+        return {
+            "calibrated": True,
+            "n_calibration": len(controller.calibration),
+            "n_items": len(self.retriever.gallery),
+            "score_function": controller.score_function.name,
+            "uncertainty": self.retriever.uncertainty,
+            "depth": self.retriever.depth,
+            "takes": "vector" if self.retriever.encoder is None else "picture",
+            "risks": list(RISKS),
+            "distinct": [name for name in controllers if name is not None],
+            "groups": controller.known_groups(),
+            "anytime": controller.growing,
+            "delta": DELTA,
+            "levels": {name or "item": self._levels(name) for name in controllers},
+            "histogram": {"counts": counts.tolist(), "edges": edges.tolist()},
+        }
+
+    def _levels(self, distinct: Any) -> list[dict[str, Any]]:
+        """The miss risk at the usual levels."""
+        controller, rows = self.retriever.controllers[distinct], []
+        for alpha in ALPHAS:
+            request = Request(alpha, DELTA, anytime=controller.growing)
+            row: dict[str, Any] = {"alpha": alpha, "certified": False, "mean_size": None}
+            try:
+                decided = decide_chosen(controller, request, self.retriever.chosen_among)
+            except RiskUnattainable as error:
+                row["minimum_alpha"] = error.minimum_alpha
+            else:
+                sizes = controller.calibration.sizes(decided.threshold)
+                row |= {"certified": True, "mean_size": float(sizes.mean())}
+            rows.append(row)
+        return rows

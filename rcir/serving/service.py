@@ -1,0 +1,215 @@
+"""What a server does, apart from HTTP: the model, its answers, what becomes known of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from base64 import b64encode
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rcir.errors import DataUnavailable, InvalidConfig
+from rcir.retrieval.answer import AtLevels, Retrieval
+from rcir.retrieval.queries import Queries
+from rcir.serving.batcher import Batcher
+from rcir.serving.bodies import Query
+from rcir.serving.guarantee_watch import GuaranteeWatch
+from rcir.serving.item_pictures import ItemPictures
+from rcir.serving.metrics import Metrics
+from rcir.serving.served import Served
+from rcir.serving.settings import Settings
+from rcir.serving.sources import Source, loaded
+from rcir.serving.store import NoFeedback, Store, StoreUnavailable
+from rcir.serving.terms import Feedback, Terms
+
+log = logging.getLogger("rcir.serving")
+
+
+class Service:
+    """One served retriever, replaced between two batches when its source has a new one.
+
+    Attributes:
+        served: what answers now.
+        trouble: why a new version is not served, or that its source cannot be reached; None if all
+            is well.
+    """
+
+    def __init__(self, source: Source, settings: Settings) -> None:
+        self.source, self.settings = source, settings
+        self.metrics = Metrics()
+        self.batcher = Batcher(settings.capacity, self.metrics.batch.observe)
+        self.store = None if settings.store is None else Store(settings.store)
+        self.trouble: str | None = None
+        self._refused: str | None = None
+        self._polling: asyncio.Task[None] | None = None
+        self._take(loaded(source))
+
+    def _take(self, served: Served) -> None:
+        self.served = served
+        self.pictures = ItemPictures(served.retriever, self.settings.pictures)
+        losses = [] if self.store is None else self.store.losses(served.version)
+        self.watch = GuaranteeWatch(losses)
+        self.metrics.model.clear()
+        self.metrics.model.labels(served.version).set(1)
+        self._show_watch()
+
+    async def start(self) -> None:
+        """Look for new versions from now on."""
+        if self.settings.poll:
+            self._polling = asyncio.create_task(self._poll())
+
+    async def stop(self) -> None:
+        """Answer what was taken, and end."""
+        if self._polling is not None:
+            self._polling.cancel()
+        await self.batcher.stop()
+        if self.store is not None:
+            self.store.close()
+
+    async def answer(self, query: Query) -> list[dict[str, Any]]:
+        """The answer to each query, as plain values.
+
+        Raises:
+            RcirError: as `Retriever.retrieve` and `Batcher.ask` do.
+        """
+        served, terms = self.served, query.terms
+        prepared = await _prepared(query, served)
+        queries, answers = await self.batcher.ask(served, prepared, query.n, terms)
+        ids = self._kept(served, terms, queries, answers)
+        for answer in answers:
+            self.metrics.size.observe(answer.size)
+            self.metrics.uncertainty.observe(served.uncertainty_rank(answer.uncertainty))
+        sentence = str(answers[0].guarantee)
+        return [
+            {"answer": own, "version": served.version}
+            | answer.to_dict()
+            | {"uncertainty_rank": served.uncertainty_rank(answer.uncertainty)}
+            | {"sentence": sentence}
+            for own, answer in zip(ids, answers, strict=True)
+        ]
+
+    async def explore(self, query: Query, alphas: Sequence[float]) -> dict[str, Any]:
+        """The sets of one query at several alphas, see `Retriever.at_levels`, as plain values.
+
+        Raises:
+            RcirError: as `Retriever.at_levels` and `Batcher.run` do.
+        """
+        served, terms = self.served, query.terms
+        if terms.delta is None:
+            raise InvalidConfig("delta is null: all alphas at once need a delta")
+        prepared, asked = await _prepared(query, served), (alphas, terms.delta)
+        chosen: dict[str, Any] = {"distinct": terms.distinct, "group": terms.group}
+
+        def found() -> AtLevels:
+            queries = served.queries([prepared])
+            (levels,) = served.retriever.at_levels(queries[0], *asked, **chosen)
+            return levels
+
+        levels = await self.batcher.run(found)
+        return {
+            "version": served.version,
+            "alphas": list(levels.alphas),
+            "sizes": levels.sizes.tolist(),
+            "uncertainty_rank": served.uncertainty_rank(levels.largest.uncertainty),
+            "sentence": str(levels.largest.guarantee),
+            "largest": levels.largest.to_dict(),
+        }
+
+    def sample(self, rng: np.random.Generator) -> dict[str, Any]:
+        """A query to try: a test picture, in base64, or a calibration query where queries are
+        vectors; with its label where that is known.
+
+        Raises:
+            DataUnavailable: there are no pictures.
+        """
+        retriever = self.served.retriever
+        if retriever.encoder is not None:
+            picture, label = self.pictures.query(rng)
+            return {"picture": b64encode(picture).decode(), "label": label}
+        known = retriever.calibration_queries
+        if known is None:
+            raise DataUnavailable("there are no calibration queries")
+        row = int(rng.integers(len(known)))
+        stated = None if known.uncertainty is None else float(known.uncertainty[row])
+        return {"vector": known.vectors[row].tolist(), "uncertainty": stated, "label": None}
+
+    def _kept(
+        self, served: Served, terms: Terms, queries: Queries, answers: Sequence[Retrieval]
+    ) -> Sequence[str | None]:
+        """Ids that feedback names; none where answers cannot be kept, which stops no answer."""
+        if self.store is None:
+            return [None] * len(answers)
+        try:
+            return self.store.add(served.version, terms, queries, answers)
+        except StoreUnavailable as error:
+            log.error("answers are given but not kept: %s", error)
+            self.metrics.unkept.inc(len(answers))
+            return [None] * len(answers)
+
+    def feed(self, feedback: Feedback) -> dict[str, Any]:
+        """Take what became known of an answer; it is on disk when this returns.
+
+        Raises:
+            NoFeedback: none is kept.
+            UnknownAnswer, InvalidData, StoreUnavailable: see `Store.feed`.
+        """
+        if self.store is None:
+            raise NoFeedback("this server keeps no feedback: start it with --feedback FILE")
+        version, alpha, new = self.store.feed(feedback)
+        if new:
+            self.metrics.feedback.labels(str(feedback.match).lower()).inc()
+        watched = version == self.served.version and alpha is not None
+        if new and watched:
+            self.watch.add(alpha, [float(not feedback.match)])  # type: ignore[arg-type]
+            self._show_watch()
+        return {"accepted": True, "new": new, "watched": watched, "alarm": self.watch.alarm}
+
+    def _show_watch(self) -> None:
+        for row in self.watch.rows:
+            self.metrics.evidence.labels(f"{row.alpha:g}").set(row.evidence)
+            self.metrics.alarm.labels(f"{row.alpha:g}").set(row.alarm)
+
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.poll)
+            try:
+                await self.refresh()
+            except Exception as error:  # whatever it is, what is served goes on
+                self._refuse(None, error)
+
+    async def refresh(self) -> bool:
+        """Serve the source's version, if it is a new one; a bad one is refused, once.
+
+        It is loaded, verified and warmed up aside, and takes over between two batches.
+        """
+        version = await asyncio.to_thread(self.source.version)
+        if version == self.served.version:
+            self.trouble = self._refused = None
+            return False
+        if version == self._refused:
+            return False
+        try:
+            served = await asyncio.to_thread(loaded, self.source, version)
+        except Exception as error:  # a folder of anybody's may raise anything
+            self._refuse(version, error)
+            return False
+        self._take(served)
+        self.trouble = self._refused = None
+        self.metrics.swaps.labels("taken").inc()
+        log.info("%s: version %s is served", self.source.name, served.version)
+        return True
+
+    def _refuse(self, version: str | None, error: Exception) -> None:
+        self._refused = version
+        said = f"version {version} is refused" if version else "its version is not known"
+        trouble = f"{self.source.name}: {said}, {self.served.version} goes on: {error}"
+        if trouble != self.trouble:
+            log.error(trouble)
+            self.metrics.swaps.labels("refused").inc()
+        self.trouble = trouble
+
+
+async def _prepared(query: Query, served: Served) -> Any:
+    return await asyncio.to_thread(query.prepare, served) if query.apart else query.prepare(served)

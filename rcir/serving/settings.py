@@ -1,0 +1,83 @@
+"""How a retriever is served."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rcir.errors import InvalidConfig
+
+TOKEN = "RCIR_TOKEN"
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a retriever is served.
+
+    Args:
+        host, port: where it listens; port 0 takes a free one.
+        token: what requests must bear; needed unless the host is a loopback address.
+        store: SQLite file of answers and feedback; None keeps none, and takes no feedback.
+        pictures: folder with a picture of each item, under its id; without one they are taken from
+            the data set that the retriever was made of, where it is at hand.
+        capacity: queries that may wait.
+        most_bytes: of a request.
+        most_pixels: of a picture, known before it is decoded.
+        poll: seconds between two looks for a new version; 0 looks never.
+
+    Raises:
+        InvalidConfig: of a value, or no token guards an address that others reach.
+
+    Example:
+        >>> Settings(host="0.0.0.0")
+        Traceback (most recent call last):
+        rcir.errors.InvalidConfig: 0.0.0.0 can be reached from other machines: set RCIR_TOKEN to ...
+    """
+
+    host: str = LOOPBACK
+    port: int = 8000
+    token: str | None = None
+    store: Path | None = None
+    pictures: Path | None = None
+    capacity: int = 1024
+    most_bytes: int = 32 * 2**20
+    most_pixels: int = 50_000_000
+    poll: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("port", 0), ("capacity", 1), ("most_bytes", 1), ("most_pixels", 1)):
+            value = getattr(self, name)
+            if value < least:
+                raise InvalidConfig(f"{name} is {value}; it must be at least {least}")
+        if not 0 <= self.poll < float("inf"):
+            raise InvalidConfig(f"poll is {self.poll}; it must be a number of seconds, at least 0")
+        if self.pictures is not None and not self.pictures.is_dir():
+            raise InvalidConfig(f"pictures is {self.pictures}: there is no such folder")
+        if self.token is not None and len(self.token) < 16:
+            raise InvalidConfig(
+                f"{TOKEN} has {len(self.token)} characters; it must have 16 or more, for instance "
+                "those of `openssl rand -hex 16`"
+            )
+        if not self.local and self.token is None:
+            raise InvalidConfig(
+                f"{self.host} can be reached from other machines: set {TOKEN} to what their "
+                f"requests must bear, or listen on {LOOPBACK}"
+            )
+
+    @property
+    def local(self) -> bool:
+        """Whether only this machine reaches it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @staticmethod
+    def token_of_environment() -> str | None:
+        """The token that `RCIR_TOKEN` holds, if it does."""
+        return os.environ.get(TOKEN) or None

@@ -1,0 +1,270 @@
+"""Answers and what became known of them, kept in an SQLite file across restarts."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
+
+from rcir.embedding import Embedding
+from rcir.errors import InvalidData, RcirError
+from rcir.retrieval.answer import Retrieval
+from rcir.retrieval.queries import Queries
+from rcir.serving.terms import Feedback, Terms
+
+FORMAT = 1
+MOST_ANSWERS = 100_000  # without feedback; older ones are forgotten
+SWEEP = 1000  # answers between two times that old ones are looked for
+PATIENCE = 10.0  # seconds that another process may hold the file
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS answers (
+    number INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    time REAL NOT NULL,
+    version TEXT NOT NULL,
+    alpha REAL,
+    terms TEXT NOT NULL,
+    size INTEGER NOT NULL,
+    query BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS feedback (
+    number INTEGER PRIMARY KEY,
+    answer TEXT NOT NULL UNIQUE REFERENCES answers (id),
+    time REAL NOT NULL,
+    match INTEGER NOT NULL,
+    label TEXT
+);
+"""
+
+
+class StoreUnavailable(RcirError):
+    """The file of answers and feedback cannot be written to or read."""
+
+
+class NoFeedback(RcirError):
+    """No feedback is kept."""
+
+
+class UnknownAnswer(RcirError):
+    """No such answer is kept."""
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Queries whose labels became known, in that order.
+
+    Attributes:
+        queries: as they were asked.
+        labels: of each.
+    """
+
+    queries: Queries
+    labels: list[Any]
+
+
+class Store:
+    """What was answered, and feedback: on disk before it is acknowledged.
+
+    Answers are written batch by batch and survive the end of the process; feedback survives that of
+    the machine.
+
+    Args:
+        path: the SQLite file, made if there is none.
+
+    Raises:
+        StoreUnavailable: it is something else, or cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._since = 0
+        with self._using():
+            self._connection = sqlite3.connect(
+                path, timeout=PATIENCE, isolation_level=None, check_same_thread=False
+            )
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+            if version not in (0, FORMAT):
+                raise StoreUnavailable(
+                    f"{path} is of format {version}, this version reads {FORMAT}"
+                )
+            tables = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            if tables and not version:
+                raise StoreUnavailable(f"{path} is another program's: name another file")
+            self._connection.executescript(SCHEMA)
+            self._connection.execute(f"PRAGMA user_version = {FORMAT}")
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._connection.close()
+
+    def add(
+        self, version: str, terms: Terms, queries: Queries, answers: Sequence[Retrieval]
+    ) -> list[str]:
+        """Keep answers; return an id for each, that feedback names.
+
+        Raises:
+            StoreUnavailable: they could not be written, as on a full disk; none are kept.
+        """
+        ids = [secrets.token_urlsafe(12) for _ in answers]
+        now, asked = time.time(), terms.key
+        alpha = terms.alpha if terms.risk == "miss" and isinstance(terms.alpha, float) else None
+        blobs = _rows(queries)
+        rows = [
+            (own, now, version, None if answer.abstained else alpha, asked, answer.size, blob)
+            for own, answer, blob in zip(ids, answers, blobs, strict=True)
+        ]
+        with self._lock, self._using():
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+            with self._transaction():
+                self._connection.executemany(
+                    "INSERT INTO answers (id, time, version, alpha, terms, size, query) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    rows,
+                )
+                self._since += len(rows)
+                if self._since >= SWEEP:
+                    self._since = 0
+                    self._forget()
+        return ids
+
+    def feed(self, feedback: Feedback) -> tuple[str, float | None, bool]:
+        """Keep what became known of an answer; said again, it changes nothing.
+
+        Returns:
+            The version that answered, the alpha for misses that was guaranteed (None where it was
+            something else), and whether this is new.
+
+        Raises:
+            UnknownAnswer: no such answer is kept.
+            InvalidData: something else was said of this answer before.
+            StoreUnavailable: it could not be written; it is not kept.
+        """
+        label = None if feedback.label is None else json.dumps(feedback.label)
+        with self._lock, self._using():
+            self._connection.execute("PRAGMA synchronous = FULL")
+            with self._transaction():
+                found = self._connection.execute(
+                    "SELECT version, alpha FROM answers WHERE id = ?", (feedback.answer,)
+                ).fetchone()
+                if found is None:
+                    raise UnknownAnswer(
+                        f"no answer {feedback.answer!r} is kept: give the id that came with it; "
+                        f"the last {MOST_ANSWERS:,} answers are kept"
+                    )
+                before = self._connection.execute(
+                    "SELECT match, label FROM feedback WHERE answer = ?", (feedback.answer,)
+                ).fetchone()
+                if before not in (None, (feedback.match, label)):
+                    raise InvalidData(
+                        f"feedback on answer {feedback.answer!r} was given before, and said "
+                        "otherwise: the first is kept"
+                    )
+                if before is None:
+                    self._connection.execute(
+                        "INSERT INTO feedback (answer, time, match, label) VALUES (?, ?, ?, ?)",
+                        (feedback.answer, time.time(), feedback.match, label),
+                    )
+        return found[0], found[1], before is None
+
+    def losses(self, version: str) -> list[tuple[float, float]]:
+        """(alpha, miss) of all feedback on answers of a version, in its order.
+
+        Raises:
+            StoreUnavailable: the file cannot be read.
+        """
+        with self._lock, self._using():
+            return self._connection.execute(
+                "SELECT alpha, 1 - match FROM feedback JOIN answers ON answers.id = answer "
+                "WHERE version = ? AND alpha IS NOT NULL ORDER BY feedback.number",
+                (version,),
+            ).fetchall()
+
+    def labelled(self, version: str) -> Labelled | None:
+        """Queries of a version whose labels became known; None if there are none.
+
+        Raises:
+            StoreUnavailable: the file cannot be read.
+        """
+        with self._lock, self._using():
+            rows = self._connection.execute(
+                "SELECT query, label FROM feedback JOIN answers ON answers.id = answer "
+                "WHERE version = ? AND label IS NOT NULL ORDER BY feedback.number",
+                (version,),
+            ).fetchall()
+        if not rows:
+            return None
+        queries = Queries.joined([_query(blob) for blob, _ in rows])
+        return Labelled(queries, [json.loads(label) for _, label in rows])
+
+    def _forget(self) -> None:
+        self._connection.execute(
+            "DELETE FROM answers WHERE number <= (SELECT max(number) FROM answers) - ? "
+            "AND id NOT IN (SELECT answer FROM feedback)",
+            (MOST_ANSWERS,),
+        )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StoreUnavailable(
+                f"{self.path} cannot be used for answers and feedback ({error}): free space, check "
+                "its permissions, or name another file"
+            ) from error
+
+
+def _rows(queries: Queries) -> list[bytes]:
+    """Each query, as bytes."""
+    arrays: dict[str, NDArray[Any]] = {"vectors": queries.vectors}
+    if queries.uncertainty is not None:
+        arrays["uncertainty"] = queries.uncertainty
+    if queries.digests is not None:
+        arrays["digests"] = queries.digests.view(np.uint8).reshape(len(queries), -1)
+    if queries.embedding is not None:
+        held = queries.embedding.arrays()
+        arrays |= {f"embedding.{name}": values for name, values in held.items()}
+    arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
+    return [
+        save_arrays({name: values[row : row + 1] for name, values in arrays.items()})
+        for row in range(len(queries))
+    ]
+
+
+def _query(row: bytes) -> Queries:
+    arrays = load_arrays(row)
+    known = arrays.pop("digests", None)
+    vectors, uncertainty = arrays.pop("vectors"), arrays.pop("uncertainty", None)
+    held = {name.removeprefix("embedding."): values for name, values in arrays.items()}
+    return Queries(
+        vectors,
+        uncertainty,
+        digests=None if known is None else known.view(f"S{known.shape[1]}")[:, 0],
+        embedding=Embedding.from_arrays(held) if held else None,
+    )
