@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rcir import tracking
 from rcir.data.vector_files import read_vectors
 from rcir.data.within_radius import WithinRadius
-from rcir.errors import DataUnavailable, InvalidData
+from rcir.errors import DataUnavailable, InvalidData, StaleCalibration
 from rcir.retrieval import storage
 from rcir.retrieval.calibration_report import CalibrationReport
+from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
+from rcir.serving.sources import Folder
+from rcir.serving.store import Store
 
 
 def recalibrate(
-    folder: Path, add: Path | None = None, remove: Path | None = None
+    folder: Path,
+    add: Path | None = None,
+    remove: Path | None = None,
+    feedback: Path | None = None,
 ) -> CalibrationReport:
     """Change the gallery of a retriever in its folder, and calibrate with the queries it keeps.
 
@@ -26,6 +34,9 @@ def recalibrate(
         add: file of vectors that come into the gallery, see `rcir.data.vector_files`; for a
             retriever without an encoder.
         remove: file with the ids of those that go, one on each line.
+        feedback: file of a server (`rcir serve --feedback`): the queries that it answered with this
+            retriever, and that were labelled since, calibrate in place of those before. The tuning
+            split stays. They are to be all queries of some time, or drawn among them at random.
 
     Raises:
         NoRetriever, CorruptRetriever: of the folder.
@@ -35,11 +46,12 @@ def recalibrate(
         StaleCalibration: it is not calibrated.
     """
     retriever = storage.load(folder)
+    labelled = None if feedback is None else _labelled(folder, retriever, feedback)
     if remove is not None:
         retriever.remove(_ids(remove))
     if add is not None:
         _add(retriever, add)
-    report = retriever.recalibrate()
+    report = retriever.recalibrate() if labelled is None else _calibrated(retriever, *labelled)
     tracked = _tracked(retriever, folder)
     with tracked.active() if tracked else nullcontext():
         if tracked is None:
@@ -48,6 +60,37 @@ def recalibrate(
             retriever.origin["calibration"] = tracked.id
             tracked.log_folder(retriever.save(folder), "retriever")
     return report
+
+
+def _labelled(folder: Path, retriever: Retriever, file: Path) -> tuple[Queries, list[Any]]:
+    """The queries that the retriever in a folder was asked, and their labels."""
+    if not file.is_file():
+        raise DataUnavailable(f"there is no file {file}: name that of `rcir serve --feedback`")
+    found = Store(file).labelled(Folder(folder).version())
+    if found is None:
+        raise InvalidData(
+            f"{file} holds no labelled feedback on answers of {folder} as it is now: feedback has "
+            "to name labels, and speaks of the retriever that answered"
+        )
+    return found
+
+
+def _calibrated(retriever: Retriever, queries: Queries, labels: list[Any]) -> CalibrationReport:
+    """Calibrate with other queries, in the way it was before."""
+    tuning, options = retriever.tuning_queries, retriever.calibrated_with
+    if tuning is None:
+        raise StaleCalibration("the tuning queries were not kept: calibrate again")
+    relevance, _ = retriever.gallery.query_relevance(labels, retriever.label_names)
+    return retriever.calibrate(
+        retriever.search_labelled(tuning),
+        retriever.search_labelled(replace(queries, relevance=relevance)),
+        options.score_function,
+        options.bound,
+        options.alphas,
+        options.delta,
+        options.recurring,
+        judged_by=retriever.uncertainty,
+    )
 
 
 def _ids(file: Path) -> list[str]:

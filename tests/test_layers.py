@@ -23,7 +23,7 @@ PARTS = (
     ),
     *("rcir.embedding", "rcir.metrics", "rcir.losses", "rcir.index", "rcir.risk"),
     *("rcir.data", "rcir.mining", "rcir.encoders", "rcir.retrieval", "rcir.api", "rcir"),
-    *("rcir.runs", "rcir.figures"),
+    *("rcir.runs", "rcir.figures", "rcir.serving"),
     *("training", "calibration", "tuning", "rcir.demo", "rcir.cli"),
 )
 # Packages that one place alone knows.

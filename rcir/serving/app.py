@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from rcir.errors import RcirError
-from rcir.serving.limits import Limits
+from rcir.serving.bearer import Bearer
 from rcir.serving.metrics import Measured
 from rcir.serving.refusals import refusal
 from rcir.serving.routes import routes_of
@@ -24,6 +24,11 @@ from rcir.serving.settings import Settings
 from rcir.serving.sources import Source
 
 PAGE = Path(__file__).with_name("page")
+OTHERS = {
+    404: ("not-found", "there is no such path"),
+    405: ("not-found", "this path is not for that method"),
+    413: ("too-large", "the body is larger than {most:,} bytes: send less at a time"),
+}
 LOCAL = ["localhost", "127.0.0.1", "[::1]", "testserver"]
 log = logging.getLogger("rcir.serving")
 
@@ -50,6 +55,7 @@ def create_app(source: Source, settings: Settings | None = None) -> FastAPI:
         lifespan=lifespan,
         docs_url="/docs",
         redoc_url=None,
+        max_body_size=settings.most_bytes,
     )
     app.state.service = service
     app.include_router(routes_of(service))
@@ -68,11 +74,9 @@ def create_app(source: Source, settings: Settings | None = None) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def none(_: Request, error: HTTPException) -> JSONResponse:
-        words = {404: "there is no such path", 405: "this path is not for that method"}
-        said = words.get(error.status_code, str(error.detail))
-        return JSONResponse(
-            {"error": "not-found", "message": said}, error.status_code, error.headers
-        )
+        kind, words = OTHERS.get(error.status_code, ("invalid-request", str(error.detail)))
+        body = {"error": kind, "message": words.format(most=settings.most_bytes)}
+        return JSONResponse(body, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
@@ -80,8 +84,9 @@ def create_app(source: Source, settings: Settings | None = None) -> FastAPI:
         words = "the server failed; its log says why"
         return JSONResponse({"error": "failed", "message": words}, 500)
 
-    app.add_middleware(Limits, most=settings.most_bytes, token=settings.token)
-    if settings.local and settings.token is None:
+    if settings.token is not None:
+        app.add_middleware(Bearer, token=settings.token)
+    elif settings.local:
         # A page from elsewhere, whose name its owner points here, must not ask in a visitor's name.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL)
     app.add_middleware(Measured, metrics=service.metrics)

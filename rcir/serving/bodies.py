@@ -111,8 +111,9 @@ async def _of_pictures(request: Request, most_pixels: int, many: bool) -> Query:
     if len(fields) < len(others):
         raise InvalidConfig(f"some fields are given twice, or are files: files go into {name}")
     pixels = [_pixels(picture, most_pixels) for picture in pictures]
-    prepare = partial(Served.pictures, files=pictures)
-    return Query(terms_of(fields), len(pictures), prepare, apart=sum(pixels) > FEW_PIXELS)
+    small = sum(pixels) <= FEW_PIXELS
+    prepare = partial(Served.pictures, files=pictures, small=small)
+    return Query(terms_of(fields), len(pictures), prepare, apart=not small)
 
 
 def _pixels(picture: bytes, most: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -84,13 +83,12 @@ def routes_of(service: Service) -> APIRouter:
         given = await read_json(request, Feedback)
         return JSONResponse(await asyncio.to_thread(service.feed, given))
 
-    @router.get("/monitor")
+    @router.get("/monitor", responses=errors(429, 503, 507))
     async def monitor() -> Response:
-        """What feedback says of the guarantees."""
-        rows = [asdict(row) for row in service.watch.rows]
-        return JSONResponse(
-            {"version": service.served.version, "alarm": service.watch.alarm, "alphas": rows}
-        )
+        """What feedback says of the guarantees: bets against each, and one look at whether the
+        labelled queries are like those that calibrated.
+        """
+        return JSONResponse(await service.monitor())
 
     @router.get("/health")
     async def health() -> dict[str, str]:

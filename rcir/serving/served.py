@@ -16,12 +16,13 @@ from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.levels import DELTA
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import RISKS, Request, decide_chosen
+from rcir.risk import RISKS, LabelledResults, Request, decide_chosen
 
 if TYPE_CHECKING:  # what needs no encoder needs no torch
     from torch import Tensor
 
-    Prepared = Queries | tuple[Tensor, NDArray[np.bytes_]]
+    # Of pictures: decoded, and their digests; small ones are resized together later.
+    Pictures = tuple[list[NDArray[np.uint8]] | Tensor, NDArray[np.bytes_]]
 
 ALPHAS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 FORWARD = 128  # pictures in a forward pass
@@ -43,8 +44,8 @@ class Served:
     retriever: Retriever
     version: str
 
-    def pictures(self, files: Sequence[bytes]) -> Prepared:
-        """Pictures, decoded and resized.
+    def pictures(self, files: Sequence[bytes], small: bool) -> Pictures:
+        """Pictures, decoded; and resized unless they are small, so that few bytes wait.
 
         Raises:
             InvalidImage: one cannot be read.
@@ -55,14 +56,18 @@ class Served:
             raise InvalidConfig(
                 "this retriever takes vectors, not pictures: send JSON with the field vector"
             )
-        return preprocessing.resized(files), digests(files)
+        if not small:
+            return preprocessing.resized(files), digests(files)
+        from rcir.data.images import read_image
+
+        return [read_image(file, preprocessing.channels) for file in files], digests(files)
 
     def vectors(
         self,
         vectors: Sequence[Sequence[float]],
         uncertainty: Sequence[float] | None,
         model: str | None,
-    ) -> Prepared:
+    ) -> Queries:
         """Vectors, checked.
 
         Raises:
@@ -83,25 +88,42 @@ class Served:
         stated = None if uncertainty is None else np.asarray(uncertainty, np.float64)
         return known.prepared(given, None, stated, model).identified()
 
-    def queries(self, prepared: Sequence[Prepared]) -> list[Queries]:
-        """What was prepared, embedded: all pictures together."""
+    def queries(self, prepared: Sequence[Any]) -> list[Queries]:
+        """Of each request what was prepared, embedded: all pictures together."""
         encoder, preprocessing = self.retriever.encoder, self.retriever.preprocessing
         if encoder is None or preprocessing is None:
-            return list(prepared)  # type: ignore[arg-type]
+            return list(prepared)
         import torch
 
         device = next(encoder.parameters()).device
-        pixels = torch.cat([some for some, _ in prepared])  # type: ignore[misc]
+        small = [picture for some, _ in prepared if isinstance(some, list) for picture in some]
+        resized = iter(preprocessing.resized(small) if small else ())
+        pixels = torch.cat(
+            [
+                torch.stack([next(resized) for _ in some]) if isinstance(some, list) else some
+                for some, _ in prepared
+            ]
+        )
         embedded = Embedding.concatenate(
             [
                 encoder.embed(preprocessing.normalise(part.to(device)))
                 for part in torch.split(pixels, FORWARD)
             ]
         )
-        known = np.concatenate([own for _, own in prepared])  # type: ignore[misc]
+        known = np.concatenate([own for _, own in prepared])
         every = replace(self.retriever.prepared(embedded), images=None, digests=known)
-        ends = np.cumsum([len(some) for some, _ in prepared])  # type: ignore[misc]
+        ends = np.cumsum([len(some) for some, _ in prepared])
         return [every[start:end] for start, end in zip([0, *ends[:-1]], ends.tolist(), strict=True)]
+
+    def labelled(self, queries: Queries, labels: list[Any]) -> LabelledResults:
+        """Queries that were asked, searched with their labels.
+
+        Raises:
+            InvalidData: labels are not of the kind that the gallery has.
+        """
+        known = self.retriever
+        relevance, _ = known.gallery.query_relevance(labels, known.label_names)
+        return known.search_labelled(replace(queries, relevance=relevance))
 
     @cached_property
     def items(self) -> frozenset[str]:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from base64 import b64encode
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from itertools import repeat
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from rcir.errors import DataUnavailable, InvalidConfig
+from rcir.errors import DataUnavailable, InvalidConfig, RcirError
+from rcir.levels import ALPHA
 from rcir.retrieval.answer import AtLevels, Retrieval
 from rcir.retrieval.queries import Queries
+from rcir.serving.answering import Asked, answered
 from rcir.serving.batcher import Batcher
 from rcir.serving.bodies import Query
 from rcir.serving.guarantee_watch import GuaranteeWatch
@@ -22,8 +27,10 @@ from rcir.serving.served import Served
 from rcir.serving.settings import Settings
 from rcir.serving.sources import Source, loaded
 from rcir.serving.store import NoFeedback, Store, StoreUnavailable
-from rcir.serving.terms import Feedback, Terms
+from rcir.serving.terms import Feedback
 
+Kept: TypeAlias = "tuple[list[str | None], list[Retrieval]]"
+FEW, RECENT = 30, 1000  # labelled queries that are compared with those that calibrated
 log = logging.getLogger("rcir.serving")
 
 
@@ -39,7 +46,7 @@ class Service:
     def __init__(self, source: Source, settings: Settings) -> None:
         self.source, self.settings = source, settings
         self.metrics = Metrics()
-        self.batcher = Batcher(settings.capacity, self.metrics.batch.observe)
+        self.batcher = Batcher(self._work, settings.capacity)
         self.store = None if settings.store is None else Store(settings.store)
         self.trouble: str | None = None
         self._refused: str | None = None
@@ -76,8 +83,7 @@ class Service:
         """
         served, terms = self.served, query.terms
         prepared = await _prepared(query, served)
-        queries, answers = await self.batcher.ask(served, prepared, query.n, terms)
-        ids = self._kept(served, terms, queries, answers)
+        ids, answers = await self.batcher.ask(Asked(served, prepared, terms), query.n)
         for answer in answers:
             self.metrics.size.observe(answer.size)
             self.metrics.uncertainty.observe(served.uncertainty_rank(answer.uncertainty))
@@ -135,18 +141,25 @@ class Service:
         stated = None if known.uncertainty is None else float(known.uncertainty[row])
         return {"vector": known.vectors[row].tolist(), "uncertainty": stated, "label": None}
 
-    def _kept(
-        self, served: Served, terms: Terms, queries: Queries, answers: Sequence[Retrieval]
-    ) -> Sequence[str | None]:
-        """Ids that feedback names; none where answers cannot be kept, which stops no answer."""
-        if self.store is None:
-            return [None] * len(answers)
-        try:
-            return self.store.add(served.version, terms, queries, answers)
-        except StoreUnavailable as error:
-            log.error("answers are given but not kept: %s", error)
-            self.metrics.unkept.inc(len(answers))
-            return [None] * len(answers)
+    def _work(self, batch: Sequence[Asked]) -> list[Kept | Exception]:
+        """Of each request the ids of its answers, which feedback names, and these."""
+        found = answered(batch)
+        good = [(one, out) for one, out in zip(batch, found, strict=True) if type(out) is tuple]
+        n = sum(len(answers) for _, (_, answers) in good)
+        self.metrics.batch.observe(n)
+        ids: Iterator[str | None] = repeat(None)  # where none are kept, which stops no answer
+        if self.store is not None:
+            try:
+                ids = iter(
+                    self.store.add((one.served.version, one.terms, *kept) for one, kept in good)
+                )
+            except StoreUnavailable as error:
+                log.error("answers are given but not kept: %s", error)
+                self.metrics.unkept.inc(n)
+        return [
+            out if isinstance(out, Exception) else ([next(ids) for _ in out[1]], out[1])
+            for out in found
+        ]
 
     def feed(self, feedback: Feedback) -> dict[str, Any]:
         """Take what became known of an answer; it is on disk when this returns.
@@ -157,6 +170,9 @@ class Service:
         """
         if self.store is None:
             raise NoFeedback("this server keeps no feedback: start it with --feedback FILE")
+        if feedback.label is not None:  # of another kind it would be of no use later
+            known = self.served.retriever
+            known.gallery.query_relevance([feedback.label], known.label_names)
         version, alpha, new = self.store.feed(feedback)
         if new:
             self.metrics.feedback.labels(str(feedback.match).lower()).inc()
@@ -165,6 +181,28 @@ class Service:
             self.watch.add(alpha, [float(not feedback.match)])  # type: ignore[arg-type]
             self._show_watch()
         return {"accepted": True, "new": new, "watched": watched, "alarm": self.watch.alarm}
+
+    async def monitor(self) -> dict[str, Any]:
+        """What feedback says of the guarantees, as plain values.
+
+        Raises:
+            StoreUnavailable: it cannot be read.
+            Busy, Stopping: as `Batcher.run` does.
+        """
+        found = None
+        if self.store is not None:
+            found = await asyncio.to_thread(self.store.labelled, self.served.version, RECENT)
+        exchangeable: dict[str, Any] | None = None
+        if found is not None and len(found[1]) >= FEW:
+            served, watch = self.served, self.watch
+            check = partial(_checked, served, *found, [row.alpha for row in watch.rows])
+            exchangeable = await self.batcher.run(check)
+        return {
+            "version": self.served.version,
+            "alarm": self.watch.alarm,
+            "alphas": [asdict(row) for row in self.watch.rows],
+            "exchangeability": exchangeable,
+        }
 
     def _show_watch(self) -> None:
         for row in self.watch.rows:
@@ -209,6 +247,18 @@ class Service:
             log.error(trouble)
             self.metrics.swaps.labels("refused").inc()
         self.trouble = trouble
+
+
+def _checked(
+    served: Served, queries: Queries, labels: list[Any], alphas: list[float]
+) -> dict[str, Any]:
+    """Whether labelled queries look like those that calibrated."""
+    try:
+        recent = served.labelled(queries, labels)
+        found = served.retriever.check(recent, min(alphas, default=ALPHA))
+    except RcirError as error:
+        return {"p_value": None, "n_recent": len(labels), "sentence": str(error)}
+    return {"p_value": found.p_value, "n_recent": found.n_recent, "sentence": str(found)}
 
 
 async def _prepared(query: Query, served: Served) -> Any:

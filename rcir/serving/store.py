@@ -7,9 +7,8 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,19 +60,6 @@ class UnknownAnswer(RcirError):
     """No such answer is kept."""
 
 
-@dataclass(frozen=True, eq=False)
-class Labelled:
-    """Queries whose labels became known, in that order.
-
-    Attributes:
-        queries: as they were asked.
-        labels: of each.
-    """
-
-    queries: Queries
-    labels: list[Any]
-
-
 class Store:
     """What was answered, and feedback: on disk before it is acknowledged.
 
@@ -112,22 +98,23 @@ class Store:
         with self._lock:
             self._connection.close()
 
-    def add(
-        self, version: str, terms: Terms, queries: Queries, answers: Sequence[Retrieval]
-    ) -> list[str]:
+    def add(self, answered: Iterable[tuple[str, Terms, Queries, Sequence[Retrieval]]]) -> list[str]:
         """Keep answers; return an id for each, that feedback names.
+
+        Args:
+            answered: of each request the version that answered, what was asked, the queries and
+                their answers.
 
         Raises:
             StoreUnavailable: they could not be written, as on a full disk; none are kept.
         """
-        ids = [secrets.token_urlsafe(12) for _ in answers]
-        now, asked = time.time(), terms.key
-        alpha = terms.alpha if terms.risk == "miss" and isinstance(terms.alpha, float) else None
-        blobs = _rows(queries)
-        rows = [
-            (own, now, version, None if answer.abstained else alpha, asked, answer.size, blob)
-            for own, answer, blob in zip(ids, answers, blobs, strict=True)
-        ]
+        now, rows = time.time(), []
+        for version, terms, queries, answers in answered:
+            watched = terms.risk == "miss" and isinstance(terms.alpha, float)
+            for answer, blob in zip(answers, _rows(queries), strict=True):
+                alpha = terms.alpha if watched and not answer.abstained else None
+                own = secrets.token_urlsafe(12)
+                rows.append((own, now, version, alpha, terms.key, answer.size, blob))
         with self._lock, self._using():
             self._connection.execute("PRAGMA synchronous = NORMAL")
             with self._transaction():
@@ -140,7 +127,7 @@ class Store:
                 if self._since >= SWEEP:
                     self._since = 0
                     self._forget()
-        return ids
+        return [row[0] for row in rows]
 
     def feed(self, feedback: Feedback) -> tuple[str, float | None, bool]:
         """Keep what became known of an answer; said again, it changes nothing.
@@ -194,8 +181,11 @@ class Store:
                 (version,),
             ).fetchall()
 
-    def labelled(self, version: str) -> Labelled | None:
-        """Queries of a version whose labels became known; None if there are none.
+    def labelled(self, version: str, most: int | None = None) -> tuple[Queries, list[Any]] | None:
+        """Queries asked of a version whose labels became known, and these, the latest first.
+
+        Args:
+            most: how many; all unless given. None where there are none.
 
         Raises:
             StoreUnavailable: the file cannot be read.
@@ -203,13 +193,13 @@ class Store:
         with self._lock, self._using():
             rows = self._connection.execute(
                 "SELECT query, label FROM feedback JOIN answers ON answers.id = answer "
-                "WHERE version = ? AND label IS NOT NULL ORDER BY feedback.number",
-                (version,),
+                "WHERE version = ? AND label IS NOT NULL ORDER BY feedback.number DESC LIMIT ?",
+                (version, -1 if most is None else most),
             ).fetchall()
         if not rows:
             return None
         queries = Queries.joined([_query(blob) for blob, _ in rows])
-        return Labelled(queries, [json.loads(label) for _, label in rows])
+        return queries, [json.loads(label) for _, label in rows]
 
     def _forget(self) -> None:
         self._connection.execute(

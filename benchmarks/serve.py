@@ -1,0 +1,187 @@
+"""A served retriever under load: CPU per request, latencies, a swap, memory.
+
+The retriever of two-digit numbers, served by `rcir serve` in a process of its own; 16 clients in
+another one, each asks again as soon as it is answered, a PNG file as multipart, answers kept for
+feedback. CPU seconds are those that the server's process took, all of its threads; beside them
+those of `Retriever.retrieve` on batches of 16 in this process. A swap replaces the folder under
+load: requests without an answer, and the longest time in which none was answered.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from common import DIGITS, parser, report, sized
+from PIL import Image
+
+import rcir
+from rcir.data import DataConfig, load_splits
+
+CLIENTS, SECONDS, PICTURES = sized((16, 30.0, 200), (2, 1.0, 4))
+FEW, MANY = sized((2_000, 20_000), (10, 40))  # requests between which memory must not grow
+BATCH, DIRECT = 16, sized(2_000, 32)
+ALPHA = DELTA = 0.1
+BOUNDARY = "rcir"
+
+
+def trained(folder: Path) -> Path:
+    """A calibrated retriever, made by other processes."""
+    train = ["training", "--name", "run", "--storage", str(folder), "--epochs", "2"]
+    train += ["--data.options", json.dumps(DIGITS)]
+    for job in (train, ["calibration", "--run", str(folder / "run")]):
+        subprocess.run([sys.executable, "-m", *job], check=True, stdout=subprocess.DEVNULL)
+    return folder / "run" / "retriever"
+
+
+def body_of(picture: np.ndarray) -> bytes:
+    """A request's body: the picture as a PNG file, alpha and delta."""
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "PNG")
+    parts = [
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
+        for name, value in (("alpha", ALPHA), ("delta", DELTA))
+    ]
+    head = (
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="picture"; filename="q.png"\r\n'
+        "Content-Type: image/png\r\n\r\n"
+    )
+    return b"".join([*parts, head.encode(), file.getvalue(), f"\r\n--{BOUNDARY}--\r\n".encode()])
+
+
+@contextmanager
+def serving(retriever: Path, folder: Path) -> Iterator[tuple[int, int]]:
+    """The process and the port of a server."""
+    command = [sys.executable, "-m", "rcir.cli", "serve", str(retriever), "--port", "0"]
+    command += ["--feedback", str(folder / "feedback.db"), "--poll", "0.5"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        port = int(process.stdout.readline().rpartition(":")[2])
+        try:
+            yield process.pid, port
+        finally:
+            process.terminate()
+
+
+def clients(port: int, bodies: list[bytes], seconds: float, requests: int) -> list[tuple]:
+    """(began, ended, status) of each request of all clients, for a time or up to a number."""
+    found: list[tuple[float, float, int]] = []
+    end = time.monotonic() + seconds
+    headers = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+
+    def client(number: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        turn = number
+        while time.monotonic() < end and len(found) < requests:
+            began, status = time.monotonic(), 0
+            try:
+                connection.request("POST", "/retrieve", bodies[turn % len(bodies)], headers)
+                response = connection.getresponse()
+                response.read()
+                status = response.status
+            except (OSError, http.client.HTTPException):
+                connection.close()
+            found.append((began, time.monotonic(), status))
+            turn += CLIENTS
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def cpu_seconds(process: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident(process: int) -> int:
+    """Bytes of a process in memory."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> None:
+    """Serve, ask, swap, measure, print."""
+    asked = parser(__doc__).parse_args()
+    with (
+        tempfile.TemporaryDirectory() as name,
+        multiprocessing.get_context("spawn").Pool(1) as pool,
+    ):
+        folder = Path(name)
+        place = trained(folder)
+        retriever = rcir.load(place)
+        pictures = load_splits(DataConfig("digits", options=DIGITS)).test.images[:PICTURES]
+        bodies = [body_of(picture) for picture in pictures]
+
+        def load(port: int, seconds: float, requests: int = sys.maxsize) -> np.ndarray:
+            return np.array(pool.apply(clients, (port, bodies, seconds, requests)))
+
+        files = [body.split(b"\r\n\r\n", 3)[3].rpartition(b"\r\n--")[0] for body in bodies]
+        files = [files[number % len(files)] for number in range(DIRECT)]
+        retriever.retrieve(files[:BATCH], ALPHA, DELTA)
+        before = time.process_time()
+        for start in range(0, DIRECT, BATCH):
+            retriever.retrieve(files[start : start + BATCH], ALPHA, DELTA)
+        direct = 1e3 * (time.process_time() - before) / DIRECT
+
+        with serving(place, folder) as (process, port):
+            grown = []
+            for requests in (FEW, MANY - FEW):
+                load(port, 3600.0, requests)
+                grown.append(resident(process))
+            before = cpu_seconds(process)
+            found = load(port, SECONDS)
+            cpu = 1e3 * (cpu_seconds(process) - before) / len(found)
+            retriever.remove([str(retriever.ids[-1])])
+            retriever.recalibrate()
+            swapping = pool.apply_async(clients, (port, bodies, SECONDS / 3, sys.maxsize))
+            time.sleep(SECONDS / 12)
+            retriever.save(place)
+            swapped = np.array(swapping.get())
+            connection = http.client.HTTPConnection("127.0.0.1", port)
+            connection.request("GET", "/ready")
+            ready = json.loads(connection.getresponse().read())
+    milliseconds = 1e3 * (found[:, 1] - found[:, 0])
+    p50, p99 = np.percentile(milliseconds, [50, 99])
+    errors = int(np.count_nonzero(found[:, 2] != 200))
+    stall = float(np.diff(np.sort(swapped[:, 1])).max())
+    lost = int(np.count_nonzero(swapped[:, 2] != 200))
+    figures = {
+        "cpu_ms_per_request": cpu,
+        "direct_cpu_ms": direct,
+        "p99_over_p50": p99 / p50,
+        "errors": errors,
+        "lost_in_swap": lost,
+        "swap_stall_seconds": stall,
+        "memory_growth": grown[1] / grown[0] - 1,
+    }
+    rows = [
+        ["direct, batches of 16", f"{direct:.2f}", "-", "-", "-", "-"],
+        [
+            *(f"HTTP, {CLIENTS} clients", f"{cpu:.2f}", f"{p50:.1f}", f"{p99:.1f}"),
+            *(f"{len(found) / SECONDS:.0f}", str(errors)),
+        ],
+    ]
+    columns = ("way", "CPU ms per request", "p50 ms", "p99 ms", "requests/s", "errors")
+    report(f"Served, version {ready['version']} after the swap", columns, rows, figures, asked.json)
+
+
+if __name__ == "__main__":
+    main()
