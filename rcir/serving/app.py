@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from rcir.errors import RcirError
-from rcir.serving.bearer import Bearer
+from rcir.serving.guards import Bearer, Bounded
 from rcir.serving.metrics import Measured
 from rcir.serving.refusals import refusal
 from rcir.serving.routes import routes_of
@@ -27,7 +27,6 @@ PAGE = Path(__file__).with_name("page")
 OTHERS = {
     404: ("not-found", "there is no such path"),
     405: ("not-found", "this path is not for that method"),
-    413: ("too-large", "the body is larger than {most:,} bytes: send less at a time"),
 }
 LOCAL = ["localhost", "127.0.0.1", "[::1]", "testserver"]
 log = logging.getLogger("rcir.serving")
@@ -55,7 +54,6 @@ def create_app(source: Source, settings: Settings | None = None) -> FastAPI:
         lifespan=lifespan,
         docs_url="/docs",
         redoc_url=None,
-        max_body_size=settings.most_bytes,
     )
     app.state.service = service
     app.include_router(routes_of(service))
@@ -75,8 +73,7 @@ def create_app(source: Source, settings: Settings | None = None) -> FastAPI:
     @app.exception_handler(HTTPException)
     async def none(_: Request, error: HTTPException) -> JSONResponse:
         kind, words = OTHERS.get(error.status_code, ("invalid-request", str(error.detail)))
-        body = {"error": kind, "message": words.format(most=settings.most_bytes)}
-        return JSONResponse(body, error.status_code, error.headers)
+        return JSONResponse({"error": kind, "message": words}, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
@@ -84,6 +81,7 @@ def create_app(source: Source, settings: Settings | None = None) -> FastAPI:
         words = "the server failed; its log says why"
         return JSONResponse({"error": "failed", "message": words}, 500)
 
+    app.add_middleware(Bounded, most=settings.most_bytes)
     if settings.token is not None:
         app.add_middleware(Bearer, token=settings.token)
     elif settings.local:

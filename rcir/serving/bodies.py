@@ -12,16 +12,13 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
-from rcir.errors import InvalidConfig, InvalidImage, RcirError
+from rcir.errors import InvalidConfig, RcirError
+from rcir.serving.guards import TooLarge
 from rcir.serving.served import Served
 from rcir.serving.terms import Asked, Terms, VectorQueries, VectorQuery, checked, terms_of
 
 MOST_FIELDS = 32
 FEW_PIXELS = 2**16  # that are decoded sooner than another thread begins to
-
-
-class TooManyPixels(InvalidImage):
-    """A picture is larger than this server decodes."""
 
 
 class UnsupportedBody(RcirError):
@@ -50,10 +47,10 @@ async def query_of(request: Request, most_pixels: int, many: bool) -> Query:
 
     Raises:
         InvalidConfig, InvalidImage: of what it holds.
-        TooManyPixels: of a picture, by its header.
+        TooLarge: a picture, by its header.
         UnsupportedBody: it is neither multipart nor JSON.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = kind_of(request)
     if kind == "application/json":
         return await _of_vectors(request, many)
     if kind != "multipart/form-data":
@@ -71,7 +68,7 @@ async def read_json(request: Request, kind: type[Asked]) -> Asked:
         InvalidConfig: it is none, or holds something else.
         UnsupportedBody: it is of another type.
     """
-    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    given = kind_of(request)
     if given != "application/json":
         raise UnsupportedBody(f"the body is of type {given or 'unknown'}: send application/json")
     try:
@@ -79,6 +76,11 @@ async def read_json(request: Request, kind: type[Asked]) -> Asked:
     except (ValueError, RecursionError) as error:
         raise InvalidConfig(f"the body is no JSON ({error})") from None
     return checked(kind, fields)
+
+
+def kind_of(request: Request) -> str:
+    """The media type of a body."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def _of_vectors(request: Request, many: bool) -> Query:
@@ -121,7 +123,7 @@ def _pixels(picture: bytes, most: int) -> int:
 
     width, height = image_size(picture)
     if width * height > most:
-        raise TooManyPixels(
+        raise TooLarge(
             f"the picture declares {width} x {height} pixels; at most {most:,} are decoded: scale "
             "it down first"
         )

@@ -16,7 +16,8 @@ from rcir.errors import (
 )
 from rcir.printable import printable
 from rcir.serving.batcher import Busy, Stopping
-from rcir.serving.bodies import TooManyPixels, UnsupportedBody
+from rcir.serving.bodies import UnsupportedBody
+from rcir.serving.guards import TooLarge
 from rcir.serving.store import NoFeedback, StoreUnavailable, UnknownAnswer
 
 # The first that an error is an instance of.
@@ -24,7 +25,7 @@ STATUSES: tuple[tuple[type[RcirError], int, str], ...] = (
     (RiskUnattainable, 409, "risk-unattainable"),
     (StaleCalibration, 409, "stale-calibration"),
     (NoFeedback, 409, "no-feedback"),
-    (TooManyPixels, 413, "too-large"),
+    (TooLarge, 413, "too-large"),
     (UnsupportedBody, 415, "unsupported-body"),
     (InvalidImage, 400, "invalid-image"),
     (InvalidRiskLevel, 400, "invalid-level"),

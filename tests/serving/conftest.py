@@ -1,0 +1,60 @@
+"""A retriever of vectors in a folder, and servers of folders in this process."""
+
+import io
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+import rcir
+from rcir.serving import Settings, create_app
+from rcir.serving.sources import source_of
+
+CLASSES, DIM = 20, 8
+
+
+def drawn(n, seed, noise=0.9):
+    """Vectors around the centres of their labels, and these."""
+    rng = np.random.default_rng(seed)
+    centres = np.random.default_rng(0).standard_normal((CLASSES, DIM))
+    labels = rng.integers(CLASSES, size=n)
+    vectors = centres[labels] + noise * rng.standard_normal((n, DIM))
+    return vectors.astype(np.float32), labels
+
+
+def png(picture):
+    """An array of pixels as a PNG file."""
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="session")
+def vectors():
+    """A calibrated retriever of vectors; what changes one loads `place` instead."""
+    gallery, labels = drawn(500, 1)
+    made = rcir.Retriever.from_embeddings(gallery, labels=labels)
+    made.calibrate(*drawn(900, 2), score_function="quantile")
+    return made
+
+
+@pytest.fixture
+def place(vectors, tmp_path):
+    """It, saved."""
+    return vectors.save(tmp_path / "vectors")
+
+
+@pytest.fixture
+def serving(tmp_path):
+    """`with serving(folder, **settings) as client`: the HTTP client of a server of it."""
+
+    @contextmanager
+    def serving(folder, **settings):
+        settings = {"poll": 0, "store": tmp_path / "feedback.db"} | settings
+        app = create_app(source_of(folder), Settings(**settings))
+        with TestClient(app, raise_server_exceptions=False) as client:
+            yield client
+
+    return serving
