@@ -132,7 +132,8 @@ def check_vectors(vectors: ArrayLike, dim: int | None = None) -> NDArray[np.floa
     if given.ndim != 2 or given.shape[1] != (max(given.shape[1], 1) if dim is None else dim):
         needed = "(n, d), d >= 1" if dim is None else f"(n, {dim})"
         raise InvalidData(f"vectors have shape {given.shape}; needed is {needed}")
-    checked = np.ascontiguousarray(given, np.float32)
+    with np.errstate(over="ignore"):  # too large a number becomes infinite
+        checked = np.ascontiguousarray(given, np.float32)
     if not np.isfinite(checked).all():
         raise InvalidData(
             "some vectors are NaN or infinite; an encoder that diverged in training does this"

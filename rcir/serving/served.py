@@ -82,7 +82,7 @@ class Served:
             )
         if len({len(vector) for vector in vectors}) > 1:
             raise InvalidConfig("the vectors are of different lengths: give each as many numbers")
-        given = np.asarray(vectors, np.float32)
+        given = np.asarray(vectors, np.float64)
         if known.calibration_queries is not None:
             known.options.checked(given, known.calibration_queries.vectors.shape[1])
         stated = None if uncertainty is None else np.asarray(uncertainty, np.float64)
