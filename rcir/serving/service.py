@@ -108,10 +108,14 @@ class Service:
             return levels
 
         levels = await self.batcher.run(found)
+        thresholds = tuple(each.threshold for each in levels.guarantees)
+        means = await asyncio.to_thread(served.mean_sizes, thresholds, **chosen)
         return {
             "version": served.version,
             "alphas": list(levels.alphas),
             "sizes": levels.sizes.tolist(),
+            "mean_sizes": means,
+            "sentences": [str(each) for each in levels.guarantees],
             "uncertainty_rank": served.uncertainty_rank(levels.largest.uncertainty),
             "sentence": str(levels.largest.guarantee),
             "largest": levels.largest.to_dict(),
