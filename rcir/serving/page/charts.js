@@ -2,14 +2,14 @@
 
 import { draw } from "./elements.js";
 
-const HEIGHT = 210;
-const MARGIN = { top: 22, right: 14, bottom: 40, left: 46 };
+const HEIGHT = 220;
+const MARGIN = { top: 32, right: 14, bottom: 40, left: 46 };
 
 /** Round values from low to high, about `number` of them. */
 export function ticks(low, high, number) {
   const rough = (high - low) / number || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((factor) => factor * power).find((value) => value >= rough * 0.999);
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((value) => value >= rough * 0.7);
   const found = [];
   for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n += 1) {
     found.push(Number((n * step).toPrecision(12)));
@@ -44,7 +44,7 @@ class Chart {
       const words = value.toLocaleString("en");
       this.add("text", { x: left - 7, y: at + 4, "text-anchor": "end" }, words);
     }
-    for (const value of ticks(x.low, x.high, this.width < 360 ? 4 : 6)) {
+    for (const value of ticks(x.low, x.high, this.width < 360 ? 4 : 5)) {
       const at = this.x(value);
       this.add("line", { class: "axis", x1: at, x2: at, y1: bottom, y2: bottom + 4 });
       this.add("text", { x: at, y: bottom + 17, "text-anchor": "middle" }, String(value));
@@ -107,8 +107,8 @@ export function curve(host, { alphas, sizes, means, alpha, size, mean, most, wor
     steps += place === 0 ? `M${at} ${up}` : `H${at}V${up}`;
   }
   const line = means.slice(0, shown).map((each, place) => `${chart.x(alphas[place])},${chart.y(each)}`);
-  chart.add("polyline", { class: "of-mean", points: line.join(" ") });
   chart.add("path", { class: "of-query", d: steps });
+  chart.add("polyline", { class: "of-mean", points: line.join(" ") });
   chart.marker(chart.x(alpha));
   if (size === null) return;
   chart.add("circle", { class: "of-mean", cx: chart.x(alpha), cy: chart.y(mean), r: 4 });

@@ -87,6 +87,7 @@ function choose() {
         `the smallest possible is ${level(shown.alphas[0])}.`
       : shown.sentences[place()];
   byId("sentence").classList.toggle("refused", size === null);
+  byId("simultaneous").hidden = size === null;
   drawCurve(size);
 }
 
@@ -96,7 +97,8 @@ function sayLevels(size) {
     `Share of queries whose set may hold no true match: ${share(alpha())}.`;
   const words = size === null ? "" : `, ${count(size, "item")}`;
   byId("alpha").setAttribute("aria-valuetext", level(alpha()) + words);
-  byId("delta-value").textContent = byId("delta").ariaValueText = String(delta());
+  byId("delta-value").textContent = String(delta());
+  byId("delta").setAttribute("aria-valuetext", String(delta()));
   byId("delta-hint").textContent =
     `Chance that the guarantee fails, because the calibration queries misled: ${share(delta())}.`;
 }
@@ -133,8 +135,10 @@ function drawHistogram() {
 
 /** Say why there is no answer; what was shown before answers something else. */
 function refuse(error) {
-  shown = null;
+  asking?.abort();
+  asking = shown = null;
   byId("answer").hidden = byId("charts").hidden = true;
+  byId("empty").textContent = "There is no set to show.";
   byId("empty").hidden = false;
   byId("error").hidden = false;
   byId("error-words").textContent = wordsOf(error);
@@ -146,7 +150,7 @@ function refuse(error) {
 async function learn() {
   const known = await api.json("guarantees");
   const before = byId("group").value;
-  items.pictures.forget();
+  items.forget();
   query.take(known.takes);
   byId("distinct-field").hidden = !known.distinct.includes("label");
   byId("group-field").hidden = known.groups.length === 0;

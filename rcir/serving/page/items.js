@@ -7,8 +7,10 @@ const SMALL = 64; // pixels; smaller pictures are shown as they are, not blurred
 
 /** Pictures of items, fetched when they come into view: also with a token, which img has not. */
 class Pictures {
-  constructor(api) {
+  /** `none()` is called if there are none. */
+  constructor(api, none) {
     this.api = api;
+    this.none = none;
     this.forget();
     this.watch = new IntersectionObserver(
       (seen) => {
@@ -31,9 +33,10 @@ class Pictures {
     this.last = Promise.resolve();
   }
 
-  async fill(image) {
-    const url = await this.url(image.dataset.item);
+  async fill(picture) {
+    const url = await this.url(picture.dataset.item);
     if (url === null) return;
+    const image = picture.querySelector("img");
     image.onload = () => {
       image.classList.toggle("small", image.naturalWidth < SMALL);
       image.hidden = false;
@@ -60,6 +63,7 @@ class Pictures {
         return this.urls.at(-1);
       }
       this.missing += 1;
+      if (!this.urls.length && this.missing >= TRIES) this.none();
     } catch {
       this.known.delete(item); // the server is away: it may come back
     }
@@ -67,10 +71,11 @@ class Pictures {
   }
 }
 
+/** The grid of items. */
 export class Items {
   constructor(list, api) {
     this.list = list;
-    this.pictures = new Pictures(api);
+    this.pictures = new Pictures(api, () => list.classList.add("plain"));
   }
 
   /** Put all items of the largest set there; `label` is the query's, or null. */
@@ -80,21 +85,26 @@ export class Items {
     const items = answer.ids.map((id, place) => {
       const own = answer.labels?.[place] ?? null;
       const image = make("img", { alt: "", hidden: true });
-      image.dataset.item = id;
+      const picture = make("div", { className: "picture" }, [make("span", {}, id), image]);
+      picture.dataset.item = id;
+      this.pictures.watch.observe(picture);
       const match = label === null ? null : String(own) === String(label);
-      const item = make("li", { hidden: true }, [
-        make("div", { className: "picture" }, [make("span", {}, id), image]),
+      return make("li", { hidden: true }, [
+        picture,
         make("p", { className: "rank" }, `#${place + 1}`),
         own === null ? null : make("p", { className: "label" }, `label ${own}`),
         make("p", { className: "quiet id", title: id }, id),
         make("p", { className: "quiet" }, `distance ${distances[place]}`),
         match === null ? null : make("p", { className: match ? "yes" : "no" }, truth(match)),
       ]);
-      this.pictures.watch.observe(image.parentElement);
-      image.parentElement.dataset.item = id;
-      return item;
     });
     this.list.replaceChildren(...items);
+  }
+
+  /** Of another version, look for pictures anew. */
+  forget() {
+    this.pictures.forget();
+    this.list.classList.remove("plain");
   }
 
   /** Show the first ones only. */

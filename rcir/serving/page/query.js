@@ -117,9 +117,11 @@ export class QueryField {
   }
 
   async sample() {
+    const before = this.given;
     byId("sample").disabled = true;
     try {
       const found = await this.api.json("sample");
+      if (this.given !== before) return; // another one was given meanwhile
       if (found.picture !== undefined) {
         const bytes = Uint8Array.from(atob(found.picture), (letter) => letter.charCodeAt(0));
         this.picture(new Blob([bytes], { type: "image/png" }), found.label);
