@@ -2,7 +2,7 @@
 
 import { make } from "./elements.js";
 
-const TRIES = 3; // pictures that are missing before the items are taken to have none
+const TRIES = 2; // pictures that are missing before the items are taken to have none
 const SMALL = 64; // pixels; smaller pictures are shown as they are, not blurred
 
 /** Pictures of items, fetched when they come into view: also with a token, which img has not. */
