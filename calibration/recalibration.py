@@ -15,8 +15,6 @@ from rcir.retrieval import storage
 from rcir.retrieval.calibration_report import CalibrationReport
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
-from rcir.serving.sources import Folder
-from rcir.serving.store import Store
 
 
 def recalibrate(
@@ -64,6 +62,9 @@ def recalibrate(
 
 def _labelled(folder: Path, retriever: Retriever, file: Path) -> tuple[Queries, list[Any]]:
     """The queries that the retriever in a folder was asked, and their labels."""
+    from rcir.serving.sources import Folder
+    from rcir.serving.store import Store
+
     if not file.is_file():
         raise DataUnavailable(f"there is no file {file}: name that of `rcir serve --feedback`")
     found = Store(file).labelled(Folder(folder).version())

@@ -100,8 +100,10 @@ class AtLevels:
         alphas: the levels that are certified, ascending.
         sizes: (m,) of the set at each; it holds so many of the first items of `largest`.
         largest: the answer at the smallest alpha.
+        guarantees: what is guaranteed of the set at each alpha.
     """
 
     alphas: tuple[float, ...]
     sizes: NDArray[np.int64]
     largest: Retrieval
+    guarantees: tuple[Guarantee, ...]

@@ -263,7 +263,7 @@ class Retriever(MaintainedSearcher):
         sizes = np.stack([set_sizes(scores, each.threshold) for each in guarantees.values()], 1)
         answers = self._answers(found, most, strictest)
         return [
-            AtLevels(tuple(guarantees), own, answer)
+            AtLevels(tuple(guarantees), own, answer, tuple(guarantees.values()))
             for own, answer in zip(sizes, answers, strict=True)
         ]
 

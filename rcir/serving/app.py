@@ -28,6 +28,13 @@ OTHERS = {
     404: ("not-found", "there is no such path"),
     405: ("not-found", "this path is not for that method"),
 }
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
 LOCAL = ["localhost", "127.0.0.1", "[::1]", "testserver"]
 log = logging.getLogger("rcir.serving")
 
@@ -61,7 +68,7 @@ def create_app(source: Source, settings: Settings | None = None) -> FastAPI:
 
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
-        return FileResponse(PAGE / "index.html")
+        return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
 
     @app.exception_handler(RcirError)
     async def refused(_: Request, error: RcirError) -> JSONResponse:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from rcir.risk import RiskMonitor
 
@@ -37,23 +37,29 @@ class GuaranteeWatch:
     false alarm with probability at most `LEVEL`.
 
     Args:
-        losses: (alpha, miss) of feedback that is known already, in its order.
+        read: further feedback, `Store.losses` of the version: given the number of the last that is
+            known, (number, alpha, miss) of those behind it.
     """
 
-    def __init__(self, losses: list[tuple[float, float]] | None = None) -> None:
+    def __init__(self, read: Callable[[int], list[tuple[int, float, int]]]) -> None:
+        self._read, self._last = read, 0
         self._lock = threading.Lock()
         self._monitors: dict[float, RiskMonitor] = {}
-        for alpha in dict.fromkeys(alpha for alpha, _ in losses or []):
-            self.add(alpha, [miss for own, miss in losses or [] if own == alpha])
+        self.refresh()
 
-    def add(self, alpha: float, misses: Any) -> None:
-        """Take further losses at an alpha, in their order."""
+    def refresh(self) -> None:
+        """Take what became known since, by this process or another, in its order."""
         with self._lock:
-            if alpha not in self._monitors:
-                number = len(self._monitors) + 1
-                share = LEVEL * 6 / (math.pi * number) ** 2
-                self._monitors[alpha] = RiskMonitor(alpha, share)
-            self._monitors[alpha].update(misses)
+            losses = self._read(self._last)
+            misses: dict[float, list[int]] = {}
+            for self._last, alpha, miss in losses:
+                misses.setdefault(alpha, []).append(miss)
+            for alpha, those in misses.items():
+                if alpha not in self._monitors:
+                    number = len(self._monitors) + 1
+                    share = LEVEL * 6 / (math.pi * number) ** 2
+                    self._monitors[alpha] = RiskMonitor(alpha, share)
+                self._monitors[alpha].update(those)
 
     @property
     def rows(self) -> list[Watched]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from rcir.data.digests import digests
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.levels import DELTA
+from rcir.retrieval.answer import Distinct
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import RISKS, LabelledResults, Request, decide_chosen
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # what needs no encoder needs no torch
 ALPHAS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 FORWARD = 128  # pictures in a forward pass
 BINS = 40  # of the histogram of uncertainties
+CURVES = 64  # of mean sizes that are kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,6 +156,18 @@ class Served:
         """The share of calibration queries that are less uncertain, in [0, 1]."""
         known = self.calibration_uncertainty
         return float(np.searchsorted(known, uncertainty) / max(1, len(known)))
+
+    @cached_property
+    def mean_sizes(self) -> Callable[..., list[float]]:
+        """`mean_sizes(thresholds, distinct, group)`: of the calibration queries' sets at each."""
+        return lru_cache(CURVES)(self._mean_sizes)
+
+    def _mean_sizes(
+        self, thresholds: tuple[float, ...], distinct: Distinct, group: str | None
+    ) -> list[float]:
+        known = self.retriever.controllers[distinct].queries(group)
+        means = {each: float(known.sizes(each).mean()) for each in set(thresholds)}
+        return [means[each] for each in thresholds]
 
     @cached_property
     def guarantees(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import repeat
@@ -56,8 +57,7 @@ class Service:
     def _take(self, served: Served) -> None:
         self.served = served
         self.pictures = ItemPictures(served.retriever, self.settings.pictures)
-        losses = [] if self.store is None else self.store.losses(served.version)
-        self.watch = GuaranteeWatch(losses)
+        self.watch = GuaranteeWatch(partial(self._losses, served.version))
         self.metrics.model.clear()
         self.metrics.model.labels(served.version).set(1)
         self._show_watch()
@@ -114,10 +114,14 @@ class Service:
             return levels
 
         levels = await self.batcher.run(found)
+        thresholds = tuple(each.threshold for each in levels.guarantees)
+        means = await asyncio.to_thread(served.mean_sizes, thresholds, **chosen)
         return {
             "version": served.version,
             "alphas": list(levels.alphas),
             "sizes": levels.sizes.tolist(),
+            "mean_sizes": means,
+            "sentences": [str(each) for each in levels.guarantees],
             "uncertainty_rank": served.uncertainty_rank(levels.largest.uncertainty),
             "sentence": str(levels.largest.guarantee),
             "largest": levels.largest.to_dict(),
@@ -178,7 +182,6 @@ class Service:
             self.metrics.feedback.labels(str(feedback.match).lower()).inc()
         watched = version == self.served.version and alpha is not None
         if new and watched:
-            self.watch.add(alpha, [float(not feedback.match)])  # type: ignore[arg-type]
             self._show_watch()
         return {"accepted": True, "new": new, "watched": watched, "alarm": self.watch.alarm}
 
@@ -204,7 +207,11 @@ class Service:
             "exchangeability": exchangeable,
         }
 
+    def _losses(self, version: str, after: int) -> list[tuple[int, float, int]]:
+        return [] if self.store is None else self.store.losses(version, after)
+
     def _show_watch(self) -> None:
+        self.watch.refresh()
         for row in self.watch.rows:
             self.metrics.evidence.labels(f"{row.alpha:g}").set(row.evidence)
             self.metrics.alarm.labels(f"{row.alpha:g}").set(row.alarm)
@@ -216,6 +223,8 @@ class Service:
                 await self.refresh()
             except Exception as error:  # whatever it is, what is served goes on
                 self._refuse(None, error)
+            with suppress(StoreUnavailable):  # what other replicas were told
+                await asyncio.to_thread(self._show_watch)
 
     async def refresh(self) -> bool:
         """Serve the source's version, if it is a new one; a bad one is refused, once.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,9 @@ from rcir.embedding import Embedding
 from rcir.errors import InvalidData, RcirError
 from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.queries import Queries
-from rcir.serving.terms import Feedback, Terms
+
+if TYPE_CHECKING:  # whoever only reads needs no server
+    from rcir.serving.terms import Feedback, Terms
 
 FORMAT = 1
 MOST_ANSWERS = 100_000  # without feedback; older ones are forgotten
@@ -168,17 +170,22 @@ class Store:
                     )
         return found[0], found[1], before is None
 
-    def losses(self, version: str) -> list[tuple[float, float]]:
-        """(alpha, miss) of all feedback on answers of a version, in its order.
+    def losses(self, version: str, after: int = 0) -> list[tuple[int, float, int]]:
+        """(number, alpha, miss) of feedback on answers of a version, in its order.
+
+        Args:
+            after: the number of the last that is known already.
 
         Raises:
             StoreUnavailable: the file cannot be read.
         """
         with self._lock, self._using():
             return self._connection.execute(
-                "SELECT alpha, 1 - match FROM feedback JOIN answers ON answers.id = answer "
-                "WHERE version = ? AND alpha IS NOT NULL ORDER BY feedback.number",
-                (version,),
+                "SELECT feedback.number, alpha, 1 - match FROM feedback "
+                "JOIN answers ON answers.id = answer "
+                "WHERE version = ? AND alpha IS NOT NULL AND feedback.number > ? "
+                "ORDER BY feedback.number",
+                (version, after),
             ).fetchall()
 
     def labelled(self, version: str, most: int | None = None) -> tuple[Queries, list[Any]] | None:

@@ -38,7 +38,8 @@ def test_what_was_acknowledged_is_there_when_it_is_opened_again(file, vectors):
     store.feed(Feedback(answer=first, match=True))
     store.close()
     again = Store(file)
-    assert again.losses("v1") == [(0.2, 1), (0.2, 0)]
+    assert again.losses("v1") == [(1, 0.2, 1), (2, 0.2, 0)]
+    assert again.losses("v1", after=1) == [(2, 0.2, 0)]
     assert again.losses("v2") == []
     queries, labels = again.labelled("v1")
     asked = vectors.prepared(drawn(3, 5)[0]).identified()
@@ -77,7 +78,7 @@ def test_said_again_it_changes_nothing_and_said_otherwise_it_is_refused(file, ve
     for other in (Feedback(answer=own, match=False), Feedback(answer=own, match=True)):
         with pytest.raises(InvalidData, match="said otherwise"):
             store.feed(other)
-    assert store.losses("v1") == [(0.2, 0)]
+    assert store.losses("v1") == [(1, 0.2, 0)]
 
 
 def test_feedback_on_what_is_not_kept_is_refused(file):

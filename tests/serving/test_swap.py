@@ -50,9 +50,10 @@ def test_a_new_version_is_served_while_requests_come(place, serving):
         assert len(statuses) > 20
         assert set(statuses) == {200}
         answer = client.post("/retrieve", json=QUERY).json()
-        assert answer["guarantee"]["threshold"] == retriever.retrieve(
-            drawn(1, 5)[0][0], 0.2, 0.1
-        ).guarantee.threshold
+        assert (
+            answer["guarantee"]["threshold"]
+            == retriever.retrieve(drawn(1, 5)[0][0], 0.2, 0.1).guarantee.threshold
+        )
         assert client.get("/guarantees").json()["n_items"] == 499
         metrics = client.get("/metrics").text
     assert 'rcir_swaps_total{outcome="taken"} 1.0' in metrics

@@ -8,11 +8,28 @@ from rcir.serving.guarantee_watch import LEVEL, GuaranteeWatch
 from tests.serving.conftest import drawn
 
 
+class Told:
+    """Feedback as a store gives it."""
+
+    def __init__(self):
+        self.losses = []
+
+    def add(self, alpha, misses):
+        for miss in misses:
+            self.losses.append((len(self.losses) + 1, alpha, int(miss)))
+
+    def __call__(self, after):
+        return self.losses[after:]
+
+
 def test_it_goes_on_where_it_was():
-    losses = [(alpha, miss) for miss in (0, 1, 1, 0, 1) for alpha in (0.1, 0.2)]
-    whole, parts = GuaranteeWatch(losses), GuaranteeWatch(losses[:4])
-    for alpha, miss in losses[4:]:
-        parts.add(alpha, [miss])
+    told = Told()
+    parts = GuaranteeWatch(told)
+    for miss in (0, 1, 1, 0, 1):
+        told.add(0.1, [miss])
+        told.add(0.2, [miss])
+        parts.refresh()
+    whole = GuaranteeWatch(told)
     for one, other in zip(whole.rows, parts.rows, strict=True):
         assert (one.alpha, one.n, one.misses) == (other.alpha, other.n, other.misses)
         assert one.evidence == pytest.approx(other.evidence)
@@ -20,12 +37,15 @@ def test_it_goes_on_where_it_was():
 
 
 def test_a_risk_that_rose_raises_the_alarm_of_its_alpha():
-    watch = GuaranteeWatch()
+    told = Told()
+    watch = GuaranteeWatch(told)
     rng = np.random.default_rng(0)
-    watch.add(0.1, rng.random(500) < 0.08)
-    watch.add(0.3, rng.random(500) < 0.25)
+    told.add(0.1, rng.random(500) < 0.08)
+    told.add(0.3, rng.random(500) < 0.25)
+    watch.refresh()
     assert not watch.alarm
-    watch.add(0.1, rng.random(300) < 0.3)
+    told.add(0.1, rng.random(300) < 0.3)
+    watch.refresh()
     assert [(row.alpha, row.alarm) for row in watch.rows] == [(0.1, True), (0.3, False)]
 
 
@@ -53,10 +73,10 @@ def test_all_alphas_together_give_false_alarms_no_more_often_than_said(request):
 
 def row_share(number):
     """The share of the level that the watch gives its n-th alpha."""
-    watch = GuaranteeWatch()
+    told = Told()
     for place in range(number):
-        watch.add(0.01 * (place + 1), [])
-    return watch._monitors[0.01 * number].level / LEVEL
+        told.add(0.01 * (place + 1), [0])
+    return GuaranteeWatch(told)._monitors[0.01 * number].level / LEVEL
 
 
 def test_feedback_over_http_is_watched_and_survives_a_restart(place, serving):

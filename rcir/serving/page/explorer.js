@@ -1,0 +1,216 @@
+// The explorer: what is asked, what came of it, and how it is shown.
+
+import { Api } from "./api.js";
+import { curve, histogram } from "./charts.js";
+import { byId } from "./elements.js";
+import { Feedback } from "./feedback.js";
+import { Items } from "./items.js";
+import { QueryField } from "./query.js";
+import { askToken } from "./token.js";
+import { count, level, rank, share, trouble, wordsOf } from "./words.js";
+
+const DELTAS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5];
+const MOST = 0.5; // alphas above are of little use, and are shown where only they are certified
+const REST = 250; // milliseconds without another change before the server is asked
+const POLL = 10_000;
+
+const api = new Api(askToken);
+const items = new Items(byId("items"), api);
+const query = new QueryField(api, ask, refuse);
+const feedback = new Feedback(api, ask);
+
+let server = null; // what GET /guarantees says
+let shown = null; // what POST /explore answered last
+let asking = null; // AbortController of the request under way
+let waiting = 0;
+
+const alpha = () => Number(byId("alpha").value);
+const delta = () => DELTAS[Number(byId("delta").value)];
+/** The place of alpha among the certified ones, or -1. */
+const place = () => shown.alphas.findIndex((each) => Math.abs(each - alpha()) < 1e-9);
+
+/** The guarantee that is asked for, apart from alpha. */
+function terms() {
+  const asked = { delta: delta() };
+  if (byId("distinct").value) asked.distinct = byId("distinct").value;
+  if (byId("group").value) asked.group = byId("group").value;
+  return asked;
+}
+
+/** Ask for the sets of the query; of several answers the newest counts. */
+async function ask() {
+  clearTimeout(waiting);
+  if (query.given === null) return;
+  asking?.abort();
+  const own = (asking = new AbortController());
+  byId("set").setAttribute("aria-busy", "true");
+  try {
+    const [given, asked] = [query.given, terms()];
+    server ??= await learn();
+    const answer = await api.post("explore", given.with(asked), own.signal);
+    if (own !== asking) return;
+    if (answer.version !== server.version) server = await learn();
+    if (own === asking) show({ ...answer, given, asked });
+  } catch (error) {
+    if (error.name !== "AbortError" && own === asking) refuse(error);
+  } finally {
+    if (own === asking) byId("set").setAttribute("aria-busy", "false");
+  }
+}
+
+function show(answer) {
+  shown = answer;
+  byId("error").hidden = byId("empty").hidden = true;
+  byId("answer").hidden = byId("charts").hidden = false;
+  const [least] = shown.alphas;
+  byId("alpha").max = Math.max(MOST, Math.min(0.99, least + 0.1)).toFixed(2);
+  items.put(shown.largest, shown.given.label);
+  byId("rank").textContent = rank(shown.uncertainty_rank);
+  feedback.ready(shown);
+  choose();
+  drawHistogram();
+  byId("status").textContent = `Answered: ${byId("size").textContent}`;
+}
+
+/** Show the set at the chosen alpha, of what was answered already. */
+function choose() {
+  const size = shown === null || place() < 0 ? null : shown.sizes[place()];
+  sayLevels(size);
+  if (shown === null) return;
+  items.show(size ?? 0);
+  feedback.choose(size === null ? null : alpha(), size);
+  byId("size").textContent = size === null ? "Not certified" : count(size, "item");
+  byId("matches").textContent = matches(size);
+  byId("sentence").textContent =
+    size === null
+      ? `Nothing certifies alpha = ${level(alpha())} at delta = ${delta()}: of the alphas here, ` +
+        `the smallest possible is ${level(shown.alphas[0])}.`
+      : shown.sentences[place()];
+  byId("sentence").classList.toggle("refused", size === null);
+  byId("simultaneous").hidden = size === null;
+  drawCurve(size);
+}
+
+function sayLevels(size) {
+  byId("alpha-value").textContent = level(alpha());
+  byId("alpha-hint").textContent =
+    `Share of queries whose set may hold no true match: ${share(alpha())}.`;
+  const words = size === null ? "" : `, ${count(size, "item")}`;
+  byId("alpha").setAttribute("aria-valuetext", level(alpha()) + words);
+  byId("delta-value").textContent = String(delta());
+  byId("delta").setAttribute("aria-valuetext", String(delta()));
+  byId("delta-hint").textContent =
+    `Chance that the guarantee fails, because the calibration queries misled: ${share(delta())}.`;
+}
+
+function matches(size) {
+  const { label } = shown.given;
+  if (label === null || size === null || shown.largest.labels === null) return "";
+  const found = shown.largest.labels.slice(0, size).filter((own) => String(own) === String(label));
+  if (found.length === 0) return `No true match: no item has the query's label, ${label}.`;
+  return `${found.length} of ${count(size, "item")} with the query's label, ${label}.`;
+}
+
+function drawCurve(size) {
+  const mean = size === null ? null : shown.mean_sizes[place()];
+  const words =
+    size === null
+      ? `At alpha ${level(alpha())} nothing is certified.`
+      : `At alpha ${level(alpha())}: ${count(size, "item")}; the mean of calibration queries is ` +
+        `${mean.toFixed(2)}.`;
+  byId("curve-words").textContent = words;
+  const { alphas, sizes, mean_sizes: means } = shown;
+  const most = Number(byId("alpha").max);
+  curve(byId("curve"), { alphas, sizes, means, alpha: alpha(), size, mean, most, words });
+}
+
+function drawHistogram() {
+  histogram(
+    byId("histogram"),
+    server.histogram,
+    shown.largest.uncertainty,
+    `Histogram of the uncertainty of calibration queries. ${rank(shown.uncertainty_rank)}`,
+  );
+}
+
+/** Say why there is no answer; what was shown before answers something else. */
+function refuse(error) {
+  asking?.abort();
+  asking = shown = null;
+  byId("answer").hidden = byId("charts").hidden = true;
+  byId("empty").textContent = "There is no set to show.";
+  byId("empty").hidden = false;
+  byId("error").hidden = false;
+  byId("error-words").textContent = wordsOf(error);
+  byId("again").hidden = !(error.retryAfter || error.status === 401);
+  byId("set").setAttribute("aria-busy", "false");
+}
+
+/** Ask what the server can certify, and offer that. */
+async function learn() {
+  const known = await api.json("guarantees");
+  const before = byId("group").value;
+  items.forget();
+  query.take(known.takes);
+  byId("distinct-field").hidden = !known.distinct.includes("label");
+  byId("group-field").hidden = known.groups.length === 0;
+  byId("group").length = 1;
+  for (const group of known.groups) byId("group").add(new Option(group, group));
+  byId("group").value = known.groups.includes(before) ? before : "";
+  return known;
+}
+
+async function watch() {
+  try {
+    const response = await fetch("ready");
+    const ready = await response.json();
+    if (response.ok) {
+      banner(trouble(ready));
+      byId("source").textContent = `${ready.source}, version ${ready.version}`;
+      if (server !== null && server.version !== ready.version) {
+        server = await learn();
+        ask();
+      }
+    } else {
+      banner(ready.message ?? "The server is not ready.");
+    }
+  } catch {
+    banner("The server does not answer. What is shown may be out of date.");
+  }
+  setTimeout(watch, POLL);
+}
+
+function banner(words) {
+  if (byId("banner").textContent !== words) byId("banner").textContent = words;
+  byId("banner").hidden = words === "";
+}
+
+async function start() {
+  try {
+    server ??= await learn();
+    byId("error").hidden = true;
+    ask();
+  } catch (error) {
+    refuse(error);
+  }
+}
+
+function soon() {
+  choose();
+  clearTimeout(waiting);
+  waiting = setTimeout(ask, REST);
+}
+
+byId("alpha").addEventListener("input", choose);
+byId("delta").addEventListener("input", soon);
+byId("distinct").addEventListener("change", ask);
+byId("group").addEventListener("change", ask);
+byId("again").addEventListener("click", start);
+addEventListener("resize", () => {
+  if (shown === null) return;
+  choose();
+  drawHistogram();
+});
+sayLevels(null);
+start();
+watch();
