@@ -25,11 +25,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--capacity", type=int, default=CAPACITY, help="queries that may wait for the model"
     )
+    parser.add_argument(
+        "--replicas",
+        type=int,
+        nargs=2,
+        metavar=("LEAST", "MOST"),
+        help="serve by so many replicas on Ray Serve, on the cluster of RAY_ADDRESS if it is set",
+    )
+    parser.add_argument("--gpus", type=float, default=0.0, help="of each replica on Ray Serve")
 
 
 def run(options: Namespace) -> None:
     """Serve until told to stop."""
-    from rcir.serving import Settings, serve
+    from rcir.serving import Settings, serve, serve_on_ray
 
     settings = Settings(
         host=options.host,
@@ -40,4 +48,7 @@ def run(options: Namespace) -> None:
         capacity=options.capacity,
         poll=options.poll,
     )
-    serve(options.retriever, settings)
+    if options.replicas is None:
+        serve(options.retriever, settings)
+    else:
+        serve_on_ray(options.retriever, settings, tuple(options.replicas), options.gpus)

@@ -4,10 +4,11 @@ from rcir.import_paths import lazily
 
 _HOMES = {
     "rcir.serving.app": ("create_app",),
+    "rcir.serving.ray_serve": ("serve_on_ray",),
     "rcir.serving.server": ("serve",),
     "rcir.serving.settings": ("Settings",),
 }
 
-__all__ = ["Settings", "create_app", "serve"]
+__all__ = ["Settings", "create_app", "serve", "serve_on_ray"]
 
 __getattr__, __dir__ = lazily(__name__, globals(), _HOMES)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from fastapi import FastAPI
 
 from rcir.cluster import join_cluster
 from rcir.serving.app import create_app
+from rcir.serving.server import listen
 from rcir.serving.settings import Settings
 from rcir.serving.sources import source_of
 
@@ -40,14 +42,15 @@ def serve_on_ray(
     from ray import serve
 
     source = source_of(place)
-    source.version()  # a place without a retriever is said here, not by each replica
+    source.version()  # what cannot be served is said here, not by each replica
+    listen(settings).close()
 
     def build() -> FastAPI:
         return create_app(source, settings)
 
     join_cluster()
     least, most = replicas
-    deployment = serve.deployment(
+    deployment: Any = serve.deployment(
         serve.ingress(build)(),
         name=NAME,
         autoscaling_config={

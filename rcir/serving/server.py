@@ -25,7 +25,7 @@ def serve(place: str | os.PathLike[str], settings: Settings) -> None:
         InvalidConfig: the port is taken, or the host is not this machine's.
         RcirError: as `create_app` does.
     """
-    listening = _listen(settings)
+    listening = listen(settings)
     with listening:
         app = create_app(source_of(place), settings)
         host, port = listening.getsockname()[:2]
@@ -43,7 +43,7 @@ def serve(place: str | os.PathLike[str], settings: Settings) -> None:
         uvicorn.Server(config).run(sockets=[listening])
 
 
-def _listen(settings: Settings) -> socket.socket:
+def listen(settings: Settings) -> socket.socket:
     """A socket that listens already, so that a taken port shows before anything is loaded."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
