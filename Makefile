@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BENCHMARKS := $(filter-out $(addprefix benchmarks/,common.py cub.py loops.py populations.py),$(wildcard benchmarks/*.py))
 
-.PHONY: setup demo test test-all lint bench papers clean
+.PHONY: setup browser demo test test-all lint bench papers clean
 
 setup: $(VENV)/ready
 
@@ -18,6 +18,12 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[dev]' || \
 		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
+
+# The browser that tests of pages drive, from Debian; without one these tests are skipped.
+browser:
+	@command -v chromium > /dev/null || \
+		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } > /dev/null || \
+		echo "chromium could not be installed: tests of pages are skipped"
 
 demo: setup
 	$(BIN)/rcir demo --output runs/demo
@@ -37,6 +43,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/hadolint Dockerfile
 
 # One that cannot go on, such as without the data set, does not keep the others from running.
 bench: setup

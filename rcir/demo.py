@@ -56,6 +56,7 @@ def run(output: Path, method: str = "btl") -> None:
         f"  {sys.argv[0]} retrieve {example} --retriever {outcome.folder} "
         f"--alpha {ALPHA} --delta {DELTA}"
     )
+    print(f"explore it in a browser:\n  {sys.argv[0]} serve {outcome.folder}")
 
 
 def _clear(output: Path) -> None:

@@ -10,6 +10,9 @@ from rcir.errors import MissingPackage
 EXTRAS = {
     **dict.fromkeys(("torch", "torchvision", "ray", "mlflow", "optuna", "PIL", "pandas"), "train"),
     **dict.fromkeys(("jsonargparse", "yaml", "filelock"), "train"),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "pydantic"), "serve"),
+    **dict.fromkeys(("prometheus_client", "python_multipart"), "serve"),
+    "grpc_reflection": "ray-serve",
     "timm": "timm",
     "open_clip": "open_clip",
     "transformers": "transformers",

@@ -1,0 +1,29 @@
+# Serves the retriever that is mounted at /retriever, as a user without rights.
+ARG PYTHON=3.11
+FROM python:${PYTHON}-slim AS build
+ARG DEVICE=cpu
+WORKDIR /build
+RUN python -m venv /opt/rcir && /opt/rcir/bin/pip install --no-cache-dir uv
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY rcir rcir
+COPY training training
+COPY calibration calibration
+COPY tuning tuning
+# A CPU build of PyTorch is a tenth of one with CUDA's libraries.
+RUN if [ "$DEVICE" = gpu ]; then extras=all,gpu; backend=auto; else extras=all; backend=cpu; fi && \
+    /opt/rcir/bin/uv pip install --no-cache --python /opt/rcir/bin/python \
+        --constraint constraints.txt --torch-backend "$backend" ".[$extras]"
+
+FROM python:${PYTHON}-slim
+RUN useradd --create-home --uid 10001 rcir && install -d -o rcir /feedback
+COPY --from=build /opt/rcir /opt/rcir
+USER 10001
+WORKDIR /home/rcir
+ENV PATH=/opt/rcir/bin:$PATH PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
+VOLUME /feedback
+EXPOSE 8000
+HEALTHCHECK --interval=30s --start-period=120s \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/ready')"]
+# It listens beyond loopback, so that RCIR_TOKEN must be set.
+ENTRYPOINT ["rcir", "serve"]
+CMD ["/retriever", "--host", "0.0.0.0", "--feedback", "/feedback/feedback.db"]
