@@ -24,7 +24,10 @@ def test_the_wheel_carries_every_module_and_what_they_read(wheel):
         for name in PACKAGES
         for path in (ROOT / name).rglob("*.py")
     }
-    assert modules | {"rcir/py.typed", "calibration/report.html"} <= set(wheel.namelist())
+    page = {path.relative_to(ROOT).as_posix() for path in (ROOT / "rcir/serving/page").iterdir()}
+    assert "rcir/serving/page/index.html" in page
+    read = {"rcir/py.typed", "calibration/report.html"} | page
+    assert modules | read <= set(wheel.namelist())
 
 
 def test_the_wheel_installs_the_command(wheel):

@@ -121,6 +121,7 @@ function drawCurve(size) {
   byId("curve-words").textContent = words;
   const { alphas, sizes, mean_sizes: means } = shown;
   const most = Number(byId("alpha").max);
+  byId("uncertified").hidden = alphas[0] < 0.011;
   curve(byId("curve"), { alphas, sizes, means, alpha: alpha(), size, mean, most, words });
 }
 
@@ -152,6 +153,10 @@ async function learn() {
   const before = byId("group").value;
   items.forget();
   query.take(known.takes);
+  const queries = count(known.n_calibration, "calibration query", "calibration queries");
+  byId("gallery").textContent =
+    `· ${count(known.n_items, "item")} · the guarantee rests on ${queries}, whose true ` +
+    "matches are known";
   byId("distinct-field").hidden = !known.distinct.includes("label");
   byId("group-field").hidden = known.groups.length === 0;
   byId("group").length = 1;

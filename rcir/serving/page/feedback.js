@@ -40,6 +40,7 @@ export class Feedback {
     const { shown, alpha, size, key } = this;
     this.enable(false);
     let words;
+    let unkept = false;
     try {
       const fields = shown.given.with({ ...shown.asked, alpha, simultaneous: true });
       const answer = await this.api.post("retrieve", fields);
@@ -47,12 +48,14 @@ export class Feedback {
         this.ask();
         throw new Error("The retriever was replaced meanwhile. Look at the set again first.");
       }
+      unkept = answer.answer === null;
       await this.api.post("feedback", { answer: answer.answer ?? "none", match });
       words = `Thank you. Noted for alpha ${alpha.toFixed(2)}: ${match ? "a true match" : "none"}.`;
       this.said.set(key, words);
     } catch (error) {
       words = error.status === undefined ? error.message : wordsOf(error);
       if (error.kind === "no-feedback") this.stop();
+      else if (unkept) words = "The server could not keep this answer; its log says why.";
     }
     if (this.key !== key) return;
     this.enable(!this.said.has(key));

@@ -112,6 +112,8 @@ export class Items {
     [...this.list.children].forEach((item, place) => {
       item.hidden = place >= size;
     });
+    const { scrollHeight, clientHeight } = this.list;
+    this.list.tabIndex = scrollHeight > clientHeight ? 0 : -1; // what scrolls is reached by keys
   }
 }
 
