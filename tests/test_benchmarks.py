@@ -53,6 +53,10 @@ FIGURES = {
             ("recall_over_pca", "auroc_miss", "auroc_miss_one_minus_cosine"),
         )
     },
+    "serve": {
+        *("cpu_ms_per_request", "direct_cpu_ms", "p99_over_p50", "errors"),
+        *("lost_in_swap", "swap_stall_seconds", "memory_growth"),
+    },
     "retrieve": {"batch_overhead_ratio", "single_overhead_ms"},
     "risk": {
         *("fit_seconds_100k", "threshold_seconds", "speedup_over_grid"),

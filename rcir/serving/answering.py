@@ -17,7 +17,7 @@ Answered: TypeAlias = "tuple[Queries, list[Retrieval]]"
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class PreparedRequest:
     """A request that waits for the model.
 
     Attributes:
@@ -31,7 +31,7 @@ class Asked:
     terms: Terms
 
 
-def answered(batch: Sequence[Asked]) -> list[Answered | Exception]:
+def answered(batch: Sequence[PreparedRequest]) -> list[Answered | Exception]:
     """Of each request its queries and their answers, or the exception that it ends with."""
     embedded: dict[int, Any] = {}
     for group in _groups(range(len(batch)), lambda place: id(batch[place].served)):
@@ -72,7 +72,7 @@ def _each(
     return alone
 
 
-def _retrieved(first: Asked, parts: list[Queries]) -> list[Answered]:
+def _retrieved(first: PreparedRequest, parts: list[Queries]) -> list[Answered]:
     """Answers of requests of one guarantee, asked of one retriever."""
     terms, queries = first.terms, parts[0] if len(parts) == 1 else Queries.joined(parts)
     answers = iter(

@@ -21,9 +21,9 @@ from rcir.serving.refusals import refusal
 from rcir.serving.routes import routes_of
 from rcir.serving.service import Service
 from rcir.serving.settings import Settings
-from rcir.serving.sources import Source
+from rcir.serving.sources import RetrieverSource
 
-PAGE = Path(__file__).with_name("page")
+PAGE_FOLDER = Path(__file__).with_name("page")
 OTHERS = {
     404: ("not-found", "there is no such path"),
     405: ("not-found", "this path is not for that method"),
@@ -36,14 +36,14 @@ PAGE_HEADERS = {
     "cache-control": "no-cache",
 }
 LOCAL = ["localhost", "127.0.0.1", "[::1]", "testserver"]
-log = logging.getLogger("rcir.serving")
+_log = logging.getLogger("rcir.serving")
 
 
-def create_app(source: Source, settings: Settings | None = None) -> FastAPI:
+def create_app(source: RetrieverSource, settings: Settings | None = None) -> FastAPI:
     """The application that serves what a source has; its model is loaded here.
 
     Raises:
-        RcirError: as `rcir.serving.sources.loaded` does.
+        RcirError: as `rcir.serving.sources.ready_to_serve` does.
     """
     settings = settings or Settings()
     service = Service(source, settings)
@@ -64,11 +64,11 @@ def create_app(source: Source, settings: Settings | None = None) -> FastAPI:
     )
     app.state.service = service
     app.include_router(routes_of(service))
-    app.mount("/page", StaticFiles(directory=PAGE))
+    app.mount("/page", StaticFiles(directory=PAGE_FOLDER))
 
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
-        return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
+        return FileResponse(PAGE_FOLDER / "index.html", headers=PAGE_HEADERS)
 
     @app.exception_handler(RcirError)
     async def refused(_: Request, error: RcirError) -> JSONResponse:
@@ -84,7 +84,7 @@ def create_app(source: Source, settings: Settings | None = None) -> FastAPI:
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
-        log.error("%s failed", request.url.path, exc_info=error)
+        _log.error("%s failed", request.url.path, exc_info=error)
         words = "the server failed; its log says why"
         return JSONResponse({"error": "failed", "message": words}, 500)
 

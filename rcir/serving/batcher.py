@@ -11,9 +11,9 @@ from typing import Generic, TypeVar
 
 from rcir.errors import RcirError
 
-Request = TypeVar("Request")
+Job = TypeVar("Job")
 Outcome = TypeVar("Outcome")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 MOST = 512  # queries in a batch
 
 
@@ -25,7 +25,7 @@ class Stopping(RcirError):
     """The server answers what it has taken, and takes no more."""
 
 
-class Batcher(Generic[Request, Outcome]):
+class Batcher(Generic[Job, Outcome]):
     """One model, one thread: it takes what waits, answers it, and takes what waits then.
 
     No timer: alone, a request is answered at once; among many, it shares its batch.
@@ -36,17 +36,17 @@ class Batcher(Generic[Request, Outcome]):
     """
 
     def __init__(
-        self, work: Callable[[Sequence[Request]], Sequence[Outcome | Exception]], capacity: int
+        self, work: Callable[[Sequence[Job]], Sequence[Outcome | Exception]], capacity: int
     ) -> None:
         self.capacity = capacity
         self._answer = work
-        self._queue: deque[tuple[Request, int, asyncio.Future[Outcome]]] = deque()
+        self._queue: deque[tuple[Job, int, asyncio.Future[Outcome]]] = deque()
         self._queued = 0
         self._thread = ThreadPoolExecutor(1, "rcir-model")
         self._working: asyncio.Task[None] | None = None
         self._stopping = False
 
-    async def ask(self, request: Request, n: int) -> Outcome:
+    async def ask(self, request: Job, n: int) -> Outcome:
         """What comes of a request of n queries.
 
         Raises:
@@ -62,7 +62,7 @@ class Batcher(Generic[Request, Outcome]):
             self._working = asyncio.create_task(self._work())
         return await outcome
 
-    async def run(self, work: Callable[[], Found]) -> Found:
+    async def run(self, work: Callable[[], Result]) -> Result:
         """Do something else with the model, between two batches.
 
         Raises:
@@ -91,7 +91,7 @@ class Batcher(Generic[Request, Outcome]):
                 "moment, or with fewer at a time"
             )
 
-    async def _run(self, work: Callable[[], Found]) -> Found:
+    async def _run(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _work(self) -> None:
@@ -106,7 +106,7 @@ class Batcher(Generic[Request, Outcome]):
                 else:
                     outcome.set_result(one)
 
-    def _take(self) -> tuple[list[Request], list[asyncio.Future[Outcome]]]:
+    def _take(self) -> tuple[list[Job], list[asyncio.Future[Outcome]]]:
         requests, outcomes, taken = [], [], 0
         while self._queue and (not taken or taken + self._queue[0][1] <= MOST):
             request, n, outcome = self._queue.popleft()

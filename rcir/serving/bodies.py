@@ -15,7 +15,7 @@ from starlette.requests import Request
 from rcir.errors import InvalidConfig, RcirError
 from rcir.serving.guards import TooLarge
 from rcir.serving.served import Served
-from rcir.serving.terms import Asked, Terms, VectorQueries, VectorQuery, checked, terms_of
+from rcir.serving.terms import Kind, Terms, VectorQueries, VectorQuery, checked, terms_of
 
 MOST_FIELDS = 32
 FEW_PIXELS = 2**16  # that are decoded sooner than another thread begins to
@@ -61,7 +61,7 @@ async def query_of(request: Request, most_pixels: int, many: bool) -> Query:
     return await _of_pictures(request, most_pixels, many)
 
 
-async def read_json(request: Request, kind: type[Asked]) -> Asked:
+async def read_json(request: Request, kind: type[Kind]) -> Kind:
     """A JSON body.
 
     Raises:

@@ -40,7 +40,7 @@ class Answers(BaseModel):
     answers: list[Answer]
 
 
-WORDS = {
+STATUS_WORDS = {
     400: "The picture, the vector or what is asked cannot be used.",
     401: "The token is missing or wrong.",
     404: "There is no such thing.",
@@ -55,7 +55,7 @@ WORDS = {
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The responses of statuses."""
-    return {status: {"model": Refusal, "description": WORDS[status]} for status in statuses}
+    return {status: {"model": Refusal, "description": STATUS_WORDS[status]} for status in statuses}
 
 
 def body_of(file: str, many: bool, vector: type[BaseModel]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from rcir.errors import RcirError
 
 OPEN = ("/", "/health", "/ready")  # that hold nothing which a token protects
 OPEN_BELOW = "/page/"
-WORDS = "give the token of this server: Authorization: Bearer TOKEN"
+UNAUTHORIZED = "give the token of this server: Authorization: Bearer TOKEN"
 
 
 class TooLarge(RcirError):
@@ -53,7 +53,7 @@ class Bearer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._may(scope):
-            body = {"error": "unauthorized", "message": WORDS}
+            body = {"error": "unauthorized", "message": UNAUTHORIZED}
             refused = JSONResponse(body, 401, {"www-authenticate": "Bearer"})
             await refused(scope, receive, send)
         else:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rcir.data.images import ImageLike
     from rcir.data.records import Splits
 
-SIDE = 160  # pixels, of the longer side at most
+THUMBNAIL_SIDE = 160  # pixels, of the longer side at most
 KEPT = 2000  # thumbnails in memory
 
 
@@ -45,7 +45,7 @@ class ItemPictures:
             DataUnavailable: there is none.
             InvalidImage: it cannot be read.
         """
-        return png(self._picture(item), SIDE)
+        return png(self._picture(item), THUMBNAIL_SIDE)
 
     def query(self, rng: np.random.Generator) -> tuple[bytes, str | None]:
         """One of the test pictures of the data set, as PNG, and its label where labels tell.

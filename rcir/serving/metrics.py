@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 SIZES = (0, 1, 2, 3, 5, 10, 20, 50, 100, 200)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-SHARES = tuple(tenth / 10 for tenth in range(1, 11))
+RANKS = tuple(tenth / 10 for tenth in range(1, 11))
 
 
 class Metrics:
@@ -34,7 +34,7 @@ class Metrics:
         self.uncertainty = Histogram(
             "rcir_uncertainty_rank",
             "Share of calibration queries that are less uncertain than the query.",
-            buckets=SHARES,
+            buckets=RANKS,
             registry=own,
         )
         self.refusals = Counter("rcir_refusals", "Requests refused.", ["kind"], registry=own)

@@ -15,7 +15,7 @@ from rcir.serving.documented import MANY, ONE, Answer, Answers, errors
 from rcir.serving.service import Service
 from rcir.serving.terms import Feedback
 
-GRID = tuple(hundredth / 100 for hundredth in range(1, 100))  # alphas of an exploration
+EXPLORED_ALPHAS = tuple(hundredth / 100 for hundredth in range(1, 100))  # alphas of an exploration
 
 
 def routes_of(service: Service) -> APIRouter:
@@ -50,7 +50,7 @@ def routes_of(service: Service) -> APIRouter:
     async def explore(request: Request) -> Response:
         """The sets of one query at all alphas, from one search; alpha itself is not regarded."""
         query = await query_of(request, settings.most_pixels, many=False)
-        return JSONResponse(await service.explore(query, GRID))
+        return JSONResponse(await service.explore(query, EXPLORED_ALPHAS))
 
     @router.get("/guarantees")
     async def guarantees() -> Response:

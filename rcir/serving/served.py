@@ -25,9 +25,9 @@ if TYPE_CHECKING:  # what needs no encoder needs no torch
     # Of pictures: decoded, and their digests; small ones are resized together later.
     Pictures = tuple[list[NDArray[np.uint8]] | Tensor, NDArray[np.bytes_]]
 
-ALPHAS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
+SHOWN_ALPHAS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 FORWARD = 128  # pictures in a forward pass
-BINS = 40  # of the histogram of uncertainties
+UNCERTAINTY_BINS = 40  # of the histogram of uncertainties
 CURVES = 64  # of mean sizes that are kept
 
 
@@ -176,7 +176,7 @@ class Served:
         if not controllers:
             return {"calibrated": False}
         controller = self.retriever.controller
-        counts, edges = np.histogram(self.calibration_uncertainty, BINS)
+        counts, edges = np.histogram(self.calibration_uncertainty, UNCERTAINTY_BINS)
         return {
             "calibrated": True,
             "n_calibration": len(controller.calibration),
@@ -197,7 +197,7 @@ class Served:
     def _levels(self, distinct: Any) -> list[dict[str, Any]]:
         """The miss risk at the usual levels."""
         controller, rows = self.retriever.controllers[distinct], []
-        for alpha in ALPHAS:
+        for alpha in SHOWN_ALPHAS:
             request = Request(alpha, DELTA, anytime=controller.growing)
             row: dict[str, Any] = {"alpha": alpha, "certified": False, "mean_size": None}
             try:

@@ -18,7 +18,7 @@ from rcir.errors import DataUnavailable, InvalidConfig, RcirError
 from rcir.levels import ALPHA
 from rcir.retrieval.answer import AtLevels, Retrieval
 from rcir.retrieval.queries import Queries
-from rcir.serving.answering import Asked, answered
+from rcir.serving.answering import PreparedRequest, answered
 from rcir.serving.batcher import Batcher
 from rcir.serving.bodies import Query
 from rcir.serving.guarantee_watch import GuaranteeWatch
@@ -26,13 +26,13 @@ from rcir.serving.item_pictures import ItemPictures
 from rcir.serving.metrics import Metrics
 from rcir.serving.served import Served
 from rcir.serving.settings import Settings
-from rcir.serving.sources import Source, loaded
+from rcir.serving.sources import RetrieverSource, ready_to_serve
 from rcir.serving.store import NoFeedback, Store, StoreUnavailable
 from rcir.serving.terms import Feedback
 
 Kept: TypeAlias = "tuple[list[str | None], list[Retrieval]]"
 FEW, RECENT = 30, 1000  # labelled queries that are compared with those that calibrated
-log = logging.getLogger("rcir.serving")
+_log = logging.getLogger("rcir.serving")
 
 
 class Service:
@@ -44,7 +44,7 @@ class Service:
             is well.
     """
 
-    def __init__(self, source: Source, settings: Settings) -> None:
+    def __init__(self, source: RetrieverSource, settings: Settings) -> None:
         self.source, self.settings = source, settings
         self.metrics = Metrics()
         self.batcher = Batcher(self._work, settings.capacity)
@@ -52,7 +52,7 @@ class Service:
         self.trouble: str | None = None
         self._refused: str | None = None
         self._polling: asyncio.Task[None] | None = None
-        self._take(loaded(source))
+        self._take(ready_to_serve(source))
 
     def _take(self, served: Served) -> None:
         self.served = served
@@ -83,7 +83,7 @@ class Service:
         """
         served, terms = self.served, query.terms
         prepared = await _prepared(query, served)
-        ids, answers = await self.batcher.ask(Asked(served, prepared, terms), query.n)
+        ids, answers = await self.batcher.ask(PreparedRequest(served, prepared, terms), query.n)
         for answer in answers:
             self.metrics.size.observe(answer.size)
             self.metrics.uncertainty.observe(served.uncertainty_rank(answer.uncertainty))
@@ -145,7 +145,7 @@ class Service:
         stated = None if known.uncertainty is None else float(known.uncertainty[row])
         return {"vector": known.vectors[row].tolist(), "uncertainty": stated, "label": None}
 
-    def _work(self, batch: Sequence[Asked]) -> list[Kept | Exception]:
+    def _work(self, batch: Sequence[PreparedRequest]) -> list[Kept | Exception]:
         """Of each request the ids of its answers, which feedback names, and these."""
         found = answered(batch)
         good = [(one, out) for one, out in zip(batch, found, strict=True) if type(out) is tuple]
@@ -158,7 +158,7 @@ class Service:
                     self.store.add((one.served.version, one.terms, *kept) for one, kept in good)
                 )
             except StoreUnavailable as error:
-                log.error("answers are given but not kept: %s", error)
+                _log.error("answers are given but not kept: %s", error)
                 self.metrics.unkept.inc(n)
         return [
             out if isinstance(out, Exception) else ([next(ids) for _ in out[1]], out[1])
@@ -238,14 +238,14 @@ class Service:
         if version == self._refused:
             return False
         try:
-            served = await asyncio.to_thread(loaded, self.source, version)
+            served = await asyncio.to_thread(ready_to_serve, self.source, version)
         except Exception as error:  # a folder of anybody's may raise anything
             self._refuse(version, error)
             return False
         self._take(served)
         self.trouble = self._refused = None
         self.metrics.swaps.labels("taken").inc()
-        log.info("%s: version %s is served", self.source.name, served.version)
+        _log.info("%s: version %s is served", self.source.name, served.version)
         return True
 
     def _refuse(self, version: str | None, error: Exception) -> None:
@@ -253,7 +253,7 @@ class Service:
         said = f"version {version} is refused" if version else "its version is not known"
         trouble = f"{self.source.name}: {said}, {self.served.version} goes on: {error}"
         if trouble != self.trouble:
-            log.error(trouble)
+            _log.error(trouble)
             self.metrics.swaps.labels("refused").inc()
         self.trouble = trouble
 

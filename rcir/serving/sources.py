@@ -14,7 +14,7 @@ from rcir.retrieval.storage.manifest import MANIFEST
 from rcir.serving.served import Served
 
 
-class Source(Protocol):
+class RetrieverSource(Protocol):
     """A place of retrievers, of which one is the present one."""
 
     name: str
@@ -75,7 +75,7 @@ class Registered:
         return Served(api.load(f"models:/{version}"), version)
 
 
-def source_of(place: str | os.PathLike[str]) -> Source:
+def source_of(place: str | os.PathLike[str]) -> RetrieverSource:
     """The source that a folder or an MLflow URI names.
 
     Raises:
@@ -96,12 +96,12 @@ def source_of(place: str | os.PathLike[str]) -> Source:
     return Folder(Path(place))
 
 
-def loaded(source: Source, version: str | None = None) -> Served:
+def ready_to_serve(source: RetrieverSource, version: str | None = None) -> Served:
     """What is to be served: loaded, verified and warmed up.
 
     Raises:
         StaleCalibration: it is not calibrated, or was changed since.
-        RcirError: as `Source.version` and `Source.load` do.
+        RcirError: as `RetrieverSource.version` and `RetrieverSource.load` do.
     """
     served = source.load(version or source.version())
     if not served.retriever.controllers:

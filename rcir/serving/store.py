@@ -25,10 +25,10 @@ from rcir.retrieval.queries import Queries
 if TYPE_CHECKING:  # whoever only reads needs no server
     from rcir.serving.terms import Feedback, Terms
 
-FORMAT = 1
+STORE_FORMAT = 1
 MOST_ANSWERS = 100_000  # without feedback; older ones are forgotten
-SWEEP = 1000  # answers between two times that old ones are looked for
-PATIENCE = 10.0  # seconds that another process may hold the file
+FORGETTING = 1000  # answers between two times that old ones are looked for
+LOCK_SECONDS = 10.0  # seconds that another process may hold the file
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (
     number INTEGER PRIMARY KEY,
@@ -81,19 +81,19 @@ class Store:
         self._since = 0
         with self._using():
             self._connection = sqlite3.connect(
-                path, timeout=PATIENCE, isolation_level=None, check_same_thread=False
+                path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False
             )
             self._connection.execute("PRAGMA journal_mode = WAL")
             (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-            if version not in (0, FORMAT):
+            if version not in (0, STORE_FORMAT):
                 raise StoreUnavailable(
-                    f"{path} is of format {version}, this version reads {FORMAT}"
+                    f"{path} is of format {version}, this version reads {STORE_FORMAT}"
                 )
             tables = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             if tables and not version:
                 raise StoreUnavailable(f"{path} is another program's: name another file")
             self._connection.executescript(SCHEMA)
-            self._connection.execute(f"PRAGMA user_version = {FORMAT}")
+            self._connection.execute(f"PRAGMA user_version = {STORE_FORMAT}")
 
     def close(self) -> None:
         """Close the file."""
@@ -126,7 +126,7 @@ class Store:
                     rows,
                 )
                 self._since += len(rows)
-                if self._since >= SWEEP:
+                if self._since >= FORGETTING:
                     self._since = 0
                     self._forget()
         return [row[0] for row in rows]

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rcir.errors import InvalidConfig
 from rcir.levels import ALPHA, DELTA
 
-Asked = TypeVar("Asked", bound=BaseModel)
+Kind = TypeVar("Kind", bound=BaseModel)
 STRUCTURED = ("alpha", "delta", "mix")  # fields of a form that may be more than a text
 
 
@@ -105,7 +105,7 @@ def terms_of(form: Mapping[str, str]) -> Terms:
     return checked(Terms, fields)
 
 
-def checked(kind: type[Asked], fields: object) -> Asked:
+def checked(kind: type[Kind], fields: object) -> Kind:
     """Values as what they have to be.
 
     Raises:

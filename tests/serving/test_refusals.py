@@ -53,7 +53,7 @@ def test_a_bad_request_spoils_no_other_of_its_batch(vectors, place, serving):
     with serving(place) as client:
         service = client.app.state.service
         asked = [{"vector": QUERY}, {"vector": QUERY, "uncertainty": 1.0}, {"vector": QUERY}]
-        from rcir.serving.answering import Asked, answered
+        from rcir.serving.answering import PreparedRequest, answered
         from rcir.serving.terms import Terms
 
         served, terms = service.served, Terms(alpha=0.2)
@@ -61,7 +61,7 @@ def test_a_bad_request_spoils_no_other_of_its_batch(vectors, place, serving):
             served.vectors([one["vector"]], [one["uncertainty"]] if len(one) > 1 else None, None)
             for one in asked
         ]
-        outcomes = answered([Asked(served, one, terms) for one in prepared])
+        outcomes = answered([PreparedRequest(served, one, terms) for one in prepared])
     size = vectors.retrieve(drawn(1, 5)[0][0], 0.2, 0.1).size
     assert [outcomes[row][1][0].size for row in (0, 2)] == [size, size]
     assert isinstance(outcomes[1], Exception)

@@ -103,7 +103,7 @@ def test_misses_are_watched_where_their_rate_was_guaranteed(file, vectors, terms
 
 def test_old_answers_are_forgotten_but_not_those_with_feedback(file, vectors, monkeypatch):
     monkeypatch.setattr(module, "MOST_ANSWERS", 10)
-    monkeypatch.setattr(module, "SWEEP", 5)
+    monkeypatch.setattr(module, "FORGETTING", 5)
     store = Store(file)
     first = kept(store, vectors, 5, seed=1)
     store.feed(Feedback(answer=first[0], match=True))
