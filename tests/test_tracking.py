@@ -166,7 +166,7 @@ def test_runs_of_dead_processes_are_marked_as_killed_at_the_next_start(client, m
     begun = {}
     for name, process in (("dead", DEAD), ("other host", f"{int(host, 16) ^ 1:08x}-{rest}")):
         with monkeypatch.context() as patch:
-            patch.setattr("rcir.tracking.owner", lambda process=process: process)
+            patch.setattr("rcir.tracking.runs.owner", lambda process=process: process)
             begun[name] = tracking.start_run(name, {})
     client.delete_tag(living.id, "rcir.process")
     ended = tracking.start_run("ended", {})
@@ -194,7 +194,7 @@ def killed_before_noting(kind, start, monkeypatch):
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("rcir.tracking.owner", lambda: DEAD)
+        patch.setattr("rcir.tracking.runs.owner", lambda: DEAD)
         patch.setattr(kind, "write", killed)
         with pytest.raises(Killed):
             start()
