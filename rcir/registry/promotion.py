@@ -16,9 +16,8 @@ import numpy as np
 from rcir.errors import InvalidData
 from rcir.risk import Certified, corrected, is_certified, mean_size
 from rcir.risk.certified import Estimate, bootstrap, interval, why_no_interval
+from rcir.runs.compare import DRAWS
 from rcir.runs.results import RunResults
-
-DRAWS = 2000
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from rcir.errors import InvalidConfig, NoRetriever
 from rcir.tracking.runs import TrackedRun
 from rcir.tracking.store import client_of, mlflow_package, reachable, settings, store_uri
 
-RETRIEVER = "retriever"
-INSIDE = f"artifacts/{RETRIEVER}"  # the retriever's folder in the model's
-INSIDE_RUN = f"{RETRIEVER}/{INSIDE}"  # and in the run's
-DESCRIPTION = "MLmodel"
+MODEL = "retriever"
+INSIDE = f"artifacts/{MODEL}"  # the retriever's folder in the model's
+INSIDE_RUN = f"{MODEL}/{INSIDE}"  # and in the run's
+MODEL_FILE = "MLmodel"
 # By itself, MLflow puts project files of the working directory into a model.
 ALONE = {"MLFLOW_UV_AUTO_DETECT": "false"}
 SILENT = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
@@ -85,11 +85,11 @@ def log_model(run: TrackedRun, parts: ModelParts) -> str:
     client = client_of(run.uri)
     with reachable(run.uri):
         experiment = client.get_run(run.id).info.experiment_id
-        logged = client.create_logged_model(experiment, RETRIEVER, run.id, model_type=RETRIEVER)
+        logged = client.create_logged_model(experiment, MODEL, run.id, model_type=MODEL)
     own: str = logged.model_id
-    model = Model(artifact_path=RETRIEVER, run_id=run.id, model_uuid=own, model_id=own)
+    model = Model(artifact_path=MODEL, run_id=run.id, model_uuid=own, model_id=own)
     with tempfile.TemporaryDirectory() as place, settings(ALONE), _quietly():
-        local = Path(place) / RETRIEVER
+        local = Path(place) / MODEL
         mlflow_package().pyfunc.save_model(
             str(local),
             python_model=str(parts.code),
@@ -101,10 +101,10 @@ def log_model(run: TrackedRun, parts: ModelParts) -> str:
             mlflow_model=model,
         )
         model.flavors["python_function"] |= {
-            "artifacts": {RETRIEVER: {"path": INSIDE, "uri": INSIDE}},
+            "artifacts": {MODEL: {"path": INSIDE, "uri": INSIDE}},
             "model_code_path": parts.code.name,
         }
-        model.save(str(local / DESCRIPTION))
+        model.save(str(local / MODEL_FILE))
         for file in parts.files:
             shutil.copy(file, local)
         with reachable(run.uri):
@@ -117,9 +117,10 @@ def log_model(run: TrackedRun, parts: ModelParts) -> str:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without what MLflow's own use of pandas warns of."""
+    """Without what MLflow warns of by itself: its use of pandas, and type hints of its own."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", ".*Any type hint", UserWarning)
         yield
 
 
@@ -129,7 +130,7 @@ def find_model(run: TrackedRun) -> str | None:
     with reachable(run.uri):
         experiment = client.get_run(run.id).info.experiment_id
         found = client.search_logged_models(
-            [experiment], f"name = '{RETRIEVER}' AND source_run_id = '{run.id}'"
+            [experiment], f"name = '{MODEL}' AND source_run_id = '{run.id}'"
         )
     return found[0].model_id if found else None
 
@@ -141,7 +142,7 @@ def log_retriever(run: TrackedRun, folder: Path) -> None:
     """
     model = find_model(run)
     if model is None:
-        run.log_folder(folder, RETRIEVER)
+        run.log_folder(folder, MODEL)
         return
     with reachable(run.uri):
         client_of(run.uri).log_model_artifacts(model, str(folder), INSIDE)
@@ -168,7 +169,7 @@ def with_downloaded(uri: str, load: Callable[[Path], Loaded]) -> Loaded:
                 "model and its version or alias, and MLFLOW_TRACKING_URI"
             ) from error
         local = Path(place)
-        return load(local / INSIDE if (local / DESCRIPTION).is_file() else local)
+        return load(local / INSIDE if (local / MODEL_FILE).is_file() else local)
 
 
 def find_version(name: str, alias: str) -> RegisteredVersion | None:
