@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import packages_distributions, version
 
 from rcir.extras import EXTRAS
@@ -28,12 +29,10 @@ def requirements(retriever: Retriever) -> list[str]:
         library = config.backbone.partition(":")[0]
         if ":" in config.backbone and library in EXTRAS:
             extras.add(EXTRAS[library])
-    places = packages_distributions()
-    own = {
-        package
-        for name in named
-        if ":" in name
-        for package in places.get(name.partition(".")[0].partition(":")[0], [])
-    } - {"rcir"}
     found = [f"rcir[{','.join(sorted(extras))}]=={version('rcir')}"]
-    return found + [f"{package}=={version(package)}" for package in sorted(own)]
+    modules = {re.split("[.:]", name)[0] for name in named if ":" in name}
+    if modules:
+        places = packages_distributions()
+        own = {package for module in modules for package in places.get(module, [])} - {"rcir"}
+        found += [f"{package}=={version(package)}" for package in sorted(own)]
+    return found
