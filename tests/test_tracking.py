@@ -14,6 +14,7 @@ from rcir import tracking
 from rcir.data import load_splits
 from rcir.errors import TrackingUnavailable
 from rcir.files import owner
+from rcir.registry.register import register
 from rcir.runs.folder import RunFolder
 from rcir.runs.trained_on import TrainedOn
 from tests.kills import DEAD, Killed
@@ -127,7 +128,14 @@ def test_a_retriever_comes_back_from_a_server_as_it_was_calibrated(server, tiny)
     paths = {item.path for item in client.list_artifacts(run.mlflow_run)}
     assert paths == {"checkpoint", "figures"}
     paths = {item.path for item in client.list_artifacts(outcome.mlflow_run)}
-    assert paths == {"figures", "report.html", "results.json", "retriever"}
+    assert paths == {"figures", "report.html", "results.json"}
+    paths = {item.path for item in client.list_artifacts(outcome.mlflow_run, "retriever")}
+    assert {
+        "retriever/MLmodel",
+        "retriever/artifacts",
+    } < paths  # the model, and in it the retriever
+    version = register(outcome.mlflow_run, "from-a-server", "champion")
+    assert rcir.load(version.uri).ids.tolist() == local.ids.tolist()
     with pytest.raises(rcir.NoRetriever, match="runs:/nonsense/retriever"):
         rcir.load("runs:/nonsense/retriever")
 
