@@ -26,7 +26,6 @@ from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import DEPTH, check_depth
 from rcir.levels import ALPHAS, DELTA
-from rcir.registry.logged_model import log_calibration, vector_example
 from rcir.retrieval import storage
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
@@ -147,6 +146,8 @@ def certify(config: CertificationConfig) -> Certification:
         names = [_names(asked, labelled, rows) for rows in splits[1:]]
         measured(retriever, evaluation, queries.test, *names).write(output / TEST)
         if tracked is not None:
+            from rcir.registry.logged_model import log_calibration, vector_example  # imports torch
+
             with step("model"):
                 log_calibration(tracked, output, retriever, vector_example(retriever))
     return Certification(retriever, folder, page, evaluation)

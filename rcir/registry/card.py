@@ -42,7 +42,7 @@ def card(retriever: Retriever, results: Mapping[str, Any]) -> str:
             *("# Retriever with a guarantee", ""),
             f"{_searched(retriever)} Measured on {printable(str(results['dataset']))}.",
             *("", *_promise(retriever, rows), ""),
-            f"Measured on {n_test} test queries, which decided nothing about it:",
+            f"Measured on {n_test} test queries, which neither fitted nor calibrated it:",
             "",
             "| alpha | delta | mean set size | measured risk | one size for all | score function |",
             "|---|---|---|---|---|---|",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rcir import tracking
-from rcir.errors import InvalidData, PromotionRefused
+from rcir.errors import InvalidData, NoRetriever, PromotionRefused
 from rcir.levels import ALPHA, DELTA
 from rcir.registry.card import card, require_measured
 from rcir.registry.logged_model import example_of, log_calibration, read_results
@@ -193,10 +193,16 @@ def _promotion(
     if force:
         return f"forced in the place of version {champion.version}, without a comparison"
     challenger = Contender("this one", found.measured, found.retriever.chosen_among)
-    there = tracking.with_downloaded(f"{champion.uri}/{TEST}", RunResults.read)
-    described = f"{champion.uri}/{tracking.INSIDE}/retriever.json"
-    among = tracking.with_downloaded(described, lambda file: json.loads(file.read_text()))
     named = f"version {champion.version}"
+    described = f"{champion.uri}/{tracking.INSIDE}/retriever.json"
+    try:
+        there = tracking.with_downloaded(f"{champion.uri}/{TEST}", RunResults.read)
+        among = tracking.with_downloaded(described, lambda file: json.loads(file.read_text()))
+    except NoRetriever as error:
+        raise PromotionRefused(
+            f"{named} of {champion.name} keeps the alias: it is no model of rcir, and cannot be "
+            f"compared ({error}); --force gives it the alias all the same"
+        ) from error
     verdict = judge(challenger, Contender(named, there, among["chosen_among"]), alpha, delta)
     if not verdict.accepted:
         raise PromotionRefused(

@@ -18,8 +18,8 @@ def requirements(retriever: Retriever) -> list[str]:
 
     Example:
         >>> import numpy as np
-        >>> print(*requirements(Retriever.from_embeddings(np.eye(4))))
-        rcir[train]==0.1.0
+        >>> requirements(Retriever.from_embeddings(np.eye(4)))[0].partition("==")[0]
+        'rcir[train]'
     """
     extras = {"train"}  # which brings MLflow
     named = [IndexConfig.of(retriever.index).kind]

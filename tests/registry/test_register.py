@@ -187,6 +187,15 @@ def test_other_queries_are_no_challenge(certifications, name, tmp_path, monkeypa
         register("fine", name, "champion")
 
 
+def test_a_model_of_something_else_is_no_champion_to_compare_with(certifications, client, name):
+    one = certifications["fine"]
+    client.create_registered_model(name)
+    version = client.create_model_version(name, f"runs:/{one.run}/figures")
+    client.set_registered_model_alias(name, "champion", version.version)
+    with pytest.raises(PromotionRefused, match="version 1 .* is no model of rcir"):
+        register(str(one.folder), name, "champion")
+
+
 def test_a_calibration_that_is_not_in_mlflow_is_logged_first(name, client, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path)
