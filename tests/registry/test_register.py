@@ -192,7 +192,7 @@ def test_a_model_of_something_else_is_no_champion_to_compare_with(certifications
     client.create_registered_model(name)
     version = client.create_model_version(name, f"runs:/{one.run}/figures")
     client.set_registered_model_alias(name, "champion", version.version)
-    with pytest.raises(PromotionRefused, match="version 1 .* is no model of rcir"):
+    with pytest.raises(PromotionRefused, match=r"version 1 .* is no model of rcir"):
         register(str(one.folder), name, "champion")
 
 
