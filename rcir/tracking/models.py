@@ -21,9 +21,9 @@ from rcir.errors import InvalidConfig, NoRetriever
 from rcir.tracking.runs import TrackedRun
 from rcir.tracking.store import client_of, mlflow_package, reachable, settings, store_uri
 
-MODEL = "retriever"
-INSIDE = f"artifacts/{MODEL}"  # the retriever's folder in the model's
-INSIDE_RUN = f"{MODEL}/{INSIDE}"  # and in the run's
+LOGGED = "retriever"
+INSIDE = f"artifacts/{LOGGED}"  # the retriever's folder in the model's
+INSIDE_RUN = f"{LOGGED}/{INSIDE}"  # and in the run's
 MODEL_FILE = "MLmodel"
 # By itself, MLflow puts project files of the working directory into a model.
 ALONE = {"MLFLOW_UV_AUTO_DETECT": "false"}
@@ -85,11 +85,11 @@ def log_model(run: TrackedRun, parts: ModelParts) -> str:
     client = client_of(run.uri)
     with reachable(run.uri):
         experiment = client.get_run(run.id).info.experiment_id
-        logged = client.create_logged_model(experiment, MODEL, run.id, model_type=MODEL)
+        logged = client.create_logged_model(experiment, LOGGED, run.id, model_type=LOGGED)
     own: str = logged.model_id
-    model = Model(artifact_path=MODEL, run_id=run.id, model_uuid=own, model_id=own)
+    model = Model(artifact_path=LOGGED, run_id=run.id, model_uuid=own, model_id=own)
     with tempfile.TemporaryDirectory() as place, settings(ALONE), _quietly():
-        local = Path(place) / MODEL
+        local = Path(place) / LOGGED
         mlflow_package().pyfunc.save_model(
             str(local),
             python_model=str(parts.code),
@@ -101,7 +101,7 @@ def log_model(run: TrackedRun, parts: ModelParts) -> str:
             mlflow_model=model,
         )
         model.flavors["python_function"] |= {
-            "artifacts": {MODEL: {"path": INSIDE, "uri": INSIDE}},
+            "artifacts": {LOGGED: {"path": INSIDE, "uri": INSIDE}},
             "model_code_path": parts.code.name,
         }
         model.save(str(local / MODEL_FILE))
@@ -130,7 +130,7 @@ def find_model(run: TrackedRun) -> str | None:
     with reachable(run.uri):
         experiment = client.get_run(run.id).info.experiment_id
         found = client.search_logged_models(
-            [experiment], f"name = '{MODEL}' AND source_run_id = '{run.id}'"
+            [experiment], f"name = '{LOGGED}' AND source_run_id = '{run.id}'"
         )
     return found[0].model_id if found else None
 
@@ -142,7 +142,7 @@ def log_retriever(run: TrackedRun, folder: Path) -> None:
     """
     model = find_model(run)
     if model is None:
-        run.log_folder(folder, MODEL)
+        run.log_folder(folder, LOGGED)
         return
     with reachable(run.uri):
         client_of(run.uri).log_model_artifacts(model, str(folder), INSIDE)
