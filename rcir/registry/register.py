@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rcir import tracking
-from rcir.errors import InvalidData, NoRetriever, PromotionRefused
+from rcir.errors import InvalidData, NoRetriever, PromotionRefused, StaleCalibration
 from rcir.levels import ALPHA, DELTA
 from rcir.registry.card import card, require_measured
 from rcir.registry.logged_model import example_of, log_calibration, read_results
@@ -160,6 +160,8 @@ def _calibrated(retriever: Retriever, reference: str) -> Retriever:
         raise InvalidData(
             f"{reference} was not calibrated at once: nothing was measured of it; calibrate it"
         )
+    if retriever.changes():
+        raise StaleCalibration(f"{reference} has changed since calibration: calibrate again")
     return retriever
 
 
@@ -220,7 +222,7 @@ def _tags(found: Calibration) -> dict[str, str]:
         "rcir.chosen_among": found.retriever.chosen_among,
     }
     for row in found.results["rows"]:
-        if row["threshold"] is not None:
+        if row["mean_size"] is not None:
             place = f"rcir.alpha-{row['alpha']:g}"
             for figure in ("mean_size", "test_risk"):
                 tags[f"{place}.{figure}"] = f"{row[figure]:.6g}"

@@ -235,6 +235,12 @@ def changed(folder):
     save(retriever, folder / "retriever")
 
 
+def stale(folder):
+    retriever = load(folder / "retriever")
+    retriever.remove(["gallery 7"])
+    save(retriever, folder / "retriever")
+
+
 def no_results(folder):
     (folder / "results.json").unlink()
 
@@ -252,6 +258,7 @@ def tampered(folder):
     ("spoil", "error", "words"),
     [
         (changed, InvalidData, "what was measured is not of this retriever"),
+        (stale, rcir.StaleCalibration, "has changed since calibration"),
         (no_results, InvalidData, "no results of a calibration"),
         (no_measures, InvalidData, "holds no test.safetensors"),
         (tampered, rcir.CorruptRetriever, "gallery.json"),
