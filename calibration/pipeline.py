@@ -15,7 +15,7 @@ from calibration.baseline import pixel_recall
 from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.evaluation import Evaluation, evaluate
 from calibration.progress import embedding, step
-from calibration.publishing import check_output, publish, start_tracking
+from calibration.publishing import check_output, measured, publish, start_tracking
 from calibration.searching import check_group, images_outside, search_splits, uncertainty_outside
 from calibration.table import console
 from rcir import api, tracking
@@ -31,11 +31,12 @@ from rcir.data import (
 )
 from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
+from rcir.registry.logged_model import image_example, log_calibration
 from rcir.retrieval import storage
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import Certified, LabelledResults, corrected
+from rcir.risk import LabelledResults, corrected
 from rcir.runs import folder as runs
-from rcir.runs.results import TEST, RunResults, names_digest
+from rcir.runs.results import TEST, names_digest
 from rcir.runs.trained_on import TrainedOn
 
 
@@ -136,12 +137,14 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     with tracked.active():
         retriever.origin["calibration"] = tracked.id
         folder = storage.save(retriever, place)
-        tracked.log_folder(folder, "retriever")
         page = publish(
             *(output, retriever, evaluation, queries.test, splits.test, splits.gallery),
             *(tracked, started),
         )
-    _measured(retriever, evaluation, queries.test, splits).write(output / TEST)
+        names = splits.calibration.ids, splits.test.ids
+        measured(retriever, evaluation, queries.test, *names).write(output / TEST)
+        with step("model"):
+            log_calibration(tracked, output, retriever, image_example(splits.test.images[0]))
     embedder.clear()
     return Calibrated(retriever, folder, page, evaluation, queries.test, splits, tracked.id)
 
@@ -234,26 +237,3 @@ def _digests(splits: Splits) -> dict[str, str]:
     return {
         name: names_digest(getattr(splits, name).ids) for name in ("tuning", "calibration", "test")
     }
-
-
-def _measured(
-    retriever: Retriever, evaluation: Evaluation, test: LabelledResults, splits: Splits
-) -> RunResults:
-    """The results by which `rcir compare` tells whether another encoder is better."""
-    controller = retriever.controllers[None]
-    numbers = {name.removeprefix("test/"): value for name, value in evaluation.metrics().items()}
-    return RunResults(
-        "test",
-        names_digest([*splits.calibration.ids, *splits.test.ids]),
-        # What queries in clusters certify is no order statistic: there is nothing to compare.
-        [
-            Certified(
-                controller.calibration.scores,
-                test.scored(controller.score_function).known("candidate_scores"),
-            )
-        ]
-        if controller.cluster is None
-        else [],
-        numbers | {"ece": evaluation.quality.reliability.error},
-        controller.score_function.name,
-    )

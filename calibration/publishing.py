@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from calibration import drawing, report
 from calibration.config import CalibrationConfig, EvaluationConfig
@@ -16,10 +18,13 @@ from rcir.data import ImageSet
 from rcir.errors import InvalidData
 from rcir.files import write_file, write_json
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import LabelledResults
-from rcir.runs.results import TEST
+from rcir.risk import Certified, LabelledResults
+from rcir.runs.results import RESULTS, TEST, RunResults, names_digest
 
-PAGE, RESULTS = "report.html", "results.json"
+if TYPE_CHECKING:
+    from calibration.vectors import CertificationConfig
+
+PAGE = "report.html"
 
 
 def check_output(output: Path) -> None:
@@ -39,9 +44,9 @@ def check_output(output: Path) -> None:
 
 def start_tracking(
     kind: str,
-    config: CalibrationConfig | EvaluationConfig,
+    config: CalibrationConfig | EvaluationConfig | CertificationConfig,
     output: Path,
-    trained: tracking.TrackedRun,
+    trained: tracking.TrackedRun | None,
 ) -> tracking.TrackedRun:
     """A run of its own in MLflow, below the training's: another calibration is another run."""
     from rcir.config import flatten
@@ -94,3 +99,28 @@ def publish(
 def write_results(path: Path, evaluation: Evaluation, seconds: float) -> None:
     """Write the numbers of an evaluation as JSON."""
     write_json(path, evaluation.to_dict() | {"seconds": round(seconds, 2)})
+
+
+def measured(
+    retriever: Retriever,
+    evaluation: Evaluation,
+    test: LabelledResults,
+    calibration_ids: Sequence[str],
+    test_ids: Sequence[str],
+) -> RunResults:
+    """The results by which `rcir compare` and `rcir register` tell which retriever is better."""
+    controller = retriever.controllers[None]
+    numbers = {name.removeprefix("test/"): value for name, value in evaluation.metrics().items()}
+    # What queries in clusters certify is no order statistic: there is nothing to compare.
+    alone = controller.cluster is None
+    scored = test.scored(controller.score_function)
+    part = Certified(controller.calibration.scores, scored.known("candidate_scores"))
+    return RunResults(
+        "test",
+        names_digest([*calibration_ids, *test_ids]),
+        [part] if alone else [],
+        numbers | {"ece": evaluation.quality.reliability.error},
+        controller.score_function.name,
+        names_digest([*retriever.ids.tolist(), *test_ids, *map(str, test.totals.tolist())]),
+        scored.scores if alone else None,
+    )

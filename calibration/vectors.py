@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from numpy.typing import NDArray
 from calibration.config import check_levels
 from calibration.evaluation import Evaluation, evaluate
 from calibration.progress import step
-from calibration.publishing import check_output, publish
+from calibration.publishing import check_output, measured, publish, start_tracking
 from calibration.risk_results import SearchedSplits
 from calibration.table import console
+from rcir import tracking
 from rcir.data import ImageSet
 from rcir.data.clusters import draw_by_cluster
 from rcir.data.digests import digests
@@ -29,6 +31,7 @@ from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.vector_options import Metric
 from rcir.risk import required_calibration
+from rcir.runs.results import TEST
 
 # Of the queries, or of their clusters; the others measure.
 SHARES = {"tuning": 0.25, "calibration": 0.5}
@@ -85,6 +88,8 @@ class Certification:
 def certify(config: CertificationConfig) -> Certification:
     """Index a gallery of vectors, calibrate on labelled queries, measure on others, write.
 
+    Where a tracking store was chosen, a run of its own holds the outcome in MLflow.
+
     Of queries with the very same vector the first is kept. A quarter of those kept fits the set
     sizes, half of them certify these, and the others measure; where queries have a column
     `cluster`, whole clusters are drawn.
@@ -130,8 +135,21 @@ def certify(config: CertificationConfig) -> Certification:
             config.delta,
             made.comparison[None],
         )
-    folder = retriever.save(place)
-    page = publish(output, retriever, evaluation, queries.test, held, held, None, started)
+    tracked = (
+        start_tracking("certification", config, output, None) if tracking.is_chosen() else None
+    )
+    with tracked.active() if tracked else nullcontext():
+        if tracked is not None:
+            retriever.origin["calibration"] = tracked.id
+        folder = retriever.save(place)
+        page = publish(output, retriever, evaluation, queries.test, held, held, tracked, started)
+        names = [_names(asked, labelled, rows) for rows in splits[1:]]
+        measured(retriever, evaluation, queries.test, *names).write(output / TEST)
+        if tracked is not None:
+            from rcir.registry.logged_model import log_calibration, vector_example  # imports torch
+
+            with step("model"):
+                log_calibration(tracked, output, retriever, vector_example(retriever))
     return Certification(retriever, folder, page, evaluation)
 
 
@@ -271,3 +289,10 @@ def _image_set(
         attributes["class"] = np.array([retriever.label_names[n] for n in labels.tolist()])
     ids = asked.ids or [str(row) for row in range(len(queries))]
     return ImageSet(queries.vectors, labels, ids, attributes, relevance).subset(rows)
+
+
+def _names(asked: VectorTable, queries: Queries, rows: NDArray[np.int64]) -> list[str]:
+    """By what some of the queries are known: their ids, or else digests of their vectors."""
+    if asked.ids is not None:
+        return [asked.ids[row] for row in rows]
+    return [digest.hex() for digest in digests(queries.vectors[rows]).tolist()]

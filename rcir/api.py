@@ -23,7 +23,8 @@ def load(source: str | os.PathLike[str]) -> Retriever:
     """Load a retriever, every file of it checked against its checksum.
 
     Args:
-        source: a retriever folder, or an MLflow URI such as "runs:/RUN_ID/retriever".
+        source: a retriever folder, or an MLflow URI: "runs:/RUN_ID/retriever" of a calibration,
+            "models:/NAME@ALIAS" or "models:/NAME/VERSION" of a registered model.
 
     Raises:
         NoRetriever: there is none.

@@ -69,6 +69,23 @@ def test_retrieval_needs_neither_the_cluster_nor_the_tracking():
     assert loaded("import rcir, rcir.cli; rcir.load").isdisjoint({"ray", "mlflow", "matplotlib"})
 
 
+CERTIFIED = """
+import os
+import numpy as np
+from calibration import CertificationConfig, certify
+os.environ.pop("MLFLOW_TRACKING_URI", None)
+rng = np.random.default_rng(0)
+labels = rng.integers(5, size=400)
+np.savez("all.npz", vector=np.eye(5)[labels] + 0.2 * rng.standard_normal((400, 5)), label=labels)
+certify(CertificationConfig("all.npz", score_function="constant", alphas=(0.2,)))
+"""
+
+
+@pytest.mark.slow
+def test_vectors_are_certified_without_torch_where_no_store_is_named():
+    assert loaded(CERTIFIED) == {"faiss", "sklearn", "matplotlib"}
+
+
 HELP = """
 from contextlib import suppress
 from rcir.cli import main

@@ -14,6 +14,7 @@ from rcir import tracking
 from rcir.data import load_splits
 from rcir.errors import TrackingUnavailable
 from rcir.files import owner
+from rcir.registry.register import register
 from rcir.runs.folder import RunFolder
 from rcir.runs.trained_on import TrainedOn
 from tests.kills import DEAD, Killed
@@ -127,7 +128,14 @@ def test_a_retriever_comes_back_from_a_server_as_it_was_calibrated(server, tiny)
     paths = {item.path for item in client.list_artifacts(run.mlflow_run)}
     assert paths == {"checkpoint", "figures"}
     paths = {item.path for item in client.list_artifacts(outcome.mlflow_run)}
-    assert paths == {"figures", "report.html", "results.json", "retriever"}
+    assert paths == {"figures", "report.html", "results.json"}
+    paths = {item.path for item in client.list_artifacts(outcome.mlflow_run, "retriever")}
+    assert {
+        "retriever/MLmodel",
+        "retriever/artifacts",
+    } < paths  # the model, and in it the retriever
+    version = register(outcome.mlflow_run, "from-a-server", "champion")
+    assert rcir.load(version.uri).ids.tolist() == local.ids.tolist()
     with pytest.raises(rcir.NoRetriever, match="runs:/nonsense/retriever"):
         rcir.load("runs:/nonsense/retriever")
 
@@ -166,7 +174,7 @@ def test_runs_of_dead_processes_are_marked_as_killed_at_the_next_start(client, m
     begun = {}
     for name, process in (("dead", DEAD), ("other host", f"{int(host, 16) ^ 1:08x}-{rest}")):
         with monkeypatch.context() as patch:
-            patch.setattr("rcir.tracking.owner", lambda process=process: process)
+            patch.setattr("rcir.tracking.runs.owner", lambda process=process: process)
             begun[name] = tracking.start_run(name, {})
     client.delete_tag(living.id, "rcir.process")
     ended = tracking.start_run("ended", {})
@@ -194,7 +202,7 @@ def killed_before_noting(kind, start, monkeypatch):
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("rcir.tracking.owner", lambda: DEAD)
+        patch.setattr("rcir.tracking.runs.owner", lambda: DEAD)
         patch.setattr(kind, "write", killed)
         with pytest.raises(Killed):
             start()

@@ -18,6 +18,7 @@ COMMANDS = {
     "recalibrate": "change the gallery of a retriever, and calibrate with the queries it keeps",
     "evaluate": "measure a calibrated retriever on the test queries of its data set",
     "compare": "compare runs by how small their guaranteed sets are",
+    "register": "make a calibration a version of a registered model, and its champion if better",
     "embed": "embed pictures, and write their vectors to a Parquet file",
     "data": "show the data sets, or verify a copy of one",
     "serve": "answer over HTTP, with a page to explore",

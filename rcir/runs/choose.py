@@ -159,7 +159,7 @@ def _mark(folder: Path, among: int) -> bool:
     try:
         tracked = tracking.find_tracked_run(retriever.origin.get("calibration", ""))
         if tracked is not None:
-            tracked.log_folder(folder, RETRIEVER)
+            tracking.log_retriever(tracked, folder)
     except TrackingUnavailable:
         return False
     return tracked is not None

@@ -2,7 +2,7 @@
 
 One safetensors file: the arrays `scores.0`, `candidate_scores.0`, `scores.1`, ... of the parts, and
 the rest as its metadata. Training writes `validation.safetensors` into its folder, calibration
-`test.safetensors` beside its results.
+`test.safetensors` beside its results, with a further array `measured_scores`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from rcir.files import write_file
 from rcir.risk.certified import Certified
 
 VALIDATION, TEST = "validation.safetensors", "test.safetensors"
+RESULTS = "results.json"  # beside the latter: all numbers of an evaluation
 Split = Literal["validation", "test"]
 
 
@@ -48,6 +49,11 @@ class RunResults:
             there are too few queries.
         metrics: by name; "recall_at_1" and "ece" are what `rcir compare` shows.
         score_function: how set size depends on the query.
+        measured_on: `names_digest` of what was searched, of the queries that are measured, and of
+            how many matches each has; empty if that is not known.
+        measured_scores: of one part, (m,) smallest threshold that serves each measured query;
+            infinite if none does. With these, the measured queries can calibrate and measure among
+            themselves.
     """
 
     on: Split
@@ -55,6 +61,8 @@ class RunResults:
     parts: list[Certified]
     metrics: dict[str, float]
     score_function: str
+    measured_on: str = ""
+    measured_scores: NDArray[np.float32] | None = None
 
     def write(self, path: Path) -> None:
         """Write the file, all of it or nothing."""
@@ -64,8 +72,11 @@ class RunResults:
             arrays[f"candidate_scores.{number}"] = np.ascontiguousarray(
                 part.candidate_scores, np.float32
             )
+        if self.measured_scores is not None:
+            arrays["measured_scores"] = np.ascontiguousarray(self.measured_scores, np.float32)
         facts = {
-            name: getattr(self, name) for name in ("on", "queries", "metrics", "score_function")
+            name: getattr(self, name)
+            for name in ("on", "queries", "metrics", "score_function", "measured_on")
         }
         metadata = {name: json.dumps(value) for name, value in facts.items()}
         write_file(path, save(arrays, metadata))
@@ -81,11 +92,12 @@ class RunResults:
             with safe_open(path, framework="np") as file:
                 facts = {name: json.loads(value) for name, value in file.metadata().items()}
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            measured_scores = arrays.pop("measured_scores", None)
             parts = [
                 Certified(arrays.pop(f"scores.{number}"), arrays.pop(f"candidate_scores.{number}"))
                 for number in range((len(arrays) + 1) // 2)
             ]
-            found = cls(parts=parts, **facts)
+            found = cls(parts=parts, measured_scores=measured_scores, **facts)
             _check(found)
         except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidData(
@@ -105,7 +117,13 @@ def _check(found: RunResults) -> None:
         raise ValueError(f"scores of shapes {shapes}")
     if any(values.dtype != np.float32 for part in found.parts for values in vars(part).values()):
         raise ValueError("scores are not of type float32")
-    texts = (found.queries, found.score_function)
+    measured = found.measured_scores
+    if measured is not None and (
+        measured.dtype != np.float32
+        or [measured.shape] != [part.candidate_scores.shape[:1] for part in found.parts]
+    ):
+        raise ValueError(f"scores of measured queries of shape {measured.shape}")
+    texts = (found.queries, found.score_function, found.measured_on)
     if found.on not in get_args(Split) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"measured on {found.on!r}")
     if not all(isinstance(value, int | float) for value in found.metrics.values()):

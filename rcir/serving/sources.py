@@ -69,7 +69,13 @@ class Registered:
         self.name = uri
 
     def version(self) -> str:
-        return tracking.registered_version(self.name)
+        name, at, alias = self.name.removeprefix("models:/").partition("@")
+        if not at:
+            return name
+        found = tracking.find_version(name, alias)
+        if found is None:
+            raise NoRetriever(f"MLflow's registry has no {self.name}: make it with `rcir register`")
+        return f"{name}/{found.version}"
 
     def load(self, version: str) -> Served:
         return Served(api.load(f"models:/{version}"), version)

@@ -1,23 +1,17 @@
-"""The one place that knows MLflow.
-
-Where runs go is MLflow's own setting: `MLFLOW_TRACKING_URI`, or else `mlflow.db` in the working
-directory, which `mlflow ui` shows without being told.
-"""
+"""Runs in MLflow: opened, written to by their ids, found again."""
 
 from __future__ import annotations
 
-import logging
-import os
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from rcir.errors import NoRetriever, TrackingUnavailable
+from rcir.errors import TrackingUnavailable
 from rcir.files import is_dead, owner
+from rcir.tracking.store import client_of, reachable, store_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -26,25 +20,6 @@ EXPERIMENT = "rcir"
 METRICS_AT_ONCE = 500  # metrics in a call; a server takes no more than 1,000
 OWNER_TAG, START_TAG = "rcir.process", "rcir.start"
 PARENT_TAG, SOURCE_TAG = "mlflow.parentRunId", "mlflow.source.name"
-# By itself, MLflow waits minutes for a server that is away or does not answer.
-IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
-Loaded = TypeVar("Loaded")
-
-
-def _mlflow() -> Any:
-    """MLflow, imported when first used: it is slow to import, and not every worker logs."""
-    import mlflow
-
-    # A new SQLite store says how it was made, at whichever call comes first. MLflow sets the levels
-    # of its loggers when it is imported: these are set after it.
-    for name in ("mlflow.store.db.utils", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    return mlflow
-
-
-def _client(uri: str) -> MlflowClient:
-    client: MlflowClient = _mlflow().MlflowClient(tracking_uri=uri)
-    return client
 
 
 class TrackedRun:
@@ -61,7 +36,7 @@ class TrackedRun:
 
     @cached_property
     def _client(self) -> MlflowClient:
-        return _client(self.uri)
+        return client_of(self.uri)
 
     def __reduce__(self) -> tuple[type[TrackedRun], tuple[str, str]]:
         return TrackedRun, (self.id, self.uri)  # for processes of a cluster
@@ -70,7 +45,7 @@ class TrackedRun:
         """Log parameters once; those logged before keep their first value."""
         from mlflow.entities import Param
 
-        with _reachable(self.uri):
+        with reachable(self.uri):
             known = self._client.get_run(self.id).data.params
             new = [Param(name, str(value)) for name, value in params.items() if name not in known]
             if new:
@@ -80,7 +55,7 @@ class TrackedRun:
         """Set tags."""
         from mlflow.entities import RunTag
 
-        with _reachable(self.uri):
+        with reachable(self.uri):
             self._client.log_batch(self.id, tags=[RunTag(*item) for item in tags.items()])
 
     def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
@@ -89,28 +64,28 @@ class TrackedRun:
 
         now = int(1000 * time.time())
         logged = [Metric(name, float(value), now, step) for name, value in metrics.items()]
-        with _reachable(self.uri):
+        with reachable(self.uri):
             for start in range(0, len(logged), METRICS_AT_ONCE):
                 self._client.log_batch(self.id, metrics=logged[start : start + METRICS_AT_ONCE])
 
     def steps(self, metric: str) -> set[int]:
         """The steps of which a metric is logged."""
-        with _reachable(self.uri):
+        with reachable(self.uri):
             return {logged.step for logged in self._client.get_metric_history(self.id, metric)}
 
     def log_figure(self, svg: str, name: str) -> None:
         """Log a figure as `figures/NAME.svg`."""
-        with _reachable(self.uri):
+        with reachable(self.uri):
             self._client.log_text(self.id, svg, f"figures/{name}.svg")
 
     def log_folder(self, folder: Path, name: str) -> None:
         """Log the files of a folder as the artifact folder `name`."""
-        with _reachable(self.uri):
+        with reachable(self.uri):
             self._client.log_artifacts(self.id, str(folder), name)
 
     def log_file(self, path: Path) -> None:
         """Log a file as an artifact."""
-        with _reachable(self.uri):
+        with reachable(self.uri):
             self._client.log_artifact(self.id, str(path))
 
     @contextmanager
@@ -119,7 +94,7 @@ class TrackedRun:
 
         Where another process has ended it meanwhile, which is why the block fails, that stands.
         """
-        with _reachable(self.uri):
+        with reachable(self.uri):
             self._client.set_tag(self.id, OWNER_TAG, owner())
             self._client.update_run(self.id, status="RUNNING")
         try:
@@ -136,13 +111,13 @@ class TrackedRun:
     @property
     def status(self) -> str:
         """As MLflow has it: "RUNNING", or what it ended as."""
-        with _reachable(self.uri):
+        with reachable(self.uri):
             status: str = self._client.get_run(self.id).info.status
         return status
 
     def end(self, status: str) -> None:
         """Mark the run as ended: "FINISHED", "FAILED" or "KILLED"."""
-        with _reachable(self.uri):
+        with reachable(self.uri):
             self._client.set_terminated(self.id, status)
 
 
@@ -168,14 +143,14 @@ def start_run(
     from mlflow.utils.git_utils import get_git_commit
     from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 
-    uri = parent.uri if parent else _store()
+    uri = parent.uri if parent else store_uri()
     family = {}
     if parent:  # begun by a process of Ray, whose name says nothing
         family = {PARENT_TAG: parent.id, SOURCE_TAG: run_tag(parent, SOURCE_TAG) or ""}
     revision = get_git_commit(str(Path(__file__).parent))
     code = {MLFLOW_GIT_COMMIT: revision} if revision else {}
-    with _reachable(uri):
-        client = _client(uri)
+    with reachable(uri):
+        client = client_of(uri)
         experiment = client.get_experiment_by_name(EXPERIMENT)
         experiment_id = (
             experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT)
@@ -205,10 +180,10 @@ def find_tracked_run(run_id: str) -> TrackedRun | None:
     """The run of an id in the configured tracking store, or None."""
     from mlflow.exceptions import MlflowException
 
-    uri = _store()
-    with _reachable(uri):
+    uri = store_uri()
+    with reachable(uri):
         try:
-            _client(uri).get_run(run_id)
+            client_of(uri).get_run(run_id)
         except MlflowException as error:
             # Of an id that is none, some stores say that the value is invalid.
             if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
@@ -217,83 +192,8 @@ def find_tracked_run(run_id: str) -> TrackedRun | None:
     return TrackedRun(run_id, uri)
 
 
-def registered_version(uri: str) -> str:
-    """The version, as NAME/NUMBER, that `models:/NAME@ALIAS` or `models:/NAME/NUMBER` stands for.
-
-    Raises:
-        NoRetriever: the registry has none.
-        TrackingUnavailable: it cannot be reached.
-    """
-    from mlflow.exceptions import MlflowException
-
-    name, at, alias = uri.removeprefix("models:/").partition("@")
-    if not at:
-        return name
-    store = _store()
-    with _reachable(store):
-        try:
-            found = _client(store).get_model_version_by_alias(name, alias)
-        except MlflowException as error:
-            if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-                raise NoRetriever(
-                    f"MLflow's registry has no {uri}: make it with `rcir register`"
-                ) from error
-            raise
-    return f"{name}/{found.version}"
-
-
-def is_chosen() -> bool:
-    """Whether a tracking store was named, by the environment or in code."""
-    return bool(_mlflow().is_tracking_uri_set())
-
-
-def _store() -> str:
-    """The configured tracking store; a relative SQLite file is found from other folders too."""
-    uri: str = _mlflow().get_tracking_uri()
-    place = uri.removeprefix("sqlite:///")
-    return uri if place == uri else f"sqlite:///{Path(place).absolute()}"
-
-
-@contextmanager
-def _reachable(uri: str) -> Iterator[None]:
-    """Raise `TrackingUnavailable`, in half a minute, for a store that MLflow cannot use."""
-    from mlflow.exceptions import MlflowException
-
-    own = {name: value for name, value in IMPATIENT.items() if name not in os.environ}
-    os.environ.update(own)
-    try:
-        yield
-    except MlflowException as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise TrackingUnavailable(
-            f"MLflow cannot use the tracking store {uri} ({reason}): start its server, or set "
-            "MLFLOW_TRACKING_URI to another, for instance sqlite:///mlflow.db"
-        ) from error
-    finally:
-        for name in own:
-            os.environ.pop(name, None)
-
-
 def run_tag(run: TrackedRun, name: str) -> str | None:
     """A tag of a run, or None."""
-    with _reachable(run.uri):
-        tag: str | None = _client(run.uri).get_run(run.id).data.tags.get(name)
+    with reachable(run.uri):
+        tag: str | None = client_of(run.uri).get_run(run.id).data.tags.get(name)
     return tag
-
-
-def with_downloaded(uri: str, load: Callable[[Path], Loaded]) -> Loaded:
-    """Call `load` with an artifact folder, which is fetched to a temporary place for it.
-
-    Raises:
-        NoRetriever: MLflow has nothing at that URI.
-    """
-    from mlflow.exceptions import MlflowException
-
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            local = _mlflow().artifacts.download_artifacts(artifact_uri=uri, dst_path=folder)
-        except (MlflowException, OSError, ImportError, ValueError) as error:
-            raise NoRetriever(
-                f"MLflow has nothing at {uri} ({error}): check the run's id and MLFLOW_TRACKING_URI"
-            ) from error
-        return load(Path(local))

@@ -1,0 +1,1 @@
+"""Retrievers in MLflow's model registry: a model with its card, versions, and who is champion."""

@@ -1,0 +1,40 @@
+"""The retriever as MLflow's model. A copy of this script lies in each model that is logged.
+
+MLflow runs it to load the model; the answers are those of the version of rcir that is installed.
+"""
+
+from typing import Any
+
+import mlflow
+import pandas as pd
+from mlflow.exceptions import MlflowException
+from mlflow.pyfunc.model import PythonModel, PythonModelContext
+
+from rcir.errors import RcirError
+from rcir.registry.answers import answers
+from rcir.retrieval.retriever import Retriever
+
+
+class RetrieverModel(PythonModel):
+    """Answers tables of queries with `Retriever.retrieve`, see `rcir.registry.answers`."""
+
+    def load_context(self, context: PythonModelContext) -> None:
+        """Load the retriever, every file of it checked against its checksum."""
+        self.retriever = Retriever.load(context.artifacts["retriever"])
+
+    def predict(
+        self,
+        context: PythonModelContext,
+        model_input: pd.DataFrame,
+        params: dict[str, Any] | None = None,
+    ) -> pd.DataFrame:
+        """The answers to a table of queries; what is refused is an `MlflowException` in words."""
+        try:
+            return answers(self.retriever, model_input, params or {})
+        except RcirError as error:
+            # A server of MLflow hides the words of any other exception behind a stack trace.
+            words = f"{type(error).__name__}: {error}"
+            raise MlflowException.invalid_parameter_value(words) from error
+
+
+mlflow.models.set_model(RetrieverModel())

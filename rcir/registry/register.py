@@ -1,0 +1,229 @@
+"""Registering: a calibration becomes a version of a registered model, and perhaps its champion."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rcir import tracking
+from rcir.errors import InvalidData, NoRetriever, PromotionRefused, StaleCalibration
+from rcir.levels import ALPHA, DELTA
+from rcir.registry.card import card, require_measured
+from rcir.registry.logged_model import example_of, log_calibration, read_results
+from rcir.registry.promotion import Contender, judge
+from rcir.retrieval import storage
+from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.storage.manifest import MANIFEST
+from rcir.risk import check_level
+from rcir.runs.find import RETRIEVER
+from rcir.runs.folder import FOLDER_TAG
+from rcir.runs.results import RESULTS, TEST, RunResults
+
+PROMOTION = "rcir.promotion"  # tag of a version: why it got its alias
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A version that was registered.
+
+    Attributes:
+        version: as it is in MLflow.
+        alias: the alias that names it now, if one was asked for.
+        promotion: why it got that.
+    """
+
+    version: tracking.RegisteredVersion
+    alias: str | None
+    promotion: str | None
+
+    @property
+    def uri(self) -> str:
+        """As `rcir.load` and MLflow take it: by its alias, if it has one."""
+        return (
+            self.version.uri if self.alias is None else f"models:/{self.version.name}@{self.alias}"
+        )
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A calibration as it was found: in its folder, or in MLflow.
+
+    Attributes:
+        folder: with `retriever`, `results.json` and `test.safetensors`.
+        retriever: the one in it.
+        results: of its evaluation.
+        measured: on its test queries.
+        run: in MLflow; None if it was not tracked in this store.
+        model: id of its model there, if that holds this very retriever.
+    """
+
+    folder: Path
+    retriever: Retriever
+    results: Mapping[str, Any]
+    measured: RunResults
+    run: tracking.TrackedRun | None
+    model: str | None
+
+
+def register(
+    reference: str,
+    name: str,
+    alias: str | None = None,
+    alpha: float = ALPHA,
+    delta: float = DELTA,
+    force: bool = False,
+) -> Registered:
+    """Register a calibration as the next version of a name; give it an alias if it deserves it.
+
+    Where another version has the alias, this one gets it if its certified sets are smaller beyond
+    noise, see `rcir.registry.promotion.judge`. What is that version already is left as it is.
+
+    Args:
+        reference: folder of a calibration, or the id of its MLflow run.
+        name: of the registered model, which is made if there is none.
+        alias: such as "champion"; None: none is given.
+        alpha, delta: levels at which sizes are compared.
+        force: give the alias without a comparison.
+
+    Raises:
+        InvalidData: there is no such calibration, or what was measured is not of its retriever.
+        NoRetriever, CorruptRetriever, StaleCalibration: of its retriever.
+        PromotionRefused: its sets are not smaller, or cannot be compared. Nothing was registered.
+        InvalidConfig: MLflow takes no such name or alias.
+        InvalidRiskLevel: alpha or delta is out of range.
+        TrackingUnavailable: of MLflow.
+    """
+    check_level("alpha", alpha)
+    check_level("delta", delta)
+    with _found(reference) as found:
+        require_measured(found.retriever, found.measured)
+        text = card(found.retriever, found.results)
+        champion = tracking.find_version(name, alias) if alias else None
+        if champion is not None and champion.model == found.model:
+            return Registered(champion, alias, f"it is version {champion.version} already")
+        promotion = _promotion(found, champion, alpha, delta, force) if alias else None
+        run, model = found.run, found.model
+        example = {} if model else example_of(found.retriever)
+        if run is None:
+            tags = {FOLDER_TAG: str(found.folder.absolute()), "rcir.kind": "registration"}
+            run = tracking.start_run(f"{found.folder.resolve().name} (registration)", tags)
+            with run.active():
+                model = log_calibration(run, found.folder, found.retriever, example)
+        elif model is None:
+            model = log_calibration(run, found.folder, found.retriever, example)
+        tags = _tags(found) | ({PROMOTION: promotion} if promotion else {})
+        version = tracking.create_version(name, run, str(model), text, tags)
+    if alias:
+        tracking.set_alias(version, alias)
+    return Registered(version, alias, promotion)
+
+
+@contextmanager
+def _found(reference: str) -> Iterator[Calibration]:
+    """The calibration of a folder or, where that is not on this machine, of an MLflow run."""
+    if Path(reference).is_dir():
+        folder = Path(reference)
+        retriever = _calibrated(storage.load(folder / RETRIEVER), reference)
+        run = tracking.find_tracked_run(retriever.origin.get("calibration", ""))
+        model = tracking.find_model(run) if run else None
+        if run is not None and model is not None:
+            manifest = f"runs:/{run.id}/{tracking.INSIDE_RUN}/{MANIFEST}"
+            there = tracking.with_downloaded(manifest, Path.read_bytes)
+            if there != (folder / RETRIEVER / MANIFEST).read_bytes():
+                model = None  # it was changed since
+        yield Calibration(folder, retriever, *_numbers(folder), run, model)
+        return
+    run = tracking.find_tracked_run(reference)
+    model = tracking.find_model(run) if run else None
+    if run is None or model is None:
+        where = "MLflow has no such id" if run is None else "that run has no model"
+        raise InvalidData(
+            f"{reference} is no folder, and {where}: give what `python -m calibration` or `rcir "
+            "certify` wrote to, or the id of its run"
+        )
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        # What lies beside the retriever comes with it.
+        tracking.with_downloaded(f"models:/{model}", lambda local: _laid_out(local, folder))
+        retriever = _calibrated(storage.load(folder / RETRIEVER), reference)
+        yield Calibration(folder, retriever, *_numbers(folder), run, model)
+
+
+def _calibrated(retriever: Retriever, reference: str) -> Retriever:
+    if not retriever.controllers or retriever.controller.growing:
+        raise InvalidData(
+            f"{reference} was not calibrated at once: nothing was measured of it; calibrate it"
+        )
+    if retriever.changes():
+        raise StaleCalibration(f"{reference} has changed since calibration: calibrate again")
+    return retriever
+
+
+def _numbers(folder: Path) -> tuple[dict[str, Any], RunResults]:
+    if not (folder / TEST).is_file():
+        raise InvalidData(f"{folder} holds no {TEST}: calibrate again")
+    return read_results(folder), RunResults.read(folder / TEST)
+
+
+def _laid_out(local: Path, folder: Path) -> None:
+    """Move a downloaded retriever, and what was measured of it, to where a calibration has them."""
+    shutil.move(local, folder / RETRIEVER)
+    for file in (RESULTS, TEST):
+        shutil.move(local.parents[1] / file, folder / file)
+
+
+def _promotion(
+    found: Calibration,
+    champion: tracking.RegisteredVersion | None,
+    alpha: float,
+    delta: float,
+    force: bool,
+) -> str:
+    """Why a calibration gets an alias that a version may have.
+
+    Raises:
+        PromotionRefused: it does not.
+    """
+    if champion is None:
+        return "no version had the alias"
+    if force:
+        return f"forced in the place of version {champion.version}, without a comparison"
+    challenger = Contender("this one", found.measured, found.retriever.chosen_among)
+    named = f"version {champion.version}"
+    described = f"{champion.uri}/{tracking.INSIDE}/retriever.json"
+    try:
+        there = tracking.with_downloaded(f"{champion.uri}/{TEST}", RunResults.read)
+        among = tracking.with_downloaded(described, lambda file: json.loads(file.read_text()))
+    except NoRetriever as error:
+        raise PromotionRefused(
+            f"{named} of {champion.name} keeps the alias: it is no model of rcir, and cannot be "
+            f"compared ({error}); --force gives it the alias all the same"
+        ) from error
+    verdict = judge(challenger, Contender(named, there, among["chosen_among"]), alpha, delta)
+    if not verdict.accepted:
+        raise PromotionRefused(
+            f"{named} of {champion.name} keeps the alias: {verdict.words}. Nothing was registered; "
+            "--force gives it the alias all the same"
+        )
+    return f"smaller sets than {named}: {verdict.words}"
+
+
+def _tags(found: Calibration) -> dict[str, str]:
+    """What the list of versions shows of one."""
+    tags = {
+        "rcir.dataset": found.results["dataset"],
+        "rcir.n_calibration": found.results["n_calibration"],
+        "rcir.chosen_among": found.retriever.chosen_among,
+    }
+    for row in found.results["rows"]:
+        if row["mean_size"] is not None:
+            place = f"rcir.alpha-{row['alpha']:g}"
+            for figure in ("mean_size", "test_risk"):
+                tags[f"{place}.{figure}"] = f"{row[figure]:.6g}"
+    return {name: str(value) for name, value in tags.items()}

@@ -1,0 +1,36 @@
+"""The one place that knows MLflow: the store, runs in it, models with their registry."""
+
+from rcir.tracking.models import (
+    INSIDE,
+    INSIDE_RUN,
+    ModelParts,
+    RegisteredVersion,
+    create_version,
+    find_model,
+    find_version,
+    log_model,
+    log_retriever,
+    set_alias,
+    with_downloaded,
+)
+from rcir.tracking.runs import TrackedRun, find_tracked_run, run_tag, start_run
+from rcir.tracking.store import is_chosen
+
+__all__ = [
+    "INSIDE",
+    "INSIDE_RUN",
+    "ModelParts",
+    "RegisteredVersion",
+    "TrackedRun",
+    "create_version",
+    "find_model",
+    "find_tracked_run",
+    "find_version",
+    "is_chosen",
+    "log_model",
+    "log_retriever",
+    "run_tag",
+    "set_alias",
+    "start_run",
+    "with_downloaded",
+]

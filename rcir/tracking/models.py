@@ -1,0 +1,230 @@
+"""Models in MLflow: logged from code, downloaded, registered under a name.
+
+The retriever of a run is one artifact: its model `retriever`, in which the retriever's folder lies
+beside the code that loads it. So `runs:/RUN/retriever` names both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rcir.errors import InvalidConfig, NoRetriever
+from rcir.tracking.runs import TrackedRun
+from rcir.tracking.store import client_of, mlflow_package, reachable, settings, store_uri
+
+LOGGED = "retriever"
+INSIDE = f"artifacts/{LOGGED}"  # the retriever's folder in the model's
+INSIDE_RUN = f"{LOGGED}/{INSIDE}"  # and in the run's
+MODEL_FILE = "MLmodel"
+# By itself, MLflow puts project files of the working directory into a model.
+ALONE = {"MLFLOW_UV_AUTO_DETECT": "false"}
+SILENT = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
+Loaded = TypeVar("Loaded")
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """Of what a model is made.
+
+    Attributes:
+        code: the script that makes it, with `mlflow.models.set_model`.
+        folder: of the retriever.
+        files: further ones, which lie beside its description.
+        signature: columns of "inputs" and "outputs", and "params", each as MLflow writes it.
+        example: a row of its input.
+        requirements: what pip installs for it.
+    """
+
+    code: Path
+    folder: Path
+    files: Sequence[Path]
+    signature: Mapping[str, Sequence[Mapping[str, Any]]]
+    example: Mapping[str, Any]
+    requirements: Sequence[str]
+
+
+@dataclass(frozen=True)
+class RegisteredVersion:
+    """A version of a registered model.
+
+    Attributes:
+        name: of the registered model.
+        version: its number.
+        model: id of the model that it is a version of.
+    """
+
+    name: str
+    version: int
+    model: str
+
+    @property
+    def uri(self) -> str:
+        """As `rcir.load` and MLflow take it."""
+        return f"models:/{self.name}/{self.version}"
+
+
+def log_model(run: TrackedRun, parts: ModelParts) -> str:
+    """Log a retriever as the model of a run; return the model's id.
+
+    The retriever is uploaded from its folder: MLflow by itself would copy it first. Nothing is run
+    to find out what it needs, and no path of this machine is written down.
+    """
+    import pandas as pd
+    from mlflow.entities import LoggedModelOutput
+    from mlflow.models import Model, ModelSignature
+
+    client = client_of(run.uri)
+    with reachable(run.uri):
+        experiment = client.get_run(run.id).info.experiment_id
+        logged = client.create_logged_model(experiment, LOGGED, run.id, model_type=LOGGED)
+    own: str = logged.model_id
+    model = Model(artifact_path=LOGGED, run_id=run.id, model_uuid=own, model_id=own)
+    with tempfile.TemporaryDirectory() as place, settings(ALONE), _quietly():
+        local = Path(place) / LOGGED
+        mlflow_package().pyfunc.save_model(
+            str(local),
+            python_model=str(parts.code),
+            signature=ModelSignature.from_dict(
+                {name: json.dumps(columns) for name, columns in parts.signature.items()}
+            ),
+            input_example=pd.DataFrame([parts.example]),
+            pip_requirements=list(parts.requirements),
+            mlflow_model=model,
+        )
+        model.flavors["python_function"] |= {
+            "artifacts": {LOGGED: {"path": INSIDE, "uri": INSIDE}},
+            "model_code_path": parts.code.name,
+        }
+        model.save(str(local / MODEL_FILE))
+        for file in parts.files:
+            shutil.copy(file, local)
+        with reachable(run.uri):
+            client.log_model_artifacts(own, str(local))
+            client.log_model_artifacts(own, str(parts.folder), INSIDE)
+            client.finalize_logged_model(own, "READY")
+            client.log_outputs(run.id, [LoggedModelOutput(own, 0)])
+    return own
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what MLflow warns of by itself: its use of pandas, and type hints of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", ".*Any type hint", UserWarning)
+        yield
+
+
+def find_model(run: TrackedRun) -> str | None:
+    """The id of a run's model, the latest if it was logged again; None if it has none."""
+    client = client_of(run.uri)
+    with reachable(run.uri):
+        experiment = client.get_run(run.id).info.experiment_id
+        found = client.search_logged_models(
+            [experiment], f"name = '{LOGGED}' AND source_run_id = '{run.id}'"
+        )
+    return found[0].model_id if found else None
+
+
+def log_retriever(run: TrackedRun, folder: Path) -> None:
+    """Put a retriever's folder in the place of the one that a run has, in its model if it has one.
+
+    Versions of that model have the new one then, too.
+    """
+    model = find_model(run)
+    if model is None:
+        run.log_folder(folder, LOGGED)
+        return
+    with reachable(run.uri):
+        client_of(run.uri).log_model_artifacts(model, str(folder), INSIDE)
+
+
+def with_downloaded(uri: str, load: Callable[[Path], Loaded]) -> Loaded:
+    """Call `load` with a retriever's folder, which is fetched to a temporary place for it.
+
+    Args:
+        uri: of the folder, or of a model that holds it: of a run, or registered.
+        load: what is done with it.
+
+    Raises:
+        NoRetriever: MLflow has nothing at that URI.
+    """
+    from mlflow.exceptions import MlflowException
+
+    with tempfile.TemporaryDirectory() as folder, settings(SILENT):
+        try:
+            place = mlflow_package().artifacts.download_artifacts(artifact_uri=uri, dst_path=folder)
+        except (MlflowException, OSError, ImportError, ValueError) as error:
+            raise NoRetriever(
+                f"MLflow has nothing at {uri} ({error}): check the run's id, or the name of the "
+                "model and its version or alias, and MLFLOW_TRACKING_URI"
+            ) from error
+        local = Path(place)
+        return load(local / INSIDE if (local / MODEL_FILE).is_file() else local)
+
+
+def find_version(name: str, alias: str) -> RegisteredVersion | None:
+    """The version of a registered model that has an alias, or None.
+
+    Raises:
+        InvalidConfig: MLflow takes no such alias.
+    """
+    from mlflow.exceptions import MlflowException
+
+    if not re.fullmatch(r"[\w-]+", alias) or re.fullmatch(r"latest|v\d+", alias.lower()):
+        raise InvalidConfig(
+            f"{alias!r} is no alias: it is letters, digits, - and _, and neither 'latest' nor 'v1'"
+        )
+    uri = store_uri()
+    with reachable(uri):
+        try:
+            found = client_of(uri).get_model_version_by_alias(name, alias)
+        except MlflowException as error:
+            if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                return None
+            raise
+    # MLflow leaves the id out of what it finds by an alias.
+    return RegisteredVersion(name, int(found.version), str(found.source).removeprefix("models:/"))
+
+
+def create_version(
+    name: str, run: TrackedRun, model: str, description: str, tags: Mapping[str, str]
+) -> RegisteredVersion:
+    """Register a run's model as the next version of a name.
+
+    Raises:
+        InvalidConfig: MLflow takes no such name.
+    """
+    from mlflow.exceptions import MlflowException
+
+    client = client_of(run.uri)
+    with reachable(run.uri):
+        try:
+            client.create_registered_model(name)
+        except MlflowException as error:
+            if error.error_code == "INVALID_PARAMETER_VALUE":
+                raise InvalidConfig(f"{name!r} is no name of a registered model: {error}") from None
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        found = client.create_model_version(
+            *(name, f"models:/{model}", run.id, dict(tags)),
+            description=description,
+            model_id=model,
+        )
+    return RegisteredVersion(name, int(found.version), model)
+
+
+def set_alias(version: RegisteredVersion, alias: str) -> None:
+    """Let an alias of the registered model name this version, and no longer another."""
+    uri = store_uri()
+    with reachable(uri):
+        client_of(uri).set_registered_model_alias(version.name, alias, str(version.version))

@@ -1,0 +1,82 @@
+"""The tracking store: which one it is, and MLflow as it is asked.
+
+Where runs go is MLflow's own setting: `MLFLOW_TRACKING_URI`, or else `mlflow.db` in the working
+directory, which `mlflow ui` shows without being told.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rcir.errors import TrackingUnavailable
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+# By itself, MLflow waits minutes for a server that is away or does not answer.
+IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+
+
+def mlflow_package() -> Any:
+    """MLflow, imported when first used: it is slow to import, and not every worker logs."""
+    import mlflow
+
+    # A new SQLite store says how it was made, at whichever call comes first, and a model how it is
+    # checked. MLflow sets the levels of its loggers when it is imported: these are set after it.
+    for name in ("mlflow.store.db.utils", "alembic", "mlflow.pyfunc"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    return mlflow
+
+
+def client_of(uri: str) -> MlflowClient:
+    """MLflow's client of a store, and of the model registry that belongs to it."""
+    client: MlflowClient = mlflow_package().MlflowClient(tracking_uri=uri)
+    return client
+
+
+def is_chosen() -> bool:
+    """Whether a tracking store was named, by the environment or in code."""
+    if "mlflow" not in sys.modules:  # then no code can have named one
+        return bool(os.environ.get("MLFLOW_TRACKING_URI"))
+    return bool(mlflow_package().is_tracking_uri_set())
+
+
+def store_uri() -> str:
+    """The configured tracking store; a relative SQLite file is found from other folders too."""
+    uri: str = mlflow_package().get_tracking_uri()
+    place = uri.removeprefix("sqlite:///")
+    return uri if place == uri else f"sqlite:///{Path(place).absolute()}"
+
+
+@contextmanager
+def settings(values: Mapping[str, str]) -> Iterator[None]:
+    """Set options of MLflow in the environment, other than those that are set there already."""
+    own = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for name in own:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def reachable(uri: str) -> Iterator[None]:
+    """Raise `TrackingUnavailable`, in half a minute, for a store that MLflow cannot use."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        with settings(IMPATIENT):
+            yield
+    except MlflowException as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise TrackingUnavailable(
+            f"MLflow cannot use the tracking store {uri} ({reason}): start its server, or set "
+            "MLFLOW_TRACKING_URI to another, for instance sqlite:///mlflow.db"
+        ) from error
