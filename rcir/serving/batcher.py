@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from rcir.errors import RcirError
 
-Job = TypeVar("Job")
+Taken = TypeVar("Taken")
 Outcome = TypeVar("Outcome")
 Result = TypeVar("Result")
 MOST = 512  # queries in a batch
@@ -25,7 +25,7 @@ class Stopping(RcirError):
     """The server answers what it has taken, and takes no more."""
 
 
-class Batcher(Generic[Job, Outcome]):
+class Batcher(Generic[Taken, Outcome]):
     """One model, one thread: it takes what waits, answers it, and takes what waits then.
 
     No timer: alone, a request is answered at once; among many, it shares its batch.
@@ -36,17 +36,17 @@ class Batcher(Generic[Job, Outcome]):
     """
 
     def __init__(
-        self, work: Callable[[Sequence[Job]], Sequence[Outcome | Exception]], capacity: int
+        self, work: Callable[[Sequence[Taken]], Sequence[Outcome | Exception]], capacity: int
     ) -> None:
         self.capacity = capacity
         self._answer = work
-        self._queue: deque[tuple[Job, int, asyncio.Future[Outcome]]] = deque()
+        self._queue: deque[tuple[Taken, int, asyncio.Future[Outcome]]] = deque()
         self._queued = 0
         self._thread = ThreadPoolExecutor(1, "rcir-model")
         self._working: asyncio.Task[None] | None = None
         self._stopping = False
 
-    async def ask(self, request: Job, n: int) -> Outcome:
+    async def ask(self, request: Taken, n: int) -> Outcome:
         """What comes of a request of n queries.
 
         Raises:
@@ -106,7 +106,7 @@ class Batcher(Generic[Job, Outcome]):
                 else:
                     outcome.set_result(one)
 
-    def _take(self) -> tuple[list[Job], list[asyncio.Future[Outcome]]]:
+    def _take(self) -> tuple[list[Taken], list[asyncio.Future[Outcome]]]:
         requests, outcomes, taken = [], [], 0
         while self._queue and (not taken or taken + self._queue[0][1] <= MOST):
             request, n, outcome = self._queue.popleft()

@@ -60,7 +60,7 @@ class Folder:
             version = now
 
 
-class Registered:
+class RegistryName:
     """What an alias of a registered model stands for, `models:/NAME@ALIAS`, or one version of it,
     `models:/NAME/VERSION`.
     """
@@ -93,7 +93,7 @@ def source_of(place: str | os.PathLike[str]) -> RetrieverSource:
     """
     text = str(place)
     if text.startswith("models:/"):
-        return Registered(text)
+        return RegistryName(text)
     if "://" in text or text.startswith("runs:/"):
         raise InvalidConfig(
             f"{text} cannot be served: name a folder, or models:/NAME@ALIAS (`rcir register` makes "
