@@ -196,9 +196,7 @@ class Retriever(MaintainedSearcher):
             True
         """
         request = Request(alpha, delta, risk, group, abstain, simultaneous, anytime, mix)
-        controller = self._valid_controller(distinct).for_risk(request)
-        guarantee = decide_chosen(controller, request, self.chosen_among)
-        guarantee = replace(guarantee, distinct=distinct)
+        controller, guarantee = self._decided(request, distinct)
         many = isinstance(query, list | tuple | Embedding | Queries)
         asked: Any = query if many else [query]
         if self.encoder is None and isinstance(query, np.ndarray):
@@ -207,6 +205,26 @@ class Retriever(MaintainedSearcher):
         require_alike(embedded, self.calibration_queries)
         answers = self._retrieve(embedded, controller, guarantee)
         return answers if many else answers[0]
+
+    def guarantee(self, alpha: Alpha, delta: float | None, **options: Unpack[Options]) -> Guarantee:
+        """The guarantee that `retrieve` would give with its answers.
+
+        Raises:
+            RcirError: as `retrieve` does, but for those of queries.
+
+        Example:
+            >>> import rcir
+            >>> rcir.load("runs/demo/retriever").guarantee(0.1, 0.1).n_calibration
+            3000
+        """
+        asked: dict[str, Any] = dict(options)
+        distinct = asked.pop("distinct", None)
+        return self._decided(Request(alpha, delta, **asked), distinct)[1]
+
+    def _decided(self, request: Request, distinct: Distinct) -> tuple[RiskController, Guarantee]:
+        controller = self._valid_controller(distinct).for_risk(request)
+        guarantee = decide_chosen(controller, request, self.chosen_among)
+        return controller, replace(guarantee, distinct=distinct)
 
     def at_levels(
         self,

@@ -237,9 +237,10 @@ class RiskController:
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """Make what a key stands for, once: the same few controllers are asked for again."""
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
+        made = self._made.get(key)
+        if made is None:  # found by one look-up: another thread may forget what is kept
+            made = self._made[key] = make()
+        return made
 
     def known_groups(self) -> list[str]:
         """The groups that calibration queries have."""

@@ -18,6 +18,7 @@ from rcir.retrieval.answer import Distinct
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import RISKS, LabelledResults, Request, decide_chosen
+from rcir.serving.terms import Terms
 
 if TYPE_CHECKING:  # what needs no encoder needs no torch
     from torch import Tensor
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # what needs no encoder needs no torch
 SHOWN_ALPHAS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 FORWARD = 128  # pictures in a forward pass
 UNCERTAINTY_BINS = 40  # of the histogram of uncertainties
+MOST_DECIDED = 500  # guarantees
 CURVES = 64  # of mean sizes that are kept
 
 
@@ -131,6 +133,25 @@ class Served:
     def items(self) -> frozenset[str]:
         """The ids of the gallery."""
         return frozenset(self.retriever.ids.tolist())
+
+    def decide(self, terms: Terms) -> None:
+        """Certify what is asked, which takes up to a second where it is new, and is kept.
+
+        Raises:
+            RcirError: as `Retriever.guarantee` does.
+        """
+        self.retriever.guarantee(terms.alpha, terms.delta, **terms.options)
+        if len(self._decided) > MOST_DECIDED:
+            self._decided.clear()
+        self._decided.add(terms.key)
+
+    def knows(self, terms: Terms) -> bool:
+        """Whether that was asked before."""
+        return terms.key in self._decided
+
+    @cached_property
+    def _decided(self) -> set[str]:
+        return set()
 
     def warm_up(self) -> None:
         """Answer once, so that the first request does not wait for what is done once."""

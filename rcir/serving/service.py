@@ -28,7 +28,7 @@ from rcir.serving.served import Served
 from rcir.serving.settings import Settings
 from rcir.serving.sources import RetrieverSource, ready_to_serve
 from rcir.serving.store import NoFeedback, Store, StoreUnavailable
-from rcir.serving.terms import Feedback
+from rcir.serving.terms import Feedback, Terms
 
 Kept: TypeAlias = "tuple[list[str | None], list[Retrieval]]"
 FEW, RECENT = 30, 1000  # labelled queries that are compared with those that calibrated
@@ -82,6 +82,8 @@ class Service:
             RcirError: as `Retriever.retrieve` and `Batcher.ask` do.
         """
         served, terms = self.served, query.terms
+        if not served.knows(terms):  # the model is not kept waiting for it
+            await asyncio.to_thread(served.decide, terms)
         prepared = await _prepared(query, served)
         ids, answers = await self.batcher.ask(PreparedRequest(served, prepared, terms), query.n)
         for answer in answers:
@@ -105,8 +107,10 @@ class Service:
         served, terms = self.served, query.terms
         if terms.delta is None:
             raise InvalidConfig("delta is null: all alphas at once need a delta")
-        prepared, asked = await _prepared(query, served), (alphas, terms.delta)
         chosen: dict[str, Any] = {"distinct": terms.distinct, "group": terms.group}
+        band = Terms(alpha=max(alphas), delta=terms.delta, simultaneous=True, **chosen)
+        await asyncio.to_thread(served.decide, band)
+        prepared, asked = await _prepared(query, served), (alphas, terms.delta)
 
         def found() -> AtLevels:
             queries = served.queries([prepared])
