@@ -71,7 +71,9 @@ def image_size(source: str | os.PathLike[str] | bytes) -> tuple[int, int]:
         InvalidImage: as `read_image` does.
 
     Example:
-        >>> image_size(b"GIF89a" + bytes([2, 0, 3, 0, 0, 0, 0]) + b";")
+        >>> file = BytesIO()
+        >>> Image.new("L", (2, 3)).save(file, "PNG")
+        >>> image_size(file.getvalue())
         (2, 3)
     """
     with (

@@ -254,7 +254,7 @@ class Retriever(MaintainedSearcher):
             >>> (hard,) = retriever.at_levels(["runs/demo/queries/hard.png"], [0.2, 0.1, 0.05], 0.1)
             >>> hard.alphas, bool((np.diff(hard.sizes) <= 0).all())
             ((0.05, 0.1, 0.2), True)
-            >>> hard.largest.size == hard.sizes[0]
+            >>> hard.largest.size == hard.sizes.tolist()[0]
             True
         """
         if not alphas:

@@ -117,6 +117,8 @@ def test_no_file_of_it_is_a_pickle_or_names_a_place(both, kind, tmp_path_factory
     }
     places = [str(ROOT).encode(), str(tmp_path_factory.getbasetemp()).encode()]
     for path in files:
+        if path.parent.name == "__pycache__":  # of whoever loaded it in this store
+            continue
         content = path.read_bytes()
         assert not re.match(rb"\x80[\x02-\x05]", content), path
         assert path.suffix not in (".pkl", ".pickle", ".pt", ".pth")

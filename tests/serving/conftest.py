@@ -11,6 +11,15 @@ from PIL import Image
 import rcir
 from rcir.serving import Settings, create_app
 from rcir.serving.sources import source_of
+from tests.serving.browsing import (  # noqa: F401  (fixtures)
+    address,
+    chromium,
+    few,
+    of_vectors,
+    picture,
+    pictures,
+    visit,
+)
 
 CLASSES, DIM = 20, 8
 
@@ -24,10 +33,10 @@ def drawn(n, seed, noise=0.9):
     return vectors.astype(np.float32), labels
 
 
-def png(picture):
+def png(pixels):
     """An array of pixels as a PNG file."""
     file = io.BytesIO()
-    Image.fromarray(picture).save(file, "PNG")
+    Image.fromarray(pixels).save(file, "PNG")
     return file.getvalue()
 
 

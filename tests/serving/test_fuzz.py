@@ -41,7 +41,7 @@ def test_a_server_answers_as_it_is_described(kind, request, tmp_path):
 
         @hypothesis.given(case=known.as_strategy())
         @hypothesis.settings(
-            max_examples=15,
+            max_examples=20 if request.config.getoption("full") else 6,
             deadline=None,
             derandomize=True,
             database=None,
