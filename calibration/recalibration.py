@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rcir import tracking
 from rcir.data.vector_files import read_vectors
 from rcir.data.within_radius import WithinRadius
@@ -73,7 +75,24 @@ def _labelled(folder: Path, retriever: Retriever, file: Path) -> tuple[Queries, 
             f"{file} holds no labelled feedback on answers of {folder} as it is now: feedback has "
             "to name labels, and speaks of the retriever that answered"
         )
-    return found
+    return _new(retriever, *found)
+
+
+def _new(retriever: Retriever, queries: Queries, labels: list[Any]) -> tuple[Queries, list[Any]]:
+    """The queries that are new to a retriever, each once: others calibrate nothing."""
+    if retriever.calibrated_with.recurring or queries.digests is None:
+        return queries, labels
+    known = [] if retriever.tuning_queries is None else [retriever.tuning_queries.digests]
+    if not retriever.options.leave_one_out:
+        known.append(retriever.digests)
+    _, first = np.unique(queries.digests, return_index=True)
+    rows = np.sort(first)
+    for digests in known:
+        if digests is not None:
+            rows = rows[~np.isin(queries.digests[rows], digests)]
+    if not len(rows):
+        raise InvalidData("all labelled queries are pictures of the gallery or the tuning split")
+    return queries[rows], [labels[row] for row in rows]
 
 
 def _calibrated(retriever: Retriever, queries: Queries, labels: list[Any]) -> CalibrationReport:

@@ -35,7 +35,7 @@ PAGE_HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-LOCAL = ["localhost", "127.0.0.1", "[::1]", "testserver"]
+LOCAL = ["localhost", "127.0.0.1", "[::1]"]
 _log = logging.getLogger("rcir.serving")
 
 

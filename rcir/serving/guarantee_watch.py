@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from rcir.risk import RiskMonitor
 
+MOST_WATCHED = 32  # alphas; further ones would get shares that no alarm comes from
 LEVEL = 0.01  # probability of a false alarm, ever, over all alphas together
 
 
@@ -56,6 +57,8 @@ class GuaranteeWatch:
                 misses.setdefault(alpha, []).append(miss)
             for alpha, those in misses.items():
                 if alpha not in self._monitors:
+                    if len(self._monitors) == MOST_WATCHED:
+                        continue
                     number = len(self._monitors) + 1
                     share = LEVEL * 6 / (math.pi * number) ** 2
                     self._monitors[alpha] = RiskMonitor(alpha, share)

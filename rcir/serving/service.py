@@ -58,7 +58,8 @@ class Service:
         self.served = served
         self.pictures = ItemPictures(served.retriever, self.settings.pictures)
         self.watch = GuaranteeWatch(partial(self._losses, served.version))
-        self.metrics.model.clear()
+        for gauge in (self.metrics.model, self.metrics.evidence, self.metrics.alarm):
+            gauge.clear()
         self.metrics.model.labels(served.version).set(1)
         self._show_watch()
 

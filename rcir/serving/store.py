@@ -112,7 +112,7 @@ class Store:
         """
         now, rows = time.time(), []
         for version, terms, queries, answers in answered:
-            watched = terms.risk == "miss" and isinstance(terms.alpha, float)
+            watched = _watched(terms)
             for answer, blob in zip(answers, _rows(queries), strict=True):
                 alpha = terms.alpha if watched and not answer.abstained else None
                 own = secrets.token_urlsafe(12)
@@ -235,6 +235,14 @@ class Store:
                 f"{self.path} cannot be used for answers and feedback ({error}): free space, check "
                 "its permissions, or name another file"
             ) from error
+
+
+def _watched(terms: Terms) -> bool:
+    """Whether the rate of misses among such answers contradicts what was guaranteed: not where it
+    was guaranteed on average over calibrations, or for another mix of groups than comes.
+    """
+    of_queries = terms.delta is not None and not isinstance(terms.mix, dict)
+    return terms.risk == "miss" and isinstance(terms.alpha, float) and of_queries
 
 
 def _rows(queries: Queries) -> list[bytes]:

@@ -63,7 +63,7 @@ def serving(tmp_path):
     def serving(folder, **settings):
         settings = {"poll": 0, "store": tmp_path / "feedback.db"} | settings
         app = create_app(source_of(folder), Settings(**settings))
-        with TestClient(app, raise_server_exceptions=False) as client:
+        with TestClient(app, "http://localhost", raise_server_exceptions=False) as client:
             yield client
 
     return serving

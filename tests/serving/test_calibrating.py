@@ -66,3 +66,16 @@ def test_the_guarantee_holds_over_calibrations_by_feedback(vectors, place, tmp_p
 def test_a_file_that_is_not_there_is_named(place, tmp_path):
     with pytest.raises(DataUnavailable, match="serve --feedback"):
         recalibrate(place, feedback=tmp_path / "none.db")
+
+
+def test_queries_that_are_not_new_are_left_out(vectors, place, tmp_path):
+    asked, labels = drawn(300, 30)
+    gallery, known = drawn(500, 1)
+    twice = np.concatenate([asked, asked[:50], gallery[:20]])
+    labelled = np.concatenate([labels, labels[:50], known[:20]])
+    answered(vectors, place, tmp_path / "feedback.db", twice, labelled)
+    assert recalibrate(place, feedback=tmp_path / "feedback.db").n_calibration == 300
+    vectors.save(place)
+    answered(vectors, place, tmp_path / "other.db", gallery[:20], known[:20])
+    with pytest.raises(InvalidData, match="pictures of the gallery"):
+        recalibrate(place, feedback=tmp_path / "other.db")

@@ -91,7 +91,7 @@ def test_feedback_on_what_is_not_kept_is_refused(file):
     [
         ({"risk": "recall", "alpha": 0.4}, None),
         ({"alpha": {"miss": 0.3, "false-discovery": 0.9}}, None),
-        ({"delta": None}, 0.2),
+        ({"delta": None}, None),
         ({"simultaneous": True}, 0.2),
     ],
 )

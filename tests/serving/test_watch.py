@@ -134,3 +134,10 @@ def test_a_server_that_keeps_no_answers_says_so(place, serving):
         refused = client.post("/feedback", json={"answer": "x", "match": True})
     assert (refused.status_code, refused.json()["error"]) == (409, "no-feedback")
     assert "--feedback" in refused.json()["message"]
+
+
+def test_no_more_alphas_are_watched_than_alarms_can_come_from():
+    told = Told()
+    for number in range(1, 60):
+        told.add(number / 100, [1])
+    assert len(GuaranteeWatch(told).rows) == 32
