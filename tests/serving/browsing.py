@@ -25,6 +25,7 @@ except ModuleNotFoundError:  # tests say so, and are skipped
 CHROMIUM = shutil.which("chromium")
 NEEDED = [
     pytest.mark.distributed,
+    pytest.mark.slow,
     pytest.mark.skipif(sync_playwright is None, reason="playwright is not installed"),
     pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine"),
 ]

@@ -8,7 +8,7 @@ import pytest
 import rcir
 from tests.serving.browsing import NEEDED, TOKEN, asked, expect, give, put, running, slide
 
-pytestmark = [*NEEDED, pytest.mark.slow]
+pytestmark = NEEDED
 
 
 def test_pictures_are_dropped_and_pasted(visit, picture):

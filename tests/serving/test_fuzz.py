@@ -31,6 +31,7 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_server_answers_as_it_is_described(kind, request, tmp_path):
     place = request.getfixturevalue(kind).save(tmp_path / kind)
@@ -43,7 +44,7 @@ def test_a_server_answers_as_it_is_described(kind, request, tmp_path):
 
         @hypothesis.given(case=known.as_strategy())
         @hypothesis.settings(
-            max_examples=20 if request.config.getoption("full") else 6,
+            max_examples=20,
             deadline=None,
             derandomize=True,
             database=None,

@@ -102,6 +102,7 @@ def refused(place, *options, **environment):
     return done.stderr
 
 
+@pytest.mark.slow
 def test_what_cannot_be_served_is_said_in_one_line(place, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

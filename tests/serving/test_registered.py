@@ -28,6 +28,7 @@ def certified(tmp_path, new_store, monkeypatch):
     return certified
 
 
+@pytest.mark.slow
 def test_an_alias_that_moves_takes_the_server_along(certified, serving, monkeypatch):
     first, second = certified("first"), certified("second")
     register(str(first), "kinds", "champion")
