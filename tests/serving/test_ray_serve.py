@@ -1,7 +1,6 @@
 """Replicas on Ray Serve answer as one server does."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -73,5 +72,8 @@ def test_replicas_answer_swap_and_know_of_each_other_s_feedback(vectors, place, 
             }
             assert sizes == {499}
         finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(60)
+            process.terminate()
+            try:
+                process.wait(60)
+            finally:
+                process.kill()
