@@ -81,6 +81,10 @@ class Retrieval:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
+        return self.own_values() | {"guarantee": asdict(self.guarantee)}
+
+    def own_values(self) -> dict[str, Any]:
+        """Plain values of this answer alone: its guarantee is that of others, too."""
         return {
             "ids": list(self.ids),
             "labels": None if self.labels is None else list(self.labels),
@@ -88,7 +92,6 @@ class Retrieval:
             "size": self.size,
             "abstained": self.abstained,
             "uncertainty": self.uncertainty,
-            "guarantee": asdict(self.guarantee),
         }
 
 

@@ -39,6 +39,7 @@ def serve(place: str | os.PathLike[str], settings: Settings) -> None:
             access_log=False,
             timeout_graceful_shutdown=GRACE,
             server_header=False,
+            proxy_headers=False,
         )
         uvicorn.Server(config).run(sockets=[listening])
 

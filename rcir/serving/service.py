@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import repeat
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from rcir.serving.sources import RetrieverSource, ready_to_serve
 from rcir.serving.store import NoFeedback, Store, StoreUnavailable
 from rcir.serving.terms import Feedback, Terms
 
-Kept: TypeAlias = "tuple[list[str | None], list[Retrieval]]"
 FEW, RECENT = 30, 1000  # labelled queries that are compared with those that calibrated
 _log = logging.getLogger("rcir.serving")
 
@@ -86,18 +85,7 @@ class Service:
         if not served.knows(terms):  # the model is not kept waiting for it
             await asyncio.to_thread(served.decide, terms)
         prepared = await _prepared(query, served)
-        ids, answers = await self.batcher.ask(PreparedRequest(served, prepared, terms), query.n)
-        for answer in answers:
-            self.metrics.size.observe(answer.size)
-            self.metrics.uncertainty.observe(served.uncertainty_rank(answer.uncertainty))
-        sentence = str(answers[0].guarantee)
-        return [
-            {"answer": own, "version": served.version}
-            | answer.to_dict()
-            | {"uncertainty_rank": served.uncertainty_rank(answer.uncertainty)}
-            | {"sentence": sentence}
-            for own, answer in zip(ids, answers, strict=True)
-        ]
+        return await self.batcher.ask(PreparedRequest(served, prepared, terms), query.n)
 
     async def explore(self, query: Query, alphas: Sequence[float]) -> dict[str, Any]:
         """The sets of one query at several alphas, see `Retriever.at_levels`, as plain values.
@@ -150,8 +138,8 @@ class Service:
         stated = None if known.uncertainty is None else float(known.uncertainty[row])
         return {"vector": known.vectors[row].tolist(), "uncertainty": stated, "label": None}
 
-    def _work(self, batch: Sequence[PreparedRequest]) -> list[Kept | Exception]:
-        """Of each request the ids of its answers, which feedback names, and these."""
+    def _work(self, batch: Sequence[PreparedRequest]) -> list[list[dict[str, Any]] | Exception]:
+        """Of each request its answers, as plain values, with the ids that feedback names."""
         found = answered(batch)
         good = [(one, out) for one, out in zip(batch, found, strict=True) if type(out) is tuple]
         n = sum(len(answers) for _, (_, answers) in good)
@@ -165,9 +153,21 @@ class Service:
             except StoreUnavailable as error:
                 _log.error("answers are given but not kept: %s", error)
                 self.metrics.unkept.inc(n)
+        stated: dict[int, dict[str, Any]] = {}  # of each guarantee, which many answers share
+
+        def plain(served: Served, answer: Retrieval) -> dict[str, Any]:
+            guarantee = answer.guarantee
+            if id(guarantee) not in stated:
+                stated[id(guarantee)] = {"guarantee": asdict(guarantee), "sentence": str(guarantee)}
+            rank = served.uncertainty_rank(answer.uncertainty)
+            self.metrics.size.observe(answer.size)
+            self.metrics.uncertainty.observe(rank)
+            named = {"answer": next(ids), "version": served.version, "uncertainty_rank": rank}
+            return named | answer.own_values() | stated[id(guarantee)]
+
         return [
-            out if isinstance(out, Exception) else ([next(ids) for _ in out[1]], out[1])
-            for out in found
+            out if isinstance(out, Exception) else [plain(one.served, each) for each in out[1]]
+            for one, out in zip(batch, found, strict=True)
         ]
 
     def feed(self, feedback: Feedback) -> dict[str, Any]:

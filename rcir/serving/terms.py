@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -38,7 +39,7 @@ class Terms(Body):
     anytime: bool = Field(False, description="Calibration queries were added one by one.")
     mix: Literal["any"] | dict[str, float] | None = Field(None, description="Of the groups.")
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Equal for requests of the same guarantee."""
         return self.model_dump_json()
