@@ -96,6 +96,7 @@ print(model.predict(table, params={"alpha": 0.2}).to_json(orient="records"))
 """
 
 
+@pytest.mark.slow
 def test_another_process_loads_it_without_pickle(certifications, tmp_path):
     one = certifications["fine"]
     command = [sys.executable, "-c", OTHER, one.uri, json.dumps(one.queries.tolist())]

@@ -15,7 +15,7 @@ import pytest
 from rcir.serving.store import Store
 from tests.serving.conftest import drawn
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 BODY = {"vector": drawn(1, 5)[0][0].tolist(), "alpha": 0.2}
 
 
@@ -102,7 +102,6 @@ def refused(place, *options, **environment):
     return done.stderr
 
 
-@pytest.mark.slow
 def test_what_cannot_be_served_is_said_in_one_line(place, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -10,6 +10,8 @@ from rcir.serving.sources import source_of
 from tests.serving.conftest import drawn
 from tests.serving.test_swap import QUERY, until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def certified(tmp_path, new_store, monkeypatch):
@@ -28,7 +30,6 @@ def certified(tmp_path, new_store, monkeypatch):
     return certified
 
 
-@pytest.mark.slow
 def test_an_alias_that_moves_takes_the_server_along(certified, serving, monkeypatch):
     first, second = certified("first"), certified("second")
     register(str(first), "kinds", "champion")
