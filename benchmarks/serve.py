@@ -33,7 +33,7 @@ from rcir.data import DataConfig, load_splits
 CLIENTS, SECONDS, PICTURES = sized((16, 30.0, 200), (2, 1.0, 4))
 FEW, MANY = sized((2_000, 20_000), (10, 40))  # requests between which memory must not grow
 BATCH, DIRECT = 16, sized(2_000, 32)
-ALPHA = DELTA = 0.1
+ALPHA, DELTA = sized(0.1, 0.5), 0.1
 BOUNDARY = "rcir"
 
 
