@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from rcir import tracking
 from rcir.data.vector_files import read_vectors
 from rcir.data.within_radius import WithinRadius
-from rcir.errors import DataUnavailable, InvalidData, StaleCalibration
+from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, StaleCalibration
 from rcir.retrieval import storage
 from rcir.retrieval.calibration_report import CalibrationReport
 from rcir.retrieval.queries import Queries
@@ -24,6 +25,7 @@ def recalibrate(
     add: Path | None = None,
     remove: Path | None = None,
     feedback: Path | None = None,
+    since: datetime | None = None,
 ) -> CalibrationReport:
     """Change the gallery of a retriever in its folder, and calibrate with the queries it keeps.
 
@@ -37,6 +39,9 @@ def recalibrate(
         feedback: file of a server (`rcir serve --feedback`): the queries that it answered with this
             retriever, and that were labelled since, calibrate in place of those before. The tuning
             split stays. They are to be all queries of some time, or drawn among them at random.
+        since: when those queries were asked at the earliest, such as since the camera was changed;
+            in local time unless it says otherwise. Queries from before and after a change of what
+            is asked together certify neither.
 
     Raises:
         NoRetriever, CorruptRetriever: of the folder.
@@ -46,7 +51,9 @@ def recalibrate(
         StaleCalibration: it is not calibrated.
     """
     retriever = storage.load(folder)
-    labelled = None if feedback is None else _labelled(folder, retriever, feedback)
+    if since is not None and feedback is None:
+        raise InvalidConfig("since is for the queries of feedback: name its file, too")
+    labelled = None if feedback is None else _labelled(folder, retriever, feedback, since)
     if remove is not None:
         retriever.remove(_ids(remove))
     if add is not None:
@@ -62,36 +69,36 @@ def recalibrate(
     return report
 
 
-def _labelled(folder: Path, retriever: Retriever, file: Path) -> tuple[Queries, list[Any]]:
+def _labelled(
+    folder: Path, retriever: Retriever, file: Path, since: datetime | None
+) -> tuple[Queries, list[Any]]:
     """The queries that the retriever in a folder was asked, and their labels."""
     from rcir.serving.sources import Folder
     from rcir.serving.store import Store
 
     if not file.is_file():
         raise DataUnavailable(f"there is no file {file}: name that of `rcir serve --feedback`")
-    found = Store(file).labelled(Folder(folder).version())
+    start = 0.0 if since is None else since.timestamp()
+    found = Store(file).labelled(Folder(folder).version(), start)
     if found is None:
+        asked = "" if since is None else f" since {since}"
         raise InvalidData(
-            f"{file} holds no labelled feedback on answers of {folder} as it is now: feedback has "
-            "to name labels, and speaks of the retriever that answered"
+            f"{file} holds no labelled feedback on answers{asked} of {folder} as it is now: "
+            "feedback has to name labels, and speaks of the retriever that answered"
         )
     return _new(retriever, *found)
 
 
 def _new(retriever: Retriever, queries: Queries, labels: list[Any]) -> tuple[Queries, list[Any]]:
     """The queries that are new to a retriever, each once: others calibrate nothing."""
-    if retriever.calibrated_with.recurring or queries.digests is None:
+    if retriever.calibrated_with.recurring:
         return queries, labels
-    known = [] if retriever.tuning_queries is None else [retriever.tuning_queries.digests]
-    if not retriever.options.leave_one_out:
-        known.append(retriever.digests)
-    _, first = np.unique(queries.digests, return_index=True)
-    rows = np.sort(first)
-    for digests in known:
-        if digests is not None:
-            rows = rows[~np.isin(queries.digests[rows], digests)]
+    rows = np.sort(np.unique(queries.identities, return_index=True)[1])
+    rows = rows[~np.isin(queries.identities[rows], retriever.known_digests)]
     if not len(rows):
-        raise InvalidData("all labelled queries are pictures of the gallery or the tuning split")
+        raise InvalidData(
+            "all labelled queries are of the gallery, or tuned or calibrated the retriever before"
+        )
     return queries[rows], [labels[row] for row in rows]
 
 

@@ -103,6 +103,7 @@ def certify(config: CertificationConfig) -> Certification:
     started = time.monotonic()
     output = Path(config.output)
     place = output / "retriever"
+    tracks = tracking.is_chosen()
     check_output(output)
     storage.check_place(place)
     gallery = read_vectors(Path(config.gallery))
@@ -135,9 +136,7 @@ def certify(config: CertificationConfig) -> Certification:
             config.delta,
             made.comparison[None],
         )
-    tracked = (
-        start_tracking("certification", config, output, None) if tracking.is_chosen() else None
-    )
+    tracked = start_tracking("certification", config, output, None) if tracks else None
     with tracked.active() if tracked else nullcontext():
         if tracked is not None:
             retriever.origin["calibration"] = tracked.id

@@ -49,8 +49,12 @@ def vectors(tmp_path_factory):
 
 
 def clean():
-    """Without what would lend the environment packages of this one."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    """Without what lends the environment packages of this one, or names a tracking store."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "MLFLOW"))
+    }
 
 
 def test_the_core_is_light(core):
@@ -80,6 +84,15 @@ def test_the_core_certifies_sets_from_npy_files(core, vectors, tmp_path):
     answer = run(core / "bin" / "python", "-c", ask, cwd=tmp_path, env=clean())
     assert answer.returncode == 0, answer.stderr
     assert int(answer.stdout) >= 1
+
+
+def test_a_tracking_store_needs_mlflow_which_is_said_first(core, vectors, tmp_path):
+    command = (core / "bin" / "rcir", "certify", "--gallery", vectors / "gallery.npy")
+    store = {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'mlflow.db'}"}
+    outcome = run(*command, cwd=tmp_path, env=clean() | store)
+    assert outcome.returncode == 1
+    assert "mlflow is not installed: pip install 'rcir[train]' brings it" in outcome.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from datetime import datetime
 from pathlib import Path
 
 
@@ -16,11 +17,18 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=Path,
         help="file of a server (serve --feedback), whose labelled queries calibrate from now on",
     )
+    parser.add_argument(
+        "--since",
+        type=datetime.fromisoformat,
+        metavar="TIME",
+        help="of these queries only those asked since then, such as 2026-11-23T06:00",
+    )
 
 
 def run(options: Namespace) -> None:
     """Change the gallery, calibrate anew, print what is certified."""
     from calibration import recalibrate
 
-    print(recalibrate(options.retriever, options.add, options.remove, options.feedback))
+    given = (options.add, options.remove, options.feedback, options.since)
+    print(recalibrate(options.retriever, *given))
     print(f"retriever: {options.retriever}")

@@ -255,6 +255,19 @@ class CalibratedSearcher(LabelledSearcher):
         kept = (self.tuning_queries, self.calibration_queries)
         return np.concatenate([digests([]), *(each.digests for each in kept if each is not None)])
 
+    @property
+    def known_digests(self) -> NDArray[np.bytes_]:
+        """(n,) of the queries that say nothing of further ones, ascending.
+
+        Those that it was tuned or calibrated with, and the items of its gallery, unless these are
+        what asks; none where queries recur.
+        """
+        if self.calibrated_with.recurring:
+            return digests([])
+        gallery = None if self.options.leave_one_out else self.digests
+        known = self.query_digests
+        return np.sort(known if gallery is None else np.concatenate([known, gallery.ravel()]))
+
     def changes(self) -> list[str]:
         """Names of what differs from what it was calibrated on."""
         current = dict(self.fingerprints(), uncertainty=self.uncertainty)

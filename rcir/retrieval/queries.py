@@ -79,6 +79,13 @@ class Queries:
         known_by = digests(self.vectors if self.images is None else self.images)
         return replace(self, images=None, digests=known_by)
 
+    @property
+    def identities(self) -> NDArray[np.bytes_]:
+        """(n,) digests by which the same query is known again."""
+        found = self.identified().digests
+        assert found is not None
+        return found
+
     @staticmethod
     def joined(parts: Sequence[Queries]) -> Queries:
         """The queries of several parts of which the same is known, one after the other."""

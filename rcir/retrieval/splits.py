@@ -106,7 +106,7 @@ def vector_distances(
 
 def digests_of(results: LabelledResults) -> NDArray[np.bytes_]:
     """(n,) of the queries of search results."""
-    found: NDArray[np.bytes_] = results.known("queries").identified().digests
+    found: NDArray[np.bytes_] = results.known("queries").identities
     return found
 
 

@@ -12,11 +12,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from rcir.errors import RcirError
-from rcir.serving.guards import Bearer, Bounded
-from rcir.serving.metrics import Measured
+from rcir.serving.guards import Bearer, Bounded, SameSite
+from rcir.serving.metrics import Timed
 from rcir.serving.refusals import refusal
 from rcir.serving.routes import routes_of
 from rcir.serving.service import Service
@@ -35,7 +34,8 @@ PAGE_HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-LOCAL = ["localhost", "127.0.0.1", "[::1]"]
+LOCAL = ("localhost", "127.0.0.1", "::1")
+TOGETHER = 8  # times the bytes of one request, that all under way may have
 _log = logging.getLogger("rcir.serving")
 
 
@@ -88,11 +88,11 @@ def create_app(source: RetrieverSource, settings: Settings | None = None) -> Fas
         words = "the server failed; its log says why"
         return JSONResponse({"error": "failed", "message": words}, 500)
 
-    app.add_middleware(Bounded, most=settings.most_bytes)
+    most = settings.most_bytes
+    app.add_middleware(Bounded, most=most, most_together=TOGETHER * most)
     if settings.token is not None:
         app.add_middleware(Bearer, token=settings.token)
     elif settings.local:
-        # A page from elsewhere, whose name its owner points here, must not ask in a visitor's name.
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL)
-    app.add_middleware(Measured, metrics=service.metrics)
+        app.add_middleware(SameSite, hosts=(*LOCAL, settings.host))
+    app.add_middleware(Timed, metrics=service.metrics)
     return app

@@ -18,7 +18,7 @@ MOST = 512  # queries in a batch
 
 
 class Busy(RcirError):
-    """More queries wait than may."""
+    """More queries wait than the capacity."""
 
 
 class Stopping(RcirError):
@@ -54,7 +54,7 @@ class Batcher(Generic[Taken, Outcome]):
             Stopping: no more are taken.
             Exception: what `work` gave for it.
         """
-        self._require_room(n)
+        self.require_room(n)
         outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._queue.append((request, n, outcome))
         self._queued += n
@@ -68,7 +68,7 @@ class Batcher(Generic[Taken, Outcome]):
         Raises:
             Busy, Stopping: as `ask` does.
         """
-        self._require_room(1)
+        self.require_room(1)
         self._queued += 1
         try:
             return await self._run(work)
@@ -82,7 +82,13 @@ class Batcher(Generic[Taken, Outcome]):
             await asyncio.wait([self._working])
         self._thread.shutdown()
 
-    def _require_room(self, n: int) -> None:
+    @property
+    def stopping(self) -> bool:
+        """Whether no more are taken."""
+        return self._stopping
+
+    def require_room(self, n: int) -> None:
+        """Raise `Busy` or `Stopping` unless n more queries may wait."""
         if self._stopping:
             raise Stopping("the server is stopping: ask another one, or again in a moment")
         if self._queued + n > self.capacity:
@@ -97,7 +103,10 @@ class Batcher(Generic[Taken, Outcome]):
     async def _work(self) -> None:
         while self._queue:
             requests, outcomes = self._take()
-            found = await self._run(partial(self._answer, requests))
+            try:
+                found = await self._run(partial(self._answer, requests))
+            except Exception as error:  # each of them is told
+                found = [error] * len(requests)
             for outcome, one in zip(outcomes, found, strict=True):
                 if outcome.done():  # whoever asked has gone
                     continue

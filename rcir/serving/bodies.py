@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
@@ -15,10 +14,23 @@ from starlette.requests import Request
 from rcir.errors import InvalidConfig, RcirError
 from rcir.serving.guards import TooLarge
 from rcir.serving.served import Served
-from rcir.serving.terms import Kind, Terms, VectorQueries, VectorQuery, checked, terms_of
+from rcir.serving.terms import (
+    Body,
+    ExploreTerms,
+    Kind,
+    Terms,
+    Vector,
+    VectorExploration,
+    VectorQueries,
+    VectorQuery,
+    checked,
+    terms_of,
+)
 
 MOST_FIELDS = 32
 FEW_PIXELS = 2**16  # that are decoded sooner than another thread begins to
+TOGETHER = 8  # times the pixels of one picture, that the pictures of a request may have
+Asked = TypeVar("Asked", bound=ExploreTerms)
 
 
 class UnsupportedBody(RcirError):
@@ -26,39 +38,41 @@ class UnsupportedBody(RcirError):
 
 
 @dataclass(frozen=True)
-class Query:
+class Query(Generic[Asked]):
     """n queries of one request.
 
     Attributes:
         terms: the guarantee that is asked for.
-        n: how many.
-        prepare: makes of the served retriever what its model is asked.
+        n: their number.
+        prepare: makes them ready for the model of a served retriever.
         apart: whether that takes long.
     """
 
-    terms: Terms
+    terms: Asked
     n: int
     prepare: Callable[[Served], Any]
     apart: bool
 
 
-async def query_of(request: Request, most_pixels: int, many: bool) -> Query:
-    """The query of a request; of `many`, the queries.
+async def one_query(request: Request, most_pixels: int) -> Query[Terms]:
+    """The query of a request.
 
     Raises:
-        InvalidConfig, InvalidImage: of what it holds.
+        InvalidConfig, InvalidImage: of the body.
         TooLarge: a picture, by its header.
         UnsupportedBody: it is neither multipart nor JSON.
     """
-    kind = kind_of(request)
-    if kind == "application/json":
-        return await _of_vectors(request, many)
-    if kind != "multipart/form-data":
-        raise UnsupportedBody(
-            f"the body is of type {kind or 'unknown'}: send a picture as multipart/form-data, or a "
-            "vector as application/json"
-        )
-    return await _of_pictures(request, most_pixels, many)
+    return await _query(request, most_pixels, Terms, VectorQuery)
+
+
+async def many_queries(request: Request, most_pixels: int) -> Query[Terms]:
+    """The queries of a request; errors are those of `one_query`."""
+    return await _query(request, most_pixels, Terms, VectorQueries)
+
+
+async def exploration(request: Request, most_pixels: int) -> Query[ExploreTerms]:
+    """The query of a request for its sets at all alphas; errors are those of `one_query`."""
+    return await _query(request, most_pixels, ExploreTerms, VectorExploration)
 
 
 async def read_json(request: Request, kind: type[Kind]) -> Kind:
@@ -68,36 +82,44 @@ async def read_json(request: Request, kind: type[Kind]) -> Kind:
         InvalidConfig: it is none, or holds something else.
         UnsupportedBody: it is of another type.
     """
-    given = kind_of(request)
+    given = _media_type(request)
     if given != "application/json":
         raise UnsupportedBody(f"the body is of type {given or 'unknown'}: send application/json")
-    try:
-        fields = json.loads(await request.body())
-    except (ValueError, RecursionError) as error:
-        raise InvalidConfig(f"the body is no JSON ({error})") from None
-    return checked(kind, fields)
+    return checked(kind, await request.body())
 
 
-def kind_of(request: Request) -> str:
-    """The media type of a body."""
+def _media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-async def _of_vectors(request: Request, many: bool) -> Query:
-    if many:
-        asked = await read_json(request, VectorQueries)
-        vectors, uncertainty = asked.vectors, asked.uncertainty
-        terms, model = Terms(**asked.model_dump(include=set(Terms.model_fields))), asked.model
-    else:
-        one = await read_json(request, VectorQuery)
-        vectors = [one.vector]
-        uncertainty = None if one.uncertainty is None else [one.uncertainty]
-        terms, model = Terms(**one.model_dump(include=set(Terms.model_fields))), one.model
-    prepare = partial(Served.vectors, vectors=vectors, uncertainty=uncertainty, model=model)
+async def _query(
+    request: Request, most_pixels: int, terms: type[Asked], vectors: type[Body]
+) -> Query[Asked]:
+    given = _media_type(request)
+    if given == "application/json":
+        return _of_vectors(await read_json(request, vectors), terms)
+    if given != "multipart/form-data":
+        raise UnsupportedBody(
+            f"the body is of type {given or 'unknown'}: send a picture as multipart/form-data, or "
+            "a vector as application/json"
+        )
+    return await _of_pictures(request, most_pixels, terms, many=vectors is VectorQueries)
+
+
+def _of_vectors(asked: Any, kind: type[Asked]) -> Query[Asked]:
+    vectors, uncertainty = (
+        ([asked.vector], None if asked.uncertainty is None else [asked.uncertainty])
+        if isinstance(asked, Vector)
+        else (asked.vectors, asked.uncertainty)
+    )
+    terms = kind(**{name: getattr(asked, name) for name in kind.model_fields})
+    prepare = partial(Served.vectors, vectors=vectors, uncertainty=uncertainty, model=asked.model)
     return Query(terms, len(vectors), prepare, apart=len(vectors) > 1)
 
 
-async def _of_pictures(request: Request, most_pixels: int, many: bool) -> Query:
+async def _of_pictures(
+    request: Request, most_pixels: int, kind: type[Asked], many: bool
+) -> Query[Asked]:
     name = "pictures" if many else "picture"
     try:
         async with request.form(max_fields=MOST_FIELDS) as form:
@@ -112,19 +134,26 @@ async def _of_pictures(request: Request, most_pixels: int, many: bool) -> Query:
     fields = {key: value for key, value in others if isinstance(value, str)}
     if len(fields) < len(others):
         raise InvalidConfig(f"some fields are given twice, or are files: files go into {name}")
-    pixels = [_pixels(picture, most_pixels) for picture in pictures]
-    small = sum(pixels) <= FEW_PIXELS
+    small = sum(_pixels(pictures, most_pixels)) <= FEW_PIXELS
     prepare = partial(Served.pictures, files=pictures, small=small)
-    return Query(terms_of(fields), len(pictures), prepare, apart=not small)
+    return Query(terms_of(fields, kind), len(pictures), prepare, apart=not small)
 
 
-def _pixels(picture: bytes, most: int) -> int:
+def _pixels(pictures: list[bytes], most: int) -> list[int]:
+    """Of each picture, as its header declares."""
     from rcir.data.images import image_size  # with Pillow, which vectors do without
 
-    width, height = image_size(picture)
-    if width * height > most:
+    sizes = [image_size(picture) for picture in pictures]
+    pixels = [width * height for width, height in sizes]
+    if max(pixels) > most:
+        width, height = sizes[pixels.index(max(pixels))]
         raise TooLarge(
             f"the picture declares {width} x {height} pixels; at most {most:,} are decoded: scale "
             "it down first"
         )
-    return width * height
+    if sum(pixels) > TOGETHER * most:
+        raise TooLarge(
+            f"the pictures have {sum(pixels):,} pixels together; at most {TOGETHER * most:,} are "
+            "decoded for one request: send fewer at a time, or scale them down"
+        )
+    return pixels

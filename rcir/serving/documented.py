@@ -6,7 +6,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rcir.serving.terms import Body, Terms, VectorQueries, VectorQuery
+from rcir.serving.terms import (
+    Body,
+    ExploreTerms,
+    Terms,
+    VectorExploration,
+    VectorQueries,
+    VectorQuery,
+)
 
 
 class Refusal(Body):
@@ -41,8 +48,9 @@ class Answers(BaseModel):
 
 
 STATUS_WORDS = {
-    400: "The picture, the vector or what is asked cannot be used.",
+    400: "The picture, the vector or the guarantee that is asked for cannot be used.",
     401: "The token is missing or wrong.",
+    403: "The request is of a page from elsewhere.",
     404: "There is no such thing.",
     409: "Nothing certifies that, or the calibration is stale.",
     413: "The body, or a picture, is too large.",
@@ -58,10 +66,10 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": Refusal, "description": STATUS_WORDS[status]} for status in statuses}
 
 
-def body_of(file: str, many: bool, vector: type[BaseModel]) -> dict[str, Any]:
+def body_of(terms: type[BaseModel], file: str, vector: type[BaseModel]) -> dict[str, Any]:
     """The body of a route that takes pictures as multipart, and vectors as JSON."""
     picture: dict[str, Any] = {"type": "string", "format": "binary"}
-    fields = Terms.model_json_schema()
+    fields, many = terms.model_json_schema(), vector is VectorQueries
     properties = fields["properties"] | {
         file: {"type": "array", "items": picture, "minItems": 1} if many else picture
     }
@@ -73,5 +81,6 @@ def body_of(file: str, many: bool, vector: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-ONE = body_of("picture", False, VectorQuery)
-MANY = body_of("pictures", True, VectorQueries)
+ONE = body_of(Terms, "picture", VectorQuery)
+MANY = body_of(Terms, "pictures", VectorQueries)
+EXPLORED = body_of(ExploreTerms, "picture", VectorExploration)

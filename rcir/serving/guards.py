@@ -1,8 +1,10 @@
-"""Whom a server answers, and how much it takes of one request."""
+"""Whom a server answers, and how much it takes at a time."""
 
 from __future__ import annotations
 
 import hmac
+from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -19,29 +21,57 @@ class TooLarge(RcirError):
     """A body or a picture is larger than this server takes."""
 
 
-class Bounded:
-    """An ASGI application that reads no more of a body than so many bytes."""
+class Overloaded(RcirError):
+    """The bodies of all requests under way are larger than this server holds."""
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
-        self.app, self.most = app, most
+
+class Bounded:
+    """An ASGI application that reads no more of a body than so many bytes, and no more of all
+    bodies under way than so many.
+
+    Args:
+        app: the application.
+        most: bytes of a body.
+        most_together: bytes of all that are under way.
+    """
+
+    def __init__(self, app: ASGIApp, most: int, most_together: int) -> None:
+        self.app, self.most, self.most_together = app, most, most_together
+        self._together = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         declared = Headers(scope=scope).get("content-length", "")
-        taken = int(declared) if declared.isdecimal() else 0
+        taken = 0
 
-        async def bounded() -> Message:
+        def take(n: int) -> None:
             nonlocal taken
-            if taken <= self.most:
-                message = await receive()
-                taken += 0 if declared else len(message.get("body", b""))
+            taken += n
+            self._together += n
             if taken > self.most:
                 raise TooLarge(f"the body is larger than {self.most:,} bytes: send less at a time")
+            if self._together > self.most_together:
+                raise Overloaded(
+                    f"requests of more than {self.most_together:,} bytes are under way: ask again "
+                    "in a moment"
+                )
+
+        known = declared.isdecimal()
+
+        async def bounded() -> Message:
+            if known and not taken:
+                take(int(declared))  # before anything is read
+            message = await receive()
+            if not known:
+                take(len(message.get("body", b"")))
             return message
 
-        await self.app(scope, bounded, send)
+        try:
+            await self.app(scope, bounded, send)
+        finally:
+            self._together -= taken
 
 
 class Bearer:
@@ -53,9 +83,8 @@ class Bearer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._may(scope):
-            body = {"error": "unauthorized", "message": UNAUTHORIZED}
-            refused = JSONResponse(body, 401, {"www-authenticate": "Bearer"})
-            await refused(scope, receive, send)
+            headers = {"www-authenticate": "Bearer"}
+            await _refused("unauthorized", UNAUTHORIZED, 401, headers)(scope, receive, send)
         else:
             await self.app(scope, receive, send)
 
@@ -65,3 +94,51 @@ class Bearer:
             return True
         given = Headers(scope=scope).get("authorization", "")
         return hmac.compare_digest(given.encode(), self._expected)
+
+
+class SameSite:
+    """An ASGI application that answers no page from elsewhere, which asks in a visitor's name.
+
+    Such a page may have a name of its own that its owner points here, or ask under this server's.
+
+    Args:
+        app: the application.
+        hosts: the names and addresses that are this server's.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+        self.app, self.hosts = app, frozenset(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        words = self._foreign(scope) if scope["type"] == "http" else None
+        if words is None:
+            await self.app(scope, receive, send)
+        else:
+            await _refused("forbidden", words, 403)(scope, receive, send)
+
+    def _foreign(self, scope: Scope) -> str | None:
+        """Words on why a request is refused, or None."""
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if _hostname(f"//{host}") not in self.hosts:
+            return f"this server is not {host!r}: ask it by {', '.join(sorted(self.hosts))}"
+        if scope["method"] in ("GET", "HEAD"):  # browsers keep the answer from such a page
+            return None
+        origin = headers.get("origin")
+        foreign = origin is not None and origin.partition("://")[2] != host
+        if foreign or headers.get("sec-fetch-site") == "cross-site":
+            return "pages from elsewhere may not ask this server"
+        return None
+
+
+def _hostname(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+def _refused(
+    kind: str, words: str, status: int, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    return JSONResponse({"error": kind, "message": words}, status, headers)

@@ -1,4 +1,4 @@
-"""What Prometheus reads of a server."""
+"""The metrics of a server, for Prometheus."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 SIZES = (0, 1, 2, 3, 5, 10, 20, 50, 100, 200)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+WATCHED = ("alpha", "delta", "terms")  # labels of a watched guarantee
 RANKS = tuple(tenth / 10 for tenth in range(1, 11))
 
 
@@ -43,10 +44,10 @@ class Metrics:
         )
         self.feedback = Counter("rcir_feedback", "Feedback.", ["match"], registry=own)
         self.evidence = Gauge(
-            "rcir_monitor_wealth", "Evidence against the guarantee.", ["alpha"], registry=own
+            "rcir_monitor_wealth", "Evidence against a guarantee.", WATCHED, registry=own
         )
         self.alarm = Gauge(
-            "rcir_monitor_alarm", "Whether it is contradicted.", ["alpha"], registry=own
+            "rcir_monitor_alarm", "Whether it is contradicted.", WATCHED, registry=own
         )
         self.model = Gauge("rcir_model", "1 for what is served.", ["version"], registry=own)
         self.swaps = Counter("rcir_swaps", "New versions.", ["outcome"], registry=own)
@@ -56,8 +57,8 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class Measured:
-    """An ASGI application whose times and statuses are measured, by route."""
+class Timed:
+    """An ASGI application whose times and statuses are observed, by route."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics

@@ -17,7 +17,7 @@ from rcir.errors import (
 from rcir.printable import printable
 from rcir.serving.batcher import Busy, Stopping
 from rcir.serving.bodies import UnsupportedBody
-from rcir.serving.guards import TooLarge
+from rcir.serving.guards import Overloaded, TooLarge
 from rcir.serving.store import NoFeedback, StoreUnavailable, UnknownAnswer
 
 # The first that an error is an instance of.
@@ -34,6 +34,7 @@ STATUSES: tuple[tuple[type[RcirError], int, str], ...] = (
     (UnknownAnswer, 404, "unknown-answer"),
     (DataUnavailable, 404, "not-found"),
     (Busy, 429, "busy"),
+    (Overloaded, 429, "busy"),
     (Stopping, 503, "stopping"),
     (StoreUnavailable, 507, "store-unavailable"),
 )

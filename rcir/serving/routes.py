@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse
 
 from rcir.errors import DataUnavailable
-from rcir.serving.bodies import query_of, read_json
-from rcir.serving.documented import MANY, ONE, Answer, Answers, errors
+from rcir.serving.bodies import exploration, many_queries, one_query, read_json
+from rcir.serving.documented import EXPLORED, MANY, ONE, Answer, Answers, errors
 from rcir.serving.service import Service
 from rcir.serving.terms import Feedback
 
@@ -19,7 +19,7 @@ EXPLORED_ALPHAS = tuple(hundredth / 100 for hundredth in range(1, 100))  # alpha
 
 
 def routes_of(service: Service) -> APIRouter:
-    """What a service answers to."""
+    """The routes of a service."""
     router = APIRouter()
     settings = service.settings
 
@@ -31,7 +31,8 @@ def routes_of(service: Service) -> APIRouter:
     )
     async def retrieve(request: Request) -> Response:
         """The set of one query, with its guarantee."""
-        query = await query_of(request, settings.most_pixels, many=False)
+        service.batcher.require_room(1)  # before the body is read
+        query = await one_query(request, settings.most_pixels)
         (answer,) = await service.answer(query)
         return JSONResponse(answer)
 
@@ -43,18 +44,20 @@ def routes_of(service: Service) -> APIRouter:
     )
     async def retrieve_batch(request: Request) -> Response:
         """A set for each of several queries."""
-        query = await query_of(request, settings.most_pixels, many=True)
+        service.batcher.require_room(1)
+        query = await many_queries(request, settings.most_pixels)
         return JSONResponse({"answers": await service.answer(query)})
 
-    @router.post("/explore", responses=errors(400, 409, 413, 415, 429, 503), openapi_extra=ONE)
+    @router.post("/explore", responses=errors(400, 409, 413, 415, 429, 503), openapi_extra=EXPLORED)
     async def explore(request: Request) -> Response:
-        """The sets of one query at all alphas, from one search; alpha itself is not regarded."""
-        query = await query_of(request, settings.most_pixels, many=False)
+        """The sets of one query at all alphas, from one search."""
+        service.batcher.require_room(1)
+        query = await exploration(request, settings.most_pixels)
         return JSONResponse(await service.explore(query, EXPLORED_ALPHAS))
 
     @router.get("/guarantees")
     async def guarantees() -> Response:
-        """What can be certified at which levels, with the sizes it takes."""
+        """The levels that can be certified, with the sizes of the sets that takes."""
         served = service.served
         return JSONResponse({"version": served.version} | served.guarantees)
 
@@ -63,12 +66,14 @@ def routes_of(service: Service) -> APIRouter:
         responses=errors(400, 404) | {200: {"content": {"image/png": {}}}},
         response_class=Response,
     )
-    async def image(item: str) -> Response:
-        """A thumbnail of a gallery item."""
-        if item not in service.served.items:
+    async def image(item: str, version: str | None = None) -> Response:
+        """A thumbnail of a gallery item; with the version that is served, it may be kept."""
+        live = service.live
+        if item not in live.served.positions:
             raise DataUnavailable(f"{item!r} is no item of the gallery")
-        picture = await asyncio.to_thread(service.pictures.thumbnail, item)
-        return Response(picture, media_type="image/png", headers={"cache-control": "max-age=600"})
+        picture = await asyncio.to_thread(live.pictures.thumbnail, item)
+        kept = "private, max-age=600" if version == live.served.version else "no-cache"
+        return Response(picture, media_type="image/png", headers={"cache-control": kept})
 
     @router.get("/sample", responses=errors(404))
     async def sample() -> Response:
@@ -79,13 +84,13 @@ def routes_of(service: Service) -> APIRouter:
         "/feedback", responses=errors(400, 404, 409, 413, 415, 507), openapi_extra=_feedback()
     )
     async def feedback(request: Request) -> Response:
-        """What became known of an answer; it is on disk when this is acknowledged."""
+        """Feedback on an answer; it is on disk when this is acknowledged."""
         given = await read_json(request, Feedback)
         return JSONResponse(await asyncio.to_thread(service.feed, given))
 
     @router.get("/monitor", responses=errors(429, 503, 507))
     async def monitor() -> Response:
-        """What feedback says of the guarantees: bets against each, and one look at whether the
+        """The evidence of feedback: bets against each guarantee, and one look at whether the
         labelled queries are like those that calibrated.
         """
         return JSONResponse(await service.monitor())
@@ -98,16 +103,15 @@ def routes_of(service: Service) -> APIRouter:
     @router.get("/ready", responses=errors(503))
     async def ready() -> Response:
         """Whether requests are answered, and whether all is well."""
-        trouble = service.trouble
-        alarm = service.watch.alarm
+        live, ready = service.live, not service.batcher.stopping
         body = {
-            "ready": True,
+            "ready": ready,
             "source": service.source.name,
-            "version": service.served.version,
-            "trouble": trouble,
-            "alarm": alarm,
+            "version": live.served.version,
+            "trouble": service.trouble,
+            "alarm": live.watch.alarm,
         }
-        return JSONResponse(body)
+        return JSONResponse(body, 200 if ready else 503)
 
     @router.get("/metrics", response_class=Response)
     async def metrics() -> Response:

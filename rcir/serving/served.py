@@ -37,16 +37,18 @@ CURVES = 64  # of mean sizes that are kept
 class Served:
     """A retriever that answers requests; nothing changes it while it does.
 
-    Queries come in two steps: what can be done by any thread (`pictures`, `vectors`), and the
-    model's own work (`queries`), for many requests at once.
+    Queries come in two steps: work for any thread (`pictures`, `vectors`), and the model's own
+    work (`queries`), for many requests at once.
 
     Attributes:
         retriever: what answers.
-        version: another one for another retriever.
+        version: another one for another retriever; shown.
+        manifest: digest of its manifest: equal wherever the same retriever lies.
     """
 
     retriever: Retriever
     version: str
+    manifest: str
 
     def pictures(self, files: Sequence[bytes], small: bool) -> Pictures:
         """Pictures, decoded; and resized unless they are small, so that few bytes wait.
@@ -130,12 +132,36 @@ class Served:
         return known.search_labelled(replace(queries, relevance=relevance))
 
     @cached_property
-    def items(self) -> frozenset[str]:
-        """The ids of the gallery."""
-        return frozenset(self.retriever.ids.tolist())
+    def positions(self) -> dict[str, int]:
+        """The position of each item of the gallery, by id."""
+        return {name: row for row, name in enumerate(self.retriever.ids.tolist())}
+
+    def holds_match(self, items: Sequence[str], label: Any) -> bool:
+        """Whether a set of items holds a true match of a query with a label.
+
+        Raises:
+            InvalidData: the label is not of the kind that the gallery has.
+        """
+        known = self.retriever
+        relevance, _ = known.gallery.query_relevance([label], known.label_names)
+        rows = np.array([[self.positions[name] for name in items]], np.int64)
+        gallery: Any = known.gallery.relevance
+        return bool(relevance.of(gallery, rows).any())
+
+    def new_queries(self, digests: NDArray[np.bytes_]) -> NDArray[np.bool_]:
+        """Which queries are others than those of `CalibratedSearcher.known_digests`."""
+        known = self._known
+        if not len(known):
+            return np.ones(len(digests), np.bool_)
+        places = np.searchsorted(known, digests).clip(max=len(known) - 1)
+        return np.asarray(known[places] != digests, np.bool_)
+
+    @cached_property
+    def _known(self) -> NDArray[np.bytes_]:
+        return self.retriever.known_digests
 
     def decide(self, terms: Terms) -> None:
-        """Certify what is asked, which takes up to a second where it is new, and is kept.
+        """Certify a guarantee, which takes up to a second where it is new, and is kept.
 
         Raises:
             RcirError: as `Retriever.guarantee` does.
@@ -164,7 +190,7 @@ class Served:
             (queries,) = self.queries([(pixels, np.zeros(1, "S32"))])
         if queries is not None:
             self.retriever.search(queries[:1])
-        _ = self.guarantees, self.items
+        _ = self.guarantees, self.positions, self._known
 
     @cached_property
     def calibration_uncertainty(self) -> NDArray[np.float64]:
@@ -192,7 +218,7 @@ class Served:
 
     @cached_property
     def guarantees(self) -> dict[str, Any]:
-        """What can be certified at which levels with which sets, as plain values."""
+        """The levels that can be certified, with the sets that takes, as plain values."""
         controllers = self.retriever.controllers
         if not controllers:
             return {"calibrated": False}

@@ -1,20 +1,21 @@
-"""What a server does, apart from HTTP: the model, its answers, what becomes known of them."""
+"""The service behind HTTP: a model, its answers, and feedback on them."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import repeat
 from typing import Any
 
 import numpy as np
 
-from rcir.errors import DataUnavailable, InvalidConfig, RcirError
+from rcir.errors import DataUnavailable, InvalidData, RcirError
 from rcir.levels import ALPHA
 from rcir.retrieval.answer import AtLevels, Retrieval
 from rcir.retrieval.queries import Queries
@@ -27,18 +28,33 @@ from rcir.serving.metrics import Metrics
 from rcir.serving.served import Served
 from rcir.serving.settings import Settings
 from rcir.serving.sources import RetrieverSource, ready_to_serve
-from rcir.serving.store import NoFeedback, Store, StoreUnavailable
-from rcir.serving.terms import Feedback, Terms
+from rcir.serving.store import Loss, NoFeedback, Store, StoreUnavailable
+from rcir.serving.terms import ExploreTerms, Feedback, Terms
 
 FEW, RECENT = 30, 1000  # labelled queries that are compared with those that calibrated
 _log = logging.getLogger("rcir.serving")
+
+
+@dataclass(frozen=True, eq=False)
+class Live:
+    """A retriever that answers, with all that belongs to it: replaced together.
+
+    Attributes:
+        served: the retriever.
+        pictures: of its items.
+        watch: on its guarantees.
+    """
+
+    served: Served
+    pictures: ItemPictures
+    watch: GuaranteeWatch
 
 
 class Service:
     """One served retriever, replaced between two batches when its source has a new one.
 
     Attributes:
-        served: what answers now.
+        live: the retriever that answers now.
         trouble: why a new version is not served, or that its source cannot be reached; None if all
             is well.
     """
@@ -51,16 +67,25 @@ class Service:
         self.trouble: str | None = None
         self._refused: str | None = None
         self._polling: asyncio.Task[None] | None = None
-        self._take(ready_to_serve(source))
+        self._compared: tuple[Any, dict[str, Any]] | None = None  # the last, and of what
+        self._take(self._made())
 
-    def _take(self, served: Served) -> None:
-        self.served = served
-        self.pictures = ItemPictures(served.retriever, self.settings.pictures)
-        self.watch = GuaranteeWatch(partial(self._losses, served.version))
+    def _made(self, version: str | None = None) -> Live:
+        served = ready_to_serve(self.source, version)
+        pictures = ItemPictures(served.retriever, self.settings.pictures)
+        return Live(served, pictures, GuaranteeWatch(partial(self._losses, served)))
+
+    def _take(self, live: Live) -> None:
+        self.live = live
         for gauge in (self.metrics.model, self.metrics.evidence, self.metrics.alarm):
             gauge.clear()
-        self.metrics.model.labels(served.version).set(1)
-        self._show_watch()
+        self.metrics.model.labels(live.served.version).set(1)
+        self._show(live.watch)
+
+    @property
+    def served(self) -> Served:
+        """The retriever that answers now."""
+        return self.live.served
 
     async def start(self) -> None:
         """Look for new versions from now on."""
@@ -75,7 +100,7 @@ class Service:
         if self.store is not None:
             self.store.close()
 
-    async def answer(self, query: Query) -> list[dict[str, Any]]:
+    async def answer(self, query: Query[Terms]) -> list[dict[str, Any]]:
         """The answer to each query, as plain values.
 
         Raises:
@@ -87,15 +112,13 @@ class Service:
         prepared = await _prepared(query, served)
         return await self.batcher.ask(PreparedRequest(served, prepared, terms), query.n)
 
-    async def explore(self, query: Query, alphas: Sequence[float]) -> dict[str, Any]:
+    async def explore(self, query: Query[ExploreTerms], alphas: Sequence[float]) -> dict[str, Any]:
         """The sets of one query at several alphas, see `Retriever.at_levels`, as plain values.
 
         Raises:
             RcirError: as `Retriever.at_levels` and `Batcher.run` do.
         """
         served, terms = self.served, query.terms
-        if terms.delta is None:
-            raise InvalidConfig("delta is null: all alphas at once need a delta")
         chosen: dict[str, Any] = {"distinct": terms.distinct, "group": terms.group}
         band = Terms(alpha=max(alphas), delta=terms.delta, simultaneous=True, **chosen)
         await asyncio.to_thread(served.decide, band)
@@ -127,9 +150,10 @@ class Service:
         Raises:
             DataUnavailable: there are no pictures.
         """
-        retriever = self.served.retriever
+        live = self.live
+        retriever = live.served.retriever
         if retriever.encoder is not None:
-            picture, label = self.pictures.query(rng)
+            picture, label = live.pictures.query(rng)
             return {"picture": b64encode(picture).decode(), "label": label}
         known = retriever.calibration_queries
         if known is None:
@@ -148,7 +172,7 @@ class Service:
         if self.store is not None:
             try:
                 ids = iter(
-                    self.store.add((one.served.version, one.terms, *kept) for one, kept in good)
+                    self.store.add((one.served.manifest, one.terms, *kept) for one, kept in good)
                 )
             except StoreUnavailable as error:
                 _log.error("answers are given but not kept: %s", error)
@@ -171,24 +195,34 @@ class Service:
         ]
 
     def feed(self, feedback: Feedback) -> dict[str, Any]:
-        """Take what became known of an answer; it is on disk when this returns.
+        """Take feedback on an answer; it is on disk when this returns.
 
         Raises:
             NoFeedback: none is kept.
-            UnknownAnswer, InvalidData, StoreUnavailable: see `Store.feed`.
+            InvalidData: it contradicts itself, or what was said before.
+            UnknownAnswer, StoreUnavailable: see `Store.feed`.
         """
         if self.store is None:
             raise NoFeedback("this server keeps no feedback: start it with --feedback FILE")
-        if feedback.label is not None:  # of another kind it would be of no use later
-            known = self.served.retriever
-            known.gallery.query_relevance([feedback.label], known.label_names)
-        version, alpha, new = self.store.feed(feedback)
-        if new:
+        live, answer = self.live, self.store.answer(feedback.answer)
+        if not answer.items and feedback.match:
+            raise InvalidData("match is true, and the answer held no item: say false")
+        if feedback.label is not None and answer.version == live.served.manifest:
+            match = live.served.holds_match(answer.items, feedback.label)
+            if match != feedback.match:
+                raise InvalidData(
+                    f"match is {str(feedback.match).lower()}, and with the label "
+                    f"{feedback.label!r} the set {'held' if match else 'held no'} true match: "
+                    "check both"
+                )
+        number = self.store.feed(feedback)
+        if number is not None:
             self.metrics.feedback.labels(str(feedback.match).lower()).inc()
-        watched = version == self.served.version and alpha is not None
-        if new and watched:
-            self._show_watch()
-        return {"accepted": True, "new": new, "watched": watched, "alarm": self.watch.alarm}
+            live.watch.refresh()
+            self._show(live.watch)
+        watched = number is not None and live.watch.counts(number)
+        new, alarm = number is not None, live.watch.alarm
+        return {"accepted": True, "new": new, "watched": watched, "alarm": alarm}
 
     async def monitor(self) -> dict[str, Any]:
         """What feedback says of the guarantees, as plain values.
@@ -197,29 +231,50 @@ class Service:
             StoreUnavailable: it cannot be read.
             Busy, Stopping: as `Batcher.run` does.
         """
-        found = None
-        if self.store is not None:
-            found = await asyncio.to_thread(self.store.labelled, self.served.version, RECENT)
+        live = self.live
+        rows = live.watch.rows
+        found = await asyncio.to_thread(self._recent, live.served)
         exchangeable: dict[str, Any] | None = None
         if found is not None and len(found[1]) >= FEW:
-            served, watch = self.served, self.watch
-            check = partial(_checked, served, *found, [row.alpha for row in watch.rows])
-            exchangeable = await self.batcher.run(check)
+            queries, labels = found
+            alpha = min((row.terms["alpha"] for row in rows), default=ALPHA)
+            asked = (live.served.manifest, queries.identities.tobytes(), alpha)
+            if self._compared is None or self._compared[0] != asked:  # no search twice
+                check = partial(_checked, live.served, queries, labels, alpha)
+                self._compared = asked, await self.batcher.run(check)
+            exchangeable = self._compared[1]
         return {
-            "version": self.served.version,
-            "alarm": self.watch.alarm,
-            "alphas": [asdict(row) for row in self.watch.rows],
+            "version": live.served.version,
+            "alarm": live.watch.alarm,
+            "guarantees": [asdict(row) for row in rows],
             "exchangeability": exchangeable,
         }
 
-    def _losses(self, version: str, after: int) -> list[tuple[int, float, int]]:
-        return [] if self.store is None else self.store.losses(version, after)
+    def _recent(self, served: Served) -> tuple[Queries, list[Any]] | None:
+        """The latest labelled queries that are new to the retriever, each once."""
+        found = None if self.store is None else self.store.labelled(served.manifest, most=RECENT)
+        if found is None:
+            return None
+        queries, labels = found
+        own = queries.identities
+        first = np.zeros(len(own), np.bool_)
+        first[np.unique(own, return_index=True)[1]] = True
+        rows = np.flatnonzero(first & served.new_queries(own))
+        return queries[rows], [labels[row] for row in rows]
 
-    def _show_watch(self) -> None:
-        self.watch.refresh()
-        for row in self.watch.rows:
-            self.metrics.evidence.labels(f"{row.alpha:g}").set(row.evidence)
-            self.metrics.alarm.labels(f"{row.alpha:g}").set(row.alarm)
+    def _losses(self, served: Served, after: int) -> list[Loss]:
+        """Further feedback on answers to queries that are new to the retriever."""
+        found = [] if self.store is None else self.store.losses(served.manifest, after)
+        new = served.new_queries(np.array([loss.digest for loss in found], "S32"))
+        return [loss for loss, counts in zip(found, new, strict=True) if counts]
+
+    def _show(self, watch: GuaranteeWatch) -> None:
+        for row in watch.rows:
+            own = {name: value for name, value in row.terms.items() if value not in (None, False)}
+            alpha, delta = own.pop("alpha"), own.pop("delta")
+            labels = (repr(alpha), repr(delta), json.dumps(own, sort_keys=True))
+            self.metrics.evidence.labels(*labels).set(row.evidence)
+            self.metrics.alarm.labels(*labels).set(row.alarm)
 
     async def _poll(self) -> None:
         while True:
@@ -228,8 +283,10 @@ class Service:
                 await self.refresh()
             except Exception as error:  # whatever it is, what is served goes on
                 self._refuse(None, error)
-            with suppress(StoreUnavailable):  # what other replicas were told
-                await asyncio.to_thread(self._show_watch)
+            with suppress(StoreUnavailable):  # feedback that other replicas were given
+                watch = self.live.watch
+                await asyncio.to_thread(watch.refresh)
+                self._show(watch)
 
     async def refresh(self) -> bool:
         """Serve the source's version, if it is a new one; a bad one is refused, once.
@@ -243,14 +300,14 @@ class Service:
         if version == self._refused:
             return False
         try:
-            served = await asyncio.to_thread(ready_to_serve, self.source, version)
+            live = await asyncio.to_thread(self._made, version)
         except Exception as error:  # a folder of anybody's may raise anything
             self._refuse(version, error)
             return False
-        self._take(served)
+        self._take(live)
         self.trouble = self._refused = None
         self.metrics.swaps.labels("taken").inc()
-        _log.info("%s: version %s is served", self.source.name, served.version)
+        _log.info("%s: version %s is served", self.source.name, self.served.version)
         return True
 
     def _refuse(self, version: str | None, error: Exception) -> None:
@@ -263,17 +320,15 @@ class Service:
         self.trouble = trouble
 
 
-def _checked(
-    served: Served, queries: Queries, labels: list[Any], alphas: list[float]
-) -> dict[str, Any]:
+def _checked(served: Served, queries: Queries, labels: list[Any], alpha: float) -> dict[str, Any]:
     """Whether labelled queries look like those that calibrated."""
     try:
         recent = served.labelled(queries, labels)
-        found = served.retriever.check(recent, min(alphas, default=ALPHA))
+        found = served.retriever.check(recent, alpha)
     except RcirError as error:
         return {"p_value": None, "n_recent": len(labels), "sentence": str(error)}
     return {"p_value": found.p_value, "n_recent": found.n_recent, "sentence": str(found)}
 
 
-async def _prepared(query: Query, served: Served) -> Any:
+async def _prepared(query: Query[Any], served: Served) -> Any:
     return await asyncio.to_thread(query.prepare, served) if query.apart else query.prepare(served)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +25,9 @@ class Settings:
         pictures: folder with a picture of each item, under its id; without one they are taken from
             the data set that the retriever was made of, where it is at hand.
         capacity: queries that may wait.
-        most_bytes: of a request.
-        most_pixels: of a picture, known before it is decoded.
+        most_bytes: of a request; of all that are under way together, eight times as much.
+        most_pixels: of a picture, known before it is decoded; of all pictures of a request
+            together, eight times as many.
         poll: seconds between two looks for a new version; 0 looks never.
 
     Raises:
@@ -56,10 +58,11 @@ class Settings:
             raise InvalidConfig(f"poll is {self.poll}; it must be a number of seconds, at least 0")
         if self.pictures is not None and not self.pictures.is_dir():
             raise InvalidConfig(f"pictures is {self.pictures}: there is no such folder")
-        if self.token is not None and len(self.token) < 16:
+        if self.token is not None and not re.fullmatch("[!-~]{16,}", self.token):
             raise InvalidConfig(
-                f"{TOKEN} has {len(self.token)} characters; it must have 16 or more, for instance "
-                "those of `openssl rand -hex 16`"
+                f"{TOKEN} must be 16 or more letters, digits and signs of ASCII, without spaces "
+                f"({len(self.token)} characters were given), for instance those of `openssl rand "
+                "-hex 16`"
             )
         if not self.local and self.token is None:
             raise InvalidConfig(

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from rcir import api, tracking
 from rcir.errors import InvalidConfig, NoRetriever, StaleCalibration
 from rcir.files import settle
+from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage.manifest import MANIFEST
 from rcir.serving.served import Served
+
+REPLACED = 0.5  # seconds that a folder may be away while it is replaced
 
 
 class RetrieverSource(Protocol):
@@ -20,7 +25,7 @@ class RetrieverSource(Protocol):
     name: str
 
     def version(self) -> str:
-        """That of the present one; cheap to ask for.
+        """That of the present one, which is another one for another retriever; cheap to ask for.
 
         Raises:
             NoRetriever: there is none.
@@ -44,25 +49,26 @@ class Folder:
         self.folder, self.name = folder, str(folder)
 
     def version(self) -> str:
-        settle(self.folder)
-        try:
-            manifest = (self.folder / MANIFEST).read_bytes()
-        except OSError as error:
-            raise NoRetriever(f"{self.folder} holds no retriever ({error})") from error
-        return hashlib.sha256(manifest).hexdigest()[:12]
+        end = time.monotonic() + REPLACED
+        while True:
+            settle(self.folder)
+            try:
+                return _digest((self.folder / MANIFEST).read_bytes())
+            except OSError as error:
+                if time.monotonic() > end:
+                    raise NoRetriever(f"{self.folder} holds no retriever ({error})") from error
+            time.sleep(REPLACED / 10)
 
     def load(self, version: str) -> Served:
-        while True:  # until none took its place meanwhile
-            retriever = api.load(self.folder)
-            now = self.version()
-            if now == version:
-                return Served(retriever, version)
-            version = now
+        retriever, version = _loaded(lambda _: self.folder, self.version, version)
+        return Served(retriever, version, version)
 
 
 class RegistryName:
-    """What an alias of a registered model stands for, `models:/NAME@ALIAS`, or one version of it,
-    `models:/NAME/VERSION`.
+    """A version of a registered model, `models:/NAME/VERSION`, or that which an alias names,
+    `models:/NAME@ALIAS`.
+
+    Its version is `NAME/NUMBER-MANIFEST`: `rcir compare --choose` marks a retriever where it lies.
     """
 
     def __init__(self, uri: str) -> None:
@@ -70,15 +76,37 @@ class RegistryName:
 
     def version(self) -> str:
         name, at, alias = self.name.removeprefix("models:/").partition("@")
-        if not at:
-            return name
-        found = tracking.find_version(name, alias)
-        if found is None:
-            raise NoRetriever(f"MLflow's registry has no {self.name}: make it with `rcir register`")
-        return f"{name}/{found.version}"
+        if at:
+            found = tracking.find_version(name, alias)
+            if found is None:
+                raise NoRetriever(
+                    f"MLflow's registry has no {self.name}: make it with `rcir register`"
+                )
+            name = f"{name}/{found.version}"
+        manifest = f"models:/{name}/{tracking.INSIDE}/{MANIFEST}"
+        return f"{name}-{_digest(tracking.with_downloaded(manifest, Path.read_bytes))}"
 
     def load(self, version: str) -> Served:
-        return Served(api.load(f"models:/{version}"), version)
+        retriever, version = _loaded(
+            lambda version: f"models:/{version.rpartition('-')[0]}", self.version, version
+        )
+        return Served(retriever, version, version.rpartition("-")[2])
+
+
+def _loaded(
+    place: Callable[[str], Path | str], present: Callable[[], str], version: str
+) -> tuple[Retriever, str]:
+    """A retriever and its version; the next one, if that took its place meanwhile."""
+    while True:
+        retriever = api.load(place(version))
+        now = present()
+        if now == version:
+            return retriever, version
+        version = now
+
+
+def _digest(manifest: bytes) -> str:
+    return hashlib.sha256(manifest).hexdigest()[:12]
 
 
 def source_of(place: str | os.PathLike[str]) -> RetrieverSource:
@@ -103,7 +131,7 @@ def source_of(place: str | os.PathLike[str]) -> RetrieverSource:
 
 
 def ready_to_serve(source: RetrieverSource, version: str | None = None) -> Served:
-    """What is to be served: loaded, verified and warmed up.
+    """The retriever of a source, loaded, verified and warmed up.
 
     Raises:
         StaleCalibration: it is not calibrated, or was changed since.

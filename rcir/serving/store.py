@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from rcir.retrieval.queries import Queries
 if TYPE_CHECKING:  # whoever only reads needs no server
     from rcir.serving.terms import Feedback, Terms
 
-STORE_FORMAT = 1
+STORE_FORMAT = 2
 MOST_ANSWERS = 100_000  # without feedback; older ones are forgotten
 FORGETTING = 1000  # answers between two times that old ones are looked for
 LOCK_SECONDS = 10.0  # seconds that another process may hold the file
@@ -35,9 +36,10 @@ CREATE TABLE IF NOT EXISTS answers (
     id TEXT NOT NULL UNIQUE,
     time REAL NOT NULL,
     version TEXT NOT NULL,
-    alpha REAL,
     terms TEXT NOT NULL,
-    size INTEGER NOT NULL,
+    watched INTEGER NOT NULL,
+    items TEXT NOT NULL,
+    digest BLOB NOT NULL,
     query BLOB NOT NULL
 );
 CREATE TABLE IF NOT EXISTS feedback (
@@ -62,8 +64,38 @@ class UnknownAnswer(RcirError):
     """No such answer is kept."""
 
 
+@dataclass(frozen=True)
+class KeptAnswer:
+    """An answer, as far as feedback needs it.
+
+    Attributes:
+        version: that of the retriever that answered.
+        items: the ids of its set.
+    """
+
+    version: str
+    items: list[str]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Feedback on an answer whose misses are watched.
+
+    Attributes:
+        number: rises from one feedback to the next.
+        terms: the guarantee that was asked for, `Terms.key`.
+        miss: whether the set held no true match.
+        digest: of the query.
+    """
+
+    number: int
+    terms: str
+    miss: bool
+    digest: bytes
+
+
 class Store:
-    """What was answered, and feedback: on disk before it is acknowledged.
+    """Answers and feedback on them: on disk before it is acknowledged.
 
     Answers are written batch by batch and survive the end of the process; feedback survives that of
     the machine.
@@ -112,17 +144,18 @@ class Store:
         """
         now, rows = time.time(), []
         for version, terms, queries, answers in answered:
-            watched = _watched(terms)
-            for answer, blob in zip(answers, _rows(queries), strict=True):
-                alpha = terms.alpha if watched and not answer.abstained else None
+            named = queries.identified()
+            for answer, digest, blob in zip(answers, named.identities, _rows(named), strict=True):
+                counts = terms.watched and not answer.abstained
+                items = json.dumps(answer.ids)
                 own = secrets.token_urlsafe(12)
-                rows.append((own, now, version, alpha, terms.key, answer.size, blob))
+                rows.append((own, now, version, terms.key, counts, items, bytes(digest), blob))
         with self._lock, self._using():
             self._connection.execute("PRAGMA synchronous = NORMAL")
             with self._transaction():
                 self._connection.executemany(
-                    "INSERT INTO answers (id, time, version, alpha, terms, size, query) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    "INSERT INTO answers (id, time, version, terms, watched, items, digest, query) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                     rows,
                 )
                 self._since += len(rows)
@@ -131,12 +164,22 @@ class Store:
                     self._forget()
         return [row[0] for row in rows]
 
-    def feed(self, feedback: Feedback) -> tuple[str, float | None, bool]:
-        """Keep what became known of an answer; said again, it changes nothing.
+    def answer(self, name: str) -> KeptAnswer:
+        """The answer of an id.
+
+        Raises:
+            UnknownAnswer: no such answer is kept.
+            StoreUnavailable: the file cannot be read.
+        """
+        with self._lock, self._using():
+            version, items = self._found(name)
+        return KeptAnswer(version, json.loads(items))
+
+    def feed(self, feedback: Feedback) -> int | None:
+        """Keep feedback on an answer; said again, it changes nothing.
 
         Returns:
-            The version that answered, the alpha for misses that was guaranteed (None where it was
-            something else), and whether this is new.
+            Its number, or None where it was said before.
 
         Raises:
             UnknownAnswer: no such answer is kept.
@@ -147,14 +190,7 @@ class Store:
         with self._lock, self._using():
             self._connection.execute("PRAGMA synchronous = FULL")
             with self._transaction():
-                found = self._connection.execute(
-                    "SELECT version, alpha FROM answers WHERE id = ?", (feedback.answer,)
-                ).fetchone()
-                if found is None:
-                    raise UnknownAnswer(
-                        f"no answer {feedback.answer!r} is kept: give the id that came with it; "
-                        f"the last {MOST_ANSWERS:,} answers are kept"
-                    )
+                self._found(feedback.answer)
                 before = self._connection.execute(
                     "SELECT match, label FROM feedback WHERE answer = ?", (feedback.answer,)
                 ).fetchone()
@@ -163,15 +199,15 @@ class Store:
                         f"feedback on answer {feedback.answer!r} was given before, and said "
                         "otherwise: the first is kept"
                     )
-                if before is None:
-                    self._connection.execute(
-                        "INSERT INTO feedback (answer, time, match, label) VALUES (?, ?, ?, ?)",
-                        (feedback.answer, time.time(), feedback.match, label),
-                    )
-        return found[0], found[1], before is None
+                if before is not None:
+                    return None
+                return self._connection.execute(
+                    "INSERT INTO feedback (answer, time, match, label) VALUES (?, ?, ?, ?)",
+                    (feedback.answer, time.time(), feedback.match, label),
+                ).lastrowid
 
-    def losses(self, version: str, after: int = 0) -> list[tuple[int, float, int]]:
-        """(number, alpha, miss) of feedback on answers of a version, in its order.
+    def losses(self, version: str, after: int = 0) -> list[Loss]:
+        """Feedback on answers of a version whose misses are watched, in its order.
 
         Args:
             after: the number of the last that is known already.
@@ -180,19 +216,26 @@ class Store:
             StoreUnavailable: the file cannot be read.
         """
         with self._lock, self._using():
-            return self._connection.execute(
-                "SELECT feedback.number, alpha, 1 - match FROM feedback "
+            rows = self._connection.execute(
+                "SELECT feedback.number, terms, match, digest FROM feedback "
                 "JOIN answers ON answers.id = answer "
-                "WHERE version = ? AND alpha IS NOT NULL AND feedback.number > ? "
-                "ORDER BY feedback.number",
+                "WHERE version = ? AND watched AND feedback.number > ? ORDER BY feedback.number",
                 (version, after),
             ).fetchall()
+        return [Loss(number, terms, not match, digest) for number, terms, match, digest in rows]
 
-    def labelled(self, version: str, most: int | None = None) -> tuple[Queries, list[Any]] | None:
+    def labelled(
+        self, version: str, since: float = 0.0, most: int | None = None
+    ) -> tuple[Queries, list[Any]] | None:
         """Queries asked of a version whose labels became known, and these, the latest first.
 
         Args:
-            most: how many; all unless given. None where there are none.
+            version: of the retriever that answered.
+            since: when they were asked at the earliest, in seconds since 1970.
+            most: their number at most; all unless given.
+
+        Returns:
+            They, or None where there are none.
 
         Raises:
             StoreUnavailable: the file cannot be read.
@@ -200,13 +243,25 @@ class Store:
         with self._lock, self._using():
             rows = self._connection.execute(
                 "SELECT query, label FROM feedback JOIN answers ON answers.id = answer "
-                "WHERE version = ? AND label IS NOT NULL ORDER BY feedback.number DESC LIMIT ?",
-                (version, -1 if most is None else most),
+                "WHERE version = ? AND label IS NOT NULL AND answers.time >= ? "
+                "ORDER BY feedback.number DESC LIMIT ?",
+                (version, since, -1 if most is None else most),
             ).fetchall()
         if not rows:
             return None
         queries = Queries.joined([_query(blob) for blob, _ in rows])
         return queries, [json.loads(label) for _, label in rows]
+
+    def _found(self, name: str) -> tuple[str, str]:
+        found: tuple[str, str] | None = self._connection.execute(
+            "SELECT version, items FROM answers WHERE id = ?", (name,)
+        ).fetchone()
+        if found is None:
+            raise UnknownAnswer(
+                f"no answer {name!r} is kept: give the id that came with it; the last "
+                f"{MOST_ANSWERS:,} answers are kept"
+            )
+        return found
 
     def _forget(self) -> None:
         self._connection.execute(
@@ -235,14 +290,6 @@ class Store:
                 f"{self.path} cannot be used for answers and feedback ({error}): free space, check "
                 "its permissions, or name another file"
             ) from error
-
-
-def _watched(terms: Terms) -> bool:
-    """Whether the rate of misses among such answers contradicts what was guaranteed: not where it
-    was guaranteed on average over calibrations, or for another mix of groups than comes.
-    """
-    of_queries = terms.delta is not None and not isinstance(terms.mix, dict)
-    return terms.risk == "miss" and isinstance(terms.alpha, float) and of_queries
 
 
 def _rows(queries: Queries) -> list[bytes]:

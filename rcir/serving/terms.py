@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic_core import from_json
 
 from rcir.errors import InvalidConfig
 from rcir.levels import ALPHA, DELTA
@@ -17,23 +17,29 @@ STRUCTURED = ("alpha", "delta", "mix")  # fields of a form that may be more than
 
 
 class Body(BaseModel):
-    """What a request holds; a field that is none of it is refused."""
+    """The fields of a request; others are refused."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
 
-class Terms(Body):
+class ExploreTerms(Body):
+    """The guarantee at all alphas that is asked for, see `Retriever.at_levels`."""
+
+    delta: float = Field(DELTA, description="Probability of misleading calibration queries.")
+    distinct: Literal["label"] | None = Field(None, description="One item of each label.")
+    group: str | None = Field(None, description="The group that the query belongs to.")
+
+
+class Terms(ExploreTerms):
     """The guarantee that is asked for, see `Retriever.retrieve`."""
 
     alpha: float | dict[str, float] = Field(
         ALPHA, description="Share of queries whose set may hold no true match; or several risks."
     )
-    delta: float | None = Field(
+    delta: float | None = Field(  # type: ignore[assignment]
         DELTA, description="Probability of misleading calibration queries; null: on average."
     )
     risk: str = Field("miss", description="miss, recall or false-discovery")
-    distinct: Literal["label"] | None = Field(None, description="One item of each label.")
-    group: str | None = Field(None, description="The group that the query belongs to.")
     abstain: bool = Field(False, description="One item, or none if too uncertain.")
     simultaneous: bool = Field(False, description="Alpha was chosen after looking.")
     anytime: bool = Field(False, description="Calibration queries were added one by one.")
@@ -45,6 +51,18 @@ class Terms(Body):
         return self.model_dump_json()
 
     @property
+    def watched(self) -> bool:
+        """Whether the rate of misses among such answers can contradict their guarantee.
+
+        Not where it is an average over calibrations or may often mislead, where it is of another
+        mix of groups than comes, or where alpha was chosen after looking at the very set.
+        """
+        stated = self.delta is not None and self.delta <= DELTA
+        of_those_who_ask = not self.simultaneous and not isinstance(self.mix, dict)
+        of_misses = self.risk == "miss" and isinstance(self.alpha, float)
+        return stated and of_those_who_ask and of_misses
+
+    @property
     def options(self) -> dict[str, Any]:
         """The keywords of `Retriever.retrieve`."""
         return {
@@ -54,42 +72,50 @@ class Terms(Body):
         }
 
 
-class VectorQuery(Terms):
-    """A vector to be asked, of what embedded the gallery."""
+class Vector(Body):
+    """A vector to be asked, of the model that embedded the gallery."""
 
     vector: list[float] = Field(min_length=1)
     uncertainty: float | None = Field(None, description="Of the vector; larger is less certain.")
-    model: str | None = Field(None, description="What embedded it.")
+    model: str | None = Field(None, description="The model that embedded it.")
+
+
+class VectorQuery(Vector, Terms):
+    """A vector, and the guarantee that is asked for."""
+
+
+class VectorExploration(Vector, ExploreTerms):
+    """A vector, and the guarantee at all alphas that is asked for."""
 
 
 class VectorQueries(Terms):
-    """Vectors to be asked, of what embedded the gallery."""
+    """Vectors to be asked, of the model that embedded the gallery."""
 
     vectors: list[list[float]] = Field(min_length=1)
     uncertainty: list[float] | None = Field(None, description="Of each vector.")
-    model: str | None = Field(None, description="What embedded them.")
+    model: str | None = Field(None, description="The model that embedded them.")
 
 
 class Feedback(Body):
-    """What became known of an answer."""
+    """The truth about an answer, as it became known."""
 
     answer: str = Field(description="The id of the answer.", max_length=64)
-    match: bool = Field(description="Whether the set held a true match.")
-    label: int | str | list[str] | None = Field(
+    match: StrictBool = Field(description="Whether the set held a true match.")
+    label: StrictInt | StrictStr | list[StrictStr] | None = Field(
         None,
         description="The query's label, of the kind that the gallery has; where it has none, the "
         "ids of the query's true matches. With it the query can calibrate.",
     )
 
 
-def terms_of(form: Mapping[str, str]) -> Terms:
+def terms_of(form: Mapping[str, str], kind: type[Kind]) -> Kind:
     """The guarantee that the fields of a form ask for.
 
     Raises:
         InvalidConfig: a field is none, or has no such value.
 
     Example:
-        >>> asked = terms_of({"alpha": "0.05", "abstain": "true"})
+        >>> asked = terms_of({"alpha": "0.05", "abstain": "true"}, Terms)
         >>> asked.alpha, asked.abstain, asked.delta
         (0.05, True, 0.1)
     """
@@ -98,21 +124,23 @@ def terms_of(form: Mapping[str, str]) -> Terms:
         text = fields.get(name, "")
         if text[:1] == "{" or text == "null":
             try:
-                fields[name] = json.loads(text)
+                fields[name] = from_json(text)
             except ValueError as error:
                 raise InvalidConfig(
                     f"{name} is no JSON ({error}): give a number or a table"
                 ) from error
-    return checked(Terms, fields)
+    return checked(kind, fields)
 
 
-def checked(kind: type[Kind], fields: object) -> Kind:
-    """Values as what they have to be.
+def checked(kind: type[Kind], fields: Mapping[str, Any] | bytes) -> Kind:
+    """Values, or those of a JSON text, as a body of some kind.
 
     Raises:
-        InvalidConfig: they are not; every fault is named.
+        InvalidConfig: they are none; every fault is named.
     """
     try:
+        if isinstance(fields, bytes):
+            return kind.model_validate_json(fields)
         return kind.model_validate(fields)
     except ValidationError as error:
         raise InvalidConfig(faults_of(error.errors())) from None

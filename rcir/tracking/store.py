@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rcir.errors import TrackingUnavailable
+from rcir.extras import naming_extras
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -41,9 +42,15 @@ def client_of(uri: str) -> MlflowClient:
 
 
 def is_chosen() -> bool:
-    """Whether a tracking store was named, by the environment or in code."""
-    if "mlflow" not in sys.modules:  # then no code can have named one
-        return bool(os.environ.get("MLFLOW_TRACKING_URI"))
+    """Whether a tracking store was named, by the environment or in code.
+
+    Raises:
+        MissingPackage: one was, and MLflow is not installed.
+    """
+    if "mlflow" not in sys.modules and not os.environ.get("MLFLOW_TRACKING_URI"):
+        return False  # no code can have named one
+    with naming_extras():
+        mlflow_package()
     return bool(mlflow_package().is_tracking_uri_set())
 
 

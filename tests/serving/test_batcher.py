@@ -51,6 +51,21 @@ def test_one_that_fails_fails_alone():
     run(scenario)
 
 
+def test_work_that_breaks_is_told_to_all_of_the_batch():
+    def work(batch):
+        raise MemoryError("no room")
+
+    async def scenario():
+        batcher = Batcher(work, 10)
+        found = await asyncio.gather(
+            *(batcher.ask(name, 1) for name in "ab"), return_exceptions=True
+        )
+        assert [str(one) for one in found] == ["no room", "no room"]
+        await batcher.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))
+
+
 def test_more_than_may_wait_are_refused_and_room_comes_back():
     async def scenario(batcher, go):
         first = asyncio.create_task(batcher.ask("a", 1))

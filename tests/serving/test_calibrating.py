@@ -1,11 +1,13 @@
 """Labelled feedback becomes the calibration queries, by an explicit command."""
 
+from datetime import datetime
+
 import numpy as np
 import pytest
 
 import rcir
 from calibration import recalibrate
-from rcir.errors import DataUnavailable, InvalidData
+from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 from rcir.serving.sources import Folder
 from rcir.serving.store import Store
 from rcir.serving.terms import Feedback, Terms
@@ -78,5 +80,18 @@ def test_queries_that_are_not_new_are_left_out(vectors, place, tmp_path):
     assert recalibrate(place, feedback=tmp_path / "feedback.db").n_calibration == 300
     vectors.save(place)
     answered(vectors, place, tmp_path / "other.db", gallery[:20], known[:20])
-    with pytest.raises(InvalidData, match="pictures of the gallery"):
+    with pytest.raises(InvalidData, match="all labelled queries are of the gallery"):
         recalibrate(place, feedback=tmp_path / "other.db")
+
+
+def test_queries_from_before_a_change_are_left_out(vectors, place, tmp_path):
+    file = tmp_path / "feedback.db"
+    answered(vectors, place, file, *drawn(200, 40))
+    changed = datetime.now()
+    answered(vectors, place, file, *drawn(300, 41, noise=1.3))
+    assert recalibrate(place, feedback=file, since=changed).n_calibration == 300
+    vectors.save(place)
+    with pytest.raises(InvalidData, match=f"no labelled feedback on answers since {2100}"):
+        recalibrate(place, feedback=file, since=datetime(2100, 1, 1))
+    with pytest.raises(InvalidConfig, match="since is for the queries of feedback"):
+        recalibrate(place, since=changed)

@@ -1,5 +1,7 @@
 """What is refused over HTTP: with a status, a kind, and words."""
 
+import asyncio
+import json
 import struct
 import zlib
 
@@ -8,6 +10,7 @@ import pytest
 from rcir.errors import InvalidConfig
 from rcir.retrieval.retriever import Retriever
 from rcir.serving import Settings
+from rcir.serving.guards import Bounded, Overloaded
 from tests.serving.conftest import drawn, png
 
 QUERY = drawn(1, 5)[0][0].tolist()
@@ -30,6 +33,8 @@ VECTORS = {
     "zero": ({"vector": [0.0] * 8}, 400, "invalid-data"),
     "no level": ({"vector": QUERY, "alpha": 2}, 400, "invalid-level"),
     "an unknown field": ({"vector": QUERY, "alhpa": 0.1}, 400, "invalid-request"),
+    "half a letter": (b'{"vector": [1.0], "group": "\\ud800"}', 400, "invalid-request"),
+    "no JSON": (b'{"vector": [1.0', 400, "invalid-request"),
     "an unknown risk": ({"vector": QUERY, "risk": "luck"}, 400, "invalid-request"),
     "an unknown group": ({"vector": QUERY, "group": "night"}, 400, "invalid-request"),
     "uncertainty that was not calibrated with": (
@@ -44,7 +49,9 @@ VECTORS = {
 def test_a_request_that_cannot_be_answered_is_refused_in_words(place, serving, name):
     body, status, kind = VECTORS[name]
     with serving(place) as client:
-        found = client.post("/retrieve", json=body)
+        sent = body if isinstance(body, bytes) else json.dumps(body)
+        headers = {"content-type": "application/json"}
+        found = client.post("/retrieve", content=sent, headers=headers)
     assert (found.status_code, found.json()["error"]) == (status, kind)
     assert len(found.json()["message"]) > 20
 
@@ -65,6 +72,15 @@ def test_a_bad_request_spoils_no_other_of_its_batch(vectors, place, serving):
     size = vectors.retrieve(drawn(1, 5)[0][0], 0.2, 0.1).size
     assert [outcomes[row][1][0].size for row in (0, 2)] == [size, size]
     assert isinstance(outcomes[1], Exception)
+
+
+def test_an_exploration_takes_no_alpha(place, serving):
+    with serving(place) as client:
+        for more in ({"alpha": 0.1}, {"risk": "recall"}, {"abstain": True}, {"delta": None}):
+            found = client.post("/explore", json={"vector": QUERY} | more)
+            assert (found.status_code, found.json()["error"]) == (400, "invalid-request")
+        asked = {"vector": QUERY, "delta": 0.2, "distinct": None}
+        assert client.post("/explore", json=asked).status_code == 200
 
 
 PICTURES = {
@@ -100,6 +116,42 @@ def test_a_body_is_bounded(folder, serving):
     assert (found.status_code, found.json()["error"]) == (413, "too-large")
     assert streamed.status_code == 413
     assert "1,000 bytes" in found.json()["message"]
+
+
+def test_the_pictures_of_a_request_are_bounded_together(folder, serving):
+    with serving(folder, most_pixels=10_000) as client:
+        files = [("pictures", header_of(100, 100))] * 9
+        found = client.post("/retrieve/batch", data={"alpha": 0.6}, files=files)
+    assert (found.status_code, found.json()["error"]) == (413, "too-large")
+    assert "90,000 pixels together" in found.json()["message"]
+
+
+def test_the_bodies_of_all_requests_under_way_are_bounded():
+    sizes, held = [], []
+
+    async def app(scope, receive, send):
+        sizes.append(len((await receive())["body"]))
+        await held[-1].wait()
+
+    async def receive():
+        return {"type": "http.request", "body": b"x" * 60, "more_body": False}
+
+    async def scenario(headers):
+        bounded = Bounded(app, most=60, most_together=100)
+        scope = {"type": "http", "headers": headers}
+        held.append(asyncio.Event())
+        first = asyncio.create_task(bounded(scope, receive, None))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="more than 100 bytes"):
+            await bounded(scope, receive, None)
+        held[-1].set()
+        await first
+        await bounded(scope, receive, None)  # there is room again
+
+    for headers in ([], [(b"content-length", b"60")]):
+        sizes.clear()
+        asyncio.run(scenario(headers))
+        assert sizes == [60, 60]
 
 
 def test_vectors_and_pictures_are_told_apart(folder, place, serving):
@@ -141,15 +193,35 @@ def test_a_token_is_asked_for_where_one_is_set(place, serving):
 def test_others_than_loopback_need_a_token():
     with pytest.raises(InvalidConfig, match="RCIR_TOKEN"):
         Settings(host="0.0.0.0")
-    with pytest.raises(InvalidConfig, match="16 or more"):
-        Settings(host="0.0.0.0", token="short")
+    for token in ("short", "sixteen letters o", "sechzehn-Zeichen-ü"):
+        with pytest.raises(InvalidConfig, match="16 or more"):
+            Settings(host="0.0.0.0", token=token)
     assert Settings(host="0.0.0.0", token="0123456789abcdef").local is False
     assert Settings(host="::1").local
 
 
 def test_a_name_from_elsewhere_that_points_here_is_refused(place, serving):
     with serving(place) as client:
-        assert client.get("/guarantees", headers={"host": "evil.example"}).status_code == 400
+        refused = client.get("/guarantees", headers={"host": "evil.example"})
+        assert (refused.status_code, refused.json()["error"]) == (403, "forbidden")
+        for own in ("127.0.0.1:8000", "localhost", "[::1]:80"):
+            assert client.get("/guarantees", headers={"host": own}).status_code == 200
+    with serving(place, host="127.0.0.2") as client:
+        assert client.get("/guarantees", headers={"host": "127.0.0.2:8000"}).status_code == 200
+
+
+def test_a_page_from_elsewhere_may_not_ask(place, serving):
+    with serving(place) as client:
+        for headers, status in (
+            ({"origin": "http://evil.example"}, 403),
+            ({"origin": "null"}, 403),
+            ({"sec-fetch-site": "cross-site"}, 403),
+            ({"origin": "http://localhost", "sec-fetch-site": "same-origin"}, 200),
+        ):
+            body = {"vector": QUERY, "alpha": 0.2}
+            assert client.post("/retrieve", json=body, headers=headers).status_code == status
+        # A link from elsewhere leads to the page.
+        assert client.get("/", headers={"sec-fetch-site": "cross-site"}).status_code == 200
 
 
 def test_a_retriever_that_is_not_calibrated_is_not_served(vectors, tmp_path, serving):

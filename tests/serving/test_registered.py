@@ -1,5 +1,7 @@
 """A server of what an alias of MLflow's registry stands for."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -34,15 +36,15 @@ def test_an_alias_that_moves_takes_the_server_along(certified, serving, monkeypa
     first, second = certified("first"), certified("second")
     register(str(first), "kinds", "champion")
     with serving("models:/kinds@champion", poll=0.1) as client:
-        assert client.get("/ready").json()["version"] == "kinds/1"
+        assert client.get("/ready").json()["version"].startswith("kinds/1-")
         register(str(second), "kinds", "champion", force=True)
-        until(lambda: client.get("/ready").json()["version"] == "kinds/2")
-        assert client.post("/retrieve", json=QUERY).json()["version"] == "kinds/2"
+        until(lambda: client.get("/ready").json()["version"].startswith("kinds/2-"))
+        assert client.post("/retrieve", json=QUERY).json()["version"].startswith("kinds/2-")
         # The registry is away: what is served goes on, and says so.
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
         until(lambda: client.get("/ready").json()["trouble"] is not None, seconds=60)
         trouble = client.get("/ready").json()["trouble"]
-        assert "kinds/2 goes on" in trouble
+        assert re.search(r"kinds/2-\w+ goes on", trouble)
         assert "127.0.0.1:9" in trouble
         assert client.post("/retrieve", json=QUERY).status_code == 200
 

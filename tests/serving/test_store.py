@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from rcir.embedding import Embedding
 from rcir.errors import InvalidData
 from rcir.retrieval.queries import Queries
 from rcir.serving import store as module
-from rcir.serving.store import Store, StoreUnavailable, UnknownAnswer
+from rcir.serving.store import Loss, Store, StoreUnavailable, UnknownAnswer
 from rcir.serving.terms import Feedback, Terms
 from tests.serving.conftest import drawn
 
@@ -38,15 +39,22 @@ def test_what_was_acknowledged_is_there_when_it_is_opened_again(file, vectors):
     store.feed(Feedback(answer=first, match=True))
     store.close()
     again = Store(file)
-    assert again.losses("v1") == [(1, 0.2, 1), (2, 0.2, 0)]
-    assert again.losses("v1", after=1) == [(2, 0.2, 0)]
+    asked = vectors.prepared(drawn(3, 5)[0]).identified()
+    known = [
+        Loss(1, Terms(alpha=0.2).key, True, asked.digests[1]),
+        Loss(2, Terms(alpha=0.2).key, False, asked.digests[0]),
+    ]
+    assert again.losses("v1") == known
+    assert again.losses("v1", after=1) == known[1:]
     assert again.losses("v2") == []
     queries, labels = again.labelled("v1")
-    asked = vectors.prepared(drawn(3, 5)[0]).identified()
     assert labels == [7]
     np.testing.assert_array_equal(queries.vectors, asked.vectors[1:2])
     np.testing.assert_array_equal(queries.digests, asked.digests[1:2])
-    assert again.feed(Feedback(answer=third, match=True)) == ("v1", 0.2, True)
+    assert again.feed(Feedback(answer=third, match=True)) == 3
+    kept_answer = again.answer(third)
+    expected = vectors.retrieve(drawn(3, 5)[0], 0.2, 0.1)[2]
+    assert (kept_answer.version, kept_answer.items) == ("v1", list(expected.ids))
 
 
 def test_all_that_an_encoder_says_of_a_query_is_kept(file, retriever, splits):
@@ -74,31 +82,36 @@ def test_said_again_it_changes_nothing_and_said_otherwise_it_is_refused(file, ve
     store = Store(file)
     (own,) = kept(store, vectors)
     said = Feedback(answer=own, match=True, label=3)
-    assert [store.feed(said)[2] for _ in range(3)] == [True, False, False]
+    assert [store.feed(said) for _ in range(3)] == [1, None, None]
     for other in (Feedback(answer=own, match=False), Feedback(answer=own, match=True)):
         with pytest.raises(InvalidData, match="said otherwise"):
             store.feed(other)
-    assert store.losses("v1") == [(1, 0.2, 0)]
+    assert [loss.miss for loss in store.losses("v1")] == [False]
 
 
 def test_feedback_on_what_is_not_kept_is_refused(file):
-    with pytest.raises(UnknownAnswer, match="no answer 'abc'"):
-        Store(file).feed(Feedback(answer="abc", match=True))
-
-
-@pytest.mark.parametrize(
-    ("terms", "alpha"),
-    [
-        ({"risk": "recall", "alpha": 0.4}, None),
-        ({"alpha": {"miss": 0.3, "false-discovery": 0.9}}, None),
-        ({"delta": None}, None),
-        ({"simultaneous": True}, 0.2),
-    ],
-)
-def test_misses_are_watched_where_their_rate_was_guaranteed(file, vectors, terms, alpha):
     store = Store(file)
-    (own,) = kept(store, vectors, **terms)
-    assert store.feed(Feedback(answer=own, match=False))[1] == alpha
+    with pytest.raises(UnknownAnswer, match="no answer 'abc'"):
+        store.answer("abc")
+    with pytest.raises(UnknownAnswer, match="no answer 'abc'"):
+        store.feed(Feedback(answer="abc", match=True))
+
+
+def test_only_guarantees_that_misses_contradict_are_watched(file, vectors):
+    store = Store(file)
+    for terms in ({}, {"risk": "recall", "alpha": 0.4}, {"delta": None}, {"simultaneous": True}):
+        (own,) = kept(store, vectors, **terms)
+        store.feed(Feedback(answer=own, match=False))
+    assert [loss.number for loss in store.losses("v1")] == [1]
+
+
+def test_queries_asked_before_a_time_are_left_out(file, vectors):
+    store = Store(file)
+    (own,) = kept(store, vectors)
+    store.feed(Feedback(answer=own, match=True, label=3))
+    now = time.time()
+    assert store.labelled("v1", since=now - 60)[1] == [3]
+    assert store.labelled("v1", since=now + 60) is None
 
 
 def test_old_answers_are_forgotten_but_not_those_with_feedback(file, vectors, monkeypatch):
@@ -137,7 +150,7 @@ def test_a_full_disk_keeps_what_was_there(file, vectors):
     with pytest.raises(StoreUnavailable, match=r"full.*free space"):
         kept(store, vectors, 100)
     store._connection.execute(f"PRAGMA max_page_count = {10 * pages}")
-    assert store.feed(Feedback(answer=own, match=True))[2]
+    assert store.feed(Feedback(answer=own, match=True)) == 1
     assert len(kept(store, vectors, 100)) == 100
 
 

@@ -102,4 +102,4 @@ def test_feedback_on_an_earlier_version_is_kept_and_does_not_speak_of_this_one(p
         until(lambda: client.get("/ready").json()["version"] != before)
         said = client.post("/feedback", json={"answer": answer, "match": False}).json()
         assert said == {"accepted": True, "new": True, "watched": False, "alarm": False}
-        assert client.get("/monitor").json()["alphas"] == []
+        assert client.get("/monitor").json()["guarantees"] == []
