@@ -5,25 +5,33 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-HOST, PORT, POLL, CAPACITY = "127.0.0.1", 8000, 5.0, 1024
+from rcir.serving.settings import Settings
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Which retriever, and how it is served."""
     parser.add_argument("retriever", help="folder, or models:/NAME@ALIAS of MLflow's registry")
     parser.add_argument(
-        "--host", default=HOST, help="address to listen on; others than loopback need RCIR_TOKEN"
+        "--host",
+        default=Settings.host,
+        help="address to listen on; others than loopback need RCIR_TOKEN",
     )
-    parser.add_argument("--port", type=int, default=PORT, help="0 takes a free one")
+    parser.add_argument("--port", type=int, default=Settings.port, help="0 takes a free one")
     parser.add_argument(
         "--feedback", type=Path, help="SQLite file that keeps answers and feedback on them"
     )
     parser.add_argument("--pictures", type=Path, help="folder with a picture of each item, by id")
     parser.add_argument(
-        "--poll", type=float, default=POLL, help="seconds between looks for a new version; 0: none"
+        "--poll",
+        type=float,
+        default=Settings.poll,
+        help="seconds between looks for a new version; 0: none",
     )
     parser.add_argument(
-        "--capacity", type=int, default=CAPACITY, help="queries that may wait for the model"
+        "--capacity",
+        type=int,
+        default=Settings.capacity,
+        help="queries that may wait for the model",
     )
     parser.add_argument(
         "--replicas",
@@ -37,7 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     """Serve until told to stop."""
-    from rcir.serving import Settings, serve, serve_on_ray
+    from rcir.serving import serve, serve_on_ray
 
     settings = Settings(
         host=options.host,

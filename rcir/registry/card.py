@@ -78,13 +78,28 @@ def card(retriever: Retriever, results: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def require_measured(retriever: Retriever, measured: RunResults) -> None:
+def require_measured(
+    retriever: Retriever, measured: RunResults, results: Mapping[str, Any]
+) -> None:
     """Raise `InvalidData` where what was measured is not of this retriever."""
     scores = retriever.controller.calibration.scores
-    if not all(np.array_equal(part.scores, scores) for part in measured.parts):
+    same = all(np.array_equal(part.scores, scores) for part in measured.parts)
+    if not measured.parts:  # of queries in clusters there are levels alone
+        thresholds = [_threshold(retriever, row) for row in results["rows"]]
+        same = thresholds == [row["threshold"] for row in results["rows"]]
+    if not same:
         raise InvalidData(
             "what was measured is not of this retriever, which has changed since: calibrate again"
         )
+
+
+def _threshold(retriever: Retriever, row: Mapping[str, Any]) -> float | None:
+    """The threshold at the level of a row, as it was measured: before any choice; or None."""
+    try:
+        decided = decide_chosen(retriever.controller, Request(row["alpha"], row["delta"]), 1)
+    except RiskUnattainable:
+        return None
+    return decided.threshold
 
 
 def _searched(retriever: Retriever) -> str:

@@ -28,16 +28,18 @@ class Contender:
         name: as messages call it.
         measured: its results on its test queries.
         chosen_among: see `CalibratedSearcher`.
+        bound: that it was calibrated with.
     """
 
     name: str
     measured: RunResults
     chosen_among: int
+    bound: str
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a comparison says.
+    """The outcome of a comparison.
 
     Attributes:
         accepted: whether the challenger's sets are smaller beyond noise.
@@ -109,6 +111,11 @@ def halves(measured: RunResults) -> list[Certified]:
 def _incomparable(challenger: Contender, champion: Contender) -> str | None:
     """Why two cannot be compared; None if they can be."""
     for one in (challenger, champion):
+        if one.bound != "binomial":
+            return (
+                f"{one.name} was calibrated with the {one.bound} bound, and sizes are compared at "
+                "the binomial one: calibrate with --bound binomial"
+            )
         if not one.measured.parts:
             return (
                 f"the calibration queries of {one.name} come in clusters: sizes are compared of "

@@ -94,7 +94,8 @@ def register(
     Raises:
         InvalidData: there is no such calibration, or what was measured is not of its retriever.
         NoRetriever, CorruptRetriever, StaleCalibration: of its retriever.
-        PromotionRefused: its sets are not smaller, or cannot be compared. Nothing was registered.
+        PromotionRefused: its sets are not smaller, or cannot be compared: nothing was registered;
+            or the alias was moved meanwhile.
         InvalidConfig: MLflow takes no such name or alias.
         InvalidRiskLevel: alpha or delta is out of range.
         TrackingUnavailable: of MLflow.
@@ -102,7 +103,7 @@ def register(
     check_level("alpha", alpha)
     check_level("delta", delta)
     with _found(reference) as found:
-        require_measured(found.retriever, found.measured)
+        require_measured(found.retriever, found.measured, found.results)
         text = card(found.retriever, found.results)
         champion = tracking.find_version(name, alias) if alias else None
         if champion is not None and champion.model == found.model:
@@ -120,6 +121,11 @@ def register(
         tags = _tags(found) | ({PROMOTION: promotion} if promotion else {})
         version = tracking.create_version(name, run, str(model), text, tags)
     if alias:
+        if tracking.find_version(name, alias) != champion:  # another registration came between
+            raise PromotionRefused(
+                f"the alias {alias} of {name} was moved meanwhile: version {version.version} is "
+                "registered without it; register again, so that it is compared with that one"
+            )
         tracking.set_alias(version, alias)
     return Registered(version, alias, promotion)
 
@@ -194,18 +200,22 @@ def _promotion(
         return "no version had the alias"
     if force:
         return f"forced in the place of version {champion.version}, without a comparison"
-    challenger = Contender("this one", found.measured, found.retriever.chosen_among)
+    own = found.retriever
+    bound = own.controller.bound
+    challenger = Contender("this one", found.measured, own.chosen_among, bound)
     named = f"version {champion.version}"
-    described = f"{champion.uri}/{tracking.INSIDE}/retriever.json"
+    place = f"{champion.uri}/{tracking.INSIDE}/retriever.json"
     try:
         there = tracking.with_downloaded(f"{champion.uri}/{TEST}", RunResults.read)
-        among = tracking.with_downloaded(described, lambda file: json.loads(file.read_text()))
+        described = tracking.with_downloaded(place, lambda file: json.loads(file.read_text()))
     except NoRetriever as error:
         raise PromotionRefused(
             f"{named} of {champion.name} keeps the alias: it is no model of rcir, and cannot be "
             f"compared ({error}); --force gives it the alias all the same"
         ) from error
-    verdict = judge(challenger, Contender(named, there, among["chosen_among"]), alpha, delta)
+    (bound,) = (one["bound"] for one in described["controllers"] if one["distinct"] is None)
+    holder = Contender(named, there, described["chosen_among"], bound)
+    verdict = judge(challenger, holder, alpha, delta)
     if not verdict.accepted:
         raise PromotionRefused(
             f"{named} of {champion.name} keeps the alias: {verdict.words}. Nothing was registered; "
@@ -215,7 +225,7 @@ def _promotion(
 
 
 def _tags(found: Calibration) -> dict[str, str]:
-    """What the list of versions shows of one."""
+    """The tags of a version, which the list of versions shows."""
     tags = {
         "rcir.dataset": found.results["dataset"],
         "rcir.n_calibration": found.results["n_calibration"],

@@ -1,4 +1,4 @@
-"""What pip installs for a retriever: rcir with the extras that load it."""
+"""The packages that a retriever needs, for pip: rcir with the extras that load it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from rcir.retrieval.queries import Queries
 from rcir.serving.served import Served
 from rcir.serving.terms import Terms
 
-Answered: TypeAlias = "tuple[Queries, list[Retrieval]]"
+AnsweredQueries: TypeAlias = "tuple[Queries, list[Retrieval]]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class PreparedRequest:
     terms: Terms
 
 
-def answered(batch: Sequence[PreparedRequest]) -> list[Answered | Exception]:
+def answered(batch: Sequence[PreparedRequest]) -> list[AnsweredQueries | Exception]:
     """Of each request its queries and their answers, or the exception that it ends with."""
     embedded: dict[int, Any] = {}
     for group in _groups(range(len(batch)), lambda place: id(batch[place].served)):
@@ -58,7 +58,7 @@ def _groups(places: Any, key: Callable[[int], Any]) -> list[list[int]]:
 def _each(
     group: list[int], work: Callable[[list[Any]], list[Any]], parts: list[Any]
 ) -> dict[int, Any]:
-    """What comes of parts together; if that fails, of each by itself: none spoils the others."""
+    """The outcomes of parts together; if that fails, of each by itself: none spoils the others."""
     try:
         return dict(zip(group, work(parts), strict=True))
     except (RiskUnattainable, InvalidConfig) as error:  # of what is asked of all of them
@@ -72,7 +72,7 @@ def _each(
     return alone
 
 
-def _retrieved(first: PreparedRequest, parts: list[Queries]) -> list[Answered]:
+def _retrieved(first: PreparedRequest, parts: list[Queries]) -> list[AnsweredQueries]:
     """Answers of requests of one guarantee, asked of one retriever."""
     terms, queries = first.terms, parts[0] if len(parts) == 1 else Queries.joined(parts)
     answers = iter(

@@ -35,7 +35,7 @@ PAGE_HEADERS = {
     "cache-control": "no-cache",
 }
 LOCAL = ("localhost", "127.0.0.1", "::1")
-TOGETHER = 8  # times the bytes of one request, that all under way may have
+BYTES_TOGETHER = 8  # times the bytes of one request, that all under way may have
 _log = logging.getLogger("rcir.serving")
 
 
@@ -89,7 +89,7 @@ def create_app(source: RetrieverSource, settings: Settings | None = None) -> Fas
         return JSONResponse({"error": "failed", "message": words}, 500)
 
     most = settings.most_bytes
-    app.add_middleware(Bounded, most=most, most_together=TOGETHER * most)
+    app.add_middleware(Bounded, most=most, most_together=BYTES_TOGETHER * most)
     if settings.token is not None:
         app.add_middleware(Bearer, token=settings.token)
     elif settings.local:

@@ -47,7 +47,7 @@ class Batcher(Generic[Taken, Outcome]):
         self._stopping = False
 
     async def ask(self, request: Taken, n: int) -> Outcome:
-        """What comes of a request of n queries.
+        """The outcome of a request of n queries.
 
         Raises:
             Busy: too many wait.

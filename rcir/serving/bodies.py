@@ -29,8 +29,8 @@ from rcir.serving.terms import (
 
 MOST_FIELDS = 32
 FEW_PIXELS = 2**16  # that are decoded sooner than another thread begins to
-TOGETHER = 8  # times the pixels of one picture, that the pictures of a request may have
-Asked = TypeVar("Asked", bound=ExploreTerms)
+PIXELS_TOGETHER = 8  # times the pixels of one picture, that the pictures of a request may have
+AskedTerms = TypeVar("AskedTerms", bound=ExploreTerms)
 
 
 class UnsupportedBody(RcirError):
@@ -38,7 +38,7 @@ class UnsupportedBody(RcirError):
 
 
 @dataclass(frozen=True)
-class Query(Generic[Asked]):
+class Query(Generic[AskedTerms]):
     """n queries of one request.
 
     Attributes:
@@ -48,7 +48,7 @@ class Query(Generic[Asked]):
         apart: whether that takes long.
     """
 
-    terms: Asked
+    terms: AskedTerms
     n: int
     prepare: Callable[[Served], Any]
     apart: bool
@@ -93,8 +93,8 @@ def _media_type(request: Request) -> str:
 
 
 async def _query(
-    request: Request, most_pixels: int, terms: type[Asked], vectors: type[Body]
-) -> Query[Asked]:
+    request: Request, most_pixels: int, terms: type[AskedTerms], vectors: type[Body]
+) -> Query[AskedTerms]:
     given = _media_type(request)
     if given == "application/json":
         return _of_vectors(await read_json(request, vectors), terms)
@@ -106,7 +106,7 @@ async def _query(
     return await _of_pictures(request, most_pixels, terms, many=vectors is VectorQueries)
 
 
-def _of_vectors(asked: Any, kind: type[Asked]) -> Query[Asked]:
+def _of_vectors(asked: Any, kind: type[AskedTerms]) -> Query[AskedTerms]:
     vectors, uncertainty = (
         ([asked.vector], None if asked.uncertainty is None else [asked.uncertainty])
         if isinstance(asked, Vector)
@@ -118,8 +118,8 @@ def _of_vectors(asked: Any, kind: type[Asked]) -> Query[Asked]:
 
 
 async def _of_pictures(
-    request: Request, most_pixels: int, kind: type[Asked], many: bool
-) -> Query[Asked]:
+    request: Request, most_pixels: int, kind: type[AskedTerms], many: bool
+) -> Query[AskedTerms]:
     name = "pictures" if many else "picture"
     try:
         async with request.form(max_fields=MOST_FIELDS) as form:
@@ -151,9 +151,10 @@ def _pixels(pictures: list[bytes], most: int) -> list[int]:
             f"the picture declares {width} x {height} pixels; at most {most:,} are decoded: scale "
             "it down first"
         )
-    if sum(pixels) > TOGETHER * most:
+    if sum(pixels) > PIXELS_TOGETHER * most:
         raise TooLarge(
-            f"the pictures have {sum(pixels):,} pixels together; at most {TOGETHER * most:,} are "
-            "decoded for one request: send fewer at a time, or scale them down"
+            f"the pictures have {sum(pixels):,} pixels together; at most "
+            f"{PIXELS_TOGETHER * most:,} are decoded for one request: send fewer at a time, or "
+            "scale them down"
         )
     return pixels

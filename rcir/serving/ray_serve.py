@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 from fastapi import FastAPI
 
 from rcir.cluster import join_cluster
 from rcir.serving.app import create_app
-from rcir.serving.server import listen
+from rcir.serving.server import address_of, listen
 from rcir.serving.settings import Settings
 from rcir.serving.sources import source_of
 
@@ -42,8 +43,9 @@ def serve_on_ray(
     from ray import serve
 
     source = source_of(place)
-    source.version()  # what cannot be served is said here, not by each replica
-    listen(settings).close()
+    version = source.version()  # a source that cannot be served is refused here, not by replicas
+    with listen(settings) as listening:
+        port = listening.getsockname()[1]
 
     def build() -> FastAPI:
         return create_app(source, settings)
@@ -61,6 +63,12 @@ def serve_on_ray(
         max_ongoing_requests=MOST_ONGOING,
         ray_actor_options={"num_gpus": gpus},
     )
-    serve.start(http_options={"host": settings.host, "port": settings.port})
-    print(f"serving on http://{settings.host}:{settings.port}", flush=True)
-    serve.run(deployment.bind(), name=NAME, route_prefix="/", blocking=blocking)
+    serve.start(http_options={"host": settings.host, "port": port})
+    serve.run(deployment.bind(), name=NAME, route_prefix="/")
+    print(f"{source.name}, version {version}", flush=True)
+    print(f"serving on {address_of(settings.host, port)}", flush=True)
+    try:
+        while blocking:
+            time.sleep(1)
+    except KeyboardInterrupt:
+        serve.shutdown()

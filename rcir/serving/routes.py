@@ -109,7 +109,7 @@ def routes_of(service: Service) -> APIRouter:
             "source": service.source.name,
             "version": live.served.version,
             "trouble": service.trouble,
-            "alarm": live.watch.alarm,
+            "alarm": live.evidence.watch.alarm,
         }
         return JSONResponse(body, 200 if ready else 503)
 

@@ -29,10 +29,9 @@ def serve(place: str | os.PathLike[str], settings: Settings) -> None:
     with listening:
         app = create_app(source_of(place), settings)
         host, port = listening.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
         service = app.state.service
         print(f"{service.source.name}, version {service.served.version}", flush=True)
-        print(f"serving on http://{shown}:{port}", flush=True)
+        print(f"serving on {address_of(host, port)}", flush=True)
         config = uvicorn.Config(
             app,
             log_level="warning",
@@ -42,6 +41,16 @@ def serve(place: str | os.PathLike[str], settings: Settings) -> None:
             proxy_headers=False,
         )
         uvicorn.Server(config).run(sockets=[listening])
+
+
+def address_of(host: str, port: int) -> str:
+    """The address that a browser opens.
+
+    Example:
+        >>> address_of("::1", 8000)
+        'http://[::1]:8000'
+    """
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def listen(settings: Settings) -> socket.socket:

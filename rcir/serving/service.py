@@ -9,29 +9,26 @@ from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import repeat
 from typing import Any
 
 import numpy as np
 
-from rcir.errors import DataUnavailable, InvalidData, RcirError
-from rcir.levels import ALPHA
+from rcir.errors import DataUnavailable
 from rcir.retrieval.answer import AtLevels, Retrieval
-from rcir.retrieval.queries import Queries
 from rcir.serving.answering import PreparedRequest, answered
 from rcir.serving.batcher import Batcher
 from rcir.serving.bodies import Query
+from rcir.serving.evidence import Evidence
 from rcir.serving.guarantee_watch import GuaranteeWatch
 from rcir.serving.item_pictures import ItemPictures
 from rcir.serving.metrics import Metrics
 from rcir.serving.served import Served
 from rcir.serving.settings import Settings
 from rcir.serving.sources import RetrieverSource, ready_to_serve
-from rcir.serving.store import Loss, NoFeedback, Store, StoreUnavailable
+from rcir.serving.store import Store, StoreUnavailable
 from rcir.serving.terms import ExploreTerms, Feedback, Terms
 
-FEW, RECENT = 30, 1000  # labelled queries that are compared with those that calibrated
 _log = logging.getLogger("rcir.serving")
 
 
@@ -42,12 +39,12 @@ class Live:
     Attributes:
         served: the retriever.
         pictures: of its items.
-        watch: on its guarantees.
+        evidence: on its guarantees.
     """
 
     served: Served
     pictures: ItemPictures
-    watch: GuaranteeWatch
+    evidence: Evidence
 
 
 class Service:
@@ -67,20 +64,19 @@ class Service:
         self.trouble: str | None = None
         self._refused: str | None = None
         self._polling: asyncio.Task[None] | None = None
-        self._compared: tuple[Any, dict[str, Any]] | None = None  # the last, and of what
         self._take(self._made())
 
     def _made(self, version: str | None = None) -> Live:
         served = ready_to_serve(self.source, version)
         pictures = ItemPictures(served.retriever, self.settings.pictures)
-        return Live(served, pictures, GuaranteeWatch(partial(self._losses, served)))
+        return Live(served, pictures, Evidence(served, self.store))
 
     def _take(self, live: Live) -> None:
         self.live = live
         for gauge in (self.metrics.model, self.metrics.evidence, self.metrics.alarm):
             gauge.clear()
         self.metrics.model.labels(live.served.version).set(1)
-        self._show(live.watch)
+        self._show(live.evidence.watch)
 
     @property
     def served(self) -> Served:
@@ -198,75 +194,33 @@ class Service:
         """Take feedback on an answer; it is on disk when this returns.
 
         Raises:
-            NoFeedback: none is kept.
-            InvalidData: it contradicts itself, or what was said before.
-            UnknownAnswer, StoreUnavailable: see `Store.feed`.
+            RcirError: as `Evidence.feed` does.
         """
-        if self.store is None:
-            raise NoFeedback("this server keeps no feedback: start it with --feedback FILE")
-        live, answer = self.live, self.store.answer(feedback.answer)
-        if not answer.items and feedback.match:
-            raise InvalidData("match is true, and the answer held no item: say false")
-        if feedback.label is not None and answer.version == live.served.manifest:
-            match = live.served.holds_match(answer.items, feedback.label)
-            if match != feedback.match:
-                raise InvalidData(
-                    f"match is {str(feedback.match).lower()}, and with the label "
-                    f"{feedback.label!r} the set {'held' if match else 'held no'} true match: "
-                    "check both"
-                )
-        number = self.store.feed(feedback)
+        evidence = self.live.evidence
+        number = evidence.feed(feedback)
         if number is not None:
             self.metrics.feedback.labels(str(feedback.match).lower()).inc()
-            live.watch.refresh()
-            self._show(live.watch)
-        watched = number is not None and live.watch.counts(number)
-        new, alarm = number is not None, live.watch.alarm
+            self._show(evidence.watch)
+        watched = number is not None and evidence.watch.counts(number)
+        new, alarm = number is not None, evidence.watch.alarm
         return {"accepted": True, "new": new, "watched": watched, "alarm": alarm}
 
     async def monitor(self) -> dict[str, Any]:
-        """What feedback says of the guarantees, as plain values.
+        """The evidence on the guarantees, as plain values.
 
         Raises:
             StoreUnavailable: it cannot be read.
             Busy, Stopping: as `Batcher.run` does.
         """
         live = self.live
-        rows = live.watch.rows
-        found = await asyncio.to_thread(self._recent, live.served)
-        exchangeable: dict[str, Any] | None = None
-        if found is not None and len(found[1]) >= FEW:
-            queries, labels = found
-            alpha = min((row.terms["alpha"] for row in rows), default=ALPHA)
-            asked = (live.served.manifest, queries.identities.tobytes(), alpha)
-            if self._compared is None or self._compared[0] != asked:  # no search twice
-                check = partial(_checked, live.served, queries, labels, alpha)
-                self._compared = asked, await self.batcher.run(check)
-            exchangeable = self._compared[1]
+        rows, alarm = live.evidence.watch.rows, live.evidence.watch.alarm
+        compare = await asyncio.to_thread(live.evidence.comparison)
         return {
             "version": live.served.version,
-            "alarm": live.watch.alarm,
+            "alarm": alarm,
             "guarantees": [asdict(row) for row in rows],
-            "exchangeability": exchangeable,
+            "exchangeability": None if compare is None else await self.batcher.run(compare),
         }
-
-    def _recent(self, served: Served) -> tuple[Queries, list[Any]] | None:
-        """The latest labelled queries that are new to the retriever, each once."""
-        found = None if self.store is None else self.store.labelled(served.manifest, most=RECENT)
-        if found is None:
-            return None
-        queries, labels = found
-        own = queries.identities
-        first = np.zeros(len(own), np.bool_)
-        first[np.unique(own, return_index=True)[1]] = True
-        rows = np.flatnonzero(first & served.new_queries(own))
-        return queries[rows], [labels[row] for row in rows]
-
-    def _losses(self, served: Served, after: int) -> list[Loss]:
-        """Further feedback on answers to queries that are new to the retriever."""
-        found = [] if self.store is None else self.store.losses(served.manifest, after)
-        new = served.new_queries(np.array([loss.digest for loss in found], "S32"))
-        return [loss for loss, counts in zip(found, new, strict=True) if counts]
 
     def _show(self, watch: GuaranteeWatch) -> None:
         for row in watch.rows:
@@ -284,7 +238,7 @@ class Service:
             except Exception as error:  # whatever it is, what is served goes on
                 self._refuse(None, error)
             with suppress(StoreUnavailable):  # feedback that other replicas were given
-                watch = self.live.watch
+                watch = self.live.evidence.watch
                 await asyncio.to_thread(watch.refresh)
                 self._show(watch)
 
@@ -318,16 +272,6 @@ class Service:
             _log.error(trouble)
             self.metrics.swaps.labels("refused").inc()
         self.trouble = trouble
-
-
-def _checked(served: Served, queries: Queries, labels: list[Any], alpha: float) -> dict[str, Any]:
-    """Whether labelled queries look like those that calibrated."""
-    try:
-        recent = served.labelled(queries, labels)
-        found = served.retriever.check(recent, alpha)
-    except RcirError as error:
-        return {"p_value": None, "n_recent": len(labels), "sentence": str(error)}
-    return {"p_value": found.p_value, "n_recent": found.n_recent, "sentence": str(found)}
 
 
 async def _prepared(query: Query[Any], served: Served) -> Any:

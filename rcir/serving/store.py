@@ -13,15 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-from safetensors.numpy import load as load_arrays
-from safetensors.numpy import save as save_arrays
-
-from rcir.embedding import Embedding
 from rcir.errors import InvalidData, RcirError
 from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.queries import Queries
+from rcir.serving.kept_queries import query_of, rows_of
 
 if TYPE_CHECKING:  # whoever only reads needs no server
     from rcir.serving.terms import Feedback, Terms
@@ -145,7 +140,7 @@ class Store:
         now, rows = time.time(), []
         for version, terms, queries, answers in answered:
             named = queries.identified()
-            for answer, digest, blob in zip(answers, named.identities, _rows(named), strict=True):
+            for answer, digest, blob in zip(answers, named.identities, rows_of(named), strict=True):
                 counts = terms.watched and not answer.abstained
                 items = json.dumps(answer.ids)
                 own = secrets.token_urlsafe(12)
@@ -249,7 +244,7 @@ class Store:
             ).fetchall()
         if not rows:
             return None
-        queries = Queries.joined([_query(blob) for blob, _ in rows])
+        queries = Queries.joined([query_of(blob) for blob, _ in rows])
         return queries, [json.loads(label) for _, label in rows]
 
     def _found(self, name: str) -> tuple[str, str]:
@@ -290,33 +285,3 @@ class Store:
                 f"{self.path} cannot be used for answers and feedback ({error}): free space, check "
                 "its permissions, or name another file"
             ) from error
-
-
-def _rows(queries: Queries) -> list[bytes]:
-    """Each query, as bytes."""
-    arrays: dict[str, NDArray[Any]] = {"vectors": queries.vectors}
-    if queries.uncertainty is not None:
-        arrays["uncertainty"] = queries.uncertainty
-    if queries.digests is not None:
-        arrays["digests"] = queries.digests.view(np.uint8).reshape(len(queries), -1)
-    if queries.embedding is not None:
-        held = queries.embedding.arrays()
-        arrays |= {f"embedding.{name}": values for name, values in held.items()}
-    arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
-    return [
-        save_arrays({name: values[row : row + 1] for name, values in arrays.items()})
-        for row in range(len(queries))
-    ]
-
-
-def _query(row: bytes) -> Queries:
-    arrays = load_arrays(row)
-    known = arrays.pop("digests", None)
-    vectors, uncertainty = arrays.pop("vectors"), arrays.pop("uncertainty", None)
-    held = {name.removeprefix("embedding."): values for name, values in arrays.items()}
-    return Queries(
-        vectors,
-        uncertainty,
-        digests=None if known is None else known.view(f"S{known.shape[1]}")[:, 0],
-        embedding=Embedding.from_arrays(held) if held else None,
-    )

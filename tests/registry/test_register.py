@@ -109,7 +109,8 @@ def test_smaller_sets_take_the_alias_and_larger_ones_do_not(certifications, clie
 
 def contenders(certifications):
     return [
-        Contender(f"the {name}", measured(certifications[name]), 1) for name in ("fine", "coarse")
+        Contender(f"the {name}", measured(certifications[name]), 1, "binomial")
+        for name in ("fine", "coarse")
     ]
 
 

@@ -1,9 +1,11 @@
-"""The image of a server: what it copies is there, what it runs is a command, and not as root."""
+"""The image of a server: it is built of the files that it copies, and runs a command."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from argparse import ArgumentParser
 from pathlib import Path
 
@@ -28,18 +30,28 @@ def test_what_it_runs_is_a_command_of_this_version():
     assert (options.retriever, options.host, options.port) == ("/retriever", "0.0.0.0", 8000)
 
 
-def test_what_it_copies_is_there():
-    copied = [
-        name for line in re.findall(r"^COPY (?!--)(.*) \S+$", TEXT, re.M) for name in line.split()
-    ]
-    assert {"rcir", "training", "calibration", "tuning", "pyproject.toml"} <= set(copied)
-    assert all((ROOT / name).exists() for name in copied)
-
-
-def test_it_runs_as_a_user_without_rights():
-    users = re.findall(r"^USER (\S+)$", TEXT, re.MULTILINE)
-    assert users == ["10001"]
-    assert "--uid 10001" in TEXT
+@pytest.mark.slow
+def test_what_it_copies_is_all_that_it_is_built_of(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    for line in re.findall(r"^COPY (?!--)(.*) \S+$", TEXT, re.MULTILINE):
+        for name in line.split():
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, source / name)
+    uv = Path(sys.executable).with_name("uv")
+    install = (uv, "pip", "install", "--python", sys.executable, "--no-deps", "--target", target)
+    subprocess.run([*install, source], check=True, capture_output=True)
+    page = target / "rcir" / "serving" / "page"
+    assert {path.name for path in page.iterdir()} >= {"index.html", "explorer.js", "explorer.css"}
+    shown = subprocess.run(
+        [sys.executable, "-m", "rcir.cli", "serve", "--help"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(target)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "models:/NAME@ALIAS" in shown.stdout
 
 
 def builder():

@@ -80,7 +80,7 @@ def test_feedback_survives_a_kill(place, tmp_path):
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     with served(place, "--feedback", file) as (_, address):
-        rows = httpx.get(f"{address}/monitor").json()["alphas"]
+        rows = httpx.get(f"{address}/monitor").json()["guarantees"]
         assert (rows[0]["n"], rows[0]["misses"]) == (20, 20)
         said = httpx.post(f"{address}/feedback", json={"answer": answer, "match": True})
         assert said.json() == {"accepted": True, "new": True, "watched": True, "alarm": True}

@@ -60,7 +60,7 @@ def test_replicas_answer_swap_and_know_of_each_other_s_feedback(vectors, place, 
                 assert httpx.post(f"{address}/feedback", json=said, timeout=30).json()["new"]
             time.sleep(2)
             for _ in range(10):  # whichever replica answers
-                rows = httpx.get(f"{address}/monitor", timeout=30).json()["alphas"]
+                rows = httpx.get(f"{address}/monitor", timeout=30).json()["guarantees"]
                 assert [(row["n"], row["alarm"]) for row in rows] == [(40, True)]
             retriever = rcir.load(place)
             retriever.remove([str(retriever.ids[-1])])

@@ -8,6 +8,7 @@ import pytest
 from calibration import CertificationConfig, certify
 from rcir.errors import InvalidConfig, NoRetriever
 from rcir.registry.register import register
+from rcir.runs.choose import choose
 from rcir.serving.sources import source_of
 from tests.serving.conftest import drawn
 from tests.serving.test_swap import QUERY, until
@@ -55,3 +56,17 @@ def test_what_the_registry_does_not_have_is_said(certified):
         source_of("models:/kinds@champion").version()
     with pytest.raises(InvalidConfig, match="NAME@ALIAS"):
         source_of("runs:/abc/retriever")
+
+
+def test_a_retriever_that_is_marked_as_chosen_is_another_version(certified, serving):
+    first, second = certified("first"), certified("second")
+    register(str(first), "marked", "champion")
+    with serving("models:/marked@champion", poll=0.1) as client:
+        before = client.get("/ready").json()["version"]
+        answer = client.post("/retrieve", json=QUERY).json()
+        choice = choose([str(first), str(second)], [0.2], 0.1)
+        assert choice.folder.parent == first  # alike, so the first
+        until(lambda: client.get("/ready").json()["version"] != before)
+        after = client.post("/retrieve", json=QUERY).json()
+    assert (answer["guarantee"]["chosen_among"], after["guarantee"]["chosen_among"]) == (1, 2)
+    assert after["version"].startswith("marked/1-")

@@ -151,7 +151,7 @@ function refuse(error) {
 async function learn() {
   const known = await api.json("guarantees");
   const before = byId("group").value;
-  items.forget();
+  items.forget(known.version);
   query.take(known.takes);
   const queries = count(known.n_calibration, "calibration query", "calibration queries");
   byId("gallery").textContent =

@@ -25,7 +25,8 @@ class Pictures {
   }
 
   /** Those of another version may be others. */
-  forget() {
+  forget(version = null) {
+    this.version = version;
     for (const url of this.urls ?? []) URL.revokeObjectURL(url);
     this.urls = [];
     this.known = new Map();
@@ -57,7 +58,8 @@ class Pictures {
   async fetched(item) {
     if (!this.urls.length && this.missing >= TRIES) return null;
     try {
-      const response = await this.api.send(`items/${encodeURIComponent(item)}/image`);
+      const place = `items/${encodeURIComponent(item)}/image`;
+      const response = await this.api.send(`${place}?version=${encodeURIComponent(this.version)}`);
       if (response.ok) {
         this.urls.push(URL.createObjectURL(await response.blob()));
         return this.urls.at(-1);
@@ -102,8 +104,8 @@ export class Items {
   }
 
   /** Of another version, look for pictures anew. */
-  forget() {
-    this.pictures.forget();
+  forget(version) {
+    this.pictures.forget(version);
     this.list.classList.remove("plain");
   }
 

@@ -1,0 +1,111 @@
+"""Evidence on the guarantees of one served retriever, from feedback on its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.errors import InvalidData, RcirError
+from rcir.levels import ALPHA
+from rcir.retrieval.queries import Queries
+from rcir.serving.guarantee_watch import GuaranteeWatch
+from rcir.serving.served import Served
+from rcir.serving.store import Loss, NoFeedback, Store
+from rcir.serving.terms import Feedback
+
+FEW, RECENT = 30, 1000  # labelled queries that are compared with those that calibrated
+
+
+class Evidence:
+    """Feedback on answers of one retriever, watched, and compared with its calibration queries.
+
+    Queries that it was tuned or calibrated with, or that are items of its gallery, are no evidence.
+
+    Args:
+        served: the retriever.
+        store: of answers and feedback; or None.
+
+    Attributes:
+        watch: on its guarantees.
+    """
+
+    def __init__(self, served: Served, store: Store | None) -> None:
+        self._served, self._store = served, store
+        self._compared: tuple[Any, dict[str, Any]] | None = None  # the last outcome, and of which
+        self.watch = GuaranteeWatch(self._losses)
+
+    def feed(self, feedback: Feedback) -> int | None:
+        """Keep and watch feedback on an answer, also of an earlier version; see `Store.feed`.
+
+        Raises:
+            NoFeedback: none is kept.
+            InvalidData: it contradicts itself, or what was said before.
+            UnknownAnswer, StoreUnavailable: see `Store.feed`.
+        """
+        if self._store is None:
+            raise NoFeedback("this server keeps no feedback: start it with --feedback FILE")
+        answer = self._store.answer(feedback.answer)
+        if not answer.items and feedback.match:
+            raise InvalidData("match is true, and the answer held no item: say false")
+        if feedback.label is not None and answer.version == self._served.manifest:
+            match = self._served.holds_match(answer.items, feedback.label)
+            if match != feedback.match:
+                raise InvalidData(
+                    f"match is {str(feedback.match).lower()}, and with the label "
+                    f"{feedback.label!r} the set {'held a' if match else 'held no'} true match: "
+                    "check both"
+                )
+        number = self._store.feed(feedback)
+        if number is not None:
+            self.watch.refresh()
+        return number
+
+    def comparison(self) -> Callable[[], dict[str, Any]] | None:
+        """The work of a comparison of the latest labelled queries with those that calibrated, as
+        plain values, for the thread of the model; None where too few are known.
+
+        Raises:
+            StoreUnavailable: they cannot be read.
+        """
+        recent = self._recent()
+        return None if recent is None or len(recent[1]) < FEW else partial(self._compare, *recent)
+
+    def _compare(self, queries: Queries, labels: list[Any]) -> dict[str, Any]:
+        alpha = min((row.terms["alpha"] for row in self.watch.rows), default=ALPHA)
+        asked = (queries.identities.tobytes(), alpha)
+        if self._compared is None or self._compared[0] != asked:  # searched once
+            self._compared = asked, self._checked(queries, labels, alpha)
+        return self._compared[1]
+
+    def _checked(self, queries: Queries, labels: list[Any], alpha: float) -> dict[str, Any]:
+        try:
+            recent = self._served.labelled(queries, labels)
+            found = self._served.retriever.check(recent, alpha)
+        except RcirError as error:
+            return {"p_value": None, "n_recent": len(labels), "sentence": str(error)}
+        return {"p_value": found.p_value, "n_recent": found.n_recent, "sentence": str(found)}
+
+    def _recent(self) -> tuple[Queries, list[Any]] | None:
+        """The latest labelled queries that are new to the retriever, each once."""
+        if self._store is None:
+            return None
+        found = self._store.labelled(self._served.manifest, most=RECENT)
+        if found is None:
+            return None
+        queries, labels = found
+        own = queries.identities
+        first = np.zeros(len(own), np.bool_)
+        first[np.unique(own, return_index=True)[1]] = True
+        rows: NDArray[np.int64] = np.flatnonzero(first & self._served.new_queries(own))
+        return queries[rows], [labels[row] for row in rows]
+
+    def _losses(self, after: int) -> list[Loss]:
+        if self._store is None:
+            return []
+        found = self._store.losses(self._served.manifest, after)
+        new = self._served.new_queries(np.array([loss.digest for loss in found], "S32"))
+        return [loss for loss, counts in zip(found, new, strict=True) if counts]
