@@ -13,11 +13,12 @@ import urllib.request
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from scipy.optimize import brentq
 from scipy.special import gammaln, xlogy
 from scipy.stats import beta
@@ -151,6 +152,13 @@ def trained(tiny, tracking_uri, tmp_path_factory):
         return train(tiny(seed=4))
 
 
+def ray_error():
+    """The base of what Ray raises."""
+    from ray.exceptions import RayError
+
+    return RayError
+
+
 class Clusters:
     """The Ray cluster that tests in this process use: one at a time, of the last kind asked for."""
 
@@ -161,7 +169,13 @@ class Clusters:
         """The address of a cluster of one node; `settings` are variables of the environment."""
         if self.kind != kind:
             self.end()
-            self._address = self._start(cpus, settings)
+            # One at a time, whichever process starts it: several that start at once on a busy
+            # machine wait for each other's processes until Ray gives up.
+            with FileLock(Path(gettempdir(), f"rcir-tests-{os.getuid()}.lock")):
+                try:
+                    self._address = self._start(cpus, settings)
+                except (ConnectionError, RuntimeError, ray_error()):
+                    self._address = self._start(cpus, settings)  # where it did, once more
             self.kind = kind
         return self._address
 

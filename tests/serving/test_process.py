@@ -72,8 +72,8 @@ def test_feedback_survives_a_kill(place, tmp_path):
     file = tmp_path / "feedback.db"
     with served(place, "--feedback", file) as (process, address):
         with httpx.Client(base_url=address) as client:
-            for _ in range(20):
-                answer = client.post("/retrieve", json=BODY).json()["answer"]
+            for query in drawn(20, 6)[0].tolist():
+                answer = client.post("/retrieve", json=BODY | {"vector": query}).json()["answer"]
                 said = client.post("/feedback", json={"answer": answer, "match": False})
                 assert said.json()["accepted"]
             answer = client.post("/retrieve", json=BODY).json()["answer"]
