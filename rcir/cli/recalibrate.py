@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from datetime import datetime
 from pathlib import Path
 
@@ -19,10 +19,22 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--since",
-        type=datetime.fromisoformat,
+        type=_time,
         metavar="TIME",
-        help="of these queries only those asked since then, such as 2026-11-23T06:00",
+        help="of these queries only those asked since then, such as 2026-11-23T06:00 (local time) "
+        "or 2026-11-23T06:00Z",
     )
+
+
+def _time(text: str) -> datetime:
+    try:
+        found = datetime.fromisoformat(text)
+        found.timestamp()
+    except (ValueError, OverflowError) as error:
+        raise ArgumentTypeError(
+            f"{text!r} is no time ({error}): give one such as 2026-11-23T06:00"
+        ) from None
+    return found
 
 
 def run(options: Namespace) -> None:

@@ -85,8 +85,8 @@ def require_measured(
     scores = retriever.controller.calibration.scores
     same = all(np.array_equal(part.scores, scores) for part in measured.parts)
     if not measured.parts:  # of queries in clusters there are levels alone
-        thresholds = [_threshold(retriever, row) for row in results["rows"]]
-        same = thresholds == [row["threshold"] for row in results["rows"]]
+        rows = results.get("rows", [])
+        same = [_threshold(retriever, row) for row in rows] == [row["threshold"] for row in rows]
     if not same:
         raise InvalidData(
             "what was measured is not of this retriever, which has changed since: calibrate again"

@@ -118,14 +118,14 @@ def register(
                 model = log_calibration(run, found.folder, found.retriever, example)
         elif model is None:
             model = log_calibration(run, found.folder, found.retriever, example)
+        if alias and not force and tracking.find_version(name, alias) != champion:
+            raise PromotionRefused(
+                f"the alias {alias} of {name} was moved meanwhile, and nothing was registered: "
+                "register again, to be compared with the version that has it now"
+            )
         tags = _tags(found) | ({PROMOTION: promotion} if promotion else {})
         version = tracking.create_version(name, run, str(model), text, tags)
     if alias:
-        if tracking.find_version(name, alias) != champion:  # another registration came between
-            raise PromotionRefused(
-                f"the alias {alias} of {name} was moved meanwhile: version {version.version} is "
-                "registered without it; register again, so that it is compared with that one"
-            )
         tracking.set_alias(version, alias)
     return Registered(version, alias, promotion)
 

@@ -52,7 +52,7 @@ def check_clusters(tuning: LabelledResults, calibration: LabelledResults) -> Non
         return
     shared = np.intersect1d(tuning.clusters, calibration.clusters)
     if len(shared):
-        names = ", ".join(shared[:3].tolist())
+        names = ", ".join(map(str, shared[:3].tolist()))
         raise InvalidData(
             f"{len(shared)} clusters ({calibration.cluster} {names}) are in the tuning split and "
             "among the calibration queries: divide the queries by clusters"

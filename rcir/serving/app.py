@@ -14,6 +14,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 from rcir.errors import RcirError
+from rcir.serving.documented import errors
 from rcir.serving.guards import Bearer, Bounded, SameSite
 from rcir.serving.metrics import Timed
 from rcir.serving.refusals import refusal
@@ -63,7 +64,7 @@ def create_app(source: RetrieverSource, settings: Settings | None = None) -> Fas
         redoc_url=None,
     )
     app.state.service = service
-    app.include_router(routes_of(service))
+    app.include_router(routes_of(service), responses=errors(401, 403))
     app.mount("/page", StaticFiles(directory=PAGE_FOLDER))
 
     @app.get("/", include_in_schema=False)

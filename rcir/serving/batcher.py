@@ -10,6 +10,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from rcir.errors import RcirError
+from rcir.serving.guards import TooLarge
 
 Taken = TypeVar("Taken")
 Outcome = TypeVar("Outcome")
@@ -88,9 +89,11 @@ class Batcher(Generic[Taken, Outcome]):
         return self._stopping
 
     def require_room(self, n: int) -> None:
-        """Raise `Busy` or `Stopping` unless n more queries may wait."""
+        """Raise `TooLarge`, `Busy` or `Stopping` unless n more queries may wait."""
         if self._stopping:
             raise Stopping("the server is stopping: ask another one, or again in a moment")
+        if n > self.capacity:
+            raise TooLarge(f"{n} queries at once: send at most {self.capacity} at a time")
         if self._queued + n > self.capacity:
             raise Busy(
                 f"{self._queued} queries wait, and at most {self.capacity} may: ask again in a "

@@ -50,7 +50,7 @@ class Answers(BaseModel):
 STATUS_WORDS = {
     400: "The picture, the vector or the guarantee that is asked for cannot be used.",
     401: "The token is missing or wrong.",
-    403: "The request is of a page from elsewhere.",
+    403: "The request is of a page from elsewhere, or names another host.",
     404: "There is no such thing.",
     409: "Nothing certifies that, or the calibration is stale.",
     413: "The body, or a picture, is too large.",

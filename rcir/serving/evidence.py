@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,16 +15,19 @@ from rcir.levels import ALPHA
 from rcir.retrieval.queries import Queries
 from rcir.serving.guarantee_watch import GuaranteeWatch
 from rcir.serving.served import Served
-from rcir.serving.store import Loss, NoFeedback, Store
+from rcir.serving.store import Loss, NoFeedback, Store, StoreUnavailable
 from rcir.serving.terms import Feedback
 
 FEW, RECENT = 30, 1000  # labelled queries that are compared with those that calibrated
+_log = logging.getLogger("rcir.serving")
 
 
 class Evidence:
     """Feedback on answers of one retriever, watched, and compared with its calibration queries.
 
     Queries that it was tuned or calibrated with, or that are items of its gallery, are no evidence.
+    Nor is anything where calibration queries came in clusters: the guarantee is then for clusters,
+    and which of them a query belongs to is not known.
 
     Args:
         served: the retriever.
@@ -36,14 +40,18 @@ class Evidence:
     def __init__(self, served: Served, store: Store | None) -> None:
         self._served, self._store = served, store
         self._compared: tuple[Any, dict[str, Any]] | None = None  # the last outcome, and of which
-        self.watch = GuaranteeWatch(self._losses)
+        retriever = served.retriever
+        self._clustered = retriever.controller.cluster is not None
+        self._recurring = retriever.calibrated_with.recurring
+        self.watch = GuaranteeWatch(self._losses, self._recurring)
 
     def feed(self, feedback: Feedback) -> int | None:
         """Keep and watch feedback on an answer, also of an earlier version; see `Store.feed`.
 
         Raises:
             NoFeedback: none is kept.
-            InvalidData: it contradicts itself, or what was said before.
+            InvalidData: it contradicts itself, or what was said before; or it names a label for an
+                answer of another version, which cannot be checked.
             UnknownAnswer, StoreUnavailable: see `Store.feed`.
         """
         if self._store is None:
@@ -51,7 +59,12 @@ class Evidence:
         answer = self._store.answer(feedback.answer)
         if not answer.items and feedback.match:
             raise InvalidData("match is true, and the answer held no item: say false")
-        if feedback.label is not None and answer.version == self._served.manifest:
+        if feedback.label is not None:
+            if answer.version != self._served.manifest:
+                raise InvalidData(
+                    f"answer {feedback.answer!r} is of another version than the one that is "
+                    "served: say whether it held a match, without a label"
+                )
             match = self._served.holds_match(answer.items, feedback.label)
             if match != feedback.match:
                 raise InvalidData(
@@ -61,7 +74,10 @@ class Evidence:
                 )
         number = self._store.feed(feedback)
         if number is not None:
-            self.watch.refresh()
+            try:
+                self.watch.refresh()
+            except StoreUnavailable as error:  # it is kept, and counts at the next look
+                _log.error("feedback is kept, but not watched yet: %s", error)
         return number
 
     def comparison(self) -> Callable[[], dict[str, Any]] | None:
@@ -91,20 +107,20 @@ class Evidence:
 
     def _recent(self) -> tuple[Queries, list[Any]] | None:
         """The latest labelled queries that are new to the retriever, each once."""
-        if self._store is None:
+        if self._store is None or self._clustered:
             return None
         found = self._store.labelled(self._served.manifest, most=RECENT)
         if found is None:
             return None
         queries, labels = found
         own = queries.identities
-        first = np.zeros(len(own), np.bool_)
+        first = np.full(len(own), self._recurring)
         first[np.unique(own, return_index=True)[1]] = True
         rows: NDArray[np.int64] = np.flatnonzero(first & self._served.new_queries(own))
         return queries[rows], [labels[row] for row in rows]
 
     def _losses(self, after: int) -> list[Loss]:
-        if self._store is None:
+        if self._store is None or self._clustered:
             return []
         found = self._store.losses(self._served.manifest, after)
         new = self._served.new_queries(np.array([loss.digest for loss in found], "S32"))

@@ -40,15 +40,17 @@ class GuaranteeWatch:
 
     The k-th guarantee gets a share 6 / (pi k)^2 of the level, so that all of them together ever
     give a false alarm with probability at most `LEVEL`. A query counts once for each guarantee,
-    however often it is asked.
+    however often it is asked, unless queries recur.
 
     Args:
+        recurring: whether queries recurred in calibration, so that the guarantee counts them each
+            time.
         read: further feedback of the version: given the number of the last that is known, those
             behind it, in order.
     """
 
-    def __init__(self, read: Callable[[int], Sequence[Loss]]) -> None:
-        self._read, self._last = read, 0
+    def __init__(self, read: Callable[[int], Sequence[Loss]], recurring: bool = False) -> None:
+        self._read, self._recurring, self._last = read, recurring, 0
         self._lock = threading.Lock()
         self._monitors: dict[str, RiskMonitor] = {}
         self._asked: set[tuple[str, bytes]] = set()
@@ -62,7 +64,8 @@ class GuaranteeWatch:
             for loss in self._read(self._last):
                 self._last = loss.number
                 asked = (loss.terms, loss.digest)
-                if asked not in self._asked and self._watches(loss.terms):
+                new = self._recurring or asked not in self._asked
+                if new and self._watches(loss.terms):
                     misses.setdefault(loss.terms, []).append(loss.miss)
                     self._counted.add(loss.number)
                     self._asked.add(asked)

@@ -46,26 +46,24 @@ class Bounded:
         declared = Headers(scope=scope).get("content-length", "")
         taken = 0
 
-        def take(n: int) -> None:
+        def require(n: int) -> None:
+            if n > self.most:
+                raise TooLarge(f"the body is larger than {self.most:,} bytes: send less at a time")
+
+        async def bounded() -> Message:
             nonlocal taken
+            if declared.isdecimal():
+                require(int(declared))  # before anything is read
+            message = await receive()
+            n = len(message.get("body", b""))
             taken += n
             self._together += n
-            if taken > self.most:
-                raise TooLarge(f"the body is larger than {self.most:,} bytes: send less at a time")
+            require(taken)
             if self._together > self.most_together:
                 raise Overloaded(
                     f"requests of more than {self.most_together:,} bytes are under way: ask again "
                     "in a moment"
                 )
-
-        known = declared.isdecimal()
-
-        async def bounded() -> Message:
-            if known and not taken:
-                take(int(declared))  # before anything is read
-            message = await receive()
-            if not known:
-                take(len(message.get("body", b"")))
             return message
 
         try:
@@ -122,8 +120,8 @@ class SameSite:
         host = headers.get("host", "")
         if _hostname(f"//{host}") not in self.hosts:
             return f"this server is not {host!r}: ask it by {', '.join(sorted(self.hosts))}"
-        if scope["method"] in ("GET", "HEAD"):  # browsers keep the answer from such a page
-            return None
+        if headers.get("sec-fetch-mode") == "navigate" and scope["method"] == "GET":
+            return None  # a link leads here
         origin = headers.get("origin")
         foreign = origin is not None and origin.partition("://")[2] != host
         if foreign or headers.get("sec-fetch-site") == "cross-site":

@@ -81,12 +81,12 @@ def routes_of(service: Service) -> APIRouter:
         return JSONResponse(await asyncio.to_thread(service.sample, np.random.default_rng()))
 
     @router.post(
-        "/feedback", responses=errors(400, 404, 409, 413, 415, 507), openapi_extra=_feedback()
+        "/feedback", responses=errors(400, 404, 409, 413, 415, 429, 507), openapi_extra=_feedback()
     )
     async def feedback(request: Request) -> Response:
         """Feedback on an answer; it is on disk when this is acknowledged."""
         given = await read_json(request, Feedback)
-        return JSONResponse(await asyncio.to_thread(service.feed, given))
+        return JSONResponse(await service.feed(given))
 
     @router.get("/monitor", responses=errors(429, 503, 507))
     async def monitor() -> Response:

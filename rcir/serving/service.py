@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import repeat
 from typing import Any
@@ -20,7 +20,6 @@ from rcir.serving.answering import PreparedRequest, answered
 from rcir.serving.batcher import Batcher
 from rcir.serving.bodies import Query
 from rcir.serving.evidence import Evidence
-from rcir.serving.guarantee_watch import GuaranteeWatch
 from rcir.serving.item_pictures import ItemPictures
 from rcir.serving.metrics import Metrics
 from rcir.serving.served import Served
@@ -29,6 +28,7 @@ from rcir.serving.sources import RetrieverSource, ready_to_serve
 from rcir.serving.store import Store, StoreUnavailable
 from rcir.serving.terms import ExploreTerms, Feedback, Terms
 
+AGAIN = 60.0  # seconds after which a version that was refused is tried again
 _log = logging.getLogger("rcir.serving")
 
 
@@ -62,7 +62,7 @@ class Service:
         self.batcher = Batcher(self._work, settings.capacity)
         self.store = None if settings.store is None else Store(settings.store)
         self.trouble: str | None = None
-        self._refused: str | None = None
+        self._refused: dict[str, float] = {}  # versions, and when each is tried again
         self._polling: asyncio.Task[None] | None = None
         self._take(self._made())
 
@@ -76,7 +76,7 @@ class Service:
         for gauge in (self.metrics.model, self.metrics.evidence, self.metrics.alarm):
             gauge.clear()
         self.metrics.model.labels(live.served.version).set(1)
-        self._show(live.evidence.watch)
+        self._show(live.evidence)
 
     @property
     def served(self) -> Served:
@@ -102,6 +102,7 @@ class Service:
         Raises:
             RcirError: as `Retriever.retrieve` and `Batcher.ask` do.
         """
+        self.batcher.require_room(query.n)  # before anything is decoded
         served, terms = self.served, query.terms
         if not served.knows(terms):  # the model is not kept waiting for it
             await asyncio.to_thread(served.decide, terms)
@@ -190,17 +191,17 @@ class Service:
             for one, out in zip(batch, found, strict=True)
         ]
 
-    def feed(self, feedback: Feedback) -> dict[str, Any]:
+    async def feed(self, feedback: Feedback) -> dict[str, Any]:
         """Take feedback on an answer; it is on disk when this returns.
 
         Raises:
             RcirError: as `Evidence.feed` does.
         """
         evidence = self.live.evidence
-        number = evidence.feed(feedback)
+        number = await asyncio.to_thread(evidence.feed, feedback)
         if number is not None:
             self.metrics.feedback.labels(str(feedback.match).lower()).inc()
-            self._show(evidence.watch)
+            self._show(evidence)
         watched = number is not None and evidence.watch.counts(number)
         new, alarm = number is not None, evidence.watch.alarm
         return {"accepted": True, "new": new, "watched": watched, "alarm": alarm}
@@ -222,8 +223,10 @@ class Service:
             "exchangeability": None if compare is None else await self.batcher.run(compare),
         }
 
-    def _show(self, watch: GuaranteeWatch) -> None:
-        for row in watch.rows:
+    def _show(self, evidence: Evidence) -> None:
+        if evidence is not self.live.evidence:
+            return  # another version was taken meanwhile
+        for row in evidence.watch.rows:
             own = {name: value for name, value in row.terms.items() if value not in (None, False)}
             alpha, delta = own.pop("alpha"), own.pop("delta")
             labels = (repr(alpha), repr(delta), json.dumps(own, sort_keys=True))
@@ -237,21 +240,24 @@ class Service:
                 await self.refresh()
             except Exception as error:  # whatever it is, what is served goes on
                 self._refuse(None, error)
-            with suppress(StoreUnavailable):  # feedback that other replicas were given
-                watch = self.live.evidence.watch
-                await asyncio.to_thread(watch.refresh)
-                self._show(watch)
+            try:  # feedback that other replicas were given
+                evidence = self.live.evidence
+                await asyncio.to_thread(evidence.watch.refresh)
+                self._show(evidence)
+            except Exception as error:
+                _log.error("feedback cannot be read: %s", error)
 
     async def refresh(self) -> bool:
-        """Serve the source's version, if it is a new one; a bad one is refused, once.
+        """Serve the source's version, if it is a new one; a bad one is refused for a minute.
 
         It is loaded, verified and warmed up aside, and takes over between two batches.
         """
         version = await asyncio.to_thread(self.source.version)
         if version == self.served.version:
-            self.trouble = self._refused = None
+            self.trouble = None
+            self._refused.clear()
             return False
-        if version == self._refused:
+        if time.monotonic() < self._refused.get(version, 0):
             return False
         try:
             live = await asyncio.to_thread(self._made, version)
@@ -259,13 +265,15 @@ class Service:
             self._refuse(version, error)
             return False
         self._take(live)
-        self.trouble = self._refused = None
+        self.trouble = None
+        self._refused.clear()
         self.metrics.swaps.labels("taken").inc()
         _log.info("%s: version %s is served", self.source.name, self.served.version)
         return True
 
     def _refuse(self, version: str | None, error: Exception) -> None:
-        self._refused = version
+        if version is not None:  # it may be on its way still, or its store away for a moment
+            self._refused[version] = time.monotonic() + AGAIN
         said = f"version {version} is refused" if version else "its version is not known"
         trouble = f"{self.source.name}: {said}, {self.served.version} goes on: {error}"
         if trouble != self.trouble:

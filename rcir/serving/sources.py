@@ -84,7 +84,7 @@ class RegistryName:
                 )
             name = f"{name}/{found.version}"
         manifest = f"models:/{name}/{tracking.INSIDE}/{MANIFEST}"
-        return f"{name}-{_digest(tracking.with_downloaded(manifest, Path.read_bytes))}"
+        return f"{name}-{_digest(tracking.read_file(manifest))}"
 
     def load(self, version: str) -> Served:
         retriever, version = _loaded(

@@ -114,7 +114,8 @@ class Store:
             (version,) = self._connection.execute("PRAGMA user_version").fetchone()
             if version not in (0, STORE_FORMAT):
                 raise StoreUnavailable(
-                    f"{path} is of format {version}, this version reads {STORE_FORMAT}"
+                    f"{path} is of format {version}, this version reads {STORE_FORMAT}: name "
+                    "another file"
                 )
             tables = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             if tables and not version:

@@ -10,6 +10,7 @@ from rcir.tracking.models import (
     find_version,
     log_model,
     log_retriever,
+    read_file,
     set_alias,
     with_downloaded,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "is_chosen",
     "log_model",
     "log_retriever",
+    "read_file",
     "run_tag",
     "set_alias",
     "start_run",

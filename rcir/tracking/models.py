@@ -19,7 +19,14 @@ from typing import Any, TypeVar
 
 from rcir.errors import InvalidConfig, NoRetriever
 from rcir.tracking.runs import TrackedRun
-from rcir.tracking.store import client_of, mlflow_package, reachable, settings, store_uri
+from rcir.tracking.store import (
+    IMPATIENT,
+    client_of,
+    mlflow_package,
+    reachable,
+    settings,
+    store_uri,
+)
 
 LOGGED = "retriever"
 INSIDE = f"artifacts/{LOGGED}"  # the retriever's folder in the model's
@@ -170,6 +177,16 @@ def with_downloaded(uri: str, load: Callable[[Path], Loaded]) -> Loaded:
             ) from error
         local = Path(place)
         return load(local / INSIDE if (local / MODEL_FILE).is_file() else local)
+
+
+def read_file(uri: str) -> bytes:
+    """The content of a small file of a run or a model, asked for once and not for minutes.
+
+    Raises:
+        NoRetriever: MLflow has nothing at that URI, or does not answer.
+    """
+    with settings(IMPATIENT):
+        return with_downloaded(uri, Path.read_bytes)
 
 
 def find_version(name: str, alias: str) -> RegisteredVersion | None:

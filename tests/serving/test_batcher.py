@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from rcir.serving.batcher import Batcher, Busy, Stopping
+from rcir.serving.guards import TooLarge
 
 
 def run(scenario, capacity=100):
@@ -77,6 +78,14 @@ def test_more_than_may_wait_are_refused_and_room_comes_back():
         go.set()
         assert [await first, await second] == ["A", "B"]
         assert await batcher.ask("d", 4) == "D"
+
+    run(scenario, capacity=4)
+
+
+def test_more_than_can_ever_wait_are_told_how_many_may():
+    async def scenario(batcher, go):
+        with pytest.raises(TooLarge, match="send at most 4 at a time"):
+            await batcher.ask("a", 5)
 
     run(scenario, capacity=4)
 

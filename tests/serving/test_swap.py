@@ -9,6 +9,9 @@ import pytest
 
 import rcir
 from rcir.retrieval.retriever import Retriever
+from rcir.serving import service
+from rcir.serving.sources import ready_to_serve
+from rcir.serving.store import StoreUnavailable
 from tests.serving.conftest import drawn
 
 QUERY = {"vector": drawn(1, 5)[0][0].tolist(), "alpha": 0.2}
@@ -100,6 +103,38 @@ def test_feedback_on_an_earlier_version_is_kept_and_does_not_speak_of_this_one(p
         answer = client.post("/retrieve", json=QUERY).json()["answer"]
         changed(place)
         until(lambda: client.get("/ready").json()["version"] != before)
+        labelled = {"answer": answer, "match": False, "label": 3}
+        refused = client.post("/feedback", json=labelled)
+        assert (refused.status_code, refused.json()["error"]) == (400, "invalid-data")
+        assert "without a label" in refused.json()["message"]
         said = client.post("/feedback", json={"answer": answer, "match": False}).json()
         assert said == {"accepted": True, "new": True, "watched": False, "alarm": False}
         assert client.get("/monitor").json()["guarantees"] == []
+
+
+def test_a_version_that_was_refused_is_tried_again(vectors, place, serving, monkeypatch):
+    monkeypatch.setattr(service, "AGAIN", 0.2)
+    with serving(place, poll=0.05) as client:
+        before = client.get("/ready").json()["version"]
+        tried = []
+
+        def ready(*given):
+            tried.append(given)
+            if len(tried) == 1:
+                raise StoreUnavailable("the disk is full for a moment")
+            return ready_to_serve(*given)
+
+        monkeypatch.setattr(service, "ready_to_serve", ready)
+        changed(place)
+        until(lambda: client.get("/ready").json()["trouble"] is not None)
+        until(lambda: client.get("/ready").json()["version"] != before)
+        assert client.get("/ready").json()["trouble"] is None
+        assert len(tried) == 2
+
+
+def test_while_it_stops_it_is_not_ready(place, serving):
+    with serving(place) as client:
+        client.portal.call(client.app.state.service.batcher.stop)
+        found = client.get("/ready")
+        assert (found.status_code, found.json()["ready"]) == (503, False)
+        assert client.post("/retrieve", json=QUERY).status_code == 503

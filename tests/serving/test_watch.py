@@ -1,8 +1,12 @@
 """What feedback says of guarantees."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+import rcir
+from rcir.errors import InvalidData
 from rcir.risk import RiskMonitor
 from rcir.serving import guarantee_watch
 from rcir.serving.guarantee_watch import GuaranteeWatch
@@ -77,6 +81,31 @@ def test_a_query_counts_once_for_a_guarantee():
         watch.refresh()
     assert [(row.terms["alpha"], row.n) for row in watch.rows] == [(0.1, 1), (0.2, 1)]
     assert [watch.counts(number) for number in (1, 2, 21, 22)] == [True, False, True, False]
+
+
+def test_where_queries_recur_each_time_counts():
+    told = Told()
+    told.add(0.1, [1] * 20, query=b"again")
+    assert [(row.n, row.misses) for row in GuaranteeWatch(told, recurring=True).rows] == [(20, 20)]
+
+
+def test_of_queries_in_clusters_nothing_is_watched(tmp_path, serving):
+    gallery, labels = drawn(500, 1)
+    retriever = rcir.Retriever.from_embeddings(gallery, labels=labels)
+    parts = []
+    for seed, first in ((2, 0), (3, 90)):
+        found = retriever.search_labelled(retriever.labelled(*drawn(450, seed)))
+        parts.append(replace(found, clusters=np.arange(450) // 5 + first, cluster="video"))
+    same = replace(parts[1], clusters=parts[0].clusters)
+    with pytest.raises(InvalidData, match=r"90 clusters \(video 0, 1, 2\) are in the tuning split"):
+        retriever.calibrate(parts[0], same)
+    retriever.calibrate(*parts, score_function="quantile")
+    with serving(retriever.save(tmp_path / "clustered")) as client:
+        body = {"vector": drawn(1, 8)[0][0].tolist(), "alpha": 0.3}
+        answer = client.post("/retrieve", json=body).json()
+        feedback = {"answer": answer["answer"], "match": False}
+        assert client.post("/feedback", json=feedback).json()["watched"] is False
+        assert client.get("/monitor").json()["guarantees"] == []
 
 
 @pytest.mark.parametrize(
