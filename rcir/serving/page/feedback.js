@@ -64,6 +64,6 @@ export class Feedback {
 
   stop() {
     this.refused = "This server keeps no feedback.";
-    byId("feedback-buttons").hidden = byId("feedback-title").hidden = true;
+    for (const part of ["buttons", "title", "hint"]) byId(`feedback-${part}`).hidden = true;
   }
 }
