@@ -13,12 +13,11 @@ import urllib.request
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 import torch
-from filelock import FileLock
 from scipy.optimize import brentq
 from scipy.special import gammaln, xlogy
 from scipy.stats import beta
@@ -152,13 +151,6 @@ def trained(tiny, tracking_uri, tmp_path_factory):
         return train(tiny(seed=4))
 
 
-def ray_error():
-    """The base of what Ray raises."""
-    from ray.exceptions import RayError
-
-    return RayError
-
-
 class Clusters:
     """The Ray cluster that tests in this process use: one at a time, of the last kind asked for."""
 
@@ -169,13 +161,7 @@ class Clusters:
         """The address of a cluster of one node; `settings` are variables of the environment."""
         if self.kind != kind:
             self.end()
-            # One at a time, whichever process starts it: several that start at once on a busy
-            # machine wait for each other's processes until Ray gives up.
-            with FileLock(Path(gettempdir(), f"rcir-tests-{os.getuid()}.lock")):
-                try:
-                    self._address = self._start(cpus, settings)
-                except (ConnectionError, RuntimeError, ray_error()):
-                    self._address = self._start(cpus, settings)  # where it did, once more
+            self._address = self._start(cpus, settings)
             self.kind = kind
         return self._address
 
@@ -236,11 +222,16 @@ def _forget():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item, nextitem):
-    """A cluster ends where the next test does not use it."""
+    """A cluster ends with the tests of a file, where the next test does not use it.
+
+    Not between two tests of one file: the fixture that gave it lasts as long as that.
+    """
     try:
         return (yield)
     finally:
         following = KINDS.intersection(getattr(nextitem, "fixturenames", ()))
+        if nextitem is not None and nextitem.path == item.path:
+            following.add(CLUSTERS.kind)
         if CLUSTERS.kind is not None and CLUSTERS.kind not in following:
             CLUSTERS.end()
 
