@@ -15,6 +15,7 @@ from rcir.options import require_options
 
 INDEXES = {
     "flat": "rcir.index.flat:FlatIndex",
+    "milvus": "rcir.index.milvus:MilvusIndex",
     "pgvector": "rcir.index.pgvector:PgvectorIndex",
 }
 PROTOCOL = ("Options", "build", "add", "remove", "search", "version", "save", "load", "__len__")
