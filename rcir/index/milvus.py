@@ -3,88 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
-from urllib.parse import urlsplit
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import DataUnavailable, InvalidConfig, RcirError, StaleCalibration
+from rcir.errors import InvalidConfig, RcirError, StaleCalibration
 from rcir.extras import naming_extras
 from rcir.files import read_array
 from rcir.index.base import check_vectors
+from rcir.index.milvus_server import MilvusOptions, MilvusServer
 
-Consistency = Literal["Strong", "Bounded", "Session", "Eventually"]
 STATE_FILE, IDS_FILE = "collection.json", "ids.npy"
 VERSION = "rcir.version"  # a property of the collection
 AT_ONCE = 1 << 22  # bytes of vectors that are sent together
 MOST = 16_384  # neighbours of a query, and queries of a search
 TOGETHER = 1 << 18  # neighbours that one request asks for
 STEP = 0.05  # seconds
-
-
-@dataclass(frozen=True)
-class MilvusOptions:
-    """The options of `MilvusIndex`.
-
-    Args:
-        uri: "http(s)://host:port" of a server, whose token MILVUS_TOKEN holds if it asks for one;
-            or the path of Milvus Lite's files, which ends in .db.
-        collection: its name, of letters, digits and underscores; it must not exist when it is
-            built.
-        index_type: Milvus's name: "FLAT", "HNSW", "IVF_FLAT", ...
-        params: what it is built with, as {"M": 16, "efConstruction": 200} or {"nlist": 128}.
-        search_params: what it is searched with, as {"ef": 400}, which is at least the search depth,
-            or {"nprobe": 16}.
-        consistency_level: what a search has to see: "Strong", all that was written before it;
-            others may miss the last changes, and answer otherwise for a moment.
-        timeout: seconds of each request; above 0.
-
-    Raises:
-        InvalidConfig: of one that is out of range.
-    """
-
-    uri: str = "milvus.db"
-    collection: str = "rcir_vectors"
-    index_type: str = "HNSW"
-    params: dict[str, Any] = field(default_factory=dict)
-    search_params: dict[str, Any] = field(default_factory=dict)
-    consistency_level: Consistency = "Strong"
-    timeout: float = 30.0
-
-    def __post_init__(self) -> None:
-        parts = urlsplit(self.uri)
-        if "@" in parts.netloc:
-            raise InvalidConfig(
-                "uri holds a user or a password, which would be stored with a retriever: leave "
-                "them out, and give MILVUS_TOKEN, as user:password or a key"
-            )
-        if not (parts.scheme in ("http", "https") and parts.netloc) and (
-            parts.scheme or not self.uri.endswith(".db")
-        ):
-            raise InvalidConfig(
-                f"uri is {self.uri!r}; http://host:port, https://host:port, or a path that ends in "
-                ".db"
-            )
-        if not re.fullmatch(r"[A-Za-z_]\w{0,99}", self.collection, re.ASCII):
-            raise InvalidConfig(
-                f"collection is {self.collection!r}; a name of letters, digits and underscores"
-            )
-        if self.consistency_level not in get_args(Consistency):
-            raise InvalidConfig(
-                f"consistency_level is {self.consistency_level!r}; one of "
-                f"{', '.join(get_args(Consistency))}"
-            )
-        if not 0 < self.timeout < 1e6:
-            raise InvalidConfig(f"timeout is {self.timeout}; seconds above 0")
 
 
 class MilvusIndex:
@@ -112,22 +51,19 @@ class MilvusIndex:
         self._ids: NDArray[np.int64] = np.empty(0, np.int64)
         self._version = ""
         self._unfinished: int | None = None  # the first id of an insertion that failed
-        self._client: Any = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_client": None}
+        self._server = MilvusServer(options)
 
     @classmethod
     def build(cls, vectors: NDArray[np.float32], options: MilvusOptions) -> Self:
         vectors = check_vectors(vectors)
         index = cls(options)
         index._dim = vectors.shape[1]
-        index._call(index._create)
+        index._create()
         try:
             index._insert(vectors, 0)
         except BaseException:
             with suppress(RcirError):
-                index._call(lambda client: client.drop_collection(options.collection))
+                index._call("drop_collection")
             raise
         return index
 
@@ -147,10 +83,8 @@ class MilvusIndex:
             return
         self._require_unchanged()
         version = self._write_version()
-        name, timeout = self.options.collection, self.options.timeout
         for some in np.split(gone, range(MOST, len(gone), MOST)):
-            ids = some.tolist()
-            self._call(lambda client, ids=ids: client.delete(name, ids=ids, timeout=timeout))
+            self._call("delete", ids=some.tolist())
         self._version, self._ids = version, np.setdiff1d(self._ids, gone, assume_unique=True)
         self._wait()
 
@@ -212,39 +146,34 @@ class MilvusIndex:
         index = cls(options)
         index._dim, index._version = int(held["dim"]), str(held["version"])
         index._ids = read_array(folder / IDS_FILE)
-        index._call(lambda client: client.load_collection(options.collection))
+        index._call("load_collection")
         index._require_unchanged()
         return index
 
-    def _create(self, client: Any) -> None:
-        from pymilvus import DataType
+    def _create(self) -> None:
+        with naming_extras():
+            from pymilvus import DataType, MilvusClient
 
-        chosen, timeout = self.options, self.options.timeout
-        if client.has_collection(chosen.collection, timeout=timeout):
+        chosen = self.options
+        if self._call("has_collection"):
             raise InvalidConfig(
                 f"the collection {chosen.collection} already exists, and is left alone: drop it, "
                 "or choose another one by the option collection"
             )
-        schema = client.create_schema(auto_id=False)
+        schema = MilvusClient.create_schema(auto_id=False)
         schema.add_field("id", DataType.INT64, is_primary=True)
         schema.add_field("vector", DataType.FLOAT_VECTOR, dim=self._dim)
-        built = client.prepare_index_params()
+        built = MilvusClient.prepare_index_params()
         built.add_index(
             "vector", index_type=chosen.index_type, metric_type="L2", params=chosen.params
         )
-        client.create_collection(
-            chosen.collection,
-            schema=schema,
-            index_params=built,
-            consistency_level=chosen.consistency_level,
-            timeout=timeout,
-        )
+        level = chosen.consistency_level
+        self._call("create_collection", schema=schema, index_params=built, consistency_level=level)
 
     def _insert(self, vectors: NDArray[np.float32], first: int) -> None:
         """Insert vectors with ids from the first one on; all of them, or none where that is in the
         server's power.
         """
-        name, timeout = self.options.collection, self.options.timeout
         self._unfinished = first
         try:
             version = self._write_version()
@@ -254,7 +183,7 @@ class MilvusIndex:
                     {"id": first + start + row, "vector": vector}
                     for row, vector in enumerate(vectors[start : start + together])
                 ]
-                self._call(lambda client, rows=rows: client.insert(name, rows, timeout=timeout))
+                self._call("insert", rows)
             self._wait()
         except BaseException:
             with suppress(RcirError):
@@ -267,49 +196,35 @@ class MilvusIndex:
     def _take_back(self) -> None:
         """Delete what an insertion that failed left."""
         if self._unfinished is not None:
-            name, timeout = self.options.collection, self.options.timeout
-            left = f"id >= {self._unfinished}"
-            self._call(lambda client: client.delete(name, filter=left, timeout=timeout))
+            self._call("delete", filter=f"id >= {self._unfinished}")
             self._write_version(self._version)
             self._unfinished = None
 
     def _write_version(self, version: str | None = None) -> str:
-        version, name = version or str(uuid.uuid4()), self.options.collection
-        written = {VERSION: version}
-        timeout = self.options.timeout
-        self._call(
-            lambda client: client.alter_collection_properties(name, written, timeout=timeout)
-        )
+        version = version or str(uuid.uuid4())
+        self._call("alter_collection_properties", {VERSION: version})
         return version
 
     def _wait(self) -> None:
         """Until all is written and indexed: what is not is searched otherwise than later."""
-        name, timeout = self.options.collection, self.options.timeout
-        self._call(lambda client: client.flush(name, timeout=timeout))
-        while int(self._index().get("pending_index_rows", 0)):
+        self._call("flush")
+        while int(self._call("describe_index", "vector").get("pending_index_rows", 0)):
             time.sleep(STEP)
-
-    def _index(self) -> dict[str, Any]:
-        name, timeout = self.options.collection, self.options.timeout
-        found = self._call(lambda client: client.describe_index(name, "vector", timeout=timeout))
-        return dict(found or {})
 
     def _require_unchanged(self) -> None:
         """See that the collection is as this object left it."""
-        name, timeout = self.options.collection, self.options.timeout
         self._take_back()
+        version = dict(self._call("describe_collection")["properties"]).get(VERSION)
         level = self.options.consistency_level
-
-        def read(client: Any) -> tuple[str, int]:
-            found = client.describe_collection(name, timeout=timeout)["properties"]
-            counted = client.query(
-                name, output_fields=["count(*)"], consistency_level=level, timeout=timeout
-            )
-            return dict(found).get(VERSION, ""), int(counted[0]["count(*)"])
-
-        kind = str(self._index().get("index_type"))
-        if self._call(read) != (self._version, len(self)) or kind != self.options.index_type:
+        (counted,) = self._call("query", output_fields=["count(*)"], consistency_level=level)
+        kind = self._call("describe_index", "vector").get("index_type")
+        if (version, counted["count(*)"], kind) != (
+            *(self._version, len(self), self.options.index_type),
+        ):
             raise self._changed()
+
+    def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        return self._server.call(method, self.options.collection, *arguments, **named)
 
     def _nearest(
         self, vectors: NDArray[np.float32], count: int
@@ -317,16 +232,13 @@ class MilvusIndex:
         """Ids and squared L2 distances, each (n, count)."""
         chosen = self.options
         found = self._call(
-            lambda client: client.search(
-                chosen.collection,
-                data=list(vectors),
-                anns_field="vector",
-                limit=count,
-                output_fields=["id"],
-                search_params={"metric_type": "L2", "params": chosen.search_params},
-                consistency_level=chosen.consistency_level,
-                timeout=chosen.timeout,
-            )
+            "search",
+            data=list(vectors),
+            anns_field="vector",
+            limit=count,
+            output_fields=["id"],
+            search_params={"metric_type": "L2", "params": chosen.search_params},
+            consistency_level=chosen.consistency_level,
         )
         short = min(map(len, found), default=0)
         if len(found) != len(vectors) or short < count:
@@ -347,44 +259,3 @@ class MilvusIndex:
             "it was cut off: which of its rows is which item is no longer known; build the "
             "retriever anew from its vectors"
         )
-
-    def _call(self, work: Callable[[Any], Any]) -> Any:
-        """What work returns of a client, which is made anew where the last one lost its server."""
-        with _in_words(self.options):
-            if self._client is None:
-                self._client = _connected(self.options)
-            try:
-                return work(self._client)
-            except RcirError:
-                raise
-            except BaseException:
-                self._client = None
-                raise
-
-
-def _connected(options: MilvusOptions) -> Any:
-    with naming_extras():
-        from pymilvus import MilvusClient
-
-        if options.uri.endswith(".db") and not urlsplit(options.uri).scheme:
-            import milvus_lite  # noqa: F401  (what is missing is named)
-    return MilvusClient(
-        options.uri, token=os.environ.get("MILVUS_TOKEN", ""), timeout=options.timeout
-    )
-
-
-@contextmanager
-def _in_words(options: MilvusOptions) -> Iterator[None]:
-    """Errors of pymilvus as those of rcir."""
-    with naming_extras():
-        import grpc
-        from pymilvus.exceptions import MilvusException
-    try:
-        yield
-    except (MilvusException, grpc.RpcError, grpc.FutureTimeoutError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise DataUnavailable(
-            f"Milvus at {options.uri} cannot be reached, or refuses ({said}): see that it runs, "
-            f"that the collection {options.collection} is there, and that MILVUS_TOKEN holds its "
-            "token if it asks for one"
-        ) from error

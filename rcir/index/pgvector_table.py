@@ -100,7 +100,8 @@ class PgvectorTable:
         ties = ", id" if settings["enable_indexscan"] == "off" else ""  # no index has both orders
         statement = self.sql(
             "SELECT query.number::int, coalesce(found.ids, ''), coalesce(found.distances, '') "
-            "FROM unnest(%b::vector[]) WITH ORDINALITY AS query (vector, number) CROSS JOIN LATERAL ("
+            "FROM unnest(%b::vector[]) WITH ORDINALITY AS query (vector, number) "
+            "CROSS JOIN LATERAL ("
             "SELECT string_agg(int8send(id), ''::bytea) AS ids, "
             "string_agg(float8send(distance), ''::bytea) AS distances FROM ("
             "SELECT id, embedding <-> query.vector AS distance FROM {table} "
