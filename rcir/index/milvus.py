@@ -242,10 +242,10 @@ class MilvusIndex:
         )
         short = min(map(len, found), default=0)
         if len(found) != len(vectors) or short < count:
+            self._require_unchanged()
             raise InvalidConfig(
                 f"{chosen.index_type} found {short} of the {count} nearest of {len(self)} vectors: "
-                "search with larger search_params (ef, nprobe), or choose the index_type FLAT; or "
-                "someone deleted some"
+                "search with larger search_params (ef, nprobe), or choose the index_type FLAT"
             )
         pairs = np.array(
             [[(hit["id"], hit["distance"]) for hit in hits] for hits in found],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,9 @@ from rcir.errors import DataUnavailable, InvalidConfig
 from rcir.extras import naming_extras
 
 Consistency = Literal["Strong", "Bounded", "Session", "Eventually"]
+PATIENCE, STEP = 5.0, 0.2  # seconds in which a read is tried again, and between two attempts
+READING = ("search", "query", "describe_collection", "describe_index", "has_collection")
+UNREACHABLE = "Fail connecting"  # how pymilvus says it
 
 
 @dataclass(frozen=True)
@@ -88,16 +92,29 @@ class MilvusServer:
         Raises:
             DataUnavailable: the server cannot be reached, refuses, or takes too long.
         """
+        until = time.monotonic() + min(self.options.timeout, PATIENCE)
         with _in_words(self.options):
-            if self._client is None:
-                self._client = _connected(self.options)
-            try:
-                return getattr(self._client, method)(
-                    *arguments, timeout=self.options.timeout, **named
-                )
-            except BaseException:
-                self._client = None  # the next call makes another one
-                raise
+            from pymilvus.exceptions import MilvusException
+
+            while True:
+                try:
+                    return self._try(method, *arguments, **named)
+                except MilvusException as error:
+                    # gRPC refuses for a while after a server was away.
+                    away = UNREACHABLE in str(error) and method in READING
+                    if not away or time.monotonic() > until:
+                        raise
+                time.sleep(STEP)
+
+    def _try(self, method: str, *arguments: Any, **named: Any) -> Any:
+        if self._client is None:
+            self._client = _connected(self.options)
+        try:
+            return getattr(self._client, method)(*arguments, timeout=self.options.timeout, **named)
+        except BaseException:
+            client, self._client = self._client, None  # the next call makes another one
+            client.close()
+            raise
 
 
 def _connected(options: MilvusOptions) -> Any:
@@ -106,9 +123,8 @@ def _connected(options: MilvusOptions) -> Any:
 
         if options.uri.endswith(".db") and not urlsplit(options.uri).scheme:
             import milvus_lite  # noqa: F401  (what is missing is named)
-    return MilvusClient(
-        options.uri, token=os.environ.get("MILVUS_TOKEN", ""), timeout=options.timeout
-    )
+    token = os.environ.get("MILVUS_TOKEN", "")
+    return MilvusClient(options.uri, token=token, timeout=options.timeout)
 
 
 @contextmanager
