@@ -105,6 +105,7 @@ class MilvusIndex:
         count = min(k, len(self))
         if count > MOST:
             raise InvalidConfig(f"Milvus finds at most {MOST} neighbours, not {count}")
+        self._take_back()
         together = max(1, min(MOST, TOGETHER // max(count, 1)))
         for start in range(0, len(vectors) if count else 0, together):
             rows = slice(start, start + together)
@@ -146,7 +147,6 @@ class MilvusIndex:
         index = cls(options)
         index._dim, index._version = int(held["dim"]), str(held["version"])
         index._ids = read_array(folder / IDS_FILE)
-        index._call("load_collection")
         index._require_unchanged()
         return index
 

@@ -124,7 +124,11 @@ def _connected(options: MilvusOptions) -> Any:
         if options.uri.endswith(".db") and not urlsplit(options.uri).scheme:
             import milvus_lite  # noqa: F401  (what is missing is named)
     token = os.environ.get("MILVUS_TOKEN", "")
-    return MilvusClient(options.uri, token=token, timeout=options.timeout)
+    client = MilvusClient(options.uri, token=token, timeout=options.timeout)
+    if client.has_collection(options.collection, timeout=options.timeout):
+        # Milvus Lite holds none in memory after it was started.
+        client.load_collection(options.collection, timeout=options.timeout)
+    return client
 
 
 @contextmanager

@@ -271,6 +271,7 @@ def test_a_server_that_stands_still_is_given_up_and_used_again(mortal):
     assert index.search(vectors(1), 1)[1].tolist() == [[0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["search", "add"])
 def test_a_server_killed_at_work_and_started_again(mortal, method, monkeypatch):
     gallery = vectors(2000, 32)
