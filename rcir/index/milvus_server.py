@@ -15,8 +15,12 @@ from rcir.errors import DataUnavailable, InvalidConfig
 from rcir.extras import naming_extras
 
 Consistency = Literal["Strong", "Bounded", "Session", "Eventually"]
-PATIENCE, STEP = 5.0, 0.2  # seconds in which a read is tried again, and between two attempts
-READING = ("search", "query", "describe_collection", "describe_index", "has_collection")
+PATIENCE, STEP = 10.0, 0.2  # seconds in which a call is tried again, and between two attempts
+# What does the same when it is done twice.
+REPEATABLE = {
+    *("search", "query", "describe_collection", "describe_index", "has_collection"),
+    *("delete", "alter_collection_properties", "flush"),
+}
 UNREACHABLE = "Fail connecting"  # how pymilvus says it
 
 
@@ -101,7 +105,7 @@ class MilvusServer:
                     return self._try(method, *arguments, **named)
                 except MilvusException as error:
                     # gRPC refuses for a while after a server was away.
-                    away = UNREACHABLE in str(error) and method in READING
+                    away = UNREACHABLE in str(error) and method in REPEATABLE
                     if not away or time.monotonic() > until:
                         raise
                 time.sleep(STEP)

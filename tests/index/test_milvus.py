@@ -275,7 +275,7 @@ def test_a_server_that_stands_still_is_given_up_and_used_again(mortal):
 @pytest.mark.parametrize("method", ["search", "add"])
 def test_a_server_killed_at_work_and_started_again(mortal, method, monkeypatch):
     gallery = vectors(2000, 32)
-    index = build_index(gallery, new(mortal, "FLAT", timeout=5.0))
+    index = build_index(gallery, new(mortal, "FLAT", timeout=10.0))
     expected = index.search(gallery[:4], 10)
     monkeypatch.setattr("rcir.index.milvus.TOGETHER", 4000)
     monkeypatch.setattr("rcir.index.milvus.AT_ONCE", 4 * 32 * 500)
