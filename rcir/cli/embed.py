@@ -51,7 +51,11 @@ def run(options: Namespace) -> None:
 
     output, shards = options.output, options.shards
     named = output.suffix == ".parquet"
-    if named != (shards is None) or not output.parent.is_dir() or (shards or 1) < 1:
+    if (
+        named != (shards is None)
+        or not output.parent.is_dir()
+        or (shards is not None and shards < 1)
+    ):
         raise InvalidConfig(
             f"--output is {output}: give a file that ends in .parquet, in a folder that is there; "
             "or, with --shards and a number from 1, a folder"
@@ -72,10 +76,6 @@ def run(options: Namespace) -> None:
     with bar:
         for file, rows in files.items():
             some = pictures[rows]
-            if shards is not None and (known := _written(file, some, name)):
-                dim = known
-                bar.advance(task, len(some))
-                continue
             embedder = Embedder(
                 options.num_workers,
                 options.use_gpu,
@@ -83,6 +83,11 @@ def run(options: Namespace) -> None:
                 lambda images, _: bar.advance(task, images),
                 options.batch,
             )
+            if shards is not None and (known := _written(file, some, name)):
+                dim = known
+                embedder.clear()
+                bar.advance(task, len(some))
+                continue
             dim = _embed(embedder, encoder, preprocessing, some, file, name, shards or 1)
     held = f"{len(pictures):,} vectors of {dim} numbers, by {name}"
     console.print(f"{output}: {held}", soft_wrap=True)
