@@ -128,7 +128,14 @@ def _connected(options: MilvusOptions) -> Any:
         if options.uri.endswith(".db") and not urlsplit(options.uri).scheme:
             import milvus_lite  # noqa: F401  (what is missing is named)
     token = os.environ.get("MILVUS_TOKEN", "")
-    client = MilvusClient(options.uri, token=token, timeout=options.timeout)
+    # A connection of its own, which knows nothing of one before that its server ended.
+    client = MilvusClient(
+        options.uri,
+        token=token,
+        timeout=options.timeout,
+        dedicated=True,
+        grpc_options={"grpc.use_local_subchannel_pool": 1},
+    )
     if client.has_collection(options.collection, timeout=options.timeout):
         # Milvus Lite holds none in memory after it was started.
         client.load_collection(options.collection, timeout=options.timeout)
