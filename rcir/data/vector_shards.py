@@ -12,7 +12,7 @@ import numpy as np
 from rcir.data.vector_files import VectorTable, read_vectors
 from rcir.errors import DataUnavailable, InvalidData
 
-OPTIONAL = ("ids", "labels", "places", "uncertainty", "group", "cluster")
+SHARED_FIELDS = ("ids", "labels", "places", "uncertainty", "group", "cluster")
 
 
 def shard_name(number: int) -> str:
@@ -72,7 +72,7 @@ def read_shards(path: Path) -> Iterator[VectorTable]:
         table = read_vectors(file)
         if first is None:
             first = replace(table, vectors=table.vectors[:1].copy())
-        for name in (*OPTIONAL, "model"):
+        for name in (*SHARED_FIELDS, "model"):
             known, other = getattr(first, name), getattr(table, name)
             if (known is None) != (other is None) or (name == "model" and known != other):
                 raise InvalidData(
@@ -97,7 +97,7 @@ def read_all_vectors(path: Path) -> VectorTable:
     if len(tables) == 1:
         return tables[0]
     joined: dict[str, Any] = {"vectors": np.concatenate([one.vectors for one in tables])}
-    for name in OPTIONAL:
+    for name in SHARED_FIELDS:
         parts = [getattr(one, name) for one in tables]
         if parts[0] is not None:
             lists = isinstance(parts[0], list)

@@ -18,12 +18,12 @@ from rcir.files import read_array
 from rcir.index.base import check_vectors
 from rcir.index.milvus_server import MilvusOptions, MilvusServer
 
-STATE_FILE, IDS_FILE = "collection.json", "ids.npy"
-VERSION = "rcir.version"  # a property of the collection
-AT_ONCE = 1 << 22  # bytes of vectors that are sent together
-MOST = 16_384  # neighbours of a query, and queries of a search
-TOGETHER = 1 << 18  # neighbours that one request asks for
-STEP = 0.05  # seconds
+COLLECTION_FILE, IDS_FILE = "collection.json", "ids.npy"
+VERSION_PROPERTY = "rcir.version"  # a property of the collection
+BYTES_AT_ONCE = 1 << 22  # bytes of vectors that are sent together
+LARGEST_TOP_K = 16_384  # neighbours of a query, and queries of a search
+FOUND_AT_ONCE = 1 << 18  # neighbours that one request asks for
+POLL_INTERVAL = 0.05  # seconds
 
 
 class MilvusIndex:
@@ -83,7 +83,7 @@ class MilvusIndex:
             return
         self._require_unchanged()
         version = self._write_version()
-        for some in np.split(gone, range(MOST, len(gone), MOST)):
+        for some in np.split(gone, range(LARGEST_TOP_K, len(gone), LARGEST_TOP_K)):
             self._call("delete", ids=some.tolist())
         self._version, self._ids = version, np.setdiff1d(self._ids, gone, assume_unique=True)
         self._wait()
@@ -103,10 +103,10 @@ class MilvusIndex:
         distances = np.full((len(vectors), k), np.inf, np.float32)
         positions = np.full((len(vectors), k), -1, np.int64)
         count = min(k, len(self))
-        if count > MOST:
-            raise InvalidConfig(f"Milvus finds at most {MOST} neighbours, not {count}")
+        if count > LARGEST_TOP_K:
+            raise InvalidConfig(f"Milvus finds at most {LARGEST_TOP_K} neighbours, not {count}")
         self._take_back()
-        together = max(1, min(MOST, TOGETHER // max(count, 1)))
+        together = max(1, min(LARGEST_TOP_K, FOUND_AT_ONCE // max(count, 1)))
         for start in range(0, len(vectors) if count else 0, together):
             rows = slice(start, start + together)
             ids, squared = self._nearest(vectors[rows], count)
@@ -132,7 +132,7 @@ class MilvusIndex:
 
     def save(self, folder: Path) -> None:
         held = {"version": self._version, "dim": self._dim}
-        (folder / STATE_FILE).write_text(json.dumps(held))
+        (folder / COLLECTION_FILE).write_text(json.dumps(held))
         np.save(folder / IDS_FILE, self._ids, allow_pickle=False)
 
     @classmethod
@@ -143,7 +143,7 @@ class MilvusIndex:
             DataUnavailable: the server cannot be reached, or the collection is gone.
             StaleCalibration: the collection was changed since.
         """
-        held = json.loads((folder / STATE_FILE).read_text())
+        held = json.loads((folder / COLLECTION_FILE).read_text())
         index = cls(options)
         index._dim, index._version = int(held["dim"]), str(held["version"])
         index._ids = read_array(folder / IDS_FILE)
@@ -177,7 +177,7 @@ class MilvusIndex:
         self._unfinished = first
         try:
             version = self._write_version()
-            together = max(1, AT_ONCE // (4 * self._dim))
+            together = max(1, BYTES_AT_ONCE // (4 * self._dim))
             for start in range(0, len(vectors), together):
                 rows = [
                     {"id": first + start + row, "vector": vector}
@@ -202,19 +202,19 @@ class MilvusIndex:
 
     def _write_version(self, version: str | None = None) -> str:
         version = version or str(uuid.uuid4())
-        self._call("alter_collection_properties", {VERSION: version})
+        self._call("alter_collection_properties", {VERSION_PROPERTY: version})
         return version
 
     def _wait(self) -> None:
         """Until all is written and indexed: what is not is searched otherwise than later."""
         self._call("flush")
         while int(self._call("describe_index", "vector").get("pending_index_rows", 0)):
-            time.sleep(STEP)
+            time.sleep(POLL_INTERVAL)
 
     def _require_unchanged(self) -> None:
         """See that the collection is as this object left it."""
         self._take_back()
-        version = dict(self._call("describe_collection")["properties"]).get(VERSION)
+        version = dict(self._call("describe_collection")["properties"]).get(VERSION_PROPERTY)
         level = self.options.consistency_level
         (counted,) = self._call("query", output_fields=["count(*)"], consistency_level=level)
         kind = self._call("describe_index", "vector").get("index_type")

@@ -15,7 +15,10 @@ from rcir.errors import DataUnavailable, InvalidConfig
 from rcir.extras import naming_extras
 
 Consistency = Literal["Strong", "Bounded", "Session", "Eventually"]
-PATIENCE, STEP = 10.0, 0.2  # seconds in which a call is tried again, and between two attempts
+RETRIED_FOR, RETRY_INTERVAL = (
+    10.0,
+    0.2,
+)  # seconds in which a call is tried again, and between two attempts
 # What does the same when it is done twice.
 REPEATABLE = {
     *("search", "query", "describe_collection", "describe_index", "has_collection"),
@@ -96,7 +99,7 @@ class MilvusServer:
         Raises:
             DataUnavailable: the server cannot be reached, refuses, or takes too long.
         """
-        until = time.monotonic() + min(self.options.timeout, PATIENCE)
+        until = time.monotonic() + min(self.options.timeout, RETRIED_FOR)
         with _in_words(self.options):
             from pymilvus.exceptions import MilvusException
 
@@ -108,7 +111,7 @@ class MilvusServer:
                     away = UNREACHABLE in str(error) and method in REPEATABLE
                     if not away or time.monotonic() > until:
                         raise
-                time.sleep(STEP)
+                time.sleep(RETRY_INTERVAL)
 
     def _try(self, method: str, *arguments: Any, **named: Any) -> Any:
         if self._client is None:

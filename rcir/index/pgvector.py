@@ -20,16 +20,16 @@ from rcir.index.postgres import Postgres, check_dsn
 if TYPE_CHECKING:
     from psycopg import Connection
 
-Method = Literal["hnsw", "ivfflat", "exact"]
-STATE_FILE = "table.json"
-DIMENSIONS = 2000  # that pgvector indexes, at most
-RANGES = {
+PgvectorMethod = Literal["hnsw", "ivfflat", "exact"]
+PGVECTOR_FILE = "table.json"
+MOST_DIMENSIONS = 2000  # that pgvector indexes, at most
+PARAMETER_RANGES = {
     **{"m": (2, 100), "ef_construction": (4, 1000), "ef_search": (1, 1000)},
     **{"max_scan_tuples": (1, 2**31 - 1), "lists": (1, 32768), "probes": (1, 32768)},
 }
 # What decides an answer besides the vectors is never left to the server: neither to its planner,
 # which takes or leaves an index by its statistics, nor to what its configuration says.
-ALWAYS = {"jit": "off", "work_mem": "64MB", "hnsw.scan_mem_multiplier": "1"}
+COMMON_SETTINGS = {"jit": "off", "work_mem": "64MB", "hnsw.scan_mem_multiplier": "1"}
 BY_INDEX = {"enable_indexscan": "on"} | dict.fromkeys(
     ("enable_seqscan", "enable_sort", "enable_bitmapscan"), "off"
 )
@@ -61,7 +61,7 @@ class PgvectorOptions:
 
     dsn: str = ""
     table: str = "rcir_vectors"
-    method: Method = "hnsw"
+    method: PgvectorMethod = "hnsw"
     m: int = 16
     ef_construction: int = 64
     ef_search: int = 200
@@ -77,9 +77,11 @@ class PgvectorOptions:
                 f"table is {self.table!r}; a name, or schema.name, of small letters, digits and "
                 "underscores, at most 50"
             )
-        if self.method not in get_args(Method):
-            raise InvalidConfig(f"method is {self.method!r}; one of {', '.join(get_args(Method))}")
-        for name, (least, most) in RANGES.items():
+        if self.method not in get_args(PgvectorMethod):
+            raise InvalidConfig(
+                f"method is {self.method!r}; one of {', '.join(get_args(PgvectorMethod))}"
+            )
+        for name, (least, most) in PARAMETER_RANGES.items():
             if not least <= getattr(self, name) <= most:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; {least} to {most}")
         if self.ef_construction < 2 * self.m:
@@ -104,14 +106,14 @@ class PgvectorOptions:
     def search_settings(self) -> dict[str, str]:
         """The settings of PostgreSQL that decide what a search finds."""
         if self.method == "exact":
-            return ALWAYS | ONE_BY_ONE
+            return COMMON_SETTINGS | ONE_BY_ONE
         named = {"hnsw": ("ef_search", "max_scan_tuples"), "ivfflat": ("probes",)}[self.method]
         own = {f"{self.method}.{name}": str(getattr(self, name)) for name in named}
         order = "strict_order" if self.method == "hnsw" else "relaxed_order"
         own[f"{self.method}.iterative_scan"] = order
         if self.method == "ivfflat":
             own["ivfflat.max_probes"] = str(self.lists)
-        return ALWAYS | BY_INDEX | own
+        return COMMON_SETTINGS | BY_INDEX | own
 
 
 class PgvectorIndex:
@@ -145,9 +147,10 @@ class PgvectorIndex:
         vectors = check_vectors(vectors)
         index = cls(options)
         index._dim, hnsw = vectors.shape[1], options.method == "hnsw"
-        if index._dim > DIMENSIONS and options.method != "exact":
+        if index._dim > MOST_DIMENSIONS and options.method != "exact":
             raise InvalidConfig(
-                f"vectors have {index._dim} dimensions; pgvector indexes at most {DIMENSIONS}: "
+                f"vectors have {index._dim} dimensions; pgvector indexes at most "
+                f"{MOST_DIMENSIONS}: "
                 'reduce them, or choose the method "exact"'
             )
 
@@ -256,7 +259,7 @@ class PgvectorIndex:
 
     def save(self, folder: Path) -> None:
         held = {"contents": self._contents, "n": len(self), "dim": self._dim}
-        (folder / STATE_FILE).write_text(json.dumps(held))
+        (folder / PGVECTOR_FILE).write_text(json.dumps(held))
 
     @classmethod
     def load(cls, folder: Path, options: PgvectorOptions) -> Self:
@@ -266,7 +269,7 @@ class PgvectorIndex:
             DataUnavailable: the server cannot be reached, or the table is gone.
             StaleCalibration: the table was changed since.
         """
-        held = json.loads((folder / STATE_FILE).read_text())
+        held = json.loads((folder / PGVECTOR_FILE).read_text())
         index = cls(options)
         index._dim, index._contents = int(held["dim"]), str(held["contents"])
 

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from psycopg import Connection
     from psycopg.sql import Composed
 
-AT_ONCE = 1 << 23  # bytes of vectors that are sent together
-HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
-TRAILER = b"\xff\xff"
+COPIED_AT_ONCE = 1 << 23  # bytes of vectors that are sent together
+COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+COPY_TRAILER = b"\xff\xff"
 
 
 class PgvectorTable:
@@ -56,10 +56,10 @@ class PgvectorTable:
         """Add vectors (n, d), with ids from the first one on."""
         into = self.sql("COPY {table} (id, embedding) FROM STDIN (FORMAT BINARY)")
         with connection.cursor() as cursor, cursor.copy(into) as copy:
-            copy.write(HEADER)
+            copy.write(COPY_HEADER)
             for block in _rows(vectors, first):
                 copy.write(block)
-            copy.write(TRAILER)
+            copy.write(COPY_TRAILER)
 
     def delete(self, connection: Connection[Any], ids: NDArray[np.int64]) -> int:
         """Delete some rows; returns how many of them there were."""
@@ -131,7 +131,7 @@ def _rows(vectors: NDArray[np.float32], first: int) -> Iterator[bytes]:
             *(("dim", ">i2"), ("unused", ">i2"), ("vector", ">f4", (dim,))),
         ]
     )
-    together = max(1, AT_ONCE // row.itemsize)
+    together = max(1, COPIED_AT_ONCE // row.itemsize)
     for start in range(0, len(vectors), together):
         some = vectors[start : start + together]
         rows = np.zeros(len(some), row)

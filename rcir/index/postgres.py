@@ -15,8 +15,8 @@ from rcir.extras import naming_extras
 if TYPE_CHECKING:
     from psycopg import Connection
 
-Result = TypeVar("Result")
-OLDEST = (0, 8)  # of pgvector: the first that goes on where an index found too few
+Returned = TypeVar("Returned")
+OLDEST_PGVECTOR = (0, 8)  # of pgvector: the first that goes on where an index found too few
 
 
 def check_dsn(dsn: str) -> None:
@@ -69,10 +69,11 @@ class Postgres:
         self._process, self._lock = os.getpid(), threading.RLock()
 
     def __del__(self) -> None:
-        if getattr(self, "_connection", None) is not None and self._process == os.getpid():
-            self._connection.close()
+        connection = self.__dict__.get("_connection")
+        if connection is not None and self._process == os.getpid():
+            connection.close()
 
-    def read(self, work: Callable[[Connection[Any]], Result]) -> Result:
+    def read(self, work: Callable[[Connection[Any]], Returned]) -> Returned:
         """What work returns in one snapshot; tried again, once, where the connection is lost.
 
         Raises:
@@ -84,7 +85,7 @@ class Postgres:
             except _Lost:
                 return self._try(work)
 
-    def write(self, work: Callable[[Connection[Any]], Result]) -> Result:
+    def write(self, work: Callable[[Connection[Any]], Returned]) -> Returned:
         """What work returns in one transaction, of which all is done or nothing.
 
         Raises:
@@ -102,7 +103,7 @@ class Postgres:
         with self._lock, _in_words():
             self._connected().execute(statement)
 
-    def _try(self, work: Callable[[Connection[Any]], Result]) -> Result:
+    def _try(self, work: Callable[[Connection[Any]], Returned]) -> Returned:
         import psycopg
 
         connection, late = self._connected(), threading.Event()
@@ -153,7 +154,7 @@ class Postgres:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         asked = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
         row = connection.execute(asked).fetchone()
-        if row is None or tuple(map(int, row[0].split(".")[:2])) < OLDEST:
+        if row is None or tuple(map(int, row[0].split(".")[:2])) < OLDEST_PGVECTOR:
             held = "has no extension vector" if row is None else f"has pgvector {row[0]}"
             connection.close()
             raise DataUnavailable(

@@ -67,8 +67,8 @@ def test_distances_and_order_are_those_of_brute_force(config, shift):
 def test_many_queries_are_asked_in_several_requests(flat, monkeypatch):
     gallery = vectors(60)
     index = build_index(gallery, flat)
-    monkeypatch.setattr("rcir.index.milvus.TOGETHER", 35)
-    monkeypatch.setattr("rcir.index.milvus.AT_ONCE", 4 * 7 * 9)
+    monkeypatch.setattr("rcir.index.milvus.FOUND_AT_ONCE", 35)
+    monkeypatch.setattr("rcir.index.milvus.BYTES_AT_ONCE", 4 * 7 * 9)
     index.add(vectors(20, seed=3))
     distances, positions = index.search(gallery, 5)
     exact, order = brute(gallery, np.concatenate([gallery, vectors(20, seed=3)]), 5)
@@ -277,8 +277,8 @@ def test_a_server_killed_at_work_and_started_again(mortal, method, monkeypatch):
     gallery = vectors(2000, 32)
     index = build_index(gallery, new(mortal, "FLAT", timeout=10.0))
     expected = index.search(gallery[:4], 10)
-    monkeypatch.setattr("rcir.index.milvus.TOGETHER", 4000)
-    monkeypatch.setattr("rcir.index.milvus.AT_ONCE", 4 * 32 * 500)
+    monkeypatch.setattr("rcir.index.milvus.FOUND_AT_ONCE", 4000)
+    monkeypatch.setattr("rcir.index.milvus.BYTES_AT_ONCE", 4 * 32 * 500)
     many, steps = np.tile(gallery, (20, 1)), []
     call = index._server.call
 
