@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rcir import tracking
-from rcir.data.vector_files import read_vectors
+from rcir.data.vector_shards import read_all_vectors
 from rcir.data.within_radius import WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, StaleCalibration
 from rcir.retrieval import storage
@@ -144,7 +144,7 @@ def _tracked(retriever: Retriever, folder: Path) -> tracking.TrackedRun | None:
 
 
 def _add(retriever: Retriever, file: Path) -> None:
-    table = read_vectors(file)
+    table = read_all_vectors(file)
     if table.ids is None:
         raise InvalidData(f"{file} has no column id: name what comes into the gallery")
     labels: object = table.labels

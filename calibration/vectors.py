@@ -21,7 +21,8 @@ from rcir.data import ImageSet
 from rcir.data.clusters import draw_by_cluster
 from rcir.data.digests import digests
 from rcir.data.relevance import SameLabel
-from rcir.data.vector_files import VectorTable, read_matches, read_vectors
+from rcir.data.vector_files import VectorTable, read_matches
+from rcir.data.vector_shards import read_all_vectors, read_shards
 from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import DEPTH, check_depth
@@ -42,7 +43,7 @@ class CertificationConfig:
     """A calibration of vectors in files.
 
     Args:
-        gallery: file of what is searched, see `rcir.data.vector_files`.
+        gallery: file of what is searched, see `rcir.data.vector_files`, or folder of shards.
         queries: file of labelled queries; None: the gallery's own items, each of which is left out
             of its own search.
         output: folder for `retriever`, `report.html` and `results.json`.
@@ -106,10 +107,9 @@ def certify(config: CertificationConfig) -> Certification:
     tracks = tracking.is_chosen()
     check_output(output)
     storage.check_place(place)
-    gallery = read_vectors(Path(config.gallery))
-    asked = gallery if config.queries is None else read_vectors(Path(config.queries))
+    asked = read_all_vectors(Path(config.queries or config.gallery))
     with step("index"):
-        retriever = _indexed(config, gallery, asked)
+        retriever = _built(config, asked)
     labelled = _labelled(retriever, config, asked)
     different = _different(labelled)
     splits = [different[rows] for rows in _divided(labelled[different], config)]
@@ -152,8 +152,38 @@ def certify(config: CertificationConfig) -> Certification:
     return Certification(retriever, folder, page, evaluation)
 
 
-def _indexed(config: CertificationConfig, gallery: VectorTable, asked: VectorTable) -> Retriever:
-    """The retriever of a gallery; what matches what is as the files say."""
+def _built(config: CertificationConfig, asked: VectorTable) -> Retriever:
+    """The retriever of the gallery, of which one shard at a time is in memory beside the index."""
+    place = Path(config.gallery)
+    held = None  # unless it is one file
+    if config.queries is None:
+        held = [asked]
+    elif not place.is_dir():
+        held = list(read_shards(place))
+    own = config.queries is None or any(
+        _overlap(shard, asked) for shard in held or read_shards(place)
+    )
+    if own:
+        console.print(
+            "queries are gallery items: each is left out of its own search, and the guarantee is "
+            "for gallery items that are asked about the others",
+            soft_wrap=True,
+        )
+    retriever: Retriever | None = None
+    for shard in held or read_shards(place):
+        labels = _gallery_labels(config, shard)
+        if retriever is None:
+            retriever = _indexed(config, shard, labels, own)
+        else:
+            n = len(retriever.ids)
+            ids = shard.ids or [str(row) for row in range(n, n + len(shard))]
+            retriever.add(shard.vectors, ids, labels, shard.uncertainty, shard.model)
+    assert retriever is not None
+    return retriever
+
+
+def _gallery_labels(config: CertificationConfig, gallery: VectorTable) -> object:
+    """What matches gallery items, as their file says."""
     labels: object = gallery.labels
     if config.matches is not None:
         labels = None
@@ -168,13 +198,12 @@ def _indexed(config: CertificationConfig, gallery: VectorTable, asked: VectorTab
             f"{gallery.file} has no column label, labels, or x and y: what is a true match cannot "
             "be told; add one, or name a table of true matches (--matches)"
         )
-    own = config.queries is None or _overlap(gallery, asked)
-    if own:
-        console.print(
-            "queries are gallery items: each is left out of its own search, and the guarantee is "
-            "for gallery items that are asked about the others",
-            soft_wrap=True,
-        )
+    return labels
+
+
+def _indexed(
+    config: CertificationConfig, gallery: VectorTable, labels: object, own: bool
+) -> Retriever:
     return Retriever.from_embeddings(
         gallery.vectors,
         gallery.ids,

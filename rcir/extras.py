@@ -13,6 +13,8 @@ EXTRAS = {
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "pydantic"), "serve"),
     **dict.fromkeys(("prometheus_client", "python_multipart"), "serve"),
     "grpc_reflection": "ray-serve",
+    **dict.fromkeys(("pymilvus", "milvus_lite", "grpc"), "milvus"),
+    **dict.fromkeys(("psycopg", "pgvector"), "pgvector"),
     "timm": "timm",
     "open_clip": "open_clip",
     "transformers": "transformers",

@@ -1,5 +1,9 @@
 """`rcir embed`: what it writes, and how it fails."""
 
+import subprocess
+import sys
+import time
+
 import numpy as np
 import pyarrow.parquet
 import pytest
@@ -9,7 +13,9 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from rcir.cli import main
+from rcir.data.vector_shards import read_all_vectors
 from rcir.encoders import embedder
+from rcir.errors import InvalidData
 from rcir.runs.folder import find_run
 
 MODEL = "timm:test_resnet"
@@ -137,6 +143,70 @@ def test_a_table_brings_its_columns(photos, checkpoint):
     assert known == {"id": ["p", "a"], **columns}
     whole = embedded(photos, "y.parquet", *options)
     np.testing.assert_allclose(vectors_of(table), vectors_of(whole)[[2, 0]], atol=1e-6)
+
+
+def test_shards_are_the_vectors_of_one_file_and_are_kept(photos, checkpoint, monkeypatch, tmp_path):
+    options = ("--model", MODEL, "--checkpoint", checkpoint)
+    whole = embedded(photos, "whole.parquet", *options)
+    arguments = ["embed", str(photos), "--output", "x", "--shards", "2", *options]
+    assert main(arguments) == 0
+    files = sorted((tmp_path / "x").iterdir())
+    assert [file.name for file in files] == ["part-00000.parquet", "part-00001.parquet"]
+    parts = [pyarrow.parquet.read_table(file) for file in files]
+    assert [len(part) for part in parts] == [1, 2]
+    for name in ("id", "label"):
+        assert parts[0][name].to_pylist() + parts[1][name].to_pylist() == whole[name].to_pylist()
+    both = np.concatenate([vectors_of(part) for part in parts])
+    np.testing.assert_allclose(both, vectors_of(whole), atol=1e-6)
+    files[1].unlink()
+    before = files[0].stat().st_mtime_ns
+    made = []
+    embed_block = embedder.embed_block
+    monkeypatch.setattr(
+        *(embedder, "embed_block"),
+        lambda *given: made.extend(given[2]) or embed_block(*given),
+    )
+    assert main(arguments) == 0
+    assert [path.name for path in made] == ["2.png", "1.png"]
+    assert files[0].stat().st_mtime_ns == before
+    assert pyarrow.parquet.read_table(files[1]).equals(parts[1])
+
+
+def test_shards_of_others_are_not_taken_for_ones_own(photos, checkpoint, capsys, tmp_path):
+    options = ("--output", "x", "--model", MODEL, "--checkpoint", checkpoint, "--shards")
+    assert main(["embed", str(photos), *options, "3"]) == 0
+    assert "none of the 2 files" in failed(capsys, photos, *options, "2")
+    assert "give fewer" in failed(capsys, photos, *options, "4")
+    (photos / "apple" / "1.png").rename(photos / "apple" / "0.png")
+    assert "of other pictures, or of another model" in failed(capsys, photos, *options, "3")
+    assert "and a number from 1" in failed(capsys, photos, *options, "0")
+    (tmp_path / "x" / "part-00000.parquet").write_bytes(b"PAR1")
+    assert "is no shard of vectors" in failed(capsys, photos, *options, "3")
+
+
+@pytest.mark.slow
+def test_a_killed_process_goes_on_where_it_was(photos, checkpoint, tmp_path):
+    """SIGKILL after each change in the folder: what is complete is never embedded again."""
+    command = [sys.executable, "-m", "rcir.cli", "embed", str(photos), "--output", "x"]
+    command += ["--model", MODEL, "--checkpoint", checkpoint, "--shards", "3"]
+    first = tmp_path / "x" / "part-00000.parquet"
+    process = subprocess.Popen(command)
+    while not first.exists():
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "x").glob("part-*.parquet")}
+    if len(kept) < 3:
+        with pytest.raises(InvalidData, match="others are missing"):
+            read_all_vectors(tmp_path / "x")
+    assert subprocess.run(command, check=False).returncode == 0
+    assert all(path.stat().st_mtime_ns == when for path, when in kept.items())
+    whole = embedded(photos, "whole.parquet", *command[-6:-2])
+    np.testing.assert_allclose(
+        read_all_vectors(tmp_path / "x").vectors, vectors_of(whole), atol=1e-6
+    )
+    assert not list((tmp_path / "x").glob(".*"))
 
 
 @pytest.mark.distributed

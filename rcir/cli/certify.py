@@ -12,7 +12,9 @@ from rcir.levels import ALPHAS, DELTA
 def add_arguments(parser: ArgumentParser) -> None:
     """The vectors, what matches what, and at which levels."""
     parser.add_argument(
-        "--gallery", required=True, help="vectors to search: .parquet, .npz, or .npy beside a .csv"
+        "--gallery",
+        required=True,
+        help="vectors to search: .parquet, .npz, .npy beside a .csv, or a folder of shards",
     )
     parser.add_argument(
         "--queries", help="labelled vectors of queries; without, the gallery's own items ask"

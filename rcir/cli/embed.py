@@ -1,14 +1,17 @@
-"""`rcir embed FOLDER_OR_TABLE --model MODEL --output FILE`"""
+"""`rcir embed FOLDER_OR_TABLE --model MODEL --output FILE_OR_FOLDER`"""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rcir.data.pictures import Pictures
     from rcir.data.preprocessing import Preprocessing
     from rcir.encoders import Encoder
+    from rcir.encoders.embedder import Embedder
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -21,7 +24,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         required=True,
         help="timm:NAME, open_clip:NAME/TAG, transformers:NAME, or the folder of a training",
     )
-    parser.add_argument("--output", type=Path, required=True, help="Parquet file to write")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="Parquet file to write; with --shards a folder"
+    )
+    parser.add_argument(
+        "--shards",
+        type=int,
+        help="number of files to write, each when its pictures are embedded; those that are there "
+        "are kept",
+    )
     parser.add_argument("--checkpoint", help=".safetensors file with the weights of the model")
     parser.add_argument("--num_workers", type=int, default=0, help="on Ray; 0: this process alone")
     parser.add_argument("--use_gpu", action="store_true", help="one GPU for each")
@@ -30,22 +41,27 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     """Embed the pictures, and write their vectors."""
-    import numpy as np
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     from rcir.data.pictures import list_pictures
-    from rcir.data.vector_writing import write_vectors
     from rcir.encoders.embedder import Embedder
     from rcir.errors import InvalidConfig
     from rcir.memory import keep_freed_memory
 
-    output: Path = options.output
-    if output.suffix != ".parquet" or not output.parent.is_dir():
+    output, shards = options.output, options.shards
+    named = output.suffix == ".parquet"
+    if (
+        named != (shards is None)
+        or not output.parent.is_dir()
+        or (shards is not None and shards < 1)
+    ):
         raise InvalidConfig(
-            f"--output is {output}: give a file that ends in .parquet, in a folder that is there"
+            f"--output is {output}: give a file that ends in .parquet, in a folder that is there; "
+            "or, with --shards and a number from 1, a folder"
         )
     pictures = list_pictures(options.pictures)
+    files = _files(output, shards, len(pictures))
     encoder, preprocessing, name = _model(options.model, options.checkpoint)
     console = Console(highlight=False, markup=False)
     bar = Progress(
@@ -55,23 +71,100 @@ def run(options: Namespace) -> None:
         disable=not console.is_terminal,
     )
     task = bar.add_task("", total=len(pictures))
-    embedder = Embedder(
-        options.num_workers,
-        options.use_gpu,
-        output.with_name(f"{output.name}.parts"),
-        lambda images, _: bar.advance(task, images),
-        options.batch,
-    )
     keep_freed_memory()
+    dim = 0
     with bar:
-        embedding = embedder(encoder, preprocessing, pictures.paths)
+        for file, rows in files.items():
+            some = pictures[rows]
+            embedder = Embedder(
+                options.num_workers,
+                options.use_gpu,
+                file.with_name(f"{'' if shards is None else '.'}{file.name}.parts"),
+                lambda images, _: bar.advance(task, images),
+                options.batch,
+            )
+            if shards is not None and (known := _written(file, some, name)):
+                dim = known
+                embedder.clear()
+                bar.advance(task, len(some))
+                continue
+            dim = _embed(embedder, encoder, preprocessing, some, file, name, shards or 1)
+    held = f"{len(pictures):,} vectors of {dim} numbers, by {name}"
+    console.print(f"{output}: {held}", soft_wrap=True)
+
+
+def _embed(
+    embedder: Embedder,
+    encoder: Encoder,
+    preprocessing: Preprocessing,
+    pictures: Pictures,
+    file: Path,
+    model: str,
+    shards: int,
+) -> int:
+    """Embed pictures into one file; returns the number of dimensions."""
+    import numpy as np
+
+    from rcir.data.vector_writing import write_vectors
+
+    embedding = embedder(encoder, preprocessing, pictures.paths)
     vectors = embedding.vectors.numpy()
     vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     uncertainty = None if embedding.uncertainty is None else embedding.uncertainty.numpy()
-    write_vectors(output, vectors, pictures.ids, pictures.columns, uncertainty, name)
+    write_vectors(file, vectors, pictures.ids, pictures.columns, uncertainty, model, shards)
     embedder.clear()
-    n, d = vectors.shape
-    console.print(f"{output}: {n:,} vectors of {d} numbers, by {name}", soft_wrap=True)
+    return int(vectors.shape[1])
+
+
+def _files(output: Path, shards: int | None, n: int) -> dict[Path, slice]:
+    """The files to write, and which pictures go into each."""
+    from rcir.data.vector_shards import shard_name
+    from rcir.errors import InvalidConfig
+
+    if shards is None:
+        return {output: slice(None)}
+    if shards > n:
+        raise InvalidConfig(f"--shards is {shards}, and there are {n} pictures: give fewer")
+    output.mkdir(exist_ok=True)
+    ends = [n * number // shards for number in range(shards + 1)]
+    rows = map(slice, ends, ends[1:])
+    files = {output / shard_name(number): part for number, part in enumerate(rows)}
+    if others := sorted(path.name for path in output.iterdir() if _is_other(path, files)):
+        raise InvalidConfig(
+            f"{output} holds {others[0]}, which is none of the {shards} files to write: choose "
+            "another folder, or the --shards that it was begun with"
+        )
+    return files
+
+
+def _is_other(path: Path, files: Container[Path]) -> bool:
+    return path not in files and not path.name.startswith(".")
+
+
+def _written(file: Path, pictures: Pictures, model: str) -> int | None:
+    """The dimensions of the vectors in a file that was written before; None if there is none.
+
+    Raises:
+        InvalidConfig: it is of other pictures, or of another model.
+    """
+    from pyarrow import ArrowException, parquet
+
+    from rcir.data.vector_files import MODEL
+    from rcir.errors import InvalidConfig
+
+    if not file.exists():
+        return None
+    try:
+        table = parquet.read_table(file, columns=["id"])
+        dim = parquet.read_schema(file).field("vector").type.list_size
+    except (ArrowException, OSError, KeyError, AttributeError) as error:
+        raise InvalidConfig(f"{file} is no shard of vectors ({error}): remove it") from error
+    same = (table.schema.metadata or {}).get(MODEL.encode()) == model.encode()
+    if not same or table["id"].to_pylist() != list(pictures.ids):
+        raise InvalidConfig(
+            f"{file} is of other pictures, or of another model: remove it, or choose another folder"
+        )
+    return int(dim)
 
 
 def _model(model: str, checkpoint: str | None) -> tuple[Encoder, Preprocessing, str]:

@@ -70,12 +70,12 @@ def _vectors(files: list[str]) -> tuple[list[str], dict[str, Any]]:
     """Names of the vectors of one file, and what `Retriever.retrieve` is asked."""
     from pathlib import Path
 
-    from rcir.data.vector_files import read_vectors
+    from rcir.data.vector_shards import read_all_vectors
     from rcir.errors import InvalidConfig
 
     if len(files) > 1:
         raise InvalidConfig(f"{len(files)} files: of vectors give one, with a row for each query")
-    table = read_vectors(Path(files[0]))
+    table = read_all_vectors(Path(files[0]))
     names = table.ids or [f"row {row}" for row in range(len(table))]
     known = {"query": table.vectors, "uncertainty": table.uncertainty, "model": table.model}
     return names, known

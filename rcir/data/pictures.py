@@ -32,6 +32,11 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.paths)
 
+    def __getitem__(self, rows: slice) -> Pictures:
+        """Some of them."""
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        return Pictures(self.paths[rows], self.ids[rows], columns)
+
 
 def list_pictures(source: Path) -> Pictures:
     """The pictures of a folder, or of a table that lists them.

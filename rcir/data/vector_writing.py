@@ -20,13 +20,14 @@ def write_vectors(
     columns: Mapping[str, Sequence[Any]],
     uncertainty: NDArray[np.float64] | None,
     model: str,
+    shards: int = 1,
 ) -> None:
     """Write vectors of pictures, with what is known of each, as one Parquet file or not at all.
 
     Columns: ``id`` (string), ``vector`` (fixed_size_list of d float32), ``uncertainty`` (float64)
     if there is one, then the others: ``label`` (string), ``labels`` (list of string), ``x`` and
     ``y`` (float64), any other as its values are. The schema's metadata names the model as
-    ``rcir.model``.
+    ``rcir.model``, and the number of files as ``rcir.shards`` where there are several.
 
     Args:
         path: of the file; one that is there is replaced.
@@ -35,6 +36,8 @@ def write_vectors(
         columns: further columns by name, n values each; None where a value is not known.
         uncertainty: (n,), larger is less certain; None from an encoder that states none.
         model: what made the vectors; those of another model are not compared with these.
+        shards: number of files that these vectors and others are written to, see
+            `rcir.data.vector_shards`.
 
     Raises:
         InvalidData: columns differ in length, or one has the name of those above.
@@ -73,7 +76,8 @@ def write_vectors(
     arrays |= {
         name: pyarrow.array(list(values), types.get(name)) for name, values in columns.items()
     }
-    table = pyarrow.table(arrays).replace_schema_metadata({"rcir.model": model})
+    said = {"rcir.model": model} | ({"rcir.shards": str(shards)} if shards > 1 else {})
+    table = pyarrow.table(arrays).replace_schema_metadata(said)
     buffer = pyarrow.BufferOutputStream()
     parquet.write_table(table, buffer)
     write_file(path, buffer.getvalue().to_pybytes())

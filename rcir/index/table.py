@@ -13,7 +13,11 @@ from rcir.import_paths import find_class, import_path
 from rcir.index.base import Index
 from rcir.options import require_options
 
-INDEXES = {"flat": "rcir.index.flat:FlatIndex"}
+INDEXES = {
+    "flat": "rcir.index.flat:FlatIndex",
+    "milvus": "rcir.index.milvus:MilvusIndex",
+    "pgvector": "rcir.index.pgvector:PgvectorIndex",
+}
 PROTOCOL = ("Options", "build", "add", "remove", "search", "version", "save", "load", "__len__")
 
 

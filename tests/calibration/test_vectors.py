@@ -8,6 +8,7 @@ import pytest
 import rcir
 from calibration import CertificationConfig, certify
 from rcir.cli import main
+from rcir.data.vector_writing import write_vectors
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -97,6 +98,31 @@ def test_copies_of_queries_are_left_out(folder, capsys, queries):
     assert f"30 of {len(rows)} queries came before among them" in capsys.readouterr().out
     asked = np.concatenate([own.tuning_queries.vectors, own.calibration_queries.vectors])
     assert len(np.unique(asked, axis=0)) == len(asked) == 0.75 * len(vectors)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_gallery_in_shards_is_that_of_one_file(folder, own):
+    (folder / "shards").mkdir()
+    known = [f"gallery/{row}" for row in range(300)], NAMES[LABELS].tolist()
+    for number, start in enumerate((0, 70, 160)):
+        rows = slice(start, (70, 160, 300)[number])
+        ids, labels = (values[rows] for values in known)
+        file = folder / "shards" / f"part-0000{number}.parquet"
+        write_vectors(file, GALLERY[rows], ids, {"label": labels}, None, "m", shards=3)
+    known = np.array(known[0])
+    np.savez("gallery.npz", vector=GALLERY, id=known, label=NAMES[LABELS], model="m")
+    np.savez("queries.npz", vector=ASKED, label=NAMES[ASKED_LABELS], model="m")
+    made = []
+    for place in ("gallery.npz", "shards"):
+        queries = {"queries": None} if own else {}
+        chosen = {"alphas": (0.3,), "score_function": "constant"} | queries
+        made.append(certify(config(gallery=place, output=f"out-{place}", **chosen)).retriever)
+    one, several = made
+    assert several.ids.tolist() == one.ids.tolist()
+    assert several.index.version == one.index.version
+    assert several.label_names == one.label_names
+    answers = [each.retrieve(ASKED[:20], 0.3, 0.1, model="m") for each in made]
+    assert [each.to_dict() for each in answers[0]] == [each.to_dict() for each in answers[1]]
 
 
 def test_clusters_calibrate_by_cluster(folder, capsys):

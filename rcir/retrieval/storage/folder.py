@@ -13,7 +13,13 @@ from typing import Any
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from rcir.errors import CorruptRetriever, NoRetriever
+from rcir.errors import (
+    CorruptRetriever,
+    DataUnavailable,
+    MissingPackage,
+    NoRetriever,
+    StaleCalibration,
+)
 from rcir.extras import naming_extras
 from rcir.files import settle, write_folder
 from rcir.index import IndexConfig, find_index
@@ -75,6 +81,7 @@ def load(folder: str | os.PathLike[str]) -> Retriever:
     Raises:
         NoRetriever: there is no such folder, or it holds no manifest.
         CorruptRetriever: a file is missing or changed, or the format is not this version's.
+        DataUnavailable, MissingPackage, StaleCalibration: of an index that lies elsewhere.
     """
     source = Path(folder)
     settle(source)
@@ -102,9 +109,14 @@ def load(folder: str | os.PathLike[str]) -> Retriever:
 
 @contextmanager
 def _refusing(source: Path) -> Iterator[None]:
-    """Refuse a folder for whatever goes wrong: anybody may have written it."""
+    """Refuse a folder for whatever goes wrong: anybody may have written it.
+
+    What lies elsewhere, as a remote index does, may be away, or another one, without any damage.
+    """
     try:
         yield
+    except (DataUnavailable, MissingPackage, StaleCalibration):
+        raise
     except Exception as error:
         raise CorruptRetriever(
             f"{source} cannot be read although its checksums are right ({error!r}): it was "

@@ -1,0 +1,357 @@
+"""The index in Milvus: what others change, what it is refused, how it fails."""
+
+import itertools
+import signal
+import threading
+import time
+from copy import deepcopy
+from dataclasses import replace
+from pickle import dumps, loads
+
+import numpy as np
+import pytest
+
+import rcir
+from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RcirError, StaleCalibration
+from rcir.index import IndexConfig, build_index, find_index
+
+pytest.importorskip("milvus_lite")
+from tests.index.servers import MilvusServer
+from tests.index.test_indexes import brute, saved, vectors
+
+pytestmark = pytest.mark.distributed
+NUMBERS = itertools.count()
+KINDS = {
+    "FLAT": {},
+    "HNSW": {"params": {"M": 8, "efConstruction": 64}, "search_params": {"ef": 400}},
+}
+
+
+@pytest.fixture(scope="module")
+def milvus(tmp_path_factory):
+    server = MilvusServer(tmp_path_factory.mktemp("milvus"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture(params=KINDS)
+def config(request, milvus):
+    return new(milvus, request.param)
+
+
+@pytest.fixture
+def flat(milvus):
+    return new(milvus, "FLAT")
+
+
+def new(server, kind, **options):
+    chosen = {"uri": server.uri, "collection": f"c{next(NUMBERS)}", "index_type": kind}
+    return IndexConfig("milvus", chosen | KINDS[kind] | options)
+
+
+@pytest.mark.parametrize("shift", [0.0, 30.0])
+def test_distances_and_order_are_those_of_brute_force(config, shift):
+    gallery, queries = vectors(300) + shift, vectors(40, seed=1) + shift
+    exact, order = brute(queries, gallery, 25)
+    index = build_index(gallery[:200], config)
+    index.add(gallery[200:])
+    distances, positions = index.search(queries, 25)
+    assert (distances.dtype, positions.dtype) == (np.float32, np.int64)
+    slack = 1e-5 if shift == 0 else 2e-2
+    np.testing.assert_allclose(distances, np.take_along_axis(exact, order, 1), atol=slack)
+    np.testing.assert_allclose(
+        np.take_along_axis(exact, positions, 1), np.take_along_axis(exact, order, 1), atol=slack
+    )
+
+
+def test_many_queries_are_asked_in_several_requests(flat, monkeypatch):
+    gallery = vectors(60)
+    index = build_index(gallery, flat)
+    monkeypatch.setattr("rcir.index.milvus.FOUND_AT_ONCE", 35)
+    monkeypatch.setattr("rcir.index.milvus.BYTES_AT_ONCE", 4 * 7 * 9)
+    index.add(vectors(20, seed=3))
+    distances, positions = index.search(gallery, 5)
+    exact, order = brute(gallery, np.concatenate([gallery, vectors(20, seed=3)]), 5)
+    np.testing.assert_array_equal(positions, order)
+    np.testing.assert_allclose(distances, np.take_along_axis(exact, order, 1), atol=1e-5)
+
+
+def test_what_is_removed_is_found_no_more_and_the_rest_moves_up(config):
+    gallery = vectors(20)
+    index = build_index(gallery, config)
+    for gone in ([19], [11, 3, 4], [], [0]):
+        index.remove(np.array(gone, np.int64))
+        gallery = np.delete(gallery, gone, axis=0)
+        assert len(index) == len(gallery)
+        distances, positions = index.search(gallery, 1)
+        assert positions[:, 0].tolist() == list(range(len(gallery)))
+        np.testing.assert_allclose(distances, 0, atol=1e-6)
+    index.add(vectors(3, seed=5))
+    assert index.search(vectors(3, seed=5), 1)[1][:, 0].tolist() == [15, 16, 17]
+
+
+def test_an_empty_or_small_index_marks_what_it_lacks(config):
+    index = build_index(vectors(0), config)
+    distances, positions = index.search(vectors(2), 3)
+    assert np.isposinf(distances).all()
+    assert (positions == -1).all()
+    index.add(vectors(2))
+    assert index.search(vectors(2), 3)[1].tolist() == [[0, 1, -1], [1, 0, -1]]
+    assert index.search(vectors(0), 3)[0].shape == (0, 3)
+
+
+def test_vectors_that_are_none_are_refused_and_not_added(flat):
+    index = build_index(vectors(5), flat)
+    with pytest.raises(InvalidData, match="NaN"):
+        index.add(np.full((2, 7), np.nan))
+    with pytest.raises(InvalidData, match="needed is"):
+        index.search(vectors(2, 6), 1)
+    with pytest.raises(InvalidData, match="NaN"):
+        index.search(np.full((2, 7), np.nan), 1)
+    assert len(index) == 5
+
+
+def test_the_version_is_of_contents_and_search_parameters(flat):
+    index = build_index(vectors(20), flat)
+    versions = [index.version]
+    index.search(vectors(3), 3)
+    index.add(vectors(0))
+    assert index.version == versions[0]
+    index.add(vectors(1))
+    versions.append(index.version)
+    index.remove(np.array([20]))
+    versions.append(index.version)
+    for changes in ({"search_params": {"ef": 41}}, {"consistency_level": "Bounded"}):
+        index.options = replace(index.options, **changes)
+        versions.append(index.version)
+    assert len(set(versions)) == 5
+    index.options = replace(index.options, timeout=7.0)
+    assert index.version == versions[-1]
+
+
+@pytest.mark.parametrize("copied", [deepcopy, lambda index: loads(dumps(index))])
+def test_of_two_copies_one_sees_what_the_other_changes(flat, copied):
+    index = build_index(vectors(20), flat)
+    again = copied(index)
+    again.add(vectors(1))
+    again.remove(np.array([20]))  # as many rows as before
+    for ask in (
+        lambda: index.search(vectors(1), 1),
+        lambda: index.add(vectors(1)),
+        lambda: index.remove(np.array([0])),
+    ):
+        with pytest.raises(StaleCalibration, match="changed by someone else"):
+            ask()
+    assert again.search(vectors(1), 1)[1].tolist() == [[0]]
+
+
+def inserted(client, name):
+    client.insert(name, [{"id": 99, "vector": vectors(1)[0]}])
+
+
+def reindexed(client, name):
+    client.release_collection(name)
+    client.drop_index(name, "vector")
+    built = client.prepare_index_params()
+    built.add_index("vector", index_type="IVF_FLAT", metric_type="L2", params={"nlist": 2})
+    client.create_index(name, built)
+    client.load_collection(name)
+
+
+def exchanged(client, name):
+    client.delete(name, ids=[3])
+    inserted(client, name)
+
+
+CHANGES = {
+    "insert": inserted,
+    "delete": lambda client, name: client.delete(name, ids=[7]),
+    "one for another": exchanged,
+    "another index": reindexed,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_by_somebody_else_is_noticed(milvus, flat, change, tmp_path):
+    index = build_index(vectors(20), flat)
+    index.save(tmp_path)
+    CHANGES[change](milvus.client(), flat.options["collection"])
+    for _ in range(2):
+        with pytest.raises(StaleCalibration, match="changed by someone else"):
+            index.search(vectors(1), 20 if change in ("insert", "another index") else 3)
+    if change != "one for another":  # which only a search can find
+        with pytest.raises(StaleCalibration, match="changed by someone else"):
+            find_index("milvus").load(tmp_path, flat.index_options())
+
+
+def test_a_collection_that_is_gone_or_there_is_refused_in_words(milvus, flat, tmp_path):
+    index = build_index(vectors(20), flat)
+    index.save(tmp_path)
+    with pytest.raises(InvalidConfig, match="already exists, and is left alone"):
+        build_index(vectors(3), flat)
+    assert index.search(vectors(1), 1)[1].tolist() == [[0]]
+    milvus.client().drop_collection(flat.options["collection"])
+    for ask in (
+        lambda: index.search(vectors(1), 1),
+        lambda: index.add(vectors(1)),
+        lambda: find_index("milvus").load(tmp_path, flat.index_options()),
+    ):
+        with pytest.raises(DataUnavailable, match="is there"):
+            ask()
+
+
+def test_a_saved_index_answers_as_before(config, tmp_path):
+    index, queries = build_index(vectors(20), config), vectors(6, seed=1)
+    index.remove(np.array([4]))
+    loaded = saved(index, config, tmp_path / "index")
+    assert loaded.version == index.version
+    for before, after in zip(index.search(queries, 4), loaded.search(queries, 4), strict=True):
+        np.testing.assert_array_equal(before, after)
+    assert IndexConfig.of(loaded) == IndexConfig("milvus", vars(config.index_options()))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"uri": "https://me:hunter2@a"}, "uri holds a user or a password"),
+        ({"uri": "ftp://a"}, "http://host:port"),
+        ({"uri": "vectors"}, r"ends in\s+.db|ends in"),
+        ({"collection": "a b"}, "a name of letters"),
+        ({"consistency_level": "Weak"}, "must be one of 'Strong'"),
+        ({"timeout": 0.0}, "seconds above 0"),
+    ],
+)
+def test_options_out_of_range_are_refused_and_no_password_is_shown(options, said):
+    with pytest.raises(InvalidConfig, match=said) as caught:
+        IndexConfig("milvus", options)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_more_neighbours_than_milvus_finds_are_refused(flat):
+    index = build_index(np.zeros((16_385, 1), np.float32), flat)
+    with pytest.raises(InvalidConfig, match="at most 16384"):
+        index.search(np.zeros((1, 1)), 20_000)
+
+
+def test_a_file_of_milvus_lite(tmp_path):
+    config = IndexConfig("milvus", {"uri": str(tmp_path / "own.db"), "index_type": "FLAT"})
+    index = build_index(vectors(20), config)
+    assert index.search(vectors(20), 1)[1][:, 0].tolist() == list(range(20))
+
+
+def test_a_server_that_is_not_there_is_said_in_words():
+    away = IndexConfig("milvus", {"uri": "http://127.0.0.1:9", "timeout": 1.0})
+    with pytest.raises(DataUnavailable, match="cannot be reached"):
+        build_index(vectors(2), away)
+
+
+@pytest.fixture
+def mortal(tmp_path):
+    server = MilvusServer(tmp_path)
+    yield server
+    server.kill()
+
+
+def raised(work):
+    """What rcir raises."""
+    with pytest.raises(RcirError) as caught:
+        work()
+    return caught.value
+
+
+def test_a_server_that_stands_still_is_given_up_and_used_again(mortal):
+    index = build_index(vectors(20), new(mortal, "FLAT", timeout=2.0))
+    mortal.signal(signal.SIGSTOP)
+    started = time.monotonic()
+    try:
+        assert isinstance(raised(lambda: index.search(vectors(1), 1)), DataUnavailable)
+    finally:
+        mortal.signal(signal.SIGCONT)
+    assert time.monotonic() - started < 10
+    assert index.search(vectors(1), 1)[1].tolist() == [[0]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["search", "add"])
+def test_a_server_killed_at_work_and_started_again(mortal, method, monkeypatch):
+    gallery = vectors(2000, 32)
+    index = build_index(gallery, new(mortal, "FLAT", timeout=10.0))
+    expected = index.search(gallery[:4], 10)
+    monkeypatch.setattr("rcir.index.milvus.FOUND_AT_ONCE", 4000)
+    monkeypatch.setattr("rcir.index.milvus.BYTES_AT_ONCE", 4 * 32 * 500)
+    many, steps = np.tile(gallery, (20, 1)), []
+    call = index._server.call
+
+    def counted(name, *arguments, **named):
+        found = call(name, *arguments, **named)
+        steps.append(name)
+        return found
+
+    monkeypatch.setattr(index._server, "call", counted)
+    work = {"search": lambda: index.search(many, 200), "add": lambda: index.add(many)}[method]
+    failed = []
+    thread = threading.Thread(target=lambda: failed.append(raised(work)))
+    thread.start()
+    while steps.count({"search": "search", "add": "insert"}[method]) < 3:
+        time.sleep(0.001)
+    mortal.kill()
+    thread.join(60)
+    assert isinstance(failed[0], DataUnavailable)
+    assert isinstance(raised(lambda: index.search(gallery[:1], 1)), DataUnavailable)
+    mortal.start()
+    np.testing.assert_array_equal(index.search(gallery[:4], 10), expected)
+    counted = mortal.client().query(index.options.collection, output_fields=["count(*)"])
+    assert counted[0]["count(*)"] == len(index) == 2000
+    index.add(gallery[:1])
+    assert index.search(gallery[:1], 2)[1].tolist() == [[0, 2000]]
+
+
+def test_an_insertion_whose_process_died_is_never_answered_from(flat, monkeypatch, tmp_path):
+    index = build_index(vectors(20), flat)
+    index.save(tmp_path)
+
+    class Died(BaseException):
+        pass
+
+    def die():
+        raise Died
+
+    monkeypatch.setattr(index, "_wait", die)
+    monkeypatch.setattr(index, "_take_back", lambda: None)
+    with pytest.raises(Died):
+        index.add(vectors(3))
+    with pytest.raises(StaleCalibration, match="cut off"):
+        find_index("milvus").load(tmp_path, flat.index_options())
+
+
+def test_a_retriever_with_it_is_calibrated_saved_loaded_and_goes_stale(flat, milvus, tmp_path):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(5, size=900)
+    points = np.eye(5)[labels] + 0.35 * rng.standard_normal((900, 5))
+    made = []
+    for config in (flat, None):
+        retriever = rcir.Retriever.from_embeddings(
+            points[:300], labels=labels[:300], depth=100, index=config
+        )
+        retriever.calibrate(points[300:800], labels[300:800])
+        made.append(retriever)
+    loaded = rcir.Retriever.load(made[0].save(tmp_path / "retriever"))
+    for answer, other in zip(
+        loaded.retrieve(points[800:], 0.2, 0.1),
+        made[1].retrieve(points[800:], 0.2, 0.1),
+        strict=True,
+    ):
+        assert answer.ids == other.ids
+        assert answer.guarantee.threshold == pytest.approx(other.guarantee.threshold, rel=1e-4)
+    loaded.add(points[:1], ["twin"], labels[:1])
+    with pytest.raises(StaleCalibration, match="index"):
+        loaded.retrieve(points[0], 0.2, 0.1)
+    loaded.recalibrate()
+    assert loaded.retrieve(points[0], 0.2, 0.1).size > 0
+    with pytest.raises(StaleCalibration, match="changed by someone else"):
+        made[0].retrieve(points[0], 0.2, 0.1)
+    milvus.client().delete(flat.options["collection"], ids=[5])
+    with pytest.raises(StaleCalibration, match="changed by someone else"):
+        loaded.retrieve(points[0], 0.2, 0.1)
+    with pytest.raises(StaleCalibration, match="changed by someone else"):
+        rcir.Retriever.load(tmp_path / "retriever")

