@@ -13,7 +13,13 @@ from rcir.import_paths import find_class, import_path
 from rcir.index.base import Index
 from rcir.options import require_options
 
-INDEXES = {"flat": "rcir.index.flat:FlatIndex"}
+INDEXES = {
+    "flat": "rcir.index.flat:FlatIndex",
+    "hnsw": "rcir.index.hnsw:HnswIndex",
+    "ivf": "rcir.index.ivf:IvfIndex",
+    "ivf-pq": "rcir.index.ivf_pq:IvfPqIndex",
+    "factory": "rcir.index.factory:FactoryIndex",
+}
 PROTOCOL = ("Options", "build", "add", "remove", "search", "version", "save", "load", "__len__")
 
 
@@ -45,8 +51,8 @@ class IndexConfig:
     """Which index, and its options.
 
     Args:
-        kind: "flat" (exact), or the import path of an index of your own, "package.module:Class";
-            see `rcir.index.Index`.
+        kind: a name in `INDEXES`: "flat" (exact), "hnsw", "ivf", "ivf-pq", "factory"; or the import
+            path of an index of your own, "package.module:Class"; see `rcir.index.Index`.
         options: of the index, see its `Options`; those that are left out are its defaults.
 
     Raises:
