@@ -9,6 +9,7 @@ import faiss
 
 from rcir.errors import InvalidConfig
 from rcir.index.faiss_index import FaissIndex
+from rcir.index.hnsw import seed_levels
 from rcir.index.ranges import require_range
 
 
@@ -52,11 +53,14 @@ class FactoryIndex(FaissIndex):
         index = faiss.index_factory(dim, self.options.factory, faiss.METRIC_L2)
         if self.options.search:
             faiss.ParameterSpace().set_index_parameters(index, self.options.search)
+        lists = faiss.try_extract_index_ivf(index)
+        if lists is not None:
+            lists.set_direct_map_type(faiss.DirectMap.Array)  # by which vectors are given back
         return index
 
     def _before_adding(self) -> None:
         if isinstance(self._index, faiss.IndexHNSW):
-            self._index.hnsw.rng = faiss.RandomGenerator(int(self._index.ntotal))
+            seed_levels(self._index)
 
     def _parameters(self, k: int, selector: Any) -> Any:
         # On the index, for those that take none with a search.

@@ -57,4 +57,4 @@ def read_faiss(path: Path, digest: str) -> Any:
             f"{path.name} is no index that FAISS {faiss.__version__} can read and search: build "
             "the index again"
         )
-    return faiss.downcast_index(faiss.read_index(str(path)))
+    return faiss.read_index(str(path), faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE)

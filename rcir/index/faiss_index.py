@@ -43,7 +43,7 @@ class FaissIndex:
         self.options = options
         self.dim = dim
         try:
-            self._index: Any = faiss.downcast_index(self._made(dim))
+            self._index: Any = self._made(dim)
         except RuntimeError as error:
             raise InvalidConfig(f"FAISS makes no such index: {_said(error)}") from None
         self._live: NDArray[np.int64] | None = None  # numbers in FAISS, ascending; None: all
@@ -64,7 +64,7 @@ class FaissIndex:
         return 0
 
     def _before_adding(self) -> None:
-        """Make what is added depend on nothing that a file of the index does not hold."""
+        """Make what comes next depend on nothing that a file of the index does not hold."""
 
     @classmethod
     def build(cls, vectors: NDArray[np.float32], options: Any) -> Self:
@@ -98,8 +98,8 @@ class FaissIndex:
         if not self._index.is_trained:
             self._train(vectors)
         first = int(self._index.ntotal)
-        self._before_adding()
         for batch in self._batches(vectors):
+            self._before_adding()
             self._index.add(batch)
             if self._kept is not None:
                 self._kept.append(batch)

@@ -11,6 +11,15 @@ from rcir.index.faiss_index import FaissIndex
 from rcir.index.ranges import require_range
 
 
+def seed_levels(index: Any) -> None:
+    """Have FAISS's HNSW draw the levels of what comes next by how many vectors it holds.
+
+    FAISS draws them by a state that its files do not hold: what is added after loading would make
+    another graph than before saving.
+    """
+    index.hnsw.rng = faiss.RandomGenerator(int(index.ntotal))
+
+
 @dataclass(frozen=True)
 class HnswOptions:
     """The options of `HnswIndex`.
@@ -22,8 +31,8 @@ class HnswOptions:
             number of neighbours asked for, where it is below.
     """
 
-    M: int = 32
-    ef_construction: int = 80
+    M: int = 16
+    ef_construction: int = 40
     ef_search: int = 256
 
     def __post_init__(self) -> None:
@@ -48,11 +57,11 @@ class HnswIndex(FaissIndex):
     def _made(self, dim: int) -> Any:
         index = faiss.IndexHNSWFlat(dim, self.options.M)
         index.hnsw.efConstruction = self.options.ef_construction
+        index.is_trained = True  # there is nothing to train
         return index
 
     def _before_adding(self) -> None:
-        # The levels of new vectors are drawn; a file does not hold how far the draws were.
-        self._index.hnsw.rng = faiss.RandomGenerator(int(self._index.ntotal))
+        seed_levels(self._index)
 
     def _parameters(self, k: int, selector: Any) -> Any:
         return faiss.SearchParametersHNSW(efSearch=max(self.options.ef_search, k), sel=selector)

@@ -69,6 +69,11 @@ class IvfPqIndex(InvertedLists):
         index = faiss.IndexIVFPQ(quantizer, dim, options.nlist, options.m, options.nbits)
         index.pq.cp.seed = options.seed
         index.pq.cp.min_points_per_centroid = 1
+        index.pq.cp.max_points_per_centroid = 64  # its training would take longer than all else
+        # Tables for codes of residuals would take nlist m 2^nbits numbers, more than the codes; where
+        # vectors rank the candidates, codes of the vectors themselves do without.
+        index.by_residual = not options.exact
+        index.use_precomputed_table = -1
         if not options.exact:
             index.set_direct_map_type(faiss.DirectMap.Array)
         return self._seeded(index)

@@ -19,6 +19,7 @@ INDEXES = {
     "ivf": "rcir.index.ivf:IvfIndex",
     "ivf-pq": "rcir.index.ivf_pq:IvfPqIndex",
     "factory": "rcir.index.factory:FactoryIndex",
+    "auto": "rcir.index.auto:AutoIndex",
 }
 PROTOCOL = ("Options", "build", "add", "remove", "search", "version", "save", "load", "__len__")
 
@@ -51,8 +52,9 @@ class IndexConfig:
     """Which index, and its options.
 
     Args:
-        kind: a name in `INDEXES`: "flat" (exact), "hnsw", "ivf", "ivf-pq", "factory"; or the import
-            path of an index of your own, "package.module:Class"; see `rcir.index.Index`.
+        kind: a name in `INDEXES`: "flat" (exact), "hnsw", "ivf", "ivf-pq", "factory",
+            "auto" (chosen among these); or the import path of an index of your own,
+            "package.module:Class"; see `rcir.index.Index`.
         options: of the index, see its `Options`; those that are left out are its defaults.
 
     Raises:
