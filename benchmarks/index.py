@@ -110,9 +110,7 @@ def of_a_million(figures: dict[str, float]) -> list[list[str]]:
         built[name] = (index, taken, seconds)
         said = ", ".join(f"{key} {value}" for key, value in parameters.items())
         memory = f"{taken.memory / 2**20:.0f}"
-        rows.append(
-            [name, said, f"{1 / seconds:.1f}", f"{recall:.4f}", memory, f"{minutes:.1f}"]
-        )
+        rows.append([name, said, f"{1 / seconds:.1f}", f"{recall:.4f}", memory, f"{minutes:.1f}"])
         print(rows[-1], flush=True)
     figures["hnsw_speedup"] = flat_seconds / built["auto"][2]
     figures["ivfpq_speedup"] = flat_seconds / built["ivf-pq"][2]

@@ -33,17 +33,17 @@ class AutoOptions:
         recall: share of the exact candidates that are to be found, above 0, at most 1.
         depth: number of candidates of which that is measured.
         memory_gib: GiB that the index may take in memory; 0 for no limit.
-        seed: of the draw of vectors that ask.
+        random_seed: of the draw of vectors that ask.
     """
 
     recall: float = 0.99
     depth: int = DEPTH
     memory_gib: float = 0.0
-    seed: int = 0
+    random_seed: int = 0
 
     def __post_init__(self) -> None:
         require_range(self, recall=(1e-9, 1), depth=(1, 1 << 20), memory_gib=(0, 1 << 20))
-        require_range(self, seed=(0, (1 << 31) - 1))
+        require_range(self, random_seed=(0, (1 << 31) - 1))
 
 
 class AutoIndex(FlatIndex):
@@ -82,7 +82,9 @@ def _chosen(vectors: NDArray[Any], options: AutoOptions) -> tuple[Index, str]:
     if n <= max(EXACT_UP_TO, options.depth) and flat <= limit:
         exact = FlatIndex.build(vectors, FlatOptions())
         return exact, f"{said}: exact search is fast up to {EXACT_UP_TO}"
-    rows = np.sort(np.random.default_rng(options.seed).choice(n, min(SAMPLE, n), replace=False))
+    rows = np.sort(
+        np.random.default_rng(options.random_seed).choice(n, min(SAMPLE, n), replace=False)
+    )
     queries = check_vectors(vectors[rows])
     truth = exact_positions(vectors, queries, min(options.depth, n))
     best: tuple[float, Index] | None = None
@@ -94,7 +96,10 @@ def _chosen(vectors: NDArray[Any], options: AutoOptions) -> tuple[Index, str]:
         name = f"hnsw finds {recall:.3f} of the nearest {options.depth}"
         if recall >= options.recall:
             asked = f"at least {options.recall:g} was asked for"
-            return best_hnsw, f"{said}: {name} with ef_search {best_hnsw.options.ef_search}; {asked}"
+            return (
+                best_hnsw,
+                f"{said}: {name} with ef_search {best_hnsw.options.ef_search}; {asked}",
+            )
         best = recall, best_hnsw
         said += f"; {name}"
     if flat <= limit:

@@ -22,16 +22,16 @@ class FactoryOptions:
         search: search parameters as FAISS's ParameterSpace takes them, such as
             "nprobe=16,quantizer_efSearch=64"; efSearch is raised to k where it is below.
         train_size: vectors to train on, drawn at random, at least 1.
-        seed: of that draw.
+        random_seed: of that draw.
     """
 
     factory: str = "HNSW32"
     search: str = ""
     train_size: int = 1 << 18
-    seed: int = 0
+    random_seed: int = 0
 
     def __post_init__(self) -> None:
-        require_range(self, train_size=(1, 1 << 30), seed=(0, (1 << 31) - 1))
+        require_range(self, train_size=(1, 1 << 30), random_seed=(0, (1 << 31) - 1))
         if not self.factory:
             raise InvalidConfig("factory is empty; give FAISS's string, such as 'IVF1024,SQ8'")
 

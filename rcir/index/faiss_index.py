@@ -114,7 +114,7 @@ class FaissIndex:
     def _train(self, vectors: NDArray[np.float32]) -> None:
         """On a sample drawn with the seed; of fewer vectors than are needed some come again."""
         options, needed = self.options, self._needed()
-        rng = np.random.default_rng(options.seed)
+        rng = np.random.default_rng(options.random_seed)
         size = max(min(options.train_size, len(vectors)), needed)
         rows = rng.choice(len(vectors), size, replace=size > len(vectors))
         try:

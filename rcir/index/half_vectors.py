@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+import weakref
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -51,7 +52,8 @@ class HalfVectors:
         if not len(vectors):
             return
         if self._file is None:
-            self._file = tempfile.TemporaryFile(prefix="rcir-vectors-")
+            self._file = tempfile.TemporaryFile(prefix="rcir-vectors-")  # noqa: SIM115
+            weakref.finalize(self, self._file.close)
             self._vectors.tofile(self._file)
         self._file.seek(0, 2)
         vectors.astype(np.float16).tofile(self._file)

@@ -14,7 +14,7 @@ class InvertedLists(FaissIndex):
 
     def _seeded(self, index: Any) -> Any:
         """The same index of FAISS, trained with the seed, on a GPU if FAISS finds one."""
-        index.cp.seed = self.options.seed
+        index.cp.seed = self.options.random_seed
         index.cp.min_points_per_centroid = 1
         index.cp.max_points_per_centroid = 1 << 20  # the sample is drawn here
         if faiss.get_num_gpus() > 0:

@@ -20,18 +20,18 @@ class IvfOptions:
             vectors.
         nprobe: lists that a search looks through, at least 1; `nlist` and more is all of them.
         train_size: vectors that the centroids are trained on, drawn at random, at least 1.
-        seed: of that draw and of the training.
+        random_seed: of that draw and of the training.
     """
 
     nlist: int = 1024
     nprobe: int = 32
     train_size: int = 1 << 18
-    seed: int = 0
+    random_seed: int = 0
 
     def __post_init__(self) -> None:
         lists = (1, 1 << 20)
         require_range(
-            self, nlist=lists, nprobe=lists, train_size=(1, 1 << 30), seed=(0, (1 << 31) - 1)
+            self, nlist=lists, nprobe=lists, train_size=(1, 1 << 30), random_seed=(0, (1 << 31) - 1)
         )
 
 

@@ -17,7 +17,7 @@ class IvfPqOptions:
     """The options of `IvfPqIndex`.
 
     Args:
-        nlist, nprobe, train_size, seed: see `IvfOptions`.
+        nlist, nprobe, train_size, random_seed: see `IvfOptions`.
         m: codes of each vector, which must divide its length.
         nbits: bits of each code, 4 to 12: a vector takes m nbits / 8 bytes, and 8 for its number.
         exact: keep the vectors in half precision on disk, and rank candidates by their distances
@@ -32,12 +32,12 @@ class IvfPqOptions:
     exact: bool = True
     k_factor: float = 2.0
     train_size: int = 1 << 18
-    seed: int = 0
+    random_seed: int = 0
 
     def __post_init__(self) -> None:
         lists = (1, 1 << 20)
         require_range(
-            self, nlist=lists, nprobe=lists, train_size=(1, 1 << 30), seed=(0, (1 << 31) - 1)
+            self, nlist=lists, nprobe=lists, train_size=(1, 1 << 30), random_seed=(0, (1 << 31) - 1)
         )
         require_range(self, m=(1, 1 << 14), nbits=(4, 12), k_factor=(1, 1000))
 
@@ -67,11 +67,11 @@ class IvfPqIndex(InvertedLists):
             )
         quantizer = faiss.IndexFlatL2(dim)
         index = faiss.IndexIVFPQ(quantizer, dim, options.nlist, options.m, options.nbits)
-        index.pq.cp.seed = options.seed
+        index.pq.cp.seed = options.random_seed
         index.pq.cp.min_points_per_centroid = 1
         index.pq.cp.max_points_per_centroid = 64  # its training would take longer than all else
-        # Tables for codes of residuals would take nlist m 2^nbits numbers, more than the codes; where
-        # vectors rank the candidates, codes of the vectors themselves do without.
+        # Tables for codes of residuals would take nlist m 2^nbits numbers, more than the codes;
+        # where vectors rank the candidates, codes of the vectors themselves do without.
         index.by_residual = not options.exact
         index.use_precomputed_table = -1
         if not options.exact:
