@@ -41,8 +41,8 @@ __all__ = [
     "evaluate_retriever",
     "print_table",
     "recalibrate",
-    "write_results",
     "reindex",
+    "write_results",
 ]
 
 __getattr__, __dir__ = lazily(__name__, globals(), _HOMES)

@@ -18,7 +18,7 @@ CASES = {
     "hnsw": ({"M": 8, "ef_search": 40}, 0.9),
     "ivf": ({"nlist": 16, "nprobe": 8}, 0.9),
     "ivf-pq": ({"nlist": 16, "nprobe": 12, "m": 8, "nbits": 6, "k_factor": 4}, 0.9),
-    "factory": ({"factory": "IVF16,SQ8", "search": "nprobe=8"}, 0.9),
+    "factory": ({"factory": "IVF16,SQ8", "search": "nprobe=8"}, 0.85),
 }
 CONFIGS = [IndexConfig(kind, options) for kind, (options, _) in CASES.items()]
 
