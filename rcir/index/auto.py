@@ -19,10 +19,10 @@ from rcir.index.ranges import require_range
 from rcir.index.recall import exact_positions, recall_of
 
 EXACT_UP_TO = 20_000  # vectors, of which an exact search takes a millisecond or two
-SAMPLE = 200  # vectors that ask, to measure recall
-WIDER = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # ef_search, as multiples of the depth
-PROBES = (8, 16, 32, 64, 128, 256)
-GIB = 1 << 30
+_SAMPLE = 200  # vectors that ask, to measure recall
+_WIDER = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # ef_search, as multiples of the depth
+_PROBES = (8, 16, 32, 64, 128, 256)
+_GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,14 @@ class AutoIndex(FlatIndex):
 
 def _chosen(vectors: NDArray[Any], options: AutoOptions) -> tuple[Index, str]:
     n, dim = len(vectors), check_vectors(vectors[:1]).shape[1]
-    limit = options.memory_gib * GIB or np.inf
+    limit = options.memory_gib * _GIB or np.inf
     flat = 4 * n * dim
     said = f"{n} vectors"
     if n <= max(EXACT_UP_TO, options.depth) and flat <= limit:
         exact = FlatIndex.build(vectors, FlatOptions())
         return exact, f"{said}: exact search is fast up to {EXACT_UP_TO}"
     rows = np.sort(
-        np.random.default_rng(options.random_seed).choice(n, min(SAMPLE, n), replace=False)
+        np.random.default_rng(options.random_seed).choice(n, min(_SAMPLE, n), replace=False)
     )
     queries = check_vectors(vectors[rows])
     truth = exact_positions(vectors, queries, min(options.depth, n))
@@ -91,7 +91,7 @@ def _chosen(vectors: NDArray[Any], options: AutoOptions) -> tuple[Index, str]:
     graph = HnswOptions()
     if flat + 8 * n * (graph.M + 2) <= limit:
         hnsw = HnswIndex.build(vectors, graph)
-        wider = ({"ef_search": round(times * options.depth)} for times in WIDER)
+        wider = ({"ef_search": round(times * options.depth)} for times in _WIDER)
         recall, best_hnsw = _tried(hnsw, wider, queries, truth, options.recall)
         name = f"hnsw finds {recall:.3f} of the nearest {options.depth}"
         if recall >= options.recall:
@@ -105,9 +105,9 @@ def _chosen(vectors: NDArray[Any], options: AutoOptions) -> tuple[Index, str]:
     if flat <= limit:
         return FlatIndex.build(vectors, FlatOptions()), f"{said}: less than was asked for, so exact"
     if best is None:
-        said += f" take {flat / GIB:.3g} GiB, of {options.memory_gib:g} allowed"
+        said += f" take {flat / _GIB:.3g} GiB, of {options.memory_gib:g} allowed"
     probed = IvfPqIndex.build(vectors, _codes(n, dim, limit))
-    probes = ({"nprobe": nprobe} for nprobe in PROBES)
+    probes = ({"nprobe": nprobe} for nprobe in _PROBES)
     recall, best_codes = _tried(probed, probes, queries, truth, options.recall)
     reached = "" if recall >= options.recall else f", less than the {options.recall:g} asked for"
     return best_codes, (
@@ -123,7 +123,8 @@ def _codes(n: int, dim: int, limit: float) -> IvfPqOptions:
     divisors = [m for m in range(1, max(dim // 2, 1) + 1) if dim % m == 0 and m <= bytes_each]
     if not divisors:
         raise InvalidConfig(
-            f"memory_gib {limit / GIB:g} holds no index of {n} vectors of {dim} numbers: allow more"
+            f"memory_gib {limit / _GIB:g} holds no index of {n} vectors of {dim} numbers: "
+            "allow more"
         )
     return IvfPqOptions(nlist=nlist, m=max(divisors))
 

@@ -12,7 +12,7 @@ from rcir.index.faiss_index import FaissIndex
 from rcir.index.hnsw import seed_levels
 from rcir.index.ranges import require_range
 
-FEWEST = 1024  # vectors to train on, more than codes of up to 10 bits need
+_FEWEST = 1024  # vectors to train on, more than codes of up to 10 bits need
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class FactoryIndex(FaissIndex):
 
     def _needed(self) -> int:
         lists = faiss.try_extract_index_ivf(self._index)
-        return max(FEWEST, 0 if lists is None else int(lists.nlist))
+        return max(_FEWEST, 0 if lists is None else int(lists.nlist))
 
     def _before_adding(self) -> None:
         if isinstance(self._index, faiss.IndexHNSW):

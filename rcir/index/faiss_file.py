@@ -14,11 +14,11 @@ from rcir.errors import InvalidData
 from rcir.index import faiss_child
 
 
-def content(index: Any) -> tuple[str, int]:
+def faiss_content(index: Any) -> tuple[str, int]:
     """SHA-256 and number of bytes of the file that FAISS writes of an index; none is written.
 
     Example:
-        >>> content(faiss.IndexFlatL2(3))[1] > 0
+        >>> faiss_content(faiss.IndexFlatL2(3))[1] > 0
         True
     """
     digest, size = hashlib.sha256(), 0

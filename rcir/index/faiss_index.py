@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.files import read_array
 from rcir.index.base import check_vectors
-from rcir.index.faiss_file import content, read_faiss
+from rcir.index.faiss_file import faiss_content, read_faiss
 from rcir.index.half_vectors import HalfVectors
 
-FILE, STATE, LIVE, HALF = "index.faiss", "index.json", "live.npy", "vectors.npy"
-BATCH = 1 << 16  # vectors that are checked and added at a time
-HELD = 1 << 24  # numbers of candidates that are ranked exactly at a time: 64 MiB of float32
+_FILE, _STATE, _LIVE, _HALF = "index.faiss", "index.json", "live.npy", "vectors.npy"
+_BATCH = 1 << 16  # vectors that are checked and added at a time
+_HELD = 1 << 24  # numbers of candidates that are ranked exactly at a time: 64 MiB of float32
 
 
 class FaissIndex:
@@ -108,8 +108,8 @@ class FaissIndex:
         self._content = None
 
     def _batches(self, vectors: NDArray[Any]) -> Iterator[NDArray[np.float32]]:
-        for start in range(0, max(len(vectors), 1), BATCH):
-            yield check_vectors(vectors[start : start + BATCH], self.dim)
+        for start in range(0, max(len(vectors), 1), _BATCH):
+            yield check_vectors(vectors[start : start + _BATCH], self.dim)
 
     def _train(self, vectors: NDArray[np.float32]) -> None:
         """On a sample drawn with the seed; of fewer vectors than are needed some come again."""
@@ -171,7 +171,7 @@ class FaissIndex:
         assert self._kept is not None
         squared = np.empty((len(found), k), np.float32)
         nearest = np.empty((len(found), k), np.int64)
-        step = max(1, HELD // (found.shape[1] * self.dim))
+        step = max(1, _HELD // (found.shape[1] * self.dim))
         for start in range(0, len(found), step):
             rows = slice(start, start + step)
             candidates = self._kept[np.maximum(found[rows], 0)].astype(np.float32)
@@ -211,7 +211,7 @@ class FaissIndex:
 
     def _contents(self) -> tuple[str, int]:
         if self._content is None:
-            digest, size = content(self._index)
+            digest, size = faiss_content(self._index)
             if self._live is not None:
                 digest += hashlib.sha256(self._live.data).hexdigest()
                 size += self._live.nbytes
@@ -221,41 +221,41 @@ class FaissIndex:
         return self._content
 
     def save(self, folder: Path) -> None:
-        faiss.write_index(self._index, str(folder / FILE))
-        with (folder / FILE).open("rb") as file:
+        faiss.write_index(self._index, str(folder / _FILE))
+        with (folder / _FILE).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        (folder / STATE).write_text(json.dumps({"dim": self.dim, "sha256": digest}))
+        (folder / _STATE).write_text(json.dumps({"dim": self.dim, "sha256": digest}))
         if self._live is not None:
-            np.save(folder / LIVE, self._live, allow_pickle=False)
+            np.save(folder / _LIVE, self._live, allow_pickle=False)
         if self._kept is not None:
-            self._kept.save(folder / HALF)
+            self._kept.save(folder / _HALF)
 
     @classmethod
     def load(cls, folder: Path, options: Any) -> Self:
-        state = json.loads((folder / STATE).read_text())
-        read = read_faiss(folder / FILE, state["sha256"])
+        state = json.loads((folder / _STATE).read_text())
+        read = read_faiss(folder / _FILE, state["sha256"])
         made = cls(state["dim"], options)
         if type(read) is not type(made._index) or (read.d, read.metric_type) != (
             made.dim,
             faiss.METRIC_L2,
         ):
-            raise InvalidData(f"{FILE} holds another index than that of its options: build again")
+            raise InvalidData(f"{_FILE} holds another index than that of its options: build again")
         made._index = read
-        if (folder / LIVE).is_file():
-            made._live = _numbers(read_array(folder / LIVE), int(read.ntotal))
+        if (folder / _LIVE).is_file():
+            made._live = _numbers(read_array(folder / _LIVE), int(read.ntotal))
         if made._kept is not None:
-            made._kept = HalfVectors.load(folder / HALF)
+            made._kept = HalfVectors.load(folder / _HALF)
             if made._kept[:1].shape[1] != made.dim or len(made._kept) != read.ntotal:
-                raise InvalidData(f"{HALF} and {FILE} do not hold the same vectors")
+                raise InvalidData(f"{_HALF} and {_FILE} do not hold the same vectors")
         return made
 
 
 def _numbers(live: NDArray[Any], n: int) -> NDArray[np.int64]:
     """Numbers of vectors, checked: ascending, each there."""
     if live.dtype != np.int64 or live.ndim != 1 or (np.diff(live) <= 0).any():
-        raise InvalidData(f"{LIVE} does not hold ascending numbers of vectors")
+        raise InvalidData(f"{_LIVE} does not hold ascending numbers of vectors")
     if len(live) and not 0 <= live[0] <= live[-1] < n:
-        raise InvalidData(f"{LIVE} holds numbers of vectors that are not there")
+        raise InvalidData(f"{_LIVE} holds numbers of vectors that are not there")
     found: NDArray[np.int64] = live
     return found
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
 
-LARGEST = float(np.finfo(np.float16).max)
+_LARGEST = float(np.finfo(np.float16).max)
 
 
 class HalfVectors:
@@ -64,9 +64,9 @@ class HalfVectors:
     @staticmethod
     def check(vectors: NDArray[np.float32]) -> None:
         """Raise `InvalidData` if some numbers are too large for half precision."""
-        if vectors.size and max(vectors.max(), -vectors.min()) > LARGEST:
+        if vectors.size and max(vectors.max(), -vectors.min()) > _LARGEST:
             raise InvalidData(
-                f"some vectors hold numbers beyond {LARGEST:g}, which half precision cannot keep: "
+                f"some vectors hold numbers beyond {_LARGEST:g}, which half precision cannot keep: "
                 "scale them, or take exact=False"
             )
 

@@ -31,7 +31,7 @@ class HnswOptions:
             number of neighbours asked for, where it is below.
     """
 
-    M: int = 16
+    M: int = 32
     ef_construction: int = 40
     ef_search: int = 256
 

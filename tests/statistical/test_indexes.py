@@ -15,11 +15,11 @@ from rcir.risk import (
     decide_chosen,
 )
 
-POPULATION, N, DEPTH = 20_000, 200, 30
-ALPHA, DELTA = 0.3, 0.1
+POPULATION, N, DEPTH = 20_000, 200, 80
+ALPHA, DELTA = 0.2, 0.1
 KINDS = {
-    "pq": IndexConfig("factory", {"factory": "PQ4x4"}),
-    "ivf, nprobe 1": IndexConfig("ivf", {"nlist": 8, "nprobe": 1}),
+    "pq": IndexConfig("factory", {"factory": "PQ2x4"}),
+    "ivf, nprobe 1": IndexConfig("ivf", {"nlist": 16, "nprobe": 1}),
 }
 
 
@@ -30,7 +30,7 @@ def searched():
     centres = rng.standard_normal((60, 8))
     labels, asked = (rng.integers(60, size=n) for n in (1200, POPULATION))
     gallery, queries = (
-        (centres[own] + 0.65 * rng.standard_normal((len(own), 8))).astype(np.float32)
+        (centres[own] + 0.9 * rng.standard_normal((len(own), 8))).astype(np.float32)
         for own in (labels, asked)
     )
 
