@@ -30,7 +30,7 @@ N, DIM = sized((1_000_000, 128), (30_000, 32))
 CATEGORIES, PRODUCTS, INTRINSIC = sized(2000, 60), 10, 24
 OFFSET, SPREAD, NOISE = 0.3, 0.45, 0.02
 MEASURED, ASKED, BATCHED = sized((300, 4_000, 1_000), (50, 400, 200))
-LISTS, CODES, TRAINED = sized((4096, 64, 131_072), (64, 16, 10_000))
+LISTS, CODES, TRAINED = sized((2048, 64, 65_536), (64, 16, 10_000))
 PROBES = (4, 8, 16, 24, 32, 48, 64, 96, 128)
 WIDER = (200, 256, 320, 400, 512, 800)
 RECALL, ALPHA, DELTA = 0.99, 0.1, 0.1
@@ -147,7 +147,7 @@ def ten_million() -> None:
     import resource
 
     started = time.perf_counter()
-    options = {"nlist": LARGE_LISTS, "m": LARGE_CODES, "nprobe": 16}
+    options = {"nlist": LARGE_LISTS, "m": LARGE_CODES, "nprobe": 16, "train_size": TRAINED}
     index = None
     for number in range(LARGE // SHARD):
         vectors, _ = drawn(SHARD, LARGE_DIM, 100 + number)
