@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig
-from rcir.index.base import DEPTH, Index, check_vectors
+from rcir.index.base import DEPTH, check_vectors
 from rcir.index.faiss_index import FaissIndex
 from rcir.index.flat import FlatIndex, FlatOptions
 from rcir.index.hnsw import HnswIndex, HnswOptions
@@ -74,7 +74,7 @@ class AutoIndex(FlatIndex):
         return index
 
 
-def _chosen(vectors: NDArray[Any], options: AutoOptions) -> tuple[Index, str]:
+def _chosen(vectors: NDArray[Any], options: AutoOptions) -> tuple[Any, str]:
     n, dim = len(vectors), check_vectors(vectors[:1]).shape[1]
     limit = options.memory_gib * _GIB or np.inf
     flat = 4 * n * dim
@@ -87,7 +87,6 @@ def _chosen(vectors: NDArray[Any], options: AutoOptions) -> tuple[Index, str]:
     )
     queries = check_vectors(vectors[rows])
     truth = exact_positions(vectors, queries, min(options.depth, n))
-    best: tuple[float, Index] | None = None
     graph = HnswOptions()
     if flat + 8 * n * (graph.M + 2) <= limit:
         hnsw = HnswIndex.build(vectors, graph)
@@ -100,11 +99,10 @@ def _chosen(vectors: NDArray[Any], options: AutoOptions) -> tuple[Index, str]:
                 best_hnsw,
                 f"{said}: {name} with ef_search {best_hnsw.options.ef_search}; {asked}",
             )
-        best = recall, best_hnsw
         said += f"; {name}"
     if flat <= limit:
         return FlatIndex.build(vectors, FlatOptions()), f"{said}: less than was asked for, so exact"
-    if best is None:
+    if "hnsw" not in said:
         said += f" take {flat / _GIB:.3g} GiB, of {options.memory_gib:g} allowed"
     probed = IvfPqIndex.build(vectors, _codes(n, dim, limit))
     probes = ({"nprobe": nprobe} for nprobe in _PROBES)

@@ -245,7 +245,7 @@ class FaissIndex:
             made._live = _numbers(read_array(folder / _LIVE), int(read.ntotal))
         if made._kept is not None:
             made._kept = HalfVectors.load(folder / _HALF)
-            if made._kept[:1].shape[1] != made.dim or len(made._kept) != read.ntotal:
+            if made._kept.dim != made.dim or len(made._kept) != read.ntotal:
                 raise InvalidData(f"{_HALF} and {_FILE} do not hold the same vectors")
         return made
 

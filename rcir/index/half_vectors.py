@@ -43,6 +43,11 @@ class HalfVectors:
     def __len__(self) -> int:
         return len(self._vectors)
 
+    @property
+    def dim(self) -> int:
+        """d."""
+        return int(self._vectors.shape[1])
+
     def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[np.float16]:
         found: NDArray[np.float16] = np.asarray(self._vectors)[rows]
         return found

@@ -79,4 +79,4 @@ class IvfPqIndex(InvertedLists):
         return self._seeded(index)
 
     def _needed(self) -> int:
-        return max(int(self.options.nlist), 1 << self.options.nbits)
+        return int(max(self.options.nlist, 1 << self.options.nbits))
