@@ -249,13 +249,14 @@ def test_codes_alone_are_less_exact():
 def few(monkeypatch):
     """`auto` takes approximate indexes of as few vectors as there are here."""
     monkeypatch.setattr(auto, "EXACT_UP_TO", 500)
+    monkeypatch.setattr(auto, "_WIDER", (1.0,))  # so that HNSW misses some
 
 
 @pytest.mark.parametrize(
     ("n", "options", "kind", "why"),
     [
         (400, {}, "flat", "400 vectors: exact search is fast"),
-        (2000, {"depth": 20, "recall": 0.8}, "hnsw", "hnsw finds 0.* at least 0.8"),
+        (2000, {"depth": 20, "recall": 0.7}, "hnsw", "hnsw finds 0.* at least 0.7"),
         (2000, {"depth": 20, "recall": 1.0}, "flat", "less than was asked for, so exact"),
         (2000, {"depth": 20, "memory_gib": 1e-4}, "ivf-pq", "take .* ivf-pq finds"),
     ],
