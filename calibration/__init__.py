@@ -7,6 +7,7 @@ from rcir.import_paths import lazily
 if TYPE_CHECKING:
     from calibration.config import CalibrationConfig, EvaluationConfig
     from calibration.evaluation import Evaluation
+    from calibration.indexing import IndexChoice, reindex
     from calibration.pipeline import Calibrated, calibrate, evaluate_retriever
     from calibration.publishing import write_results
     from calibration.recalibration import recalibrate
@@ -18,6 +19,7 @@ _HOMES = {
     "calibration.vectors": ("CertificationConfig", "certify"),
     "calibration.config": ("CalibrationConfig", "EvaluationConfig"),
     "calibration.evaluation": ("Evaluation",),
+    "calibration.indexing": ("IndexChoice", "reindex"),
     "calibration.pipeline": ("Calibrated", "calibrate", "evaluate_retriever"),
     "calibration.publishing": ("write_results",),
     "calibration.recalibration": ("recalibrate",),
@@ -32,12 +34,14 @@ __all__ = [
     "CertificationConfig",
     "Evaluation",
     "EvaluationConfig",
+    "IndexChoice",
     "RiskResult",
     "calibrate",
     "certify",
     "evaluate_retriever",
     "print_table",
     "recalibrate",
+    "reindex",
     "write_results",
 ]
 

@@ -59,6 +59,12 @@ def recalibrate(
     if add is not None:
         _add(retriever, add)
     report = retriever.recalibrate() if labelled is None else _calibrated(retriever, *labelled)
+    save_recalibrated(retriever, folder)
+    return report
+
+
+def save_recalibrated(retriever: Retriever, folder: Path) -> None:
+    """Write a retriever; where its calibration was tracked, in MLflow too, in a run of its own."""
     tracked = _tracked(retriever, folder)
     with tracked.active() if tracked else nullcontext():
         if tracked is None:
@@ -66,7 +72,6 @@ def recalibrate(
         else:
             retriever.origin["calibration"] = tracked.id
             tracked.log_folder(retriever.save(folder), "retriever")
-    return report
 
 
 def _labelled(

@@ -30,6 +30,10 @@ FIGURES = {
         *("million_gallery_gib", "many_label_totals_seconds", "many_label_totals_gib"),
     },
     "gpu": {*LOOPS, "peak_gib", "dropout_1", "dropout_128"},
+    "index": {
+        *("hnsw_speedup", "ivfpq_speedup", "ivfpq_memory_over_flat", "certified_size_over_flat"),
+        *("retrieve_over_raw", "build_minutes_10m", "peak_gib_10m"),
+    },
     "metrics": {
         *("speedup_over_fastest_peer", "metrics_over_search", "largest_difference", "peak_gib"),
     },

@@ -16,6 +16,7 @@ COMMANDS = {
     "retrieve": "retrieve a set for each picture, with its guarantee",
     "certify": "give vectors that something else embedded a guarantee, and measure it",
     "recalibrate": "change the gallery of a retriever, and calibrate with the queries it keeps",
+    "index": "give a retriever another index, and calibrate through it; or compare indexes",
     "evaluate": "measure a calibrated retriever on the test queries of its data set",
     "compare": "compare runs by how small their guaranteed sets are",
     "register": "make a calibration a version of a registered model, and its champion if better",

@@ -82,6 +82,11 @@ class FlatIndex:
             self._digest.update(np.ascontiguousarray(self._vectors()).data)
         return str(self._digest.hexdigest())
 
+    @property
+    def memory(self) -> int:
+        """Bytes that it takes in memory."""
+        return 4 * len(self) * int(self._index.d)
+
     def save(self, folder: Path) -> None:
         np.save(folder / VECTORS_FILE, self._vectors(), allow_pickle=False)
 

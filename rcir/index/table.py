@@ -15,6 +15,11 @@ from rcir.options import require_options
 
 INDEXES = {
     "flat": "rcir.index.flat:FlatIndex",
+    "hnsw": "rcir.index.hnsw:HnswIndex",
+    "ivf": "rcir.index.ivf:IvfIndex",
+    "ivf-pq": "rcir.index.ivf_pq:IvfPqIndex",
+    "factory": "rcir.index.factory:FactoryIndex",
+    "auto": "rcir.index.auto:AutoIndex",
     "milvus": "rcir.index.milvus:MilvusIndex",
     "pgvector": "rcir.index.pgvector:PgvectorIndex",
 }
@@ -49,8 +54,9 @@ class IndexConfig:
     """Which index, and its options.
 
     Args:
-        kind: "flat" (exact), or the import path of an index of your own, "package.module:Class";
-            see `rcir.index.Index`.
+        kind: a name in `INDEXES`: "flat" (exact), "hnsw", "ivf", "ivf-pq", "factory",
+            "auto" (chosen among these); or the import path of an index of your own,
+            "package.module:Class"; see `rcir.index.Index`.
         options: of the index, see its `Options`; those that are left out are its defaults.
 
     Raises:

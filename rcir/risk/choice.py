@@ -131,6 +131,21 @@ def fit_score_function(
     return fits.fitted(KNOWN[best]), comparison
 
 
+def crossed_sizes(
+    results: LabelledResults, name: str, alphas: Sequence[float] = ALPHAS, delta: float = DELTA
+) -> dict[float, float]:
+    """Mean set sizes of a tuning split, cross-fitted as in `fit_score_function`.
+
+    Args:
+        results: the tuning split, 5 queries or more.
+        name: of the score function.
+        alphas, delta: levels; those that as many calibration queries could not certify are left
+            out.
+    """
+    crossed = Fits(results).crossed(score_function_class(name))
+    return _sizes(crossed, find_risk("miss"), alphas, delta)
+
+
 def smallest_uncertainty(
     candidates: Mapping[str, LabelledResults],
     alphas: Sequence[float] = ALPHAS,
@@ -156,7 +171,7 @@ def smallest_uncertainty(
         return first, {}
     sizes = {}
     for name, results in candidates.items():
-        sizes[name] = _sizes(Fits(results).crossed(Quantile), find_risk("miss"), alphas, delta)
+        sizes[name] = crossed_sizes(results, Quantile.name, alphas, delta)
     shared = [alpha for alpha in sizes[first] if all(alpha in own for own in sizes.values())]
     if not shared:
         return first, sizes

@@ -31,17 +31,24 @@ PLAIN: dict[str, tuple[str, Any]] = {  # arrays (n,): their files and types
 
 
 def save_index(index: Index, folder: Path) -> dict[str, Any]:
-    """Write an index to the folder `index`; returns what names it."""
+    """Write an index to the folder `index`; returns what names it, and why it was chosen."""
     place = folder / "index"
     place.mkdir()
     index.save(place)
-    return asdict(IndexConfig.of(index))
+    why = {"why": index.why} if hasattr(index, "why") else {}
+    return asdict(IndexConfig.of(index)) | why
 
 
 def load_index(description: dict[str, Any], folder: Path) -> Index:
     """The index that was saved."""
-    config = IndexConfig(**description)
-    return find_index(config.kind).load(folder / "index", config.index_options())
+    named = {name: value for name, value in description.items() if name != "why"}
+    config = IndexConfig(**named)
+    index: Any = find_index(config.kind).load(folder / "index", config.index_options())
+    if "why" in description:
+        require(isinstance(description["why"], str), "why the index was chosen")
+        index.why = description["why"]
+    loaded: Index = index
+    return loaded
 
 
 def save_gallery(searcher: Searcher, folder: Path) -> None:

@@ -1,0 +1,188 @@
+"""Another index for a calibrated retriever: built, compared by the tuning queries, calibrated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.recalibration import save_recalibrated
+from rcir.errors import InvalidData, StaleCalibration
+from rcir.index import HoldsVectors, Index, IndexConfig, build_index
+from rcir.index.faiss_index import FaissIndex
+from rcir.index.recall import recall_of
+from rcir.levels import ALPHA, DELTA
+from rcir.retrieval import storage
+from rcir.retrieval.calibration_report import CalibrationReport
+from rcir.retrieval.retriever import Retriever
+from rcir.risk.choice import crossed_sizes
+
+NO_LARGER = 1.05  # times the sets of exact search
+PROBED = (4, 16, 64)
+DEEPER = (1, 2, 4)  # ef_search, as multiples of the depth
+
+
+@dataclass(frozen=True)
+class MeasuredIndex:
+    """An index, as the tuning queries see it.
+
+    Attributes:
+        config: its kind and options.
+        recall: share of the candidates of exact search that it finds.
+        seconds: of a search, of each query.
+        memory: bytes that it takes in memory; None if it does not say.
+        size: mean set size at the level, cross-fitted; None where it could not be certified.
+    """
+
+    config: IndexConfig
+    recall: float
+    seconds: float
+    memory: int | None
+    size: float | None
+
+
+@dataclass(frozen=True)
+class IndexChoice:
+    """Indexes beside each other, the first of them exact, and the one that was taken.
+
+    Attributes:
+        alpha, delta: level of the sizes.
+        measured: of each.
+        number: which was taken.
+        report: of the calibration through it.
+        folder: where the retriever lies.
+    """
+
+    alpha: float
+    delta: float
+    measured: tuple[MeasuredIndex, ...]
+    number: int
+    report: CalibrationReport
+    folder: Path
+
+    def __str__(self) -> str:
+        columns = ("recall", "ms/query", "MiB", "mean size")
+        named = [_named(each.config) for each in self.measured]
+        width = max(map(len, named)) + 2
+        lines = [
+            f"Measured on {self.report.n_tuning} tuning queries; sizes at alpha {self.alpha:g}, "
+            f"delta {self.delta:g}.",
+            " " * width + "  ".join(f"{column:>9}" for column in columns),
+        ]
+        for number, (name, each) in enumerate(zip(named, self.measured, strict=True)):
+            memory = "-" if each.memory is None else f"{each.memory / 2**20:.1f}"
+            size = "-" if each.size is None else f"{each.size:.2f}"
+            cells = (f"{each.recall:.4f}", f"{1000 * each.seconds:.3f}", memory, size)
+            mark = "* " if number == self.number else "  "
+            lines.append(f"{mark}{name:{width - 2}}" + "  ".join(f"{cell:>9}" for cell in cells))
+        lines.append("* taken, and calibrated through with the calibration queries:")
+        return "\n".join([*lines, str(self.report)])
+
+
+def reindex(
+    folder: Path,
+    config: IndexConfig | None = None,
+    output: Path | None = None,
+    alpha: float = ALPHA,
+    delta: float = DELTA,
+) -> IndexChoice:
+    """Give a retriever in its folder another index, and calibrate with the queries it keeps.
+
+    Without an index named, several are compared, and the fastest is taken whose sets are at most 5%
+    larger than those of exact search. That is decided by the tuning queries alone: the calibration
+    queries are searched through the index that was taken and no other, so that its guarantee needs
+    no correction for the choice.
+
+    Args:
+        folder: of the retriever.
+        config: the index; None to compare several.
+        output: folder to write to; the retriever's own, which is replaced, unless given.
+        alpha, delta: level of the sizes that are compared.
+
+    Raises:
+        NoRetriever, CorruptRetriever: of the folder.
+        InvalidConfig: of the index.
+        InvalidData: the index holds no vectors, or there are too few tuning queries.
+        StaleCalibration: the retriever is not calibrated.
+    """
+    place = folder if output is None else output
+    storage.check_place(place)
+    retriever = storage.load(folder)
+    queries = retriever.tuning_queries
+    if queries is None:
+        raise StaleCalibration("the tuning queries were not kept: calibrate again")
+    if len(queries) < 5:
+        raise InvalidData(f"{len(queries)} tuning queries compare nothing: calibrate with more")
+    if not isinstance(retriever.index, HoldsVectors):
+        kind = IndexConfig.of(retriever.index).kind
+        raise InvalidData(f"an index of kind {kind} gives no vectors back to build another of")
+    vectors = retriever.index.vectors_at(np.arange(len(retriever.index)))
+    exact = build_index(vectors)
+    truth = exact.search(queries.vectors, retriever.depth)[1]
+    measured, best, taken = [], (np.inf, 0), exact
+    most = np.inf
+    for index in (exact, *_indexes(vectors, config, retriever.depth)):
+        one = _measured(retriever, index, truth, alpha, delta)
+        measured.append(one)
+        size = np.inf if one.size is None else one.size
+        if len(measured) == 1:
+            most = NO_LARGER * size
+        named = config is not None and len(measured) > 1
+        if named or (config is None and size <= most and one.seconds < best[0]):
+            best, taken = (one.seconds, len(measured) - 1), index
+    retriever.index = taken
+    report = retriever.recalibrate()
+    save_recalibrated(retriever, place)
+    return IndexChoice(alpha, delta, tuple(measured), best[1], report, place)
+
+
+def _indexes(
+    vectors: NDArray[np.float32], config: IndexConfig | None, depth: int
+) -> Iterator[Index]:
+    """The index that is named, or several of those that hold what they are asked for."""
+    if config is not None:
+        yield build_index(vectors, config)
+        return
+    n, dim = vectors.shape
+    nlist = int(2 ** np.clip(np.round(np.log2(4 * np.sqrt(n))), 2, 16))
+    m = max(m for m in range(1, max(dim // 2, 1) + 1) if dim % m == 0)
+    probed = [{"nprobe": nprobe} for nprobe in PROBED if nprobe < nlist]
+    kinds: list[tuple[str, dict[str, Any], list[dict[str, int]]]] = [
+        ("hnsw", {}, [{"ef_search": times * depth} for times in DEEPER]),
+        ("ivf", {"nlist": nlist}, probed),
+        ("ivf-pq", {"nlist": nlist, "m": m}, probed),
+    ]
+    for kind, options, searches in kinds:
+        built = build_index(vectors, IndexConfig(kind, options))
+        assert isinstance(built, FaissIndex)
+        for parameters in searches:
+            yield built.searching(**parameters)
+
+
+def _measured(
+    retriever: Retriever, index: Index, truth: NDArray[np.int64], alpha: float, delta: float
+) -> MeasuredIndex:
+    other, queries = copy(retriever), retriever.tuning_queries
+    assert queries is not None
+    other.index = index
+    started = time.perf_counter()
+    found = index.search(queries.vectors, retriever.depth)[1]
+    seconds = (time.perf_counter() - started) / len(queries)
+    searched = other.search_labelled(replace(queries))
+    name = retriever.controller.score_function.name
+    size = crossed_sizes(searched, name, (alpha,), delta).get(alpha)
+    memory = getattr(index, "memory", None)
+    return MeasuredIndex(IndexConfig.of(index), recall_of(found, truth), seconds, memory, size)
+
+
+def _named(config: IndexConfig) -> str:
+    """The kind, and the options that are not its defaults."""
+    defaults: Mapping[str, Any] = vars(type(config.index_options())())
+    given = [f"{name}={v}" for name, v in config.options.items() if v != defaults[name]]
+    return " ".join([config.kind, *given])

@@ -1,0 +1,63 @@
+"""`rcir index RETRIEVER --kind KIND`"""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rcir.errors import InvalidConfig
+from rcir.levels import ALPHA, DELTA
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Which retriever, which index."""
+    parser.add_argument("retriever", type=Path, help="folder of the retriever")
+    parser.add_argument(
+        "--kind", help="flat, hnsw, ivf, ivf-pq, factory or auto; without, several are compared"
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the index, such as ef_search=400; as often as needed",
+    )
+    parser.add_argument("--output", type=Path, help="folder to write to, in place of the first")
+    parser.add_argument("--alpha", type=float, default=ALPHA, help="level of compared sizes")
+    parser.add_argument("--delta", type=float, default=DELTA)
+
+
+def run(options: Namespace) -> None:
+    """Build, compare, calibrate, print."""
+    from calibration import reindex
+    from rcir.index import IndexConfig
+
+    given = option_values(options.option)
+    if options.kind is None and given:
+        raise InvalidConfig("--option is of an index: name it with --kind")
+    config = None if options.kind is None else IndexConfig(options.kind, given)
+    choice = reindex(options.retriever, config, options.output, options.alpha, options.delta)
+    print(choice)
+    print(f"retriever: {choice.folder}")
+
+
+def option_values(given: Sequence[str]) -> dict[str, Any]:
+    """Options as values of JSON, or as text where they are none.
+
+    Example:
+        >>> option_values(["M=32", "exact=false", "factory=IVF64,SQ8"])
+        {'M': 32, 'exact': False, 'factory': 'IVF64,SQ8'}
+    """
+    values: dict[str, Any] = {}
+    for one in given:
+        name, sign, text = one.partition("=")
+        if not sign or not name:
+            raise InvalidConfig(f"--option {one!r}: give NAME=VALUE, such as ef_search=400")
+        try:
+            values[name] = json.loads(text)
+        except ValueError:
+            values[name] = text
+    return values

@@ -1,0 +1,143 @@
+"""The index that suits vectors: chosen by their number, the memory, and measured recall."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.errors import InvalidConfig
+from rcir.index.base import DEPTH, check_vectors
+from rcir.index.faiss_index import FaissIndex
+from rcir.index.flat import FlatIndex, FlatOptions
+from rcir.index.hnsw import HnswIndex, HnswOptions
+from rcir.index.ivf_pq import IvfPqIndex, IvfPqOptions
+from rcir.index.ranges import require_range
+from rcir.index.recall import exact_positions, recall_of
+
+EXACT_UP_TO = 20_000  # vectors, of which an exact search takes a millisecond or two
+_SAMPLE = 200  # vectors that ask, to measure recall
+_WIDER = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # ef_search, as multiples of the depth
+_PROBES = (8, 16, 32, 64, 128, 256)
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class AutoOptions:
+    """The options of `AutoIndex`.
+
+    Args:
+        recall: share of the exact candidates that are to be found, above 0, at most 1.
+        depth: number of candidates of which that is measured.
+        memory_gib: GiB that the index may take in memory; 0 for no limit.
+        random_seed: of the draw of vectors that ask.
+    """
+
+    recall: float = 0.99
+    depth: int = DEPTH
+    memory_gib: float = 0.0
+    random_seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_range(self, recall=(1e-9, 1), depth=(1, 1 << 20), memory_gib=(0, 1 << 20))
+        require_range(self, random_seed=(0, (1 << 31) - 1))
+
+
+class AutoIndex(FlatIndex):
+    """Builds a `FlatIndex`, `HnswIndex` or `IvfPqIndex`, which is what is saved and named.
+
+    The attribute `why` of what is built says in a sentence why it was chosen. Recall is measured by
+    vectors of the gallery as queries: calibration, not this, tells what the index does to sets.
+
+    Example:
+        >>> index = AutoIndex.build(np.eye(3, dtype=np.float32), AutoOptions())
+        >>> type(index).__name__, index.why
+        ('FlatIndex', '3 vectors: exact search is fast up to 20000')
+    """
+
+    Options: Any = AutoOptions
+
+    @classmethod
+    def build(cls, vectors: NDArray[np.float32], options: Any) -> Any:
+        """The index that suits vectors (n, d).
+
+        Raises:
+            InvalidData: they are no such vectors.
+            InvalidConfig: no index of them fits into the memory.
+        """
+        index, why = _chosen(np.asarray(vectors), options)
+        known: Any = index
+        known.why = why
+        return index
+
+
+def _chosen(vectors: NDArray[Any], options: AutoOptions) -> tuple[Any, str]:
+    n, dim = len(vectors), check_vectors(vectors[:1]).shape[1]
+    limit = options.memory_gib * _GIB or np.inf
+    flat = 4 * n * dim
+    said = f"{n} vectors"
+    if n <= max(EXACT_UP_TO, options.depth) and flat <= limit:
+        exact = FlatIndex.build(vectors, FlatOptions())
+        return exact, f"{said}: exact search is fast up to {EXACT_UP_TO}"
+    rows = np.sort(
+        np.random.default_rng(options.random_seed).choice(n, min(_SAMPLE, n), replace=False)
+    )
+    queries = check_vectors(vectors[rows])
+    truth = exact_positions(vectors, queries, min(options.depth, n))
+    graph = HnswOptions()
+    if flat + 8 * n * (graph.M + 2) <= limit:
+        hnsw = HnswIndex.build(vectors, graph)
+        wider = ({"ef_search": round(times * options.depth)} for times in _WIDER)
+        recall, best_hnsw = _tried(hnsw, wider, queries, truth, options.recall)
+        name = f"hnsw finds {recall:.3f} of the nearest {options.depth}"
+        if recall >= options.recall:
+            asked = f"at least {options.recall:g} was asked for"
+            return (
+                best_hnsw,
+                f"{said}: {name} with ef_search {best_hnsw.options.ef_search}; {asked}",
+            )
+        said += f"; {name}"
+    if flat <= limit:
+        return FlatIndex.build(vectors, FlatOptions()), f"{said}: less than was asked for, so exact"
+    if "hnsw" not in said:
+        said += f" take {flat / _GIB:.3g} GiB, of {options.memory_gib:g} allowed"
+    probed = IvfPqIndex.build(vectors, _codes(n, dim, limit))
+    probes = ({"nprobe": nprobe} for nprobe in _PROBES)
+    recall, best_codes = _tried(probed, probes, queries, truth, options.recall)
+    reached = "" if recall >= options.recall else f", less than the {options.recall:g} asked for"
+    return best_codes, (
+        f"{said}: ivf-pq finds {recall:.3f} of the nearest {options.depth} with nprobe "
+        f"{best_codes.options.nprobe}{reached}"
+    )
+
+
+def _codes(n: int, dim: int, limit: float) -> IvfPqOptions:
+    """As many codes of each vector as the memory allows, at most one for two numbers."""
+    nlist = int(2 ** np.clip(np.round(np.log2(4 * np.sqrt(n))), 4, 16))
+    bytes_each = (limit - 4 * dim * (nlist + 256)) / max(n, 1) - 8
+    divisors = [m for m in range(1, max(dim // 2, 1) + 1) if dim % m == 0 and m <= bytes_each]
+    if not divisors:
+        raise InvalidConfig(
+            f"memory_gib {limit / _GIB:g} holds no index of {n} vectors of {dim} numbers: "
+            "allow more"
+        )
+    return IvfPqOptions(nlist=nlist, m=max(divisors))
+
+
+def _tried(
+    index: FaissIndex,
+    parameters: Iterable[dict[str, Any]],
+    queries: NDArray[np.float32],
+    truth: NDArray[np.int64],
+    target: float,
+) -> tuple[float, FaissIndex]:
+    """The first search parameters that reach the target, or the last; with their recall."""
+    for values in parameters:
+        one = index.searching(**values)
+        recall = recall_of(one.search(queries, truth.shape[1])[1], truth)
+        if recall >= target:
+            break
+    return recall, one

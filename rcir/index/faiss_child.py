@@ -1,0 +1,31 @@
+"""A process of its own that reads a FAISS file and searches it: a damaged one ends it alone."""
+
+import sys
+
+import faiss
+import numpy as np
+
+
+def main() -> None:
+    """Read the file that is named first, and search it for two of its vectors, or for zeros."""
+    index = faiss.read_index(sys.argv[1])
+    inner = faiss.downcast_index(index)
+    if isinstance(inner, faiss.IndexHNSW):
+        # A neighbour that is not there is read as memory that is not there, by some query some day.
+        neighbours = faiss.vector_to_array(inner.hnsw.neighbors)
+        if len(neighbours) and not -1 <= neighbours.min() <= neighbours.max() < inner.ntotal:
+            raise ValueError("neighbours that are not there")
+        if inner.storage.ntotal != inner.ntotal:
+            raise ValueError("as many vectors as there are neighbours are not there")
+    if isinstance(inner, faiss.IndexIVF):
+        for number in range(inner.nlist):
+            size = inner.invlists.list_size(number)
+            ids = faiss.rev_swig_ptr(inner.invlists.get_ids(number), size) if size else [0]
+            if np.min(ids) < 0 or np.max(ids) >= max(inner.ntotal, 1):
+                raise ValueError("ids that are not there")
+    if index.is_trained and index.ntotal:
+        index.search(np.zeros((2, index.d), np.float32), min(5, index.ntotal))
+
+
+if __name__ == "__main__":
+    main()

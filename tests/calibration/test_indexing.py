@@ -1,0 +1,109 @@
+"""`rcir index`: another index for a retriever in its folder, compared by its tuning queries."""
+
+import numpy as np
+import pytest
+
+import rcir
+from calibration import reindex
+from rcir.cli import main
+from rcir.errors import InvalidData
+from rcir.index import IndexConfig
+from rcir.risk.choice import crossed_sizes
+
+CENTRES = np.random.default_rng(0).standard_normal((20, 8))
+
+
+def drawn(n, seed):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(20, size=n)
+    return (CENTRES[labels] + 0.5 * rng.standard_normal((n, 8))).astype(np.float32), labels
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("retrievers") / "exact"
+    vectors, labels = drawn(1500, 1)
+    retriever = rcir.Retriever.from_embeddings(vectors, labels=labels, depth=40)
+    retriever.calibrate(*drawn(700, 2), "quantile", seed=4)
+    retriever.save(place)
+    return place
+
+
+def test_the_named_index_is_built_and_calibrated_through(folder, tmp_path):
+    config = IndexConfig("ivf", {"nlist": 16, "nprobe": 2})
+    choice = reindex(folder, config, tmp_path / "other")
+    before, after = rcir.load(folder), rcir.load(choice.folder)
+    assert IndexConfig.of(after.index).options["nprobe"] == 2
+    assert after.changes() == []
+    # The same vectors, calibrated through that index by the same queries, from nothing.
+    vectors, labels = drawn(1500, 1)
+    fresh = rcir.Retriever.from_embeddings(vectors, labels=labels, depth=40, index=config)
+    fresh.calibrate(*drawn(700, 2), "quantile", seed=4)
+    asked, _ = drawn(50, 3)
+    sizes = [[a.size for a in one.retrieve(asked, 0.1, 0.1)] for one in (after, fresh)]
+    assert sizes[0] == sizes[1]
+    exact, named = choice.measured
+    truth = before.search(before.tuning_queries).positions
+    found = after.search(before.tuning_queries).positions
+    shared = [len(set(a) & set(b) - {-1}) for a, b in zip(truth, found, strict=True)]
+    assert (exact.recall, choice.number) == (1, 1)
+    assert named.recall == pytest.approx(np.mean(shared) / 40)
+    assert exact.memory == 4 * 8 * 1500
+
+
+def test_of_several_the_fastest_with_sets_as_small_is_taken(folder, tmp_path):
+    choice = reindex(folder, None, tmp_path / "other")
+    exact, *others = choice.measured
+    assert {"hnsw", "ivf", "ivf-pq"} == {each.config.kind for each in others}
+    fitting = [one for one in choice.measured if one.size <= 1.05 * exact.size]
+    assert choice.measured[choice.number] == min(fitting, key=lambda one: one.seconds)
+    loaded = rcir.load(choice.folder)
+    assert loaded.chosen_among == 1  # the calibration queries had no part in it
+    before = rcir.load(folder)
+    searched = before.search_labelled(before.tuning_queries)
+    assert crossed_sizes(searched, "quantile", (0.1,), 0.1)[0.1] == exact.size
+
+
+def test_the_gallery_can_change_afterwards(folder, tmp_path):
+    choice = reindex(folder, IndexConfig("hnsw"), tmp_path / "other")
+    loaded = rcir.load(choice.folder)
+    loaded.remove(["0", "1"])
+    new, labels = drawn(5, 9)
+    loaded.add(new, [f"new {n}" for n in range(5)], labels)
+    loaded.recalibrate()
+    assert loaded.retrieve(new[2], 0.1, 0.1).ids[0] == "new 2"
+
+
+def test_the_command_prints_and_replaces(folder, tmp_path, capsys):
+    given = ["index", str(folder), "--output", str(tmp_path / "other"), "--kind", "ivf-pq"]
+    options = ["nlist=8", "nprobe=8", "m=4", "nbits=6"]
+    main([*given, *(part for one in options for part in ("--option", one))])
+    printed = capsys.readouterr().out
+    assert "* ivf-pq nlist=8 nprobe=8 m=4 nbits=6" in printed
+    assert "700" not in printed
+    assert "210 tuning queries" in printed
+    main(["index", str(tmp_path / "other"), "--kind", "flat"])
+    assert IndexConfig.of(rcir.load(tmp_path / "other").index).kind == "flat"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--option", "nlist=3"], "name it with --kind"),
+        (["--kind", "ivf", "--option", "nlist"], "give NAME=VALUE"),
+        (["--kind", "round"], "'round' is unknown"),
+    ],
+)
+def test_what_names_no_index_is_an_error_in_words(folder, capsys, options, said):
+    with pytest.raises(SystemExit):
+        main(["index", str(folder), *options])
+    assert said in capsys.readouterr().err
+
+
+def test_too_few_tuning_queries_are_refused(tmp_path):
+    vectors, labels = drawn(300, 1)
+    retriever = rcir.Retriever.from_embeddings(vectors, labels=labels, depth=20)
+    retriever.calibrate(*drawn(12, 2), "constant")
+    retriever.save(tmp_path / "few")
+    with pytest.raises(InvalidData, match="4 tuning queries compare nothing"):
+        reindex(tmp_path / "few", IndexConfig("ivf"))

@@ -1,0 +1,326 @@
+"""What approximate indexes of FAISS have of their own: recall, parameters, versions, files."""
+
+import hashlib
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import rcir
+from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
+from rcir.index import IndexConfig, auto, build_index, find_index
+from rcir.index.recall import exact_positions, recall_of
+from rcir.retrieval import storage
+
+# Of each index its options, and the recall of the 20 nearest that these have on `GALLERY`.
+CASES = {
+    "hnsw": ({"M": 8, "ef_search": 40}, 0.9),
+    "ivf": ({"nlist": 16, "nprobe": 8}, 0.9),
+    "ivf-pq": ({"nlist": 16, "nprobe": 12, "m": 8, "nbits": 6, "k_factor": 4}, 0.9),
+    "factory": ({"factory": "IVF16,SQ8", "search": "nprobe=8"}, 0.85),
+}
+CONFIGS = [IndexConfig(kind, options) for kind, (options, _) in CASES.items()]
+
+
+def drawn(n, dim=16, seed=0):
+    return np.random.default_rng(seed).standard_normal((n, dim)).astype(np.float32)
+
+
+GALLERY, QUERIES = drawn(2000), drawn(50, seed=1)
+NEAREST = np.argsort(np.linalg.norm(QUERIES[:, None] - GALLERY, axis=2), axis=1)[:, :20]
+
+
+@pytest.fixture(params=CONFIGS, ids=CASES)
+def config(request):
+    return request.param
+
+
+@pytest.fixture
+def folder(config, tmp_path):
+    place = tmp_path / "index"
+    place.mkdir()
+    build_index(GALLERY[:300], config).save(place)
+    return place
+
+
+def test_recall_and_distances_are_those_stated(config):
+    distances, positions = build_index(GALLERY, config).search(QUERIES, 20)
+    assert recall_of(positions, NEAREST) >= CASES[config.kind][1]
+    true = np.linalg.norm(QUERIES[:, None] - GALLERY[positions], axis=2)
+    slack = {"hnsw": 1e-5, "ivf": 1e-5, "ivf-pq": 2e-3, "factory": 5e-2}[config.kind]
+    np.testing.assert_allclose(distances, true, atol=slack)
+    assert (np.diff(distances, axis=1) >= 0).all()
+
+
+def test_recall_of_found_candidates_counts_them_at_any_rank():
+    assert recall_of(NEAREST[:, ::-1], NEAREST) == 1
+    half = np.where(np.arange(20) < 10, NEAREST, -1)
+    assert recall_of(half, NEAREST) == 0.5
+    np.testing.assert_array_equal(exact_positions(GALLERY, QUERIES, 20), NEAREST)
+
+
+def test_building_twice_gives_one_version(config):
+    assert build_index(GALLERY, config).version == build_index(GALLERY, config).version
+
+
+def test_the_version_sees_contents_and_search_parameters(config):
+    index = build_index(GALLERY[:300], config)
+    versions = {index.version}
+    index.add(GALLERY[:0])
+    index.remove(np.array([], np.int64))
+    index.search(QUERIES, 3)
+    assert versions == {index.version}
+    index.add(GALLERY[300:301])
+    versions.add(index.version)
+    index.remove(np.array([7]))
+    versions.add(index.version)
+    changed = {
+        "hnsw": {"ef_search": 41},
+        "factory": {"search": "nprobe=9"},
+    }.get(config.kind, {"nprobe": 9})
+    versions.add(index.searching(**changed).version)
+    index.options = replace(index.options, **changed)
+    assert index.version in versions
+    assert len(versions) == 4
+
+
+def test_fewer_lists_find_less():
+    index = build_index(GALLERY, IndexConfig("ivf", {"nlist": 64, "nprobe": 64}))
+    recalls = [
+        recall_of(index.searching(nprobe=nprobe).search(QUERIES, 20)[1], NEAREST)
+        for nprobe in (1, 8, 64)
+    ]
+    assert recalls[0] < recalls[1] < recalls[2] == 1
+
+
+def test_lists_that_hold_fewer_are_filled_up():
+    index = build_index(GALLERY[:100], IndexConfig("ivf", {"nlist": 50, "nprobe": 1}))
+    distances, positions = index.search(QUERIES, 30)
+    assert ((positions == -1) == np.isposinf(distances)).all()
+    assert (positions[:, -1] == -1).all()
+
+
+def test_ef_search_below_k_is_raised_to_k():
+    low, high = (
+        build_index(GALLERY, IndexConfig("hnsw", {"ef_search": ef})).search(QUERIES, 20)
+        for ef in (1, 20)
+    )
+    np.testing.assert_array_equal(low[1], high[1])
+
+
+def test_vectors_are_given_back(config):
+    index = build_index(GALLERY[:300], config)
+    index.remove(np.array([0, 5]))
+    left = np.delete(GALLERY[:300], [0, 5], axis=0)
+    slack = {"hnsw": 0, "ivf": 0, "ivf-pq": 2e-3, "factory": 5e-2}[config.kind]
+    positions = np.array([[0, 297], [4, 3]])
+    np.testing.assert_allclose(index.vectors_at(positions), left[positions], atol=slack)
+
+
+def test_what_was_removed_stays_removed_when_saved(config, tmp_path):
+    index = build_index(GALLERY, config)
+    index.remove(np.arange(0, 2000, 2))
+    index.add(GALLERY[:2])
+    index.save(tmp_path)
+    loaded = find_index(config.kind).load(tmp_path, config.index_options())
+    assert (loaded.version, len(loaded)) == (index.version, 1002)
+    left = np.concatenate([GALLERY[1::2], GALLERY[:2]])
+    found = loaded.search(left, 1)[1].ravel()
+    assert (found == np.arange(1002)).mean() > 0.97
+    for one in (index, loaded):
+        one.add(GALLERY[2:4])
+    assert loaded.version == index.version
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "flipped", "longer"])
+def test_a_damaged_file_is_refused_by_its_checksum(config, folder, damage):
+    path = folder / "index.faiss"
+    whole = path.read_bytes()
+    for place in np.linspace(0, len(whole) - 1, 7).astype(int):
+        flipped = whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :]
+        damaged = {"cut": whole[:place], "empty": b"", "flipped": flipped, "longer": whole + b"0"}
+        path.write_bytes(damaged[damage])
+        with pytest.raises(InvalidData, match="checksum differs"):
+            find_index(config.kind).load(folder, config.index_options())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.9])
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_file_that_somebody_made_up_ends_no_process(config, folder, share, cut):
+    """Its checksum is right: it is refused, or is an index that can be searched."""
+    path = folder / "index.faiss"
+    whole = path.read_bytes()
+    place = int(share * len(whole))
+    made_up = whole[:place] + (b"" if cut else b"\xff" * 64 + whole[place + 64 :])
+    path.write_bytes(made_up)
+    state = json.loads((folder / "index.json").read_text())
+    state["sha256"] = hashlib.sha256(made_up).hexdigest()
+    (folder / "index.json").write_text(json.dumps(state))
+    try:
+        loaded = find_index(config.kind).load(folder, config.index_options())
+    except (InvalidData, ValueError):
+        return
+    assert not cut
+    loaded.search(QUERIES, 3)
+
+
+@pytest.mark.parametrize("name", ["index.json", "index.faiss"])
+def test_a_missing_file_is_an_exception(config, folder, name):
+    (folder / name).unlink()
+    with pytest.raises(OSError):
+        find_index(config.kind).load(folder, config.index_options())
+
+
+def test_an_index_of_other_options_is_refused(folder, config):
+    other = {"hnsw": "ivf", "ivf": "hnsw", "ivf-pq": "ivf", "factory": "hnsw"}[config.kind]
+    with pytest.raises(InvalidData, match="another index"):
+        find_index(other).load(folder, IndexConfig(other).index_options())
+
+
+@pytest.mark.parametrize(
+    "live", [np.array([3, 1]), np.array([-1, 2]), np.array([0, 300]), np.array([0.0]), np.eye(2)]
+)
+def test_numbers_of_vectors_that_are_not_there_are_refused(live, tmp_path):
+    build_index(GALLERY[:300], CONFIGS[0]).save(tmp_path)
+    np.save(tmp_path / "live.npy", live)
+    with pytest.raises(InvalidData, match=r"live\.npy"):
+        find_index("hnsw").load(tmp_path, CONFIGS[0].index_options())
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("hnsw", {"M": 1}, "M is 1; from 2 to 256"),
+        ("hnsw", {"ef_search": 0}, "ef_search is 0"),
+        ("ivf", {"nlist": 0}, "nlist is 0"),
+        ("ivf", {"nprobe": 2.5}, "nprobe is 2.5; it must be a whole number"),
+        ("ivf-pq", {"nbits": 13}, "nbits is 13; from 4 to 12"),
+        ("ivf-pq", {"k_factor": 0.5}, "k_factor is 0.5"),
+        ("factory", {"factory": ""}, "factory is empty"),
+        ("auto", {"recall": 1.5}, "recall is 1.5"),
+        ("hnsw", {"nlist": 3}, "there is no option nlist; there are M, ef_construction"),
+    ],
+)
+def test_options_out_of_range_are_refused(kind, options, said):
+    with pytest.raises(InvalidConfig, match=said):
+        IndexConfig(kind, options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        (
+            "ivf-pq",
+            {"m": 5},
+            "m is 5, which does not divide the length 16 .* one of 1, 2, 4, 8, 16",
+        ),
+        ("factory", {"factory": "Round3"}, "FAISS makes no such index"),
+        ("factory", {"search": "probes=3"}, "FAISS makes no such index"),
+    ],
+)
+def test_what_faiss_cannot_make_is_refused_in_words(kind, options, said):
+    with pytest.raises(InvalidConfig, match=said):
+        build_index(GALLERY, IndexConfig(kind, options))
+
+
+def test_numbers_beyond_half_precision_are_refused_and_not_added():
+    config = CONFIGS[2]
+    index = build_index(GALLERY[:300], config)
+    large = GALLERY[:3].copy()
+    large[1, 1] = 70_000
+    with pytest.raises(InvalidData, match="half precision"):
+        index.add(large)
+    assert len(index) == 300
+
+
+def test_codes_alone_are_less_exact():
+    options = {"nlist": 16, "nprobe": 16, "m": 4, "nbits": 6}
+    ranked, coded = (
+        build_index(GALLERY, IndexConfig("ivf-pq", options | {"exact": exact}))
+        for exact in (True, False)
+    )
+    recalls = [recall_of(one.search(QUERIES, 20)[1], NEAREST) for one in (coded, ranked)]
+    assert recalls[0] < recalls[1]
+    assert coded.version != ranked.version
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """`auto` takes approximate indexes of as few vectors as there are here."""
+    monkeypatch.setattr(auto, "EXACT_UP_TO", 500)
+    monkeypatch.setattr(auto, "_WIDER", (1.0,))  # so that HNSW misses some
+
+
+@pytest.mark.parametrize(
+    ("n", "options", "kind", "why"),
+    [
+        (400, {}, "flat", "400 vectors: exact search is fast"),
+        (2000, {"depth": 20, "recall": 0.7}, "hnsw", "hnsw finds 0.* at least 0.7"),
+        (2000, {"depth": 20, "recall": 1.0}, "flat", "less than was asked for, so exact"),
+        (2000, {"depth": 20, "memory_gib": 1e-4}, "ivf-pq", "take .* ivf-pq finds"),
+    ],
+)
+def test_the_chosen_index_suits_number_memory_and_recall(few, n, options, kind, why):
+    import re
+
+    index = build_index(GALLERY[:n], IndexConfig("auto", options))
+    named = IndexConfig.of(index)
+    assert named.kind == kind
+    assert re.search(why, index.why)
+    if kind == "hnsw":
+        assert recall_of(index.search(QUERIES, 20)[1], NEAREST) > 0.75
+    if "memory_gib" in options:
+        assert index.memory <= options["memory_gib"] * 2**30
+
+
+def test_no_memory_for_any_index_is_refused(few):
+    with pytest.raises(InvalidConfig, match="holds no index of 2000 vectors"):
+        build_index(GALLERY, IndexConfig("auto", {"memory_gib": 1e-6}))
+
+
+def calibrated(config):
+    rng = np.random.default_rng(3)
+    centres = rng.standard_normal((12, 16))
+    labels = [rng.integers(12, size=n) for n in (900, 700)]
+    vectors = [centres[each] + 0.6 * rng.standard_normal((len(each), 16)) for each in labels]
+    retriever = rcir.Retriever.from_embeddings(vectors[0], labels=labels[0], depth=30, index=config)
+    retriever.calibrate(vectors[1], labels[1], "quantile")
+    return retriever, vectors[1][:40]
+
+
+def test_a_changed_search_parameter_is_a_stale_calibration(config, tmp_path):
+    retriever, queries = calibrated(config)
+    folder = retriever.save(tmp_path / "retriever")
+    loaded = rcir.load(folder)
+    before, after = (
+        [answer.to_dict() for answer in one.retrieve(queries, 0.2, 0.1)]
+        for one in (retriever, loaded)
+    )
+    assert before == after
+    changed = {"hnsw": {"ef_search": 99}, "factory": {"search": "nprobe=3"}}
+    loaded.index.options = replace(loaded.index.options, **changed.get(config.kind, {"nprobe": 3}))
+    assert loaded.changes() == ["index"]
+    with pytest.raises(StaleCalibration, match="index"):
+        loaded.retrieve(queries, 0.2, 0.1)
+    loaded.recalibrate()
+    loaded.retrieve(queries, 0.2, 0.1)
+
+
+def test_a_retriever_says_why_its_index_was_chosen(tmp_path, few):
+    retriever, _ = calibrated(IndexConfig("auto", {"depth": 30, "recall": 0.5}))
+    loaded = storage.load(retriever.save(tmp_path / "retriever"))
+    assert IndexConfig.of(loaded.index).kind == "hnsw"
+    assert loaded.index.why == retriever.index.why
+    described = json.loads((tmp_path / "retriever" / "retriever.json").read_text())["index"]
+    assert described["options"]["ef_search"] == retriever.index.options.ef_search
+
+
+@pytest.mark.gpu
+def test_training_on_a_gpu_finds_as_much():
+    faiss = pytest.importorskip("faiss")
+    if faiss.get_num_gpus() == 0:
+        pytest.skip("this FAISS has no GPU")
+    config = IndexConfig("ivf", {"nlist": 16, "nprobe": 8})
+    found = build_index(GALLERY, config).search(QUERIES, 20)[1]
+    assert recall_of(found, NEAREST) >= 0.9
