@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +17,10 @@ from rcir.errors import InvalidData, StaleCalibration
 from rcir.index import HoldsVectors, Index, IndexConfig, build_index
 from rcir.index.faiss_index import FaissIndex
 from rcir.index.recall import recall_of
-from rcir.levels import ALPHA, DELTA
 from rcir.retrieval import storage
 from rcir.retrieval.calibration_report import CalibrationReport
 from rcir.retrieval.retriever import Retriever
+from rcir.risk import check_level
 from rcir.risk.choice import crossed_sizes
 
 NO_LARGER = 1.05  # times the sets of exact search
@@ -37,14 +37,14 @@ class MeasuredIndex:
         recall: share of the candidates of exact search that it finds.
         seconds: of a search, of each query.
         memory: bytes that it takes in memory; None if it does not say.
-        size: mean set size at the level, cross-fitted; None where it could not be certified.
+        sizes: mean set size by alpha, cross-fitted; without those that could not be certified.
     """
 
     config: IndexConfig
     recall: float
     seconds: float
     memory: int | None
-    size: float | None
+    sizes: Mapping[float, float]
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class IndexChoice:
     """Indexes beside each other, the first of them exact, and the one that was taken.
 
     Attributes:
-        alpha, delta: level of the sizes.
+        alphas, delta: levels of the sizes.
         measured: of each.
         number: which was taken.
         report: of the calibration through it.
         folder: where the retriever lies.
     """
 
-    alpha: float
+    alphas: tuple[float, ...]
     delta: float
     measured: tuple[MeasuredIndex, ...]
     number: int
@@ -67,18 +67,19 @@ class IndexChoice:
     folder: Path
 
     def __str__(self) -> str:
-        columns = ("recall", "ms/query", "MiB", "mean size")
+        levels = (f"size, {alpha:g}" for alpha in self.alphas)
+        columns = ("recall", "ms/query", "MiB", *levels)
         named = [_named(each.config) for each in self.measured]
         width = max(map(len, named)) + 2
         lines = [
-            f"Measured on {self.report.n_tuning} tuning queries; sizes at alpha {self.alpha:g}, "
-            f"delta {self.delta:g}.",
+            f"Measured on {self.report.n_tuning} tuning queries: mean sizes at each alpha, delta "
+            f"{self.delta:g}.",
             " " * width + "  ".join(f"{column:>9}" for column in columns),
         ]
         for number, (name, each) in enumerate(zip(named, self.measured, strict=True)):
             memory = "-" if each.memory is None else f"{each.memory / 2**20:.1f}"
-            size = "-" if each.size is None else f"{each.size:.2f}"
-            cells = (f"{each.recall:.4f}", f"{1000 * each.seconds:.3f}", memory, size)
+            sizes = (f"{each.sizes[a]:.2f}" if a in each.sizes else "-" for a in self.alphas)
+            cells = (f"{each.recall:.4f}", f"{1000 * each.seconds:.3f}", memory, *sizes)
             mark = "* " if number == self.number else "  "
             lines.append(f"{mark}{name:{width - 2}}" + "  ".join(f"{cell:>9}" for cell in cells))
         lines.append("* taken, and calibrated through with the calibration queries:")
@@ -89,25 +90,27 @@ def reindex(
     folder: Path,
     config: IndexConfig | None = None,
     output: Path | None = None,
-    alpha: float = ALPHA,
-    delta: float = DELTA,
+    alphas: Sequence[float] | None = None,
+    delta: float | None = None,
 ) -> IndexChoice:
     """Give a retriever in its folder another index, and calibrate with the queries it keeps.
 
     Without an index named, several are compared, and the fastest is taken whose sets are at most 5%
-    larger than those of exact search. That is decided by the tuning queries alone: the calibration
-    queries are searched through the index that was taken and no other, so that its guarantee needs
-    no correction for the choice.
+    larger than those of exact search, at every level that exact search certifies. That is decided
+    by the tuning queries alone: the calibration queries are searched through the index that was
+    taken and no other, so that its guarantee needs no correction for the choice.
 
     Args:
         folder: of the retriever.
         config: the index; None to compare several.
         output: folder to write to; the retriever's own, which is replaced, unless given.
-        alpha, delta: level of the sizes that are compared.
+        alphas, delta: levels of the sizes that are compared; those that the retriever was
+            calibrated at, unless given.
 
     Raises:
         NoRetriever, CorruptRetriever: of the folder.
         InvalidConfig: of the index.
+        InvalidRiskLevel: an alpha or delta is out of range.
         InvalidData: the index holds no vectors, or there are too few tuning queries.
         StaleCalibration: the retriever is not calibrated.
     """
@@ -122,24 +125,29 @@ def reindex(
     if not isinstance(retriever.index, HoldsVectors):
         kind = IndexConfig.of(retriever.index).kind
         raise InvalidData(f"an index of kind {kind} gives no vectors back to build another of")
+    known = retriever.calibrated_with
+    levels = tuple(check_level("alpha", alpha) for alpha in alphas or known.alphas)
+    delta = check_level("delta", known.delta if delta is None else delta)
     vectors = retriever.index.vectors_at(np.arange(len(retriever.index)))
     exact = build_index(vectors)
     truth = exact.search(queries.vectors, retriever.depth)[1]
     measured, best, taken = [], (np.inf, 0), exact
-    most = np.inf
     for index in (exact, *_indexes(vectors, config, retriever.depth)):
-        one = _measured(retriever, index, truth, alpha, delta)
+        one = _measured(retriever, index, truth, levels, delta)
         measured.append(one)
-        size = np.inf if one.size is None else one.size
-        if len(measured) == 1:
-            most = NO_LARGER * size
         named = config is not None and len(measured) > 1
-        if named or (config is None and size <= most and one.seconds < best[0]):
+        fits = _no_larger(one.sizes, measured[0].sizes)
+        if named or (config is None and fits and one.seconds < best[0]):
             best, taken = (one.seconds, len(measured) - 1), index
     retriever.index = taken
     report = retriever.recalibrate()
     save_recalibrated(retriever, place)
-    return IndexChoice(alpha, delta, tuple(measured), best[1], report, place)
+    return IndexChoice(levels, delta, tuple(measured), best[1], report, place)
+
+
+def _no_larger(sizes: Mapping[float, float], exact: Mapping[float, float]) -> bool:
+    """Whether sizes are about as small as those of exact search, at all levels that these have."""
+    return all(sizes.get(alpha, np.inf) <= NO_LARGER * size for alpha, size in exact.items())
 
 
 def _indexes(
@@ -166,7 +174,11 @@ def _indexes(
 
 
 def _measured(
-    retriever: Retriever, index: Index, truth: NDArray[np.int64], alpha: float, delta: float
+    retriever: Retriever,
+    index: Index,
+    truth: NDArray[np.int64],
+    alphas: tuple[float, ...],
+    delta: float,
 ) -> MeasuredIndex:
     other, queries = copy(retriever), retriever.tuning_queries
     assert queries is not None
@@ -176,9 +188,9 @@ def _measured(
     seconds = (time.perf_counter() - started) / len(queries)
     searched = other.search_labelled(replace(queries))
     name = retriever.controller.score_function.name
-    size = crossed_sizes(searched, name, (alpha,), delta).get(alpha)
+    sizes = crossed_sizes(searched, name, alphas, delta)
     memory = getattr(index, "memory", None)
-    return MeasuredIndex(IndexConfig.of(index), recall_of(found, truth), seconds, memory, size)
+    return MeasuredIndex(IndexConfig.of(index), recall_of(found, truth), seconds, memory, sizes)
 
 
 def _named(config: IndexConfig) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rcir.errors import InvalidConfig
-from rcir.levels import ALPHA, DELTA
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -26,8 +25,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="an option of the index, such as ef_search=400; as often as needed",
     )
     parser.add_argument("--output", type=Path, help="folder to write to, in place of the first")
-    parser.add_argument("--alpha", type=float, default=ALPHA, help="level of compared sizes")
-    parser.add_argument("--delta", type=float, default=DELTA)
+    parser.add_argument(
+        "--alpha",
+        type=float,
+        nargs="+",
+        help="levels at which sizes are compared; unless given those that it was calibrated at",
+    )
+    parser.add_argument("--delta", type=float, help="likewise")
 
 
 def run(options: Namespace) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import rcir
-from calibration import reindex
+from calibration import indexing, reindex
 from rcir.cli import main
 from rcir.errors import InvalidData
 from rcir.index import IndexConfig
@@ -55,13 +55,27 @@ def test_of_several_the_fastest_with_sets_as_small_is_taken(folder, tmp_path):
     choice = reindex(folder, None, tmp_path / "other")
     exact, *others = choice.measured
     assert {"hnsw", "ivf", "ivf-pq"} == {each.config.kind for each in others}
-    fitting = [one for one in choice.measured if one.size <= 1.05 * exact.size]
+    assert choice.alphas == rcir.load(folder).calibrated_with.alphas
+    assert set(exact.sizes) >= {0.1, 0.2}
+    fitting = [
+        one
+        for one in choice.measured
+        if all(one.sizes.get(alpha, np.inf) <= 1.05 * exact.sizes[alpha] for alpha in exact.sizes)
+    ]
     assert choice.measured[choice.number] == min(fitting, key=lambda one: one.seconds)
     loaded = rcir.load(choice.folder)
     assert loaded.chosen_among == 1  # the calibration queries had no part in it
     before = rcir.load(folder)
     searched = before.search_labelled(before.tuning_queries)
-    assert crossed_sizes(searched, "quantile", (0.1,), 0.1)[0.1] == exact.size
+    assert crossed_sizes(searched, "quantile", (0.1,), 0.1)[0.1] == exact.sizes[0.1]
+
+
+def test_an_index_that_certifies_fewer_levels_is_not_taken():
+    exact = {0.05: 4.0, 0.1: 2.0}
+    assert indexing._no_larger({0.05: 4.1, 0.1: 2.0}, exact)
+    assert not indexing._no_larger({0.1: 1.5}, exact)
+    assert not indexing._no_larger({0.05: 4.3, 0.1: 1.5}, exact)
+    assert indexing._no_larger({0.01: 9.0, 0.05: 4.0, 0.1: 2.0}, exact)
 
 
 def test_the_gallery_can_change_afterwards(folder, tmp_path):
