@@ -112,6 +112,9 @@ def of_a_million(figures: dict[str, float]) -> list[list[str]]:
         minutes = (time.perf_counter() - started) / 60
         print(name, getattr(index, "why", ""), flush=True)
         taken, parameters, seconds, recall = fastest(index, grid, queries[0], truth)
+        # Beside each other: other work on the machine would slow one of them alone.
+        seconds = min(seconds, seconds_each(taken, queries[0])[0])
+        flat_seconds = min(flat_seconds, seconds_each(flat, queries[0])[0])
         built[name] = (index, taken, seconds)
         said = ", ".join(f"{key} {value}" for key, value in parameters.items())
         memory = f"{taken.memory / 2**20:.0f}"
