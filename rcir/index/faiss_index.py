@@ -148,9 +148,9 @@ class FaissIndex:
             mask[self._live] = True
             selector = faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
         try:
-            squared, found = self._index.search(
-                queries, fetched, params=self._parameters(fetched, selector)
-            )
+            # `faiss.contrib.torch_utils` puts a method without `params` in the place of this one.
+            search = getattr(self._index, "search_numpy", self._index.search)
+            squared, found = search(queries, fetched, params=self._parameters(fetched, selector))
         except RuntimeError as error:
             raise InvalidConfig(
                 f"FAISS cannot search this index so: {_said(error)}; where vectors were removed, "

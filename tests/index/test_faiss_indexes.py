@@ -1,7 +1,9 @@
-"""What approximate indexes of FAISS have of their own: recall, parameters, versions, files."""
+"""Approximate indexes of FAISS: recall, parameters, versions, files."""
 
 import hashlib
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -324,3 +326,19 @@ def test_training_on_a_gpu_finds_as_much():
     config = IndexConfig("ivf", {"nlist": 16, "nprobe": 8})
     found = build_index(GALLERY, config).search(QUERIES, 20)[1]
     assert recall_of(found, NEAREST) >= 0.9
+
+
+def test_what_faiss_does_for_torch_is_survived():
+    code = (
+        "import numpy as np\n"
+        "import faiss.contrib.torch_utils\n"
+        "from rcir.index import IndexConfig, build_index\n"
+        "vectors = np.random.default_rng(0).standard_normal((300, 8)).astype(np.float32)\n"
+        "options = {'nlist': 4, 'nprobe': 4, 'm': 2, 'nbits': 4}\n"
+        "for kind, given in (('hnsw', {}), ('ivf-pq', options)):\n"
+        "    index = build_index(vectors, IndexConfig(kind, given))\n"
+        "    index.remove(np.array([0]))\n"
+        "    assert index.search(vectors[1:4], 1)[1].ravel().tolist() == [0, 1, 2], kind\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
