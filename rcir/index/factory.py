@@ -39,7 +39,7 @@ class FactoryOptions:
 
 
 class FactoryIndex(FaissIndex):
-    """What `faiss.index_factory` makes, with L2 distances.
+    """An index of `faiss.index_factory`, with L2 distances.
 
     Example:
         >>> import numpy as np

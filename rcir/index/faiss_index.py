@@ -261,5 +261,5 @@ def _numbers(live: NDArray[Any], n: int) -> NDArray[np.int64]:
 
 
 def _said(error: RuntimeError) -> str:
-    """What FAISS says of an error, without the place in its source."""
+    """The words of FAISS on an error, without the place in its source."""
     return str(error).split(" at ")[0].rpartition("Error: ")[2][:200] or str(error)[:200]

@@ -122,7 +122,7 @@ class MilvusIndex:
 
     @property
     def version(self) -> str:
-        """What the collection was like when this object last changed it, and how it is searched.
+        """A token of the collection when this object last changed it, and of how it is searched.
 
         The server is not asked: each `search` asks it.
         """

@@ -94,7 +94,7 @@ class MilvusServer:
         return {"options": self.options, "_client": None}
 
     def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """What a method of `pymilvus.MilvusClient` returns, which is told the timeout.
+        """The result of a method of `pymilvus.MilvusClient`, which is told the timeout.
 
         Raises:
             DataUnavailable: the server cannot be reached, refuses, or takes too long.

@@ -250,7 +250,7 @@ class PgvectorIndex:
 
     @property
     def version(self) -> str:
-        """What the table was like when this object last read or wrote it, and how it is searched.
+        """A token of the table when this object last read or wrote it, and of how it is searched.
 
         The server is not asked: each `search` asks it, in its own snapshot.
         """

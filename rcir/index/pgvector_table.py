@@ -73,8 +73,8 @@ class PgvectorTable:
         return np.frombuffer(held or b"", ">i8").astype(np.int64)
 
     def state(self, connection: Connection[Any]) -> tuple[str, str] | None:
-        """What tells one content of the table from another; and pgvector's version with the files
-        of all indexes, which are others where one was built anew. None where it is lost.
+        """The mark that tells one content of the table from another; and pgvector's version with
+        the files of all indexes, which are others where one was built anew. None where it is lost.
         """
         asked = (
             "SELECT {state}.contents::text, (SELECT extversion || ' ' || "

@@ -74,7 +74,7 @@ class Postgres:
             connection.close()
 
     def read(self, work: Callable[[Connection[Any]], Returned]) -> Returned:
-        """What work returns in one snapshot; tried again, once, where the connection is lost.
+        """The result of work in one snapshot; tried again, once, where the connection is lost.
 
         Raises:
             DataUnavailable: the server cannot be reached, fails, or takes longer than the timeout.
@@ -86,7 +86,7 @@ class Postgres:
                 return self._try(work)
 
     def write(self, work: Callable[[Connection[Any]], Returned]) -> Returned:
-        """What work returns in one transaction, of which all is done or nothing.
+        """The result of work in one transaction, of which all is done or nothing.
 
         Raises:
             DataUnavailable: the server cannot be reached, or fails.

@@ -335,7 +335,7 @@ def mortal(tmp_path):
 
 
 def raised(work):
-    """What rcir raises."""
+    """An error that rcir raises."""
     with pytest.raises(RcirError) as caught:
         work()
     return caught.value

@@ -87,7 +87,7 @@ def test_feedback_survives_a_kill(place, tmp_path):
 
 
 def refused(place, *options, **environment):
-    """What is said where no server can be started."""
+    """The words where no server can be started."""
     rcir = Path(sys.executable).with_name("rcir")
     done = subprocess.run(
         [rcir, "serve", place, *map(str, options)],

@@ -1,4 +1,4 @@
-"""What is refused over HTTP: with a status, a kind, and words."""
+"""Refusals over HTTP: with a status, a kind, and words."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What feedback says of guarantees."""
+"""Feedback as evidence on guarantees."""
 
 from dataclasses import replace
 
