@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.status import Status
 
 from calibration.table import console
 from rcir.data import ImageSet
@@ -21,9 +23,37 @@ LONG = 10.0  # seconds
 
 @contextmanager
 def step(name: str) -> Iterator[None]:
-    """Name what is being done, with a spinner."""
-    with console.status(name):
-        yield
+    """Name what is being done, with a spinner; what is logged of an index is shown beside it.
+
+    Where there is no terminal, a line of that is left now and then.
+    """
+    log = logging.getLogger("rcir.index")
+    with console.status(name) as status:
+        shown = _Shown(name, status)
+        level = log.level
+        log.setLevel(logging.INFO)
+        log.addHandler(shown)
+        try:
+            yield
+        finally:
+            log.removeHandler(shown)
+            log.setLevel(level)
+
+
+class _Shown(logging.Handler):
+    """Shows what is logged while something is done."""
+
+    def __init__(self, name: str, status: Status) -> None:
+        super().__init__()
+        self.status, self.task = status, name
+        self.last = time.monotonic()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = f"{self.task}: {record.getMessage()}"
+        self.status.update(line)
+        if not console.is_terminal and time.monotonic() - self.last > LONG:
+            console.print(line, soft_wrap=True)
+            self.last = time.monotonic()
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +22,10 @@ from rcir.data.clusters import draw_by_cluster
 from rcir.data.digests import digests
 from rcir.data.relevance import SameLabel
 from rcir.data.vector_files import VectorTable, read_matches
-from rcir.data.vector_shards import read_all_vectors, read_shards
+from rcir.data.vector_shards import read_all_vectors
 from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.index import DEPTH, check_depth
+from rcir.index import DEPTH, IndexConfig, check_depth
 from rcir.levels import ALPHAS, DELTA
 from rcir.retrieval import storage
 from rcir.retrieval.queries import Queries
@@ -53,6 +53,7 @@ class CertificationConfig:
         metric: "cosine" or "euclidean".
         score_function: see `CalibrationConfig`.
         depth: candidates searched per query; no set is larger.
+        index: of the gallery, see `rcir.index.IndexConfig`.
         alphas, delta: levels to report. The retriever answers any.
         seed: decides which queries tune, calibrate and measure.
     """
@@ -65,6 +66,7 @@ class CertificationConfig:
     metric: Metric = "cosine"
     score_function: str = "auto"
     depth: int = DEPTH
+    index: IndexConfig = field(default_factory=IndexConfig)
     alphas: tuple[float, ...] = ALPHAS
     delta: float = DELTA
     seed: int = 0
@@ -153,33 +155,26 @@ def certify(config: CertificationConfig) -> Certification:
 
 
 def _built(config: CertificationConfig, asked: VectorTable) -> Retriever:
-    """The retriever of the gallery, of which one shard at a time is in memory beside the index."""
-    place = Path(config.gallery)
-    held = None  # unless it is one file
-    if config.queries is None:
-        held = [asked]
-    elif not place.is_dir():
-        held = list(read_shards(place))
-    own = config.queries is None or any(
-        _overlap(shard, asked) for shard in held or read_shards(place)
-    )
+    """The retriever of the gallery, whose vectors are mapped into memory where it is in shards."""
+    gallery = asked if config.queries is None else read_all_vectors(Path(config.gallery))
+    own = config.queries is None or _overlap(gallery, asked)
     if own:
         console.print(
             "queries are gallery items: each is left out of its own search, and the guarantee is "
             "for gallery items that are asked about the others",
             soft_wrap=True,
         )
-    retriever: Retriever | None = None
-    for shard in held or read_shards(place):
-        labels = _gallery_labels(config, shard)
-        if retriever is None:
-            retriever = _indexed(config, shard, labels, own)
-        else:
-            n = len(retriever.ids)
-            ids = shard.ids or [str(row) for row in range(n, n + len(shard))]
-            retriever.add(shard.vectors, ids, labels, shard.uncertainty, shard.model)
-    assert retriever is not None
-    return retriever
+    return Retriever.from_embeddings(
+        gallery.vectors,
+        gallery.ids,
+        _gallery_labels(config, gallery),
+        config.metric,
+        gallery.uncertainty,
+        config.depth,
+        config.index,
+        gallery.model,
+        leave_one_out=own,
+    )
 
 
 def _gallery_labels(config: CertificationConfig, gallery: VectorTable) -> object:
@@ -201,21 +196,6 @@ def _gallery_labels(config: CertificationConfig, gallery: VectorTable) -> object
     return labels
 
 
-def _indexed(
-    config: CertificationConfig, gallery: VectorTable, labels: object, own: bool
-) -> Retriever:
-    return Retriever.from_embeddings(
-        gallery.vectors,
-        gallery.ids,
-        labels,
-        config.metric,
-        gallery.uncertainty,
-        config.depth,
-        model=gallery.model,
-        leave_one_out=own,
-    )
-
-
 def _overlap(gallery: VectorTable, asked: VectorTable) -> bool:
     """Whether some queries are gallery items: the same id, and the very same vector."""
     if (
@@ -229,7 +209,11 @@ def _overlap(gallery: VectorTable, asked: VectorTable) -> bool:
     if not pairs:
         return False
     first, second = np.array(pairs).T
-    return bool((asked.vectors[first] == gallery.vectors[second]).all(axis=1).any())
+    mine, theirs = (
+        np.asarray(table.vectors[rows], np.float32)
+        for table, rows in ((asked, first), (gallery, second))
+    )
+    return bool((mine == theirs).all(axis=1).any())
 
 
 def _labelled(retriever: Retriever, config: CertificationConfig, asked: VectorTable) -> Queries:

@@ -14,6 +14,7 @@ PARTS = (
         "rcir.extras",
         "rcir.levels",
         "rcir.files",
+        "rcir.stored_vectors",
         "rcir.memory",
         "rcir.config",
         "rcir.options",

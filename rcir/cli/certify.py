@@ -6,6 +6,7 @@ import sys
 import warnings
 from argparse import ArgumentParser, Namespace
 
+from rcir.cli.index import option_values
 from rcir.levels import ALPHAS, DELTA
 
 
@@ -29,15 +30,27 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--metric", choices=["cosine", "euclidean"], default="cosine")
     parser.add_argument("--score_function", default="auto", help="how set size depends on a query")
     parser.add_argument("--depth", type=int, default=200, help="candidates searched per query")
+    parser.add_argument(
+        "--index", default="flat", metavar="KIND", help="as `rcir index --kind`; flat is exact"
+    )
+    parser.add_argument(
+        "--index_option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the index, such as ef_search=400; as often as needed",
+    )
     parser.add_argument("--seed", type=int, default=0, help="decides which queries do what")
 
 
 def run(options: Namespace) -> None:
     """Calibrate, measure, write the retriever and its report, and print the table."""
     from calibration import NOTHING_CERTIFIED, CertificationConfig, certify, print_table
+    from rcir.index import IndexConfig
 
     given = {name: value for name, value in vars(options).items() if name != "command"}
-    config = CertificationConfig(alphas=tuple(given.pop("alpha")), **given)
+    index = IndexConfig(given.pop("index"), option_values(given.pop("index_option")))
+    config = CertificationConfig(alphas=tuple(given.pop("alpha")), index=index, **given)
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)

@@ -11,6 +11,7 @@ import numpy as np
 
 from rcir.data.vector_files import VectorTable, read_vectors
 from rcir.errors import DataUnavailable, InvalidData
+from rcir.stored_vectors import StoredVectors
 
 SHARED_FIELDS = ("ids", "labels", "places", "uncertainty", "group", "cluster")
 
@@ -67,6 +68,8 @@ def read_shards(path: Path) -> Iterator[VectorTable]:
         DataUnavailable, InvalidData: as `rcir.data.vector_files.read_vectors`; or the shards are
             not alike.
     """
+    from pyarrow import default_memory_pool
+
     first: VectorTable | None = None
     for file in shards_of(path):
         table = read_vectors(file)
@@ -85,18 +88,29 @@ def read_shards(path: Path) -> Iterator[VectorTable]:
                 f"{first.vectors.shape[1]}"
             )
         yield table
+        del table
+        default_memory_pool().release_unused()  # keeps what was freed, shard by shard, otherwise
 
 
 def read_all_vectors(path: Path) -> VectorTable:
     """The vectors of a file, or of all shards in a folder, as one table.
 
+    Those of shards are mapped from a temporary file: one shard at a time is in memory.
+
     Raises:
         DataUnavailable, InvalidData: as `read_shards`; or an id comes twice.
     """
-    tables = list(read_shards(path))
-    if len(tables) == 1:
-        return tables[0]
-    joined: dict[str, Any] = {"vectors": np.concatenate([one.vectors for one in tables])}
+    tables: list[VectorTable] = []
+    stored: StoredVectors | None = None
+    for table in read_shards(path):
+        if not path.is_dir():
+            return table
+        stored = stored or StoredVectors(table.vectors.shape[1])
+        with np.errstate(over="ignore"):  # too large a number becomes infinite
+            stored.append(table.vectors)
+        tables.append(replace(table, vectors=table.vectors[:0].copy()))
+    assert stored is not None
+    joined: dict[str, Any] = {"vectors": stored.vectors}
     for name in SHARED_FIELDS:
         parts = [getattr(one, name) for one in tables]
         if parts[0] is not None:

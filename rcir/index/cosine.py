@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rcir.stored_vectors import BATCH_OF_VECTORS
+
 UNIT = 1e-5  # of a length: what rounding leaves of a vector that was divided by its own
 
 
@@ -17,7 +19,10 @@ def lengths(vectors: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         >>> lengths(np.array([[3.0, 4.0], [0.6, 0.8]])).tolist()
         [5.0, 1.0]
     """
-    norms: NDArray[np.float32] = np.linalg.norm(vectors, axis=1).astype(np.float32)
+    norms = np.empty(len(vectors), np.float32)
+    for start in range(0, len(vectors), BATCH_OF_VECTORS):
+        rows = slice(start, start + BATCH_OF_VECTORS)
+        norms[rows] = np.linalg.norm(vectors[rows], axis=1)
     norms[np.abs(norms - 1) <= UNIT] = 1
     return norms
 

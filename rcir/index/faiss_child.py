@@ -5,10 +5,12 @@ import sys
 import faiss
 import numpy as np
 
+FLAGS = faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
+
 
 def main() -> None:
     """Read the file that is named first, and search it for two of its vectors, or for zeros."""
-    index = faiss.read_index(sys.argv[1])
+    index = faiss.read_index(sys.argv[1], FLAGS)
     inner = faiss.downcast_index(index)
     if isinstance(inner, faiss.IndexHNSW):
         # A neighbour that is not there is read as memory that is not there, by some query some day.

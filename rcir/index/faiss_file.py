@@ -1,10 +1,11 @@
-"""FAISS's own files: written with a digest, read only after a child process survived it."""
+"""FAISS's own files: mapped into memory, only after a child process survived reading them."""
 
 from __future__ import annotations
 
 import hashlib
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import faiss
 
 from rcir.errors import InvalidData
 from rcir.index import faiss_child
+from rcir.stored_vectors import WatchedFile
 
 
 def faiss_content(index: Any) -> tuple[str, int]:
@@ -33,8 +35,8 @@ def faiss_content(index: Any) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
-def read_faiss(path: Path, digest: str) -> Any:
-    """The index that FAISS wrote to a file.
+def read_faiss(path: Path, digest: str) -> tuple[Any, WatchedFile]:
+    """The index that FAISS wrote to a file, mapped into memory, and that file.
 
     Args:
         path: of the file.
@@ -43,6 +45,7 @@ def read_faiss(path: Path, digest: str) -> Any:
     Raises:
         InvalidData: it has another one, or whatever holds it cannot be read or searched.
     """
+    watched = WatchedFile(path)
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != digest:
             raise InvalidData(
@@ -57,4 +60,11 @@ def read_faiss(path: Path, digest: str) -> Any:
             f"{path.name} is no index that FAISS {faiss.__version__} can read and search: build "
             "the index again"
         )
-    return faiss.read_index(str(path), faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE)
+    return faiss.read_index(str(path), faiss_child.FLAGS), watched
+
+
+def unmapped(index: Any) -> Any:
+    """The same index in memory of its own: FAISS ends the process that adds to a mapped one."""
+    with tempfile.NamedTemporaryFile(prefix="rcir-index-") as file:
+        faiss.write_index(index, file.name)
+        return faiss.read_index(file.name, faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE)

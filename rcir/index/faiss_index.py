@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import secrets
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import asdict, replace
@@ -17,11 +19,11 @@ from numpy.typing import NDArray
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.files import read_array
 from rcir.index.base import check_vectors
-from rcir.index.faiss_file import faiss_content, read_faiss
-from rcir.index.half_vectors import HalfVectors
+from rcir.index.faiss_file import faiss_content, read_faiss, unmapped
+from rcir.stored_vectors import BATCH_OF_VECTORS, StoredVectors, WatchedFile
 
 _FILE, _STATE, _LIVE, _HALF = "index.faiss", "index.json", "live.npy", "vectors.npy"
-_BATCH = 1 << 16  # vectors that are checked and added at a time
+logger = logging.getLogger(__name__)
 _HELD = 1 << 24  # numbers of candidates that are ranked exactly at a time: 64 MiB of float32
 
 
@@ -31,7 +33,8 @@ class FaissIndex:
     A kind says how the index is made (`_made`) and with which parameters it is searched
     (`_parameters`). What is removed stays in FAISS's index and is passed over in every search,
     because HNSW can lose no vector and an inverted list no number: it takes memory until the index
-    is built again.
+    is built again. An index that was loaded is mapped into memory: processes on one machine share
+    it. The logger of this module says how far adding is.
 
     Attributes:
         options: build and search parameters. Others in their place give another `version`.
@@ -48,7 +51,8 @@ class FaissIndex:
             raise InvalidConfig(f"FAISS makes no such index: {_said(error)}") from None
         self._live: NDArray[np.int64] | None = None  # numbers in FAISS, ascending; None: all
         exact = getattr(options, "exact", False)
-        self._kept = HalfVectors(dim) if exact else None
+        self._kept = StoredVectors(dim, np.float16) if exact else None
+        self._watched: WatchedFile | None = None  # where FAISS's index is mapped into memory
         self._content: tuple[str, int] | None = None
 
     def _made(self, dim: int) -> Any:
@@ -84,6 +88,14 @@ class FaissIndex:
         other.options = replace(self.options, **parameters)
         return other
 
+    def __copy__(self) -> Self:
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_watched": None}  # FAISS gives a copy memory of its own
+
     def __len__(self) -> int:
         return int(self._index.ntotal) if self._live is None else len(self._live)
 
@@ -92,24 +104,31 @@ class FaissIndex:
             vectors = check_vectors(vectors, self.dim)
         for batch in self._batches(vectors):
             if self._kept is not None:
-                HalfVectors.check(batch)
+                self._kept.check(batch)
         if not len(vectors):
             return
+        if self._watched is not None:
+            self._index, self._watched = unmapped(self._index), None
         if not self._index.is_trained:
             self._train(vectors)
         first = int(self._index.ntotal)
         for batch in self._batches(vectors):
             self._before_adding()
-            self._index.add(batch)
+            self._add(batch)
             if self._kept is not None:
                 self._kept.append(batch)
+            done = int(self._index.ntotal) - first
+            logger.info("%s of %s vectors added", f"{done:,}", f"{len(vectors):,}")
         if self._live is not None:
             self._live = np.append(self._live, np.arange(first, self._index.ntotal))
         self._content = None
 
+    def _add(self, batch: NDArray[np.float32]) -> None:
+        self._index.add(batch)
+
     def _batches(self, vectors: NDArray[Any]) -> Iterator[NDArray[np.float32]]:
-        for start in range(0, max(len(vectors), 1), _BATCH):
-            yield check_vectors(vectors[start : start + _BATCH], self.dim)
+        for start in range(0, max(len(vectors), 1), BATCH_OF_VECTORS):
+            yield check_vectors(vectors[start : start + BATCH_OF_VECTORS], self.dim)
 
     def _train(self, vectors: NDArray[np.float32]) -> None:
         """On a sample drawn with the seed; of fewer vectors than are needed some come again."""
@@ -174,7 +193,8 @@ class FaissIndex:
         step = max(1, _HELD // (found.shape[1] * self.dim))
         for start in range(0, len(found), step):
             rows = slice(start, start + step)
-            candidates = self._kept[np.maximum(found[rows], 0)].astype(np.float32)
+            near = np.asarray(self._kept.vectors)[np.maximum(found[rows], 0)]
+            candidates = near.astype(np.float32)
             candidates -= queries[rows, None]
             exact = np.einsum("ncd,ncd->nc", candidates, candidates)
             exact[found[rows] < 0] = np.inf
@@ -191,7 +211,7 @@ class FaissIndex:
         if self._live is not None:
             numbers = self._live[numbers]
         if self._kept is not None:
-            return self._kept[numbers].astype(np.float32)
+            return np.asarray(self._kept.vectors)[numbers].astype(np.float32)
         try:
             found: NDArray[np.float32] = self._index.reconstruct_batch(numbers.ravel())
         except RuntimeError as error:
@@ -200,9 +220,18 @@ class FaissIndex:
 
     @property
     def version(self) -> str:
-        """A digest of what FAISS holds, of what was removed, and of all options."""
+        """A digest of what FAISS holds, of what was removed, and of all options; none that was
+        ever before where somebody wrote to the files that it was loaded from.
+        """
+        if self._written_to:
+            return f"written to {secrets.token_hex()}"
         described = json.dumps([type(self).__name__, self.dim, asdict(self.options)])
         return hashlib.sha256(f"{described} {self._contents()[0]}".encode()).hexdigest()
+
+    @property
+    def _written_to(self) -> bool:
+        kept = self._kept is not None and self._kept.changed
+        return kept or (self._watched is not None and self._watched.changed)
 
     @property
     def memory(self) -> int:
@@ -233,18 +262,18 @@ class FaissIndex:
     @classmethod
     def load(cls, folder: Path, options: Any) -> Self:
         state = json.loads((folder / _STATE).read_text())
-        read = read_faiss(folder / _FILE, state["sha256"])
+        read, watched = read_faiss(folder / _FILE, state["sha256"])
         made = cls(state["dim"], options)
         if type(read) is not type(made._index) or (read.d, read.metric_type) != (
             made.dim,
             faiss.METRIC_L2,
         ):
             raise InvalidData(f"{_FILE} holds another index than that of its options: build again")
-        made._index = read
+        made._index, made._watched = read, watched
         if (folder / _LIVE).is_file():
             made._live = _numbers(read_array(folder / _LIVE), int(read.ntotal))
         if made._kept is not None:
-            made._kept = HalfVectors.load(folder / _HALF)
+            made._kept = StoredVectors.load(folder / _HALF, np.float16)
             if made._kept.dim != made.dim or len(made._kept) != read.ntotal:
                 raise InvalidData(f"{_HALF} and {_FILE} do not hold the same vectors")
         return made

@@ -1,4 +1,4 @@
-"""Exact search: FAISS's flat L2 index."""
+"""Exact search: every vector is compared, by FAISS."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FlatIndex:
 
     def __init__(self, dim: int, options: FlatOptions) -> None:
         self.options = options
-        self._index: Any = faiss.IndexFlatL2(dim)
+        self._vectors = np.empty((0, dim), np.float32)  # owned, so that it grows where it lies
         self._digest: Any = None  # of the vectors, in SHA-256; None where it has to be made anew
 
     @classmethod
@@ -51,44 +51,50 @@ class FlatIndex:
         return self.__dict__ | {"_digest": None}  # neither copied nor shared by copies
 
     def __len__(self) -> int:
-        return int(self._index.ntotal)
+        return len(self._vectors)
 
     def add(self, vectors: NDArray[np.float32]) -> None:
-        vectors = check_vectors(vectors, self._index.d)
-        self._index.add(vectors)
+        n, dim = self._vectors.shape
+        vectors = check_vectors(vectors, dim)
+        if not self._vectors.flags.owndata:
+            self._vectors = self._vectors.copy()
+        # FAISS's own index doubles what it holds, and copies it, where this is extended.
+        self._vectors.resize((n + len(vectors), dim), refcheck=False)
+        self._vectors[n:] = vectors
         if self._digest is not None:
             self._digest.update(vectors.data)
 
     def remove(self, positions: NDArray[np.int64]) -> None:
-        self._index.remove_ids(np.ascontiguousarray(positions, np.int64))
+        self._vectors = np.delete(self._vectors, positions, axis=0)
         self._digest = None
 
     def search(
         self, vectors: NDArray[np.float32], k: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        squared, positions = self._index.search(check_vectors(vectors, self._index.d), k)
+        queries = check_vectors(vectors, self._vectors.shape[1])
+        squared, positions = faiss.knn(queries, self._vectors, k)
         if k > len(self):
             squared[positions < 0] = np.inf
         return np.sqrt(np.maximum(squared, 0, out=squared), out=squared), positions
 
     def vectors_at(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-        return self._vectors()[positions]
+        return self._vectors[np.asarray(positions, np.int64)]
 
     @property
     def version(self) -> str:
         """A digest of the vectors."""
         if self._digest is None:
-            self._digest = hashlib.sha256(f"flat-l2 {self._index.d} ".encode())
-            self._digest.update(np.ascontiguousarray(self._vectors()).data)
+            self._digest = hashlib.sha256(f"flat-l2 {self._vectors.shape[1]} ".encode())
+            self._digest.update(self._vectors.data)
         return str(self._digest.hexdigest())
 
     @property
     def memory(self) -> int:
         """Bytes that it takes in memory."""
-        return 4 * len(self) * int(self._index.d)
+        return self._vectors.nbytes
 
     def save(self, folder: Path) -> None:
-        np.save(folder / VECTORS_FILE, self._vectors(), allow_pickle=False)
+        np.save(folder / VECTORS_FILE, self._vectors, allow_pickle=False)
 
     @classmethod
     def load(cls, folder: Path, options: FlatOptions) -> Self:
@@ -96,11 +102,7 @@ class FlatIndex:
         vectors = read_array(folder / VECTORS_FILE)
         if vectors.dtype != np.float32:
             raise InvalidData(f"{VECTORS_FILE} does not hold float32 vectors")
-        return cls.build(vectors, options)
-
-    def _vectors(self) -> NDArray[np.float32]:
-        """(n, d), in the memory of the index."""
-        size = len(self) * self._index.d
-        stored = faiss.rev_swig_ptr(self._index.get_xb(), size) if size else np.empty(0, np.float32)
-        vectors: NDArray[np.float32] = stored.reshape(len(self), self._index.d)
-        return vectors
+        vectors = check_vectors(vectors)
+        index = cls(vectors.shape[1], options)
+        index._vectors = vectors
+        return index

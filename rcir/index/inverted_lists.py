@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import faiss
+import numpy as np
+from numpy.typing import NDArray
 
 from rcir.index.faiss_index import FaissIndex
 
@@ -20,6 +22,16 @@ class InvertedLists(FaissIndex):
         if faiss.get_num_gpus() > 0:
             index.clustering_index = faiss.index_cpu_to_all_gpus(faiss.IndexFlatL2(index.d))
         return index
+
+    def _add(self, batch: NDArray[np.float32]) -> None:
+        """Into the lists that the centroids say, which a GPU finds faster if FAISS finds one."""
+        if faiss.get_num_gpus() == 0:
+            self._index.add(batch)
+            return
+        centroids = faiss.index_cpu_to_all_gpus(self._index.quantizer)
+        nearest = np.ascontiguousarray(centroids.assign(batch, 1).ravel(), np.int64)
+        add_core = self._index.add_core
+        add_core(len(batch), *(faiss.swig_ptr(batch), None, faiss.swig_ptr(nearest)))
 
     def _needed(self) -> int:
         return int(self.options.nlist)

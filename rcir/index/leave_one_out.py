@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
+from rcir.index.recall import places_of
 from rcir.index.table import build_index
 
 if TYPE_CHECKING:
@@ -59,7 +60,6 @@ def _of_array(
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     centred = (vectors - vectors.mean(axis=0)).astype(np.float32)
     distances, positions = build_index(centred).search(centred, k + 1)
-    itself = positions == np.arange(len(vectors))[:, None]
-    itself[~itself.any(axis=1), -1] = True  # behind k twins
+    others = ~places_of(np.arange(len(vectors)), positions)
     shape = (len(vectors), k)
-    return distances[~itself].reshape(shape), positions[~itself].reshape(shape)
+    return distances[others].reshape(shape), positions[others].reshape(shape)

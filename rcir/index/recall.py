@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.index.base import check_vectors
-
-BATCH_OF_VECTORS = 1 << 17  # searched at a time
+from rcir.stored_vectors import BATCH_OF_VECTORS
 
 
 def exact_positions(
@@ -32,18 +31,38 @@ def exact_positions(
     return found
 
 
-def recall_of(found: NDArray[np.int64], exact: NDArray[np.int64]) -> float:
-    """Share of the exact candidates that are found at any rank, over all queries.
+def recalls_of(found: NDArray[np.int64], exact: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(q,) shares of the exact candidates of each query that are found at any rank.
 
     Args:
         found, exact: (q, k) positions, each once in a row; -1 where there is none.
 
     Example:
-        >>> recall_of(np.array([[3, 1], [2, -1]]), np.array([[1, 3], [2, 0]]))
-        0.75
+        >>> recalls_of(np.array([[3, 1], [2, -1]]), np.array([[1, 3], [2, 0]]))
+        array([1. , 0.5])
     """
     there = exact >= 0
     step = int(max(found.max(initial=0), exact.max(initial=0))) + 1
     rows = step * np.arange(len(exact))[:, None]
-    shared = np.isin((exact + rows)[there], (found + rows)[found >= 0])
-    return float(shared.mean()) if there.any() else 1.0
+    shared = np.isin(exact + rows, (found + rows)[found >= 0]) & there
+    shares: NDArray[np.float64] = shared.sum(axis=1) / np.maximum(there.sum(axis=1), 1)
+    return shares
+
+
+def recall_of(found: NDArray[np.int64], exact: NDArray[np.int64]) -> float:
+    """Their mean over all queries.
+
+    Example:
+        >>> recall_of(np.array([[3, 1], [2, -1]]), np.array([[1, 3], [2, 0]]))
+        0.75
+    """
+    return float(recalls_of(found, exact).mean())
+
+
+def places_of(itself: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Where the position of each query itself stands in its row (q, k), the last where it does not:
+    behind k twins, or not found.
+    """
+    found: NDArray[np.bool_] = positions == itself[:, None]
+    found[~found.any(axis=1), -1] = True
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import check_vectors
 from rcir.printable import printable
+from rcir.stored_vectors import BATCH_OF_VECTORS, StoredVectors
 
 Metric = Literal["cosine", "euclidean"]
 
@@ -41,7 +42,8 @@ class VectorOptions:
         """Vectors (n, d) ready to be searched.
 
         Args:
-            vectors: real numbers, (n, d).
+            vectors: real numbers, (n, d). Those of a `numpy.memmap` are never all in memory: what
+                is returned is mapped from a temporary file.
             dim: what d must be.
 
         Raises:
@@ -51,18 +53,18 @@ class VectorOptions:
             >>> VectorOptions("cosine").checked([[3.0, 4.0]]).tolist()
             [[0.6000000238418579, 0.800000011920929]]
         """
+        if isinstance(vectors, np.memmap) and vectors.ndim == 2:
+            return self._stored(vectors, dim)
         given = check_vectors(vectors, dim)
-        if self.metric == "euclidean":
-            return given
-        norms = np.linalg.norm(given, axis=1, keepdims=True)
-        zero = np.flatnonzero(norms == 0)
-        if len(zero):
-            raise InvalidData(
-                f"{len(zero)} of {len(given)} vectors are zero, first in row {zero[0]}, and have "
-                'no angle to others: leave them out, or take metric="euclidean"'
-            )
-        unit: NDArray[np.float32] = given / norms
-        return unit
+        return given if self.metric == "euclidean" else _of_unit_length(given)
+
+    def _stored(self, vectors: NDArray[Any], dim: int | None) -> NDArray[np.float32]:
+        """The same of vectors that are mapped into memory, in a temporary file of their own."""
+        stored = StoredVectors(vectors.shape[1])
+        for start in range(0, len(vectors), BATCH_OF_VECTORS):
+            given = check_vectors(vectors[start : start + BATCH_OF_VECTORS], dim)
+            stored.append(given if self.metric == "euclidean" else _of_unit_length(given, start))
+        return stored.vectors
 
     @staticmethod
     def uncertainties(given: ArrayLike | None) -> NDArray[np.float64] | None:
@@ -88,3 +90,16 @@ class VectorOptions:
                 f"the vectors are of {printable(str(model))}, those of the gallery of "
                 f"{printable(str(self.model))}: embed both with the same model"
             )
+
+
+def _of_unit_length(given: NDArray[np.float32], first: int = 0) -> NDArray[np.float32]:
+    """Vectors (n, d) over their lengths; the first of them has that number, for messages."""
+    norms = np.linalg.norm(given, axis=1, keepdims=True)
+    zero = np.flatnonzero(norms == 0)
+    if len(zero):
+        raise InvalidData(
+            f"{len(zero)} of {len(given)} vectors are zero, first in row {first + zero[0]}, and "
+            'have no angle to others: leave them out, or take metric="euclidean"'
+        )
+    unit: NDArray[np.float32] = given / norms
+    return unit

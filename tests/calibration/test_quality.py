@@ -254,7 +254,8 @@ def expected_numbers(retriever, test, images, gallery, cross, outside):
     pair = uncertainty if items is None else uncertainty + items[first]
     right = hits[1].astype(float)
     found["auroc_miss"] = roc_auc_score(1 - right, uncertainty)
-    vectors, own = retriever.index._vectors(), test.queries.uncertainty
+    vectors = retriever.index.vectors_at(np.arange(len(retriever.index)))
+    own = test.queries.uncertainty
     cosine = np.array([cdist(test.vectors[[row]], vectors, "cosine").min() for row in rows])
     known = gallery.relevance
     voted = np.array(

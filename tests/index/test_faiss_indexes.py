@@ -4,7 +4,9 @@ import hashlib
 import json
 import subprocess
 import sys
+from copy import copy, deepcopy
 from dataclasses import replace
+from pickle import dumps, loads
 
 import numpy as np
 import pytest
@@ -133,6 +135,82 @@ def test_what_was_removed_stays_removed_when_saved(config, tmp_path):
     for one in (index, loaded):
         one.add(GALLERY[2:4])
     assert loaded.version == index.version
+
+
+def test_a_loaded_index_is_shared_memory_until_it_grows(tmp_path):
+    """Anonymous memory is what no other process shares."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    build_index(drawn(20_000, 128), IndexConfig("ivf", {"nlist": 16, "nprobe": 8})).save(folder)
+    code = f"""
+import re
+from pathlib import Path
+import numpy as np
+from rcir.index import find_index
+kind = find_index("ivf")
+def anonymous():
+    return int(re.search(r"RssAnon:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
+before = anonymous()
+index = kind.load(Path({str(folder)!r}), kind.Options(nlist=16, nprobe=8))
+index.search(np.zeros((3, 128), np.float32), 5)
+mapped = anonymous()
+index.add(np.ones((1, 128), np.float32))
+print((mapped - before) * 1024, (anonymous() - before) * 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    mapped, grown = map(int, done.stdout.split())
+    assert mapped < 20_000 * 128 * 4 / 3 < 20_000 * 128 * 4 * 0.9 < grown
+
+
+@pytest.mark.parametrize("copied", [copy, deepcopy, lambda index: loads(dumps(index))])
+def test_a_copy_of_a_loaded_index_grows(config, folder, copied):
+    loaded = find_index(config.kind).load(folder, config.index_options())
+    other = copied(loaded)
+    other.add(GALLERY[300:302])
+    assert (len(other), len(loaded)) == (302, 300)
+    assert other.search(GALLERY[300:302], 1)[1].tolist() == [[300], [301]]
+    searching = loaded.searching()
+    searching.add(GALLERY[300:301])
+    assert len(searching) == 301
+
+
+@pytest.mark.parametrize("name", ["index.faiss", "vectors.npy"])
+def test_a_file_that_is_written_to_after_loading_is_another_version(tmp_path, name):
+    config = CONFIGS[2]
+    build_index(GALLERY[:300], config).save(tmp_path)
+    loaded = find_index(config.kind).load(tmp_path, config.index_options())
+    version = loaded.version
+    with (tmp_path / name).open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"0")
+    assert loaded.version != version
+    (tmp_path / name).unlink()  # as whoever replaces the folder does: it is still there
+    assert loaded.version not in (version, loaded.version)
+
+
+def test_adding_says_how_far_it_is(caplog):
+    with caplog.at_level("INFO", "rcir.index"):
+        build_index(GALLERY[:300], CONFIGS[0])
+    assert [record.message for record in caplog.records] == ["300 of 300 vectors added"]
+
+
+@pytest.mark.parametrize("config", CONFIGS[1:3], ids=["ivf", "ivf-pq"])
+def test_centroids_on_another_device_fill_the_same_lists(config, monkeypatch):
+    """As where there is a GPU: FAISS's copy of the centroids is a plain one here."""
+    import faiss
+
+    plain, copies = build_index(GALLERY, config), []
+
+    def copied(index):
+        copies.append(faiss.clone_index(index))
+        return copies[-1]
+
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1)
+    monkeypatch.setattr(faiss, "index_cpu_to_all_gpus", copied)
+    other = build_index(GALLERY, config)
+    assert len(copies) == 2  # for training, and for adding
+    np.testing.assert_array_equal(other.search(QUERIES, 20)[1], plain.search(QUERIES, 20)[1])
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "flipped", "longer"])

@@ -1,0 +1,132 @@
+"""Vectors in a file that the system maps into memory as it is read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import weakref
+from pathlib import Path
+from typing import IO, Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from rcir.errors import InvalidData
+
+BATCH_OF_VECTORS = 1 << 16  # vectors that are read or written at a time
+
+
+class StoredVectors:
+    """Vectors (n, d) on disk, none of them held in memory.
+
+    Until they are saved they lie in a temporary file (TMPDIR) that goes with the process.
+
+    Attributes:
+        vectors: (n, d), mapped into memory, not to be written to.
+
+    Example:
+        >>> kept = StoredVectors(2, np.float16)
+        >>> kept.append(np.array([[1, 2], [3, 4]], np.float32))
+        >>> kept.vectors[1].tolist()
+        [3.0, 4.0]
+    """
+
+    def __init__(self, dim: int, dtype: DTypeLike = np.float32) -> None:
+        self._file: IO[bytes] | None = None
+        self.vectors: NDArray[Any] = np.empty((0, dim), dtype)
+        self._watched: WatchedFile | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"vectors": np.array(self.vectors)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vectors = state["vectors"]
+        StoredVectors.__init__(self, vectors.shape[1], vectors.dtype)
+        self.append(vectors)
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    @property
+    def dim(self) -> int:
+        """d."""
+        return int(self.vectors.shape[1])
+
+    @property
+    def changed(self) -> bool:
+        """Whether somebody wrote to the file that they were loaded from."""
+        return self._watched is not None and self._watched.changed
+
+    def append(self, vectors: NDArray[np.floating[Any]]) -> None:
+        """Add vectors (m, d), none of which is too large for the type of these."""
+        if not len(vectors):
+            return
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="rcir-vectors-")  # noqa: SIM115
+            weakref.finalize(self, self._file.close)
+            self.vectors.tofile(self._file)
+            self._watched = None
+        self._file.seek(0, 2)
+        vectors.astype(self.vectors.dtype, copy=False).tofile(self._file)
+        self._file.flush()
+        shape = (len(self) + len(vectors), self.dim)
+        self.vectors = np.memmap(self._file, self.vectors.dtype, "r", shape=shape)
+
+    def check(self, vectors: NDArray[np.float32]) -> None:
+        """Raise `InvalidData` if some numbers are too large for the type of these."""
+        largest = float(np.finfo(self.vectors.dtype).max)
+        if vectors.size and max(vectors.max(), -vectors.min()) > largest:
+            raise InvalidData(
+                f"some vectors hold numbers beyond {largest:g}, which half precision cannot keep: "
+                "scale them, or take exact=False"
+            )
+
+    def digest(self) -> str:
+        """SHA-256 of the vectors."""
+        found = hashlib.sha256()
+        for start in range(0, len(self), BATCH_OF_VECTORS):
+            found.update(np.ascontiguousarray(self.vectors[start : start + BATCH_OF_VECTORS]).data)
+        return found.hexdigest()
+
+    def save(self, path: Path) -> None:
+        """Write them to a .npy file."""
+        np.save(path, self.vectors, allow_pickle=False)
+
+    @classmethod
+    def load(cls, path: Path, dtype: DTypeLike) -> Self:
+        """Map the vectors that `save` wrote.
+
+        Raises:
+            InvalidData: the file holds something else.
+        """
+        watched = WatchedFile(path)
+        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or vectors.dtype != dtype:
+            raise InvalidData(f"{path.name} does not hold {np.dtype(dtype)} vectors (n, d)")
+        kept = cls(vectors.shape[1], dtype)
+        kept.vectors, kept._watched = vectors, watched
+        return kept
+
+
+class WatchedFile:
+    """A file that is mapped into memory, where whoever writes to it changes what was read.
+
+    Example:
+        >>> WatchedFile(Path(__file__)).changed
+        False
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb")
+        weakref.finalize(self, self._file.close)
+        self._known = self._written()
+
+    def _written(self) -> tuple[int, int]:
+        stat = os.fstat(self._file.fileno())
+        return stat.st_mtime_ns, stat.st_size
+
+    @property
+    def changed(self) -> bool:
+        """Whether it was written to, or cut; replaced by another file it stays as it was."""
+        return self._written() != self._known
