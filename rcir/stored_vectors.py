@@ -6,6 +6,7 @@ import hashlib
 import os
 import tempfile
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -14,7 +15,18 @@ from numpy.typing import DTypeLike, NDArray
 
 from rcir.errors import InvalidData
 
-BATCH_OF_VECTORS = 1 << 16  # vectors that are read or written at a time
+_AT_A_TIME = 1 << 22  # numbers that are read or written: 16 MiB of float32
+
+
+def batches(n: int, dim: int) -> Iterator[slice]:
+    """The rows of vectors (n, d), as many at a time as take little memory.
+
+    Example:
+        >>> list(batches(10, 1 << 20))
+        [slice(0, 4, None), slice(4, 8, None), slice(8, 10, None)]
+    """
+    step = max(1, _AT_A_TIME // max(dim, 1))
+    return (slice(start, min(start + step, n)) for start in range(0, n, step))
 
 
 class StoredVectors:
@@ -85,8 +97,8 @@ class StoredVectors:
     def digest(self) -> str:
         """SHA-256 of the vectors."""
         found = hashlib.sha256()
-        for start in range(0, len(self), BATCH_OF_VECTORS):
-            found.update(np.ascontiguousarray(self.vectors[start : start + BATCH_OF_VECTORS]).data)
+        for rows in batches(*self.vectors.shape):
+            found.update(np.ascontiguousarray(self.vectors[rows]).data)
         return found.hexdigest()
 
     def save(self, path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.stored_vectors import BATCH_OF_VECTORS
+from rcir.stored_vectors import batches
 
 DEPTH = 200  # candidates that are searched for each query, unless another number is asked for
 
@@ -135,8 +135,7 @@ def check_vectors(vectors: ArrayLike, dim: int | None = None) -> NDArray[np.floa
         raise InvalidData(f"vectors have shape {given.shape}; needed is {needed}")
     with np.errstate(over="ignore"):  # too large a number becomes infinite
         checked = np.ascontiguousarray(given, np.float32)
-    parts = range(0, len(checked), BATCH_OF_VECTORS)
-    if not all(np.isfinite(checked[start : start + BATCH_OF_VECTORS]).all() for start in parts):
+    if not all(np.isfinite(checked[rows]).all() for rows in batches(*checked.shape)):
         raise InvalidData(
             "some vectors are NaN or infinite; an encoder that diverged in training does this"
         )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rcir.stored_vectors import BATCH_OF_VECTORS
+from rcir.stored_vectors import batches
 
 UNIT = 1e-5  # of a length: what rounding leaves of a vector that was divided by its own
 
@@ -20,8 +20,7 @@ def lengths(vectors: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         [5.0, 1.0]
     """
     norms = np.empty(len(vectors), np.float32)
-    for start in range(0, len(vectors), BATCH_OF_VECTORS):
-        rows = slice(start, start + BATCH_OF_VECTORS)
+    for rows in batches(*vectors.shape):
         norms[rows] = np.linalg.norm(vectors[rows], axis=1)
     norms[np.abs(norms - 1) <= UNIT] = 1
     return norms

@@ -20,7 +20,7 @@ from rcir.errors import InvalidConfig, InvalidData
 from rcir.files import read_array
 from rcir.index.base import check_vectors
 from rcir.index.faiss_file import faiss_content, read_faiss, unmapped
-from rcir.stored_vectors import BATCH_OF_VECTORS, StoredVectors, WatchedFile
+from rcir.stored_vectors import StoredVectors, WatchedFile, batches
 
 _FILE, _STATE, _LIVE, _HALF = "index.faiss", "index.json", "live.npy", "vectors.npy"
 logger = logging.getLogger(__name__)
@@ -127,8 +127,10 @@ class FaissIndex:
         self._index.add(batch)
 
     def _batches(self, vectors: NDArray[Any]) -> Iterator[NDArray[np.float32]]:
-        for start in range(0, max(len(vectors), 1), BATCH_OF_VECTORS):
-            yield check_vectors(vectors[start : start + BATCH_OF_VECTORS], self.dim)
+        if not len(vectors):
+            check_vectors(vectors, self.dim)
+        for rows in batches(len(vectors), self.dim):
+            yield check_vectors(vectors[rows], self.dim)
 
     def _train(self, vectors: NDArray[np.float32]) -> None:
         """On a sample drawn with the seed; of fewer vectors than are needed some come again."""

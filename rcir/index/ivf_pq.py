@@ -11,6 +11,9 @@ from rcir.errors import InvalidConfig
 from rcir.index.inverted_lists import InvertedLists
 from rcir.index.ranges import require_range
 
+# As FAISS has it, the distances of a batch to all codes of long vectors would take gigabytes.
+faiss.cvar.product_quantizer_compute_codes_bs = 4096
+
 
 @dataclass(frozen=True)
 class IvfPqOptions:

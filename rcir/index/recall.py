@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.index.base import check_vectors
-from rcir.stored_vectors import BATCH_OF_VECTORS
+from rcir.stored_vectors import batches
 
 
 def exact_positions(
@@ -22,10 +22,10 @@ def exact_positions(
         array([[0]])
     """
     heap = faiss.ResultHeap(len(queries), k)
-    for start in range(0, len(vectors), BATCH_OF_VECTORS):
-        batch = check_vectors(vectors[start : start + BATCH_OF_VECTORS])
+    for rows in batches(*vectors.shape):
+        batch = check_vectors(vectors[rows])
         distances, positions = faiss.knn(queries, batch, min(k, len(batch)))
-        heap.add_result(distances, positions + start)
+        heap.add_result(distances, positions + rows.start)
     heap.finalize()
     found: NDArray[np.int64] = heap.I
     return found

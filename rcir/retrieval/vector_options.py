@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import check_vectors
 from rcir.printable import printable
-from rcir.stored_vectors import BATCH_OF_VECTORS, StoredVectors
+from rcir.stored_vectors import StoredVectors, batches
 
 Metric = Literal["cosine", "euclidean"]
 
@@ -61,9 +61,10 @@ class VectorOptions:
     def _stored(self, vectors: NDArray[Any], dim: int | None) -> NDArray[np.float32]:
         """The same of vectors that are mapped into memory, in a temporary file of their own."""
         stored = StoredVectors(vectors.shape[1])
-        for start in range(0, len(vectors), BATCH_OF_VECTORS):
-            given = check_vectors(vectors[start : start + BATCH_OF_VECTORS], dim)
-            stored.append(given if self.metric == "euclidean" else _of_unit_length(given, start))
+        for rows in batches(*vectors.shape):
+            given = check_vectors(vectors[rows], dim)
+            unit = self.metric == "cosine"
+            stored.append(_of_unit_length(given, rows.start) if unit else given)
         return stored.vectors
 
     @staticmethod

@@ -88,7 +88,7 @@ def test_an_id_that_comes_in_two_shards_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "most"), [("flat", 2.0), ("ivf", 2.6), ("ivf-pq", 1.0)])
+@pytest.mark.parametrize(("kind", "most"), [("flat", 1.6), ("ivf", 2.4), ("ivf-pq", 1.2)])
 def test_vectors_of_shards_are_in_memory_once(tmp_path, kind, most):
     """Peak memory over n * d * 4 bytes, most of it the index; of what is mapped the system keeps in
     memory what it likes, and that is no part of it.
