@@ -133,7 +133,7 @@ def of_a_million(figures: dict[str, float]) -> list[list[str]]:
         for run in (
             lambda: retriever.retrieve(fresh[0], ALPHA, DELTA),
             lambda: retriever.index._index.search(
-                fresh[0], DEPTH, params=retriever.index._parameters(DEPTH, None)
+                fresh[0], DEPTH, params=retriever.index._parameters(DEPTH, None, False)
             ),
         ):
             started = time.perf_counter()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,8 @@ def reindex(
         NoRetriever, CorruptRetriever: of the folder.
         InvalidConfig: of the index.
         InvalidRiskLevel: an alpha or delta is out of range.
-        InvalidData: the index holds no vectors, or there are too few tuning queries.
+        InvalidData: the index holds no vectors, or there are too few tuning queries; or exact
+            search certifies none of the levels, so that there is nothing to compare by.
         StaleCalibration: the retriever is not calibrated.
     """
     place = folder if output is None else output
@@ -125,6 +127,11 @@ def reindex(
     if not isinstance(retriever.index, HoldsVectors):
         kind = IndexConfig.of(retriever.index).kind
         raise InvalidData(f"an index of kind {kind} gives no vectors back to build another of")
+    if isinstance(retriever.index, FaissIndex) and retriever.index.lossy:
+        raise InvalidData(
+            "the index keeps codes of the vectors, not the vectors: build another from the vectors "
+            "themselves, such as by `rcir certify --index`"
+        )
     known = retriever.calibrated_with
     levels = tuple(check_level("alpha", alpha) for alpha in alphas or known.alphas)
     delta = check_level("delta", known.delta if delta is None else delta)
@@ -132,9 +139,15 @@ def reindex(
     exact = build_index(vectors)
     truth = exact.search(queries.vectors, retriever.depth)[1]
     measured, best, taken = [], (np.inf, 0), exact
-    for index in (exact, *_indexes(vectors, config, retriever.depth)):
+    for index in chain([exact], _indexes(vectors, config, retriever.depth)):
         one = _measured(retriever, index, truth, levels, delta)
         measured.append(one)
+        if config is None and not measured[0].sizes:
+            raise InvalidData(
+                f"{len(queries)} tuning queries certify none of the alphas "
+                f"{', '.join(f'{alpha:g}' for alpha in levels)} through exact search, by which "
+                "indexes are compared: give a larger one (--alpha), or name an index (--kind)"
+            )
         named = config is not None and len(measured) > 1
         fits = _no_larger(one.sizes, measured[0].sizes)
         if named or (config is None and fits and one.seconds < best[0]):
@@ -153,9 +166,10 @@ def _no_larger(sizes: Mapping[float, float], exact: Mapping[float, float]) -> bo
 def _indexes(
     vectors: NDArray[np.float32], config: IndexConfig | None, depth: int
 ) -> Iterator[Index]:
-    """The index that is named, or several of those that hold what they are asked for."""
+    """The index that is named, or several; none that is the exact one."""
     if config is not None:
-        yield build_index(vectors, config)
+        if config.kind != "flat":
+            yield build_index(vectors, config)
         return
     n, dim = vectors.shape
     nlist = int(2 ** np.clip(np.round(np.log2(4 * np.sqrt(n))), 2, 16))

@@ -71,7 +71,7 @@ class StoredVectors:
         return self._watched is not None and self._watched.changed
 
     def append(self, vectors: NDArray[np.floating[Any]]) -> None:
-        """Add vectors (m, d), none of which is too large for the type of these."""
+        """Add vectors (m, d); `check` tells whether these have the numbers for it."""
         if not len(vectors):
             return
         if self._file is None:
@@ -86,12 +86,14 @@ class StoredVectors:
         self.vectors = np.memmap(self._file, self.vectors.dtype, "r", shape=shape)
 
     def check(self, vectors: NDArray[np.float32]) -> None:
-        """Raise `InvalidData` if some numbers are too large for the type of these."""
-        largest = float(np.finfo(self.vectors.dtype).max)
-        if vectors.size and max(vectors.max(), -vectors.min()) > largest:
+        """Raise `InvalidData` if some vectors are too long, or too short, for the type of these."""
+        limits = np.finfo(self.vectors.dtype)
+        longest = np.abs(vectors).max(axis=1, initial=0)
+        wrong = (longest > limits.max) | ((longest > 0) & (longest < limits.tiny))
+        if wrong.any():
             raise InvalidData(
-                f"some vectors hold numbers beyond {largest:g}, which half precision cannot keep: "
-                "scale them, or take exact=False"
+                f"the largest number of some vectors is {longest[wrong][0]:g}, and half precision "
+                f"keeps {limits.tiny:.2g} to {limits.max:g}: scale them, or take exact=False"
             )
 
     def digest(self) -> str:
@@ -116,6 +118,8 @@ class StoredVectors:
         vectors = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or vectors.dtype != dtype:
             raise InvalidData(f"{path.name} does not hold {np.dtype(dtype)} vectors (n, d)")
+        if not all(np.isfinite(vectors[rows]).all() for rows in batches(*vectors.shape)):
+            raise InvalidData(f"{path.name} holds numbers that are NaN or infinite")
         kept = cls(vectors.shape[1], dtype)
         kept.vectors, kept._watched = vectors, watched
         return kept

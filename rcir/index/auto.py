@@ -70,7 +70,9 @@ class AutoIndex(FlatIndex):
             InvalidData: they are no such vectors.
             InvalidConfig: no index of them fits into the memory.
         """
-        index, why = _chosen(np.asarray(vectors), options)
+        if not isinstance(vectors, np.ndarray):
+            vectors = check_vectors(vectors)
+        index, why = _chosen(vectors, options)
         known: Any = index
         known.why = why
         return index
@@ -91,22 +93,23 @@ def _chosen(vectors: NDArray[Any], options: AutoOptions) -> tuple[Any, str]:
     depth = min(options.depth + 1, n)
     truth = _others(exact_positions(vectors, queries, depth), rows)
     graph = HnswOptions()
-    if flat + 8 * n * (graph.M + 2) <= limit:
+    allowed = f"of {options.memory_gib:g} GiB allowed"
+    if (needed := flat + 8 * n * (graph.M + 2)) <= limit:
         hnsw = HnswIndex.build(vectors, graph)
         wider = ({"ef_search": round(times * options.depth)} for times in _WIDER)
         recall, enough, best_hnsw = _tried(hnsw, wider, queries, rows, truth, options.recall)
-        name = f"hnsw finds {recall:.3f} of the nearest {options.depth}"
+        said += f": hnsw finds {recall:.3f} of the nearest {options.depth}"
         if enough:
-            asked = f"at least {options.recall:g} was asked for"
-            return (
-                best_hnsw,
-                f"{said}: {name} with ef_search {best_hnsw.options.ef_search}; {asked}",
+            return best_hnsw, (
+                f"{said} with ef_search {best_hnsw.options.ef_search}; at least "
+                f"{options.recall:g} was asked for"
             )
-        said += f"; {name}"
+        said += f", with {options.recall:g} asked for"
+    else:
+        said += f": hnsw would take {needed / _GIB:.3g} {allowed}"
     if flat <= limit:
-        return FlatIndex.build(vectors, FlatOptions()), f"{said}: less than was asked for, so exact"
-    if "hnsw" not in said:
-        said += f" take {flat / _GIB:.3g} GiB, of {options.memory_gib:g} allowed"
+        return FlatIndex.build(vectors, FlatOptions()), f"{said}, so exact"
+    said += f"; vectors take {flat / _GIB:.3g} {allowed}"
     probed = IvfPqIndex.build(vectors, _codes(n, dim, limit))
     probes = ({"nprobe": nprobe} for nprobe in _PROBES)
     recall, enough, best_codes = _tried(probed, probes, queries, rows, truth, options.recall)

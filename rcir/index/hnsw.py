@@ -53,6 +53,7 @@ class HnswIndex(FaissIndex):
     """
 
     Options = HnswOptions
+    SEARCHED = ("ef_search",)
 
     def _made(self, dim: int) -> Any:
         index = faiss.IndexHNSWFlat(dim, self.options.M)
@@ -63,5 +64,6 @@ class HnswIndex(FaissIndex):
     def _before_adding(self) -> None:
         seed_levels(self._index)
 
-    def _parameters(self, k: int, selector: Any) -> Any:
-        return faiss.SearchParametersHNSW(efSearch=max(self.options.ef_search, k), sel=selector)
+    def _parameters(self, k: int, selector: Any, widest: bool) -> Any:
+        ef_search = self._index.ntotal if widest else self.options.ef_search
+        return faiss.SearchParametersHNSW(efSearch=max(ef_search, k), sel=selector)

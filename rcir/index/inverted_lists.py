@@ -36,6 +36,7 @@ class InvertedLists(FaissIndex):
     def _needed(self) -> int:
         return int(self.options.nlist)
 
-    def _parameters(self, k: int, selector: Any) -> Any:
-        nprobe = min(self.options.nprobe, self.options.nlist)
+    def _parameters(self, k: int, selector: Any, widest: bool) -> Any:
+        nlist = self.options.nlist
+        nprobe = nlist if widest else min(self.options.nprobe, nlist)
         return faiss.SearchParametersIVF(nprobe=nprobe, sel=selector)

@@ -47,6 +47,7 @@ class IvfIndex(InvertedLists):
     """
 
     Options = IvfOptions
+    SEARCHED = ("nprobe",)
 
     def _made(self, dim: int) -> Any:
         quantizer = faiss.IndexFlatL2(dim)

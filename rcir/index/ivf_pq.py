@@ -59,6 +59,7 @@ class IvfPqIndex(InvertedLists):
     """
 
     Options = IvfPqOptions
+    SEARCHED = ("nprobe", "k_factor")
 
     def _made(self, dim: int) -> Any:
         options = self.options

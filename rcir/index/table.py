@@ -72,6 +72,11 @@ class IndexConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        plain = {
+            name: value.item() if isinstance(value, np.generic) else value
+            for name, value in self.options.items()
+        }
+        object.__setattr__(self, "options", plain)
         self.index_options()
 
     def index_options(self) -> Any:

@@ -70,6 +70,31 @@ def test_of_several_the_fastest_with_sets_as_small_is_taken(folder, tmp_path):
     assert crossed_sizes(searched, "quantile", (0.1,), 0.1)[0.1] == exact.sizes[0.1]
 
 
+def test_where_exact_search_certifies_nothing_no_index_is_taken(folder, tmp_path):
+    with pytest.raises(InvalidData, match=r"210 tuning queries certify none of the alphas 0\.0005"):
+        reindex(folder, None, tmp_path / "other", alphas=[0.0005])
+    assert not (tmp_path / "other").exists()
+    named = reindex(folder, IndexConfig("hnsw"), tmp_path / "other", alphas=[0.0005])
+    assert named.measured[named.number].config.kind == "hnsw"
+
+
+def test_codes_are_no_vectors_to_build_another_index_of(folder, tmp_path):
+    options = {"nlist": 8, "nprobe": 8, "m": 4, "nbits": 6, "exact": False}
+    for config in (
+        IndexConfig("ivf-pq", options),
+        IndexConfig("factory", {"factory": "IVF8,SQ8", "search": "nprobe=8"}),
+    ):
+        coded = reindex(folder, config, tmp_path / "coded").folder
+        with pytest.raises(InvalidData, match="keeps codes of the vectors"):
+            reindex(coded, IndexConfig("flat"), tmp_path / "flat")
+    for config in (
+        IndexConfig("ivf-pq", options | {"exact": True}),
+        IndexConfig("factory", {"factory": "HNSW16,SQfp16"}),
+    ):
+        kept = reindex(folder, config, tmp_path / "kept").folder
+        reindex(kept, IndexConfig("flat"), tmp_path / "flat")
+
+
 def test_an_index_that_certifies_fewer_levels_is_not_taken():
     exact = {0.05: 4.0, 0.1: 2.0}
     assert indexing._no_larger({0.05: 4.1, 0.1: 2.0}, exact)
@@ -97,6 +122,9 @@ def test_the_command_prints_and_replaces(folder, tmp_path, capsys):
     assert "700" not in printed
     assert "210 tuning queries" in printed
     main(["index", str(tmp_path / "other"), "--kind", "flat"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("* flat")] == ["flat"]
+    assert not [line for line in lines if line.startswith("  flat")]
     assert IndexConfig.of(rcir.load(tmp_path / "other").index).kind == "flat"
 
 

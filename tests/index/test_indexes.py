@@ -144,10 +144,13 @@ def test_vectors_of_another_shape_are_refused(config, shape, method):
         index.add(wrong) if method == "add" else index.search(wrong, 1)
 
 
-@pytest.mark.parametrize("wrong", [np.zeros((3, 0)), np.zeros(3), [["a"]], np.ones((2, 2), bool)])
+@pytest.mark.parametrize(
+    "wrong", [np.zeros((3, 0)), np.zeros(3), [["a"]], np.ones((2, 2), bool), 3, None]
+)
 def test_what_no_index_is_made_of_is_refused(config, wrong):
-    with pytest.raises(InvalidData, match=r"needed is \(n, d\), d >= 1|must be real numbers"):
-        build_index(wrong, config)
+    for one in (config, IndexConfig("auto")):
+        with pytest.raises(InvalidData, match=r"needed is \(n, d\), d >= 1|must be real numbers"):
+            build_index(wrong, one)
 
 
 def test_strided_and_double_vectors_are_searched_as_their_values(config):

@@ -1,0 +1,176 @@
+"""What an index of FAISS holds: vectors, which of them were removed, those kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.errors import InvalidData
+from rcir.files import read_array
+from rcir.index.faiss_file import faiss_content, read_faiss, unmapped
+from rcir.stored_vectors import StoredVectors, WatchedFile
+
+_FILE, _STATE, _LIVE, _STORED = "index.faiss", "index.json", "live.npy", "vectors.npy"
+
+
+class FaissContents:
+    """Vectors by number in FAISS's index, of which removed ones have no position.
+
+    HNSW can lose no vector and an inverted list no number: what is removed stays and is passed over
+    in every search. Indexes with different search parameters share their contents.
+
+    Attributes:
+        index: FAISS's own, on which no search parameter is ever set.
+        stored: the same vectors by number, in half precision on disk; None where they are not kept.
+    """
+
+    def __init__(self, index: Any, stored: StoredVectors | None) -> None:
+        self.index = index
+        self.stored = stored
+        self._live: NDArray[np.int64] | None = None  # numbers, ascending; None: all
+        self._selector: Any = None  # of these
+        self._watched: WatchedFile | None = None  # where the index is mapped into memory
+        self._known: tuple[str, int] | None = None  # digest and size, until something changes
+
+    def __getstate__(self) -> dict[str, Any]:
+        # FAISS gives a copy memory of its own.
+        return self.__dict__ | {"_watched": None, "_selector": None}
+
+    def __len__(self) -> int:
+        return int(self.index.ntotal) if self._live is None else len(self._live)
+
+    @property
+    def selector(self) -> Any:
+        """FAISS's selector of what was not removed; None where that is all."""
+        if self._selector is None and self._live is not None:
+            self._selector = self._selecting(self._live)
+        return self._selector
+
+    def _selecting(self, live: NDArray[np.int64]) -> Any:
+        mask = np.zeros(self.index.ntotal, bool)
+        mask[live] = True
+        return faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
+
+    def without(self, positions: NDArray[np.int64]) -> Any:
+        """The selector that there would be without some positions."""
+        return self._selecting(np.delete(self._numbers(), positions))
+
+    def remove(self, positions: NDArray[np.int64]) -> None:
+        """Pass over what is at positions from now on."""
+        self._changed(np.delete(self._numbers(), positions))
+
+    def grown(self, first: int, kept: bool = True) -> None:
+        """Give positions to the numbers from the first one on, or pass over them."""
+        if kept and self._live is None:
+            self._changed(None)
+            return
+        old = np.arange(first) if self._live is None else self._live
+        new = np.arange(first, self.index.ntotal if kept else first)
+        self._changed(np.append(old, new))
+
+    def _changed(self, live: NDArray[np.int64] | None) -> None:
+        self._live, self._selector, self._known = live, None, None
+
+    def _numbers(self) -> NDArray[np.int64]:
+        return np.arange(self.index.ntotal) if self._live is None else self._live
+
+    def positions(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of numbers that were not removed; -1 stays."""
+        if self._live is None:
+            return numbers
+        return np.where(numbers < 0, -1, np.searchsorted(self._live, numbers))
+
+    def vectors_at(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
+        """(..., d) stored vectors, or what FAISS makes of its codes; RuntimeError: of nothing."""
+        numbers = np.asarray(positions, np.int64)
+        if self._live is not None:
+            numbers = self._live[numbers]
+        if self.stored is not None:
+            return np.asarray(self.stored.vectors)[numbers].astype(np.float32)
+        found: NDArray[np.float32] = self.index.reconstruct_batch(numbers.ravel())
+        return found.reshape(*numbers.shape, self.index.d)
+
+    def own(self) -> None:
+        """Take FAISS's index into memory of its own: FAISS ends a process that changes others'."""
+        if self._watched is not None:
+            self.index, self._watched = unmapped(self.index), None
+
+    @property
+    def digest(self) -> str:
+        """Of all that is held; none that was ever before where the files were written to."""
+        stored = self.stored is not None and self.stored.changed
+        if stored or (self._watched is not None and self._watched.changed):
+            return f"written to {secrets.token_hex()}"
+        return self._content()[0]
+
+    @property
+    def memory(self) -> int:
+        """Bytes in memory; those of vectors on disk are not counted."""
+        return self._content()[1]
+
+    def _content(self) -> tuple[str, int]:
+        if self._known is None:
+            digest, size = faiss_content(self.index)
+            if self._live is not None:
+                digest += hashlib.sha256(self._live.data).hexdigest()
+                size += self._live.nbytes
+            if self.stored is not None:
+                digest += self.stored.digest()
+            self._known = digest, size
+        return self._known
+
+    def save(self, folder: Path) -> None:
+        """Write files into an empty folder."""
+        faiss.write_index(self.index, str(folder / _FILE))
+        with (folder / _FILE).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        (folder / _STATE).write_text(json.dumps({"dim": self.index.d, "sha256": digest}))
+        if self._live is not None:
+            np.save(folder / _LIVE, self._live, allow_pickle=False)
+        if self.stored is not None:
+            self.stored.save(folder / _STORED)
+
+    @staticmethod
+    def dim(folder: Path) -> int:
+        """d, of the vectors that were saved to a folder."""
+        return int(json.loads((folder / _STATE).read_text())["dim"])
+
+    def load(self, folder: Path) -> None:
+        """Hold what was saved to a folder, in place of nothing: an index of the same kind.
+
+        Raises:
+            InvalidData: it was changed, is damaged, or of another kind. Other exceptions: likewise.
+        """
+        state = json.loads((folder / _STATE).read_text())
+        read, watched = read_faiss(folder / _FILE, state["sha256"])
+        alike = faiss.deserialize_index(faiss.serialize_index(self.index))
+        if type(read) is not type(alike) or (read.d, read.metric_type) != (
+            self.index.d,
+            faiss.METRIC_L2,
+        ):
+            raise InvalidData(f"{_FILE} holds another index than that of its options: build again")
+        if self.stored is not None:
+            stored = StoredVectors.load(folder / _STORED, self.stored.vectors.dtype)
+            if stored.dim != read.d or len(stored) != read.ntotal:
+                raise InvalidData(f"{_STORED} and {_FILE} do not hold the same vectors")
+            self.stored = stored
+        self.index, self._watched = read, watched
+        if (folder / _LIVE).is_file():
+            self._live = _checked(read_array(folder / _LIVE), int(read.ntotal))
+
+
+def _checked(live: NDArray[Any], n: int) -> NDArray[np.int64]:
+    """Numbers of vectors: ascending, each there."""
+    if live.dtype != np.int64 or live.ndim != 1 or (np.diff(live) <= 0).any():
+        raise InvalidData(f"{_LIVE} does not hold ascending numbers of vectors")
+    if len(live) and not 0 <= live[0] <= live[-1] < n:
+        raise InvalidData(f"{_LIVE} holds numbers of vectors that are not there")
+    found: NDArray[np.int64] = live
+    return found
