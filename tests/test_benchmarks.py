@@ -32,7 +32,7 @@ FIGURES = {
     "gpu": {*LOOPS, "peak_gib", "dropout_1", "dropout_128"},
     "index": {
         *("hnsw_speedup", "ivfpq_speedup", "ivfpq_memory_over_flat", "certified_size_over_flat"),
-        *("retrieve_over_raw", "build_minutes_10m", "peak_gib_10m"),
+        *("retrieve_over_raw", "remove_ms", "build_minutes_10m", "peak_gib_10m", "recall_10m"),
     },
     "metrics": {
         *("speedup_over_fastest_peer", "metrics_over_search", "largest_difference", "peak_gib"),
@@ -133,7 +133,13 @@ FIGURES = {
     },
 }
 # Where few queries of few matches certify no false discovery rate, there is none.
-MAYBE = {"risk": {f"{name}_largest_false_discovery_auto_over_constant" for name in SETS}}
+MAYBE = {
+    "risk": {f"{name}_largest_false_discovery_auto_over_constant" for name in SETS},
+    "index": {  # without the data set there are none
+        *("fashion_hnsw_speedup", "fashion_ivfpq_speedup", "fashion_ivfpq_memory_over_flat"),
+        *("fashion_certified_size_over_flat", "fashion_retrieve_over_raw", "fashion_remove_ms"),
+    },
+}
 HELPERS = {"common", "cub", "loops", "populations", "papers/tables"}  # what several scripts share
 OF_DATA = {
     "data",

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import faiss
 import numpy as np
 from numpy.typing import NDArray
 
@@ -239,8 +240,13 @@ class FaissIndex:
         """Whether the vectors that it gives back have less than half precision."""
         if self._contents.stored is not None:
             return False
+        index = faiss.downcast_index(self._index)
+        if isinstance(index, faiss.IndexPreTransform) and index.index.d < self.dim:
+            return True
+        if isinstance(index, faiss.IndexHNSW):
+            index = index.storage
         try:
-            return int(self._index.sa_code_size()) < 2 * self.dim
+            return int(index.sa_code_size()) < 2 * self.dim
         except RuntimeError:
             return True
 
