@@ -137,7 +137,7 @@ def of_a_million(sets: tuple, figures: dict[str, float], prefix: str = "") -> li
         index = build_index(gallery[0], config)
         minutes = (time.perf_counter() - started) / 60
         print(name, getattr(index, "why", ""), flush=True)
-        _, parameters, seconds, recall = fastest(index, grid, queries[0], truth)
+        taken, parameters, seconds, recall = fastest(index, grid, queries[0], truth)
         # Beside each other: other work on the machine would slow one of them alone.
         seconds = min(seconds, seconds_each(taken, queries[0])[0])
         flat_seconds = min(flat_seconds, seconds_each(flat, queries[0])[0])
