@@ -19,6 +19,7 @@ INDEXES = {
     "ivf": "rcir.index.ivf:IvfIndex",
     "ivf-pq": "rcir.index.ivf_pq:IvfPqIndex",
     "factory": "rcir.index.factory:FactoryIndex",
+    "cagra": "rcir.index.cagra:CagraIndex",
     "auto": "rcir.index.auto:AutoIndex",
     "milvus": "rcir.index.milvus:MilvusIndex",
     "pgvector": "rcir.index.pgvector:PgvectorIndex",

@@ -542,6 +542,26 @@ def test_ids_that_are_not_there_are_found_within_other_indexes(factory, tmp_path
         find_index("factory").load(tmp_path, config.index_options())
 
 
+def test_a_graph_of_many_is_not_built_without_a_gpu():
+    with pytest.raises(InvalidConfig, match="cagra needs a GPU and a FAISS built with cuVS"):
+        build_index(GALLERY, IndexConfig("cagra"))
+
+
+@pytest.mark.gpu
+def test_a_graph_that_a_gpu_built_is_searched_saved_and_added_to(tmp_path):
+    faiss = pytest.importorskip("faiss")
+    if faiss.get_num_gpus() == 0 or not hasattr(faiss, "GpuIndexCagra"):
+        pytest.skip("this FAISS has no GPU with cuVS")
+    config = IndexConfig("cagra", {"ef_search": 100})
+    index = build_index(GALLERY, config)
+    assert recall_of(index.search(QUERIES, 20)[1], NEAREST) >= 0.9
+    index.add(QUERIES)
+    index.save(tmp_path)
+    loaded = find_index("cagra").load(tmp_path, config.index_options())
+    assert loaded.version == index.version
+    assert (loaded.search(QUERIES, 1)[1].ravel() == 2000 + np.arange(50)).all()
+
+
 @pytest.mark.gpu
 def test_training_on_a_gpu_finds_as_much():
     faiss = pytest.importorskip("faiss")

@@ -15,6 +15,7 @@ EXACT = ("flat", OWN)  # the others are approximate
 OPTIONS = {
     "flat": {},
     "hnsw": {"ef_search": 400},
+    "cagra": {"ef_search": 400},
     "ivf": {"nlist": 4, "nprobe": 4},
     "ivf-pq": {"nlist": 4, "nprobe": 4, "m": 1, "nbits": 4, "k_factor": 1000},
     "factory": {"factory": "IVF4,Flat", "search": "nprobe=4"},
