@@ -224,9 +224,13 @@ def _whole_rankings(
     rows: NDArray[np.int64],
     rng: np.random.Generator,
 ) -> tuple[dict[str, float], Cleaning | None]:
-    """Mean average precision over the whole gallery, and of the gallery cleaned."""
+    """Mean average precision over the whole gallery, and of the gallery cleaned; nothing of an
+    index that does not find all of it.
+    """
     assert retriever.relevance is not None
     _, positions, _ = retriever.nearest(test.known("vectors")[rows], len(retriever.index))
+    if positions.min(initial=0) < 0:
+        return {}, None
     relevance = images.relevance.subset(rows)
     relevant = relevance.of(retriever.relevance, positions)
     precision = average_precision(relevant, test.totals[rows])

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import rcir
-from calibration import CertificationConfig, certify
+from calibration import CertificationConfig, certify, progress
 from rcir.cli import main
 from rcir.data.vector_writing import write_vectors
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
+from rcir.index import IndexConfig
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 CENTRES = np.random.default_rng(0).standard_normal((10, 6))
@@ -123,6 +124,29 @@ def test_a_gallery_in_shards_is_that_of_one_file(folder, own):
     assert several.label_names == one.label_names
     answers = [each.retrieve(ASKED[:20], 0.3, 0.1, model="m") for each in made]
     assert [each.to_dict() for each in answers[0]] == [each.to_dict() for each in answers[1]]
+
+
+def test_the_index_is_the_named_one_and_says_how_far_it_is(folder, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "LONG", 0.0)
+    given = ["--index", "ivf", "--index_option", "nlist=8", "--index_option", "nprobe=3"]
+    main(["certify", "--gallery", "gallery.npz", "--queries", "queries.npz", *given])
+    assert "index: 300 of 300 vectors added" in capsys.readouterr().out
+    made = IndexConfig.of(rcir.load("runs/certified/retriever").index)
+    assert (made.kind, made.options["nlist"], made.options["nprobe"]) == ("ivf", 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--index", "round"], "'round' is unknown; choose one of flat, hnsw"),
+        (["--index", "hnsw", "--index_option", "nprobe=3"], "there is no option nprobe"),
+        (["--index_option", "nprobe=3"], "options of flat: there is no option nprobe"),
+    ],
+)
+def test_what_names_no_index_is_refused(folder, capsys, given, said):
+    with pytest.raises(SystemExit):
+        main(["certify", "--gallery", "gallery.npz", "--queries", "queries.npz", *given])
+    assert said in capsys.readouterr().err
 
 
 def test_clusters_calibrate_by_cluster(folder, capsys):
