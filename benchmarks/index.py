@@ -37,6 +37,7 @@ OFFSET, SPREAD, NOISE = 0.3, 0.45, 0.02
 SIZES = sized((300, 4_000, 1_000), (50, 400, 200))  # that measure speed, calibrate, and test
 LISTS, CODES, TRAINED = sized((2048, 64, 65_536), (64, 16, 10_000))
 PROBES = (4, 8, 16, 24, 32, 48, 64, 96, 128)
+RANKED = [{"nprobe": n, "k_factor": f} for f in (1.5, 2.0, 3.0, 4.0) for n in PROBES]
 WIDER = (200, 256, 320, 340, 360, 380, 400, 512, 800)
 RECALL, ALPHA, DELTA = 0.99, 0.1, 0.1
 LARGE, LARGE_DIM, SHARD = sized((10_000_000, 96, 250_000), (60_000, 32, 15_000))
@@ -83,6 +84,10 @@ def fastest(index: object, grid: list, queries: np.ndarray, truth: np.ndarray) -
     return index.searching(**parameters), parameters, seconds, recall
 
 
+def said(parameters: dict) -> str:
+    return ", ".join(f"{key} {value}" for key, value in parameters.items())
+
+
 def calibrated(index: object, gallery: tuple, queries: tuple) -> rcir.Retriever:
     """A retriever over an index, calibrated through it."""
     vectors, labels = gallery
@@ -127,10 +132,10 @@ def of_a_million(sets: tuple, figures: dict[str, float], prefix: str = "") -> li
     flat_seconds, truth = seconds_each(flat, queries[0])
     rows.append(["flat", "", f"{1 / flat_seconds:.1f}", "1", f"{flat.memory / 2**20:.0f}", ""])
     print(rows[-1], flush=True)
-    codes = {"nlist": LISTS, "m": CODES, "k_factor": 1.5, "train_size": TRAINED}
+    codes = {"nlist": LISTS, "m": CODES, "train_size": TRAINED}
     configs = {
         "auto": (IndexConfig("auto"), [{"ef_search": ef} for ef in WIDER]),
-        "ivf-pq": (IndexConfig("ivf-pq", codes), [{"nprobe": n} for n in PROBES]),
+        "ivf-pq": (IndexConfig("ivf-pq", codes), RANKED),
     }
     for name, (config, grid) in configs.items():
         started = time.perf_counter()
@@ -142,9 +147,8 @@ def of_a_million(sets: tuple, figures: dict[str, float], prefix: str = "") -> li
         seconds = min(seconds, seconds_each(taken, queries[0])[0])
         flat_seconds = min(flat_seconds, seconds_each(flat, queries[0])[0])
         built[name] = (index, taken, seconds)
-        said = ", ".join(f"{key} {value}" for key, value in parameters.items())
-        memory = f"{taken.memory / 2**20:.0f}"
-        rows.append([name, said, f"{1 / seconds:.1f}", f"{recall:.4f}", memory, f"{minutes:.1f}"])
+        cells = (f"{1 / seconds:.1f}", f"{recall:.4f}", f"{taken.memory / 2**20:.0f}")
+        rows.append([name, said(parameters), *cells, f"{minutes:.1f}"])
         print(rows[-1], flush=True)
     figures[prefix + "hnsw_speedup"] = flat_seconds / built["auto"][2]
     figures[prefix + "ivfpq_speedup"] = flat_seconds / built["ivf-pq"][2]
@@ -196,8 +200,7 @@ def ten_million() -> None:
         distances, positions = faiss.knn(queries, drawn(SHARD, LARGE_DIM, 100 + number)[0], DEPTH)
         nearest.add_result(distances, positions + number * SHARD)
     nearest.finalize()
-    grid = [{"nprobe": nprobe} for nprobe in PROBES]
-    _, parameters, seconds, recall = fastest(index, grid, queries, nearest.I)
+    _, parameters, seconds, recall = fastest(index, RANKED, queries, nearest.I)
     print(
         json.dumps(
             {
@@ -205,7 +208,7 @@ def ten_million() -> None:
                 "peak": peak,
                 "per_second": 1 / seconds,
                 "n": len(index),
-                "nprobe": parameters["nprobe"],
+                "parameters": said(parameters),
                 "recall": recall,
                 "memory": index.memory / 2**20,
             }
@@ -237,7 +240,7 @@ def main() -> None:
     rows.append(
         [
             f"ivf-pq, {large['n']:,} x {LARGE_DIM}",
-            f"nprobe {large['nprobe']}",
+            large["parameters"],
             f"{large['per_second']:.1f}",
             f"{large['recall']:.4f}",
             *(f"{large['memory']:.0f}", f"{large['minutes']:.1f}"),
