@@ -91,6 +91,20 @@ def test_prior_precision_maximises_the_marginal_likelihood():
     assert found == pytest.approx(expected, rel=1e-5)
 
 
+def test_prior_precision_is_that_of_laplace_torch():
+    """laplace-torch 0.3: a linear regression of unit noise, all weights, diagonal; its evidence
+    maximised by SciPy.
+    """
+    points = np.array(
+        [[0.5, -1, 2], [1.5, 0.25, -0.5], [-1, 1, 0.75], [2, -0.5, 1], [0.25, 0.5, -1.5]]
+    )
+    weights = np.array([[0.4, -0.3, 0.2], [0.1, 0.6, -0.5]])
+    curvature = torch.tensor(np.tile((points**2).sum(axis=0), 2))
+    assert curvature.tolist() == [7.5625, 2.5625, 8.0625] * 2
+    found = marginal_prior_precision(curvature, float((weights**2).sum()))
+    assert found == pytest.approx(3.82995657, rel=1e-6)
+
+
 @pytest.mark.parametrize("variant", ["full", "fixed"])
 def test_curvature_is_that_of_the_mean_contrastive_loss(variant):
     generator = torch.Generator().manual_seed(0)
