@@ -119,7 +119,7 @@ FIGURES = {
         f"{encoder}_{dim}_{state}_{name}"
         for dim, state, (encoder, names) in product(
             (2, 3),
-            ("clean", "corrupt"),
+            ("clean", "corrupt", "a_fifth_corrupt"),
             (
                 ("deterministic", ("AP", "5_NN")),
                 ("hib_point", ("AP", "5_NN")),
