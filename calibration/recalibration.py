@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from rcir import tracking
+from rcir.data.vector_files import VectorTable
 from rcir.data.vector_shards import read_all_vectors
 from rcir.data.within_radius import WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, StaleCalibration
+from rcir.index import IsRemote, UnbuiltIndex
 from rcir.retrieval import storage
 from rcir.retrieval.calibration_report import CalibrationReport
 from rcir.retrieval.queries import Queries
@@ -47,17 +50,27 @@ def recalibrate(
         NoRetriever, CorruptRetriever: of the folder.
         DataUnavailable: there is no such file.
         InvalidData: of what is added or removed, or of some items it is not known which queries
-            they match; the folder stays as it was.
-        StaleCalibration: it is not calibrated.
+            they match. The folder, and an index on a server, stay as they were.
+        StaleCalibration: it is not calibrated, or such an index was changed by others.
+        DataUnavailable: a server fails. What it had changed is in the folder, which is to be
+            recalibrated.
     """
     retriever = storage.load(folder)
     if since is not None and feedback is None:
         raise InvalidConfig("since is for the queries of feedback: name its file, too")
     labelled = None if feedback is None else _labelled(folder, retriever, feedback, since)
-    if remove is not None:
-        retriever.remove(_ids(remove))
-    if add is not None:
-        _add(retriever, add)
+    gone = None if remove is None else _ids(remove)
+    added = None if add is None else read_all_vectors(add)
+    # First without the index: a server's could not be changed back.
+    rehearsed = copy(retriever)
+    unbuilt: Any = UnbuiltIndex(len(retriever.index), retriever.kept_queries()[0].vectors.shape[1])
+    rehearsed.index = unbuilt
+    _change(rehearsed, gone, added)
+    rehearsed.kept_queries()
+    for change in ((gone, None), (None, added)):
+        _change(retriever, *change)
+        if isinstance(retriever.index, IsRemote) and change != (None, None):
+            retriever.save(folder)
     report = retriever.recalibrate() if labelled is None else _calibrated(retriever, *labelled)
     save_recalibrated(retriever, folder)
     return report
@@ -148,10 +161,14 @@ def _tracked(retriever: Retriever, folder: Path) -> tracking.TrackedRun | None:
     return tracking.start_run(f"{folder.name} (recalibration)", tags, trained)
 
 
-def _add(retriever: Retriever, file: Path) -> None:
-    table = read_all_vectors(file)
+def _change(retriever: Retriever, gone: list[str] | None, table: VectorTable | None) -> None:
+    """Remove from the gallery, then add to it."""
+    if gone is not None:
+        retriever.remove(gone)
+    if table is None:
+        return
     if table.ids is None:
-        raise InvalidData(f"{file} has no column id: name what comes into the gallery")
+        raise InvalidData(f"{table.file} has no column id: name what comes into the gallery")
     labels: object = table.labels
     if table.places is not None and isinstance(retriever.relevance, WithinRadius):
         labels = WithinRadius(table.places, retriever.relevance.radius)

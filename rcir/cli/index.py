@@ -15,7 +15,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Which retriever, which index."""
     parser.add_argument("retriever", type=Path, help="folder of the retriever")
     parser.add_argument(
-        "--kind", help="flat, hnsw, ivf, ivf-pq, factory or auto; without, several are compared"
+        "--kind",
+        help="flat, hnsw, ivf, ivf-pq, factory, cagra, auto, pgvector or milvus; without, several "
+        "are compared",
     )
     parser.add_argument(
         "--option",

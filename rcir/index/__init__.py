@@ -1,6 +1,14 @@
 """Nearest-neighbour indexes behind one protocol: `build_index` makes one of `INDEXES`."""
 
-from rcir.index.base import DEPTH, HoldsVectors, Index, check_depth, check_vectors
+from rcir.index.base import (
+    DEPTH,
+    HoldsVectors,
+    Index,
+    IsRemote,
+    UnbuiltIndex,
+    check_depth,
+    check_vectors,
+)
 from rcir.index.cosine import lengths, one_minus_cosine
 from rcir.index.leave_one_out import nearest_others
 from rcir.index.table import INDEXES, IndexConfig, build_index, find_index
@@ -11,6 +19,8 @@ __all__ = [
     "HoldsVectors",
     "Index",
     "IndexConfig",
+    "IsRemote",
+    "UnbuiltIndex",
     "build_index",
     "check_depth",
     "check_vectors",

@@ -94,12 +94,50 @@ class Index(Protocol):
 
 
 @runtime_checkable
+class IsRemote(Protocol):
+    """An index that lies on a server: a change of it lasts, whether it is saved or not."""
+
+    server: ClassVar[str]
+
+
+@runtime_checkable
 class HoldsVectors(Protocol):
     """An index that also gives back its vectors: what several draws find nearest needs them."""
 
     def vectors_at(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
         """(m, d) vectors at positions (m,)."""
         ...
+
+
+class UnbuiltIndex:
+    """Stands for an index of n vectors of d numbers where all else is checked before one is built,
+    or changed: what it is given is checked, and forgotten.
+
+    Example:
+        >>> index = UnbuiltIndex(10, 3)
+        >>> index.add(np.eye(3))
+        >>> len(index)
+        13
+    """
+
+    def __init__(self, n: int, dim: int) -> None:
+        self._n, self._dim = n, dim
+
+    def __len__(self) -> int:
+        return self._n
+
+    def add(self, vectors: NDArray[np.float32]) -> None:
+        """As `Index.add`."""
+        self._n += len(check_vectors(vectors, self._dim))
+
+    def remove(self, positions: NDArray[np.int64]) -> None:
+        """As `Index.remove`."""
+        self._n -= len(positions)
+
+    @property
+    def version(self) -> str:
+        """As `Index.version`."""
+        return f"unbuilt {self._n}"
 
 
 def check_depth(depth: int) -> None:

@@ -34,7 +34,8 @@ class MilvusIndex:
     back. After every search the version, the number of vectors and the index are asked for, and
     every id that was found is looked up: `StaleCalibration` where one is not as this object left
     it. By that are noticed: what another object of this class changes; rows that others insert or
-    delete, a collection made anew, another index. Not noticed are rows that others replace (upsert,
+    delete, a collection made anew, an index of another type, or of other parameters where the
+    server says them (Milvus Lite does not). Not noticed are rows that others replace (upsert,
     or as many deleted as inserted, until a new id is found), and what the server does by itself to
     approximate indexes: it merges segments and indexes them anew, after which answers may differ.
     FLAT is exact, and does not depend on it.
@@ -44,13 +45,16 @@ class MilvusIndex:
     """
 
     Options = MilvusOptions
+    server = "Milvus"
 
     def __init__(self, options: MilvusOptions) -> None:
         self.options = options
         self._dim = 0
         self._ids: NDArray[np.int64] = np.empty(0, np.int64)
         self._version = ""
-        self._unfinished: int | None = None  # the first id of an insertion that failed
+        # Of an insertion that failed: the first id, and the version that was to be written before.
+        self._unfinished: tuple[int, str] | None = None
+        self._described: dict[str, str] = {}  # the index, as far as the server says
         self._server = MilvusServer(options)
 
     @classmethod
@@ -61,6 +65,7 @@ class MilvusIndex:
         index._create()
         try:
             index._insert(vectors, 0)
+            index._described = index._description()
         except BaseException:
             with suppress(RcirError):
                 index._call("drop_collection")
@@ -82,7 +87,8 @@ class MilvusIndex:
         if not len(gone):
             return
         self._require_unchanged()
-        version = self._write_version()
+        version = str(uuid.uuid4())
+        self._write_version(version)
         for some in np.split(gone, range(LARGEST_TOP_K, len(gone), LARGEST_TOP_K)):
             self._call("delete", ids=some.tolist())
         self._version, self._ids = version, np.setdiff1d(self._ids, gone, assume_unique=True)
@@ -131,7 +137,7 @@ class MilvusIndex:
         return f"milvus {self._version} {len(self)} {searched}"
 
     def save(self, folder: Path) -> None:
-        held = {"version": self._version, "dim": self._dim}
+        held = {"version": self._version, "dim": self._dim, "index": self._described}
         (folder / COLLECTION_FILE).write_text(json.dumps(held))
         np.save(folder / IDS_FILE, self._ids, allow_pickle=False)
 
@@ -145,7 +151,9 @@ class MilvusIndex:
         """
         held = json.loads((folder / COLLECTION_FILE).read_text())
         index = cls(options)
+        index._server.require_files()
         index._dim, index._version = int(held["dim"]), str(held["version"])
+        index._described = dict(held["index"])
         index._ids = read_array(folder / IDS_FILE)
         index._require_unchanged()
         return index
@@ -174,9 +182,10 @@ class MilvusIndex:
         """Insert vectors with ids from the first one on; all of them, or none where that is in the
         server's power.
         """
-        self._unfinished = first
+        version = str(uuid.uuid4())
+        self._unfinished = first, version
         try:
-            version = self._write_version()
+            self._write_version(version)
             together = max(1, BYTES_AT_ONCE // (4 * self._dim))
             for start in range(0, len(vectors), together):
                 rows = [
@@ -194,16 +203,30 @@ class MilvusIndex:
         self._ids = np.concatenate([self._ids, np.arange(first, first + len(vectors))])
 
     def _take_back(self) -> None:
-        """Delete what an insertion that failed left."""
-        if self._unfinished is not None:
-            self._call("delete", filter=f"id >= {self._unfinished}")
+        """Delete what an insertion that failed left, in a collection that nobody else changed."""
+        if self._unfinished is None:
+            return
+        first, version = self._unfinished
+        there = self._read_version()
+        if there == version:
+            self._call("delete", filter=f"id >= {first}")
             self._write_version(self._version)
-            self._unfinished = None
+        elif there != self._version:  # by which nothing was inserted yet
+            raise self._changed()
+        self._unfinished = None
 
-    def _write_version(self, version: str | None = None) -> str:
-        version = version or str(uuid.uuid4())
+    def _read_version(self) -> str | None:
+        found: dict[str, str] = dict(self._call("describe_collection")["properties"])
+        return found.get(VERSION_PROPERTY)
+
+    def _write_version(self, version: str) -> None:
         self._call("alter_collection_properties", {VERSION_PROPERTY: version})
-        return version
+
+    def _description(self) -> dict[str, str]:
+        """What the server says of the index, of what it was built by."""
+        said = self._call("describe_index", "vector")
+        named = ("index_type", "metric_type", *self.options.params)
+        return {name: str(said[name]) for name in named if name in said}
 
     def _wait(self) -> None:
         """Until all is written and indexed: what is not is searched otherwise than later."""
@@ -214,13 +237,11 @@ class MilvusIndex:
     def _require_unchanged(self) -> None:
         """See that the collection is as this object left it."""
         self._take_back()
-        version = dict(self._call("describe_collection")["properties"]).get(VERSION_PROPERTY)
+        version = self._read_version()
         level = self.options.consistency_level
         (counted,) = self._call("query", output_fields=["count(*)"], consistency_level=level)
-        kind = self._call("describe_index", "vector").get("index_type")
-        if (version, counted["count(*)"], kind) != (
-            *(self._version, len(self), self.options.index_type),
-        ):
+        held = version, counted["count(*)"], self._description()
+        if held != (self._version, len(self), self._described):
             raise self._changed()
 
     def _call(self, method: str, *arguments: Any, **named: Any) -> Any:

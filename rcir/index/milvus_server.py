@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
@@ -33,7 +34,7 @@ class MilvusOptions:
 
     Args:
         uri: "http(s)://host:port" of a server, whose token MILVUS_TOKEN holds if it asks for one;
-            or the path of Milvus Lite's files, which ends in .db.
+            or the path of Milvus Lite's files, which ends in .db, and becomes an absolute one.
         collection: its name, of letters, digits and underscores; it must not exist when it is
             built.
         index_type: Milvus's name: "FLAT", "HNSW", "IVF_FLAT", ...
@@ -70,6 +71,8 @@ class MilvusOptions:
                 f"uri is {self.uri!r}; http://host:port, https://host:port, or a path that ends in "
                 ".db"
             )
+        if self.is_lite:
+            object.__setattr__(self, "uri", str(Path(self.uri).absolute()))
         if not re.fullmatch(r"[A-Za-z_]\w{0,99}", self.collection, re.ASCII):
             raise InvalidConfig(
                 f"collection is {self.collection!r}; a name of letters, digits and underscores"
@@ -82,6 +85,11 @@ class MilvusOptions:
         if not 0 < self.timeout < 1e6:
             raise InvalidConfig(f"timeout is {self.timeout}; seconds above 0")
 
+    @property
+    def is_lite(self) -> bool:
+        """Whether it is a path, of Milvus Lite."""
+        return not urlsplit(self.uri).scheme
+
 
 class MilvusServer:
     """Calls of one server or of Milvus Lite, by a client that is made when needed."""
@@ -92,6 +100,13 @@ class MilvusServer:
 
     def __getstate__(self) -> dict[str, Any]:
         return {"options": self.options, "_client": None}
+
+    def require_files(self) -> None:
+        """Raise `DataUnavailable` where Milvus Lite, which makes its files, would find none."""
+        if self.options.is_lite and not Path(self.options.uri).exists():
+            raise DataUnavailable(
+                f"there is no {self.options.uri}, in which the vectors lie: put it there again"
+            )
 
     def call(self, method: str, *arguments: Any, **named: Any) -> Any:
         """The result of a method of `pymilvus.MilvusClient`, which is told the timeout.
@@ -128,7 +143,7 @@ def _connected(options: MilvusOptions) -> Any:
     with naming_extras():
         from pymilvus import MilvusClient
 
-        if options.uri.endswith(".db") and not urlsplit(options.uri).scheme:
+        if options.is_lite:
             import milvus_lite  # noqa: F401  (what is missing is named)
     token = os.environ.get("MILVUS_TOKEN", "")
     # A connection of its own, which knows nothing of one before that its server ended.

@@ -122,17 +122,18 @@ class PgvectorIndex:
     A retriever's folder holds the options and what the table was like, no vectors. Beside the table
     TABLE is TABLE_state, whose one row a trigger writes anew with every INSERT, UPDATE, DELETE and
     TRUNCATE, whoever it is by. Every search reads it in the snapshot that it searches, with the
-    files of all indexes of the table and pgvector's version, and refuses if that is not what this
-    object left: `StaleCalibration`. Not noticed is what bypasses triggers (ALTER TABLE ... DISABLE
-    TRIGGER, session_replication_role), unless it is found and new; and of HNSW, whose graph may
-    then be another one for the same vectors, insertions that were rolled back, and VACUUM after
-    them (autovacuum is turned off for such a table; `remove` vacuums it).
+    files of all indexes of the table, how often it was vacuumed, and pgvector's version, and
+    refuses if that is not what this object left: `StaleCalibration`. Not noticed is what bypasses
+    triggers (ALTER TABLE ... DISABLE TRIGGER, session_replication_role), unless it is found and
+    new; and of HNSW insertions that were rolled back, until a VACUUM: links to them stay in the
+    graph. Autovacuum is turned off for such a table; `remove` vacuums it.
 
     Rows have ids that rise; the position of one is the number of smaller ids. These are kept here,
     8 bytes each.
     """
 
     Options = PgvectorOptions
+    server = "PostgreSQL"
 
     def __init__(self, options: PgvectorOptions) -> None:
         self.options = options
@@ -198,9 +199,12 @@ class PgvectorIndex:
         self._ids = np.setdiff1d(self._ids, gone, assume_unique=True)
         if self.options.method == "hnsw":
             # Now, not when somebody else does: it mends the graph, which may change answers. Where
-            # it fails, the rows are gone all the same.
+            # it fails, or finds that others still read the rows, a later one is another state.
             with suppress(DataUnavailable):
                 self._server.alone(self._table.sql("VACUUM {table}"))
+                contents, files = self._server.read(self._known_state)
+                if contents == self._contents:
+                    self._files = files
 
     def search(
         self, vectors: NDArray[np.float32], k: int

@@ -73,14 +73,20 @@ class PgvectorTable:
         return np.frombuffer(held or b"", ">i8").astype(np.int64)
 
     def state(self, connection: Connection[Any]) -> tuple[str, str] | None:
-        """The mark that tells one content of the table from another; and pgvector's version with
-        the files of all indexes, which are others where one was built anew. None where it is lost.
+        """The mark that tells one content of the table from another; and what else decides what an
+        index of it finds. None where it is lost.
+
+        That is pgvector's version, the files of all indexes, which are others where one was built
+        anew, and how often the table was vacuumed, which mends a graph: not while it is.
         """
         asked = (
             "SELECT {state}.contents::text, (SELECT extversion || ' ' || "
             "string_agg(pg_relation_filenode(indexrelid)::text, ' ' ORDER BY indexrelid) "
             "FROM pg_extension, pg_index WHERE extname = 'vector' AND indrelid = {regclass} "
-            "GROUP BY extversion) FROM {state}"
+            "GROUP BY extversion) || ' ' || pg_stat_get_vacuum_count({regclass}) + "
+            "pg_stat_get_autovacuum_count({regclass}) || CASE WHEN EXISTS ("
+            "SELECT 1 FROM pg_locks WHERE relation = {regclass} AND granted "
+            "AND mode = 'ShareUpdateExclusiveLock') THEN ' in work' ELSE '' END FROM {state}"
         )
         row = connection.execute(self.sql(asked)).fetchone()
         return None if row is None or row[1] is None else (row[0], row[1])

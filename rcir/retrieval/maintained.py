@@ -111,6 +111,16 @@ class MaintainedSearcher(CalibratedSearcher):
             >>> retriever.recalibrate().n_calibration
             280
         """
+        kept = self.kept_queries()
+        tuning, calibration = (self._labelled(queries) for queries in kept)
+        return self._calibrate(tuning, calibration, self.calibrated_with, again=True)
+
+    def kept_queries(self) -> tuple[Queries, Queries]:
+        """The tuning and calibration queries, to calibrate with them anew.
+
+        Raises:
+            StaleCalibration, InvalidData: as `recalibrate`.
+        """
         self._require_calibrated()
         if self.tuning_queries is None or self.calibration_queries is None:
             raise StaleCalibration("the calibration queries were not kept: calibrate again")
@@ -120,14 +130,13 @@ class MaintainedSearcher(CalibratedSearcher):
                     f"the {part} changed since calibration, so that the vectors of its queries are "
                     "no longer what it makes: search the labelled queries again and `calibrate`"
                 )
-        kept = (self.tuning_queries, self.calibration_queries)
+        kept = self.tuning_queries, self.calibration_queries
         if self.relevance is None or any(queries.relevance is None for queries in kept):
             raise InvalidData(
                 "it is not known which queries the gallery items match, so that the queries cannot "
                 "be searched anew: give labelled queries to `calibrate`"
             )
-        tuning, calibration = (self._labelled(queries) for queries in kept)
-        return self._calibrate(tuning, calibration, self.calibrated_with, again=True)
+        return kept
 
     def extend_calibration(
         self,

@@ -15,7 +15,7 @@ from rcir.data.digests import digests
 from rcir.data.labelling import gallery_relevance
 from rcir.embedding import Embedding
 from rcir.errors import InvalidData, RiskUnattainable
-from rcir.index import DEPTH, IndexConfig, build_index, lengths
+from rcir.index import DEPTH, IndexConfig, UnbuiltIndex, build_index, lengths
 from rcir.retrieval.answer import AtLevels, Distinct, Options, Retrieval
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.maintained import MaintainedSearcher
@@ -85,14 +85,16 @@ class Retriever(MaintainedSearcher):
         given = [str(row) for row in range(len(checked))] if ids is None else ids
         named = Gallery(np.empty(0, object), np.empty(0, np.float32)).new_ids(given, len(checked))
         relevance, names = gallery_relevance(labels, named.tolist())
+        unbuilt: Any = UnbuiltIndex(*checked.shape)
         built = cls(
-            *(None, None, build_index(checked, index), named, relevance, depth),
+            *(None, None, unbuilt, named, relevance, depth),
             item_uncertainty=options.uncertainties(uncertainty),
             digests=digests(checked),
             norms=lengths(checked),
             options=options,
         )
         built.label_names = names
+        built.index = build_index(checked, index)  # last: it may be a table on a server
         return built
 
     def save(self, folder: str | os.PathLike[str]) -> Path:

@@ -16,7 +16,7 @@ from rcir.data.relevance_protocol import Relevance
 from rcir.data.votes import count_matches
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.index import DEPTH, Index, IndexConfig, build_index, lengths
+from rcir.index import DEPTH, Index, IndexConfig, UnbuiltIndex, build_index, lengths
 from rcir.retrieval.fingerprints import Fingerprints
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.queries import Queries
@@ -146,12 +146,13 @@ class Searcher(VectorSearcher):
             known = template_digests(known, template)
         vectors, uncertainty = _arrays(embedding)
         items = embedding.map(lambda values: values.cpu()) if encoder.reranks else None
-        made, norms = build_index(vectors, index), lengths(vectors)
+        unbuilt: Any = UnbuiltIndex(*vectors.shape)
         built = cls(
-            *(encoder, preprocessing, made, entries.ids, entries.relevance, depth),
-            *(uncertainty, known, items, norms),
+            *(encoder, preprocessing, unbuilt, entries.ids, entries.relevance, depth),
+            *(uncertainty, known, items, lengths(vectors)),
         )
         built.label_names = gallery.label_names
+        built.index = build_index(vectors, index)  # last: it may be a table on a server
         return built
 
     def embed(self, images: Images, embedder: Embed | None = None) -> Embedding:

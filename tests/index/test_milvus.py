@@ -14,6 +14,7 @@ import pytest
 import rcir
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RcirError, StaleCalibration
 from rcir.index import IndexConfig, build_index, find_index
+from rcir.index.milvus_server import MilvusServer as MilvusServerClient
 
 pytest.importorskip("milvus_lite")
 from tests.index.servers import MilvusServer
@@ -233,10 +234,94 @@ def test_more_neighbours_than_milvus_finds_are_refused(flat):
         index.search(np.zeros((1, 1)), 20_000)
 
 
-def test_a_file_of_milvus_lite(tmp_path):
-    config = IndexConfig("milvus", {"uri": str(tmp_path / "own.db"), "index_type": "FLAT"})
+def test_a_file_of_milvus_lite_is_found_from_anywhere(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    config = IndexConfig("milvus", {"uri": "own.db", "index_type": "FLAT"})
     index = build_index(vectors(20), config)
     assert index.search(vectors(20), 1)[1][:, 0].tolist() == list(range(20))
+    assert IndexConfig.of(index).options["uri"] == str(tmp_path / "own.db")
+    (tmp_path / "index").mkdir()
+    index.save(tmp_path / "index")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    lost = replace(index.options, uri="own.db")
+    with pytest.raises(DataUnavailable, match=r"there is no .*elsewhere/own\.db, in which"):
+        find_index("milvus").load(tmp_path / "index", lost)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+class Failing:
+    """Lets an index call its server until a method is called, from which on none gets through."""
+
+    def __init__(self, index, method, monkeypatch):
+        self.broken, call = False, index._server.call
+
+        def asked(name, *arguments, **named):
+            self.broken = self.broken or name == method
+            if self.broken:
+                raise DataUnavailable("away")
+            return call(name, *arguments, **named)
+
+        monkeypatch.setattr(index._server, "call", asked)
+        self.mend = lambda: monkeypatch.setattr(index._server, "call", call)
+
+
+@pytest.mark.parametrize("method", ["alter_collection_properties", "insert", "flush"])
+def test_an_insertion_that_failed_is_taken_back_and_nothing_else(milvus, flat, method, monkeypatch):
+    index = build_index(vectors(20), flat)
+    failing = Failing(index, method, monkeypatch)
+    with pytest.raises(DataUnavailable):
+        index.add(vectors(5, seed=2))
+    failing.mend()
+    assert index.search(vectors(20), 1)[1][:, 0].tolist() == list(range(20))
+    (counted,) = milvus.client().query(flat.options["collection"], output_fields=["count(*)"])
+    assert counted["count(*)"] == 20
+
+
+def test_what_somebody_else_added_after_a_failure_is_not_taken_back(flat, tmp_path, monkeypatch):
+    index = build_index(vectors(20), flat)
+    index.save(tmp_path)
+    failing = Failing(index, "alter_collection_properties", monkeypatch)
+    with pytest.raises(DataUnavailable):
+        index.add(vectors(5, seed=2))
+    other = find_index("milvus").load(tmp_path, flat.index_options())
+    other.add(vectors(30, seed=3))
+    failing.mend()
+    for _ in range(2):
+        with pytest.raises(StaleCalibration, match="changed by someone else"):
+            index.search(vectors(1), 1)
+    assert other.search(vectors(30, seed=3), 1)[1][:, 0].tolist() == list(range(20, 50))
+
+
+def test_a_collection_made_anew_after_a_failure_is_left_alone(milvus, flat, monkeypatch):
+    index = build_index(vectors(20), flat)
+    failing = Failing(index, "insert", monkeypatch)
+    with pytest.raises(DataUnavailable):
+        index.add(vectors(5, seed=2))
+    milvus.client().drop_collection(flat.options["collection"])
+    other = build_index(vectors(30, seed=3), flat)
+    failing.mend()
+    with pytest.raises(StaleCalibration, match="changed by someone else"):
+        index.search(vectors(1), 1)
+    assert other.search(vectors(30, seed=3), 1)[1][:, 0].tolist() == list(range(30))
+
+
+def test_an_index_of_other_parameters_is_another_one(milvus, monkeypatch):
+    """As a server says them; Milvus Lite says none."""
+    config = new(milvus, "HNSW")
+    said = {"M": "8", "efConstruction": "64"}
+    call = MilvusServerClient.call
+
+    def telling(self, name, *arguments, **named):
+        found = call(self, name, *arguments, **named)
+        return found | said if name == "describe_index" else found
+
+    monkeypatch.setattr(MilvusServerClient, "call", telling)
+    index = build_index(vectors(20), config)
+    index.search(vectors(1), 1)
+    said["M"] = "16"
+    with pytest.raises(StaleCalibration, match="changed by someone else"):
+        index.search(vectors(1), 1)
 
 
 def test_a_server_that_is_not_there_is_said_in_words():

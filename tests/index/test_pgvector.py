@@ -10,9 +10,12 @@ from dataclasses import replace
 from pickle import dumps, loads
 
 import numpy as np
+import psycopg
 import pytest
 
 import rcir
+from calibration import recalibrate
+from rcir.data.vector_writing import write_vectors
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RcirError, StaleCalibration
 from rcir.index import IndexConfig, build_index, find_index
 
@@ -210,6 +213,92 @@ def test_an_index_built_anew_needs_a_new_calibration_only(postgres):
     assert index.search(vectors(2), 1)[1].tolist() == [[0], [1]]
 
 
+def calibrated(config):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(5, size=700)
+    points = np.eye(7)[labels] + 0.35 * rng.standard_normal((700, 7))
+    retriever = rcir.Retriever.from_embeddings(
+        points[:200], labels=labels[:200], depth=50, index=config
+    )
+    retriever.calibrate(points[200:], labels[200:])
+    return retriever
+
+
+def answers(index, queries):
+    return index.search(queries, 20)[1].tolist()
+
+
+def test_a_graph_that_is_vacuumed_later_is_another_state(postgres):
+    """Its rows are still read by others when they are removed: VACUUM leaves them in the graph."""
+    config = new(postgres, "hnsw", ef_search=10, m=4, ef_construction=8)
+    index, queries = build_index(vectors(800, 32), config), vectors(50, 32, seed=1)
+    with psycopg.connect(postgres.dsn) as other:
+        other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        other.execute("SELECT 1")
+        index.remove(np.arange(0, 800, 2))
+        before = answers(index, queries)
+        other.rollback()
+    assert answers(index, queries) == before
+    postgres(f"VACUUM {config.options['table']}")
+    version = index.version
+    with pytest.raises(StaleCalibration, match="another one since"):
+        index.search(queries, 20)
+    assert index.version != version
+    assert answers(index, queries) != before  # after which they are calibrated anew
+
+
+def test_a_graph_is_not_searched_while_it_is_vacuumed(postgres):
+    config = new(postgres, "hnsw")
+    index = build_index(vectors(50), config)
+    with psycopg.connect(postgres.dsn) as other:
+        other.execute(f"LOCK TABLE {config.options['table']} IN SHARE UPDATE EXCLUSIVE MODE")
+        with pytest.raises(StaleCalibration, match="another one since"):
+            index.search(vectors(1), 1)
+    with pytest.raises(StaleCalibration, match="another one since"):
+        index.search(vectors(1), 1)
+    index.search(vectors(1), 1)
+
+
+def test_removing_leaves_nothing_for_a_later_vacuum_to_mend(postgres):
+    config = new(postgres, "hnsw", ef_search=10, m=4, ef_construction=8)
+    index, queries = build_index(vectors(800, 32), config), vectors(50, 32, seed=1)
+    index.remove(np.arange(0, 800, 2))
+    before = answers(index, queries)
+    postgres(f"VACUUM {config.options['table']}")
+    with pytest.raises(StaleCalibration):
+        index.search(queries, 20)
+    assert answers(index, queries) == before
+
+
+def test_a_change_that_is_refused_leaves_the_table_and_the_folder(exact, tmp_path):
+    retriever, folder = calibrated(exact), tmp_path / "retriever"
+    retriever.save(folder)
+    (tmp_path / "gone").write_text("0\n1\n")
+    ids, labels = ["new", "5"], {"label": ["1", "2"]}  # of which one is in the gallery
+    write_vectors(tmp_path / "bad.parquet", vectors(2), ids, labels, None, "")
+    with pytest.raises(InvalidData, match="5"):
+        recalibrate(folder, add=tmp_path / "bad.parquet", remove=tmp_path / "gone")
+    loaded = rcir.load(folder)
+    assert len(loaded.ids) == len(retriever.ids)
+    loaded.retrieve(vectors(1), 0.3, 0.1)
+
+
+def test_what_was_changed_is_in_the_folder_when_calibration_fails(exact, tmp_path, monkeypatch):
+    retriever, folder = calibrated(exact), tmp_path / "retriever"
+    retriever.save(folder)
+    (tmp_path / "gone").write_text("0\n1\n")
+    with monkeypatch.context() as patched:
+        patched.setattr(rcir.Retriever, "recalibrate", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            recalibrate(folder, remove=tmp_path / "gone")
+    loaded = rcir.load(folder)
+    assert len(loaded.ids) == len(retriever.ids) - 2
+    with pytest.raises(StaleCalibration):
+        loaded.retrieve(vectors(1), 0.3, 0.1)
+    recalibrate(folder)
+    rcir.load(folder).retrieve(vectors(1), 0.3, 0.1)
+
+
 def test_a_table_that_is_gone_or_there_is_refused_in_words(exact, postgres, tmp_path):
     index = build_index(vectors(20), exact)
     index.save(tmp_path)
@@ -301,10 +390,6 @@ def test_a_connection_that_was_ended_is_made_again(exact, postgres):
 def test_a_slow_search_is_given_up(postgres):
     config = new(postgres, "exact", timeout=0.5)
     index = build_index(vectors(20), config)
-    with index._server._connected().cursor():
-        pass
-    import psycopg
-
     with psycopg.connect(postgres.dsn) as other:
         other.execute(f"LOCK TABLE {config.options['table']} IN ACCESS EXCLUSIVE MODE")
         for ask in (lambda: index.search(vectors(1), 1), lambda: index.add(vectors(1))):

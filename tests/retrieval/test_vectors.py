@@ -11,7 +11,7 @@ from rcir.data import ImageSet, Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import InvalidConfig, InvalidData, InvalidImage, StaleCalibration
-from rcir.index import build_index, lengths, one_minus_cosine
+from rcir.index import build_index, find_index, lengths, one_minus_cosine
 from rcir.retrieval.retriever import Retriever
 
 DEPTH = 50
@@ -179,3 +179,29 @@ def test_an_encoder_of_longer_vectors_has_the_same_uncertainties(splits):
     after = own.search(splits.test.images, longer)
     np.testing.assert_allclose(after.distances, 3 * before.distances, rtol=1e-4)
     np.testing.assert_allclose(after.uncertainty, before.uncertainty, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"labels": [1, 2]},
+        {"ids": ["a"] * 20},
+        {"uncertainty": np.full(20, np.nan)},
+        {"depth": 0},
+    ],
+)
+def test_an_index_is_built_when_all_else_is_right(wrong, monkeypatch):
+    """It may be a table on a server, which would be left there."""
+    built = []
+    whole = find_index("flat").build.__func__
+    monkeypatch.setattr(
+        find_index("flat"),
+        "build",
+        classmethod(lambda kind, *given: built.append(1) or whole(kind, *given)),
+    )
+    vectors, labels = drawn(20, 0)
+    with pytest.raises((InvalidData, InvalidConfig)):
+        Retriever.from_embeddings(vectors, **({"labels": labels} | wrong))
+    assert not built
+    Retriever.from_embeddings(vectors, labels=labels)
+    assert built
