@@ -56,8 +56,8 @@ class IndexConfig:
 
     Args:
         kind: a name in `INDEXES`: "flat" (exact), "hnsw", "ivf", "ivf-pq", "factory", "cagra",
-            "auto" (chosen among these), "pgvector" and "milvus" (servers); or the import path of an index of your own,
-            "package.module:Class"; see `rcir.index.Index`.
+            "auto" (chosen among these), "pgvector" and "milvus" (servers); or the import path of an
+            index of your own, "package.module:Class"; see `rcir.index.Index`.
         options: of the index, see its `Options`; those that are left out are its defaults.
 
     Raises:
