@@ -184,6 +184,30 @@ def test_shards_of_others_are_not_taken_for_ones_own(photos, checkpoint, capsys,
     assert "is no shard of vectors" in failed(capsys, photos, *options, "3")
 
 
+def test_what_changed_since_a_shard_was_written_is_embedded_anew(photos, checkpoint, tmp_path):
+    table = tmp_path / "pictures.csv"
+    files = sorted(path.relative_to(tmp_path) for path in photos.rglob("*.png"))
+    options = ["--output", "x", "--model", MODEL, "--checkpoint", checkpoint, "--shards", "3"]
+
+    def shards(labels):
+        lines = [f"{path},{label}" for path, label in zip(files, labels, strict=True)]
+        table.write_text("\n".join(["path,label", *lines]))
+        assert main(["embed", str(table), *options]) == 0
+        return [pyarrow.parquet.read_table(path) for path in sorted((tmp_path / "x").iterdir())]
+
+    first = shards("abc")
+    before = [path.stat().st_mtime_ns for path in sorted((tmp_path / "x").iterdir())]
+    second = shards("abz")
+    after = [path.stat().st_mtime_ns for path in sorted((tmp_path / "x").iterdir())]
+    assert [part["label"].to_pylist() for part in second] == [["a"], ["b"], ["z"]]
+    assert [new == old for new, old in zip(after, before, strict=True)] == [True, True, False]
+    other = next(path for path in files[1:] if path != files[0])
+    (tmp_path / files[0]).write_bytes((tmp_path / other).read_bytes())
+    third = shards("abz")
+    np.testing.assert_allclose(vectors_of(third[0]), vectors_of(first[1]), atol=1e-6)
+    assert third[1].equals(second[1])
+
+
 @pytest.mark.slow
 def test_a_killed_process_goes_on_where_it_was(photos, checkpoint, tmp_path):
     """SIGKILL after each change in the folder: what is complete is never embedded again."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Container
 from pathlib import Path
@@ -83,12 +85,15 @@ def run(options: Namespace) -> None:
                 lambda images, _: bar.advance(task, images),
                 options.batch,
             )
-            if shards is not None and (known := _written(file, some, name)):
-                dim = known
-                embedder.clear()
-                bar.advance(task, len(some))
-                continue
-            dim = _embed(embedder, encoder, preprocessing, some, file, name, shards or 1)
+            source = None
+            if shards is not None:
+                source = _source(encoder, preprocessing, some)
+                if known := _written(file, some, name, source):
+                    dim = known
+                    embedder.clear()
+                    bar.advance(task, len(some))
+                    continue
+            dim = _embed(embedder, encoder, preprocessing, some, file, name, shards or 1, source)
     held = f"{len(pictures):,} vectors of {dim} numbers, by {name}"
     console.print(f"{output}: {held}", soft_wrap=True)
 
@@ -101,6 +106,7 @@ def _embed(
     file: Path,
     model: str,
     shards: int,
+    source: str | None,
 ) -> int:
     """Embed pictures into one file; returns the number of dimensions."""
     import numpy as np
@@ -111,7 +117,7 @@ def _embed(
     vectors = embedding.vectors.numpy()
     vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     uncertainty = None if embedding.uncertainty is None else embedding.uncertainty.numpy()
-    write_vectors(file, vectors, pictures.ids, pictures.columns, uncertainty, model, shards)
+    write_vectors(file, vectors, pictures.ids, pictures.columns, uncertainty, model, shards, source)
     embedder.clear()
     return int(vectors.shape[1])
 
@@ -141,8 +147,18 @@ def _is_other(path: Path, files: Container[Path]) -> bool:
     return path not in files and not path.name.startswith(".")
 
 
-def _written(file: Path, pictures: Pictures, model: str) -> int | None:
-    """The dimensions of the vectors in a file that was written before; None if there is none.
+def _source(encoder: Encoder, preprocessing: Preprocessing, pictures: Pictures) -> str:
+    """A digest of all that the file of a shard is made of."""
+    from rcir.encoders.embedder import made_of
+
+    (images,) = made_of(encoder, preprocessing, [pictures.paths])
+    known = json.dumps([images, list(pictures.ids), dict(pictures.columns)], default=str)
+    return hashlib.sha256(known.encode()).hexdigest()
+
+
+def _written(file: Path, pictures: Pictures, model: str, source: str) -> int | None:
+    """The dimensions of the vectors in a file that was written before, of the same pictures as they
+    are now, with what is known of them now; None if there is none.
 
     Raises:
         InvalidConfig: it is of other pictures, or of another model.
@@ -150,6 +166,7 @@ def _written(file: Path, pictures: Pictures, model: str) -> int | None:
     from pyarrow import ArrowException, parquet
 
     from rcir.data.vector_files import MODEL
+    from rcir.data.vector_writing import SOURCE
     from rcir.errors import InvalidConfig
 
     if not file.exists():
@@ -159,12 +176,13 @@ def _written(file: Path, pictures: Pictures, model: str) -> int | None:
         dim = parquet.read_schema(file).field("vector").type.list_size
     except (ArrowException, OSError, KeyError, AttributeError) as error:
         raise InvalidConfig(f"{file} is no shard of vectors ({error}): remove it") from error
-    same = (table.schema.metadata or {}).get(MODEL.encode()) == model.encode()
+    said = table.schema.metadata or {}
+    same = said.get(MODEL.encode()) == model.encode()
     if not same or table["id"].to_pylist() != list(pictures.ids):
         raise InvalidConfig(
             f"{file} is of other pictures, or of another model: remove it, or choose another folder"
         )
-    return int(dim)
+    return int(dim) if said.get(SOURCE.encode()) == source.encode() else None
 
 
 def _model(model: str, checkpoint: str | None) -> tuple[Encoder, Preprocessing, str]:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from rcir.errors import InvalidData
 from rcir.files import write_file
 
+SOURCE = "rcir.source"  # in the metadata: a digest of what the vectors were made of
+
 
 def write_vectors(
     path: Path,
@@ -21,6 +23,7 @@ def write_vectors(
     uncertainty: NDArray[np.float64] | None,
     model: str,
     shards: int = 1,
+    source: str | None = None,
 ) -> None:
     """Write vectors of pictures, with what is known of each, as one Parquet file or not at all.
 
@@ -38,6 +41,8 @@ def write_vectors(
         model: what made the vectors; those of another model are not compared with these.
         shards: number of files that these vectors and others are written to, see
             `rcir.data.vector_shards`.
+        source: a digest of what they were made of, which goes into the metadata as
+            ``rcir.source``.
 
     Raises:
         InvalidData: columns differ in length, or one has the name of those above.
@@ -77,6 +82,7 @@ def write_vectors(
         name: pyarrow.array(list(values), types.get(name)) for name, values in columns.items()
     }
     said = {"rcir.model": model} | ({"rcir.shards": str(shards)} if shards > 1 else {})
+    said |= {} if source is None else {SOURCE: source}
     table = pyarrow.table(arrays).replace_schema_metadata(said)
     buffer = pyarrow.BufferOutputStream()
     parquet.write_table(table, buffer)

@@ -100,14 +100,10 @@ class Embedder:
         """Where each block is kept, if there is a folder."""
         if self.folder is None:
             return {}
-        encoded = encoder.fingerprint() + json.dumps(preprocessing.to_dict(), sort_keys=True)
-        parts = {}
-        for number, block in enumerate(blocks):
-            digest = hashlib.sha256(encoded.encode())
-            for fact in _facts(block, preprocessing.channels):
-                digest.update(fact)
-            parts[number] = self.folder / f"{PART}{digest.hexdigest()}.safetensors"
-        return parts
+        return {
+            number: self.folder / f"{PART}{found}.safetensors"
+            for number, found in enumerate(made_of(encoder, preprocessing, blocks))
+        }
 
     def _embedded(
         self, encoder: Encoder, preprocessing: Preprocessing, blocks: Mapping[int, Images]
@@ -127,6 +123,18 @@ class Embedder:
         for number, block in blocks.items():
             embedding = embed_block(encoder, preprocessing, block, self.batch)
             yield number, Embedding.from_arrays(embedding.arrays())
+
+
+def made_of(
+    encoder: Encoder, preprocessing: Preprocessing, blocks: Sequence[Images]
+) -> Iterator[str]:
+    """A digest of each block: of encoder, preprocessing and images (files: names, sizes, times)."""
+    encoded = encoder.fingerprint() + json.dumps(preprocessing.to_dict(), sort_keys=True)
+    for block in blocks:
+        digest = hashlib.sha256(encoded.encode())
+        for fact in _facts(block, preprocessing.channels):
+            digest.update(fact)
+        yield digest.hexdigest()
 
 
 def _facts(images: Images, channels: int) -> Iterator[Any]:
