@@ -81,6 +81,13 @@ FIGURES = {
         ),
     },
     "training": {*LOOPS, "dropout_1", "dropout_64", "overhead_per_epoch", "weak_scaling_2"},
+    "servers": {
+        f"{index}_{figure}"
+        for index, figure in product(
+            ("flat", "hnsw", "pgvector_exact", "pgvector_hnsw", "milvus_flat", "milvus_hnsw"),
+            ("ms", "size_over_flat"),
+        )
+    },
     "tuning": {
         *("best_over_default_size", "sweep_seconds"),
         *("trial_seconds", "trial_overhead", "sweep_overhead"),
@@ -151,7 +158,7 @@ OF_DATA = {
     "papers/fashion_mnist",
     "papers/two_digit_mnist",
 }
-OF_RAY = {"training", "tuning"}
+OF_RAY = {"training", "tuning", "servers"}
 
 
 def short(name):

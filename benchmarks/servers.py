@@ -1,0 +1,79 @@
+"""Galleries on servers beside one in this process: time to build, time per query, certified sizes.
+
+Clustered vectors of `index.py`; PostgreSQL with pgvector, and Milvus Lite, which are started here,
+on loopback. Queries are asked one by one, as a service does, and 100 together.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+from common import parser, report, sized
+from index import DELTA, calibrated, drawn, mean_size
+
+from rcir.index import DEPTH, IndexConfig, build_index
+from rcir.index.recall import recall_of
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.index.servers import MilvusServer, PostgresServer
+
+N, DIM, ASKED, CALIBRATING = sized((100_000, 64, 200, 2000), (4000, 16, 20, 400))
+KINDS = {
+    "flat": ("flat", {}),
+    "hnsw": ("hnsw", {}),
+    "pgvector, exact": ("pgvector", {"method": "exact"}),
+    "pgvector, hnsw": ("pgvector", {"method": "hnsw", "ef_search": 400}),
+    "milvus, FLAT": ("milvus", {"index_type": "FLAT"}),
+    "milvus, HNSW": ("milvus", {"index_type": "HNSW", "search_params": {"ef": 400}}),
+}
+
+
+def main() -> None:
+    options = parser(__doc__).parse_args()
+    gallery, queries, calibrating = (
+        drawn(n, DIM, i) for i, n in enumerate((N, ASKED, CALIBRATING))
+    )
+    rows, figures, truth, smallest = [], {}, None, None
+    with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
+        for name in ("pg", "milvus"):
+            Path(folder, name).mkdir()
+        postgres = PostgresServer(Path(folder, "pg"))
+        stack.callback(postgres.stop)
+        milvus = MilvusServer(Path(folder, "milvus"))
+        stack.callback(milvus.kill)
+        for number, (name, (kind, given)) in enumerate(KINDS.items()):
+            where = {
+                "pgvector": {"dsn": postgres.dsn, "table": f"t{number}"},
+                "milvus": {"uri": milvus.uri, "collection": f"c{number}"},
+            }.get(kind, {})
+            started = time.perf_counter()
+            index = build_index(gallery[0], IndexConfig(kind, given | where))
+            built = time.perf_counter() - started
+            started = time.perf_counter()
+            found = np.concatenate([index.search(one[None], DEPTH)[1] for one in queries[0]])
+            alone = (time.perf_counter() - started) / ASKED
+            started = time.perf_counter()
+            for some in np.array_split(queries[0], max(1, ASKED // 100)):
+                index.search(some, DEPTH)
+            together = (time.perf_counter() - started) / ASKED
+            truth = found if truth is None else truth
+            size = mean_size(calibrated(index, gallery, calibrating), queries[0])
+            smallest = size if smallest is None else smallest
+            recall = recall_of(found, truth)
+            cells = (f"{1000 * alone:.2f}", f"{1000 * together:.2f}", f"{recall:.4f}")
+            rows.append([name, f"{built:.1f}", *cells, f"{size:.2f}"])
+            key = name.replace(", ", "_").lower()
+            figures[f"{key}_ms"] = 1000 * alone
+            figures[f"{key}_size_over_flat"] = size / smallest
+    columns = ["index", "s to build", "ms, one by one", "ms, together", "recall", "mean size"]
+    title = f"{N:,} vectors of {DIM} numbers, {DEPTH} nearest, delta {DELTA:g}"
+    report(title, columns, rows, figures, options.json)
+
+
+if __name__ == "__main__":
+    main()
