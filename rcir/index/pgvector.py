@@ -122,8 +122,8 @@ class PgvectorIndex:
     A retriever's folder holds the options and what the table was like, no vectors. Beside the table
     TABLE is TABLE_state, whose one row a trigger writes anew with every INSERT, UPDATE, DELETE and
     TRUNCATE, whoever it is by. Every search reads it in the snapshot that it searches, with the
-    files of all indexes of the table, how often it was vacuumed, and pgvector's version, and
-    refuses if that is not what this object left: `StaleCalibration`. Not noticed is what bypasses
+    files of all indexes of the table, for HNSW how often it was vacuumed, and pgvector's version,
+    and refuses if that is not what this object left: `StaleCalibration`. Not noticed is what bypasses
     triggers (ALTER TABLE ... DISABLE TRIGGER, session_replication_role), unless it is found and
     new; and of HNSW insertions that were rolled back, until a VACUUM: links to them stay in the
     graph. Autovacuum is turned off for such a table; `remove` vacuums it.
@@ -292,7 +292,7 @@ class PgvectorIndex:
         self._check_state(self._known_state(connection))
 
     def _known_state(self, connection: Connection[Any]) -> tuple[str, str]:
-        state = self._table.state(connection)
+        state = self._table.state(connection, self.options.method == "hnsw")
         if state is None:
             raise self._changed()
         return state

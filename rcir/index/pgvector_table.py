@@ -72,21 +72,24 @@ class PgvectorTable:
         (held,) = connection.execute(asked, binary=True).fetchone() or (None,)
         return np.frombuffer(held or b"", ">i8").astype(np.int64)
 
-    def state(self, connection: Connection[Any]) -> tuple[str, str] | None:
+    def state(self, connection: Connection[Any], graph: bool) -> tuple[str, str] | None:
         """The mark that tells one content of the table from another; and what else decides what an
         index of it finds. None where it is lost.
 
         That is pgvector's version, the files of all indexes, which are others where one was built
-        anew, and how often the table was vacuumed, which mends a graph: not while it is.
+        anew, and, of a graph, how often the table was vacuumed, which mends it: not while it is.
         """
+        vacuumed = (
+            " || ' ' || pg_stat_get_vacuum_count({regclass}) + "
+            "pg_stat_get_autovacuum_count({regclass}) || CASE WHEN EXISTS ("
+            "SELECT 1 FROM pg_locks WHERE relation = {regclass} AND granted "
+            "AND mode = 'ShareUpdateExclusiveLock') THEN ' in work' ELSE '' END"
+        )
         asked = (
             "SELECT {state}.contents::text, (SELECT extversion || ' ' || "
             "string_agg(pg_relation_filenode(indexrelid)::text, ' ' ORDER BY indexrelid) "
             "FROM pg_extension, pg_index WHERE extname = 'vector' AND indrelid = {regclass} "
-            "GROUP BY extversion) || ' ' || pg_stat_get_vacuum_count({regclass}) + "
-            "pg_stat_get_autovacuum_count({regclass}) || CASE WHEN EXISTS ("
-            "SELECT 1 FROM pg_locks WHERE relation = {regclass} AND granted "
-            "AND mode = 'ShareUpdateExclusiveLock') THEN ' in work' ELSE '' END FROM {state}"
+            f"GROUP BY extversion){vacuumed if graph else ''} FROM {{state}}"
         )
         row = connection.execute(self.sql(asked)).fetchone()
         return None if row is None or row[1] is None else (row[0], row[1])

@@ -259,6 +259,16 @@ def test_a_graph_is_not_searched_while_it_is_vacuumed(postgres):
     index.search(vectors(1), 1)
 
 
+@pytest.mark.parametrize("method", ["exact", "ivfflat"])
+def test_a_vacuum_of_what_has_no_graph_changes_nothing(postgres, method):
+    config = new(postgres, method)
+    index = build_index(vectors(50), config)
+    index.remove(np.arange(5))
+    before = answers(index, vectors(9, seed=1))
+    postgres(f"VACUUM ANALYZE {config.options['table']}")
+    assert answers(index, vectors(9, seed=1)) == before
+
+
 def test_removing_leaves_nothing_for_a_later_vacuum_to_mend(postgres):
     config = new(postgres, "hnsw", ef_search=10, m=4, ef_construction=8)
     index, queries = build_index(vectors(800, 32), config), vectors(50, 32, seed=1)
