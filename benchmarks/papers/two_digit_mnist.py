@@ -77,7 +77,7 @@ PAIRS = MiningConfig(
     "random", "top-random", num_negatives=16, pool=62, scope="batch", samples_per_class=2
 )
 NEAREST = (Change(2, {"mining.num_negatives": 8, "mining.pool": 16}),)
-HIB_EPOCHS = sized({"hib-point": 20, "hib-mog1": 20, "hib-mog2": 6}, dict.fromkeys(COMPONENTS, 3))
+HIB_EPOCHS = sized({"hib-point": 5, "hib-mog1": 5, "hib-mog2": 3}, dict.fromkeys(COMPONENTS, 3))
 HIB_BATCH, HIB_TRAIN = sized((64, 100_000), (8, 700))
 CANDIDATES = sized(100, 10)
 

@@ -15,8 +15,9 @@ from rcir.index.faiss_index import FaissIndex
 from rcir.index.flat import FlatIndex, FlatOptions
 from rcir.index.hnsw import HnswIndex, HnswOptions
 from rcir.index.ivf_pq import IvfPqIndex, IvfPqOptions
+from rcir.index.leave_one_out import places_of
 from rcir.index.ranges import require_range
-from rcir.index.recall import exact_positions, places_of, recalls_of
+from rcir.index.recall import exact_positions, recalls_of
 
 EXACT_UP_TO = 20_000  # vectors, of which an exact search takes a millisecond or two
 _SAMPLE = 500  # vectors that ask, to measure recall

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
-from rcir.index.recall import places_of
 from rcir.index.table import build_index
 
 if TYPE_CHECKING:
@@ -63,3 +62,12 @@ def _of_array(
     others = ~places_of(np.arange(len(vectors)), positions)
     shape = (len(vectors), k)
     return distances[others].reshape(shape), positions[others].reshape(shape)
+
+
+def places_of(itself: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Where the position of each query itself stands in its row (q, k), the last where it does not:
+    behind k twins, or not found.
+    """
+    found: NDArray[np.bool_] = positions == itself[:, None]
+    found[~found.any(axis=1), -1] = True
+    return found

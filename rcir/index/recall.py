@@ -57,12 +57,3 @@ def recall_of(found: NDArray[np.int64], exact: NDArray[np.int64]) -> float:
         0.75
     """
     return float(recalls_of(found, exact).mean())
-
-
-def places_of(itself: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Where the position of each query itself stands in its row (q, k), the last where it does not:
-    behind k twins, or not found.
-    """
-    found: NDArray[np.bool_] = positions == itself[:, None]
-    found[~found.any(axis=1), -1] = True
-    return found

@@ -415,8 +415,8 @@ FACTORIES = {
     "Flat": "",
     "IVF16,Flat": "nprobe=8",
     "IVF16_HNSW32,Flat": "nprobe=8,quantizer_efSearch=20",
-    "IVF16,PQ8,RFlat": "nprobe=16,k_factor=8",
-    "OPQ8,IVF16,PQ8": "nprobe=16",
+    "IVF16,PQ8x4,RFlat": "nprobe=16,k_factor=8",
+    "OPQ8,IVF16,PQ8x4": "nprobe=16",
     "PCA16,IVF16,SQ8": "nprobe=8",
     "HNSW16,SQfp16": "efSearch=64",
     "SQ8": "",
@@ -435,7 +435,7 @@ def test_indexes_of_the_factory_are_built_searched_saved_and_loaded(factory, tmp
     found = index.search(QUERIES, 20)[1]
     np.testing.assert_array_equal(loaded.search(QUERIES, 20)[1], found)
     if factory not in ("LSH", "PQ8x4fs"):
-        assert recall_of(found, NEAREST) > (0.5 if "PQ8" in factory else 0.85)
+        assert recall_of(found, NEAREST) > (0.4 if "PQ8" in factory else 0.85)
     if factory in ("LSH", "PQ8x4fs"):
         with pytest.raises(InvalidConfig, match="nothing can be removed"):
             loaded.remove(np.array([3, 5]))
@@ -449,7 +449,7 @@ def test_indexes_of_the_factory_are_built_searched_saved_and_loaded(factory, tmp
         assert loaded.search(GALLERY[:1], 5)[1][0, 0] == 0
 
 
-@pytest.mark.parametrize("factory", ["IVF64,Flat", "IVF64,PQ8,RFlat", "PCA8,IVF64,Flat"])
+@pytest.mark.parametrize("factory", ["IVF64,Flat", "IVF64,PQ8x4,RFlat", "PCA8,IVF64,Flat"])
 def test_search_parameters_of_one_are_not_those_of_another(factory, tmp_path):
     """They are given with each search, never set on what is shared."""
     config = IndexConfig("factory", {"factory": factory})
@@ -522,7 +522,7 @@ def test_stored_vectors_that_are_no_numbers_are_refused(tmp_path):
         find_index("ivf-pq").load(tmp_path, config.index_options())
 
 
-@pytest.mark.parametrize("factory", ["OPQ4,IVF16,PQ4", "IVF16,PQ4,RFlat"])
+@pytest.mark.parametrize("factory", ["OPQ4,IVF16,PQ4x4", "IVF16,PQ4x4,RFlat"])
 def test_ids_that_are_not_there_are_found_within_other_indexes(factory, tmp_path):
     import faiss
 
