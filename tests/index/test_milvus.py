@@ -12,13 +12,27 @@ import numpy as np
 import pytest
 
 import rcir
-from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RcirError, StaleCalibration
+from rcir.errors import DataUnavailable, InvalidConfig, RcirError, StaleCalibration
 from rcir.index import IndexConfig, build_index, find_index
 from rcir.index.milvus_server import MilvusServer as MilvusServerClient
 
 pytest.importorskip("milvus_lite")
 from tests.index.servers import MilvusServer
-from tests.index.test_indexes import brute, saved, vectors
+from tests.index.test_indexes import (
+    brute,
+    test_a_saved_index_answers_as_before,  # noqa: F401
+    test_a_vector_finds_itself_at_distance_zero,  # noqa: F401
+    test_an_empty_index_finds_nothing_and_grows,  # noqa: F401
+    test_distances_and_order_are_those_of_brute_force,  # noqa: F401
+    test_of_equal_distances_the_first_comes_first,  # noqa: F401
+    test_strided_and_double_vectors_are_searched_as_their_values,  # noqa: F401
+    test_vectors_of_another_shape_are_refused,  # noqa: F401
+    test_vectors_that_are_no_numbers_are_refused_and_not_added,  # noqa: F401
+    test_what_a_small_index_lacks_is_marked,  # noqa: F401
+    test_what_is_removed_is_found_no_more_and_the_rest_moves_up,  # noqa: F401
+    test_what_no_index_is_made_of_is_refused,  # noqa: F401
+    vectors,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 NUMBERS = itertools.count()
@@ -50,21 +64,6 @@ def new(server, kind, **options):
     return IndexConfig("milvus", chosen | KINDS[kind] | options)
 
 
-@pytest.mark.parametrize("shift", [0.0, 30.0])
-def test_distances_and_order_are_those_of_brute_force(config, shift):
-    gallery, queries = vectors(300) + shift, vectors(40, seed=1) + shift
-    exact, order = brute(queries, gallery, 25)
-    index = build_index(gallery[:200], config)
-    index.add(gallery[200:])
-    distances, positions = index.search(queries, 25)
-    assert (distances.dtype, positions.dtype) == (np.float32, np.int64)
-    slack = 1e-5 if shift == 0 else 2e-2
-    np.testing.assert_allclose(distances, np.take_along_axis(exact, order, 1), atol=slack)
-    np.testing.assert_allclose(
-        np.take_along_axis(exact, positions, 1), np.take_along_axis(exact, order, 1), atol=slack
-    )
-
-
 def test_many_queries_are_asked_in_several_requests(flat, monkeypatch):
     gallery = vectors(60)
     index = build_index(gallery, flat)
@@ -75,41 +74,6 @@ def test_many_queries_are_asked_in_several_requests(flat, monkeypatch):
     exact, order = brute(gallery, np.concatenate([gallery, vectors(20, seed=3)]), 5)
     np.testing.assert_array_equal(positions, order)
     np.testing.assert_allclose(distances, np.take_along_axis(exact, order, 1), atol=1e-5)
-
-
-def test_what_is_removed_is_found_no_more_and_the_rest_moves_up(config):
-    gallery = vectors(20)
-    index = build_index(gallery, config)
-    for gone in ([19], [11, 3, 4], [], [0]):
-        index.remove(np.array(gone, np.int64))
-        gallery = np.delete(gallery, gone, axis=0)
-        assert len(index) == len(gallery)
-        distances, positions = index.search(gallery, 1)
-        assert positions[:, 0].tolist() == list(range(len(gallery)))
-        np.testing.assert_allclose(distances, 0, atol=1e-6)
-    index.add(vectors(3, seed=5))
-    assert index.search(vectors(3, seed=5), 1)[1][:, 0].tolist() == [15, 16, 17]
-
-
-def test_an_empty_or_small_index_marks_what_it_lacks(config):
-    index = build_index(vectors(0), config)
-    distances, positions = index.search(vectors(2), 3)
-    assert np.isposinf(distances).all()
-    assert (positions == -1).all()
-    index.add(vectors(2))
-    assert index.search(vectors(2), 3)[1].tolist() == [[0, 1, -1], [1, 0, -1]]
-    assert index.search(vectors(0), 3)[0].shape == (0, 3)
-
-
-def test_vectors_that_are_none_are_refused_and_not_added(flat):
-    index = build_index(vectors(5), flat)
-    with pytest.raises(InvalidData, match="NaN"):
-        index.add(np.full((2, 7), np.nan))
-    with pytest.raises(InvalidData, match="needed is"):
-        index.search(vectors(2, 6), 1)
-    with pytest.raises(InvalidData, match="NaN"):
-        index.search(np.full((2, 7), np.nan), 1)
-    assert len(index) == 5
 
 
 def test_the_version_is_of_contents_and_search_parameters(flat):
@@ -199,16 +163,6 @@ def test_a_collection_that_is_gone_or_there_is_refused_in_words(milvus, flat, tm
     ):
         with pytest.raises(DataUnavailable, match="is there"):
             ask()
-
-
-def test_a_saved_index_answers_as_before(config, tmp_path):
-    index, queries = build_index(vectors(20), config), vectors(6, seed=1)
-    index.remove(np.array([4]))
-    loaded = saved(index, config, tmp_path / "index")
-    assert loaded.version == index.version
-    for before, after in zip(index.search(queries, 4), loaded.search(queries, 4), strict=True):
-        np.testing.assert_array_equal(before, after)
-    assert IndexConfig.of(loaded) == IndexConfig("milvus", vars(config.index_options()))
 
 
 @pytest.mark.parametrize(

