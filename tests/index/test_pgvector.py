@@ -401,14 +401,14 @@ def test_a_server_killed_while_it_searches_and_while_it_is_written_to(mortal, tm
     gallery, config = vectors(4000, 64), new(mortal, "exact")
     index = build_index(gallery, config)
     expected = index.search(gallery[:4], 10)
-    queries = np.repeat(gallery, 10, axis=0)
+    queries = np.repeat(gallery, 20, axis=0)
     for work in (lambda: index.search(queries, 200), lambda: index.add(queries)):
         failed = []
         thread = threading.Thread(target=lambda: failed.append(raised(work)))  # noqa: B023
         thread.start()
         asked = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query ~ %s"
         while not mortal(asked, ["^(COPY|SELECT query)"])[0][0]:
-            time.sleep(0.01)
+            assert thread.is_alive(), "it ended before it was seen at work"
         mortal.kill()
         thread.join(60)
         (error,) = failed
