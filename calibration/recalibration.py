@@ -52,7 +52,7 @@ def recalibrate(
         InvalidData: of what is added or removed, or of some items it is not known which queries
             they match. The folder, and an index on a server, stay as they were.
         StaleCalibration: it is not calibrated, or such an index was changed by others.
-        DataUnavailable: a server fails. What it had changed is in the folder, which is to be
+        DataUnavailable: a server fails. What it had changed before is in the folder, which is to be
             recalibrated.
     """
     retriever = storage.load(folder)

@@ -75,11 +75,12 @@ class StoredVectors:
         if not len(vectors):
             return
         if self._file is None:
-            self._file = tempfile.TemporaryFile(prefix="rcir-vectors-")  # noqa: SIM115
-            weakref.finalize(self, self._file.close)
-            self.vectors.tofile(self._file)
-            self._watched = None
-        self._file.seek(0, 2)
+            file = tempfile.TemporaryFile(prefix="rcir-vectors-")  # noqa: SIM115
+            weakref.finalize(self, file.close)
+            self.vectors.tofile(file)
+            self._file, self._watched = file, None
+        self._file.seek(self.vectors.nbytes)  # behind it may lie what was not written to its end
+        self._file.truncate()
         vectors.astype(self.vectors.dtype, copy=False).tofile(self._file)
         self._file.flush()
         shape = (len(self) + len(vectors), self.dim)

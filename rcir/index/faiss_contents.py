@@ -41,7 +41,7 @@ class FaissContents:
 
     def __getstate__(self) -> dict[str, Any]:
         # FAISS gives a copy memory of its own.
-        return self.__dict__ | {"_watched": None, "_selector": None}
+        return self.__dict__ | {"_watched": None, "_selector": None, "_known": None}
 
     def __len__(self) -> int:
         return int(self.index.ntotal) if self._live is None else len(self._live)
@@ -71,6 +71,8 @@ class FaissContents:
         if kept and self._live is None:
             self._changed(None)
             return
+        if self.stored is not None:
+            self.stored.vectors = self.stored.vectors[: self.index.ntotal]
         old = np.arange(first) if self._live is None else self._live
         new = np.arange(first, self.index.ntotal if kept else first)
         self._changed(np.append(old, new))
@@ -100,15 +102,18 @@ class FaissContents:
     def own(self) -> None:
         """Take FAISS's index into memory of its own: FAISS ends a process that changes others'."""
         if self._watched is not None:
-            self.index, self._watched = unmapped(self.index), None
+            self.index, self._watched, self._known = unmapped(self.index), None, None
 
     @property
     def digest(self) -> str:
         """Of all that is held; none that was ever before where the files were written to."""
+        return f"written to {secrets.token_hex()}" if self.changed else self._content()[0]
+
+    @property
+    def changed(self) -> bool:
+        """Whether somebody wrote to the files that it was loaded from."""
         stored = self.stored is not None and self.stored.changed
-        if stored or (self._watched is not None and self._watched.changed):
-            return f"written to {secrets.token_hex()}"
-        return self._content()[0]
+        return stored or (self._watched is not None and self._watched.changed)
 
     @property
     def memory(self) -> int:

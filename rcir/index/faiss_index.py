@@ -15,7 +15,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidConfig
+from rcir.errors import InvalidConfig, StaleCalibration
 from rcir.index.base import check_vectors
 from rcir.index.faiss_contents import FaissContents
 from rcir.options import require_options
@@ -115,14 +115,17 @@ class FaissIndex:
         try:
             for batch in self._batches(vectors):
                 self._before_adding()
-                self._add(batch)
                 if contents.stored is not None:
                     contents.stored.append(batch)
+                self._add(batch)
                 done = int(self._index.ntotal) - first
                 logger.info("%s of %s vectors added", f"{done:,}", f"{len(vectors):,}")
-        except RuntimeError as error:
+        except BaseException as error:
             contents.grown(first, kept=False)
-            raise InvalidConfig(f"FAISS adds nothing to this index: {_said(error)}") from None
+            if isinstance(error, RuntimeError):
+                said = f"FAISS adds nothing to this index: {_said(error)}"
+                raise InvalidConfig(said) from None
+            raise
         contents.grown(first)
 
     def _add(self, batch: NDArray[np.float32]) -> None:
@@ -172,12 +175,16 @@ class FaissIndex:
         through the graph hold was removed, is searched as widely as can be.
         """
         queries = check_vectors(vectors, self.dim)
-        if not len(self):
+        if self._contents.changed:
+            raise StaleCalibration(
+                "somebody wrote to the files that the index was loaded from: load it again"
+            )
+        if not len(self) or not k:
             shape = (len(queries), k)
             return np.full(shape, np.inf, np.float32), np.full(shape, -1, np.int64)
         selector = self._contents.selector
         squared, found = self._searched(queries, k, selector)
-        if k and found[:, 0].min(initial=0) < 0:
+        if found[:, 0].min(initial=0) < 0:
             none = found[:, 0] < 0
             squared[none], found[none] = self._searched(queries[none], k, selector, widest=True)
         if found[:, -1].min(initial=0) < 0:

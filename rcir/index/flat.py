@@ -47,6 +47,11 @@ class FlatIndex:
         index.add(vectors)
         return index
 
+    def __copy__(self) -> Self:
+        other = type(self)(self._vectors.shape[1], self.options)
+        other._vectors = self._vectors.copy()  # one of them may grow where it lies
+        return other
+
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_digest": None}  # neither copied nor shared by copies
 

@@ -37,7 +37,7 @@ class MilvusOptions:
             or the path of Milvus Lite's files, which ends in .db, and becomes an absolute one.
         collection: its name, of letters, digits and underscores; it must not exist when it is
             built.
-        index_type: Milvus's name: "FLAT", "HNSW", "IVF_FLAT", ...
+        index_type: Milvus's name: "FLAT", "HNSW", "IVF_FLAT", ...; of a path "FLAT" only.
         params: what it is built with, as {"M": 16, "efConstruction": 200} or {"nlist": 128}.
         search_params: what it is searched with, as {"ef": 400}, which is at least the search depth,
             or {"nprobe": 16}.
@@ -51,7 +51,7 @@ class MilvusOptions:
 
     uri: str = "milvus.db"
     collection: str = "rcir_vectors"
-    index_type: str = "HNSW"
+    index_type: str = "FLAT"
     params: dict[str, Any] = field(default_factory=dict)
     search_params: dict[str, Any] = field(default_factory=dict)
     consistency_level: Consistency = "Strong"
@@ -70,6 +70,12 @@ class MilvusOptions:
             raise InvalidConfig(
                 f"uri is {self.uri!r}; http://host:port, https://host:port, or a path that ends in "
                 ".db"
+            )
+        if self.is_lite and self.index_type != "FLAT":
+            raise InvalidConfig(
+                f"index_type is {self.index_type!r}, and Milvus Lite searches by such an index "
+                "seconds after it said that it was built, so that answers change by themselves: "
+                'take "FLAT", or a server'
             )
         if self.is_lite:
             object.__setattr__(self, "uri", str(Path(self.uri).absolute()))

@@ -77,11 +77,13 @@ class PgvectorTable:
         index of it finds. None where it is lost.
 
         That is pgvector's version, the files of all indexes, which are others where one was built
-        anew, and, of a graph, how often the table was vacuumed, which mends it: not while it is.
+        anew, and, of a graph, how often, and when, the table was vacuumed, which mends it.
         """
         vacuumed = (
             " || ' ' || pg_stat_get_vacuum_count({regclass}) + "
-            "pg_stat_get_autovacuum_count({regclass}) || CASE WHEN EXISTS ("
+            "pg_stat_get_autovacuum_count({regclass}) || ' ' || coalesce(extract(epoch FROM "
+            "greatest(pg_stat_get_last_vacuum_time({regclass}), "
+            "pg_stat_get_last_autovacuum_time({regclass})))::text, '') || CASE WHEN EXISTS ("
             "SELECT 1 FROM pg_locks WHERE relation = {regclass} AND granted "
             "AND mode = 'ShareUpdateExclusiveLock') THEN ' in work' ELSE '' END"
         )

@@ -198,6 +198,37 @@ def test_a_file_that_is_written_to_after_loading_is_another_version(tmp_path, na
     assert loaded.version not in (version, loaded.version)
 
 
+def test_an_interrupted_addition_leaves_nothing(config, monkeypatch):
+    index = build_index(GALLERY[:300], config)
+    before, add = index.search(QUERIES, 5), type(index)._add
+
+    def interrupted(self, batch):
+        add(self, batch)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(index), "_add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            index.add(QUERIES)
+    assert len(index) == 300
+    assert set(np.unique(index.search(QUERIES, 5)[1])) <= set(range(300))
+    index.add(GALLERY[300:310])
+    assert index.search(GALLERY[300:310], 1)[1].ravel().tolist() == list(range(300, 310))
+    assert index.search(QUERIES, 0)[0].shape == (50, 0)
+    assert before[1].shape == (50, 5)
+
+
+def test_what_was_written_to_is_not_searched(config, folder):
+    loaded = find_index(config.kind).load(folder, config.index_options())
+    version = loaded.version
+    with (folder / "index.faiss").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"7")
+    with pytest.raises(StaleCalibration, match="somebody wrote to the files"):
+        loaded.search(QUERIES, 1)
+    assert loaded.version != version
+
+
 def test_adding_says_how_far_it_is(caplog):
     with caplog.at_level("INFO", "rcir.index"):
         build_index(GALLERY[:300], CONFIGS[0])
