@@ -208,6 +208,18 @@ def test_what_changed_since_a_shard_was_written_is_embedded_anew(photos, checkpo
     assert third[1].equals(second[1])
 
 
+def test_a_small_change_in_a_long_list_is_a_change(photos, checkpoint, tmp_path):
+    files = sorted(str(path.relative_to(tmp_path)) for path in photos.rglob("*.png"))
+    options = ["--output", "x", "--model", MODEL, "--checkpoint", checkpoint, "--shards", "3"]
+    for last in (0.0, 1e-10):
+        numbers = [[0.5] * 1000 + [last] + [0.5] * 1000 for _ in files]
+        table = pyarrow.table({"path": files, "numbers": numbers})
+        pyarrow.parquet.write_table(table, tmp_path / "pictures.parquet")
+        assert main(["embed", str(tmp_path / "pictures.parquet"), *options]) == 0
+        shards = [pyarrow.parquet.read_table(path) for path in sorted((tmp_path / "x").iterdir())]
+        assert [shard["numbers"][0].as_py()[1000] for shard in shards] == [last] * 3
+
+
 @pytest.mark.slow
 def test_a_killed_process_goes_on_where_it_was(photos, checkpoint, tmp_path):
     """SIGKILL after each change in the folder: what is complete is never embedded again."""

@@ -7,7 +7,7 @@ import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Container
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rcir.data.pictures import Pictures
@@ -152,8 +152,13 @@ def _source(encoder: Encoder, preprocessing: Preprocessing, pictures: Pictures) 
     from rcir.encoders.embedder import made_of
 
     (images,) = made_of(encoder, preprocessing, [pictures.paths])
-    known = json.dumps([images, list(pictures.ids), dict(pictures.columns)], default=str)
+    known = json.dumps([images, list(pictures.ids), dict(pictures.columns)], default=_plain)
     return hashlib.sha256(known.encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold of an array, all of it, or of a date and the like."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def _written(file: Path, pictures: Pictures, model: str, source: str) -> int | None:
