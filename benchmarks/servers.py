@@ -29,7 +29,6 @@ KINDS = {
     "pgvector, exact": ("pgvector", {"method": "exact"}),
     "pgvector, hnsw": ("pgvector", {"method": "hnsw", "ef_search": 400}),
     "milvus, FLAT": ("milvus", {"index_type": "FLAT"}),
-    "milvus, HNSW": ("milvus", {"index_type": "HNSW", "search_params": {"ef": 400}}),
 }
 
 

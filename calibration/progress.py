@@ -30,7 +30,8 @@ def step(name: str) -> Iterator[None]:
     log = logging.getLogger("rcir.index")
     with console.status(name) as status:
         shown = _Shown(name, status)
-        level = log.level
+        level, propagated = log.level, log.propagate
+        log.propagate = propagated and log.isEnabledFor(logging.INFO)  # to those who asked for it
         log.setLevel(logging.INFO)
         log.addHandler(shown)
         try:
@@ -38,6 +39,7 @@ def step(name: str) -> Iterator[None]:
         finally:
             log.removeHandler(shown)
             log.setLevel(level)
+            log.propagate = propagated
 
 
 class _Shown(logging.Handler):

@@ -84,7 +84,7 @@ FIGURES = {
     "servers": {
         f"{index}_{figure}"
         for index, figure in product(
-            ("flat", "hnsw", "pgvector_exact", "pgvector_hnsw", "milvus_flat", "milvus_hnsw"),
+            ("flat", "hnsw", "pgvector_exact", "pgvector_hnsw", "milvus_flat"),
             ("ms", "size_over_flat"),
         )
     },

@@ -173,6 +173,10 @@ class FaissIndex:
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """See `Index.search`. A query that finds nothing so, because all that its lists or its way
         through the graph hold was removed, is searched as widely as can be.
+
+        Raises:
+            StaleCalibration: somebody wrote to the files that it was loaded from.
+            InvalidConfig: FAISS cannot search it with these parameters.
         """
         queries = check_vectors(vectors, self.dim)
         if self._contents.changed:

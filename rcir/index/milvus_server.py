@@ -16,10 +16,11 @@ from rcir.errors import DataUnavailable, InvalidConfig
 from rcir.extras import naming_extras
 
 Consistency = Literal["Strong", "Bounded", "Session", "Eventually"]
-RETRIED_FOR, RETRY_INTERVAL = (
-    10.0,
-    0.2,
-)  # seconds in which a call is tried again, and between two attempts
+RETRIED_FOR = 10.0  # seconds in which a call is tried again
+RETRY_INTERVAL = 0.2  # seconds between two attempts
+# A connection of its own; and as many pings as servers of gRPC take by default, which end the
+# connection after more.
+GRPC_OPTIONS = {"grpc.use_local_subchannel_pool": 1, "grpc.keepalive_time_ms": 300_000}
 # What does the same when it is done twice.
 REPEATABLE = {
     *("search", "query", "describe_collection", "describe_index", "has_collection"),
@@ -158,7 +159,7 @@ def _connected(options: MilvusOptions) -> Any:
         token=token,
         timeout=options.timeout,
         dedicated=True,
-        grpc_options={"grpc.use_local_subchannel_pool": 1},
+        grpc_options=GRPC_OPTIONS,
     )
     if client.has_collection(options.collection, timeout=options.timeout):
         # Milvus Lite holds none in memory after it was started.

@@ -94,7 +94,7 @@ class Retriever(MaintainedSearcher):
             options=options,
         )
         built.label_names = names
-        built.index = build_index(checked, index)  # last: it may be a table on a server
+        built.take(build_index(checked, index))  # last: it may be a table on a server
         return built
 
     def save(self, folder: str | os.PathLike[str]) -> Path:

@@ -152,7 +152,7 @@ class Searcher(VectorSearcher):
             *(uncertainty, known, items, lengths(vectors)),
         )
         built.label_names = gallery.label_names
-        built.index = build_index(vectors, index)  # last: it may be a table on a server
+        built.take(build_index(vectors, index))  # last: it may be a table on a server
         return built
 
     def embed(self, images: Images, embedder: Embed | None = None) -> Embedding:

@@ -34,11 +34,7 @@ class VectorSearcher:
         self, index: Index, gallery: Gallery, depth: int, options: VectorOptions | None = None
     ) -> None:
         check_depth(depth)
-        if len(gallery) != len(index):
-            raise InvalidData(
-                f"the index holds {len(index)} images, and of {len(gallery)} there are ids: give "
-                "one each"
-            )
+        _require_one_each(index, gallery)
         self.index = index
         self.gallery = gallery
         self.max_depth = depth
@@ -51,6 +47,15 @@ class VectorSearcher:
                 "its exact copies: give others as well"
             )
         self.label_names: dict[int, str] = {}
+
+    def take(self, index: Index) -> None:
+        """Search an index of the same images from now on.
+
+        Raises:
+            InvalidData: it holds more or fewer.
+        """
+        _require_one_each(index, self.gallery)
+        self.index = index
 
     @property
     def ids(self) -> NDArray[np.object_]:
@@ -147,3 +152,11 @@ class VectorSearcher:
         steps = np.arange(self._left_out)
         places = np.minimum(first[:, None] + steps, len(known) - 1)
         return np.where(steps < count[:, None], order[places], -2)
+
+
+def _require_one_each(index: Index, gallery: Gallery) -> None:
+    if len(gallery) != len(index):
+        raise InvalidData(
+            f"the index holds {len(index)} images, and of {len(gallery)} there are ids: give one "
+            "each"
+        )

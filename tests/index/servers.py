@@ -90,7 +90,9 @@ class MilvusServer:
     def client(self):
         from pymilvus import MilvusClient
 
-        return MilvusClient(self.uri)
+        from rcir.index.milvus_server import GRPC_OPTIONS
+
+        return MilvusClient(self.uri, grpc_options=GRPC_OPTIONS)
 
     def kill(self):
         self._process.kill()

@@ -1,6 +1,6 @@
 """Every index of the table, and one that is not in it, against brute force."""
 
-from copy import deepcopy
+from copy import copy, deepcopy
 from pickle import dumps, loads
 
 import numpy as np
@@ -188,6 +188,15 @@ def test_a_copy_has_the_version_of_its_vectors(config, copied):
     again.add(vectors(2, seed=1))
     assert again.version == filled(config, gallery, vectors(2, seed=1)).version
     assert index.version == version
+
+
+def test_of_two_shallow_copies_neither_keeps_a_version_that_is_no_more(config):
+    index = filled(config, vectors(20))
+    version, again = index.version, copy(index)
+    assert again.version == version
+    index.add(vectors(2, seed=1))
+    assert (again.version == version) == (len(again) == 20)
+    assert index.version != version
 
 
 @pytest.mark.parametrize("n", [0, 20])

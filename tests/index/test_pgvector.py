@@ -208,6 +208,18 @@ def test_a_graph_that_is_vacuumed_later_is_another_state(postgres):
     assert answers(index, queries) != before  # after which they are calibrated anew
 
 
+def test_a_vacuum_is_another_state_also_when_counts_begin_anew(postgres):
+    """As after a crash of the server."""
+    config = new(postgres, "hnsw")
+    index, table = build_index(vectors(50), config), config.options["table"]
+    index.remove(np.arange(5))
+    index.search(vectors(1), 1)
+    postgres(f"SELECT pg_stat_reset_single_table_counters('{table}'::regclass)")
+    postgres(f"VACUUM {table}")
+    with pytest.raises(StaleCalibration, match="another one since"):
+        index.search(vectors(1), 1)
+
+
 def test_a_graph_is_not_searched_while_it_is_vacuumed(postgres):
     config = new(postgres, "hnsw")
     index = build_index(vectors(50), config)

@@ -205,3 +205,13 @@ def test_an_index_is_built_when_all_else_is_right(wrong, monkeypatch):
     assert not built
     Retriever.from_embeddings(vectors, labels=labels)
     assert built
+
+
+def test_an_index_that_holds_others_than_the_gallery_is_refused(monkeypatch):
+    flat = find_index("flat")
+    whole = flat.build.__func__
+    less = classmethod(lambda kind, vectors, options: whole(kind, vectors[1:], options))
+    monkeypatch.setattr(flat, "build", less)
+    vectors, labels = drawn(20, 0)
+    with pytest.raises(InvalidData, match="the index holds 19 images, and of 20 there are ids"):
+        Retriever.from_embeddings(vectors, labels=labels)
