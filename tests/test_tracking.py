@@ -1,6 +1,8 @@
 """What MLflow is told, against a local store and against a real server."""
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import mlflow
@@ -22,6 +24,21 @@ from training import train
 from training.folder import create_run
 from tuning import Records, TuningConfig
 from tuning.sweep import start_sweep
+
+# Each waits, all imported, until the last of them is there.
+START = """
+import sys, time
+from pathlib import Path
+from rcir import tracking
+from rcir.tracking.store import mlflow_package
+
+mlflow_package()
+mine, others = Path(sys.argv[1]), sys.argv[2:]
+mine.touch()
+while not all(map(Path.exists, map(Path, others))):
+    time.sleep(0.001)
+tracking.start_run(mine.name, {}, None)
+"""
 
 
 @pytest.fixture
@@ -239,3 +256,24 @@ def test_a_training_killed_at_its_start_has_one_run(client, tiny, monkeypatch, t
         assert client.get_run(run.mlflow_run).info.status == "RUNNING"
     other = create_run(tiny("another", storage=str(tmp_path)), None, trained_on)
     assert other.mlflow_run != run.mlflow_run
+
+
+@pytest.mark.slow
+def test_processes_that_start_together_share_a_new_store(tmp_path):
+    store = f"sqlite:///{tmp_path / 'new.db'}"
+    marks = [str(tmp_path / name) for name in ("one", "two", "three")]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", START, mark, *marks],
+            env=os.environ | {"MLFLOW_TRACKING_URI": store},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for mark in marks
+    ]
+    said = [process.communicate()[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], said
+    client = MlflowClient(store)
+    (experiment,) = client.search_experiments(filter_string="name = 'rcir'")
+    runs = client.search_runs([experiment.experiment_id])
+    assert {run.info.run_name for run in runs} == {"one", "two", "three"}

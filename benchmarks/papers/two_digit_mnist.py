@@ -77,8 +77,7 @@ PAIRS = MiningConfig(
     "random", "top-random", num_negatives=16, pool=62, scope="batch", samples_per_class=2
 )
 NEAREST = (Change(2, {"mining.num_negatives": 8, "mining.pool": 16}),)
-HIB_EPOCHS = sized({"hib-point": 5, "hib-mog1": 5, "hib-mog2": 3}, dict.fromkeys(COMPONENTS, 3))
-HIB_BATCH, HIB_TRAIN = sized((64, 100_000), (8, 700))
+HIB_EPOCHS, HIB_BATCH, HIB_TRAIN = sized((20, 64, 100_000), (3, 8, 700))
 CANDIDATES = sized(100, 10)
 
 
@@ -102,7 +101,7 @@ def configuration(method: str, dim: int, seed: int, runs: Path) -> TrainingConfi
     if hedged:
         return replace(
             common,
-            epochs=HIB_EPOCHS[method],
+            epochs=HIB_EPOCHS,
             batch=HIB_BATCH,
             encoder=EncoderConfig(
                 "hib", "lenet", dim=dim, options={"components": COMPONENTS[method]}

@@ -151,10 +151,7 @@ def start_run(
     code = {MLFLOW_GIT_COMMIT: revision} if revision else {}
     with reachable(uri):
         client = client_of(uri)
-        experiment = client.get_experiment_by_name(EXPERIMENT)
-        experiment_id = (
-            experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT)
-        )
+        experiment_id = _experiment(client)
         _close_abandoned(client, experiment_id)
         own = {OWNER_TAG: owner()}
         if start is not None:
@@ -166,6 +163,21 @@ def start_run(
             experiment_id, run_name=name, tags=code | resolve_tags() | dict(tags) | family | own
         )
     return TrackedRun(run.info.run_id, uri)
+
+
+def _experiment(client: MlflowClient) -> str:
+    """The id of the experiment, which is created if nobody else did, or does at this moment."""
+    from mlflow.exceptions import MlflowException
+
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    if experiment is None:
+        try:
+            return client.create_experiment(EXPERIMENT)
+        except MlflowException:
+            experiment = client.get_experiment_by_name(EXPERIMENT)
+            if experiment is None:
+                raise
+    return experiment.experiment_id
 
 
 def _close_abandoned(client: MlflowClient, experiment_id: str) -> None:

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from rcir.extras import naming_extras
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+SQLITE = "sqlite:///"
 # By itself, MLflow waits minutes for a server that is away or does not answer.
 IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
@@ -36,8 +37,21 @@ def mlflow_package() -> Any:
 
 
 def client_of(uri: str) -> MlflowClient:
-    """MLflow's client of a store, and of the model registry that belongs to it."""
-    client: MlflowClient = mlflow_package().MlflowClient(tracking_uri=uri)
+    """MLflow's client of a store, and of the model registry that belongs to it.
+
+    The first client of an SQLite file makes its tables, one by one. Two processes that did so at
+    once would leave a broken store: they wait for each other.
+    """
+    with naming_extras():
+        from filelock import FileLock
+
+        connect = mlflow_package().MlflowClient
+    file = sqlite_file(uri)
+    alone: AbstractContextManager[object] = nullcontext()
+    if file and os.access(file.parent, os.W_OK):
+        alone = FileLock(file.with_name(f".{file.name}.lock"))
+    with alone:
+        client: MlflowClient = connect(tracking_uri=uri)
     return client
 
 
@@ -57,8 +71,13 @@ def is_chosen() -> bool:
 def store_uri() -> str:
     """The configured tracking store; a relative SQLite file is found from other folders too."""
     uri: str = mlflow_package().get_tracking_uri()
-    place = uri.removeprefix("sqlite:///")
-    return uri if place == uri else f"sqlite:///{Path(place).absolute()}"
+    file = sqlite_file(uri)
+    return f"sqlite:///{file.absolute()}" if file else uri
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """The file of a store in SQLite; None of any other."""
+    return Path(uri.removeprefix(SQLITE)) if uri.startswith(SQLITE) else None
 
 
 @contextmanager

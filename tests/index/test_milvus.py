@@ -55,6 +55,12 @@ def config(request, milvus):
 
 
 @pytest.fixture
+def rounding(config):
+    """Lite compares with every vector until a graph is built, and then computes otherwise."""
+    return 0 if config.options["index_type"] == "FLAT" else 1e-6
+
+
+@pytest.fixture
 def flat(milvus):
     return new(milvus, "FLAT")
 
