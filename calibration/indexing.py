@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from calibration.recalibration import save_recalibrated
 from rcir.errors import InvalidData, StaleCalibration
-from rcir.index import HoldsVectors, Index, IndexConfig, build_index
+from rcir.index import HoldsVectors, Index, IndexConfig, build_index, dropped_on_error
 from rcir.index.faiss_index import FaissIndex
 from rcir.index.recall import recall_of
 from rcir.retrieval import storage
@@ -140,7 +140,8 @@ def reindex(
     truth = exact.search(queries.vectors, retriever.depth)[1]
     measured, best, taken = [], (np.inf, 0), exact
     for index in chain([exact], _indexes(vectors, config, retriever.depth)):
-        one = _measured(retriever, index, truth, levels, delta)
+        with dropped_on_error(index):
+            one = _measured(retriever, index, truth, levels, delta)
         measured.append(one)
         if config is None and not measured[0].sizes:
             raise InvalidData(
@@ -153,7 +154,8 @@ def reindex(
         if named or (config is None and fits and one.seconds < best[0]):
             best, taken = (one.seconds, len(measured) - 1), index
     retriever.index = taken
-    report = retriever.recalibrate()
+    with dropped_on_error(taken):
+        report = retriever.recalibrate()
     save_recalibrated(retriever, place)
     return IndexChoice(levels, delta, tuple(measured), best[1], report, place)
 

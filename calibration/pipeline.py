@@ -31,6 +31,7 @@ from rcir.data import (
 )
 from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
+from rcir.index import dropped_on_error
 from rcir.registry.logged_model import image_example, log_calibration
 from rcir.retrieval import storage
 from rcir.retrieval.retriever import Retriever
@@ -107,33 +108,34 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
         "group": config.group,
         "cluster": cluster,
     }
-    queries = search_splits(retriever, splits, embedder)
-    with step("calibration"):
-        report = retriever.calibrate(
-            queries.tuning,
-            queries.calibration,
-            config.score_function,
-            config.bound,
-            config.alphas,
-            config.delta,
-            judged_by=config.uncertainty,
-        )
-    queries = queries.judged(retriever)
-    outside = uncertainty_outside(retriever, asked, embedder)
-    with step("evaluation"):
-        baseline = pixel_recall(splits)
-        evaluation = evaluate(
-            run.data.name,
-            retriever,
-            queries,
-            splits.test,
-            config.alphas,
-            config.delta,
-            report.comparison[None],
-            outside,
-            baseline,
-        )
-    tracked = start_tracking("calibration", config, output, run.tracked)
+    with dropped_on_error(retriever.index):
+        queries = search_splits(retriever, splits, embedder)
+        with step("calibration"):
+            report = retriever.calibrate(
+                queries.tuning,
+                queries.calibration,
+                config.score_function,
+                config.bound,
+                config.alphas,
+                config.delta,
+                judged_by=config.uncertainty,
+            )
+        queries = queries.judged(retriever)
+        outside = uncertainty_outside(retriever, asked, embedder)
+        with step("evaluation"):
+            baseline = pixel_recall(splits)
+            evaluation = evaluate(
+                run.data.name,
+                retriever,
+                queries,
+                splits.test,
+                config.alphas,
+                config.delta,
+                report.comparison[None],
+                outside,
+                baseline,
+            )
+        tracked = start_tracking("calibration", config, output, run.tracked)
     with tracked.active():
         retriever.origin["calibration"] = tracked.id
         folder = storage.save(retriever, place)

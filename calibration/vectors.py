@@ -25,7 +25,7 @@ from rcir.data.vector_files import VectorTable, read_matches
 from rcir.data.vector_shards import read_all_vectors
 from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.index import DEPTH, IndexConfig, check_depth
+from rcir.index import DEPTH, IndexConfig, check_depth, dropped_on_error
 from rcir.levels import ALPHAS, DELTA
 from rcir.retrieval import storage
 from rcir.retrieval.queries import Queries
@@ -100,7 +100,8 @@ def certify(config: CertificationConfig) -> Certification:
     Raises:
         DataUnavailable: there is no such file.
         InvalidData: of a file, or of what it holds; or there are too few queries to certify any of
-            the levels; or the output holds something else. Nothing was written.
+            the levels; or the output holds something else. Nothing was written, and of
+            an index on a server nothing is left there.
         CorruptRetriever: what lies at the retriever's place is something else.
     """
     started = time.monotonic()
@@ -112,33 +113,36 @@ def certify(config: CertificationConfig) -> Certification:
     asked = read_all_vectors(Path(config.queries or config.gallery))
     with step("index"):
         retriever = _built(config, asked)
-    labelled = _labelled(retriever, config, asked)
-    different = _different(labelled)
-    splits = [different[rows] for rows in _divided(labelled[different], config)]
-    with step("search"):
-        tuning, calibration, test = (retriever.search_labelled(labelled[rows]) for rows in splits)
-    with step("calibration"):
-        made = retriever.calibrate(
-            tuning,
-            calibration,
-            config.score_function,
-            alphas=config.alphas,
-            delta=config.delta,
-            judged_by="auto",
-        )
-    queries = SearchedSplits(tuning, calibration, test).judged(retriever)
-    held = _image_set(retriever, asked, labelled, splits[2])
-    with step("evaluation"):
-        evaluation = evaluate(
-            Path(config.gallery).stem,
-            retriever,
-            queries,
-            held,
-            config.alphas,
-            config.delta,
-            made.comparison[None],
-        )
-    tracked = start_tracking("certification", config, output, None) if tracks else None
+    with dropped_on_error(retriever.index):
+        labelled = _labelled(retriever, config, asked)
+        different = _different(labelled)
+        splits = [different[rows] for rows in _divided(labelled[different], config)]
+        with step("search"):
+            tuning, calibration, test = (
+                retriever.search_labelled(labelled[rows]) for rows in splits
+            )
+        with step("calibration"):
+            made = retriever.calibrate(
+                tuning,
+                calibration,
+                config.score_function,
+                alphas=config.alphas,
+                delta=config.delta,
+                judged_by="auto",
+            )
+        queries = SearchedSplits(tuning, calibration, test).judged(retriever)
+        held = _image_set(retriever, asked, labelled, splits[2])
+        with step("evaluation"):
+            evaluation = evaluate(
+                Path(config.gallery).stem,
+                retriever,
+                queries,
+                held,
+                config.alphas,
+                config.delta,
+                made.comparison[None],
+            )
+        tracked = start_tracking("certification", config, output, None) if tracks else None
     with tracked.active() if tracked else nullcontext():
         if tracked is not None:
             retriever.origin["calibration"] = tracked.id

