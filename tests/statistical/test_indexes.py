@@ -11,15 +11,15 @@ import pytest
 
 from rcir.index import IndexConfig, build_index
 from rcir.risk import (
-    Constant,
     LabelledResults,
     Request,
     RiskController,
     SearchResults,
     decide_chosen,
+    fit_score_function,
 )
 
-POPULATION, N, DEPTH = 20_000, 200, 80
+POPULATION, TUNING, N, DEPTH = 20_000, 400, 200, 80
 ALPHA, DELTA = 0.2, 0.1
 CODES = {"nlist": 16, "nprobe": 16, "m": 1, "nbits": 4}
 # Those that overlook so much that the calibration of another one is no guarantee.
@@ -69,17 +69,17 @@ def servers(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def searched(request):
-    """By index, the population of labelled queries as that index answers it."""
+    """By index and score function, the tuning queries and the population as that index answers."""
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((60, 8))
-    labels, asked = (rng.integers(60, size=n) for n in (1200, POPULATION))
+    labels, asked = (rng.integers(60, size=n) for n in (1200, TUNING + POPULATION))
     gallery, queries = (
         (centres[own] + 0.9 * rng.standard_normal((len(own), 8))).astype(np.float32)
         for own in (labels, asked)
     )
 
     @cache
-    def of(name, way="at once"):
+    def answered(name, way):
         if name in SERVERS:
             started = request.getfixturevalue("servers")(name)
             config = IndexConfig(name, SERVERS[name] | started)
@@ -95,28 +95,38 @@ def searched(request):
         found = [index.search(some, DEPTH) for some in np.array_split(queries, 20)]
         distances, positions = map(np.concatenate, zip(*found, strict=True))
         keys = np.where(positions < 0, -1, labels[positions])
-        results = SearchResults(distances[:, 0], DEPTH, distances, keys)
-        totals = np.bincount(labels, minlength=60)[asked]
-        relevant = keys == asked[:, None]
-        return LabelledResults.of(results, relevant, totals).scored(Constant())
+        return SearchResults(distances[:, 0], DEPTH, distances, keys)
+
+    @cache
+    def of(name, way="at once", sizes="constant"):
+        results, totals = answered(name, way), np.bincount(labels, minlength=60)[asked]
+        relevant = results.keys == asked[:, None]
+        ranks = np.where(relevant.any(1), relevant.argmax(1) + 1.0, np.inf)
+        score_function, _ = fit_score_function(sizes, results[:TUNING], ranks[:TUNING])
+        labelled = LabelledResults.of(results, relevant, totals).scored(score_function)
+        return score_function, labelled[:TUNING], labelled[TUNING:]
 
     return of
 
 
-def thresholds(answers, population, rows):
+def thresholds(answers, searched, rows):
     def ask(controller):
         return decide_chosen(controller, Request(ALPHA, DELTA), 1).threshold
 
-    controllers = (RiskController(Constant(), population[:100], population[own]) for own in rows)
+    score_function, tuning, population = searched
+    controllers = (RiskController(score_function, tuning, population[own]) for own in rows)
     return answers(ask, controllers)
 
 
 @pytest.mark.statistical
+@pytest.mark.parametrize("sizes", ["constant", "quantile"])
 @pytest.mark.parametrize(("kind", "way"), [*product(KINDS, WAYS), *ON_SERVERS])
-def test_the_risk_holds_through_the_index(searched, kind, way, draws, answers, true_risk, excess):
-    population = searched(kind, way)
-    risk = true_risk(population, "miss")
-    assert excess(risk(thresholds(answers, population, draws(N))) > ALPHA, DELTA) <= 3
+def test_the_risk_holds_through_the_index(
+    searched, kind, way, sizes, draws, answers, true_risk, excess
+):
+    found = searched(kind, way, sizes)
+    risk = true_risk(found[-1], "miss")
+    assert excess(risk(thresholds(answers, found, draws(N))) > ALPHA, DELTA) <= 3
 
 
 @pytest.mark.statistical
@@ -124,5 +134,5 @@ def test_the_risk_holds_through_the_index(searched, kind, way, draws, answers, t
 def test_the_risk_does_not_hold_by_the_calibration_of_another(
     searched, kind, draws, answers, true_risk, excess
 ):
-    risk = true_risk(searched(kind), "miss")
+    risk = true_risk(searched(kind)[-1], "miss")
     assert excess(risk(thresholds(answers, searched("flat"), draws(N))) > ALPHA, DELTA) > 3
