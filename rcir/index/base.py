@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rcir.errors import InvalidConfig, InvalidData, RcirError
+from rcir.errors import InvalidConfig, InvalidData
 from rcir.stored_vectors import batches
 
 DEPTH = 200  # candidates that are searched for each query, unless another number is asked for
@@ -116,10 +116,12 @@ def dropped_on_error(index: Index) -> Iterator[None]:
     """Leave nothing of a new index on its server if what is done with it fails."""
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         if isinstance(index, IsRemote):
-            with suppress(RcirError):
+            try:
                 index.drop()
+            except Exception as failed:
+                error.add_note(f"what was built for it is left on the server: {failed}")
         raise
 
 

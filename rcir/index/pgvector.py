@@ -163,7 +163,9 @@ class PgvectorIndex:
         """As `IsRemote.drop`: the table, and what tells of its changes."""
 
         def drop(connection: Connection[Any]) -> None:
-            self._begin_change(connection)
+            self._table.lock(connection, "ACCESS EXCLUSIVE")
+            if self._known_state(connection)[0] != self._contents:
+                raise self._changed()
             self._table.drop(connection)
 
         self._server.write(drop)

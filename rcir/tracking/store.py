@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 SQLITE = "sqlite:///"
+PATIENCE = 30.0  # seconds
 # By itself, MLflow waits minutes for a server that is away or does not answer.
 IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
@@ -40,17 +41,19 @@ def client_of(uri: str) -> MlflowClient:
     """MLflow's client of a store, and of the model registry that belongs to it.
 
     The first client of an SQLite file makes its tables, one by one. Two processes that did so at
-    once would leave a broken store: they wait for each other.
+    once would leave a broken store: they wait for each other, half a minute at most.
     """
     with naming_extras():
         from filelock import FileLock
 
         connect = mlflow_package().MlflowClient
     file = sqlite_file(uri)
-    alone: AbstractContextManager[object] = nullcontext()
-    if file and os.access(file.parent, os.W_OK):
-        alone = FileLock(file.with_name(f".{file.name}.lock"))
-    with alone:
+    with ExitStack() as alone:
+        if file and file.parent.is_dir():
+            lock = FileLock(file.with_name(f".{file.name}.lock"), timeout=PATIENCE, mode=0o666)
+            # Where no lock can be had, or is given up in time, MLflow has to do without.
+            with suppress(OSError):
+                alone.enter_context(lock)
         client: MlflowClient = connect(tracking_uri=uri)
     return client
 

@@ -247,6 +247,14 @@ def test_a_vacuum_of_what_has_no_graph_changes_nothing(postgres, method):
     assert answers(index, vectors(9, seed=1)) == before
 
 
+def test_a_vacuum_does_not_keep_a_table_from_being_dropped(postgres):
+    config = new(postgres, "hnsw")
+    index = build_index(vectors(20), config)
+    postgres(f"VACUUM {config.options['table']}")
+    index.drop()
+    assert len(build_index(vectors(7), config)) == 7
+
+
 def test_removing_leaves_nothing_for_a_later_vacuum_to_mend(postgres):
     config = new(postgres, "hnsw", ef_search=10, m=4, ef_construction=8)
     index, queries = build_index(vectors(800, 32), config), vectors(50, 32, seed=1)
