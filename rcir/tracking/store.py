@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 SQLITE = "sqlite:///"
-PATIENCE = 30.0  # seconds
+LOCK_TIMEOUT = 30.0  # seconds
 # By itself, MLflow waits minutes for a server that is away or does not answer.
 IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
@@ -50,7 +50,7 @@ def client_of(uri: str) -> MlflowClient:
     file = sqlite_file(uri)
     with ExitStack() as alone:
         if file and file.parent.is_dir():
-            lock = FileLock(file.with_name(f".{file.name}.lock"), timeout=PATIENCE, mode=0o666)
+            lock = FileLock(file.with_name(f".{file.name}.lock"), timeout=LOCK_TIMEOUT, mode=0o666)
             # Where no lock can be had, or is given up in time, MLflow has to do without.
             with suppress(OSError):
                 alone.enter_context(lock)
