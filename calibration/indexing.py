@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from calibration.progress import print_reason
 from calibration.recalibration import save_recalibrated
 from rcir.errors import InvalidData, StaleCalibration
 from rcir.index import HoldsVectors, Index, IndexConfig, build_index, dropped_on_error
@@ -154,6 +155,7 @@ def reindex(
         if named or (config is None and fits and one.seconds < best[0]):
             best, taken = (one.seconds, len(measured) - 1), index
     retriever.index = taken
+    print_reason(taken)
     with dropped_on_error(taken):
         report = retriever.recalibrate()
     save_recalibrated(retriever, place)

@@ -14,7 +14,7 @@ import numpy as np
 from calibration.baseline import pixel_recall
 from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.evaluation import Evaluation, evaluate
-from calibration.progress import embedding, step
+from calibration.progress import embedding, print_reason, step
 from calibration.publishing import check_output, measured, publish, start_tracking
 from calibration.searching import check_group, images_outside, search_splits, uncertainty_outside
 from calibration.table import console
@@ -100,6 +100,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
         retriever = Retriever.build(
             encoder, run.preprocessing, splits.gallery, config.depth, shown, config.index
         )
+    print_reason(retriever.index)
     data = replace(data, root=str(data_root(data)) if data.root else None)
     retriever.origin = {
         "data": asdict(data),

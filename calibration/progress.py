@@ -14,6 +14,7 @@ from rich.status import Status
 
 from calibration.table import console
 from rcir.data import ImageSet
+from rcir.index import Index
 
 if TYPE_CHECKING:
     from rcir.encoders.embedder import Embedder
@@ -40,6 +41,12 @@ def step(name: str) -> Iterator[None]:
             log.removeHandler(shown)
             log.setLevel(level)
             log.propagate = propagated
+
+
+def print_reason(index: Index) -> None:
+    """Print why `auto` chose an index, if it did."""
+    if why := getattr(index, "why", None):
+        console.print(f"index: {why}", soft_wrap=True)
 
 
 class _Shown(logging.Handler):

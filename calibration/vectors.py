@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from calibration.config import check_levels
 from calibration.evaluation import Evaluation, evaluate
-from calibration.progress import step
+from calibration.progress import print_reason, step
 from calibration.publishing import check_output, measured, publish, start_tracking
 from calibration.risk_results import SearchedSplits
 from calibration.table import console
@@ -113,6 +113,7 @@ def certify(config: CertificationConfig) -> Certification:
     asked = read_all_vectors(Path(config.queries or config.gallery))
     with step("index"):
         retriever = _built(config, asked)
+    print_reason(retriever.index)
     with dropped_on_error(retriever.index):
         labelled = _labelled(retriever, config, asked)
         different = _different(labelled)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import asdict, replace
@@ -22,6 +23,8 @@ from rcir.options import require_options
 from rcir.stored_vectors import StoredVectors, batches
 
 logger = logging.getLogger(__name__)
+# Before its words FAISS says where in its source, and which condition, failed.
+_PLACE = re.compile(r"^Error in .*? at \S+:\d+: (Error: '.*?' failed: ?)?", re.DOTALL)
 _HELD = 1 << 24  # numbers of candidates that are ranked exactly at a time: 64 MiB of float32
 
 
@@ -284,4 +287,5 @@ class FaissIndex:
 
 def _said(error: RuntimeError) -> str:
     """The words of FAISS on an error, without the place in its source."""
-    return str(error).split(" at ")[0].rpartition("Error: ")[2][:200] or str(error)[:200]
+    said = str(error)
+    return (_PLACE.sub("", said) or said)[:200]

@@ -149,3 +149,19 @@ def test_too_few_tuning_queries_are_refused(tmp_path):
     retriever.save(tmp_path / "few")
     with pytest.raises(InvalidData, match="4 tuning queries compare nothing"):
         reindex(tmp_path / "few", IndexConfig("ivf"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["index", "{folder}", "--kind", "auto"],
+        ["certify", "--gallery", "{files}/g.npz", "--queries", "{files}/q.npz", "--index", "auto"],
+    ],
+)
+def test_why_an_index_was_chosen_is_printed(folder, tmp_path, capsys, command):
+    for name, n in (("g", 1500), ("q", 700)):
+        vectors, labels = drawn(n, n)
+        np.savez(tmp_path / f"{name}.npz", vector=vectors, label=labels)
+    given = [part.format(folder=folder, files=tmp_path) for part in command]
+    main([*given, "--output", str(tmp_path / "other")])
+    assert "index: 1500 vectors: exact search is fast up to 20000" in capsys.readouterr().out

@@ -338,10 +338,19 @@ def test_options_out_of_range_are_refused(kind, options, said):
             {"m": 5},
             "m is 5, which does not divide the length 16 .* one of 1, 2, 4, 8, 16",
         ),
-        ("factory", {"factory": "Round3"}, "FAISS makes no such index"),
+        (
+            "factory",
+            {"factory": "Round3"},
+            "no such index: could not parse index string Round3",
+        ),
+        ("factory", {"factory": "PQ3x4"}, "index: The dimension .* multiple of the number of sub"),
         ("factory", {"search": "nprobe=3"}, "'HNSW32' has no search parameter nprobe; .* efSearch"),
         ("factory", {"factory": "L2norm,Flat"}, "bring the vectors to unit length before"),
-        ("factory", {"factory": "IDMap,Flat"}, "FAISS adds nothing to this index"),
+        (
+            "factory",
+            {"factory": "IDMap,Flat"},
+            "to this index: add does not .* use add_with_ids",
+        ),
     ],
 )
 def test_what_faiss_cannot_make_is_refused_in_words(kind, options, said):
