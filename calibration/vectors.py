@@ -100,8 +100,8 @@ def certify(config: CertificationConfig) -> Certification:
     Raises:
         DataUnavailable: there is no such file.
         InvalidData: of a file, or of what it holds; or there are too few queries to certify any of
-            the levels; or the output holds something else. Nothing was written, and an
-            index on a server is dropped.
+            the levels; or the output holds something else. Nothing was written, and an index on a
+            server is dropped.
         CorruptRetriever: what lies at the retriever's place is something else.
     """
     started = time.monotonic()

@@ -8,6 +8,7 @@ from pathlib import Path
 import mlflow
 import numpy as np
 import pytest
+from filelock import FileLock
 from mlflow import MlflowClient
 
 import rcir
@@ -256,6 +257,13 @@ def test_a_training_killed_at_its_start_has_one_run(client, tiny, monkeypatch, t
         assert client.get_run(run.mlflow_run).info.status == "RUNNING"
     other = create_run(tiny("another", storage=str(tmp_path)), None, trained_on)
     assert other.mlflow_run != run.mlflow_run
+
+
+def test_a_store_that_stays_locked_is_not_waited_for_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("rcir.tracking.store.LOCK_TIMEOUT", 0.1)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'held.db'}")
+    with FileLock(tmp_path / ".held.db.lock"):
+        assert tracking.start_run("held", {}).status == "RUNNING"
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Two-digit MNIST, clean and corrupt, beside the table of Oh et al. (ICLR 2019).
 
 Their encoders with their network: a point, one Gaussian (MoG-1) and two (MoG-2), one seed each,
-trained for the steps of 64 images that fit into minutes, from the second epoch on with near
+trained for 20 epochs of 64 images a step, from the second epoch on with near
 negatives, instead of for 500,000 steps of 128 images. A second table has all epochs of these, by
 the number of steps, and the steps that the published figures would take if the error kept falling
 as it does: by a power of the number of steps, fitted to the epochs from the second on. Of another

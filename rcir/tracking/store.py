@@ -51,7 +51,7 @@ def client_of(uri: str) -> MlflowClient:
     with ExitStack() as alone:
         if file and file.parent.is_dir():
             lock = FileLock(file.with_name(f".{file.name}.lock"), timeout=LOCK_TIMEOUT, mode=0o666)
-            # Where no lock can be had, or is given up in time, MLflow has to do without.
+            # Where none can be had, in time or at all, it goes without.
             with suppress(OSError):
                 alone.enter_context(lock)
         client: MlflowClient = connect(tracking_uri=uri)

@@ -10,6 +10,7 @@ from calibration import (
     CertificationConfig,
     calibrate,
     certify,
+    indexing,
     pipeline,
     reindex,
 )
@@ -38,6 +39,10 @@ def test_what_somebody_else_changed_is_not_dropped(config, tmp_path):
     assert loaded.search(vectors(1, seed=1), 1)[1].tolist() == [[20]]
 
 
+def failing(*_):
+    raise KeyboardInterrupt
+
+
 def certified(index):
     """Fails, for five queries calibrate nothing."""
     np.savez("gallery.npz", vector=vectors(60), label=np.arange(60) % 3)
@@ -46,17 +51,23 @@ def certified(index):
         certify(CertificationConfig("gallery.npz", "queries.npz", depth=20, index=index))
 
 
-def reindexed(index):
-    """Fails, for nothing can be calibrated any more."""
+def reindexed(index, owner=Retriever, name="recalibrate", work=failing):
+    """Fails when the calibration queries are searched."""
     labels = np.arange(360) % 3
     points = vectors(360) + 4 * np.eye(3, 7, dtype=np.float32)[labels]
     retriever = Retriever.from_embeddings(points[:60], labels=labels[:60], depth=20)
     retriever.calibrate(points[60:], labels[60:], "constant")
     folder = retriever.save(Path("retriever"))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Retriever, "recalibrate", failing)
+        patched.setattr(owner, name, work)
         with pytest.raises(KeyboardInterrupt):
             reindex(folder, index)
+
+
+def compared(index):
+    """Fails when the index is measured, after the exact one."""
+    turns = iter([indexing.crossed_sizes, failing])
+    reindexed(index, indexing, "crossed_sizes", lambda *given: next(turns)(*given))
 
 
 def calibrated(index, trained):
@@ -67,11 +78,7 @@ def calibrated(index, trained):
             calibrate(CalibrationConfig(str(trained.path), "output", depth=20, index=index))
 
 
-def failing(*_):
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("work", [certified, reindexed, calibrated])
+@pytest.mark.parametrize("work", [certified, compared, reindexed, calibrated])
 def test_nothing_is_left_of_an_index_whose_calibration_failed(config, work, request):
     more = [request.getfixturevalue("trained")] if work is calibrated else []
     work(config, *more)
