@@ -1,3 +1,5 @@
+"""Bayesian triplet loss, against worked examples, simulation, SciPy and mpmath."""
+
 import mpmath
 import numpy as np
 import pytest
@@ -5,8 +7,16 @@ import torch
 from scipy.stats import norm
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from rcir.losses import expected_squared_distance, kl_to_prior, triplet_moments, triplet_nll
-from rcir.losses.bayesian_triplet import _log_ndtr
+from rcir.errors import InvalidConfig
+from rcir.losses import (
+    BayesianTripletOptions,
+    bayesian_tuple_loss,
+    expected_squared_distance,
+    kl_to_prior,
+    order_nll,
+    triplet_moments,
+    triplet_nll,
+)
 
 # Two-dimensional example worked out by hand: anchor, positive, negative.
 MEANS = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=torch.float64)
@@ -20,22 +30,15 @@ def random_triplets(n, dim, variance_dim, seed=0):
     return tuple(means), tuple(0.05 + spread)
 
 
-def test_golden_moments():
+def test_golden_values():
     mean, variance = triplet_moments(tuple(MEANS), tuple(VARIANCES))
     assert mean.item() == pytest.approx(-1.8, abs=1e-12)
     assert variance.item() == pytest.approx(3.96, abs=1e-12)
-
-
-@pytest.mark.parametrize(("margin", "expected"), [(0.0, 0.2019401264), (0.1, 0.2187461584)])
-def test_golden_likelihood(margin, expected):
-    nll = triplet_nll(tuple(MEANS), tuple(VARIANCES), margin)
-    assert nll.item() == pytest.approx(expected, abs=1e-9)
-
-
-def test_golden_divergence_and_distance():
+    for margin, expected in ((0.0, 0.2019401264), (0.1, 0.2187461584)):
+        nll = triplet_nll(tuple(MEANS), tuple(VARIANCES), margin)
+        assert nll.item() == pytest.approx(expected, abs=1e-9)
     divergence = kl_to_prior(MEANS, VARIANCES)
-    expected = [1.8094379124, 1.3162907319, 1.1108256238]
-    np.testing.assert_allclose(divergence, expected, atol=1e-9)
+    np.testing.assert_allclose(divergence, [1.8094379124, 1.3162907319, 1.1108256238], atol=1e-9)
     distance = expected_squared_distance(MEANS[0], VARIANCES[0], MEANS[1], VARIANCES[1])
     assert distance.item() == pytest.approx(1.0, abs=1e-12)
 
@@ -60,16 +63,13 @@ def test_moments_and_distance_agree_with_simulation(variance_dim):
     assert distance == pytest.approx(to_positive.mean(), abs=5 * to_positive.std() / draws**0.5)
 
 
-def test_one_variance_means_the_same_as_that_variance_in_every_dimension():
+def test_one_variance_equals_that_variance_in_every_dimension():
     means, variances = random_triplets(6, 5, 1)
     diagonal = tuple(v.expand(6, 5) for v in variances)
-    for isotropic, spelled_out in zip(
+    for isotropic, repeated in zip(
         triplet_moments(means, variances), triplet_moments(means, diagonal), strict=True
     ):
-        torch.testing.assert_close(isotropic, spelled_out)
-    torch.testing.assert_close(
-        kl_to_prior(means[0], variances[0]), kl_to_prior(means[0], diagonal[0])
-    )
+        torch.testing.assert_close(isotropic, repeated)
 
 
 @pytest.mark.parametrize("variance_dim", [1, 6])
@@ -94,13 +94,8 @@ def triplet_of_z(z):
     return means, (torch.full((1,), 1e-4, dtype=torch.float64), zero, zero)
 
 
-@pytest.mark.parametrize(("z", "expected"), [(-3, 6.607726), (-6, 20.736767), (-10, 53.231285)])
-def test_likelihood_of_hopeless_triplets_does_not_saturate(z, expected):
-    assert triplet_nll(*triplet_of_z(z)).item() == pytest.approx(expected, abs=1e-5)
-
-
-@pytest.mark.parametrize("z", [-40.0, -8.0, -1.0, 0.5, 3.0, 8.0])
-def test_likelihood_is_the_normal_log_cdf_of_scipy(z):
+@pytest.mark.parametrize("z", [-40.0, -10.0, -6.0, -1.0, 0.5, 3.0, 8.0])
+def test_likelihood_is_the_normal_log_cdf_and_does_not_saturate(z):
     assert triplet_nll(*triplet_of_z(z)).item() == pytest.approx(-norm.logcdf(z), rel=1e-9)
 
 
@@ -111,43 +106,42 @@ def test_float32_keeps_its_digits_at_tiny_variances():
     exact = triplet_moments(unit, tiny)[1]
     single = triplet_moments(tuple(m.float() for m in unit), tuple(v.float() for v in tiny))[1]
     assert (single > 0).all()
-    torch.testing.assert_close(single.double(), exact, rtol=1e-5, atol=0)
+    torch.testing.assert_close(single.double(), exact, rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("z", [-10.0, -30.0])
-def test_gradients_are_finite_and_pull_where_a_triplet_is_hopeless(z, dtype):
+def test_gradients_pull_where_a_triplet_is_hopeless(z, dtype):
     means, variances = triplet_of_z(z)
     leaves = [tensor.to(dtype).requires_grad_() for tensor in (*means, *variances)]
     triplet_nll(tuple(leaves[:3]), tuple(leaves[3:])).sum().backward()
     assert all(torch.isfinite(leaf.grad).all() for leaf in leaves)
-    assert leaves[1].grad.item() > 1  # the positive is drawn towards the anchor
+    assert leaves[1].grad.item() > 1  # the positive is pulled towards the anchor
     assert leaves[3].grad.item() < 0  # and the anchor's variance is raised
 
 
-@pytest.mark.parametrize("gap", [1e-4, 1e-3, 1e-2, 0.1, 1.0, 2.0])
 @pytest.mark.parametrize("variance", [1e-10, 1e-6, 1e-2, 1.0])
-def test_gradients_in_single_precision_are_those_of_mpmath(gap, variance):
+def test_gradients_in_single_precision_agree_with_mpmath(variance):
     # An anchor on its negative, `gap` away from its positive, all equally certain.
-    offset = torch.tensor(gap, requires_grad=True)
-    anchor, zero = torch.tensor([0.0, 1.0]), torch.zeros(())
-    positive = anchor + torch.stack([offset, zero])
-    spread = torch.full((1,), variance)
-    triplet_nll((anchor, positive, anchor), (spread,) * 3).backward()
-
     def nll(x):
         total = 12 * mpmath.mpf(variance) ** 2 * 2 + 4 * mpmath.mpf(variance) * 2 * x**2
         return -mpmath.log(mpmath.ncdf(-(x**2) / mpmath.sqrt(total)))
 
-    with mpmath.workdps(60):
-        expected = float(mpmath.diff(nll, mpmath.mpf(offset.item())))
-    assert offset.grad.item() == pytest.approx(expected, rel=1e-3)
+    for gap in (1e-4, 1e-3, 1e-2, 0.1, 1.0, 2.0):
+        offset = torch.tensor(gap, requires_grad=True)
+        anchor, zero = torch.tensor([0.0, 1.0]), torch.zeros(())
+        positive = anchor + torch.stack([offset, zero])
+        spread = torch.full((1,), variance)
+        triplet_nll((anchor, positive, anchor), (spread,) * 3).backward()
+        with mpmath.workdps(60):
+            expected = float(mpmath.diff(nll, mpmath.mpf(offset.item())))
+        assert offset.grad.item() == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("sides", [(0, 1, 2), (0, 2, 1), (0, 0, 1), (1, 1, 1)])
 def test_gradients_are_finite_without_any_variance(dtype, sides):
-    """Triplets that are right, wrong, and undecided; all gradients were NaN."""
+    """Triplets that are right, wrong, and undecided."""
     points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=dtype)
     means = [points[side].clone().requires_grad_() for side in sides]
     variances = [torch.zeros(1, dtype=dtype, requires_grad=True) for _ in sides]
@@ -156,14 +150,70 @@ def test_gradients_are_finite_without_any_variance(dtype, sides):
     assert torch.isfinite(loss)
     assert all(torch.isfinite(leaf.grad).all() for leaf in (*means, *variances))
     if sides == (0, 2, 1):
-        assert (means[1].grad @ (points[2] - points[0])).item() > 0  # drawn to the anchor
+        assert (means[1].grad @ (points[2] - points[0])).item() > 0  # pulled to the anchor
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("z", [-1.0, np.nextafter(-1.0, 0), np.nextafter(-1.0, -2), -1.5, -0.5])
-def test_the_gradient_of_log_ndtr_has_no_gap_at_minus_1(z, dtype):
-    value = torch.tensor(z, dtype=dtype, requires_grad=True)
-    _log_ndtr(value).backward()
-    at = value.item()
+def test_the_gradient_of_the_log_cdf_has_no_gap_at_minus_1(z, dtype):
+    mean = torch.tensor(-z, dtype=dtype, requires_grad=True)
+    order_nll(mean, torch.ones((), dtype=dtype)).backward()
+    at = -mean.item()
     expected = np.exp(norm.logpdf(at) - norm.logcdf(at))
-    assert value.grad.item() == pytest.approx(expected, rel=1e-6)
+    assert mean.grad.item() == pytest.approx(expected, rel=1e-5 if dtype == torch.float32 else 1e-9)
+
+
+TUPLES, NEGATIVES, DIM = 4, 3, 5
+VALID = torch.tensor([[1, 1, 1], [1, 0, 1], [0, 0, 1], [1, 1, 0]], dtype=torch.bool)
+
+
+@pytest.fixture
+def rows():
+    """Means and variances of tuples: anchors, positives, negatives anchor by anchor."""
+    generator = torch.Generator().manual_seed(0)
+    n = TUPLES * (2 + NEGATIVES)
+    mean = torch.randn(n, DIM, generator=generator, dtype=torch.float64)
+    return mean, 0.1 + torch.rand(n, 1, generator=generator, dtype=torch.float64)
+
+
+def parts(rows):
+    """Anchor, positive and valid negatives of each tuple."""
+    rows = rows.numpy()
+    for i in range(TUPLES):
+        start = 2 * TUPLES + i * NEGATIVES
+        negatives = [rows[start + j] for j in range(NEGATIVES) if VALID[i, j]]
+        yield rows[i], rows[TUPLES + i], negatives
+
+
+def test_a_tuple_is_the_likelihood_of_its_triplets_plus_divergences(rows):
+    def divergence(mean, variance):
+        ratio = DIM * variance[0]  # to the prior's variance, 1 / DIM
+        return 0.5 * (DIM * (ratio - 1 - np.log(ratio)) + DIM * (mean**2).sum())
+
+    losses = bayesian_tuple_loss(*rows, VALID, BayesianTripletOptions(0.2, kl_scale=0.01))
+    for loss, (a, p, ns), (va, vp, vns) in zip(losses, *map(parts, rows), strict=True):
+        nlls, divergences = [], []
+        for n, vn in zip(ns, vns, strict=True):
+            ap, an, pn = (((x - y) ** 2).sum() for x, y in ((a, p), (a, n), (p, n)))
+            mean = ap - an + DIM * (vp - vn)[0]
+            spread = 2 * DIM * (vp**2 + vn**2) + 4 * DIM * va * (vp + vn)
+            spread = (spread + 4 * (vp * ap + vn * an + va * pn))[0]
+            nlls.append(-norm.logcdf((-0.2 - mean) / np.sqrt(spread)))
+            divergences.append(divergence(n, vn))
+        total = divergence(a, va) + divergence(p, vp) + np.mean(divergences)
+        assert loss.item() == pytest.approx(np.mean(nlls) + 0.01 * total)
+
+
+def test_invalid_negatives_get_no_gradient(rows):
+    leaves = [each.requires_grad_() for each in rows]
+    bayesian_tuple_loss(*leaves, VALID, BayesianTripletOptions()).sum().backward()
+    untouched = torch.cat([torch.zeros(2 * TUPLES, dtype=torch.bool), ~VALID.flatten()])
+    for leaf in leaves:
+        assert (leaf.grad[untouched] == 0).all()
+        assert (leaf.grad[~untouched].abs().sum(1) > 0).all()
+
+
+@pytest.mark.parametrize("options", [{"margin": -0.1}, {"kl_scale": -1e-9}], ids=str)
+def test_negative_options_are_refused(options):
+    with pytest.raises(InvalidConfig, match="negative"):
+        BayesianTripletOptions(**options)
