@@ -1,0 +1,277 @@
+"""Learn Then Test: several risks at once, false discoveries, and abstention."""
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
+from rcir.risk import (
+    AbstentionController,
+    Constant,
+    JointController,
+    LabelledResults,
+    Quantile,
+    SearchResults,
+    bonferroni_holm,
+    fixed_sequence,
+)
+
+REQUESTS = [
+    ({"miss": 0.3}, 0.1),
+    ({"recall": 0.5}, 0.05),
+    ({"false-discovery": 0.6}, 0.1),
+    ({"miss": 0.3, "recall": 0.6}, 0.1),
+    ({"miss": 0.35, "false-discovery": 0.65}, 0.1),
+    ({"miss": 0.4, "recall": 0.7, "false-discovery": 0.75}, 0.02),
+]
+
+
+def naive_fixed_sequence(values, delta):
+    rejected = []
+    for value in values:
+        if value > delta:
+            break
+        rejected.append(True)
+    return rejected + [False] * (len(values) - len(rejected))
+
+
+def naive_bonferroni_holm(values, delta):
+    left, rejected = list(range(len(values))), [False] * len(values)
+    while left:
+        smallest = min(left, key=lambda i: values[i])
+        if values[smallest] > delta / len(left):
+            break
+        rejected[smallest] = True
+        left.remove(smallest)
+    return rejected
+
+
+@pytest.mark.parametrize(
+    ("procedure", "naive"),
+    [(fixed_sequence, naive_fixed_sequence), (bonferroni_holm, naive_bonferroni_holm)],
+)
+@pytest.mark.parametrize("delta", [0.01, 0.1, 0.6])
+def test_rejections_are_those_of_a_loop(procedure, naive, delta):
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        values = rng.uniform(size=rng.integers(1, 12)) ** rng.integers(1, 8)
+        values = np.round(values, 3) if seed % 2 else values  # with ties
+        assert procedure(values, delta).tolist() == naive(values.tolist(), delta)
+
+
+def test_a_p_value_equal_to_its_level_is_rejected():
+    assert bonferroni_holm([0.25, 0.125, 0.5], 0.375).tolist() == [False, True, False]
+    assert bonferroni_holm([0.1875, 0.125, 0.375], 0.375).tolist() == [True, True, True]
+    assert fixed_sequence([0.375, 0.376, 0.1], 0.375).tolist() == [True, False, False]
+
+
+@pytest.fixture(scope="module")
+def pair(labelled):
+    """Calibration and tuning queries."""
+    score_function = Quantile(np.linspace(0, 1, 37))
+    return tuple(
+        labelled(n, seed, matches=0.5, score_function=score_function)
+        for n, seed in ((400, 3), (150, 4))
+    )
+
+
+def loss(risk, included, relevant, total):
+    hits = int(relevant[included].sum())
+    if risk == "miss":
+        return float(hits == 0)
+    if risk == "recall":
+        return 1 - hits / total if total else 1.0
+    return 1 - hits / int(included.sum())
+
+
+def worst_p_values(labelled, thresholds, alphas, naive_p_value):
+    """The largest p-value at each threshold; sets include scores up to a thousandth above it."""
+    values = []
+    for threshold in thresholds.tolist():
+        each = []
+        for risk, alpha in alphas.items():
+            included = labelled.candidate_scores <= threshold * (1 + 1e-3)
+            rows = zip(included, labelled.relevant, labelled.totals, strict=True)
+            total = sum(loss(risk, *row) for row in rows)
+            bound = "binomial" if risk == "miss" else "hoeffding-bentkus"
+            each.append(naive_p_value(total, len(labelled), alpha, bound))
+        values.append(max(each))
+    return values
+
+
+@pytest.mark.parametrize(("alphas", "delta"), REQUESTS)
+def test_threshold_is_the_best_of_those_that_the_procedures_certify(
+    alphas, delta, pair, naive_p_value
+):
+    calibration, tuning = pair
+    thresholds = JointController(*pair).thresholds
+    values = worst_p_values(calibration, thresholds, alphas, naive_p_value)
+    tuning_values = worst_p_values(tuning, thresholds, alphas, naive_p_value)
+    order = sorted(range(len(values)), key=lambda i: tuning_values[i])
+    rejections = {
+        "fixed-sequence": zip(
+            order, naive_fixed_sequence([values[i] for i in order], delta), strict=True
+        ),
+        "bonferroni-holm": enumerate(naive_bonferroni_holm(values, delta)),
+    }
+    for procedure, pairs in rejections.items():
+        certified = [float(thresholds[i]) for i, rejected in pairs if rejected]
+        controller = JointController(*pair, procedure=procedure)
+        if not certified:
+            with pytest.raises(RiskUnattainable):
+                controller.threshold(alphas, delta)
+        else:
+            best = max if alphas.keys() == {"false-discovery"} else min
+            assert controller.threshold(alphas, delta) == best(certified)
+            assert procedure == "bonferroni-holm" or len(certified) > 1
+
+
+@pytest.mark.parametrize(("late", "expected"), [(134, 0.0), (135, 1.0)])
+def test_misses_are_bounded_exactly(late, expected):
+    # P(Binomial(3000, 0.05) <= 134) <= 0.1 < P(Binomial(3000, 0.05) <= 135)
+    relevant = np.repeat([[True, False], [False, True]], [3000 - late, late], axis=0)
+    results = SearchResults(np.zeros(3000), 2)
+    labelled = LabelledResults.of(results, relevant, np.ones(3000, int)).scored(Constant())
+    assert JointController(labelled, labelled).threshold({"miss": 0.05}, 0.1) == expected
+
+
+def test_thresholds_come_from_the_tuning_queries_and_span_all_their_sets(pair, labelled):
+    calibration, tuning = pair
+    thresholds = JointController(calibration, tuning).thresholds
+    np.testing.assert_array_equal(thresholds, JointController(tuning, tuning).thresholds)
+    finite = tuning.candidate_scores[np.isfinite(tuning.candidate_scores)]
+    assert set(thresholds.tolist()) <= set(finite.tolist())
+    assert (thresholds[0], thresholds[-1]) == (0, finite.max())
+    assert (np.diff(thresholds) > 0).all()
+    few = labelled(100, 5)
+    assert JointController(few, few).thresholds.tolist() == list(range(12))
+
+
+def test_the_smallest_attainable_alpha_is_reported_to_four_decimals(pair):
+    controller = JointController(*pair)
+    for risk in ("miss", "recall", "false-discovery"):
+        with pytest.raises(RiskUnattainable, match=risk) as caught:
+            controller.threshold({risk: 0.001}, 0.1)
+        minimum = caught.value.minimum_alpha
+        assert f"{minimum:.4f}" in str(caught.value)
+        assert minimum == round(minimum, 4)
+        assert controller.threshold({risk: minimum}, 0.1) >= 0
+        with pytest.raises(RiskUnattainable):
+            controller.threshold({risk: minimum - 1e-4}, 0.1)
+    with pytest.raises(RiskUnattainable) as caught:
+        controller.threshold({"miss": 0.01, "false-discovery": 0.01}, 0.1)
+    assert caught.value.minimum_alpha is None
+
+
+def test_nothing_is_attainable_without_a_match():
+    none = np.zeros((40, 3), bool)
+    lost = LabelledResults.of(SearchResults(np.zeros(40), 3), none, np.zeros(40, int))
+    lost = lost.scored(Constant())
+    assert JointController(lost, lost).minimum_alpha("miss", 0.1) is None
+
+
+def test_no_risk_an_unknown_risk_and_an_unknown_procedure_are_refused(pair):
+    for alphas in ({}, {"precision": 0.1}):
+        with pytest.raises(InvalidConfig, match="risk"):
+            JointController(*pair).threshold(alphas, 0.1)
+    with pytest.raises(InvalidConfig, match="procedure"):
+        JointController(*pair, procedure="bonferroni")
+
+
+def answered(selection_score, missed):
+    """Queries with one candidate each, which is a match or not."""
+    return LabelledResults(
+        selection_score,
+        1,
+        relevant=~missed[:, None],
+        totals=(~missed).astype(int),
+        selection_score=selection_score,
+    )
+
+
+def draw_answers(n, seed, ties=False):
+    rng = np.random.default_rng(seed)
+    selection_score = rng.uniform(size=n)
+    missed = rng.uniform(size=n) < selection_score
+    return answered(np.round(selection_score, 2) if ties else selection_score, missed)
+
+
+def naive_selection_threshold(calibration, tuning, alpha, delta):
+    """From the safest of 200 thresholds upwards as long as each is certified; None if none is.
+
+    A threshold is a thousandth above the selection score of a tuning query.
+    """
+
+    def p_value(queries, threshold):
+        misses = [
+            bool(missed)
+            for score, missed in zip(queries.selection_score, ~queries.relevant[:, 0], strict=True)
+            if score <= threshold
+        ]
+        return binom.cdf(sum(misses), len(misses), alpha) if misses else 1.0
+
+    n = len(tuning.selection_score)
+    ordered = [score + 1e-3 * abs(score) for score in sorted(tuning.selection_score)]
+    thresholds = sorted({ordered[int(i * (n - 1) / 199)] for i in range(200)})
+    values = [p_value(tuning, threshold) for threshold in thresholds]
+    certified = None
+    for threshold in thresholds[values.index(min(values)) :]:
+        if p_value(calibration, threshold) > delta:
+            break
+        certified = threshold
+    return certified
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(("alpha", "delta"), [(0.1, 0.1), (0.2, 0.01), (0.3, 0.5), (0.49, 0.1)])
+def test_selection_threshold_is_that_of_a_loop_over_all_thresholds(seed, ties, alpha, delta):
+    calibration, tuning = draw_answers(500, seed, ties), draw_answers(300, seed + 100, ties)
+    expected = naive_selection_threshold(calibration, tuning, alpha, delta)
+    controller = AbstentionController(calibration, tuning)
+    if expected is None:
+        with pytest.raises(RiskUnattainable):
+            controller.threshold(alpha, delta)
+    else:
+        assert controller.threshold(alpha, delta) == expected
+
+
+def test_all_or_nothing_is_answered_if_misses_do_not_depend_on_the_selection_score():
+    queries = answered(np.linspace(0, 1, 1000), np.arange(1000) % 10 == 5)
+    controller = AbstentionController(queries, queries)
+    assert controller.threshold(0.15, 0.1) == 1.001  # a thousandth above the largest score
+    with pytest.raises(RiskUnattainable):
+        controller.threshold(0.09, 1e-6)
+
+
+def test_the_first_threshold_that_fails_ends_the_search():
+    # No query is missed below 0.5, all are from there to 0.6, and none of 9,000 more.
+    parts = ((0, 0.5, 500), (0.51, 0.6, 500), (0.61, 1, 9000))
+    scores = np.concatenate([np.linspace(*part) for part in parts])
+    missed = (scores > 0.505) & (scores < 0.605)
+    tuning = answered(scores[scores < 0.605], missed[scores < 0.605])
+    controller = AbstentionController(answered(scores, missed), tuning)
+    assert 0.45 < controller.threshold(0.1, 0.05) <= 0.53
+
+
+def test_too_few_answers_are_told_how_many_and_which_alpha():
+    queries = answered(np.linspace(0, 1, 20), np.zeros(20, bool))
+    with pytest.raises(RiskUnattainable, match="22") as caught:
+        AbstentionController(queries, queries).threshold(0.1, 0.1)  # 0.9**22 <= 0.1 < 0.9**21
+    # 1 - 0.1 ** (1 / 20) = 0.10875, rounded up to 4 decimals
+    assert caught.value.minimum_alpha == 0.1088
+    assert AbstentionController(queries, queries).threshold(0.1088, 0.1) == 1.001
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_selection_scores_may_differ_by_a_thousandth_also_below_zero(sign):
+    scores = sign * np.linspace(0.2, 0.9, 22)
+    queries = answered(scores, np.zeros(22, bool))
+    expected = scores.max() + 1e-3 * abs(scores.max())
+    assert AbstentionController(queries, queries).threshold(0.1, 0.1) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("scores", "missed"), [((3,), (2,)), ((0,), (0,)), ((2, 1), (2, 1))])
+def test_arrays_that_do_not_fit_together_are_refused(scores, missed):
+    with pytest.raises(InvalidData, match="needed"):
+        answered(np.zeros(scores), np.zeros(missed, bool))

@@ -1,0 +1,332 @@
+"""Certificates of mean losses: recall, clusters of queries and other mixes of groups."""
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel, RiskUnattainable
+from rcir.risk import (
+    Constant,
+    LabelledResults,
+    MonotoneController,
+    Quantile,
+    Request,
+    RiskController,
+    SearchResults,
+)
+
+BOUNDS = ("hoeffding", "bentkus", "hoeffding-bentkus", "betting")
+SCORE_FUNCTION = Quantile(np.linspace(0, 1, 37))
+SHARES = {"a": 0.1, "b": 0.6, "c": 0.3}
+
+
+@pytest.fixture(scope="module")
+def calibration(labelled):
+    return labelled(240, 0, matches=0.5, score_function=SCORE_FUNCTION)
+
+
+@pytest.fixture(scope="module")
+def tuning(labelled):
+    return labelled(90, 1, matches=0.5, score_function=SCORE_FUNCTION)
+
+
+@pytest.fixture(scope="module")
+def clustered(calibration, tuning):
+    """The same queries in 80 clusters of different sizes, and in 30 of three."""
+    clusters = np.random.default_rng(2).integers(80, size=240)
+    clusters[:80] = np.arange(80)
+    return (
+        replace(calibration, clusters=clusters, cluster="video"),
+        replace(tuning, clusters=np.arange(90) // 3, cluster="video"),
+    )
+
+
+@pytest.fixture(scope="module")
+def groups():
+    return np.array(["a", "b", "b", "c"])[np.arange(240) % 4]
+
+
+@pytest.fixture(scope="module")
+def grouped(calibration, tuning, groups):
+    return RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
+
+
+def loss(risk, included, relevant, total):
+    hits = int(relevant[included].sum())
+    if risk == "miss":
+        return float(hits == 0)
+    return 1 - hits / total if total else 1.0
+
+
+def loss_table(labelled, risk):
+    """Every score with the mean loss of every cluster, or of every query, at that threshold."""
+    names = range(len(labelled)) if labelled.clusters is None else labelled.clusters.tolist()
+    members = {name: [i for i, other in enumerate(names) if other == name] for name in set(names)}
+    table = []
+    for threshold in np.unique(labelled.candidate_scores[np.isfinite(labelled.candidate_scores)]):
+        included = labelled.candidate_scores <= threshold
+        rows = zip(included, labelled.relevant, labelled.totals, strict=True)
+        each = [loss(risk, *row) for row in rows]
+        means = [np.mean([each[i] for i in rows]) for rows in members.values()]
+        table.append((float(threshold), np.array(means)))
+    return table
+
+
+@pytest.fixture(scope="module")
+def tables(calibration, tuning, clustered):
+    """Loss tables of calibration and tuning queries, by independent unit and risk."""
+    pairs = {"queries": (calibration, tuning), "clusters": clustered}
+    return {
+        (name, risk): [loss_table(each, risk) for each in pair]
+        for name, pair in pairs.items()
+        for risk in ("miss", "recall")
+    }
+
+
+def stake(tuning_table, alpha, delta, weights):
+    """The bet for the variance of the smallest sets whose mean tuning loss is at most alpha."""
+    each = [losses for _, losses in tuning_table]
+    chosen = next((losses for losses in each if losses.mean() <= alpha), each[-1])
+    spread = (sum((x - chosen.mean()) ** 2 for x in chosen) + 0.25) / (len(chosen) + 1)
+    spread *= sum(w * w for w in weights) / len(weights)
+    best = math.sqrt(2 * math.log(1 / delta) / (len(weights) * spread))
+    return min(best, 1 / max(1.0, *weights))
+
+
+def assert_smallest(table, certified, call):
+    """The call returns the smallest threshold from which on all are certified, or refuses."""
+    passed = [certified(losses) for _, losses in table]
+    if not passed[-1]:
+        with pytest.raises(RiskUnattainable):
+            call()
+    else:
+        first = len(passed) - passed[::-1].index(False) if False in passed else 0
+        assert call() == table[first][0]
+
+
+@pytest.mark.parametrize(
+    ("unit", "risk"), [("queries", "recall"), ("clusters", "miss"), ("clusters", "recall")]
+)
+@pytest.mark.parametrize(("alpha", "delta"), [(0.05, 0.01), (0.25, 0.1), (0.5, 0.01), (0.6, 0.5)])
+@pytest.mark.parametrize("bound", [*BOUNDS, None])
+def test_threshold_is_the_smallest_from_which_all_are_certified(
+    unit, risk, alpha, delta, bound, calibration, tuning, clustered, tables, naive_p_value
+):
+    pair = clustered if unit == "clusters" else (calibration, tuning)
+    table, tuning_table = tables[unit, risk]
+    n = len(table[0][1])
+    assert n == (80 if unit == "clusters" else 240)
+    bet = stake(tuning_table, alpha, delta, np.ones(n))
+
+    def certified(losses):
+        if bound is None:  # conformal risk control
+            return (losses.sum() + 1) / (n + 1) <= alpha
+        if bound == "betting":
+            return math.prod(1 + bet * (alpha - x) for x in losses) >= 1 / delta
+        return naive_p_value(math.fsum(losses), n, alpha, bound) <= delta
+
+    controller = MonotoneController(*pair, risk, bound or "hoeffding-bentkus")
+    assert_smallest(table, certified, lambda: controller.threshold(alpha, delta if bound else None))
+
+
+def with_hits(hits, bound="hoeffding-bentkus", depth=4):
+    """Queries with `depth` matches each, of which the first `hits` candidates are some."""
+    relevant = np.arange(depth) < np.array(hits)[:, None]
+    results = SearchResults(np.zeros(len(hits)), depth)
+    labelled = LabelledResults.of(results, relevant, np.full(len(hits), depth)).scored(Constant())
+    return MonotoneController(labelled, labelled, "recall", bound)
+
+
+def refusal(controller, alpha, delta):
+    with pytest.raises(RiskUnattainable) as caught:
+        controller.threshold(alpha, delta)
+    return caught.value
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_minimum_alpha_is_attainable_and_slightly_less_is_not(bound):
+    for n in range(20, 200, 27):
+        controller = with_hits([4] * (n - 2) + [3, 1], bound)
+        for delta in (0.01, 0.05, 0.1, 0.3):
+            minimum = refusal(controller, 1e-4, delta).minimum_alpha
+            assert minimum == controller.minimum_alpha(delta)
+            assert controller.threshold(minimum, delta) == 3.0
+            assert refusal(controller, minimum * (1 - 1e-7), delta).minimum_alpha == minimum
+
+
+def test_marginal_minimum_alpha_counts_one_more_loss():
+    controller = with_hits([4] * 18 + [3])
+    error = refusal(controller, 0.05, None)
+    assert error.minimum_alpha == pytest.approx((0.25 + 1) / 20)
+    assert controller.threshold(error.minimum_alpha, None) == 3.0
+    needed = (1 - Fraction(1, 20)) / (Fraction(1, 20) - Fraction(1, 76))  # mean loss 1 / 76
+    assert error.required_calibration == math.ceil(needed)
+
+
+def test_matches_beyond_the_search_depth_are_reported_with_their_share():
+    error = refusal(with_hits([2] * 50), 0.4, 0.1)
+    assert error.required_calibration is None
+    assert "search deeper" in str(error)
+    assert "0.5000" in str(error)
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize("delta", [0.1, None])
+def test_queries_without_a_match_certify_nothing(bound, delta):
+    controller = with_hits([0] * 30, bound)
+    assert controller.minimum_alpha(delta) is None
+    assert refusal(controller, 0.99, delta).minimum_alpha is None
+
+
+def test_bounds_and_risks_that_do_not_fit_are_refused(calibration, tuning):
+    for error, word, arguments in (
+        (InvalidData, "hoeffding-bentkus", ("recall", "binomial")),
+        (InvalidConfig, "choose", ("recall", "wsr")),
+        (InvalidData, "fall", ("false-discovery",)),
+    ):
+        with pytest.raises(error, match=word):
+            MonotoneController(calibration, tuning, *arguments)
+
+
+@pytest.mark.parametrize("risk", ["miss", "recall"])
+@pytest.mark.parametrize(("alpha", "delta"), [(0.05, 0.01), (0.25, 0.1), (0.5, 0.01)])
+def test_threshold_of_a_mix_is_that_of_a_bet_on_weighted_losses(
+    risk, alpha, delta, grouped, groups, tables
+):
+    table, tuning_table = tables["queries", risk]
+    counts = {name: groups.tolist().count(name) for name in SHARES}
+    weights = [SHARES[name] / counts[name] * 240 for name in groups.tolist()]
+    assert sum(weights) == pytest.approx(240)
+    bet = stake(tuning_table, alpha, delta, weights)
+
+    def certified(losses):
+        terms = zip(weights, losses, strict=True)
+        return math.prod(1 + bet * (alpha - w * x) for w, x in terms) >= 1 / delta
+
+    request = Request(alpha, delta, risk=risk, mix=SHARES)
+    assert_smallest(table, certified, lambda: grouped.decide(request).threshold)
+    if certified(table[-1][1]):
+        guarantee = grouped.decide(request)
+        assert (guarantee.bound, guarantee.risk_bound) == ("betting", alpha)
+        assert (guarantee.n_calibration, guarantee.n_groups) == (240, None)
+
+
+def test_a_bet_calculated_by_hand():
+    """Two losses of 1 in a rare group that makes up three quarters of the new mix."""
+    relevant = np.array([[True]] * 8 + [[False]] * 2)
+    results = SearchResults(np.zeros(10), 1)
+    labelled = LabelledResults.of(results, relevant, np.ones(10, int)).scored(Constant())
+    weights = np.repeat([0.5, 3.0], [8, 2])  # 8 * 0.5 + 2 * 3 = 10
+    controller = MonotoneController(labelled, labelled, "miss", weights=weights)
+    # The tuning queries miss 0.2: variance (10 * 0.16 + 0.25) / 11, times the mean square 2 of the
+    # weights; the largest weight limits the bet to a third of the wealth.
+    best = math.sqrt(2 * math.log(2) / (10 * 2 * (1.6 + 0.25) / 11))
+    assert best > 1 / 3
+    wealth = (1 + 0.9 / 3) ** 8 * (1 + (0.9 - 3) / 3) ** 2
+    assert wealth < 2
+    refusal(controller, 0.9, 0.5)
+    rare = MonotoneController(labelled, labelled, "miss", weights=np.repeat([1.25, 0.0], [8, 2]))
+    assert rare.bound == "betting"
+    # No lost query counts: (1 + 0.8 * 0.15)^10 = 3.1
+    assert rare.threshold(0.15, 0.5) == 0.0
+    with pytest.raises(InvalidRiskLevel, match="delta"):
+        rare.threshold(0.15, None)
+
+
+def test_minimum_alpha_of_another_mix_is_attainable_and_slightly_less_is_not():
+    relevant = np.arange(4) < np.repeat([4, 3, 1], [70, 20, 10])[:, None]
+    results = SearchResults(np.zeros(100), 4)
+    labelled = LabelledResults.of(results, relevant, np.full(100, 4)).scored(Constant())
+    for values in ([0.5, 2.0, 2.5], [1.3, 0.45, 0]):
+        weights = np.repeat(values, [70, 20, 10])
+        controller = MonotoneController(labelled, labelled, "recall", weights=weights)
+        least = float(np.mean(weights * np.repeat([0, 0.25, 0.75], [70, 20, 10])))
+        minimum = refusal(controller, 0.01, 0.1).minimum_alpha
+        assert least < minimum < least + 0.25
+        assert controller.threshold(minimum, 0.1) == 3.0
+        refusal(controller, minimum - 1e-6, 0.1)
+
+
+@pytest.mark.parametrize(
+    "options", [{"risk": "recall"}, {}, {"simultaneous": True}, {"anytime": True}], ids=str
+)
+def test_any_mix_takes_the_largest_threshold_of_the_groups_at_a_third_of_delta(
+    options, grouped, calibration, tuning, groups
+):
+    guarantee = grouped.decide(Request(0.5, 0.12, mix="any", **options))
+    each = [
+        RiskController(SCORE_FUNCTION, tuning, calibration[groups == name]).decide(
+            Request(0.5, 0.04, **options)
+        )
+        for name in "abc"
+    ]
+    assert guarantee.threshold == max(of.threshold for of in each)
+    assert guarantee.risk_bound == max(of.risk_bound for of in each)
+    assert (guarantee.n_calibration, guarantee.n_groups, guarantee.n_clusters) == (240, 3, None)
+
+
+def test_any_mix_names_the_group_that_cannot_be_certified(calibration, tuning, groups):
+    names = np.where(np.arange(240) < 9, "few", groups)
+    controller = RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=names))
+    with pytest.raises(RiskUnattainable, match="'few'") as caught:
+        controller.decide(Request(0.3, 0.1, mix="any"))
+    assert caught.value.required_calibration is not None
+    assert caught.value.minimum_alpha is not None
+    with pytest.raises(InvalidConfig, match="group"):
+        RiskController(SCORE_FUNCTION, tuning, calibration).decide(Request(0.3, 0.1, mix="any"))
+
+
+def test_a_mix_of_one_group_needs_at_least_the_sets_of_that_group(grouped):
+    # With weights of 4 the bet is at most a quarter: what is certified is certified of the group.
+    mixed = grouped.decide(Request(0.5, 0.1, mix={"a": 1.0}))
+    assert mixed.threshold >= grouped.decide(Request(0.5, 0.1, group="a")).threshold
+    with pytest.raises(InvalidConfig, match="'d'"):
+        grouped.decide(Request(0.5, 0.1, mix={"a": 0.5, "d": 0.5}))
+
+
+def test_clusters_are_certified_by_betting_on_their_mean_losses(clustered, groups):
+    calibration, tuning = clustered
+    controller = RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
+    for options in ({"risk": "miss"}, {"risk": "recall"}, {"group": "b"}):
+        queries = calibration[groups == "b"] if "group" in options else calibration
+        guarantee = controller.decide(Request(0.4, 0.1, **options))
+        risk = options.get("risk", "miss")
+        expected = MonotoneController(queries, tuning, risk, "betting").threshold(0.4, 0.1)
+        assert (guarantee.threshold, guarantee.bound) == (expected, "betting")
+        assert guarantee.n_clusters == len(set(queries.clusters.tolist()))
+        assert guarantee.n_calibration == len(queries)
+    any_mix = controller.decide(Request(0.6, 0.3, mix="any"))
+    each = [controller.decide(Request(0.6, 0.1, group=name)) for name in "abc"]
+    assert any_mix.threshold == max(of.threshold for of in each)
+    assert any_mix.n_clusters == 80  # shared by the groups
+    assert controller.decide(Request(0.4, None)).bound == "conformal"
+
+
+@pytest.mark.parametrize(
+    "options", [{"simultaneous": True}, {"anytime": True}, {"abstain": True}, {"mix": SHARES}]
+)
+def test_clusters_refuse_what_needs_independent_queries(options, clustered, groups):
+    calibration, tuning = clustered
+    controller = RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
+    with pytest.raises(InvalidConfig, match="clusters"):
+        controller.decide(Request(0.3, 0.1, **options))
+
+
+def test_too_few_clusters_are_counted_in_the_refusal(clustered):
+    calibration, tuning = clustered
+    controller = RiskController(SCORE_FUNCTION, tuning, calibration)
+    with pytest.raises(RiskUnattainable, match="80 clusters") as error:
+        controller.decide(Request(0.01, 0.1))
+    minimum = error.value.minimum_alpha
+    assert controller.decide(Request(minimum, 0.1)).threshold >= 0
+    with pytest.raises(RiskUnattainable):
+        controller.decide(Request(minimum * (1 - 1e-6), 0.1))
+
+
+def test_clusters_need_a_name_and_a_name_needs_clusters(clustered, calibration):
+    for labelled, cluster in ((clustered[0], None), (calibration, "video")):
+        with pytest.raises(InvalidData, match="clusters"):
+            replace(labelled, cluster=cluster)

@@ -1,0 +1,430 @@
+"""Requests: what is refused, what is certified, and the sets that follow from it."""
+
+import math
+import pickle
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import beta, binom
+
+from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel, RcirError, RiskUnattainable
+from rcir.risk import (
+    AbstentionController,
+    Boosted,
+    Constant,
+    JointController,
+    LabelledResults,
+    Learned,
+    MatchProbability,
+    MissController,
+    MonotoneController,
+    Quantile,
+    Request,
+    RiskController,
+    RiskMonitor,
+    SearchResults,
+    allowed_misses,
+    anytime_allowed_misses,
+    anytime_miss_rate_bound,
+    anytime_required_calibration,
+    band_required_calibration,
+    bonferroni_holm,
+    check_exchangeability,
+    check_level,
+    fit_score_function,
+    fixed_sequence,
+    local_level,
+    miss_rate_bound,
+    p_value,
+    required_calibration,
+)
+
+SEVERAL = {"miss": 0.3, "false-discovery": 0.7}
+SHARES = {"a": 0.1, "b": 0.6, "c": 0.3}
+SCORE_FUNCTION = Quantile(np.linspace(0, 1, 37))
+BOUNDS = ("binomial", "hoeffding", "bentkus", "hoeffding-bentkus", "betting")
+NOT_LEVELS = st.one_of(
+    st.sampled_from([0, 1, -1, 2, math.nan, math.inf, True, False, "0.1", None, 1j, [0.1]]),
+    st.floats(min_value=1),
+    st.floats(max_value=0),
+)
+
+
+@pytest.fixture(scope="module")
+def tuning(labelled):
+    return labelled(200, 1, matches=0.5, score_function=SCORE_FUNCTION)
+
+
+@pytest.fixture(scope="module")
+def calibration(labelled):
+    return labelled(500, 0, matches=0.5, score_function=SCORE_FUNCTION)
+
+
+@pytest.fixture(scope="module")
+def groups():
+    return np.array(["a", "b", "b", "c"])[np.arange(500) % 4]
+
+
+@pytest.fixture(scope="module")
+def controller(tuning, calibration, groups):
+    return RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
+
+
+def smallest(labelled, allowed):
+    """The smallest threshold at which at most that many sets hold no match."""
+    for threshold in np.unique(labelled.candidate_scores):
+        rows = zip(labelled.relevant, labelled.candidate_scores, strict=True)
+        if sum(not row[scores <= threshold].any() for row, scores in rows) <= allowed:
+            return float(threshold)
+    raise AssertionError("no threshold suffices")
+
+
+def most(n, alpha, delta):
+    return max(m for m in range(-1, n) if binom.cdf(m, n, alpha) <= delta)
+
+
+@pytest.mark.parametrize(("alpha", "delta"), [(0.2, 0.1), (0.35, 0.01)])
+def test_miss_risk_is_certified_by_the_exact_bound(alpha, delta, controller, calibration):
+    guarantee = controller.decide(Request(alpha, delta))
+    allowed = most(500, alpha, delta)
+    assert guarantee.threshold == smallest(calibration, allowed)
+    assert guarantee.risk_bound == pytest.approx(beta.isf(delta, allowed + 1, 500 - allowed))
+    assert (guarantee.selection_threshold, guarantee.bound) == (None, "binomial")
+    assert guarantee.n_calibration == 500
+
+
+@pytest.mark.parametrize("group", ["a", "b", "c"])
+def test_a_group_is_certified_by_its_own_queries(group, controller, calibration, groups):
+    rows = groups == group
+    n = int(rows.sum())
+    guarantee = controller.decide(Request(0.3, 0.1, group=group))
+    assert guarantee.threshold == smallest(calibration[rows], most(n, 0.3, 0.1))
+    assert guarantee.n_calibration == n
+
+
+def test_every_risk_can_be_certified_for_a_group(tuning, controller, calibration, groups):
+    alone = RiskController(SCORE_FUNCTION, tuning, calibration[groups == "b"])
+    for options in ({"risk": "recall"}, {"risk": "false-discovery"}, {"abstain": True}):
+        guarantee = controller.decide(Request(0.6, 0.1, group="b", **options))
+        assert guarantee == replace(alone.decide(Request(0.6, 0.1, **options)), group="b")
+        assert guarantee.n_calibration == 250
+
+
+def test_simultaneous_levels_use_the_band(controller, calibration, naive_local_level):
+    guarantee = controller.decide(Request(0.3, 0.1, simultaneous=True))
+    level = naive_local_level(500, 0.1)
+    allowed = max(m for m in range(500) if binom.cdf(m, 500, 0.3) <= level)
+    assert guarantee.threshold == smallest(calibration, allowed)
+    assert guarantee.bound == "band"
+    expected = beta.isf(level, allowed + 1, 500 - allowed)
+    assert guarantee.risk_bound == pytest.approx(expected, rel=1e-6)
+
+
+def test_without_delta_the_guarantee_is_marginal(controller, calibration, tuning):
+    guarantee = controller.decide(Request(0.2, None))
+    assert guarantee.threshold == smallest(calibration, math.floor(0.2 * 501) - 1)
+    assert (guarantee.bound, guarantee.risk_bound) == ("conformal", pytest.approx(100 / 501))
+    recall = controller.decide(Request(0.5, None, risk="recall"))
+    expected = MonotoneController(calibration, tuning, "recall").threshold(0.5, None)
+    assert (recall.threshold, recall.bound) == (expected, "conformal")
+
+
+@pytest.mark.parametrize(
+    ("bound", "means"), [("binomial", "hoeffding-bentkus"), ("betting", "betting")]
+)
+def test_the_bound_of_a_controller_is_used_for_every_risk(bound, means, tuning, calibration):
+    controller = RiskController(SCORE_FUNCTION, tuning, calibration, bound)
+    mean = MonotoneController(calibration, tuning, "recall", means)
+    joint = JointController(calibration, tuning, means)
+    for request, threshold in (
+        (Request(0.6, 0.1, risk="recall"), mean.threshold(0.6, 0.1)),
+        (
+            Request(0.6, 0.1, risk="false-discovery"),
+            joint.threshold({"false-discovery": 0.6}, 0.1),
+        ),
+    ):
+        guarantee = controller.decide(request)
+        assert (guarantee.threshold, guarantee.bound) == (threshold, means)
+        assert guarantee.risk_bound == 0.6
+    several = controller.decide(Request(SEVERAL, 0.1))
+    assert (several.threshold, several.risk_bound) == (joint.threshold(SEVERAL, 0.1), None)
+    assert controller.decide(Request(0.3, 0.1)).bound == bound
+
+
+def test_abstention_answers_with_one_candidate_or_none(controller, tuning, calibration, queries):
+    guarantee = controller.decide(Request(0.25, 0.1, abstain=True))
+    limit = AbstentionController(calibration, tuning).threshold(0.25, 0.1)
+    assert guarantee.selection_threshold == limit
+    assert (guarantee.threshold, guarantee.risk_bound) == (0.0, 0.25)
+    results = queries(300, 9)[0]
+    sizes = controller.sets(results, guarantee)[1]
+    assert sizes.tolist() == [int(u <= limit) for u in results.uncertainty]
+    assert set(sizes.tolist()) == {0, 1}
+
+
+def test_abstention_uses_the_selection_score_of_a_learned_score_function(queries):
+    split, tuned, calibrated = (queries(600, seed) for seed in range(3))
+    score_function = Learned.fit(split[0], split[1])
+    controller = RiskController(
+        score_function, LabelledResults.of(*tuned), LabelledResults.of(*calibrated)
+    )
+    guarantee = controller.decide(Request(0.25, 0.1, abstain=True))
+    selection_score = 1 - score_function.hazard(calibrated[0])[:, 0]
+    answered = controller.sets(calibrated[0], guarantee)[1] == 1
+    assert answered.tolist() == (selection_score <= guarantee.selection_threshold).tolist()
+    missed = int((~calibrated[1][answered, 0]).sum())
+    assert binom.cdf(missed, int(answered.sum()), 0.25) <= 0.1
+
+
+def test_sets_hold_the_candidates_within_the_threshold(controller, queries):
+    results, guarantee = queries(50, 9)[0], controller.decide(Request(0.2, 0.1))
+    scores = SCORE_FUNCTION.candidate_scores(results)
+    expected = (scores <= guarantee.threshold * (1 + 1e-3)).sum(axis=1)
+    assert controller.sets(results, guarantee)[1].tolist() == expected.tolist()
+    with pytest.raises(InvalidData, match="depth"):
+        controller.sets(queries(50, 9, depth=5)[0], guarantee)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "delta", "options"),
+    [
+        (SEVERAL, 0.1, {"risk": "recall"}),
+        (SEVERAL, 0.1, {"abstain": True}),
+        (SEVERAL, 0.1, {"simultaneous": True}),
+        (SEVERAL, None, {}),
+        ({}, 0.1, {}),
+        ({"precision": 0.1}, 0.1, {}),
+        (0.1, 0.1, {"abstain": True, "risk": "recall"}),
+        (0.1, 0.1, {"abstain": True, "simultaneous": True}),
+        (0.1, 0.1, {"simultaneous": True, "risk": "recall"}),
+        (0.1, 0.1, {"anytime": True, "risk": "false-discovery"}),
+        (0.1, 0.1, {"anytime": True, "simultaneous": True}),
+        (0.1, None, {"risk": "false-discovery"}),
+        (0.1, None, {"abstain": True}),
+        (0.1, None, {"anytime": True}),
+        *((0.1, 0.1, {"risk": risk}) for risk in ("precision", "", 3, None, ["miss"])),
+        *((0.1, 0.1, {name: 1}) for name in ("abstain", "simultaneous", "anytime", "group")),
+        *((0.3, 0.1, {"mix": SHARES, name: True}) for name in ("simultaneous", "anytime")),
+        *(
+            (alpha, delta, {"mix": mix, **options})
+            for mix in ("any", SHARES)
+            for alpha, delta, options in (
+                (0.3, 0.1, {"group": "a"}),
+                (0.3, 0.1, {"abstain": True}),
+                (0.3, 0.1, {"risk": "false-discovery"}),
+                ({"miss": 0.1, "recall": 0.5}, 0.1, {}),
+                (0.3, None, {}),
+            )
+        ),
+        *(
+            (0.3, 0.1, {"mix": mix})
+            for mix in (
+                {},
+                {"a": 0.5},
+                {"a": 1.5, "b": -0.5},
+                {"a": math.nan, "b": 1.0},
+                {"a": "all"},
+                {1: 1.0},
+                "every",
+                0.5,
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_requests_that_nothing_supports_are_refused(alpha, delta, options, controller):
+    with pytest.raises(InvalidConfig):
+        controller.decide(Request(alpha, delta, **options))
+
+
+def test_supported_mixes_are_accepted():
+    assert Request(0.3, 0.1, mix=SHARES).mix == SHARES
+    assert Request(0.3, 0.1, risk="recall", mix={"a": 1, "b": 0}).mix == {"a": 1, "b": 0}
+    assert Request(0.3, 0.1, mix="any", simultaneous=True).simultaneous
+    assert Request({"recall": 0.3}, 0.1, mix="any").risk == "recall"
+
+
+def test_an_unknown_group_is_refused_with_those_that_exist(controller, tuning, calibration):
+    with pytest.raises(InvalidConfig, match="'a', 'b', 'c'"):
+        controller.decide(Request(0.3, 0.1, group="d"))
+    with pytest.raises(InvalidConfig, match="none"):
+        RiskController(SCORE_FUNCTION, tuning, calibration).decide(Request(0.3, 0.1, group="a"))
+
+
+@pytest.mark.parametrize("alpha", [1e-4, {"miss": 1e-4, "recall": 1e-4}])
+@pytest.mark.parametrize("risk", ["miss", "recall", "false-discovery"])
+def test_an_unattainable_request_is_never_answered(alpha, risk, controller):
+    risk = "miss" if isinstance(alpha, dict) else risk
+    with pytest.raises(RiskUnattainable):
+        controller.decide(Request(alpha, 0.1, risk=risk))
+    with pytest.raises(RiskUnattainable, match="group 'a'"):
+        controller.decide(Request(alpha, 0.1, risk=risk, group="a"))
+
+
+def test_parts_that_do_not_fit_together_are_refused(tuning, calibration, labelled):
+    with pytest.raises(InvalidData, match="depths"):
+        RiskController(Constant(), labelled(20, 0, depth=5), calibration)
+    with pytest.raises(InvalidData, match="groups"):
+        RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=np.array(["a"] * 499)))
+    with pytest.raises(InvalidConfig, match="bound"):
+        RiskController(SCORE_FUNCTION, tuning, calibration, bound="normal")
+
+
+def test_a_copy_between_processes_answers_alike(controller):
+    request = Request(0.1, 0.1)
+    expected = controller.decide(request)
+    assert pickle.loads(pickle.dumps(controller)).decide(request) == expected
+
+
+def test_a_growing_calibration_answers_anytime_requests_only(controller, tuning, calibration):
+    guarantee = controller.decide(Request(0.3, 0.1, anytime=True))
+    assert (guarantee.bound, guarantee.risk_bound) == ("anytime", 0.3)
+    assert guarantee.threshold == smallest(calibration, anytime_allowed_misses(500, 0.3, 0.1))
+    growing = RiskController(SCORE_FUNCTION, tuning, calibration, growing=True)
+    assert growing.decide(Request(0.3, 0.1, anytime=True)) == guarantee
+    for options in ({}, {"risk": "recall"}, {"abstain": True}, {"simultaneous": True}):
+        with pytest.raises(InvalidConfig, match="anytime"):
+            growing.decide(Request(0.3, 0.1, **options))
+
+
+def test_a_score_function_of_one_risk_answers_requests_for_that_risk_alone(
+    tuning, calibration, labelled
+):
+    pair = (labelled(n, seed, matches=0.5) for n, seed in ((200, 1), (500, 0)))
+    constant = RiskController(Constant(), *pair)
+    controller = RiskController(SCORE_FUNCTION, tuning, calibration, own={"recall": constant})
+    for request in (Request(0.6, 0.1, risk="recall"), Request({"recall": 0.6}, 0.1)):
+        assert controller.for_risk(request) is constant
+    for request in (
+        Request(0.6, 0.1),
+        Request(0.6, 0.1, abstain=True),
+        Request(0.6, 0.1, risk="false-discovery"),
+        Request({"recall": 0.6, "miss": 0.3}, 0.1),
+    ):
+        assert controller.for_risk(request) is controller
+
+
+def test_a_changed_score_function_is_detected(queries):
+    split, tuned, calibrated = (queries(300, seed) for seed in range(3))
+    for kind, name in ((Learned, "weights"), (Boosted, "trees"), (MatchProbability, "weights")):
+        score_function = kind.fit(*split[:2])
+        controller = RiskController(
+            score_function, LabelledResults.of(*tuned), LabelledResults.of(*calibrated)
+        )
+        assert controller.intact
+        values = getattr(score_function, name)
+        values = values if name == "weights" else values["threshold"][0]
+        values[0] += 1e-9
+        assert not controller.intact
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(value=NOT_LEVELS)
+def test_every_function_refuses_an_invalid_level(value):
+    results = SearchResults(np.zeros(100), 5)
+    misses = MissController.calibrate(Constant(), results, np.ones(100))
+    labelled = LabelledResults.of(results, np.ones((100, 5), bool), np.full(100, 5))
+    labelled = labelled.scored(Constant())
+    recall, joint = (
+        MonotoneController(labelled, labelled, "recall"),
+        JointController(*[labelled] * 2),
+    )
+    abstention = AbstentionController(labelled, labelled)
+    calls = [
+        lambda: misses.threshold(value, 0.1),
+        lambda: misses.risk_bound(value, 0.1),
+        lambda: recall.threshold(value, 0.1),
+        lambda: joint.threshold({"miss": value}, 0.1),
+        lambda: joint.threshold({"miss": 0.1}, value),
+        lambda: abstention.threshold(value, 0.1),
+        lambda: abstention.threshold(0.1, value),
+        lambda: Request(value, 0.1),
+        lambda: Request(value, 0.1, abstain=True),
+        lambda: p_value(1, 100, value),
+        lambda: fixed_sequence([0.1], value),
+        lambda: bonferroni_holm([0.1], value),
+        lambda: RiskMonitor(value),
+        lambda: RiskMonitor(0.1, value),
+        lambda: anytime_allowed_misses(100, value, 0.1),
+        lambda: anytime_required_calibration(value, 0.1),
+        lambda: band_required_calibration(value, 0.1),
+        lambda: local_level(100, value),
+        lambda: band_required_calibration(0.1, value),
+        lambda: anytime_allowed_misses(100, 0.1, value),
+        lambda: anytime_miss_rate_bound(1, 100, value),
+        lambda: anytime_required_calibration(0.1, value),
+        lambda: misses.threshold(0.1, value, simultaneous=True),
+        lambda: misses.threshold(0.1, value, anytime=True),
+        lambda: check_exchangeability(labelled, labelled).contradicted(value),
+    ]
+    for bound in BOUNDS:
+        calls += [
+            lambda bound=bound: allowed_misses(100, value, 0.1, bound),
+            lambda bound=bound: allowed_misses(100, 0.1, value, bound),
+            lambda bound=bound: miss_rate_bound(1, 100, value, bound),
+            lambda bound=bound: required_calibration(value, 0.1, bound),
+            lambda bound=bound: required_calibration(0.1, value, bound),
+        ]
+    if value is not None:  # the marginal guarantee
+        calls += [
+            lambda: misses.threshold(0.1, value),
+            lambda: misses.risk_bound(0.1, value),
+            lambda: misses.minimum_alpha(value),
+            lambda: misses.required_calibration(0.1, value),
+            lambda: recall.threshold(0.1, value),
+            lambda: Request(0.1, value),
+        ]
+    for call in calls:
+        with pytest.raises(InvalidRiskLevel):
+            call()
+
+
+def test_the_error_of_a_level_is_a_value_error_that_names_the_level():
+    assert issubclass(InvalidRiskLevel, ValueError)
+    assert issubclass(InvalidRiskLevel, RcirError)
+    with pytest.raises(InvalidRiskLevel, match="delta"):
+        allowed_misses(10, 0.1, 1)
+
+
+@pytest.mark.parametrize("value", [5e-324, 0.1, math.nextafter(1, 0)])
+def test_every_probability_inside_the_open_interval_is_a_level(value):
+    assert check_level("alpha", value) == value
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, Fraction])
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_levels_of_other_number_types_count_as_their_value(kind, bound):
+    quarter = kind(0.25)
+    assert type(check_level("alpha", quarter)) is float
+    assert allowed_misses(100, quarter, quarter, bound) == allowed_misses(100, 0.25, 0.25, bound)
+    assert miss_rate_bound(3, 100, quarter, bound) == miss_rate_bound(3, 100, 0.25, bound)
+
+
+@pytest.mark.parametrize("name", ["relevant", "totals", "groups", "clusters"])
+@pytest.mark.parametrize("value", [[True] * 60, "many", 3, {"a": 1}], ids=repr)
+def test_labels_that_are_not_arrays_are_refused_by_name(name, value, queries):
+    results, relevant, totals = queries(60, 0)
+    options = {"relevant": relevant, "totals": totals, name: value}
+    with pytest.raises(InvalidData, match=name):
+        LabelledResults.of(results, cluster="video" if name == "clusters" else None, **options)
+
+
+@pytest.mark.parametrize("name", ["distances", "keys", "candidate_uncertainty", "positions"])
+def test_candidate_data_that_are_not_arrays_are_refused_by_name(name):
+    with pytest.raises(InvalidData, match=name):
+        SearchResults(np.zeros(2), 1, **{name: [[0], [1]]})
+
+
+def test_an_unknown_risk_is_refused_everywhere_with_the_choices(calibration, tuning, queries):
+    results, relevant, _ = queries(60, 0)
+    for call in (
+        lambda: Request(0.1, 0.1, "precision"),
+        lambda: fit_score_function("auto", results, relevant, risk="precision"),
+        lambda: MonotoneController(calibration, tuning, "precision"),
+    ):
+        with pytest.raises(InvalidConfig, match="false-discovery"):
+            call()
