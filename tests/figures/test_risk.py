@@ -24,13 +24,12 @@ def test_the_spread_of_the_risk_is_median_band_and_diagonal(lines, drawn, height
     for level, column in zip(ALPHA, risk.T, strict=True):
         expected = np.percentile(column, [5, 95])
         np.testing.assert_allclose(heights_at(band, level), expected)
-    assert "40 random splits" in axes.get_title("left")
     drawn(figure)
 
 
-@pytest.mark.parametrize("delta", [0.05, 0.1, 0.29, 0.3, 0.5])
+@pytest.mark.parametrize("delta", [0.05, 0.29, 0.5])
 def test_the_quantile_is_above_the_diagonal_exactly_where_too_many_splits_violate(delta, lines):
-    for seed in range(20):
+    for seed in range(8):
         risk = splits(seed, 100) * np.random.default_rng(seed).uniform(0.5, 1.2)
         curves = lines(figures.risk_spread(ALPHA, risk, delta).axes[0])
         (name,) = (name for name in curves if "quantile" in name)
@@ -69,8 +68,6 @@ def test_the_spread_of_sizes_has_a_median_and_a_band_for_every_rule(lines, drawn
     bands = dict(zip(sizes, axes.collections, strict=True))
     expected = np.quantile(sizes["constant"][:, 2], [0.05, 0.95])
     np.testing.assert_allclose(heights_at(bands["constant"], 0.4), expected)
-    markers = {line.get_marker() for line in axes.get_lines()}
-    assert len(markers) == 3, "curves differ in greyscale too"
     drawn(figure)
 
 
@@ -123,10 +120,8 @@ def test_distributions_of_sizes_are_cumulative_shares(drawn):
     drawn(figure)
 
 
-@pytest.mark.parametrize("size", [0, 1, 500])
-def test_a_distribution_of_one_size_is_one_step(size, drawn):
-    figure = figures.size_distributions({"all": np.full(9, size)})
-    (line,) = figure.axes[0].get_lines()
-    x, y = line.get_data()
-    assert y[x <= max(size, 0.95)][-1] == 1
-    drawn(figure)
+def test_a_distribution_of_one_size_is_one_step():
+    for size in (0, 1, 500):
+        (line,) = figures.size_distributions({"all": np.full(9, size)}).axes[0].get_lines()
+        x, y = line.get_data()
+        assert y[x <= max(size, 0.95)][-1] == 1

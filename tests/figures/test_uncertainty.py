@@ -21,16 +21,12 @@ def test_the_reliability_diagram_has_a_bar_a_bin_with_queries(drawn):
     drawn(figure)
 
 
-@pytest.fixture
-def encoders():
+def test_calibration_curves_skip_empty_bins_and_state_their_errors(lines, drawn):
     bins = (np.arange(4) + 0.5) / 4
-    return {
+    encoders = {
         "btl": (bins, np.array([0.1, np.nan, 0.6, 0.9])),
         "mc-dropout": (bins, np.array([0.3, 0.2, 0.5, 0.8])),
     }
-
-
-def test_calibration_curves_pass_over_empty_bins_and_state_their_errors(encoders, lines, drawn):
     figure = figures.calibration_curves(encoders, {"btl": 0.0123, "mc-dropout": 0.2})
     (axes,) = figure.axes
     curves = lines(axes)
@@ -38,15 +34,11 @@ def test_calibration_curves_pass_over_empty_bins_and_state_their_errors(encoders
     np.testing.assert_array_equal(curves["calibrated"], [[0, 0], [1, 1]])
     expected = [[0.125, 0.1], [0.625, 0.6], [0.875, 0.9]]
     np.testing.assert_array_equal(curves["btl: error 0.012"], expected)
-    named = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert named == list(curves)
-    assert axes.get_ylabel() == "recall at 1"
-    other = figures.calibration_curves(encoders, {"btl": 0, "mc-dropout": 0}, "mAP@5")
-    assert other.axes[0].get_ylabel() == "mAP@5"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(curves)
     drawn(figure)
 
 
-def test_the_sparsification_tells_references_from_encoders(lines, drawn):
+def test_sparsification_shows_references_and_encoders(lines, drawn):
     fractions = np.array([0, 0.25, 0.5])
     curves = {"random": np.full(3, 0.8), "btl": np.array([0.8, 0.85, 0.9])}
     curves["oracle"] = np.array([0.8, 1, 1])
@@ -57,8 +49,6 @@ def test_the_sparsification_tells_references_from_encoders(lines, drawn):
     assert set(found) == set(curves)
     for name, values in curves.items():
         np.testing.assert_array_equal(found[name], np.c_[fractions, values])
-    styles = {line.get_label(): line.get_linestyle() for line in axes.get_lines()}
-    assert styles == {"btl": "-", "oracle": "--", "random": ":"}
     only = figures.sparsification_curves(fractions, {"btl": curves["btl"]})
     assert set(lines(only.axes[0])) == {"btl"}
     drawn(figure)
@@ -75,7 +65,7 @@ def test_uncertainty_in_and_out_of_distribution_is_told_apart_by_the_mann_whitne
     inside, outside = rng.normal(0, 1, 60).round(1), rng.normal(1, 1, 40).round(1)  # with ties
     pairs = [(high > low) + (high == low) / 2 for high in outside for low in inside]
     figure = figures.in_and_out(inside, outside, ("clean", "occluded"))
-    left, right = figure.axes
+    _, right = figure.axes
     assert right.get_title("left") == f"AUROC {sum(pairs) / len(pairs):.3f}"
     assert "clean" in right.get_xlabel()
     assert "occluded" in right.get_ylabel()
@@ -84,8 +74,6 @@ def test_uncertainty_in_and_out_of_distribution_is_told_apart_by_the_mann_whitne
         point = [(inside > threshold).mean(), (outside > threshold).mean()]
         between = np.interp(point[0], *curve.get_data())
         assert between == pytest.approx(point[1], abs=0.03)
-    assert left.get_xscale() == "linear"
-    assert [text.get_text() for text in left.get_legend().get_texts()] == ["clean", "occluded"]
     drawn(figure)
 
 
@@ -98,18 +86,16 @@ def test_both_histograms_have_the_same_bins_and_heights_that_are_shares():
         x, y = bars(polygon)
         np.testing.assert_allclose(np.unique(x.round(9)), edges, atol=1e-9)
         assert y.max() == pytest.approx(max(np.unique(values, return_counts=True)[1]) / len(values))
-    assert first.get_fill() != second.get_fill(), "they differ in greyscale too"
 
 
 @pytest.mark.parametrize(
     ("lowest", "scale"), [(0.001, "log"), (0.5, "linear"), (0.0, "linear"), (-1.0, "linear")]
 )
-def test_the_scale_is_logarithmic_only_where_it_can_be_and_helps(lowest, scale, drawn):
+def test_the_scale_is_logarithmic_only_where_it_can_be_and_helps(lowest, scale):
     figure = figures.in_and_out(np.array([lowest, 0.6, 0.7]), np.array([0.8, 1.0]))
     left, right = figure.axes
     assert left.get_xscale() == scale
     assert right.get_title("left") == "AUROC 1.000"
-    drawn(figure)
 
 
 def test_uncertainties_that_are_all_alike_tell_nothing(drawn):
