@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BENCHMARKS := $(filter-out $(addprefix benchmarks/,common.py cub.py loops.py populations.py),$(wildcard benchmarks/*.py))
 
-.PHONY: setup browser demo test test-all lint bench papers clean
+.PHONY: setup browser demo test test-all test-old-cpu test-gpu mutation-score lint bench papers clean
 
 setup: $(VENV)/ready
 
@@ -28,21 +28,42 @@ browser:
 demo: setup
 	$(BIN)/rcir demo --output runs/demo
 
-# What is compiled once serves every process that a test starts.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
-	--numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 10
+# Files of bytecode that one process writes save time in those that tests start.
+OMP_NUM_THREADS ?= 1
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup \
+	--no-loadscope-reorder --durations 25
 
 test: setup
-	$(PYTEST)
+	$(PYTEST) $(COVERAGE)
 
-# The same, and then what takes long: slow tests, and simulations of full size.
+# Everything: the tests of `make test`, then slow tests and simulations of full size. Both record
+# which lines run; pyproject.toml has the share that must be reached in all.
+test-all: COVERAGE := --cov --cov-report= --cov-fail-under=0
 test-all: test
-	$(PYTEST) --full -m "slow or statistical"
+	$(PYTEST) --full -m "slow or statistical" --cov --cov-append
+
+# Numeric tests with the arithmetic of an older CPU: float32 results differ in their last digits.
+OLD_CPU := ATEN_CPU_CAPABILITY=default OPENBLAS_CORETYPE=Prescott ONEDNN_MAX_CPU_ISA=SSE41 \
+	FAISS_OPT_LEVEL=generic
+NUMERIC_TESTS := $(addprefix tests/,losses mining metrics risk calibration encoders)
+
+test-old-cpu: setup
+	$(OLD_CPU) $(PYTEST) $(NUMERIC_TESTS)
+
+test-gpu: setup
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
+		{ echo "error: no CUDA device; on a GPU machine install '.[dev,gpu]' into .venv"; exit 1; }
+	$(PYTEST) --full -m gpu
+
+# The share of deliberate mistakes in the statistical core that tests notice. It takes an hour.
+mutation-score: setup
+	$(BIN)/python -m tests.mutation_score
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/hadolint Dockerfile
 
 # One that cannot go on, such as without the data set, does not keep the others from running.

@@ -1,12 +1,16 @@
-"""What every test and every example runs in: an empty folder, and a tracking store of its own."""
+"""The surroundings of every test and every documented example.
+
+Each runs in an empty folder with a tracking store of its own. Tests that share an expensive
+fixture run in one process, so that it is set up once.
+"""
 
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,94 +19,101 @@ import pytest
 from filelock import FileLock
 from mlflow import MlflowClient
 
-AFTER_DEMO = (
-    "README.md",
-    "api.py",
-    "calibrated.py",
-    "maintained.py",
-    "retriever.py",
-)  # whose examples use what the demo made
-# Files that one process tests one after the other: they use the same cluster or the same demo.
-TOGETHER = {
-    "one CPU": (
-        *("tests/tuning/test_killed.py", "tests/tuning/test_schedulers.py"),
-        *("tests/tuning/test_split.py", "tests/tuning/test_command.py"),
-    ),
-    "three CPUs": (
-        *("tests/training/test_workers.py", "tests/tuning/test_sweep.py"),
-        "tests/tuning/test_every_method.py",
-        *("tests/tuning/test_own_method.py", "tests/encoders/test_replicas.py"),
-        *("tests/training/test_frozen.py", "tests/test_cli_embed.py"),
-    ),
-    "demo": ("tests/test_demo.py", "tests/test_documents.py"),
-}
-UNITS = {file: unit for unit, files in TOGETHER.items() for file in files}
-# What takes longest comes first: processes then end at about the same time.
-FIRST = ("one CPU", "tests/training/test_job.py", "tests/training/test_failures.py", "three CPUs")
-
-
-def unit_of(file: str) -> str:
-    """What is tested by one process, one test after the other: a file, or several together."""
-    return "demo" if Path(file).name in AFTER_DEMO else UNITS.get(file, file)
+# Documents and modules whose examples use the retriever that the demo calibrates.
+DEMO_EXAMPLES = ("README.md", "api.py", "calibrated.py", "maintained.py", "retriever.py")
+# Fixtures that one process sets up for all tests that use them, those that take longest first.
+SHARED_FIXTURES = ("ray_cluster", "one_cpu", "demo")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--full", action="store_true", help="slow tests too, and simulations of full size"
+        "--full", action="store_true", help="also run slow tests, and simulations of full size"
     )
 
 
-@pytest.hookimpl(trylast=True)
+def uses_demo(item: pytest.Item) -> bool:
+    return item.path.name in DEMO_EXAMPLES or "demo" in getattr(item, "fixturenames", ())
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests wait for `--full`; units are kept together, the long ones first."""
+    """Deselect slow tests without `--full`; start with those that share a fixture.
+
+    A file with one test that uses a shared fixture goes to the process of that fixture as a whole.
+    """
     if not config.getoption("full"):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
-    found: dict[str, list[pytest.Item]] = {name: [] for name in (*FIRST, *TOGETHER)}
+    files: dict[Path, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        found.setdefault(unit_of(item.nodeid.partition("::")[0]), []).append(item)
-    for unit, files in TOGETHER.items():
-        order = {file: number for number, file in enumerate(files)}
-        found[unit].sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
-    items[:] = [item for unit in found.values() for item in unit]
+        files[item.path].append(item)
+    groups: dict[str, list[pytest.Item]] = {name: [] for name in (*SHARED_FIXTURES, "none")}
+    for tests in files.values():
+        fixtures = {name for item in tests for name in getattr(item, "fixturenames", ())}
+        if any(map(uses_demo, tests)):
+            fixtures.add("demo")
+        group = next((name for name in SHARED_FIXTURES if name in fixtures), "none")
+        groups[group] += tests
+        if group != "none":
+            for item in tests:
+                item.add_marker(pytest.mark.xdist_group(group))
+    items[:] = [item for tests in groups.values() for item in tests]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile`, a unit goes to one process."""
-    from xdist.scheduler import LoadFileScheduling
+    """With `--dist loadgroup`, give a process whole files, and all files of a shared fixture."""
+    from xdist.scheduler import LoadGroupScheduling
 
-    class Units(LoadFileScheduling):
+    class WholeFiles(LoadGroupScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return unit_of(super()._split_scope(nodeid))
+            return super()._split_scope(nodeid).partition("::")[0]
 
-    return Units(config, log) if config.getvalue("dist") == "loadfile" else None
+    return WholeFiles(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List the reasons for which tests were skipped, one line each."""
+    reasons: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", ()):
+        if isinstance(report.longrepr, tuple):
+            reasons[report.longrepr[2].removeprefix("Skipped: ")] += 1
+    for reason, number in reasons.most_common():
+        terminalreporter.write_line(f"skipped {number}: {reason}", yellow=True)
 
 
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all processes that test at the same time."""
+    """Return a folder that all test processes share."""
     base = tmp_path_factory.getbasetemp()
-    # The processes have folders of their own in it.
+    # Under xdist, the base of a worker is a folder of its own inside the common one.
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 @pytest.fixture(scope="session")
 def new_store(shared_folder: Path) -> Callable[[Path], str]:
-    """`new_store(file)`: the address of an empty SQLite tracking store.
+    """Return a function that creates an empty SQLite tracking store and returns its address.
 
-    It is copied: MLflow takes seconds to create one.
+    MLflow takes seconds to create a store, so each one is a copy of the first.
     """
-    empty = shared_folder / "empty.db"
+    template = shared_folder / "empty.db"
     with FileLock(shared_folder / "empty.lock"):
-        if not empty.is_file():
-            making = shared_folder / "making.db"
-            MlflowClient(f"sqlite:///{making}").search_experiments()
-            making.rename(empty)
+        if not template.is_file():
+            unfinished = shared_folder / "unfinished.db"
+            MlflowClient(f"sqlite:///{unfinished}").search_experiments()
+            unfinished.rename(template)
 
     def new_store(file: Path) -> str:
-        shutil.copy(empty, file)
+        shutil.copy(template, file)
         return f"sqlite:///{file}"
 
     return new_store
@@ -110,16 +121,15 @@ def new_store(shared_folder: Path) -> Callable[[Path], str]:
 
 @pytest.fixture(scope="session")
 def tracking_uri(new_store: Callable[[Path], str], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One SQLite tracking store for all tests that do not bring their own."""
+    """Return the address of a tracking store for all tests without one of their own."""
     return new_store(tmp_path_factory.mktemp("mlflow") / "mlflow.db")
 
 
 @pytest.fixture(scope="session")
 def demo(shared_folder: Path, new_store: Callable[[Path], str]) -> Path:
-    """A folder in which `rcir demo --output runs/demo` has run; `screen.txt` is what it showed, and
-    `processor-seconds` what it took of a core, however busy the others were.
+    """Return a folder in which `rcir demo --output runs/demo` has run.
 
-    It is made by the first process that needs it, for all that test at the same time.
+    The demo runs once, in the first process that needs it. `screen.txt` holds its output.
     """
     folder = shared_folder / "demo"
     with FileLock(shared_folder / "demo.lock"):
@@ -128,13 +138,9 @@ def demo(shared_folder: Path, new_store: Callable[[Path], str]) -> Path:
             rcir = Path(sys.executable).with_name("rcir")
             command = [rcir, "demo", "--output", "runs/demo"]
             environment = os.environ | {"MLFLOW_TRACKING_URI": new_store(folder / "mlflow.db")}
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            with (folder / "screen").open("w") as screen:
+            with (folder / "unfinished").open("w") as screen:
                 subprocess.run(command, cwd=folder, env=environment, stdout=screen, check=True)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            taken = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-            (folder / "processor-seconds").write_text(str(taken))
-            (folder / "screen").rename(folder / "screen.txt")  # it is complete
+            (folder / "unfinished").rename(folder / "screen.txt")
     return folder
 
 
@@ -145,9 +151,9 @@ def _isolated(
     tracking_uri: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing is written outside `tmp_path`, and no retriever is named from outside."""
-    after_demo = request.node.path.name in AFTER_DEMO
-    monkeypatch.chdir(request.getfixturevalue("demo") if after_demo else tmp_path)
+    """Run in an empty folder, or in the demo's, without settings from outside."""
+    is_demo_example = request.node.path.name in DEMO_EXAMPLES
+    monkeypatch.chdir(request.getfixturevalue("demo") if is_demo_example else tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
     monkeypatch.delenv("RCIR_RETRIEVER", raising=False)
     monkeypatch.delenv("RCIR_RUNS", raising=False)

@@ -29,10 +29,6 @@ from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import save
 from tests.kills import kill  # noqa: F401  (a fixture)
 
-# On tensors this small, more threads only wait for each other.
-torch.set_num_threads(1)
-
-
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
