@@ -1,0 +1,705 @@
+"""Sets that are composed or drawn: two-digit numbers, N-digit MNIST, Omniglot, black squares."""
+
+import io
+import zipfile
+from functools import cache
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.stats import binomtest, chisquare
+from sklearn.datasets import load_digits
+from torchvision.datasets import MNIST
+
+from rcir.data import DataConfig, load_splits
+from rcir.data.augmentation import occlude
+from rcir.data.datasets.digits import class_lists
+from rcir.data.datasets.n_digit_mnist import released_classes
+from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
+from tests.data.small_sets import MNIST_TEST, MNIST_TRAIN, read, write_mnist
+
+PARTS = ("train", "validation", "gallery", "tuning", "calibration", "test")
+QUERIES = PARTS[3:]
+
+
+def unseen(n):
+    """The numbers of the evaluation in the lists of Oh et al. (2019), drawn with seed 714."""
+    chosen = np.random.RandomState(714).choice(n, 7 * n // 10, replace=False).tolist()
+    return set(range(n)) - set(chosen)
+
+
+# Black squares over tiles
+
+WHITE = np.full((4000, 8, 16), 200, np.uint8)
+
+
+def squares(image):
+    """(row, column, side) of the black square in each 8 x 8 tile; side 0 if there is none."""
+    results = []
+    for left in (0, 8):
+        black = image[:, left : left + 8] == 0
+        side = round(np.sqrt(black.sum()))
+        assert black.sum() == side**2
+        rows, columns = np.flatnonzero(black.any(1)), np.flatnonzero(black.any(0))
+        if side:
+            assert black[rows[0] : rows[0] + side, columns[0] : columns[0] + side].all()
+        results.append((rows[0], columns[0], side) if side else (0, 0, 0))
+    return results
+
+
+@pytest.fixture(scope="module")
+def occlusion():
+    hidden, occluded = occlude(WHITE, 1.0, np.random.default_rng(0))
+    return hidden, occluded, np.array([squares(image) for image in hidden])
+
+
+def test_one_black_square_per_tile_is_drawn_and_flagged(occlusion):
+    hidden, occluded, _ = occlusion  # `squares` checks the shape
+    assert set(np.unique(hidden)) == {0, 200}
+    np.testing.assert_array_equal(occluded, (hidden == 0).any(axis=(1, 2)))
+
+
+def test_sides_and_places_of_squares_are_uniform(occlusion):
+    drawn = occlusion[2]
+    assert chisquare(np.bincount(drawn[:, :, 2].ravel(), minlength=9)).pvalue > 1e-3
+    for side in (1, 4, 7):
+        for axis in (0, 1):
+            places = np.bincount(drawn[drawn[:, :, 2] == side][:, axis], minlength=9 - side)
+            assert len(places) == 9 - side
+            assert chisquare(places).pvalue > 1e-3
+
+
+def test_tiles_are_hit_independently():
+    hidden, _ = occlude(WHITE, 0.5, np.random.default_rng(1))
+    hit = (hidden.reshape(-1, 8, 2, 8) == 0).any(axis=(1, 3))
+    share = 0.5 * 8 / 9
+    for pattern, expected in (((0, 0), (1 - share) ** 2), ((1, 1), share**2)):
+        assert binomtest(int((hit == pattern).all(1).sum()), 4000, expected).pvalue > 1e-3
+
+
+def test_occlusion_never_writes_to_its_input():
+    images = np.random.default_rng(0).integers(1, 256, (50, 8, 16), dtype=np.uint8)
+    before = images.copy()
+    same, occluded = occlude(images, 0.0, np.random.default_rng(0))
+    np.testing.assert_array_equal(same, before)
+    assert not occluded.any()
+    occlude(images, 1.0, np.random.default_rng(0))
+    np.testing.assert_array_equal(images, before)
+
+
+# Two-digit numbers of scikit-learn's digits
+
+
+@pytest.fixture(scope="module")
+def handwritten():
+    """The rows and the classes of every handwritten digit, by its pixels."""
+    bunch = load_digits()
+    rows, classes = {}, {}
+    for row, (picture, target) in enumerate(zip(bunch.images, bunch.target, strict=True)):
+        pixels = np.round(picture * 255 / 16).astype(np.uint8).tobytes()
+        rows.setdefault(pixels, set()).add(row)
+        classes.setdefault(pixels, set()).add(int(target))
+    return rows, classes
+
+
+def halves(images):
+    """The left and right digits of (n, 8, 16) images, as bytes."""
+    return [(image[:, :8].tobytes(), image[:, 8:].tobytes()) for image in images]
+
+
+def test_open_set_classes_are_those_of_the_released_lists(splits):
+    train, validation, evaluation = class_lists(open_set=True)
+    assert set(train + validation) == set(range(100)) - unseen(100)
+    assert (len(train), len(validation)) == (60, 10)
+    assert set(evaluation) == unseen(100)
+    for part, classes in zip(PARTS, (train, validation, *[evaluation] * 4), strict=True):
+        assert set(getattr(splits, part).labels) == set(classes)
+
+
+def test_parts_have_the_requested_sizes_and_balanced_classes(splits):
+    for part, n in zip(PARTS, (400, 100, 300, 200, 400, 100), strict=True):
+        images = getattr(splits, part)
+        assert images.images.shape == (n, 8, 16)
+        assert images.images.dtype == np.uint8
+        assert len(set(images.ids)) == n
+        counts = np.unique(images.labels, return_counts=True)[1]
+        assert counts.max() - counts.min() <= 1
+
+
+def test_images_show_handwritten_digits_of_their_label(splits, handwritten):
+    _, classes = handwritten
+    assert not splits.gallery.attributes["occluded"].any()
+    for part in PARTS:
+        images = getattr(splits, part)
+        whole = ~images.attributes["occluded"]
+        assert whole.any()
+        pairs = halves(images.images[whole])
+        for (left, right), label in zip(pairs, images.labels[whole], strict=True):
+            assert label // 10 in classes[left]
+            assert label % 10 in classes[right]
+
+
+def test_no_handwritten_digit_is_in_two_pools(splits, handwritten):
+    rows, _ = handwritten
+    pools = []
+    for pool in (*PARTS[:3], QUERIES):
+        parts = (pool,) if isinstance(pool, str) else pool
+        images = np.concatenate([getattr(splits, part).images for part in parts])
+        pixels = {tile for pair in halves(images) for tile in pair}
+        # Occluded digits, and those that the data set has twice, prove nothing.
+        pools.append({tile for tile in pixels if len(rows.get(tile, ())) == 1})
+    assert all(len(pool) > 40 for pool in pools)
+    assert sum(map(len, pools)) == len(set.union(*pools))
+
+
+@pytest.mark.parametrize("occlusion", [0.0, 1.0])
+def test_no_query_comes_twice_or_is_in_another_part(occlusion):
+    options = {"occlusion": occlusion, "train_occlusion": occlusion}
+    parts = load_splits(DataConfig("digits", seed=1, options=options))
+    others, queries = (
+        [image.tobytes() for part in names for image in getattr(parts, part).images]
+        for names in (PARTS[:3], QUERIES)
+    )
+    assert len(queries) == len({*queries}) == 9_000
+    assert {*queries}.isdisjoint(others)
+
+
+def test_more_queries_than_distinct_images_come_twice():
+    options = {"occlusion": 0.0, "test": 62_000}  # 30 numbers of 45 x 45 pairs of digits each
+    parts = load_splits(DataConfig("digits", options=options))
+    assert len(parts.test) == 62_000
+    assert len({image.tobytes() for image in parts.test.images}) < 62_000
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.2, 1.0])
+def test_the_share_of_occluded_images_is_as_configured(probability):
+    options = {"occlusion": probability, "train_occlusion": probability, "train": 1000}
+    parts = load_splits(DataConfig("digits", seed=3, options=options))
+    # A digit is hit with that probability, and by a square of side 0 in one of nine cases.
+    expected = 1 - (1 - probability * 8 / 9) ** 2
+    for part in ("train", "validation", "test"):
+        occluded = getattr(parts, part).attributes["occluded"]
+        assert binomtest(int(occluded.sum()), len(occluded), expected).pvalue > 1e-3
+    assert not parts.gallery.attributes["occluded"].any()
+
+
+def test_the_seed_decides_the_draw_of_digits():
+    first, again, other = (
+        load_splits(DataConfig("digits", seed=seed, options=dict.fromkeys(PARTS, 60)))
+        for seed in (0, 0, 1)
+    )
+    for part in PARTS:
+        a, b, c = (getattr(parts, part) for parts in (first, again, other))
+        np.testing.assert_array_equal(a.images, b.images)
+        np.testing.assert_array_equal(a.labels, b.labels)
+        assert a.ids == b.ids
+        assert (a.images != c.images).any()
+
+
+def test_every_part_of_the_closed_set_has_all_classes():
+    parts = load_splits(DataConfig("digits", options={"open_set": False}))
+    for part in PARTS:
+        assert set(getattr(parts, part).labels) == set(range(100))
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"occlusion": 1.5}, "occlusion"),
+        ({"train_occlusion": -0.1}, "train_occlusion"),
+        ({"gallery": 0}, "at least 1"),
+    ],
+)
+def test_options_of_digits_out_of_range_are_refused(options, word):
+    with pytest.raises(InvalidConfig, match=word):
+        load_splits(DataConfig("digits", options=options))
+
+
+# N-digit MNIST
+
+SMALL = {"total_train": 7_000, "total_test": 3_000}
+
+
+@pytest.fixture(scope="module")
+def mnist_files(tmp_path_factory):
+    root = tmp_path_factory.mktemp("mnist")
+    return root, *write_mnist(root / "mnist", n_train=1300, n_test=1200)
+
+
+@pytest.fixture
+def small_mnist(mnist_files, monkeypatch):
+    """The folder of a small MNIST without black pixels, and its contents."""
+    root, contents, resources = mnist_files
+    monkeypatch.setattr(MNIST, "resources", resources)
+    return root, contents
+
+
+def digit_rows(images, contents, files, digits=2):
+    """(n, digits) the row of every digit in one half of MNIST; KeyError if it is not there."""
+    rows = {picture.tobytes(): row for row, picture in enumerate(contents[files[0]])}
+    tiles = images.reshape(-1, 28, digits, 28).transpose(0, 2, 1, 3)
+    return np.array([[rows[tile.tobytes()] for tile in each] for each in tiles])
+
+
+def counts_of(images):
+    """The number of classes, and of images in each."""
+    classes, counts = np.unique(images.labels, return_counts=True)
+    (each,) = set(counts.tolist())
+    return len(classes), each
+
+
+@pytest.mark.parametrize(
+    ("digits", "first"),
+    # Of NumPy's legacy generator, whose stream is frozen; the lists were released with seed 714.
+    [(2, [6, 37, 87, 50, 43, 74, 94, 27]), (3, [154, 240, 525, 414, 351, 657, 866, 184])],
+)
+def test_classes_are_those_of_the_released_lists(digits, first):
+    classes = released_classes(digits)
+    assert classes[:8] == first
+    assert len(set(classes)) == len(classes) == 7 * 10**digits // 10
+    assert set(range(10**digits)) - set(classes) == unseen(10**digits)
+
+
+@pytest.mark.parametrize(
+    ("options", "train", "test"),
+    [
+        (SMALL, (70, 100), (30, 100)),
+        (SMALL | {"unseen": False, "total_test": 7_000}, (70, 100), (70, 100)),
+        ({"total_train": 5_000, "total_test": 1_000}, (50, 100), (10, 100)),
+        ({"digits": 3, "total_train": 1_000, "total_test": 1_000}, (10, 100), (10, 100)),
+        ({"gap": "instance", "total_train": 2_000, "total_test": 350}, (100, 20), (100, 3)),
+    ],
+    ids=str,
+)
+def test_each_gap_has_its_classes_and_sizes(small_mnist, options, train, test):
+    source = read("n-digit-mnist", small_mnist[0], **options)
+    check_released(source, options, train, test)
+
+
+def check_released(source, options, train, test):
+    digits = options.get("digits", 2)
+    assert (counts_of(source.train), counts_of(source.queries)) == (train, test)
+    assert source.queries.images.shape == (test[0] * test[1], 28, 28 * digits)
+    assert len({*source.train.ids, *source.queries.ids}) == train[0] * train[1] + test[0] * test[1]
+    train_classes, test_classes = (
+        set(part.labels.tolist()) for part in (source.train, source.queries)
+    )
+    if options.get("gap") == "instance":
+        assert source.gallery == "train"
+        assert train_classes == test_classes == set(range(10**digits))
+    elif "unseen" in options:
+        assert source.gallery == "train"
+        assert not unseen(10**digits) & (train_classes | test_classes)
+    else:
+        assert source.gallery == "queries"
+        assert test_classes <= unseen(10**digits)
+        assert not train_classes & unseen(10**digits)
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("options", "train", "test"),
+    [
+        ({}, (70, 1428), (30, 333)),
+        ({"unseen": False, "total_train": 7_000}, (70, 100), (70, 142)),
+        ({"digits": 3}, (700, 142), (100, 100)),
+        ({"digits": 3, "unseen": False, "total_train": 10_000}, (100, 100), (100, 100)),
+        ({"gap": "instance"}, (100, 1000), (100, 100)),
+        ({"gap": "instance", "digits": 3, "total_train": 5_000}, (1000, 5), (1000, 10)),
+    ],
+    ids=str,
+)
+def test_the_released_sets_have_their_published_sizes(data_root, options, train, test):
+    check_released(read("n-digit-mnist", data_root, **options), options, train, test)
+
+
+def test_digits_are_of_their_half_and_show_the_label(small_mnist):
+    root, contents = small_mnist
+    source = read("n-digit-mnist", root, train_corrupt=0.0, **SMALL)
+    for images, files in ((source.train, MNIST_TRAIN), (source.queries, MNIST_TEST)):
+        rows = digit_rows(images.images, contents, files)
+        np.testing.assert_array_equal(contents[files[1]][rows] @ [10, 1], images.labels)
+        for number in np.unique(images.labels):
+            of_class = rows[images.labels == number]
+            # No digit comes twice in a class and position.
+            assert [len(set(column)) for column in of_class.T.tolist()] == [len(of_class)] * 2
+        # Positions are drawn independently: pairs of rows do not recur.
+        assert len({*map(tuple, rows.tolist())}) > 0.98 * len(rows)
+
+
+def test_three_digits_keep_leading_zeros(small_mnist):
+    root, contents = small_mnist
+    options = {"digits": 3, "gap": "instance", "total_train": 1000, "total_test": 2000}
+    images = read("n-digit-mnist", root, **options).queries
+    rows = digit_rows(images.images, contents, MNIST_TEST, 3)
+    np.testing.assert_array_equal(contents[MNIST_TEST[1]][rows] @ [100, 10, 1], images.labels)
+    assert images.ids[images.labels.tolist().index(7)].endswith("-007")
+
+
+def test_corrupt_images_are_the_clean_ones_behind_black_squares(small_mnist):
+    clean, corrupt = (
+        read("n-digit-mnist", small_mnist[0], corrupt=p, **SMALL).queries for p in (0.0, 1.0)
+    )
+    assert clean.ids == corrupt.ids
+    assert not clean.attributes["occluded"].any()
+    black = corrupt.images == 0
+    np.testing.assert_array_equal(clean.images[~black], corrupt.images[~black])
+    np.testing.assert_array_equal(black.any((1, 2)), corrupt.attributes["occluded"])
+    for image in black[:300].reshape(-1, 28, 2, 28).transpose(0, 2, 1, 3).reshape(-1, 28, 28):
+        height, width = image.any(1).sum(), image.any(0).sum()
+        assert image.sum() == height * width
+        assert height == width
+
+
+@pytest.mark.parametrize("p", [0.0, 0.2, 1.0])
+def test_the_share_of_corrupt_images_is_as_configured(small_mnist, p):
+    source = read("n-digit-mnist", small_mnist[0], corrupt=p, train_corrupt=p, **SMALL)
+    # A digit is hit with that probability, and by a square of side 0 in one of 29 cases.
+    expected = 1 - (1 - p * 28 / 29) ** 2
+    for images in (source.train, source.queries):
+        occluded = images.attributes["occluded"]
+        assert binomtest(int(occluded.sum()), len(occluded), expected).pvalue > 1e-3
+
+
+def test_only_training_images_are_corrupt_by_default(small_mnist):
+    root, contents = small_mnist
+    source = read("n-digit-mnist", root, **SMALL)
+    occluded = source.train.attributes["occluded"]
+    assert 0.3 < occluded.mean() < 0.4  # 1 - 0.807**2 = 0.349
+    digit_rows(source.train.images[~occluded], contents, MNIST_TRAIN)  # all of them whole
+    digit_rows(source.queries.images, contents, MNIST_TEST)
+
+
+def test_the_option_draw_decides_which_digits_are_drawn(small_mnist):
+    first, again, other = (
+        read("n-digit-mnist", small_mnist[0], draw=draw, **SMALL) for draw in (0, 0, 1)
+    )
+    for name in ("train", "queries"):
+        a, b, c = (getattr(source, name) for source in (first, again, other))
+        np.testing.assert_array_equal(a.images, b.images)
+        np.testing.assert_array_equal(a.labels, c.labels)
+        assert (a.images != c.images).any((1, 2)).mean() > 0.9
+
+
+def test_splits_of_n_digit_mnist_are_zero_shot(small_mnist):
+    config = DataConfig("n-digit-mnist", root=str(small_mnist[0]), options=dict(SMALL))
+    splits = load_splits(config)
+    assert set(splits.gallery.labels.tolist()) == unseen(100)
+    assert len(splits.gallery) == 1500
+    assert not set(splits.train.labels) & set(splits.validation.labels)
+    assert len(set(splits.validation.labels)) == 7
+    for name in QUERIES:
+        assert set(getattr(splits, name).labels.tolist()) <= unseen(100)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"digits": 0}, "digits"),
+        ({"digits": 5}, "digits"),
+        ({"gap": "class"}, "gap"),
+        ({"corrupt": 1.01}, "corrupt"),
+        ({"corrupt": float("nan")}, "corrupt"),
+        ({"train_corrupt": -0.1}, "train_corrupt"),
+        ({"total_train": 99}, "total_train"),
+        ({"total_test": 0, "gap": "instance"}, "total_test"),
+        ({"draw": -1}, "draw"),
+    ],
+    ids=str,
+)
+def test_options_of_n_digit_mnist_out_of_range_are_refused(tmp_path, options, word):
+    with pytest.raises(InvalidConfig, match=word):
+        read("n-digit-mnist", tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"digits": 1, "total_train": 60_000}, "8571 images"),
+        ({"total_test": 30_000}, "1000 images"),
+        ({"gap": "instance", "total_train": 99}, "0 images"),
+    ],
+    ids=str,
+)
+def test_more_images_than_digits_are_refused(small_mnist, options, word):
+    with pytest.raises(InvalidConfig, match=word):
+        read("n-digit-mnist", small_mnist[0], **(SMALL | options))
+
+
+def test_n_digit_mnist_needs_mnist(tmp_path):
+    with pytest.raises(DataUnavailable, match="mnist"):
+        read("n-digit-mnist", tmp_path)
+
+
+# Omniglot
+
+
+def png(side=105, shade=255):
+    buffer = io.BytesIO()
+    Image.new("L", (side, side), shade).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def shade_of(kind, character, drawing):
+    return (50 * kind + 20 * character + drawing) % 256
+
+
+@cache
+def omniglot_archive(kinds=30, characters=1, drawings=20, side=105, content=None):
+    """An archive laid out like the published one, as bytes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for kind, character, drawing in np.ndindex(kinds, characters, drawings):
+            folder = f"images_background/Alphabet_{kind:02d}/character{character:02d}"
+            picture = content or png(side, shade_of(kind, character, drawing))
+            archive.writestr(f"{folder}/{kind:04d}_{drawing + 1:02d}.png", picture)
+    return buffer.getvalue()
+
+
+def write_omniglot(root, content=None, **layout):
+    (root / "omniglot").mkdir(exist_ok=True)
+    path = root / "omniglot" / "images_background.zip"
+    path.write_bytes(omniglot_archive(**layout) if content is None else content)
+    return path
+
+
+def load_omniglot(root, seed=0, **options):
+    """The splits of an archive with few characters in each of 30 alphabets."""
+    sizes = {"train": 5, "validation": 5, "gallery": 4, "tuning": 100, "calibration": 100}
+    config = DataConfig("omniglot", root=str(root), seed=seed, options=sizes | options)
+    return load_splits(config)
+
+
+def alphabets(part):
+    return {name.split("/")[0] for name in part.ids}
+
+
+def drawers(part):
+    """The alphabet and the number at the end of each file name."""
+    return {f"{name.split('/')[0]}/{name[-6:-4]}" for name in part.ids}
+
+
+@pytest.fixture(scope="module")
+def official(data_root):
+    return load_splits(DataConfig("omniglot", root=str(data_root)))
+
+
+@pytest.mark.data
+def test_official_drawings_are_divided_by_alphabet(official, data_root):
+    parts = vars(official)
+    ids = [name for part in parts.values() for name in part.ids]
+    with zipfile.ZipFile(data_root / "omniglot" / "images_background.zip") as archive:
+        names = [name for name in archive.namelist() if name.endswith(".png")]
+        for part in parts.values():
+            for row in np.random.default_rng(0).choice(len(part), 40, replace=False):
+                with archive.open(f"images_background/{part.ids[row]}") as file:
+                    published = np.array(Image.open(file).convert("L"))
+                # Ink is black in the archive and white here.
+                np.testing.assert_array_equal(part.images[row], 255 - published)
+    assert len(ids) == len(set(ids)) == 964 * 20
+    assert {f"images_background/{name}" for name in ids} == set(names)
+    kinds = [alphabets(part) for part in (official.train, official.validation, official.gallery)]
+    assert [len(each) for each in kinds] == [12, 3, 15]
+    assert len(set.union(*kinds)) == 30
+    labels = np.concatenate([part.labels for part in parts.values()])
+    assert np.unique(labels, return_counts=True)[1].tolist() == [20] * 964
+    characters = {(label, name.rpartition("/")[0]) for label, name in zip(labels, ids, strict=True)}
+    assert len(characters) == 964
+    assert (len(official.tuning), len(official.calibration)) == (2500, 2500)
+    assert len(set.union(*map(drawers, parts.values()))) == 600
+
+
+@pytest.mark.data
+def test_drawings_of_one_drawer_are_alike(official):
+    """The ink of a drawing, compared with its character's mean, correlates within a drawer."""
+    order = np.argsort(official.train.ids)
+    ink = (official.train.images[order] > 0).mean((1, 2)).reshape(-1, 20)
+    ink -= ink.mean(axis=1, keepdims=True)
+    alphabet = official.train.attributes["alphabet"][order].reshape(-1, 20)[:, 0]
+
+    def correlation(ink):
+        """Mean intraclass correlation of a drawer's drawings."""
+        values = []
+        for name in np.unique(alphabet):
+            rows = ink[alphabet == name]
+            between, within = len(rows) * rows.mean(0).var(ddof=1), rows.var(0, ddof=1).mean()
+            values.append((between - within) / (between + (len(rows) - 1) * within))
+        return np.mean(values)
+
+    assert correlation(ink) > 0.3
+    assert abs(correlation(np.random.default_rng(0).permuted(ink, axis=1))) < 0.02
+
+
+def test_ids_name_alphabet_character_and_drawer(tmp_path):
+    write_omniglot(tmp_path, characters=2)
+    splits = load_omniglot(tmp_path)
+    numbers, labels = {}, {}
+    for part in vars(splits).values():
+        assert part.cluster == "drawer"
+        rows = zip(
+            *(part.ids, part.images, part.labels.tolist()),
+            *(part.attributes["alphabet"].tolist(), part.attributes["drawer"].tolist()),
+            strict=True,
+        )
+        for name, image, label, number, drawer in rows:
+            alphabet, character, file = name.split("/")
+            place = int(alphabet[-2:]), int(character[-2:]), int(file[-6:-4]) - 1
+            assert (image == 255 - shade_of(*place)).all()
+            assert labels.setdefault(label, place[:2]) == place[:2]
+            assert numbers.setdefault(number, alphabet) == alphabet
+            assert drawer == f"{alphabet}/{file[-6:-4]}"
+    assert (len(set(labels.values())), len(set(numbers.values()))) == (60, 30)
+
+
+def test_queries_are_other_drawings_of_the_gallery_s_characters(tmp_path):
+    write_omniglot(tmp_path)
+    splits = load_omniglot(tmp_path, tuning=160, calibration=159)
+    # 20 alphabets of one character, 16 of whose drawings are queries.
+    assert {name: len(part) for name, part in vars(splits).items()} == {
+        **{"train": 100, "validation": 100, "gallery": 80},
+        **{"tuning": 160, "calibration": 159, "test": 1},
+    }
+    labels, counts = np.unique(splits.gallery.labels, return_counts=True)
+    assert set(counts.tolist()) == {4}
+    for name in QUERIES:
+        assert set(getattr(splits, name).labels) <= set(labels)
+    kinds = [alphabets(part) for part in (splits.train, splits.validation, splits.gallery)]
+    assert [len(each) for each in kinds] == [5, 5, 20]
+    assert len(set.union(*kinds)) == 30
+
+
+def test_the_seed_decides_the_draw_of_omniglot(tmp_path):
+    write_omniglot(tmp_path)
+    first, again, other = (load_omniglot(tmp_path, seed=seed) for seed in (0, 0, 1))
+    for name, part in vars(first).items():
+        assert list(getattr(again, name).ids) == list(part.ids)
+        assert list(getattr(other, name).ids) != list(part.ids)
+
+
+def test_the_published_set_is_read_in_halves_of_alphabets(tmp_path):
+    write_omniglot(tmp_path)
+    source = read("omniglot", tmp_path)
+    kinds = alphabets(source.train), alphabets(source.queries)
+    assert (len(kinds[0]), len(kinds[1]), kinds[0] & kinds[1]) == (15, 15, set())
+    assert len({*source.train.ids, *source.queries.ids}) == 600
+    assert source.gallery == "queries"
+
+
+def test_drawers_stay_together(tmp_path):
+    write_omniglot(tmp_path, characters=3)
+    plain, splits = load_omniglot(tmp_path), load_omniglot(tmp_path, cluster="drawer")
+    for name in ("train", "validation"):
+        assert getattr(splits, name).ids == getattr(plain, name).ids
+    names = ("gallery", *QUERIES)
+    evaluation = [
+        sorted(i for name in names for i in getattr(p, name).ids) for p in (plain, splits)
+    ]
+    assert evaluation[0] == evaluation[1]
+    drawn = [drawers(getattr(splits, name)) for name in names]
+    assert [len(each) for each in drawn] == [80, 34, 34, 320 - 68]  # 100 queries by 3 a drawer
+    assert len(set.union(*drawn)) == 400
+    assert len(splits.calibration) == 34 * 3
+
+
+def test_alphabets_stay_together_and_the_gallery_stays_the_same(tmp_path):
+    write_omniglot(tmp_path, characters=2)
+    plain, splits = load_omniglot(tmp_path), load_omniglot(tmp_path, cluster="alphabet")
+    for name in ("train", "validation", "gallery"):
+        assert getattr(splits, name).ids == getattr(plain, name).ids
+    drawn = [alphabets(getattr(splits, name)) for name in QUERIES]
+    assert [len(each) for each in drawn] == [4, 4, 12]  # 100 queries, 32 of an alphabet
+    assert len(set.union(*drawn)) == 20
+
+
+def test_an_unknown_cluster_of_omniglot_is_refused(tmp_path):
+    write_omniglot(tmp_path)
+    with pytest.raises(InvalidConfig, match="alphabet, drawer"):
+        load_omniglot(tmp_path, cluster="person")
+
+
+def test_a_missing_archive_names_the_variable_and_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("RCIR_DATA", str(tmp_path))
+    for options in ({}, {"root": str(tmp_path / "no" / "where")}, {"download": True}):
+        with pytest.raises(DataUnavailable, match=r"images_background\.zip.*RCIR_DATA"):
+            load_splits(DataConfig("omniglot", **options))
+    assert list(tmp_path.iterdir()) == []
+
+
+def changed(content, place, mask):
+    content = bytearray(content)
+    content[place] ^= mask
+    return bytes(content)
+
+
+def renamed(old, new):
+    """The small archive with other names of its members."""
+    buffer = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(omniglot_archive())) as archive,
+        zipfile.ZipFile(buffer, "w") as copy,
+    ):
+        for name in archive.namelist():
+            copy.writestr(name.replace(old, new), archive.read(name))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda content: content[: len(content) // 2],
+        lambda content: changed(content, content.index(b"IDAT") + 6, 1),
+        lambda _: b"hello",
+        lambda _: b"",
+        # Entries of the directory with an unknown encryption and compression.
+        lambda content: changed(content, content.index(b"PK\x01\x02") + 8, 0x21),
+        lambda content: changed(content, content.index(b"PK\x01\x02") + 10, 0x21),
+        lambda _: omniglot_archive(content=b"not a picture"),
+        lambda _: renamed("0003_08", "0003_28"),  # another drawer
+        lambda _: renamed("/character00/", "/"),  # misplaced pictures
+    ],
+    ids=[
+        *("cut short", "changed", "text", "empty", "encrypted", "unknown compression"),
+        *("no pictures", "another drawer", "misplaced"),
+    ],
+)
+def test_a_damaged_archive_is_refused(tmp_path, harm):
+    write_omniglot(tmp_path, harm(omniglot_archive()))
+    with pytest.raises(InvalidData, match=r"images_background\.zip"):
+        load_omniglot(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("layout", "word"),
+    [
+        ({"kinds": 29}, "29 alphabets"),
+        ({"kinds": 31}, "31 alphabets"),
+        ({"drawings": 19}, "570 drawings"),
+        ({"side": 28}, r"\(28, 28\)"),
+    ],
+    ids=str,
+)
+def test_an_archive_of_another_set_is_refused(tmp_path, layout, word):
+    write_omniglot(tmp_path, **layout)
+    with pytest.raises(InvalidData, match=word):
+        load_omniglot(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"train": 0},
+        {"validation": 0},
+        {"train": 20, "validation": 10},
+        {"gallery": 0},
+        {"gallery": 20},
+        {"tuning": 0},
+        {"calibration": -1},
+        {"tuning": 160, "calibration": 160},
+    ],
+    ids=str,
+)
+def test_sizes_of_omniglot_that_do_not_fit_are_refused(tmp_path, options):
+    write_omniglot(tmp_path)
+    with pytest.raises(InvalidData, match="at least 1"):
+        load_omniglot(tmp_path, **options)

@@ -1,0 +1,499 @@
+"""A user's pictures: in class folders, and listed in a CSV or Parquet table."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rcir.data import DataConfig, ImageSet, load_splits, read_image
+from rcir.data.pictures import list_pictures
+from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
+from tests.data.small_sets import labels_of, read, touch, unpack_birds
+
+FORMS = ("csv", "parquet")
+
+
+def read_folder(path, **options):
+    return read("folder", path.parent, path=path.name, **options)
+
+
+def read_table(path, **options):
+    return read("table", path.parent, path=path.name, **options)
+
+
+def classes(*parts):
+    return sorted({name for part in parts for name in part.attributes["class"].tolist()})
+
+
+@pytest.fixture(scope="module")
+def birds(data_root, tmp_path_factory):
+    """Photographs of four kinds of birds in class folders, and the names of the files."""
+    folder = tmp_path_factory.mktemp("birds")
+    return folder, unpack_birds(data_root, folder, ("001", "002", "003", "004"))
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", ["folder", *FORMS])
+def test_photographs_are_divided_by_class(birds, name):
+    folder, names = birds
+    kinds = [file.split("/")[0] for file in names]
+    path = folder
+    if name != "folder":
+        path = save(pd.DataFrame({"path": names, "label": kinds}), folder / f"birds.{name}")
+    config = DataConfig(
+        "folder" if name == "folder" else "table",
+        root=str(folder.parent),
+        options={"path": str(path.relative_to(folder.parent)), "validation": 1},
+    )
+    splits = load_splits(config)
+    assert sorted(image for part in vars(splits).values() for image in part.ids) == names
+    for part in vars(splits).values():
+        assert part.images == [folder / image for image in part.ids]
+        assert part.attributes["class"].tolist() == [image.split("/")[0] for image in part.ids]
+    trained = set(classes(splits.train, splits.validation))
+    assert len(trained) == 2
+    assert trained.isdisjoint(classes(splits.gallery, splits.test))
+    assert min(read_image(splits.test.images[0], 3).shape[:2]) == 256
+
+
+# Class folders
+
+
+def test_a_class_is_the_folder_that_holds_its_pictures(tmp_path):
+    touch(tmp_path, ["a/1.jpg", "a/b/1.jpg", "a/b/2.jpg", "a-b/1.jpg", "c/d/e/1.jpg"])
+    source = read_folder(tmp_path)
+    assert source.gallery == "queries"
+    assert len(classes(source.train)) == len(classes(source.queries)) == 2
+    assert classes(source.train, source.queries) == ["a", "a-b", "a/b", "c/d/e"]
+    assert labels_of(source.train) | labels_of(source.queries) == {
+        **{"a/1.jpg": 0, "a-b/1.jpg": 1},
+        **{"a/b/1.jpg": 2, "a/b/2.jpg": 2, "c/d/e/1.jpg": 3},
+    }
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_odd_number_of_classes_trains_on_the_larger_half(tmp_path, seed):
+    touch(tmp_path, ["bus/1.png", "train/1.png", "c/1.png"])  # "train" alone is a class
+    source = read_folder(tmp_path, seed=seed)
+    assert (len(classes(source.train)), len(classes(source.queries))) == (2, 1)
+    assert classes(source.train, source.queries) == ["bus", "c", "train"]
+
+
+def test_numeric_class_names_are_sorted_by_size(tmp_path):
+    touch(tmp_path, [f"{n}/1.png" for n in (10, 9, 2, 100)])
+    source = read_folder(tmp_path)
+    assert labels_of(source.train) | labels_of(source.queries) == {
+        **{"2/1.png": 0, "9/1.png": 1, "10/1.png": 2, "100/1.png": 3}
+    }
+
+
+def test_pictures_are_recognised_by_their_endings_and_other_files_are_counted(tmp_path):
+    pictures = ["a/1.JPG", "a/2.jpeg", "a/3.Png", "a/4.bmp", "b/5.webp", "b/6.tif", "b/7.TIFF"]
+    pictures += ["b/8.pgm", "b/9.ppm", "b/a.pbm", "b/b.gif"]
+    touch(tmp_path, [*pictures, "a/notes.txt", "b/jpg", "index.html", "top.jpg"])
+    touch(tmp_path, [".git/a.jpg", "a/.1.jpg", ".DS_Store"])  # hidden
+    (tmp_path / "a" / "link").symlink_to(tmp_path / "b")
+    source = read_folder(tmp_path)
+    assert sorted(source.train.ids + source.queries.ids) == pictures
+    assert sorted(note[:8] for note in source.notes) == ["1 links ", "1 pictur", "3 files "]
+
+
+def test_training_classes_can_be_named(tmp_path):
+    touch(tmp_path, ["a/1.png", "b/1.png", "b/2.png", "c/1.png"])
+    source = read_folder(tmp_path, train=["b"])
+    assert source.train.ids == ["b/1.png", "b/2.png"]
+    assert source.queries.ids == ["a/1.png", "c/1.png"]
+    for names, word in ((["x", "a"], "'x'"), (["a", "b", "c"], "3 of 3"), ([], "0 of 3")):
+        with pytest.raises(InvalidConfig, match=word):
+            read_folder(tmp_path, train=names)
+    with pytest.raises(InvalidConfig, match="open_set"):
+        read_folder(tmp_path, train=["a"], open_set=False)
+
+
+def test_a_closed_set_halves_every_class(tmp_path):
+    sizes = {"a": 5, "b": 4, "c": 1}
+    touch(tmp_path, [f"{name}/{n}.png" for name, size in sizes.items() for n in range(size)])
+    source, again, other = (read_folder(tmp_path, open_set=False, seed=n) for n in (0, 0, 1))
+    assert source.gallery == "train"
+    assert np.bincount(source.train.labels).tolist() == [3, 2, 1]
+    assert np.bincount(source.queries.labels).tolist() == [2, 2]
+    assert len({*source.train.ids, *source.queries.ids}) == 10
+    for part in (source.train, source.queries):
+        assert part.attributes["class"].tolist() == [name.split("/")[0] for name in part.ids]
+    assert again.train.ids == source.train.ids
+    assert other.train.ids != source.train.ids
+
+
+def test_classes_of_one_picture_cannot_be_halved(tmp_path):
+    touch(tmp_path, ["a/1.png", "b/1.png"])
+    with pytest.raises(InvalidData, match="alone"):
+        read_folder(tmp_path, open_set=False)
+
+
+def test_train_query_and_gallery_folders_are_the_parts(tmp_path):
+    names = ["train/a/1.png", "train/b/1.png", "query/c/1.png", "gallery/c/2.png"]
+    touch(tmp_path, [*names, "gallery/x/y/1.png", "val/a/1.png", "val/a/2.png"])
+    source = read_folder(tmp_path)
+    assert labels_of(source.train) == {"train/a/1.png": 0, "train/b/1.png": 1}
+    assert labels_of(source.queries) == {"query/c/1.png": 2}
+    assert labels_of(source.gallery) == {"gallery/c/2.png": 2, "gallery/x/y/1.png": 3}
+    assert classes(source.gallery) == ["c", "x/y"]
+    assert len(source.notes) == 1
+    assert source.notes[0].startswith("2 pictures in val")
+    with pytest.raises(InvalidConfig, match="train"):
+        read_folder(tmp_path, train=["a"])
+
+
+@pytest.mark.parametrize(
+    ("test", "gallery"), [("ab", "train"), ("c", "queries"), ("ac", "queries")], ids=str
+)
+def test_a_missing_gallery_is_drawn_where_the_classes_are(tmp_path, test, gallery):
+    touch(tmp_path, ["train/a/1.png", "train/b/1.png", *(f"test/{c}/1.png" for c in test)])
+    source = read_folder(tmp_path)
+    assert source.gallery == gallery
+    assert source.train.ids == ["train/a/1.png", "train/b/1.png"]
+    assert source.queries.ids == [f"test/{name}/1.png" for name in test]
+
+
+@pytest.mark.parametrize(
+    ("names", "word"),
+    [
+        (["1.png", "2.png"], "2 pictures"),
+        (["a/notes.txt", ".a/1.png"], "no pictures"),
+        (["a/1.png", "a/2.png"], "one class"),
+        (["train/a/1.png", "test/notes.txt"], "test has no pictures"),
+        (["train/a/1.png", "train/2.png", "test/a/1.png"], "train has no pictures"),
+    ],
+    ids=str,
+)
+def test_a_folder_that_cannot_be_divided_is_refused(tmp_path, names, word):
+    touch(tmp_path, names)
+    with pytest.raises(InvalidData, match=word):
+        read_folder(tmp_path)
+
+
+def test_a_missing_folder_or_table_is_named(tmp_path):
+    with pytest.raises(DataUnavailable, match="nowhere"):
+        read_folder(tmp_path / "nowhere")
+    with pytest.raises(DataUnavailable, match=r"t\.csv"):
+        read_table(tmp_path / "t.csv")
+
+
+# Tables
+
+
+def save(table, path):
+    if path.suffix == ".csv":
+        table.to_csv(path, index=False)
+    else:
+        table.to_parquet(path)
+    return path
+
+
+def write_table(folder, form="csv", **columns):
+    """A table of empty picture files; returns its path."""
+    n = len(next(iter(columns.values())))
+    names = [f"pictures/{k}.png" for k in range(n)]
+    touch(folder, names)
+    return save(pd.DataFrame({"path": names, **columns}), folder / f"table.{form}")
+
+
+def rows(part):
+    """The number of each picture, which is its row."""
+    return [int(path.stem) for path in part.images]
+
+
+def matches(source):
+    """(queries, gallery) the pairs that match, where the gallery is drawn from the training set."""
+    positions = np.tile(np.arange(len(source.train)), (len(source.queries), 1))
+    return source.queries.relevance.of(source.train.relevance, positions)
+
+
+def assert_equal_sources(one, other):
+    assert (one.notes, one.gallery) == (other.notes, other.gallery)
+    for first, second in ((one.train, other.train), (one.queries, other.queries)):
+        assert (list(first.ids), first.images) == (list(second.ids), second.images)
+        assert first.attributes.keys() == second.attributes.keys()
+        for name, values in first.attributes.items():
+            assert values.tolist() == second.attributes[name].tolist()
+        for name, values in first.relevance.arrays().items():
+            np.testing.assert_array_equal(values, second.relevance.arrays()[name])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_labels_of_a_table_are_halved_like_class_folders(tmp_path, form):
+    labels = ["NA", "b", "zebra", "b", "nan", "c"]
+    source = read_table(
+        write_table(tmp_path, form, label=labels, key=list("uvwxyz"), group=list("aabbcc"))
+    )
+    assert source.gallery == "queries"
+    numbers = {"NA": 0, "b": 1, "c": 2, "nan": 3, "zebra": 4}
+    assert len(set(source.train.labels)) == 3
+    assert sorted(rows(source.train) + rows(source.queries)) == list(range(6))
+    for part in (source.train, source.queries):
+        assert part.ids == ["uvwxyz"[row] for row in rows(part)]
+        assert part.labels.tolist() == [numbers[labels[row]] for row in rows(part)]
+        assert part.attributes["class"].tolist() == [labels[row] for row in rows(part)]
+        assert part.attributes["group"].tolist() == ["aabbcc"[row] for row in rows(part)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "matching",
+    [{"label": list("abcdab")}, {"labels": list("aababb")}, {"x": range(6), "y": range(6)}],
+    ids=lambda columns: next(iter(columns)),
+)
+def test_the_column_cluster_names_the_clusters(tmp_path, form, matching):
+    source = read_table(write_table(tmp_path, form, **matching, cluster=[7, 7, 8, 8, 9, 9]))
+    assert source.notes == ()
+    for part in (source.train, source.queries):
+        assert part.cluster == "cluster"
+        assert part.attributes["cluster"].tolist() == [str(7 + row // 2) for row in rows(part)]
+    plain = read_table(write_table(tmp_path, form, **matching))
+    assert rows(plain.train) == rows(source.train)
+    assert plain.train.cluster is None
+
+
+def test_numeric_labels_are_sorted_by_size(tmp_path):
+    first, second = (
+        read_table(write_table(tmp_path, form, label=[100, 9, 10, 9])) for form in FORMS
+    )
+    assert_equal_sources(first, second)
+    labels = labels_of(first.train) | labels_of(first.queries)
+    assert [labels[f"pictures/{row}.png"] for row in range(4)] == [2, 0, 1, 0]
+
+
+def test_a_closed_table_halves_the_images_of_each_label(tmp_path):
+    source = read_table(write_table(tmp_path, label=["a"] * 4 + ["b"] * 3), open_set=False)
+    assert source.gallery == "train"
+    assert np.bincount(source.train.labels).tolist() == [2, 2]
+    assert np.bincount(source.queries.labels).tolist() == [2, 1]
+    assert sorted(rows(source.train) + rows(source.queries)) == list(range(7))
+
+
+def test_images_match_if_they_share_one_of_several_labels(tmp_path):
+    lists = [["x", "b c"], ["b c"], [], ["a"], ["x", "a"], ["x"]]
+    text = ["x;b c", " b c ", "", "a;", "x | a|a", "x"]
+    source = read_table(write_table(tmp_path, "csv", labels=text))
+    for other in (lists, text):
+        assert_equal_sources(source, read_table(write_table(tmp_path, "parquet", labels=other)))
+    assert len(source.notes) == 1
+    assert source.notes[0].startswith("1 images have no label")
+    assert source.gallery == "train"
+    assert source.train.labels is None
+    gallery, queries = rows(source.train), rows(source.queries)
+    assert (sorted(gallery + queries), len(gallery)) == ([0, 1, 2, 3, 4, 5], 3)
+    shared = [[bool({*lists[q]} & {*lists[g]}) for g in gallery] for q in queries]
+    assert matches(source).tolist() == shared
+
+
+def test_numbers_in_lists_are_labels(tmp_path):
+    one = read_table(write_table(tmp_path, "parquet", labels=[[1, 20], [3], None, [20]]))
+    other = read_table(write_table(tmp_path, "csv", labels=["1;20", "3", "", "20"]))
+    assert_equal_sources(one, other)
+
+
+@pytest.mark.parametrize("options", [{}, {"radius": 4}])
+def test_places_match_within_the_radius(tmp_path, options):
+    radius = options.get("radius", 25)
+    places = np.random.default_rng(0).uniform(0, 40, (21, 2))
+    columns = {"x": places[:, 0], "y": places[:, 1]}
+    source, other = (
+        read_table(write_table(tmp_path, form, **columns), **options) for form in FORMS
+    )
+    assert_equal_sources(source, other)
+    gallery, queries = rows(source.train), rows(source.queries)
+    assert (len(gallery), len(queries), source.gallery) == (11, 10, "train")
+    near = np.hypot(*(places[queries][:, None] - places[gallery]).transpose(2, 0, 1)) <= radius
+    assert 0 < near.sum() < near.size
+    np.testing.assert_array_equal(matches(source), near)
+
+
+def test_the_seed_decides_random_halves(tmp_path):
+    path = write_table(tmp_path, x=[1.0] * 20, y=[2] * 20)
+    source, again, other = (read_table(path, seed=seed) for seed in (0, 0, 1))
+    assert rows(source.train) == rows(again.train) != rows(other.train)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_column_split_names_the_parts(tmp_path, form):
+    split = ["train", "gallery", "query", "train", "query"]
+    path = write_table(tmp_path, form, label=list("abbca"), split=split, size=range(5))
+    source = read_table(path)
+    assert isinstance(source.gallery, ImageSet)
+    parts = (source.train, source.queries, source.gallery)
+    assert [rows(part) for part in parts] == [[0, 3], [2, 4], [1]]
+    assert [part.labels.tolist() for part in parts] == [[0, 2], [1, 0], [1]]
+    assert len(source.notes) == 1
+    assert source.notes[0].startswith("column size")
+
+
+@pytest.mark.parametrize(
+    ("columns", "gallery"),
+    [
+        ({"label": list("abba")}, "train"),
+        ({"label": list("abbc")}, "queries"),
+        ({"labels": list("abba")}, "queries"),
+        ({"x": range(4), "y": range(4)}, "queries"),
+    ],
+    ids=str,
+)
+def test_a_split_without_gallery_rows_draws_the_gallery(tmp_path, columns, gallery):
+    split = ["train", "train", "query", "query"]
+    source = read_table(write_table(tmp_path, **columns, split=split))
+    assert (rows(source.train), rows(source.queries)) == ([0, 1], [2, 3])
+    assert source.gallery == gallery
+
+
+def test_paths_are_relative_to_the_table_or_absolute(tmp_path):
+    touch(tmp_path, ["0.png", "1.png"])
+    (tmp_path / "tables").mkdir()
+    table = pd.DataFrame({"path": ["../0.png", str(tmp_path / "1.png")], "label": ["a", "b"]})
+    path = save(table, tmp_path / "tables" / "t.csv")
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # a byte order mark
+    source = read_table(path)
+    images = [*source.train.images, *source.queries.images]
+    assert {image.resolve() for image in images} == {tmp_path / "0.png", tmp_path / "1.png"}
+    assert {*source.train.ids, *source.queries.ids} == {"../0.png", str(tmp_path / "1.png")}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("columns", "word"),
+    [
+        ({"group": ["a", "b"]}, "needed"),
+        ({"label": [1, 2], "labels": [1, 2]}, "exactly one"),
+        ({"label": [1, 2], "x": [1, 2], "y": [1, 2]}, "exactly one"),
+        ({"x": [1, 2]}, "exactly one"),
+        ({"label": ["a", None, "b", " "]}, "label is empty: 2 of 4 rows, first row 2"),
+        ({"label": list("ab"), "key": ["u", None]}, "key is empty"),
+        ({"label": list("ab"), "group": ["u", None]}, "group is empty"),
+        ({"label": list("ab"), "cluster": ["u", " "]}, "cluster is empty"),
+        ({"label": list("abab"), "key": list("uvvv")}, "key is there twice"),
+        ({"x": ["1", "2"], "y": ["3", "4 m"]}, r"y is not a finite number: .*'4 m'"),
+        ({"x": [1.0, np.inf], "y": [1.0, 2.0]}, "x is not a finite number"),
+        ({"x": [None, None, 1.0], "y": [1.0, 2.0, 3.0]}, "2 of 3 rows"),
+        ({"label": list("aba"), "split": ["train", "query", "test"]}, "'test'"),
+        ({"label": list("ab"), "split": ["train", "gallery"]}, "0 query"),
+        ({"labels": [None, None]}, "labels is empty"),
+        ({"labels": [" ", ";"]}, "labels is empty"),
+        ({"label": ["a", "a"]}, "one class"),
+        ({"x": [1], "y": [1]}, "one row"),
+    ],
+    ids=str,
+)
+def test_unusable_columns_are_refused(tmp_path, form, columns, word):
+    with pytest.raises(InvalidData, match=word):
+        read_table(write_table(tmp_path, form, **columns))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("columns", "word"),
+    [
+        ({"path": ["0.png", None], "label": ["a", "b"]}, "path is empty"),
+        ({"path": ["0.png", "0.png"], "label": ["a", "b"]}, "path is there twice"),
+        ({"file": ["0.png"], "label": ["a"]}, "needed are path"),
+    ],
+    ids=str,
+)
+def test_unusable_paths_are_refused(tmp_path, form, columns, word):
+    touch(tmp_path, ["0.png"])
+    with pytest.raises(InvalidData, match=word):
+        read_table(save(pd.DataFrame(columns), tmp_path / f"t.{form}"))
+
+
+def test_missing_images_of_a_table_are_named(tmp_path):
+    path = write_table(tmp_path, label=list("abab"))
+    for name in ("1.png", "3.png"):
+        (tmp_path / "pictures" / name).unlink()
+    with pytest.raises(DataUnavailable, match=r"2 of 4 .*pictures/1\.png, pictures/3\.png"):
+        read_table(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "word"),
+    [
+        ("t.csv", b"", "cannot be read"),
+        ("t.csv", b"path,label\n", "no rows"),
+        ("t.csv", b"path,label\na.png,b,c\n", "cannot be read"),
+        ("t.csv", b"path,label\na.png,b\na.png,b,c,d\n", "cannot be read"),
+        ("t.csv", b"path,label\n\xff.png,b\n", "cannot be read"),
+        ("t.parquet", b"PAR1 no PAR1", "cannot be read"),
+        ("t.parquet", b"", "cannot be read"),
+        ("t.xlsx", b"", "neither"),
+    ],
+    ids=str,
+)
+def test_a_file_that_is_not_a_table_is_refused(tmp_path, name, content, word):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidData, match=word):
+        read_table(tmp_path / name)
+
+
+@pytest.mark.parametrize("radius", [0, -1.0, float("nan"), float("inf")])
+def test_a_radius_that_is_not_positive_and_finite_is_refused(tmp_path, radius):
+    with pytest.raises(InvalidConfig, match="above 0"):
+        read_table(write_table(tmp_path, x=[1, 2], y=[1, 2]), radius=radius)
+
+
+# Lists of pictures to embed
+
+
+def test_class_folders_give_labels_and_a_flat_folder_none(tmp_path):
+    touch(tmp_path, ["b/2.png", "b/1.JPG", "a/c/3.jpg", ".hidden/4.jpg", "b/.5.jpg", "b/notes.txt"])
+    listing = list_pictures(tmp_path)
+    assert listing.ids == ["a/c/3.jpg", "b/1.JPG", "b/2.png"]
+    assert listing.paths == [tmp_path / name for name in listing.ids]
+    assert listing.columns == {"label": ["a/c", "b", "b"]}
+    assert list_pictures(tmp_path / "b").columns == {}
+    touch(tmp_path, ["0.png"])
+    assert list_pictures(tmp_path).columns == {"label": [None, "a/c", "b", "b"]}
+
+
+def test_all_columns_of_a_csv_table_are_kept(tmp_path):
+    touch(tmp_path, ["p/1.png", "p/2.png"])
+    lines = ["path,label,labels,x,y,shop", "p/2.png,007,a; b|c,1,2.5,north", "p/1.png,pear,,3,4,"]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    listing = list_pictures(tmp_path / "t.csv")
+    assert listing.ids == ["p/2.png", "p/1.png"]
+    assert listing.paths == [tmp_path / "p/2.png", tmp_path / "p/1.png"]
+    assert listing.columns == {
+        "label": ["007", "pear"],
+        "labels": [["a", "b", "c"], []],
+        "x": [1.0, 3.0],
+        "y": [2.5, 4.0],
+        "shop": ["north", None],
+    }
+
+
+def test_types_and_keys_of_a_parquet_table_are_kept(tmp_path):
+    touch(tmp_path, ["1.png", "2.png"])
+    columns = {"path": ["1.png", "2.png"], "key": ["one", "two"], "price": [3, 4]}
+    table = pd.DataFrame(columns | {"labels": [np.array(["a"]), None]})
+    listing = list_pictures(save(table, tmp_path / "t.parquet"))
+    assert listing.ids == ["one", "two"]
+    assert listing.columns == {"price": [3, 4], "labels": [["a"], []]}
+
+
+@pytest.mark.parametrize(
+    ("lines", "error", "word"),
+    [
+        (["label", "pear"], InvalidData, "path"),
+        (["path,label", "1.png,pear", "1.png,plum"], InvalidData, "twice"),
+        (["path", "1.png", "9.png"], DataUnavailable, r"9\.png"),
+        (["path,x,y", "1.png,far,2"], InvalidData, "finite"),
+        (["path"], InvalidData, "no rows"),
+    ],
+)
+def test_a_table_of_pictures_with_an_error_is_refused(lines, error, word, tmp_path):
+    touch(tmp_path, ["1.png"])
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    with pytest.raises(error, match=word):
+        list_pictures(tmp_path / "t.csv")
+
+
+def test_a_folder_without_pictures_is_refused(tmp_path):
+    with pytest.raises(InvalidData, match="no pictures"):
+        list_pictures(tmp_path)
+    with pytest.raises(DataUnavailable, match="neither"):
+        list_pictures(tmp_path / "nothing")

@@ -1,0 +1,390 @@
+"""Readers of published sets of street views with positions: Pittsburgh and MSLS."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.io import savemat
+
+from rcir.data import ImageSet
+from rcir.data.datasets.pittsburgh import read_index
+from rcir.data.division import Source, divide
+from rcir.data.within_radius import WithinRadius
+from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
+from tests.data.small_sets import cells, read, touch
+
+
+def distances(places, others):
+    return np.hypot(*(np.asarray(places)[:, None] - np.asarray(others)).transpose(2, 0, 1))
+
+
+def matches(source):
+    """(queries, gallery) the pairs that the relevance calls a match."""
+    n_queries, n_gallery = len(source.queries), len(source.gallery)
+    positions = np.tile(np.arange(n_gallery), (n_queries, 1))
+    return source.queries.relevance.of(source.gallery.relevance, positions)
+
+
+# Pittsburgh
+
+
+def write_index(path, names, places, queries, query_places, radius=25.0, upright=True, **changes):
+    """An index file laid out like the official ones; a changed field that is None is left out."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    struct = {
+        "whichSet": "test",
+        "dbImageFns": cells(names).T,
+        "utmDb": places.T if upright else places,
+        "qImageFns": cells(queries).T,
+        "utmQ": query_places.T if upright else query_places,
+        "numImages": len(names),
+        "posDistThr": radius,
+        "posDistSqThr": radius**2,
+        "nonTrivPosDistSqThr": 100,
+    } | changes
+    struct = {name: value for name, value in struct.items() if value is not None}
+    savemat(path, {"dbStruct": struct}, do_compression=True)
+    return path
+
+
+def write_pittsburgh(root, version="30k", **changes):
+    """All three splits, with empty image files; returns the contents of each index."""
+    rng = np.random.default_rng(0)
+    contents, start = {}, 0
+    for split, n, n_queries in (("train", 5, 3), ("val", 4, 3), ("test", 6, 4)):
+        names = [f"{k % 3:03d}/{start + k:06d}_pitch1_yaw1.jpg" for k in range(n)]
+        queries = [f"{k % 2:03d}/{start + k:06d}_pitch2_yaw1.jpg" for k in range(n_queries)]
+        start += n
+        contents[split] = (
+            *(names, rng.uniform(0, 60, (n, 2))),
+            *(queries, rng.uniform(0, 60, (n_queries, 2))),
+        )
+        path = root / "pittsburgh" / "datasets" / f"pitts{version}_{split}.mat"
+        write_index(path, *contents[split], **changes)
+        touch(root / "pittsburgh", [*names, *(f"queries_real/{name}" for name in queries)])
+    return contents
+
+
+@pytest.fixture(scope="module")
+def official(data_root):
+    return data_root / "annotations" / "pitts30k"
+
+
+@pytest.mark.data
+def test_the_official_names_and_positions_match_within_25_metres(official):
+    index = read_index(official / "pitts30k_test.npz")
+    assert (len(index.gallery), len(index.queries), index.radius) == (10_000, 6_816, 25.0)
+    for names, part in ((index.gallery, "index"), (index.queries, "query")):
+        expected = (official / f"pitts30k_imageNames_{part}.txt").read_text().splitlines()
+        assert [f"./Pittsburgh250k/{name}" for name in names] == expected
+    with np.load(official / "pitts30k_test.npz") as arrays:
+        database, query_places = arrays["utmDb"], arrays["utmQ"]
+    np.testing.assert_array_equal(index.gallery_places, database)
+    np.testing.assert_array_equal(index.query_places, query_places)
+    queries = WithinRadius(index.query_places, index.radius)
+    totals = queries.totals(WithinRadius(index.gallery_places, index.radius))
+    assert (totals > 0).sum() == 6_816  # every query has a match, as in the published evaluation
+    rows = np.random.default_rng(0).choice(6_816, 300, replace=False)
+    np.testing.assert_array_equal(
+        totals[rows], (distances(query_places[rows], database) <= 25).sum(1)
+    )
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("upright", [True, False], ids=["2 x n", "n x 2"])
+def test_matlab_and_numpy_indexes_agree(official, tmp_path, upright):
+    index = read_index(official / "pitts30k_test.npz")
+    queries = [name.removeprefix("queries_real/") for name in index.queries]
+    places = (index.gallery, index.gallery_places, queries, index.query_places)
+    again = read_index(write_index(tmp_path / "a.mat", *places, index.radius, upright))
+    assert (again.gallery, again.queries, again.radius) == (index.gallery, index.queries, 25.0)
+    np.testing.assert_array_equal(again.gallery_places, index.gallery_places)
+    np.testing.assert_array_equal(again.query_places, index.query_places)
+
+
+@pytest.mark.data
+def test_official_queries_are_cut_from_panoramas_of_24_views(official, tmp_path):
+    """The official test queries, read as those of a small set, and divided by panorama."""
+    index = read_index(official / "pitts30k_test.npz")
+    queries = [name.removeprefix("queries_real/") for name in index.queries]
+    small = write_pittsburgh(tmp_path)
+    path = tmp_path / "pittsburgh" / "datasets" / "pitts30k_test.mat"
+    write_index(path, *small["test"][:2], queries, index.query_places)
+    touch(tmp_path / "pittsburgh", index.queries)
+    images = read("pitts30k", tmp_path).queries
+    names, counts = np.unique(images.attributes["panorama"], return_counts=True)
+    assert (len(names), (counts == 24).sum()) == (286, 282)
+    for name in names:  # at one place
+        places = images.relevance.places[images.attributes["panorama"] == name]
+        assert (places == places[0]).all()
+    training = [str(k) for k in range(50)]
+    relevance = WithinRadius(np.arange(100.0).reshape(50, 2) * 1000, 25.0)
+    train = ImageSet(training, None, training, relevance=relevance)
+    parts = divide(Source(train, images, images), cluster="panorama")
+    drawn = [
+        set(part.attributes["panorama"]) for part in (parts.tuning, parts.calibration, parts.test)
+    ]
+    assert sum(map(len, drawn)) == len(set.union(*drawn)) == 286
+
+
+@pytest.mark.parametrize("split", ["test", "val"])
+@pytest.mark.parametrize("version", ["30k", "250k"])
+def test_pittsburgh_has_the_published_parts(tmp_path, version, split):
+    contents = write_pittsburgh(tmp_path, version)
+    source = read(f"pitts{version}", tmp_path, split=split)
+    names, places, queries, query_places = contents[split]
+    assert source.gallery.ids == names
+    assert source.queries.ids == [f"queries_real/{name}" for name in queries]
+    assert all(path.is_file() for path in [*source.train.images, *source.queries.images])
+    near = distances(query_places, places) <= 25
+    assert 0 < near.sum() < near.size
+    np.testing.assert_array_equal(matches(source), near)
+    names, places, queries, query_places = contents["train"]
+    assert source.train.ids == names + [f"queries_real/{name}" for name in queries]
+    relevance = source.train.relevance
+    np.testing.assert_array_equal(relevance.places, np.concatenate([places, query_places]))
+    assert relevance.database.tolist() == [True] * len(names) + [False] * len(queries)
+    assert (relevance.near, relevance.radius) == (10, 25)
+    for part in (source.train, source.queries, source.gallery):
+        assert part.labels is None
+        assert part.cluster == "panorama"
+        expected = [name.partition("_pitch")[0] for name in part.ids]
+        assert part.attributes["panorama"].tolist() == expected
+
+
+def test_radius_and_older_field_names_of_the_index_are_read(tmp_path):
+    contents = write_pittsburgh(tmp_path, radius=7.0)["val"]
+    changes = {"dbImage": cells(contents[0]), "qImage": cells(contents[2]), "dbImageFns": None}
+    path = write_index(tmp_path / "older.mat", *contents, **changes)
+    assert read_index(path).gallery == contents[0]
+    assert read("pitts30k", tmp_path).train.relevance.radius == 7.0
+
+
+def test_missing_parts_of_pittsburgh_are_named(tmp_path):
+    with pytest.raises(DataUnavailable, match=r"pitts30k_train\.mat"):
+        read("pitts30k", tmp_path)
+    contents = write_pittsburgh(tmp_path)
+    (tmp_path / "pittsburgh" / contents["test"][0][3]).unlink()
+    (tmp_path / "pittsburgh" / "queries_real" / contents["train"][2][1]).unlink()
+    with pytest.raises(DataUnavailable, match=r"2 of 18 .*queries_real"):
+        read("pitts30k", tmp_path)
+    (tmp_path / "pitts_test.npz").write_bytes(b"")
+    with pytest.raises(DataUnavailable, match=r"pitts_imageNames_index\.txt"):
+        read_index(tmp_path / "pitts_test.npz")
+
+
+@pytest.mark.parametrize("options", [{"version": "30"}, {"split": "train"}], ids=str)
+def test_an_unknown_version_or_split_is_refused(tmp_path, options):
+    with pytest.raises(InvalidConfig, match=next(iter(options))):
+        read("pitts30k", tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"utmDb": np.zeros((2, 5))},
+        {"utmDb": np.full((2, 6), np.nan)},
+        {"utmQ": np.zeros((3, 4))},
+        {"utmQ": None},
+        {"posDistThr": None},
+        {"posDistThr": np.zeros(2)},
+        {"dbImageFns": cells(["000/a.jpg"] * 6)},
+    ],
+    ids=str,
+)
+def test_an_index_with_inconsistent_fields_is_refused(tmp_path, changes):
+    contents = write_pittsburgh(tmp_path)["test"]
+    path = write_index(tmp_path / "changed.mat", *contents, **changes)
+    with pytest.raises(InvalidData, match=r"changed\.mat"):
+        read_index(path)
+
+
+@pytest.mark.parametrize("harm", ["cut short", "changed", "text", "empty", "no struct", "HDF5"])
+def test_a_damaged_index_is_refused(tmp_path, harm):
+    write_pittsburgh(tmp_path)
+    path = tmp_path / "pittsburgh" / "datasets" / "pitts30k_test.mat"
+    if harm == "no struct":
+        savemat(path, {"dbStruct": np.zeros((2, 2))})
+    content = bytearray(path.read_bytes())
+    if harm == "HDF5":  # the format of MATLAB 7.3
+        content[124:126] = b"\x00\x02"
+    elif harm == "changed":
+        content[len(content) // 2] ^= 255
+    elif harm in ("text", "empty"):
+        content = b"hello" * 200 if harm == "text" else b""
+    elif harm == "cut short":
+        content = content[: len(content) // 2]
+    path.write_bytes(content)
+    with pytest.raises(InvalidData, match=r"pitts30k_test\.mat"):
+        read("pitts30k", tmp_path)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("harm", ["cut short", "text", "empty"])
+def test_damaged_numpy_positions_are_refused(official, tmp_path, harm):
+    for part in ("index", "query"):
+        name = f"pitts30k_imageNames_{part}.txt"
+        (tmp_path / name).symlink_to(official / name)
+    content = (official / "pitts30k_test.npz").read_bytes()
+    harmed = {"cut short": content[: len(content) // 2], "text": b"hello", "empty": b""}[harm]
+    (tmp_path / "pitts30k_test.npz").write_bytes(harmed)
+    with pytest.raises(InvalidData, match="cannot be read"):
+        read_index(tmp_path / "pitts30k_test.npz")
+
+
+# MSLS
+
+CITIES = ("amman", "cph", "sf", "zurich")
+SIDES = ("database", "query")
+
+
+def write_msls(root, cities=CITIES, n=12, panoramas=2):
+    """Tables and empty image files laid out like the official ones; the tables by city and side."""
+    rng = np.random.default_rng(0)
+    tables = {}
+    for city in cities:
+        for side in SIDES:
+            folder = root / "msls" / "train_val" / city / side
+            # A key may look like a missing value.
+            keys = [f"{k}-{city}_{side}" for k in range(n - 1)] + ["NA"]
+            table = pd.DataFrame(
+                {
+                    "key": keys,
+                    # All cities cover the same 60 m: only their numbers separate them.
+                    "easting": 500_000 + rng.uniform(0, 60, n),
+                    "northing": 4_000_000 + rng.uniform(0, 60, n),
+                    "pano": np.arange(n) < panoramas,
+                    "sequence_key": [f"00{row // 5}" for row in range(n)],
+                }
+            )
+            tables[city, side] = table
+            touch(folder / "images", [f"{key}.jpg" for key in table.key[~table.pano]])
+            positions = table[["key", "easting", "northing"]].assign(night=False)
+            positions.to_csv(folder / "postprocessed.csv")
+            table[["key", "sequence_key"]].to_csv(folder / "seq_info.csv")
+            # In another order than the positions.
+            raw = table[["key", "pano"]].assign(lon=12.5, captured_at="2019")
+            raw.sample(frac=1, random_state=0).to_csv(folder / "raw.csv")
+    return tables
+
+
+def without_panoramas(tables, city, sides=SIDES):
+    """The rows of a city that are not panoramas, with their ids."""
+    frames = [
+        tables[city, side].assign(
+            id=f"{city}/{side}/images/" + tables[city, side].key + ".jpg", city=city
+        )
+        for side in sides
+    ]
+    table = pd.concat(frames)
+    return table[~table.pano]
+
+
+def test_copenhagen_and_san_francisco_evaluate_and_other_cities_train(tmp_path):
+    tables = write_msls(tmp_path)
+    source = read("msls", tmp_path)
+    for part, cities, sides in (
+        (source.train, ("amman", "zurich"), SIDES),
+        (source.queries, ("cph", "sf"), ("query",)),
+        (source.gallery, ("cph", "sf"), ("database",)),
+    ):
+        expected = pd.concat([without_panoramas(tables, city, sides) for city in cities])
+        assert part.ids == expected.id.tolist()
+        assert part.attributes["city"].tolist() == expected.city.tolist()
+        assert part.attributes["sequence"].tolist() == expected.sequence_key.tolist()
+        assert part.cluster == "sequence"
+        assert part.images == [tmp_path / "msls" / "train_val" / name for name in part.ids]
+        places = expected[["easting", "northing"]].to_numpy()
+        np.testing.assert_allclose(part.relevance.places[:, :2], places, rtol=0, atol=1e-6)
+        assert part.labels is None
+    assert source.notes == ("16 panoramas were left out",)
+    relevance = source.train.relevance
+    assert relevance.database.tolist() == ["/database/" in name for name in source.train.ids]
+    assert (relevance.near, relevance.radius) == (10, 25)
+    write_msls(tmp_path / "plain", panoramas=0)
+    assert read("msls", tmp_path / "plain").notes == ()
+
+
+def test_street_views_match_within_25_metres_in_the_same_city(tmp_path):
+    tables = write_msls(tmp_path)
+    source = read("msls", tmp_path)
+    queries, gallery = (
+        pd.concat([without_panoramas(tables, city, (side,)) for city in ("cph", "sf")])
+        for side in ("query", "database")
+    )
+    near = distances(queries[["easting", "northing"]], gallery[["easting", "northing"]]) <= 25
+    same = queries.city.to_numpy()[:, None] == gallery.city.to_numpy()
+    assert (near & ~same).any()
+    np.testing.assert_array_equal(matches(source), near & same)
+    totals = source.queries.relevance.totals(source.gallery.relevance)
+    np.testing.assert_array_equal(totals, (near & same).sum(1))
+
+
+@pytest.mark.parametrize("cities", [["zurich"], "zurich", ("zurich", "amman")], ids=str)
+def test_training_cities_can_be_chosen(tmp_path, cities):
+    write_msls(tmp_path)
+    source = read("msls", tmp_path, cities=cities)
+    expected = {cities} if isinstance(cities, str) else set(cities)
+    assert set(source.train.attributes["city"].tolist()) == expected
+    # The places of the other cities do not depend on the choice.
+    everything = read("msls", tmp_path).queries.relevance.places
+    np.testing.assert_array_equal(source.queries.relevance.places, everything)
+
+
+@pytest.mark.parametrize("cities", [["oslo"], ["sf"], ["zurich", "zurich"], []], ids=str)
+def test_cities_that_cannot_train_are_refused(tmp_path, cities):
+    write_msls(tmp_path)
+    with pytest.raises(InvalidConfig, match="amman, zurich"):
+        read("msls", tmp_path, cities=cities)
+
+
+def test_msls_without_training_cities_is_refused(tmp_path):
+    write_msls(tmp_path, cities=("cph", "sf"))
+    with pytest.raises(InvalidConfig, match="none"):
+        read("msls", tmp_path)
+
+
+def test_missing_parts_of_msls_are_named(tmp_path):
+    with pytest.raises(DataUnavailable, match="cph, sf"):
+        read("msls", tmp_path)
+    write_msls(tmp_path)
+    folder = tmp_path / "msls" / "train_val" / "sf" / "query"
+    for key in ("4-sf_query", "7-sf_query"):
+        (folder / "images" / f"{key}.jpg").unlink()
+    with pytest.raises(DataUnavailable, match=r"2 of 10 .*4-sf_query"):
+        read("msls", tmp_path)
+    (folder / "images").rename(folder / "pictures")
+    with pytest.raises(DataUnavailable, match="10 of 10"):
+        read("msls", tmp_path)
+    (folder / "raw.csv").unlink()
+    with pytest.raises(DataUnavailable, match=r"raw\.csv"):
+        read("msls", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "word"),
+    [
+        ("postprocessed.csv", lambda table: table.drop(columns="easting"), "cannot be read"),
+        ("raw.csv", lambda table: table.drop(columns="pano"), "cannot be read"),
+        ("raw.csv", lambda table: table[table.key != "5-cph_query"], "1 images, .*5-cph_query"),
+        ("raw.csv", lambda table: table.assign(pano="maybe"), "12 images"),
+        ("seq_info.csv", lambda table: table[table.key != "5-cph_query"], "1 images"),
+        ("raw.csv", lambda table: pd.concat([table, table]), "twice"),
+        ("postprocessed.csv", lambda table: table.assign(easting=""), "12 images"),
+        ("postprocessed.csv", lambda table: table.assign(northing=np.inf), "12 images"),
+    ],
+)
+def test_a_damaged_table_of_msls_is_refused(tmp_path, name, harm, word):
+    write_msls(tmp_path)
+    path = tmp_path / "msls" / "train_val" / "cph" / "query" / name
+    harm(pd.read_csv(path, index_col=0, keep_default_na=False)).to_csv(path)
+    with pytest.raises(InvalidData, match=word):
+        read("msls", tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b'key,pano\n"a'], ids=repr)
+def test_a_file_that_is_not_a_table_is_refused(tmp_path, content):
+    write_msls(tmp_path)
+    path = tmp_path / "msls" / "train_val" / "sf" / "database" / "raw.csv"
+    path.write_bytes(content)
+    with pytest.raises(InvalidData, match=r"raw\.csv"):
+        read("msls", tmp_path)
