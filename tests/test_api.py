@@ -1,4 +1,4 @@
-"""The calls most users need."""
+"""`rcir.load`, `rcir.use` and `rcir.retrieve`: the calls most users need."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from rcir import api
 
 
 @pytest.fixture(autouse=True)
-def _none_named(monkeypatch):
+def _no_default_retriever(monkeypatch):
     monkeypatch.setattr(api, "_default", None)
 
 
@@ -17,32 +17,27 @@ def query(splits):
     return splits.test.images[0]
 
 
-def same(found, expected):
-    return found.ids == expected.ids and found.guarantee == expected.guarantee
+def same(answer, expected):
+    return answer.ids == expected.ids and answer.guarantee == expected.guarantee
 
 
 @pytest.mark.parametrize("kind", [str, lambda path: path])
-def test_a_loaded_retriever_answers_as_the_one_that_was_saved(folder, retriever, query, kind):
-    loaded = rcir.load(kind(folder))
-    found, expected = (each.retrieve(query, 0.3, 0.1) for each in (loaded, retriever))
-    assert same(found, expected)
-    np.testing.assert_allclose(found.distances, expected.distances, rtol=1e-5)
+def test_loaded_retriever_answers_like_the_saved_one(folder, retriever, query, kind):
+    answer = rcir.load(kind(folder)).retrieve(query, 0.3, 0.1)
+    expected = retriever.retrieve(query, 0.3, 0.1)
+    assert same(answer, expected)
+    np.testing.assert_allclose(answer.distances, expected.distances, rtol=1e-4)
 
 
-def test_without_a_name_there_is_no_retriever_to_ask(query):
-    with pytest.raises(rcir.NoRetriever, match="RCIR_RETRIEVER"):
-        rcir.retrieve(query, 0.3, 0.1)
-
-
-def test_a_retriever_is_named_by_its_folder_or_given(folder, retriever, query):
+def test_use_accepts_a_retriever_or_its_folder(folder, retriever, query):
     assert rcir.use(retriever) is retriever
     assert same(rcir.retrieve(query, 0.3, 0.1), retriever.retrieve(query, 0.3, 0.1))
-    named = rcir.use(folder)
-    assert named is not retriever
-    assert same(rcir.retrieve(query, 0.3, 0.1), named.retrieve(query, 0.3, 0.1))
+    loaded = rcir.use(folder)
+    assert loaded is not retriever
+    assert api.default_retriever() is loaded
 
 
-def test_the_environment_names_one_until_the_program_does(folder, retriever, query, monkeypatch):
+def test_environment_names_the_retriever_until_use_does(folder, retriever, query, monkeypatch):
     monkeypatch.setenv("RCIR_RETRIEVER", str(folder))
     assert same(rcir.retrieve(query, 0.3, 0.1), retriever.retrieve(query, 0.3, 0.1))
     monkeypatch.setenv("RCIR_RETRIEVER", "nowhere")
@@ -51,68 +46,57 @@ def test_the_environment_names_one_until_the_program_does(folder, retriever, que
     assert api.default_retriever() is retriever
 
 
-def test_a_wrong_name_in_the_environment_is_reported(query, monkeypatch):
-    monkeypatch.setenv("RCIR_RETRIEVER", "nowhere")
-    with pytest.raises(rcir.NoRetriever, match=r"nowhere holds no retriever"):
+def test_missing_retriever_is_an_error_that_names_the_variable_or_the_folder(query, monkeypatch):
+    with pytest.raises(rcir.NoRetriever, match="RCIR_RETRIEVER"):
         rcir.retrieve(query, 0.3, 0.1)
-
-
-def test_a_failed_use_keeps_the_retriever_that_was_named(retriever, query):
-    rcir.use(retriever)
-    with pytest.raises(rcir.NoRetriever):
-        rcir.use("nowhere")
-    assert same(rcir.retrieve(query, 0.3, 0.1), retriever.retrieve(query, 0.3, 0.1))
-
-
-@pytest.mark.parametrize(
-    ("alpha", "delta", "options"),
-    [
-        (0.6, 0.1, {"distinct": "label"}),
-        (0.9, 0.1, {"risk": "recall"}),
-        (0.6, 0.1, {"group": "True"}),
-        (0.6, 0.1, {"simultaneous": True}),
-        (0.9, 0.1, {"abstain": True}),
-        (0.6, None, {}),
-        ({"miss": 0.8, "false-discovery": 0.95}, 0.1, {}),
-    ],
-    ids=str,
-)
-def test_options_reach_the_retriever(retriever, query, alpha, delta, options):
-    rcir.use(retriever)
-    expected = retriever.retrieve(query, alpha, delta, **options)
-    found = rcir.retrieve(query, alpha, delta, **options)
-    assert same(found, expected)
-    assert found.guarantee != retriever.retrieve(query, 0.6, 0.1).guarantee
-    assert all(getattr(found.guarantee, name) == value for name, value in options.items())
-
-
-def test_an_option_that_does_not_exist_is_refused(retriever, query):
-    rcir.use(retriever)
-    with pytest.raises(TypeError, match="loud"):
-        rcir.retrieve(query, 0.3, 0.1, loud=True)
-
-
-def test_a_list_gives_a_list(retriever, splits):
-    rcir.use(retriever)
-    queries = list(splits.test.images[:3])
-    answers = rcir.retrieve(queries, 0.3, 0.1)
-    assert [answer.ids for answer in answers] == [
-        rcir.retrieve(each, 0.3, 0.1).ids for each in queries
-    ]
+    monkeypatch.setenv("RCIR_RETRIEVER", "nowhere")
+    with pytest.raises(rcir.NoRetriever, match="nowhere"):
+        rcir.retrieve(query, 0.3, 0.1)
 
 
 @pytest.mark.parametrize(
     "source",
     ["nowhere", "runs:/nonsense/retriever", "models:/none/1", "foo://bar", "s3://none/retriever"],
 )
-def test_what_is_no_retriever_is_named_in_the_error(source):
+def test_failed_use_names_the_source_and_keeps_the_retriever(retriever, source):
+    rcir.use(retriever)
     with pytest.raises(rcir.NoRetriever, match=source):
-        rcir.load(source)
+        rcir.use(source)
+    assert api.default_retriever() is retriever
 
 
-def test_every_public_name_resolves():
-    for name in rcir.__all__:
-        assert getattr(rcir, name).__name__ == name
-    assert set(rcir.__all__) <= set(dir(rcir))
-    with pytest.raises(AttributeError, match="no attribute 'retreive'"):
+@pytest.mark.parametrize(
+    ("alpha", "delta", "options"),
+    [
+        (0.6, None, {}),
+        ({"miss": 0.8, "false-discovery": 0.95}, 0.1, {}),
+        (0.9, 0.1, {"risk": "recall"}),
+        (0.6, 0.1, {"distinct": "label", "group": "True"}),
+        (0.9, 0.1, {"abstain": True}),
+    ],
+    ids=str,
+)
+def test_retrieve_passes_its_options_on(retriever, query, alpha, delta, options):
+    rcir.use(retriever)
+    answer = rcir.retrieve(query, alpha, delta, **options)
+    assert same(answer, retriever.retrieve(query, alpha, delta, **options))
+    assert answer.guarantee != retriever.retrieve(query, 0.6, 0.1).guarantee
+    assert all(getattr(answer.guarantee, name) == value for name, value in options.items())
+    with pytest.raises(TypeError, match="loud"):
+        rcir.retrieve(query, alpha, delta, loud=True)
+
+
+def test_list_of_queries_gives_a_list_of_answers(retriever, splits):
+    rcir.use(retriever)
+    queries = list(splits.test.images[:3])
+    answers = rcir.retrieve(queries, 0.3, 0.1)
+    assert [answer.ids for answer in answers] == [
+        rcir.retrieve(query, 0.3, 0.1).ids for query in queries
+    ]
+
+
+def test_every_public_name_can_be_imported():
+    assert all(getattr(rcir, name).__name__ == name for name in rcir.__all__)
+    assert {*rcir.__all__} <= {*dir(rcir)}
+    with pytest.raises(AttributeError, match="retreive"):
         _ = rcir.retreive

@@ -1,22 +1,23 @@
-"""The `rcir` command: what it prints, and how it fails."""
+"""The `rcir` command, `rcir retrieve` and `rcir data`: what they print, and how they fail."""
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
 import rcir
 from rcir import api
 from rcir.cli import main
-from rcir.demo import _clear
+from rcir.data import DATASETS
 
 
 @pytest.fixture(autouse=True)
-def _none_named(monkeypatch):
+def _no_default_retriever(monkeypatch):
     monkeypatch.setattr(api, "_default", None)
 
 
@@ -27,73 +28,29 @@ def image(splits, tmp_path):
     return str(path)
 
 
-def failed(capsys, *arguments):
-    """The one line that a command ends with."""
+def output_and_error(capsys, *arguments):
+    """Run a command that fails; return its output, and the one line of its error."""
     with pytest.raises(SystemExit) as stop:
         main([*arguments])
     assert stop.value.code == 1
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    (line,) = shown.err.splitlines()
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
     assert line.startswith("error: ")
+    return captured.out, line
+
+
+def error_of(capsys, *arguments):
+    output, line = output_and_error(capsys, *arguments)
+    assert output == ""
     return line
 
 
-def test_json_is_the_answer_of_the_library(folder, image, capsys):
-    options = ["--retriever", str(folder), "--alpha", ".3", "--delta", ".2", "--json"]
-    assert main(["retrieve", image, *options]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    answer = rcir.load(folder).retrieve(image, 0.3, 0.2)
-    assert printed == json.loads(json.dumps(answer.to_dict()))
-    assert printed["ids"] == list(answer.ids)
-    assert printed["size"] == answer.size
-    assert printed["guarantee"]["alpha"] == 0.3
-    np.testing.assert_allclose(printed["distances"], answer.distances, atol=1e-6)
-
-
-def test_text_lists_the_set_and_states_the_guarantee(folder, image, capsys):
-    main(["retrieve", image, "--retriever", str(folder), "--alpha", "0.3"])
-    lines = capsys.readouterr().out.splitlines()
-    answer = rcir.load(folder).retrieve(image, 0.3, 0.1)
-    assert [line.split()[-1] for line in lines[2:-1]] == list(answer.ids)
-    assert lines[-1] == str(answer.guarantee)
-
-
-def test_several_pictures_are_answered_as_one_by_one(folder, splits, tmp_path, capsys):
-    images = [str(tmp_path / f"{row}.png") for row in range(3)]
-    for row, path in enumerate(images):
-        Image.fromarray(splits.test.images[row]).save(path)
-    command = ["retrieve", *images, "--retriever", str(folder), "--alpha", "0.3"]
-    main([*command, "--json"])
-    printed = json.loads(capsys.readouterr().out)
-    retriever = rcir.load(folder)
-    alone = [retriever.retrieve(path, 0.3, 0.1) for path in images]
-    assert [each["ids"] for each in printed] == [list(answer.ids) for answer in alone]
-    main(command)
-    shown = capsys.readouterr().out
-    places = [
-        shown.index(f"{path}:\n{answer.size} image")
-        for path, answer in zip(images, alone, strict=True)
-    ]
-    assert places == sorted(places)
-
-
-def test_the_version_is_that_of_the_package(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["--version"])
-    assert stop.value.code == 0
-    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
-    assert f'version = "{capsys.readouterr().out.split()[1]}"' in text
-
-
 @pytest.mark.parametrize(
-    ("options", "asked"),
+    ("words", "options"),
     [
-        (["--distinct", "label"], {"distinct": "label"}),
-        (["--risk", "recall"], {"risk": "recall"}),
+        ([], {}),
         (["--risk", "false-discovery"], {"risk": "false-discovery"}),
         (["--abstain"], {"abstain": True}),
-        (["--group", "True"], {"group": "True"}),
         (["--simultaneous"], {"simultaneous": True}),
         (["--anytime"], {"anytime": True}),
         (["--mix", "any"], {"mix": "any"}),
@@ -104,109 +61,119 @@ def test_the_version_is_that_of_the_package(capsys):
     ],
     ids=str,
 )
-def test_every_option_reaches_the_retriever(folder, image, capsys, options, asked):
-    answer = rcir.load(folder).retrieve(image, 0.9, 0.1, **asked)
-    command = ["retrieve", image, "--retriever", str(folder), "--alpha", "0.9", *options]
-    assert main([*command, "--json"]) == 0
+def test_every_option_gives_the_answer_of_the_library(folder, image, capsys, words, options):
+    answer = rcir.load(folder).retrieve(image, 0.9, 0.2, **options)
+    command = ["retrieve", image, "--retriever", str(folder), "--alpha", ".9", "--delta", ".2"]
+    assert main([*command, *words, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed == json.loads(json.dumps(answer.to_dict()))
-    assert {name: printed["guarantee"][name] for name in asked} == asked
-    main(command)
+    assert printed["ids"] == list(answer.ids)
+    guarantee = printed["guarantee"]
+    assert {name: guarantee[name] for name in ("alpha", "delta", *options)} == {
+        **{"alpha": 0.9, "delta": 0.2},
+        **options,
+    }
+    main([*command, *words])
     assert capsys.readouterr().out == f"{answer}\n"
 
 
-def test_no_answer_is_printed_as_such(retriever, splits, tmp_path, capsys):
-    built = rcir.Retriever(
+def test_text_lists_the_set_and_states_the_guarantee(folder, image, capsys):
+    main(["retrieve", image, "--retriever", str(folder), "--alpha", "0.3"])
+    lines = capsys.readouterr().out.splitlines()
+    answer = rcir.load(folder).retrieve(image, 0.3, 0.1)
+    assert [line.split()[-1] for line in lines[2:-1]] == list(answer.ids)
+    assert lines[-1] == str(answer.guarantee)
+
+
+def test_several_images_are_answered_in_order(folder, splits, tmp_path, capsys, monkeypatch):
+    images = [str(tmp_path / f"{row}.png") for row in range(3)]
+    for row, path in enumerate(images):
+        Image.fromarray(splits.test.images[row]).save(path)
+    monkeypatch.setenv("RCIR_RETRIEVER", str(folder))
+    command = ["retrieve", *images, "--alpha", "0.3"]
+    main([*command, "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    retriever = rcir.load(folder)
+    answers = [retriever.retrieve(path, 0.3, 0.1) for path in images]
+    assert [each["ids"] for each in printed] == [list(answer.ids) for answer in answers]
+    main(command)
+    text = capsys.readouterr().out
+    headings = [
+        text.index(f"{path}:\n{answer.size} image")
+        for path, answer in zip(images, answers, strict=True)
+    ]
+    assert headings == sorted(headings)
+
+
+def test_abstention_is_printed_as_no_answer(retriever, splits, tmp_path, capsys):
+    abstaining = rcir.Retriever(
         *(retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids),
         labels=splits.gallery.labels,
     )
-    built.calibrate(
-        built.search_labelled(splits.tuning), built.search_labelled(splits.calibration), "learned"
+    abstaining.calibrate(
+        abstaining.search_labelled(splits.tuning),
+        abstaining.search_labelled(splits.calibration),
+        "learned",
     )
-    answers = built.retrieve(list(splits.test.images), 0.5, 0.1, abstain=True)
+    answers = abstaining.retrieve(list(splits.test.images), 0.5, 0.1, abstain=True)
     row = next(row for row, answer in enumerate(answers) if answer.abstained)
     Image.fromarray(splits.test.images[row]).save(tmp_path / "doubtful.png")
-    api.use(built)
+    api.use(abstaining)
     main(["retrieve", str(tmp_path / "doubtful.png"), "--alpha", "0.5", "--abstain"])
     first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("no answer: too uncertain, uncertainty ")
+    assert first.startswith("no answer")
     assert "at most 0.5 of the answers" in second
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "word"),
     [
-        (["--group", "red"], "group 'red' has no calibration queries; there are 'False', 'True'"),
-        (["--abstain", "--risk", "recall"], "abstain=True bounds the miss risk among answers"),
-        (["--risk", "recall", "--alpha", "0.001"], "alpha = 0.001 at delta = 0.1 cannot be"),
-        (["--risk", "false-discovery", "--alpha", "0.1"], "false-discovery 0.1 at delta = 0.1"),
-        (["--abstain", "--alpha", "0.001"], "cannot be certified among answered queries"),
+        (["--alpha", "0"], "alpha"),
+        (["--alpha", "nan"], "alpha"),
+        (["--delta", "1"], "delta"),
+        (["--alpha", "0.0001"], "certified"),
+        (["--risk", "recall", "--alpha", "0.001"], "certified"),
+        (["--risk", "false-discovery", "--alpha", "0.1"], "false-discovery"),
+        (["--abstain", "--alpha", "0.001"], "answered"),
+        (["--abstain", "--risk", "recall"], "abstain"),
+        (["--group", "red"], "red"),
     ],
+    ids=str,
 )
-def test_what_cannot_be_answered_is_one_line(folder, image, capsys, options, named):
-    assert named in failed(capsys, "retrieve", image, "--retriever", str(folder), *options)
+def test_unattainable_or_invalid_request_is_one_line(folder, image, capsys, options, word):
+    assert word in error_of(capsys, "retrieve", image, "--retriever", str(folder), *options)
 
 
-def test_the_environment_names_the_retriever(folder, image, capsys, monkeypatch):
-    monkeypatch.setenv("RCIR_RETRIEVER", str(folder))
-    assert main(["retrieve", image, "--alpha", "0.3", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["ids"]
+def test_unreadable_image_or_retriever_is_one_line(folder, image, tmp_path, capsys):
+    assert "RCIR_RETRIEVER" in error_of(capsys, "retrieve", image)
+    (tmp_path / "text.jpg").write_text("not an image")
+    for name in ("text.jpg", "missing.png"):
+        options = ("--retriever", str(folder))
+        assert name in error_of(capsys, "retrieve", str(tmp_path / name), *options)
+    for source in ("nowhere", "runs:/nonsense/retriever"):
+        assert source in error_of(capsys, "retrieve", image, "--retriever", source)
+
+
+def test_changed_byte_of_the_retriever_is_one_line(folder, image, capsys):
+    path = folder / "controller.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+    assert path.name in error_of(capsys, "retrieve", image, "--retriever", str(folder))
 
 
 @pytest.mark.slow
-def test_a_process_of_its_own_answers_the_same(folder, image):
-    command = [sys.executable, "-m", "rcir.cli", "retrieve", image, "--retriever", str(folder)]
+def test_installed_script_prints_the_answer_of_the_library(folder, image):
     script = Path(sys.executable).with_name("rcir")
-    if script.exists():
-        command[:3] = [str(script)]
-    options = ["--alpha", "0.3", "--delta", "0.1", "--json"]
-    process = subprocess.run([*command, *options], capture_output=True, text=True)
+    options = ["--retriever", folder, "--alpha", "0.3", "--delta", "0.1", "--json"]
+    process = subprocess.run([script, "retrieve", image, *options], capture_output=True, text=True)
     assert (process.returncode, process.stderr) == (0, "")
-    assert json.loads(process.stdout) == json.loads(
-        json.dumps(rcir.load(folder).retrieve(image, 0.3, 0.1).to_dict())
-    )
+    answer = rcir.load(folder).retrieve(image, 0.3, 0.1)
+    assert json.loads(process.stdout) == json.loads(json.dumps(answer.to_dict()))
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["--alpha", "0"], "alpha is 0.0"),
-        (["--alpha", "nan"], "alpha is nan"),
-        (["--delta", "1"], "delta is 1.0"),
-        (["--alpha", "0.0001"], "alpha = 0.0001 at delta = 0.1 cannot be certified"),
-    ],
-)
-def test_a_level_that_cannot_be_is_one_line(folder, image, capsys, options, named):
-    assert named in failed(capsys, "retrieve", image, "--retriever", str(folder), *options)
-
-
-def test_an_image_that_is_none_is_one_line(folder, tmp_path, capsys):
-    (tmp_path / "text.jpg").write_text("not a picture")
-    for name, said in (("text.jpg", "not an image"), ("missing.png", "there is no file")):
-        line = failed(capsys, "retrieve", str(tmp_path / name), "--retriever", str(folder))
-        assert said in line
-        assert name in line
-
-
-def test_a_retriever_that_is_none_is_one_line(image, capsys):
-    for source in ("nowhere", "runs:/nonsense/retriever"):
-        assert source in failed(capsys, "retrieve", image, "--retriever", source)
-    assert "RCIR_RETRIEVER" in failed(capsys, "retrieve", image)
-
-
-@pytest.mark.parametrize(
-    "name", ["encoder.safetensors", "gallery.json", "index/vectors.npy", "controller.safetensors"]
-)
-def test_one_changed_byte_is_one_line(folder, image, capsys, name):
-    content = bytearray((folder / name).read_bytes())
-    content[-2] ^= 1
-    (folder / name).write_bytes(content)
-    line = failed(capsys, "retrieve", image, "--retriever", str(folder))
-    assert f"{name} was changed" in line
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "word"),
     [
         ([], "COMMAND"),
         (["advise"], "advise"),
@@ -214,50 +181,142 @@ def test_one_changed_byte_is_one_line(folder, image, capsys, name):
         (["retrieve", "a.png", "--loud"], "--loud"),
         (["retrieve", "a.png", "--alpha", "much"], "--alpha"),
         (["retrieve", "a.png", "--risk", "hits"], "--risk"),
-        (["retrieve", "a.png", "--distinct", "id"], "--distinct"),
         (["demo", "--output"], "--output"),
+        (["data"], "data"),
+        (["data", "check"], "name"),
+        (["data", "fetch"], "fetch"),
     ],
+    ids=str,
 )
-def test_what_cannot_be_parsed_is_named_with_status_2(capsys, arguments, named):
+def test_invalid_command_line_has_status_2(capsys, arguments, word):
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2
-    assert named in capsys.readouterr().err.splitlines()[-1]
+    assert word in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [[], ["retrieve"], ["demo"]])
-def test_help_is_there(capsys, command):
-    with pytest.raises(SystemExit) as stop:
-        main([*command, "--help"])
-    assert stop.value.code == 0
-    assert "usage: rcir" in capsys.readouterr().out
+def test_help_and_version_have_status_0(capsys):
+    for arguments in (["--help"], ["retrieve", "--help"], ["demo", "--help"], ["--version"]):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 0
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    output = capsys.readouterr().out
+    assert output.count("usage: rcir") == 3
+    assert f'version = "{output.split()[-1]}"' in text
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "half"])
-def test_a_demo_over_anything_else_is_refused_and_leaves_it_alone(tmp_path, capsys, kind):
-    target = tmp_path / "target"
-    if kind == "file":
-        target.write_text("mine")
-    else:
-        (target / "training").mkdir(parents=True)
-        kept = "notes.txt" if kind == "folder" else "report.html"
-        (target / kept).write_text("mine")
-    assert "is left alone" in failed(capsys, "demo", "--output", str(target))
-    if kind == "file":
-        assert target.read_text() == "mine"
-    else:
-        assert {path.name for path in target.iterdir()} == {"training", kept}
-        assert (target / kept).read_text() == "mine"
+# `rcir data`
 
 
-@pytest.mark.parametrize("name", ["made", "empty", "missing", "."])
-def test_what_an_earlier_demo_left_is_cleared(tmp_path, name):
-    target = Path(name)
-    if name in ("made", "."):
-        (target / "training").mkdir(parents=True)
-        (target / "training" / "run.json").write_text("{}")
-        (target / "report.html").write_text("old")
-    elif name == "empty":
-        target.mkdir()
-    _clear(target)
-    assert [path.name for path in target.iterdir()] == [".rcir-demo"], "it says whose it is"
+@pytest.fixture
+def photos(tmp_path):
+    """A root with twelve pictures of four classes in the folder `photos`."""
+    for name in "abcd":
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(3):
+            Image.new("L", (8, 6), 50 * number).save(tmp_path / "photos" / name / f"{number}.png")
+    return tmp_path
+
+
+def check(root, *options, name="folder"):
+    """The arguments of `rcir data check`; each option is NAME=VALUE."""
+    options = [word for option in options for word in ("--option", option)]
+    return ["data", "check", name, "--root", str(root), *options]
+
+
+def rows(text):
+    """The words of each line that starts with the name of a data set."""
+    lines = [line.split() for line in text.splitlines()]
+    return {line[0]: line[1:] for line in lines if line and line[0] in DATASETS}
+
+
+def test_data_list_shows_which_sets_are_on_disk(tmp_path, capsys, monkeypatch):
+    (tmp_path / "CUB_200_2011").mkdir()
+    assert main(["data", "list", "--root", str(tmp_path)]) == 0
+    output = capsys.readouterr().out
+    table = rows(output)
+    assert list(table) == list(DATASETS)
+    assert table["cub200"][:2] == ["11,788", "yes"]
+    assert table["sop"][:2] == ["120,053", "no"]
+    assert table["digits"][0] == "yes"
+    # Instructions for download are printed for missing sets only.
+    words = " ".join(output.split())
+    assert DATASETS["sop"].get in words
+    assert DATASETS["cub200"].get not in words
+    monkeypatch.setenv("RCIR_DATA", str(tmp_path))
+    main(["data", "list"])
+    assert rows(capsys.readouterr().out) == table
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_data_check_counts_the_images_of_published_sets(data_root, tmp_path, capsys):
+    assert main(check(data_root, name="mnist")) == 0
+    assert "mnist: 70,000 images (train 60,000, queries 10,000)" in capsys.readouterr().out
+    assert main(check(data_root, name="omniglot")) == 0
+    assert "omniglot: 19,280 images (train " in capsys.readouterr().out
+    assert main(check(tmp_path, name="digits")) == 0
+    assert "needs no check" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("option", "counts"),
+    [
+        ("open_set=true", "train 6, queries 6"),
+        ("open_set=false", "train 8, queries 4"),
+        ("train=[a, b, c]", "train 9, queries 3"),
+    ],
+)
+def test_data_check_reads_options_as_yaml(photos, capsys, option, counts):
+    assert main(check(photos, "path=photos", option)) == 0
+    captured = capsys.readouterr()
+    assert f"folder: 12 images ({counts})\n" in captured.out
+    assert "all pictures can be read" in captured.out
+    assert captured.err == ""
+
+
+def test_data_check_reports_skipped_files_and_singleton_classes(photos, capsys):
+    (photos / "photos" / "a" / "notes.txt").touch()
+    (photos / "photos" / "e").mkdir()
+    Image.new("L", (8, 6)).save(photos / "photos" / "e" / "1.png")
+    assert main(check(photos, "path=photos", "train=[a, b, c]")) == 0
+    output = capsys.readouterr().out
+    assert "1 files without" in output
+    assert "1 classes have one image" in output
+
+
+def test_data_check_fails_for_an_incomplete_copy(photos, capsys, monkeypatch):
+    monkeypatch.setitem(DATASETS, "folder", replace(DATASETS["folder"], images=1300))
+    output, line = output_and_error(capsys, *check(photos, "path=photos"))
+    assert "folder: 12 images (train 6, queries 6)" in output
+    assert "can be read" not in output
+    assert "12 of 1,300" in line
+
+
+# The last two look like markup to the library that prints.
+@pytest.mark.parametrize("name", ["b/1.png", "b/photo[bold].png", "x[/b].png"])
+def test_data_check_names_an_unreadable_picture(photos, capsys, name):
+    path = photos / "photos" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"not an image")
+    output, line = output_and_error(capsys, *check(photos, "path=photos"))
+    assert f"unreadable: {path} " in output
+    assert "1 unreadable" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("cub", [], "cub.*unknown"),
+        ("folder", [], "path"),
+        ("folder", ["path"], "NAME=VALUE"),
+        ("folder", ["path=[a"], "YAML"),
+        ("folder", ["path=nowhere"], "nowhere"),
+        ("folder", ["path=photos", "size=3"], "size"),
+        ("cub200", [], "images.txt"),
+        ("mnist", [], r"\.gz"),
+    ],
+)
+def test_data_check_of_something_else_is_one_line(photos, capsys, name, options, words):
+    assert re.search(words, error_of(capsys, *check(photos, *options, name=name)))

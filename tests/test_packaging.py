@@ -1,35 +1,126 @@
+"""The wheel, and its core in a new environment: certified sets from vectors, without torch."""
+
+import json
+import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"rcir", "training", "calibration", "tuning"}
+MAX_CORE_MIB = 700
 
 
-@pytest.fixture(scope="module")
-def wheel(wheel_file):
-    with zipfile.ZipFile(wheel_file) as archive:
-        yield archive
+def run(*command, **options):
+    return subprocess.run(command, capture_output=True, text=True, **options)
 
 
-def test_the_wheel_carries_the_four_packages_and_nothing_else(wheel):
-    tops = {name.split("/")[0] for name in wheel.namelist()}
-    assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES
-
-
-def test_the_wheel_carries_every_module_and_what_they_read(wheel):
-    modules = {
+def test_wheel_contains_the_packages_their_files_and_the_command(wheel_file):
+    files = {
         path.relative_to(ROOT).as_posix()
         for name in PACKAGES
         for path in (ROOT / name).rglob("*.py")
     }
-    page = {path.relative_to(ROOT).as_posix() for path in (ROOT / "rcir/serving/page").iterdir()}
-    assert "rcir/serving/page/index.html" in page
-    read = {"rcir/py.typed", "calibration/report.html"} | page
-    assert modules | read <= set(wheel.namelist())
+    files |= {"rcir/py.typed", "calibration/report.html", "rcir/serving/page/index.html"}
+    files |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "rcir/serving/page").iterdir()}
+    with zipfile.ZipFile(wheel_file) as archive:
+        names = set(archive.namelist())
+        (entry_points,) = (name for name in names if name.endswith("entry_points.txt"))
+        assert "rcir = rcir.cli:main" in archive.read(entry_points).decode()
+    assert files <= names
+    folders = {name.split("/")[0] for name in names}
+    assert {name for name in folders if not name.endswith(".dist-info")} == PACKAGES
 
 
-def test_the_wheel_installs_the_command(wheel):
-    (entry_points,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
-    assert "rcir = rcir.cli:main" in wheel.read(entry_points).decode()
+@pytest.fixture(scope="module")
+def core(wheel_file, tmp_path_factory):
+    """An environment that contains the wheel and its requirements, without any extra."""
+    environment = tmp_path_factory.mktemp("core") / "environment"
+    uv, python = Path(sys.executable).with_name("uv"), environment / "bin" / "python"
+    assert run(uv, "venv", "--python", sys.executable, environment).returncode == 0
+    options = ("--python", python, "--constraint", ROOT / "constraints.txt")
+    process = run(uv, "pip", "install", *options, wheel_file)
+    assert process.returncode == 0, process.stderr
+    return environment
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory):
+    """A folder with a gallery and queries of ten clusters, each as .npy beside .csv."""
+    folder = tmp_path_factory.mktemp("vectors")
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((10, 8))
+    for name, n in (("gallery", 300), ("queries", 400)):
+        labels = rng.integers(10, size=n)
+        noise = 1.2 * rng.standard_normal((n, 8))
+        np.save(folder / f"{name}.npy", (centres[labels] + noise).astype(np.float32))
+        rows = [f"{name}-{row},kind {label}" for row, label in enumerate(labels)]
+        (folder / f"{name}.csv").write_text("\n".join(["id,label", *rows]))
+    return folder
+
+
+def clean_environment():
+    """The environment without a path to this environment's packages or to a tracking store."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "MLFLOW"))
+    }
+
+
+@pytest.mark.slow
+def test_core_is_small_and_has_no_training_libraries(core):
+    files = [path for path in core.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert sum(path.stat().st_size for path in files) / 2**20 <= MAX_CORE_MIB
+    installed = {path.name for path in core.glob("lib/*/site-packages/*")}
+    assert "faiss" in installed
+    assert not installed & {"torch", "ray", "mlflow", "optuna"}
+
+
+@pytest.mark.slow
+def test_core_certifies_sets_from_npy_files(core, vectors, tmp_path):
+    command = (core / "bin" / "rcir", "certify", "--gallery", vectors / "gallery.npy")
+    options = ("--queries", vectors / "queries.npy", "--alpha", "0.2", "--output", tmp_path / "out")
+    process = run(*command, *options, cwd=tmp_path, env=clean_environment())
+    assert process.returncode == 0, process.stderr
+    assert "With probability at least 0.9" in process.stdout
+    row = json.loads((tmp_path / "out" / "results.json").read_text())["rows"][0]
+    assert row["alpha"] == 0.2
+    assert row["mean_size"] < row["constant_size"]
+    program = (
+        "import numpy as np, rcir, sys\n"
+        f"retriever = rcir.load({str(tmp_path / 'out' / 'retriever')!r})\n"
+        f"query = np.load({str(vectors / 'queries.npy')!r})[0]\n"
+        "print(retriever.retrieve(query, alpha=0.2, delta=0.1).size)\n"
+        "assert 'torch' not in sys.modules"
+    )
+    process = run(core / "bin" / "python", "-c", program, cwd=tmp_path, env=clean_environment())
+    assert process.returncode == 0, process.stderr
+    assert int(process.stdout) >= 1
+
+
+@pytest.mark.slow
+def test_core_names_the_extra_that_brings_a_missing_library(core, vectors, tmp_path):
+    def last_line(command, *options, **variables):
+        process = run(
+            *(core / "bin" / command, *options), cwd=tmp_path, env=clean_environment() | variables
+        )
+        assert process.returncode == 1
+        return process.stderr.splitlines()[-1]
+
+    for package in ("training", "tuning", "calibration"):
+        line = last_line("python", "-m", package, "--help")
+        assert line.startswith("error: ")
+        assert "rcir[train]" in line
+    for program in ("import training; training.train", "from rcir.data import Preprocessing"):
+        assert "rcir[train]" in last_line("python", "-c", program)
+    store = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    certify = ("certify", "--gallery", vectors / "gallery.npy")
+    line = last_line("rcir", *certify, MLFLOW_TRACKING_URI=store)
+    assert "mlflow" in line
+    assert "rcir[train]" in line
+    assert list(tmp_path.iterdir()) == []
