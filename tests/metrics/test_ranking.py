@@ -1,7 +1,8 @@
-"""Rankings against known values, loops and scikit-learn."""
+"""Ranking metrics against known values, loops and other libraries."""
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import average_precision_score
 
 from rcir.errors import InvalidData
@@ -11,8 +12,8 @@ from rcir.metrics import (
     average_precision_at_r,
     first_match_ranks,
     macro_mean,
-    ranking,
     recall_at_k,
+    score_rankings,
 )
 
 
@@ -36,14 +37,8 @@ def test_first_match_ranks(share):
 
 def test_recall_counts_ranks_up_to_k():
     ranks = np.array([1, 2, 2, 3, 5, np.inf, np.inf, 1])
-    assert [recall_at_k(ranks, k) for k in (1, 2, 3, 4, 5, 100)] == [
-        2 / 8,
-        4 / 8,
-        5 / 8,
-        5 / 8,
-        6 / 8,
-        6 / 8,
-    ]
+    recalls = [recall_at_k(ranks, k) for k in (1, 2, 3, 4, 5, 100)]
+    assert recalls == [2 / 8, 4 / 8, 5 / 8, 5 / 8, 6 / 8, 6 / 8]
 
 
 def looped_precision(row, limit):
@@ -90,9 +85,7 @@ def test_average_precision_at_r_of_a_known_ranking():
 
 
 @pytest.mark.parametrize("share", [0.03, 0.4, 1.0])
-@pytest.mark.parametrize("size", [8, 1000, 2**18])
-def test_average_precisions_are_those_of_a_loop(share, size, monkeypatch):
-    monkeypatch.setattr(ranking, "CELLS_TOGETHER", size)
+def test_average_precisions_agree_with_a_loop(share):
     relevant, totals = rankings(share)
     for k in (1, 2, 7, 60):
         expected = [
@@ -111,7 +104,7 @@ def test_average_precisions_are_those_of_a_loop(share, size, monkeypatch):
         np.testing.assert_allclose(found, expected)
 
 
-def test_matches_beyond_the_search_count_in_the_normaliser():
+def test_matches_beyond_the_search_depth_count_in_the_normaliser():
     relevant, totals = rankings(0.2)
     depth = relevant[:, :20]
     found = average_precision_at_k(depth, totals, 20)
@@ -119,20 +112,14 @@ def test_matches_beyond_the_search_count_in_the_normaliser():
     assert (found[1:] < average_precision_at_k(depth, depth.sum(axis=1), 20)[1:]).any()
 
 
-def test_average_precision_is_that_of_scikit_learn():
+def test_average_precision_agrees_with_scikit_learn():
     relevant, totals = rankings(0.1)
     scores = -np.arange(relevant.shape[1])
     expected = [average_precision_score(row, scores) for row in relevant[totals > 0]]
     np.testing.assert_allclose(average_precision(relevant, totals)[totals > 0], expected)
 
 
-def test_average_precision_at_1_is_recall_at_1():
-    relevant, totals = rankings(0.3)
-    found = average_precision_at_k(relevant, totals, 1)
-    np.testing.assert_array_equal(found[totals > 0], relevant[totals > 0, 0])
-
-
-def test_small_integers_are_totals_too():
+def test_totals_may_be_small_integers():
     relevant, totals = rankings(0.5, gallery=400)
     np.testing.assert_array_equal(
         average_precision_at_k(relevant, totals.astype(np.uint16), 300),
@@ -140,43 +127,7 @@ def test_small_integers_are_totals_too():
     )
 
 
-@pytest.mark.parametrize("k", [0, 6])
-def test_k_is_within_the_depth(k):
-    with pytest.raises(InvalidData, match=f"k is {k}; allowed is 1 to 5"):
-        average_precision_at_k(*SHALLOW, k)
-
-
-def test_map_at_r_says_how_deep_to_search():
-    with pytest.raises(InvalidData, match="search at least 7 deep"):
-        average_precision_at_r(*SHALLOW)
-
-
-def test_a_whole_ranking_holds_all_matches():
-    with pytest.raises(InvalidData, match="rankings of 1 queries do not hold all"):
-        average_precision(*SHALLOW)
-
-
-@pytest.mark.parametrize(
-    ("relevant", "totals", "message"),
-    [
-        (np.ones((2, 3), bool), np.array([3]), r"totals \(1,\)"),
-        (np.ones(3, bool), np.array([3, 3, 3]), r"shape \(3,\)"),
-        (np.ones((0, 3), bool), np.ones(0, int), "at least 1"),
-        (np.ones((2, 3)), np.array([3, 3]), "of type float64"),
-        (np.ones((2, 3), bool), np.array([3.0, 3.0]), "totals of float64"),
-        (np.ones((2, 3), bool), np.array([3, 2]), "totals of 1 queries"),
-    ],
-)
-@pytest.mark.parametrize(
-    "metric",
-    [lambda r, t: average_precision_at_k(r, t, 1), average_precision_at_r, average_precision],
-)
-def test_what_is_no_ranking_is_refused(metric, relevant, totals, message):
-    with pytest.raises(InvalidData, match=message):
-        metric(relevant, totals)
-
-
-def test_macro_mean_is_that_of_a_loop():
+def test_macro_mean_agrees_with_a_loop():
     rng = np.random.default_rng(5)
     values, classes = rng.random(500), rng.choice([3, 8, 9, 40], 500, p=[0.7, 0.2, 0.05, 0.05])
     values[::7] = np.nan
@@ -185,13 +136,7 @@ def test_macro_mean_is_that_of_a_loop():
     assert macro_mean(values, classes) == pytest.approx(sum(means) / 3)
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_a_mean_needs_a_value_of_each_query(n):
-    with pytest.raises(InvalidData, match="0 of them not NaN"):
-        macro_mean(np.full(3, np.nan), np.zeros(n))
-
-
-def test_without_any_match_nothing_has_a_precision():
+def test_without_any_match_precisions_are_nan():
     relevant, totals = np.zeros((3, 4), bool), np.zeros(3, int)
     for values in (
         average_precision_at_k(relevant, totals, 2),
@@ -199,3 +144,127 @@ def test_without_any_match_nothing_has_a_precision():
         average_precision(relevant, totals),
     ):
         np.testing.assert_array_equal(values, np.full(3, np.nan))
+
+
+KS = (1, 3, 10)
+
+
+@pytest.fixture(scope="module")
+def searched():
+    """Vectors and labels of queries and gallery, and the whole rankings.
+
+    Distances of a query are at least 1 apart, and exact in float32. Queries of label 20 have no
+    match.
+    """
+    rng = np.random.default_rng(0)
+    at, of = rng.permutation(400), np.append(rng.integers(0, 400, 150), [7, 300])
+    gallery, labels = at // 20, of // 20
+    gallery[rng.random(400) < 0.4] = 3
+    labels[-2:] = 20
+    vectors, items = ((2.0 * np.stack([x, 0 * x], 1)).astype(np.float32) for x in (of, at))
+    vectors[:, 0] += 0.5
+    distances = np.abs(vectors[:, :1] - items[:, 0])
+    relevant = gallery[np.argsort(distances, axis=1)] == labels[:, None]
+    return vectors, labels, items, gallery, distances, relevant
+
+
+def test_scores_equal_each_metric_alone(searched):
+    relevant = searched[-1]
+    totals = relevant.sum(axis=1)
+    scores = score_rankings(relevant, totals, KS)
+    n_unmatched = np.count_nonzero(totals == 0)
+    assert scores.unmatched == n_unmatched >= 2
+    for column, k in enumerate(KS):
+        alone = average_precision_at_k(relevant, totals, k)
+        np.testing.assert_array_equal(scores.average_precisions[:, column], alone)
+        hits = first_match_ranks(relevant) <= k
+        np.testing.assert_array_equal(scores.hits[:, column], hits)
+        assert scores.recall[k] == pytest.approx(hits.sum() / (152 - n_unmatched))
+        assert scores.mean_average_precision[k] == pytest.approx(np.nanmean(alone))
+    alone = average_precision_at_r(relevant, totals)
+    np.testing.assert_array_equal(scores.average_precisions_at_r, alone)
+    assert scores.map_at_r == pytest.approx(np.nanmean(alone))
+
+
+def test_a_shallow_search_has_no_map_at_r(searched):
+    relevant = searched[-1]
+    totals = relevant.sum(axis=1)
+    whole, shallow = score_rankings(relevant, totals), score_rankings(relevant[:, :10], totals)
+    assert shallow.average_precisions_at_r is None
+    assert shallow.map_at_r is None
+    assert shallow.recall == whole.recall
+    assert shallow.mean_average_precision == whole.mean_average_precision
+    assert score_rankings(relevant[:, : totals.max()], totals).map_at_r == whole.map_at_r
+
+
+def test_map_at_r_agrees_with_pytorch_metric_learning(searched):
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+
+    vectors, labels, items, gallery, _, relevant = searched
+    metrics = ("precision_at_1", "mean_average_precision_at_r")
+    calculator = AccuracyCalculator(metrics, k="max_bin_count", device=torch.device("cpu"))
+    found = calculator.get_accuracy(vectors, labels, items, gallery)
+    scores = score_rankings(relevant, relevant.sum(axis=1), (1,))
+    assert scores.recall[1] == pytest.approx(found["precision_at_1"], abs=1e-9)
+    assert scores.map_at_r == pytest.approx(found["mean_average_precision_at_r"], abs=1e-9)
+
+
+@pytest.mark.slow  # importing torchmetrics takes longer than all other tests here
+@pytest.mark.parametrize("k", KS)
+def test_recall_and_map_agree_with_torchmetrics(searched, k):
+    from torchmetrics.retrieval import RetrievalHitRate, RetrievalMAP
+
+    distances = searched[4]
+    relevant = searched[3] == searched[1][:, None]
+    queries = torch.arange(len(distances))[:, None].expand(distances.shape)
+    arguments = torch.tensor(1 / distances), torch.tensor(relevant), queries
+    scores = score_rankings(searched[-1], relevant.sum(axis=1), (k, 400))
+    hit_rate = RetrievalHitRate(empty_target_action="skip", top_k=k)
+    assert scores.recall[k] == pytest.approx(hit_rate(*arguments).item(), abs=1e-6)
+    whole = RetrievalMAP(empty_target_action="skip")
+    assert scores.mean_average_precision[400] == pytest.approx(whole(*arguments).item(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("relevant", "totals", "word"),
+    [
+        (np.ones((2, 3), bool), np.array([3]), "totals"),
+        (np.ones(3, bool), np.array([3, 3, 3]), "shape"),
+        (np.ones((0, 3), bool), np.ones(0, int), "at least 1"),
+        (np.ones((2, 3)), np.array([3, 3]), "float64"),
+        (np.ones((2, 3), bool), np.array([3.0, 3.0]), "float64"),
+        (np.ones((2, 3), bool), np.array([3, 2]), "totals"),
+    ],
+)
+def test_invalid_rankings_are_refused(relevant, totals, word):
+    for metric in (
+        lambda r, t: average_precision_at_k(r, t, 1),
+        average_precision_at_r,
+        average_precision,
+    ):
+        with pytest.raises(InvalidData, match=word):
+            metric(relevant, totals)
+
+
+RANKINGS = np.array([[False, True, False], [False, False, False]])
+
+
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        (lambda: average_precision_at_k(*SHALLOW, 0), "1 to 5"),
+        (lambda: average_precision_at_k(*SHALLOW, 6), "1 to 5"),
+        (lambda: average_precision_at_r(*SHALLOW), "7 deep"),
+        (lambda: average_precision(*SHALLOW), "rankings"),
+        (lambda: macro_mean(np.full(3, np.nan), np.zeros(3)), "NaN"),
+        (lambda: macro_mean(np.full(3, np.nan), np.zeros(2)), "NaN"),
+        (lambda: score_rankings(RANKINGS, np.array([1, 0]), ()), "ks"),
+        (lambda: score_rankings(RANKINGS, np.array([1, 0]), (1, 4)), "1 to 3"),
+        (lambda: score_rankings(RANKINGS, np.array([0, 0]), (1,)), "totals"),
+        (lambda: score_rankings(RANKINGS, np.array([1, 0, 0]), (1,)), "totals"),
+        (lambda: score_rankings(RANKINGS & False, np.zeros(2, int), (1,)), "no query"),
+    ],
+)
+def test_invalid_arguments_are_refused(call, word):
+    with pytest.raises(InvalidData, match=word):
+        call()
