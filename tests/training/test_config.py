@@ -1,68 +1,151 @@
-"""What a training configuration refuses."""
+"""Training configurations: what they refuse, and options that change from an epoch on."""
 
 import math
+from dataclasses import replace
 
 import pytest
+import torch
 
-from rcir.data import DataConfig
+from rcir.data import Augmentation, DataConfig, Preprocessing
 from rcir.errors import InvalidConfig
-from training import OptimizerConfig, TrainingConfig
+from rcir.mining import MiningConfig
+from training import Change, OptimizerConfig, TrainingConfig
+from training.config import override
+
+PER_CLASS = MiningConfig("farthest", "hardest", scope="batch", samples_per_class=4)
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
+    ("kind", "option", "value"),
     [
-        *(("seed", -1), ("epochs", 0), ("batch", 0), ("num_workers", -1), ("patience", -1)),
-        *(("min_delta", -0.1), ("min_delta", 1.0), ("min_delta", math.nan), ("max_failures", -1)),
+        *((TrainingConfig, name, -1) for name in ("seed", "num_workers", "patience")),
+        *((TrainingConfig, name, 0) for name in ("epochs", "batch", "threads")),
+        *((TrainingConfig, "min_delta", value) for value in (-0.1, 1.0, math.nan)),
+        (TrainingConfig, "max_failures", -1),
+        *((OptimizerConfig, "lr", value) for value in (0.0, -1.0, math.nan, math.inf)),
+        *((OptimizerConfig, "weight_decay", value) for value in (-0.1, math.nan)),
+        *((OptimizerConfig, "gamma", value) for value in (0.0, 1.1, math.nan)),
+        (DataConfig, "seed", -1),
+        (MiningConfig, "scope", "all"),
+        *((TrainingConfig, "name", name) for name in ("", ".", "..", "../up", "a/b", ".hidden")),
+        # A range of workers goes up.
+        *((TrainingConfig, "num_workers", value) for value in ((0, 2), (3, 2), (1, 2, 3))),
     ],
 )
-def test_counts_below_their_least_are_refused_by_name(option, value):
-    with pytest.raises(InvalidConfig, match=f"{option} is {value}"):
-        TrainingConfig("run", **{option: value})
+def test_a_value_out_of_range_is_refused_by_name(kind, option, value):
+    required = {"name": "run"} if kind is TrainingConfig else {}
+    with pytest.raises(InvalidConfig, match=option):
+        kind(**(required | {option: value}))
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
+    ("options", "message"),
     [
-        *(("lr", value) for value in (0.0, -1.0, math.nan, math.inf)),
-        *(("weight_decay", value) for value in (-0.1, math.nan)),
-        *(("gamma", value) for value in (0.0, 1.1, math.nan)),
+        ({"batch": 3, "num_workers": 4}, "4 workers"),
+        ({"micro_batches": 2, "num_workers": (1, 3)}, "3 workers"),
+        ({"batch": 8, "micro_batches": 9}, "9 micro-batches"),
+        *(({"batch": batch, "mining": PER_CLASS}, "samples_per_class") for batch in (30, 6, 4)),
+        # Occlusion covers square tiles.
+        (
+            {"augmentation": Augmentation(0.5), "preprocessing": Preprocessing(size=(20, 30))},
+            "multiple",
+        ),
     ],
 )
-def test_an_optimizer_that_cannot_learn_is_refused_by_name(option, value):
-    with pytest.raises(InvalidConfig, match=rf"optimizer\.{option} is {value}"):
-        OptimizerConfig(**{option: value})
+def test_options_that_do_not_fit_together_are_refused(options, message):
+    with pytest.raises(InvalidConfig, match=message):
+        TrainingConfig("run", **options)
 
 
-def test_every_worker_needs_a_tuple_of_each_batch():
-    with pytest.raises(
-        InvalidConfig, match="batch of 3 tuples in 4 micro-batches does not fill 4 workers"
-    ):
-        TrainingConfig("run", batch=3, num_workers=4)
-    assert TrainingConfig("run", batch=4, num_workers=4).n_micro_batches == 4
+@pytest.mark.parametrize(
+    ("options", "n_micro_batches"),
+    [
+        ({"batch": 4, "num_workers": 4}, 4),
+        ({"num_workers": (1, 3)}, 3),
+        ({"micro_batches": 6, "num_workers": 2}, 6),
+        ({"batch": 8, "mining": PER_CLASS}, 1),
+    ],
+)
+def test_each_worker_gets_a_part_of_each_batch(options, n_micro_batches):
+    assert TrainingConfig("run", **options).n_micro_batches == n_micro_batches
 
 
-def test_every_worker_needs_a_part_of_each_batch():
-    with pytest.raises(InvalidConfig, match="in 2 micro-batches does not fill 3 workers"):
-        TrainingConfig("run", micro_batches=2, num_workers=(1, 3))
-    with pytest.raises(InvalidConfig, match="of 8 tuples in 9 micro-batches"):
-        TrainingConfig("run", batch=8, micro_batches=9)
-    assert TrainingConfig("run", num_workers=(1, 3)).n_micro_batches == 3
-    assert TrainingConfig("run", micro_batches=6, num_workers=2).n_micro_batches == 6
+def test_the_environment_names_the_folder_of_runs(monkeypatch):
+    assert TrainingConfig("run").storage == "runs"
+    monkeypatch.setenv("RCIR_RUNS", "/shared/runs")
+    assert TrainingConfig("run").storage == "/shared/runs"
+    assert TrainingConfig("run", storage="here").storage == "here"
 
 
-@pytest.mark.parametrize("range_", [(0, 2), (3, 2), (1, 2, 3)])
-def test_a_range_of_workers_goes_up(range_):
-    with pytest.raises(InvalidConfig, match=r"num_workers is .*give one number, or the fewest"):
-        TrainingConfig("run", num_workers=range_)
+@pytest.mark.parametrize(("schedule", "gamma"), [("cosine", 0.99), ("exponential", 0.7)])
+def test_learning_rates_are_those_of_torch(schedule, gamma):
+    config, epochs = OptimizerConfig(0.3, schedule=schedule, gamma=gamma), 17
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], config.lr)
+    schedules = torch.optim.lr_scheduler
+    scheduler = (
+        schedules.CosineAnnealingLR(optimizer, epochs)
+        if schedule == "cosine"
+        else schedules.ExponentialLR(optimizer, gamma)
+    )
+    for epoch in range(1, epochs + 1):
+        assert config.rate(epoch, epochs) == pytest.approx(scheduler.get_last_lr()[0], abs=1e-12)
+        optimizer.step()
+        scheduler.step()
+    assert replace(config, schedule="constant").rate(epochs, epochs) == config.lr
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", ".hidden"])
-def test_a_name_that_leaves_the_storage_folder_is_refused(name):
-    with pytest.raises(InvalidConfig, match="name is"):
-        TrainingConfig(name)
+def test_changes_add_up_over_the_epochs():
+    config = TrainingConfig(
+        "run",
+        seed=3,
+        changes=(
+            Change(2, {"loss.margin": 0.2, "mining.num_negatives": 30, "mining.pool": 40}),
+            Change(5, {"loss.margin": 0.5, "augmentation.flip": True}),
+        ),
+    )
+    assert config.at(1) == replace(config, changes=())
+    assert config.at(2) == config.at(4)
+    assert (config.at(4).loss["margin"], config.at(4).augmentation.flip) == (0.2, False)
+    assert config.at(8).loss == {"margin": 0.5, "kl_scale": 1e-6}
+    last = config.at(8)
+    assert (last.mining.num_negatives, last.mining.pool, last.seed) == (30, 40, 3)
+    assert last.augmentation == Augmentation(flip=True)
 
 
-def test_the_seed_of_the_splits_is_checked_too():
-    with pytest.raises(InvalidConfig, match=r"data\.seed is -1"):
-        DataConfig(seed=-1)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([(1, {"loss.margin": 0.1})], "epoch 1"),
+        ([(2, {"encoder.dim": 4})], "encoder.dim"),
+        ([(2, {"epochs": 4})], "epochs"),
+        ([(3, {}), (3, {})], "3, 3"),
+        ([(9, {})], "9"),  # of 8 epochs
+        ([(2, {"loss.margins": 0.1})], "margins"),
+        ([(2, {"loss": 0.1})], "loss"),
+        ([(2, {"loss.margin": -1})], "margin"),
+        ([(2, {"loss.margin": "x"})], "margin"),
+        ([(2, {"optimizer.schedule": "cosin"})], "schedule"),
+        ([(2, {"mining.num_negatives": 9}), (3, {"mining.pool": 8})], "epoch 3"),
+        ([(2, {"mining.scope": "batch", "mining.samples_per_class": 5})], "batch"),
+    ],
+)
+def test_changes_that_cannot_be_made_are_refused(changes, message):
+    with pytest.raises(InvalidConfig, match=message):
+        TrainingConfig("run", changes=tuple(Change(*change) for change in changes))
+    if len(changes) == 1 and 2 <= changes[0][0] <= 8:
+        TrainingConfig("run", changes=(Change(changes[0][0], {"loss.margin": 0.1}),))
+
+
+def test_override_replaces_only_the_named_options():
+    config = TrainingConfig("run", batch=20)
+    changed = override(
+        config, {"batch": 40, "mining.pool": 30, "mining.num_negatives": 20, "loss.margin": 1}
+    )
+    assert (changed.batch, changed.loss["margin"]) == (40, 1.0)
+    assert changed.mining == replace(config.mining, pool=30, num_negatives=20)
+    assert changed == replace(config, batch=40, mining=changed.mining, loss=changed.loss)
+    for name in ("lr", "optimiser.lr", "name.lr", "a.b.c", "optimizer.rate"):
+        with pytest.raises(InvalidConfig, match=name.rpartition(".")[2]):
+            override(config, {name: 1})
+    with pytest.raises(InvalidConfig, match="batch"):
+        override(config, {"batch": "many"})

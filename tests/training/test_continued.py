@@ -1,77 +1,137 @@
-"""Training that stopped between two of its steps goes on from there, to the same weights."""
+"""Trainings that stop and continue end with the weights of trainings that did not stop."""
 
 import json
+import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from mlflow import MlflowClient
 from safetensors.torch import load_file
 
+import training
+from rcir.config import parse
+from rcir.data import Augmentation
 from rcir.encoders import EncoderConfig
-from rcir.errors import InvalidData
-from rcir.runs.folder import find_run
-from training import train
+from rcir.errors import InvalidConfig, InvalidData
+from rcir.mining import MiningConfig
+from rcir.runs.folder import find_run, read_run
+from tests.kills import DEAD
+from tests.methods import MADE_OF_OTHERS, TRAINED, config_of
+from tests.training.helpers import Stop, equal, logged, same_weights, steps, unfinish
+from training import Change, OptimizerConfig, TrainingConfig, train
+from training.checkpoint import last_epoch
+from training.fork import fork_run
+
+LATER = {
+    "optimizer.lr": 0.004,
+    "optimizer.weight_decay": 0.01,
+    "loss.margin": 0.3,
+    "loss.kl_scale": 1e-3,
+    "mining.negatives": "margin-violating",
+    "augmentation.jitter": [0.2, 0.2, 0.0, 0.0],
+}
+ENSEMBLE = EncoderConfig("deep-ensemble", dim=8, options={"members": 2})
 
 
-def unfinish(path):
-    """Make of a finished run one that stopped just before it chose its weights."""
-    (path / "encoder.safetensors").unlink()
-    stored = json.loads((path / "run.json").read_text())
-    (path / "run.json").write_text(json.dumps(stored | {"finished": False}))
+class Recorder(Stop):
+    """A callback that records, beside the reports, the last checkpoint and the thread."""
+
+    def __init__(self, epoch=None, folder=None):
+        super().__init__(epoch)
+        self.folder, self.checkpoints, self.threads = folder, [], set()
+
+    def after_report(self, run_context, metrics, checkpoint):
+        assert run_context is None
+        assert checkpoint is None
+        self.threads.add(threading.get_ident())
+        self.checkpoints.append(last_epoch(self.folder))
+        super().after_report(run_context, metrics, checkpoint)
 
 
-def equal(first, second):
-    assert first.keys() == second.keys()
-    return all(torch.equal(values, second[name]) for name, values in first.items())
+@pytest.fixture(scope="module")
+def whole(tiny, train_apart):
+    """A run of two epochs that was not interrupted."""
+    return train_apart(tiny("whole", epochs=2))
 
 
-def steps(run, name):
-    history = MlflowClient(run.tracking_uri).get_metric_history(run.mlflow_run, name)
-    return [metric.step for metric in history]
+def test_a_run_that_is_stopped_is_killed_in_mlflow_and_continues(tiny, tmp_path, whole):
+    folder = tmp_path / "runs" / "tiny"
+    first = Recorder(epoch=1, folder=folder)
+    with pytest.raises(SystemExit):
+        train(tiny(epochs=2), callback=first)
+    assert last_epoch(folder) == 1
+    assert not (folder / "encoder.safetensors").exists()
+    client = MlflowClient(whole.tracking_uri)
+    experiment = client.get_experiment_by_name("rcir").experiment_id
+    (stopped,) = client.search_runs([experiment], f"tags.`rcir.folder` = '{folder}'")
+    assert stopped.info.status == "KILLED"
+
+    second = Recorder(folder=folder)
+    again = train(tiny(epochs=2), callback=second)
+    assert again.mlflow_run == stopped.info.run_id
+    assert client.get_run(again.mlflow_run).info.status == "FINISHED"
+    assert steps(again) == [1, 2]
+    assert same_weights(again, whole)
+    # Every epoch is reported once its checkpoint is there.
+    assert (first.epochs, second.epochs) == ([1], [2])
+    assert (first.checkpoints, second.checkpoints) == ([1], [2])
+    assert first.threads == second.threads == {threading.get_ident()}
+    name = "validation/recall_at_1"
+    recalls = [report[name] for report in first.reports + second.reports]
+    assert recalls == [*logged(again, name).values()]
 
 
 def test_a_run_that_stopped_after_its_last_epoch_repeats_none(tiny, capsys):
-    run = train(tiny(epochs=2))
+    run = train(tiny(epochs=1))
     weights = load_file(run.path / "encoder.safetensors")
     unfinish(run.path)
     # What a process that was killed while it wrote a checkpoint leaves.
-    half = run.path / "checkpoints" / ".epoch-0003-0123abcd"
+    half = run.path / "checkpoints" / ".epoch-0002-0123abcd"
     half.mkdir()
     (half / "state.json").write_text("{")
     capsys.readouterr()
 
-    again = train(tiny(epochs=2))
+    again = train(tiny(epochs=1))
     assert "epoch" not in capsys.readouterr().out
     assert again.finished
     assert again.mlflow_run == run.mlflow_run
-    assert steps(run, "loss") == [1, 2]
+    assert steps(again) == [1]
     assert equal(load_file(run.path / "encoder.safetensors"), weights)
 
 
-def test_a_checkpoint_of_another_version_is_refused(tiny):
-    run = train(tiny(epochs=1))
-    unfinish(run.path)
-    state = run.path / "checkpoints" / "epoch-0001" / "state.json"
-    numbers = json.loads(state.read_text())
-    numbers["train_state"]["best"] = numbers["train_state"].pop("best_precision")
-    state.write_text(json.dumps(numbers))
-    with pytest.raises(InvalidData, match="epoch-0001 was written by another version"):
-        train(tiny(epochs=1))
+def test_training_in_another_thread_gives_the_same_weights(tiny, whole):
+    """The function of a Ray Tune trial runs in a thread of its own."""
+    runs = []
+    torch.manual_seed(5)
+    thread = threading.Thread(target=lambda: runs.append(train(tiny(epochs=2))))
+    thread.start()
+    thread.join()
+    assert same_weights(runs[0], whole)
 
 
-def test_a_run_of_another_version_is_refused(tiny):
-    run = train(tiny(epochs=1))
-    stored = json.loads((run.path / "run.json").read_text())
+def test_a_run_of_another_version_is_refused(trained, tmp_path):
+    folder = shutil.copytree(trained.path, tmp_path / "old")
+    stored = json.loads((folder / "run.json").read_text())
     stored["config"]["encoder"]["members"] = 3  # as options were, side by side
-    (run.path / "run.json").write_text(json.dumps(stored))
-    with pytest.raises(InvalidData, match="written by another version"):
-        find_run(str(run.path)).encoder()
+    (folder / "run.json").write_text(json.dumps(stored))
+    with pytest.raises(InvalidData, match="version"):
+        find_run(str(folder)).encoder()
 
 
-def test_an_ensemble_keeps_the_members_it_has(tiny):
-    config = tiny(epochs=1, encoder=EncoderConfig("deep-ensemble", dim=8, options={"members": 2}))
-    run = train(config)
+def test_an_ensemble_keeps_its_trained_members_and_reports_no_epochs(tiny):
+    config, recorder = tiny(epochs=1, encoder=ENSEMBLE), Stop()
+    run = train(config, callback=recorder)
+    assert recorder.reports == []
     weights = load_file(run.path / "encoder.safetensors")
     unfinish(run.path)
     first, second = (run.path / "members" / f"member-{number}" for number in (0, 1))
@@ -82,3 +142,139 @@ def test_an_ensemble_keeps_the_members_it_has(tiny):
     assert again.mlflow_run == run.mlflow_run
     assert (first / "encoder.safetensors").stat().st_mtime_ns == before
     assert equal(load_file(run.path / "encoder.safetensors"), weights)
+
+
+def test_changed_options_are_those_of_a_run_that_was_stopped_and_edited(tiny, tmp_path):
+    constant = {"epochs": 2, "optimizer": OptimizerConfig(schedule="constant")}
+    config = tiny("changed", changes=(Change(2, LATER),), **constant)
+    changed = train(config)
+
+    edited = tiny("edited", micro_batches=1, **constant)
+    with pytest.raises(SystemExit):
+        train(edited, callback=Stop(1))
+    edited = replace(
+        edited,
+        optimizer=replace(edited.optimizer, lr=0.004, weight_decay=0.01),
+        loss={"margin": 0.3, "kl_scale": 1e-3},
+        mining=MiningConfig("nearest", "margin-violating"),
+        augmentation=Augmentation(jitter=(0.2, 0.2, 0.0, 0.0)),
+    )
+    file = tmp_path / "runs" / "edited" / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"config": asdict(edited)}))
+    last = "checkpoints/epoch-0002/model.safetensors"
+    assert same_weights(changed, train(edited), last)
+    assert not same_weights(changed, train(tiny("same", **constant)), last)
+    assert logged(changed, "lr") == {1: 0.001, 2: 0.004}
+
+    # Changes survive YAML and JSON, and are part of the run's configuration.
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(asdict(config)))
+    read = parse(TrainingConfig, ["--config", str(tmp_path / "config.yaml")], "training", "")
+    assert read == config
+    assert train(read).mlflow_run == changed.mlflow_run
+    with pytest.raises(InvalidConfig, match="changes"):
+        train(replace(config, changes=(Change(2, {"optimizer.lr": 1e-5}),)))
+
+
+def test_a_fork_continues_to_the_weights_of_a_run_with_its_changes(tiny, tmp_path):
+    with pytest.raises(SystemExit):
+        train(tiny("source", epochs=2), callback=Stop(1))
+    source = tmp_path / "runs" / "source"
+    changed = {"epochs": 2, "changes": (Change(2, {"optimizer.lr": 0.004}),)}
+    fork_run(source, tiny("fork", **changed))
+    recorder = Stop()
+    run = train(tiny("fork", **changed), callback=recorder)
+    assert recorder.epochs == [2]
+    assert same_weights(run, train(tiny("fresh", **changed)))
+    assert run.mlflow_run != read_run(source).mlflow_run
+    assert last_epoch(source) == 1
+    with pytest.raises(InvalidConfig, match="seed"):
+        fork_run(source, tiny("refused", seed=8, **changed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [name for name in TRAINED if name not in MADE_OF_OTHERS])
+def test_every_method_continues_to_the_same_weights(method, tiny):
+    config = tiny("whole", epochs=2, encoder=config_of(method, dim=8))
+    with pytest.raises(SystemExit):
+        train(replace(config, name="halved"), callback=Stop(1))
+    assert same_weights(train(replace(config, name="halved")), train(config))
+
+
+CONFIG = """
+name: run
+epochs: 3
+batch: 32
+data: {options: {train: 3000, validation: 100, gallery: 100, tuning: 100, calibration: 100}}
+augmentation: {occlusion: 0.2}
+encoder: {dim: 8}
+"""
+
+
+def start(folder):
+    """Start `python -m training` in a folder with its own tracking store."""
+    (folder / "config.yaml").write_text(CONFIG)
+    tracking = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "training", "--config", "config.yaml"],
+        cwd=folder,
+        env={**os.environ, **tracking, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def kill_in_second_epoch(process, run):
+    """Send SIGKILL after the first checkpoint is there and before the second is."""
+    while not (run / "checkpoints" / "epoch-0001").is_dir():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not (run / "checkpoints" / "epoch-0002").exists()
+
+
+def epochs_of(process):
+    """Wait for a process; return the numbers of the epochs that it trained."""
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, output
+    return [int(number) for number in re.findall(r"^epoch (\d)/3", output, re.MULTILINE)]
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_continued_to_the_same_weights(tmp_path, new_store):
+    killed, whole = (tmp_path / name for name in ("killed", "whole"))
+    for folder in (killed, whole):
+        folder.mkdir()
+        new_store(folder / "mlflow.db")
+    undisturbed, first = start(whole), start(killed)
+    run = killed / "runs" / "run"
+    try:
+        kill_in_second_epoch(first, run)
+        # What a process that is killed while it writes a checkpoint leaves.
+        half = run / "checkpoints" / f".epoch-0002-{DEAD}-0123abcd"
+        half.mkdir()
+        (half / "state.json").write_text("{")
+        assert epochs_of(start(killed)) == [2, 3]
+        assert epochs_of(undisturbed) == [1, 2, 3]
+    finally:
+        for process in (undisturbed, first):
+            process.kill()
+            process.wait()
+            process.stdout.close()
+    for name in ("encoder.safetensors", "checkpoints/epoch-0003/optimizer.safetensors"):
+        assert equal(load_file(run / name), load_file(whole / "runs" / "run" / name))
+    # Both processes are one finished MLflow run.
+    client = MlflowClient(f"sqlite:///{killed / 'mlflow.db'}")
+    (experiment,) = client.search_experiments(filter_string="name = 'rcir'")
+    (tracked,) = client.search_runs([experiment.experiment_id])
+    assert tracked.info.status == "FINISHED"
+    assert tracked.data.tags["rcir.folder"] == str(run)
+    assert steps(read_run(run)) == [1, 2, 3]
+    # MLflow finds the revision of the code from the file that is run.
+    git = ["git", "-C", str(Path(training.__file__).parent), "rev-parse", "HEAD"]
+    revision = subprocess.run(git, capture_output=True, text=True, check=False)
+    expected = revision.stdout.strip() if revision.returncode == 0 else None
+    assert tracked.data.tags.get("mlflow.source.git.commit") == expected

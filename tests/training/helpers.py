@@ -1,0 +1,122 @@
+"""Functions that several training tests share."""
+
+import json
+
+import numpy as np
+import ray.train
+import torch
+from mlflow import MlflowClient
+from safetensors.torch import load_file
+
+from rcir.data import DataConfig, Preprocessing, load_splits
+from rcir.encoders import build_encoder
+from training.progress import EpochBar
+from training.trainer import Trainer
+from training.workers import Workers
+
+ALONE = Workers(0, 1, torch.device("cpu"))
+# Enough images for an encoder to learn something in seconds.
+LEARNABLE = DataConfig(
+    "digits", options={"train": 900, "validation": 100, "gallery": 400, "test": 600}
+)
+
+
+class Stop(ray.train.UserCallback):
+    """A callback that stops a training after an epoch, and records the reports before."""
+
+    def __init__(self, epoch=None):
+        self.epoch, self.reports = epoch, []
+
+    def after_report(self, run_context, metrics, checkpoint):
+        self.reports.append(metrics[0])
+        if metrics[0]["epoch"] == self.epoch:
+            raise SystemExit(0)
+
+    @property
+    def epochs(self):
+        return [report["epoch"] for report in self.reports]
+
+
+def equal(first, second):
+    """Return whether two state dicts hold the same tensors, bit by bit."""
+    assert first.keys() == second.keys()
+    return all(torch.equal(values, second[name]) for name, values in first.items())
+
+
+def same_weights(first, second, file="encoder.safetensors"):
+    """Return whether a file of weights is equal in two runs."""
+    return equal(load_file(first.path / file), load_file(second.path / file))
+
+
+def unfinish(path):
+    """Turn a finished run into one that stopped just before it chose its weights."""
+    (path / "encoder.safetensors").unlink()
+    stored = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps(stored | {"finished": False}))
+
+
+def logged(run, name="loss"):
+    """A metric of a run in MLflow, by epoch."""
+    history = MlflowClient(run.tracking_uri).get_metric_history(run.mlflow_run, name)
+    assert len({metric.step for metric in history}) == len(history)
+    return {metric.step: metric.value for metric in sorted(history, key=lambda each: each.step)}
+
+
+def steps(run, name="loss"):
+    """The epochs at which a metric was logged, each as often as it was."""
+    history = MlflowClient(run.tracking_uri).get_metric_history(run.mlflow_run, name)
+    return [metric.step for metric in history]
+
+
+def untrained(config):
+    """The encoder that a training starts with."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        preprocessing = config.preprocessing
+        return build_encoder(config.encoder, preprocessing.channels, preprocessing.size)
+
+
+def recall(encoder, splits):
+    """Recall at 1 on classes that training never saw, by brute force."""
+    preprocessing = Preprocessing()
+    gallery, test = (
+        encoder.embed(preprocessing(part.images)).vectors.double().numpy()
+        for part in (splits.gallery, splits.test)
+    )
+    nearest = (test @ gallery.T).argmax(axis=1)
+    return np.mean(splits.gallery.labels[nearest] == splits.test.labels)
+
+
+def trainer_of(config, images=None):
+    """A trainer in this process, without a run around it."""
+    torch.manual_seed(config.seed)
+    encoder = untrained(config).to(memory_format=torch.channels_last)
+    # Adam divides gradients that are all rounding by themselves: an eps above these.
+    optimizer = torch.optim.Adam(encoder.parameters(), config.optimizer.lr, eps=1e-5, fused=True)
+    images = load_splits(config.data).train if images is None else images
+    return Trainer(config, encoder, encoder, optimizer, images, ALONE)
+
+
+def epochs(trainer, first=1, last=1):
+    """Train some epochs and return the metrics of each."""
+    return [
+        trainer.epoch(number, EpochBar(number, last, shown=False))
+        for number in range(first, last + 1)
+    ]
+
+
+def assert_close(actual, expected, rtol=1e-3):
+    """Compare tensors by their norms: single numbers may be all rounding."""
+    assert (actual - expected).norm() <= rtol * expected.norm() + 1e-9
+
+
+def match_rank_bounds(distances, match, tolerance):
+    """The lowest and highest rank that rounding may give the first match, in one search.
+
+    Both are infinite where nothing matches.
+    """
+    if not match.any():
+        return np.inf, np.inf
+    first = distances[match].min()
+    nearer = np.sum(distances[~match] < first - tolerance)
+    return 1 + nearer, 1 + np.sum(distances[~match] <= first + tolerance)

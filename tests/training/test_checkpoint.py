@@ -1,0 +1,227 @@
+"""Checkpoints: what they restore, which of them are kept, and when training stops early."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rcir.errors import CheckpointFailed, InvalidData
+from rcir.mining import MiningConfig
+from tests.training.helpers import equal, logged, steps, unfinish
+from training import checkpoint, train
+from training.checkpoint import (
+    TrainState,
+    best_epoch,
+    checkpoint_folder,
+    last_epoch,
+    restore,
+    restore_validation,
+    save_checkpoint,
+)
+from training.validation import MEAN_AVERAGE_PRECISION, Validation
+
+FILES = ["model.safetensors", "optimizer.safetensors", "state.json", "validation.safetensors"]
+
+
+def precisions(*values, min_delta=0.0, sizes=()):
+    """The state of a training with these mean average precisions and certified sizes."""
+    state = TrainState()
+    for number, value in enumerate(values):
+        size = sizes[number] if sizes else None
+        certified = {} if size is None else {"validation/certified_size_0.1": size}
+        state.advance({MEAN_AVERAGE_PRECISION: value} | certified, min_delta)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("sizes", "values", "best"),
+    [
+        ((1.4, 1.2, 1.3), (0.5, 0.6, 0.7), 2),  # sizes decide
+        ((1.4, 1.0, 1.0), (0.5, 0.7, 0.6), 2),  # of equal sizes, the precision
+        ((None, 9.0, None), (0.5, 0.6, 0.7), 2),  # a size is better than none
+        ((None, None, None), (0.5, 0.7, 0.6), 2),
+        ((1.0, 1.0, 1.0), (0.7, 0.7, 0.7), 3),  # of equal epochs, the last
+        ((None,), (0.0,), 1),
+    ],
+)
+def test_the_best_epoch_has_the_smallest_certified_sets(sizes, values, best):
+    state = precisions(*values, sizes=sizes)
+    assert (state.epoch, state.best_epoch) == (len(values), best)
+    assert state.best_precision == values[best - 1]
+    assert state.best_size == (np.inf if sizes[best - 1] is None else sizes[best - 1])
+
+
+@pytest.mark.parametrize(
+    ("values", "min_delta", "improved"),
+    [
+        ((0.5, 1.0, 1.0, 1.0), 0.0, 2),  # the first of equal epochs
+        ((0.5, 0.54, 0.56, 0.58), 0.0, 4),
+        ((0.5, 0.54, 0.56, 0.58), 0.05, 3),  # 0.56 is above 0.5 + 0.05, 0.58 not above 0.61
+        ((0.5, 0.75, 0.5), 0.25, 1),  # as much as min_delta is not more
+        ((0.0, 0.0), 0.0, 1),
+    ],
+)
+def test_patience_counts_from_the_last_improvement(values, min_delta, improved):
+    state = precisions(*values, min_delta=min_delta)
+    assert state.improved_epoch == improved
+    assert state.improved == values[improved - 1]
+
+
+def model_of(seed):
+    """A small network with batch statistics, and an optimizer that has taken a step."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.BatchNorm2d(3))
+    model.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01 * seed, weight_decay=0.1 * seed)
+    model(torch.randn(2, 2, 5, 5)).square().sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def validation(n=6):
+    ranks = np.arange(1.0, n + 1)
+    return Validation(ranks, ranks / 7, np.ones(n, bool), 1 / ranks, n - 1)
+
+
+def save(run, state, seed=1):
+    model, optimizer = model_of(seed)
+    save_checkpoint(run, state, model, optimizer, validation(state.epoch + 3))
+    return model, optimizer
+
+
+def test_a_checkpoint_restores_weights_optimizer_state_and_validation(tmp_path):
+    state = TrainState(3, 2, 1.5, 0.9, 1, 0.8, 7)
+    model, optimizer = save(tmp_path, state)
+    other, stepped = model_of(2)
+    assert restore(tmp_path, 3, other, stepped) == state
+    assert equal(other.state_dict(), model.state_dict())
+    expected, restored = optimizer.state_dict(), stepped.state_dict()
+    for ours, theirs in zip(restored["param_groups"], expected["param_groups"], strict=True):
+        assert {**ours, "betas": None} == {**theirs, "betas": None}
+    for number, moments in expected["state"].items():
+        assert equal(restored["state"][number], moments)
+    # Fused optimizers need moments that are laid out in memory as their weights.
+    weight = other[0].weight
+    assert stepped.state[weight]["exp_avg"].stride() == weight.stride()
+    assert stepped.state[weight]["exp_avg"].is_contiguous(memory_format=torch.channels_last)
+    stored = restore_validation(tmp_path, 3)
+    np.testing.assert_array_equal(stored.ranks, validation(6).ranks)
+    assert stored.metrics() == validation(6).metrics()
+    assert sorted(path.name for path in checkpoint_folder(tmp_path, 3).iterdir()) == FILES
+
+
+def test_only_the_last_and_the_best_checkpoint_are_kept(tmp_path):
+    assert last_epoch(tmp_path) == 0
+    state = TrainState()
+    for number, (precision, kept) in enumerate(
+        [(0.5, {1}), (0.6, {2}), (0.4, {2, 3}), (0.5, {2, 4}), (0.7, {5})], 1
+    ):
+        state.advance({MEAN_AVERAGE_PRECISION: precision}, 0.0)
+        save(tmp_path, state)
+        assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {
+            f"epoch-{epoch:04d}" for epoch in kept
+        }
+        assert last_epoch(tmp_path) == number
+        assert best_epoch(tmp_path) == state.best_epoch == min(kept)
+
+
+def test_checkpoints_that_lost_workers_left_half_written_are_removed(tmp_path):
+    half = tmp_path / "checkpoints" / ".epoch-0002-another-host"
+    half.mkdir(parents=True)
+    (half / "state.json").write_text("{")
+    (tmp_path / "checkpoints" / "epoch-0009-copy").mkdir()
+    assert last_epoch(tmp_path) == 0
+    save(tmp_path, TrainState(1, 1))
+    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert names == {"epoch-0001", "epoch-0009-copy"}
+
+
+def test_restoring_waits_for_what_another_node_wrote(tmp_path):
+    model, optimizer = model_of(2)
+    writer = threading.Timer(0.2, lambda: save(tmp_path, TrainState(4, 4)))
+    writer.start()
+    assert restore(tmp_path, 4, model, optimizer).epoch == 4
+    writer.join()
+
+
+def test_a_missing_checkpoint_is_not_waited_for_endlessly(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SHARED_FOLDER_DELAY", 0)
+    with pytest.raises(FileNotFoundError):
+        restore(tmp_path, 4, *model_of(1))
+
+
+def test_a_checkpoint_of_another_version_is_refused(tmp_path):
+    save(tmp_path, TrainState(1, 1))
+    path = checkpoint_folder(tmp_path, 1) / "state.json"
+    numbers = json.loads(path.read_text())
+    numbers["train_state"]["best"] = numbers["train_state"].pop("best_precision")
+    path.write_text(json.dumps(numbers))
+    with pytest.raises(InvalidData, match="version"):
+        restore(tmp_path, 1, *model_of(1))
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_earlier_ones(tmp_path, monkeypatch):
+    save(tmp_path, TrainState(1, 1))
+
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_tensors", refuse)
+    with pytest.raises(CheckpointFailed, match="No space left"):
+        save(tmp_path, TrainState(2, 2))
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["epoch-0001"]
+
+
+@pytest.mark.parametrize("moment", range(0, 24, 3))
+def test_killed_while_it_saves_a_run_keeps_a_whole_checkpoint(tmp_path, kill, moment):
+    save(tmp_path, TrainState(1, 1), seed=1)
+    kill(moment, lambda: save(tmp_path, TrainState(2, 2), seed=2))
+    last = last_epoch(tmp_path)
+    assert last in (1, 2)
+    model, optimizer = model_of(3)
+    assert restore(tmp_path, last, model, optimizer).epoch == best_epoch(tmp_path) == last
+    assert equal(model.state_dict(), model_of(last)[0].state_dict())
+    save(tmp_path, TrainState(2, 2), seed=2)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"epoch-0002"}
+
+
+def test_a_run_that_learns_nothing_stops_and_is_finished(tiny, capsys):
+    # No negative is farther than the nearest positive and nearer than it at once: no steps.
+    never = MiningConfig("nearest", "semi-hard", margin=0.0)
+    config = tiny("still", epochs=9, patience=2, mining=never)
+    run = train(config)
+    assert run.finished
+    assert logged(run) == {1: 0.0, 2: 0.0, 3: 0.0}
+    assert best_epoch(run.path) == 3  # the last of equal epochs
+    weights = load_file(run.path / "encoder.safetensors")
+    unfinish(run.path)
+    capsys.readouterr()
+
+    again = train(config)
+    assert "epoch" not in capsys.readouterr().out
+    assert again.finished
+    assert steps(again) == [1, 2, 3]
+    assert equal(load_file(run.path / "encoder.safetensors"), weights)
+
+
+def test_a_run_stops_when_its_patience_ends_and_ships_its_best_weights(tiny, monkeypatch):
+    left = [0.5, 0.54, 0.56, 0.58, 0.57, 0.58, 0.7]
+
+    def metrics(self):
+        precision = left.pop(0) if len(left) > 1 else left[0]
+        return {MEAN_AVERAGE_PRECISION: precision, "validation/recall_at_1": precision}
+
+    monkeypatch.setattr(Validation, "metrics", metrics)
+    run = train(tiny(epochs=7, patience=2, min_delta=0.05))
+    assert steps(run) == [1, 2, 3, 4, 5]  # neither 0.58 nor 0.57 is above 0.56 + 0.05
+    assert best_epoch(run.path) == 4
+    assert {path.name for path in (run.path / "checkpoints").iterdir()} == {
+        "epoch-0004",
+        "epoch-0005",
+    }
+    best, last = (load_file(checkpoint_folder(run.path, epoch) / FILES[0]) for epoch in (4, 5))
+    assert equal(load_file(run.path / "encoder.safetensors"), best)
+    assert not equal(best, last)
