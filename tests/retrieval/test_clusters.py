@@ -1,98 +1,57 @@
 """Queries that come in clusters, such as all that one person drew."""
 
 import math
+import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.stats import binom
 
+from rcir.data import ImageSet
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
-from rcir.retrieval.storage import load, save
-
-DELTA = 0.1
-
-
-def drawn(images, first, people):
-    """The same images with who drew them: unequally many each, named from a number on."""
-    number = np.sort(np.random.default_rng(first).integers(0, people, len(images)))
-    names = np.array([f"d{first + each}" for each in number])
-    return replace(images, attributes={**images.attributes, "drawer": names})
-
-
-@pytest.fixture(scope="module")
-def people(splits):
-    """Tuning split, calibration and test queries by 30, 80 and 20 others."""
-    return (
-        drawn(splits.tuning, 0, 30),
-        drawn(splits.calibration, 100, 80),
-        drawn(splits.test, 200, 20),
-    )
-
-
-@pytest.fixture
-def own(folder):
-    return load(folder)
-
-
-def calibrated(own, people, group=None, **options):
-    parts = (own.search_labelled(part, group, cluster="drawer") for part in people[:2])
-    own.calibrate(*parts, **({"score_function": "quantile"} | options))
-    return own
-
-
-def test_every_query_is_in_the_cluster_that_its_attribute_names(own, people):
-    judged = own.search_labelled(people[1], "occluded", cluster="drawer")
-    assert judged.clusters.tolist() == people[1].attributes["drawer"].tolist()
-    assert judged.cluster == "drawer"
-    assert judged.groups.tolist() == people[1].attributes["occluded"].astype(str).tolist()
-    assert own.search_labelled(people[1]).clusters is None
-    with pytest.raises(InvalidData, match=r"no attribute 'video'; they have .*drawer"):
-        own.search_labelled(people[1], cluster="video")
-
-
-def test_queries_that_know_of_clusters_are_warned_of_unless_one_is_named(own, people):
-    known = replace(people[1], cluster="drawer")
-    with pytest.warns(UserWarning, match=r"queries come in clusters \(drawer\), .*'drawer'"):
-        assert own.search_labelled(known).clusters is None
-    assert own.search_labelled(known, cluster="drawer").cluster == "drawer"
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"clusters": np.array(["a"] * 99)}, r"400 queries, clusters \(99,\) of type"),
-        (
-            {"clusters": np.arange(400) / 7},
-            r"clusters \(400,\) of type float64: give each a string",
-        ),
-        ({"clusters": None}, "give clusters and what they are"),
-        ({"cluster": None}, "give clusters and what they are"),
-    ],
-    ids=["few", "numbers", "unnamed", "missing"],
+from rcir.retrieval.retriever import Retriever
+from tests.retrieval.whole_numbers import (
+    CALIBRATION,
+    DELTA,
+    FURTHER,
+    TEST,
+    TUNING,
+    build,
+    calibrate,
+    guarantee,
+    plain,
+    retrieve,
+    search,
 )
-def test_clusters_that_are_no_names_of_each_query_are_refused(own, people, change, said):
-    judged = own.search_labelled(people[1], cluster="drawer")
-    with pytest.raises(InvalidData, match=said):
-        replace(judged, **change)
 
 
-@pytest.fixture
-def losses(own, splits, people):
-    """Of each drawer the share of calibration queries that a threshold misses, and all prices."""
-    sample = own.search(splits.tuning.images).uncertainty
-    found = own.search(people[1].images)
-    # Of the sample counts what is up to a thousandth above, which rounding may do to a picture.
-    scale = np.array([max(1, np.sum(sample <= 1.001 * u)) / 200 for u in found.uncertainty])
-    relevant = splits.gallery.labels[found.positions] == people[1].labels[:, None]
-    scores = np.where(relevant.any(1), relevant.argmax(1) / scale, np.inf)
-    drawers = people[1].attributes["drawer"]
+def drawers(n, first, people):
+    """Who drew each query: unequally many each, named from a number on."""
+    number = np.sort(np.random.default_rng(first).integers(0, people, n))
+    return np.array([f"d{first + each}" for each in number])
 
-    def shares(threshold):
-        missed = scores > threshold
-        return np.array([missed[drawers == name].mean() for name in sorted(set(drawers))])
 
-    return shares, np.unique(scores[np.isfinite(scores)])
+TUNING_DRAWERS, DRAWERS = drawers(200, 0, 30), drawers(400, 100, 80)
+N_DRAWERS = len(set(DRAWERS.tolist()))
+HARD = CALIBRATION.groups == "hard"
+
+
+def by_drawers(retriever, part=CALIBRATION, names=DRAWERS, groups=False):
+    return search(retriever, part, groups, clusters=names, cluster="drawer")
+
+
+def clustered(groups=False, score_function="quantile", **options):
+    retriever = build(**({"depth": 30} if score_function == "reranked" else {}))
+    first = by_drawers(retriever, TUNING, TUNING_DRAWERS, groups)
+    retriever.calibrate(first, by_drawers(retriever, groups=groups), score_function, **options)
+    return retriever
+
+
+def shares(threshold):
+    """The share of missed queries of each drawer, a thousandth above the threshold allowed."""
+    missed = CALIBRATION.scores > threshold * (1 + 1e-3)
+    return np.array([missed[name == DRAWERS].mean() for name in sorted(set(DRAWERS.tolist()))])
 
 
 def hoeffding_bentkus(values, alpha):
@@ -107,65 +66,41 @@ def hoeffding_bentkus(values, alpha):
 
 
 @pytest.mark.parametrize("alpha", [0.3, 0.5])
-def test_drawers_are_counted_and_each_counts_alike(own, people, losses, alpha):
-    shares, prices = losses
-    calibrated(own, people, bound="hoeffding-bentkus")
-    guarantee = own.retrieve(people[2].images[0], alpha, DELTA).guarantee
-    n = len(set(people[1].attributes["drawer"].tolist()))
-    # The tolerance counts as paid.
-    p_values = [hoeffding_bentkus(shares(threshold * (1 + 1e-3)), alpha) for threshold in prices]
-    first = next(threshold for threshold, p in zip(prices, p_values, strict=True) if p <= DELTA)
-    assert guarantee.threshold == pytest.approx(first, rel=2e-3)
-    assert (guarantee.cluster, guarantee.n_clusters, guarantee.n_calibration) == ("drawer", n, 400)
+def test_clusters_are_counted_and_weigh_alike(alpha):
+    found = guarantee(clustered(bound="hoeffding-bentkus"), alpha)
+    thresholds = np.unique(CALIBRATION.scores)
+    expected = next(x for x in thresholds if hoeffding_bentkus(shares(x), alpha) <= DELTA)
+    assert found.threshold == pytest.approx(expected, rel=2e-3)
+    assert (found.cluster, found.n_clusters, found.n_calibration) == ("drawer", N_DRAWERS, 400)
     # As many independent queries would certify it with smaller sets.
-    plain = own.search_labelled(people[0]), own.search_labelled(people[1])
-    own.calibrate(*plain, "quantile", "hoeffding-bentkus")
-    assert own.retrieve(people[2].images[0], alpha, DELTA).guarantee.threshold < guarantee.threshold
+    plain = calibrate(build(), bound="hoeffding-bentkus", groups=False)
+    assert guarantee(plain, alpha).threshold < found.threshold
 
 
-def test_the_sentence_is_of_further_drawers(own, people, losses):
-    shares, _ = losses
-    guarantee = calibrated(own, people).retrieve(people[2].images[0], 0.4, DELTA).guarantee
-    n = len(set(people[1].attributes["drawer"].tolist()))
-    assert str(guarantee) == (
-        "With probability at least 0.9, a true match is missing from at most 0.4 of the sets "
-        f"returned to queries of any further drawer like the {n} of the 400 calibration queries, "
-        f"each drawer counted alike (quantile sizes, betting bound, "
-        f"threshold = {guarantee.threshold:.4g})."
-    )
-    assert 0 < shares(guarantee.threshold).mean() < 0.4
+def test_the_sentence_is_about_further_clusters():
+    found = guarantee(clustered(), 0.4)
+    assert f"any further drawer like the {N_DRAWERS} of the 400" in str(found)
+    assert found.bound == "betting"
+    assert 0 < shares(found.threshold).mean() < 0.4
 
 
-def test_a_group_has_the_clusters_of_its_own_queries(own, people):
-    calibrated(own, people, "occluded")
-    occluded = people[1].attributes["occluded"] == 1
-    guarantee = own.retrieve(people[2].images[0], 0.6, DELTA, group="True").guarantee
-    drawers = set(people[1].attributes["drawer"][occluded].tolist())
-    assert (guarantee.n_calibration, guarantee.n_clusters) == (occluded.sum(), len(drawers))
-    said = (
-        f"to queries of group 'True' of any further drawer like the {len(drawers)} of the "
-        f"{occluded.sum()} calibration queries, each drawer counted alike ("
-    )
-    assert said in str(guarantee)
-    mixed = own.retrieve(people[2].images[0], 0.6, DELTA, mix="any").guarantee
-    assert mixed.threshold >= guarantee.threshold
-    assert "whatever the mix of the 2 groups" in str(mixed)
+def test_a_group_has_the_clusters_of_its_own_queries():
+    own = clustered(groups=True)
+    found = guarantee(own, 0.6, group="hard")
+    n = len(set(DRAWERS[HARD].tolist()))
+    assert (found.n_calibration, found.n_clusters) == (HARD.sum(), n)
+    assert f"any further drawer like the {n} of the {HARD.sum()}" in str(found)
+    assert guarantee(own, 0.6, mix="any").threshold >= found.threshold
 
 
 @pytest.mark.parametrize(
-    ("alpha", "delta", "options", "said"),
-    [
-        (0.5, DELTA, {"abstain": True}, r"come in clusters \(drawer\): abstain=True needs indep"),
-        (0.5, DELTA, {"simultaneous": True}, r"clusters \(drawer\): neither simultaneous nor any"),
-        (0.5, DELTA, {"anytime": True}, r"clusters \(drawer\): neither simultaneous nor anytime"),
-        (0.5, DELTA, {"mix": {"True": 1.0}}, r"clusters \(drawer\): mix can be 'any' only"),
-    ],
+    "options",
+    [{"abstain": True}, {"simultaneous": True}, {"anytime": True}, {"mix": {"hard": 1.0}}],
     ids=str,
 )
-def test_what_needs_independent_queries_is_refused(own, people, alpha, delta, options, said):
-    calibrated(own, people, "occluded")
-    with pytest.raises(InvalidConfig, match=said):
-        own.retrieve(people[2].images[0], alpha, delta, **options)
+def test_requests_that_need_independent_queries_are_refused(options):
+    with pytest.raises(InvalidConfig, match="drawer"):
+        guarantee(clustered(groups=True), 0.5, **options)
 
 
 REQUESTS = (
@@ -175,60 +110,117 @@ REQUESTS = (
     (0.95, DELTA, {"risk": "false-discovery"}),
     ({"miss": 0.6, "false-discovery": 0.98}, DELTA, {}),
     (0.4, None, {}),
-    (0.6, DELTA, {"group": "False"}),
+    (0.6, DELTA, {"group": "easy"}),
     (0.6, DELTA, {"mix": "any"}),
 )
 
 
 @pytest.mark.parametrize("score_function", ["quantile", "reranked"])
-def test_every_other_answer_is_the_same_after_loading(own, people, tmp_path, score_function):
-    calibrated(own, people, "occluded", score_function=score_function)
-    loaded = load(save(own, tmp_path / "clustered"))
-    assert loaded.controllers[None].cluster == "drawer"
-    images = list(people[2].images[:20])
+def test_every_other_answer_is_the_same_after_loading(tmp_path, score_function):
+    own = clustered(groups=True, score_function=score_function)
+    loaded = Retriever.load(own.save(tmp_path / "clustered"))
     for alpha, delta, options in REQUESTS:
-        before, after = (
-            [answer.to_dict() for answer in each.retrieve(images, alpha, delta, **options)]
-            for each in (own, loaded)
-        )
-        assert after == before
-        sentence = str(loaded.retrieve(images[0], alpha, delta, **options).guarantee)
-        assert " of any further drawer like the " in sentence
+        before, after = (retrieve(one, alpha, delta, **options) for one in (own, loaded))
+        assert plain(after) == plain(before)
+        assert "any further drawer" in str(after[0].guarantee)
     with pytest.raises(RiskUnattainable):
-        loaded.retrieve(images[0], 0.001, DELTA)
+        guarantee(loaded, 0.001)
 
 
-def test_a_drawer_in_both_splits_is_refused(own, people):
-    first = own.search_labelled(people[0], cluster="drawer")
-    names = people[1].attributes["drawer"].copy()
-    names[:5] = people[0].attributes["drawer"][0]
-    names[5:9] = people[0].attributes["drawer"][-1]
-    shared = replace(people[1], attributes={"drawer": names})
-    with pytest.raises(
-        InvalidData,
-        match=r"^2 clusters \(drawer d0, d29\) are in the tuning split and among the calibration "
-        "queries: divide the queries by clusters$",
+# Clusters that are named
+
+
+def test_clusters_of_images_are_named_by_an_attribute(retriever, splits):
+    images = replace(
+        splits.calibration, attributes={**splits.calibration.attributes, "drawer": DRAWERS}
+    )
+    found = retriever.search_labelled(images, "occluded", cluster="drawer")
+    assert found.clusters.tolist() == DRAWERS.tolist()
+    assert found.groups.tolist() == images.attributes["occluded"].astype(str).tolist()
+    with pytest.raises(InvalidData, match="drawer"):
+        retriever.search_labelled(images, cluster="video")
+    known = replace(images, cluster="drawer")
+    with pytest.warns(UserWarning, match="clusters"):
+        assert retriever.search_labelled(known).clusters is None
+    assert retriever.search_labelled(known, cluster="drawer").cluster == "drawer"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"clusters": np.array(["a"] * 99)},
+        {"clusters": np.arange(400) / 7},
+        {"clusters": None},
+        {"cluster": None},
+    ],
+    ids=["few", "numbers", "unnamed", "missing"],
+)
+def test_clusters_that_do_not_name_each_query_are_refused(change):
+    with pytest.raises(InvalidData, match="cluster"):
+        replace(by_drawers(build()), **change)
+
+
+def test_vectors_are_divided_and_counted_by_whole_clusters():
+    own = build(uncertainty=None)
+    report = own.calibrate(
+        CALIBRATION.vectors, CALIBRATION.labels, clusters=np.arange(400) // 5, cluster="video"
+    )
+    assert "280 calibration queries by video, 56 of them" in str(report)
+    tuned, calibrated = (
+        set(one.clusters.tolist()) for one in (own.tuning_queries, own.calibration_queries)
+    )
+    assert not tuned & calibrated
+    assert own.guarantee(0.6, 0.1).n_clusters == len(calibrated) == 56
+
+
+def test_frames_of_videos_cause_a_warning_unless_their_clusters_are_named():
+    rng = np.random.default_rng(0)
+    vectors = np.repeat(FURTHER.vectors[:100], 5, axis=0) + rng.integers(-1, 2, (500, 4)) / 2
+    _, rows = np.unique(vectors, axis=0, return_index=True)
+    frames = ImageSet(vectors[rows], np.repeat(FURTHER.labels[:100], 5)[rows], rows)
+    own = build(uncertainty=None)
+    with pytest.warns(UserWarning, match="frames of one video"):
+        own.calibrate(frames.images, frames.labels, "constant")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        own.calibrate(frames.images, frames.labels, "constant", clusters=rows // 5)
+        own.calibrate(FURTHER.vectors, FURTHER.labels, "constant")
+
+
+# Clusters that must stay apart
+
+
+def test_a_cluster_in_both_splits_is_refused():
+    own = calibrate(build())
+    names = DRAWERS.copy()
+    names[:9] = TUNING_DRAWERS[0]
+    with pytest.raises(InvalidData, match="1 clusters"):
+        own.calibrate(by_drawers(own, TUNING, TUNING_DRAWERS), by_drawers(own, names=names))
+    # The refusal changed nothing.
+    assert guarantee(own, 0.4).cluster is None
+
+
+def test_both_splits_come_in_the_same_kind_of_clusters_or_in_none():
+    own = build()
+    first, second = by_drawers(own, TUNING, TUNING_DRAWERS), by_drawers(own)
+    for tuning, calibration in (
+        (search(own, TUNING, groups=False), second),
+        (first, search(own, CALIBRATION, groups=False)),
+        (first, replace(second, cluster="video")),
     ):
-        own.calibrate(first, own.search_labelled(shared, cluster="drawer"))
-    # Nothing was changed by a refusal.
-    assert own.retrieve(people[2].images[0], 0.4, DELTA).guarantee.cluster is None
+        with pytest.raises(InvalidData, match="drawer"):
+            own.calibrate(tuning, calibration)
 
 
-def test_both_splits_come_in_the_same_kind_of_clusters_or_in_none(own, people):
-    first, second = (own.search_labelled(part, cluster="drawer") for part in people[:2])
-    with pytest.raises(InvalidData, match="tuning split is of clusters None, the calibration q"):
-        own.calibrate(own.search_labelled(people[0]), second)
-    with pytest.raises(InvalidData, match="of clusters 'drawer', the calibration queries of None"):
-        own.calibrate(first, own.search_labelled(people[1]))
-    with pytest.raises(InvalidData, match="search both with the same"):
-        own.calibrate(first, replace(second, cluster="video"))
-
-
-def test_queries_in_clusters_are_not_checked_as_independent_ones(own, people):
-    with pytest.raises(InvalidData, match=r"queries come in clusters \(drawer\), and are compared"):
-        own.check(own.search_labelled(people[2], cluster="drawer"), 0.5)
-    calibrated(own, people)
-    with pytest.raises(InvalidData, match="calibrate and check with one query of each"):
-        own.check(own.search_labelled(people[2]), 0.5)
-    with pytest.raises(InvalidData, match="no queries can be added where they come in clusters"):
-        own.extend_calibration(own.search_labelled(people[2]))
+def test_queries_in_clusters_are_neither_checked_nor_added_as_independent_ones():
+    plain, own = calibrate(build(), groups=False), clustered()
+    recent = by_drawers(plain, TEST, drawers(100, 200, 20))
+    independent = search(own, TEST, groups=False)
+    for call, queries in (
+        (plain.check, recent),
+        (plain.extend_calibration, recent),
+        (own.check, independent),
+        (own.extend_calibration, independent),
+    ):
+        with pytest.raises(InvalidData, match="clusters"):
+            call(queries)

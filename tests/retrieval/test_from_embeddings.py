@@ -1,393 +1,461 @@
-"""Vectors of any model: indexed, calibrated, asked, and refused in words."""
-
-import warnings
+"""Retrievers of vectors that another model embedded."""
 
 import numpy as np
 import pytest
-import torch
 from scipy.spatial.distance import cdist
 
 import rcir
 from rcir.data.within_radius import WithinRadius
-from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalibration
-from rcir.risk import LabelledResults
+from rcir.index import find_index, lengths, one_minus_cosine
 
 DIM, CLASSES = 6, 10
 CENTRES = np.random.default_rng(0).standard_normal((CLASSES, DIM))
-NAMES = np.array([f"kind {number}" for number in range(CLASSES)])
+KINDS = np.array([f"kind {number}" for number in range(CLASSES)])
 
 
-def drawn(n, seed, spread=0.5):
+def draw(n, seed, spread=0.5):
     """Vectors of any length around the centres, with the number of each one's."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(CLASSES, size=n)
     vectors = CENTRES[labels] + spread * rng.standard_normal((n, DIM))
-    return (vectors * rng.uniform(0.5, 2, (n, 1))).astype(np.float32), labels
+    return (vectors * rng.uniform(0.1, 10, (n, 1))).astype(np.float32), labels
 
 
 def named(n, prefix="item"):
     return [f"{prefix} {row}" for row in range(n)]
 
 
-GALLERY, LABELS = drawn(300, 1)
-ASKED, ASKED_LABELS = drawn(500, 2)
+GALLERY, LABELS = draw(300, 1)
+QUERIES, QUERY_LABELS = draw(500, 2)
 
 
 @pytest.fixture
 def built():
-    return rcir.Retriever.from_embeddings(GALLERY, named(300), NAMES[LABELS])
+    return rcir.Retriever.from_embeddings(GALLERY, named(300), KINDS[LABELS])
 
 
 @pytest.fixture
 def calibrated(built):
-    built.calibrate(ASKED, NAMES[ASKED_LABELS])
+    built.calibrate(QUERIES, KINDS[QUERY_LABELS], "minmax")
     return built
 
 
-def test_candidates_under_cosine_are_those_of_scipy(built):
-    found = built.search(ASKED)
-    apart = cdist(ASKED, GALLERY, "cosine")
-    np.testing.assert_array_equal(found.positions[:, 0], apart.argmin(1))
-    np.testing.assert_allclose(found.distances[:, 0], np.sqrt(2 * apart.min(1)), atol=1e-4)
+# Distances
 
 
-def test_candidates_under_euclidean_are_those_of_scipy():
-    own = rcir.Retriever.from_embeddings(GALLERY, labels=LABELS, metric="euclidean")
-    apart = cdist(ASKED, GALLERY)
-    found = own.search(ASKED)
-    np.testing.assert_array_equal(found.positions[:, 0], apart.argmin(1))
-    np.testing.assert_allclose(found.distances[:, 0], apart.min(1), rtol=1e-4)
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+def test_the_nearest_candidates_are_those_of_scipy(metric):
+    own = rcir.Retriever.from_embeddings(GALLERY, labels=LABELS, metric=metric)
+    found = own.search(QUERIES)
+    apart = cdist(QUERIES, GALLERY, metric)
+    if metric == "cosine":
+        apart = np.sqrt(2 * apart)
+    nearest = apart[np.arange(500), found.positions[:, 0]]
+    np.testing.assert_allclose(nearest, apart.min(1), atol=1e-3)
+    np.testing.assert_allclose(found.distances[:, 0], apart.min(1), rtol=1e-3, atol=1e-3)
+    # Without uncertainties of their own, queries have one minus the cosine to the nearest item.
+    cosine = cdist(QUERIES, GALLERY, "cosine")[np.arange(500), found.positions[:, 0]]
+    np.testing.assert_allclose(found.uncertainty, cosine, atol=1e-4)
     assert own.ids[:2].tolist() == ["0", "1"]
 
 
 def test_the_length_of_a_query_does_not_matter_under_cosine(calibrated):
-    for query in ASKED[:5]:
-        first, second = (calibrated.retrieve(scale * query, 0.2, 0.1) for scale in (1, 40))
+    for query in np.eye(DIM):
+        first, second = (calibrated.retrieve(scale * query, 0.2, 0.1) for scale in (1, 64))
         assert first.ids == second.ids
 
 
-def test_embeddings_of_any_length_are_asked_as_vectors_are(calibrated):
-    embedded = Embedding(torch.from_numpy(7 * ASKED[:5]))
-    expected = calibrated.retrieve(ASKED[:5], 0.2, 0.1)
-    for answer, other in zip(calibrated.retrieve(embedded, 0.2, 0.1), expected, strict=True):
-        assert answer.ids == other.ids
-        np.testing.assert_allclose(answer.distances, other.distances, atol=1e-5)
+def test_cosines_are_computed_from_distances_and_lengths():
+    (first, _), (second, _) = draw(30, 5), draw(40, 6)
+    found = one_minus_cosine(cdist(first, second), lengths(first)[:, None], lengths(second)[None])
+    np.testing.assert_allclose(found, cdist(first, second, "cosine"), atol=1e-4)
+    # A vector of length zero is at a right angle to every other.
+    assert one_minus_cosine(np.array([2.0, 0.0]), [0.0, 0.0], [2.0, 0.0]).tolist() == [1.0, 1.0]
 
 
-def test_a_calibration_is_that_of_the_same_queries_as_an_image_set(built):
-    """Searched by hand: the relevance of names is that of numbers."""
-    report = built.calibrate(ASKED, NAMES[ASKED_LABELS], "constant")
+# Calibration
+
+
+def test_sizes_are_certified_on_queries_that_did_not_calibrate(built):
+    report = built.calibrate(QUERIES, KINDS[QUERY_LABELS], alphas=(0.001, 0.2))
     assert (report.n_tuning, report.n_calibration) == (150, 350)
-    by_number = rcir.Retriever.from_embeddings(GALLERY, named(300), LABELS)
-    rows = np.random.default_rng(0).permutation(500)  # as divided with seed 0
-    parts = []
-    for part in np.split(rows, [150]):
-        found = by_number.search(ASKED[part])
-        relevant = LABELS[found.positions] == ASKED_LABELS[part][:, None]
-        totals = (ASKED_LABELS[part][:, None] == LABELS).sum(1)
-        parts.append(LabelledResults.of(found, relevant, totals))
-    expected = by_number.calibrate(*parts, "constant")
-    assert [row.mean_size for row in report.rows] == [row.mean_size for row in expected.rows]
-
-
-def test_a_report_shows_a_sentence_and_a_table(built):
-    text = str(built.calibrate(ASKED, NAMES[ASKED_LABELS], alphas=(0.001, 0.2)))
-    assert text.startswith("With probability at least 0.9, a true match is missing from at most")
-    assert "350 calibration queries; 150 others" in text
-    assert "0.001          -" in text
-    assert "not certified; from 0.0" in text
-
-
-def test_sizes_are_certified_on_queries_that_did_not_calibrate(calibrated):
-    further, labels = drawn(2000, 9)
-    answers = calibrated.retrieve(further, 0.2, 0.1)
+    text = str(report)
+    for part in ("at least 0.9", "350 calibration queries", "150 others", "not certified"):
+        assert part in text
+    further, labels = draw(2000, 9)
+    answers = built.retrieve(further, 0.2, 0.1)
     missed = [
-        name not in answer.labels for name, answer in zip(NAMES[labels], answers, strict=True)
+        name not in answer.labels for name, answer in zip(KINDS[labels], answers, strict=True)
     ]
     assert np.mean(missed) < 0.25
     assert np.mean([answer.size for answer in answers]) < 3
 
 
-def test_another_seed_divides_otherwise(built):
-    first = built.calibrate(ASKED, NAMES[ASKED_LABELS], "constant")
-    kept = built.tuning_queries.vectors
-    second = built.calibrate(ASKED, NAMES[ASKED_LABELS], "constant", seed=1)
+def test_another_seed_divides_the_queries_differently(built):
+    first = built.calibrate(QUERIES, KINDS[QUERY_LABELS], "constant")
+    before = built.tuning_queries.vectors
+    second = built.calibrate(QUERIES, KINDS[QUERY_LABELS], "constant", seed=1)
     assert first.n_tuning == second.n_tuning
-    assert not np.array_equal(kept, built.tuning_queries.vectors)
+    assert not np.array_equal(before, built.tuning_queries.vectors)
 
 
-def test_uncertainties_of_their_own_are_asked_for_throughout(built, tmp_path):
-    stated = np.linalg.norm(ASKED, axis=1)
-    built.calibrate(ASKED, NAMES[ASKED_LABELS], "minmax", uncertainty=stated)
-    np.testing.assert_array_equal(
-        np.sort(built.controller.calibration.uncertainty),
-        np.sort(stated[np.random.default_rng(0).permutation(500)[150:]].astype(np.float64)),
-    )
+def test_seven_queries_certify_nothing(built):
+    report = built.calibrate(QUERIES[:7], KINDS[QUERY_LABELS[:7]])
+    assert [row.mean_size for row in report.rows] == [None] * 3
+    with pytest.raises(RiskUnattainable) as caught:
+        built.retrieve(QUERIES[9], 0.1, 0.1)
+    assert caught.value.required_calibration == 22
+
+
+def test_a_retriever_of_vectors_survives_saving(calibrated, tmp_path):
+    loaded = rcir.load(calibrated.save(tmp_path / "vectors"))
+    assert loaded.encoder is None
+    assert loaded.fingerprints() == calibrated.fingerprints()
+    for options in ({}, {"distinct": "label"}):
+        before, after = (
+            [answer.to_dict() for answer in one.retrieve(QUERIES[:12], 0.3, 0.1, **options)]
+            for one in (calibrated, loaded)
+        )
+        assert before == after
+
+
+# Uncertainties
+
+
+def test_uncertainties_that_calibrated_are_required_of_every_query(built, tmp_path):
+    stated = np.arange(500.0)
+    built.calibrate(QUERIES, KINDS[QUERY_LABELS], "minmax", uncertainty=stated)
+    kept = (built.tuning_queries.uncertainty, built.calibration_queries.uncertainty)
+    assert np.sort(np.concatenate(kept)).tolist() == stated.tolist()
     for own in (built, rcir.load(built.save(tmp_path / "own"))):
-        assert own.retrieve(ASKED[0], 0.3, 0.1, uncertainty=0.5).uncertainty == 0.5
-        answers = own.retrieve(ASKED[:2], 0.3, 0.1, uncertainty=[0.5, 0.7])
+        assert own.retrieve(QUERIES[0], 0.3, 0.1, uncertainty=0.5).uncertainty == 0.5
+        answers = own.retrieve(QUERIES[:2], 0.3, 0.1, uncertainty=[0.5, 0.7])
         assert [answer.uncertainty for answer in answers] == [0.5, 0.7]
-        with pytest.raises(InvalidData, match=r"calibrated with uncertainties .* ask with them"):
-            own.retrieve(ASKED[0], 0.3, 0.1)
+        with pytest.raises(InvalidData, match="with uncertainties"):
+            own.retrieve(QUERIES[0], 0.3, 0.1)
 
 
-def test_an_uncertainty_that_was_not_calibrated_with_is_refused(calibrated):
-    with pytest.raises(InvalidData, match="calibrated without uncertainties"):
-        calibrated.retrieve(ASKED[0], 0.3, 0.1, uncertainty=0.5)
-    with pytest.raises(InvalidData, match=r"2 queries, uncertainty of 1: give each one"):
-        calibrated.retrieve(ASKED[:2], 0.3, 0.1, uncertainty=0.5)
+def test_an_uncertainty_that_did_not_calibrate_is_refused(calibrated):
+    with pytest.raises(InvalidData, match="without uncertainties"):
+        calibrated.retrieve(QUERIES[0], 0.3, 0.1, uncertainty=0.5)
+    with pytest.raises(InvalidData, match="uncertainty of 1"):
+        calibrated.retrieve(QUERIES[:2], 0.3, 0.1, uncertainty=0.5)
 
 
 def test_queries_with_and_without_uncertainties_are_not_mixed(built):
-    stated = np.linspace(0, 1, 200)
-    with_own = built.search_labelled(built.labelled(ASKED[:200], NAMES[ASKED_LABELS[:200]], stated))
-    without = built.search_labelled(built.labelled(ASKED[200:], NAMES[ASKED_LABELS[200:]]))
-    for parts in ((with_own, without), (without, with_own)):
-        with pytest.raises(InvalidData, match="uncertainties of the queries' own"):
+    stated, labels = np.linspace(0, 1, 200), KINDS[QUERY_LABELS]
+    having = built.search_labelled(built.labelled(QUERIES[:200], labels[:200], stated))
+    lacking = built.search_labelled(built.labelled(QUERIES[200:], labels[200:]))
+    for parts in ((having, lacking), (lacking, having)):
+        with pytest.raises(InvalidData, match="uncertainties"):
             built.calibrate(*parts)
-    assert not built.controllers
-    built.calibrate(ASKED[200:], NAMES[ASKED_LABELS[200:]])
+    built.calibrate(QUERIES[200:], labels[200:], "constant")
     for call in (built.extend_calibration, built.check):
-        with pytest.raises(InvalidData, match="calibrated without uncertainties"):
-            call(with_own)
+        with pytest.raises(InvalidData, match="without uncertainties"):
+            call(having)
+
+
+# What items match by
 
 
 def test_items_match_that_share_a_label():
-    lists = [[NAMES[label], "all" if row % 7 == 0 else "odd"] for row, label in enumerate(LABELS)]
+    lists = [[KINDS[label], "all" if row % 7 == 0 else "odd"] for row, label in enumerate(LABELS)]
     own = rcir.Retriever.from_embeddings(GALLERY, labels=lists)
-    asked = [[NAMES[label], "unheard of"] for label in ASKED_LABELS]
-    labelled = own.search_labelled(own.labelled(ASKED, asked))
-    expected = LABELS[labelled.positions] == ASKED_LABELS[:, None]
-    np.testing.assert_array_equal(labelled.relevant, expected)
-    own.calibrate(ASKED, asked)
-    assert own.retrieve(ASKED[0], 0.3, 0.1).labels is None
+    labels = [[KINDS[label], "unheard of"] for label in QUERY_LABELS]
+    found = own.search_labelled(own.labelled(QUERIES, labels))
+    expected = LABELS[found.positions] == QUERY_LABELS[:, None]
+    np.testing.assert_array_equal(found.relevant, expected)
+    own.calibrate(QUERIES, labels, "constant")
+    assert own.retrieve(QUERIES[0], 0.3, 0.1).labels is None
 
 
 def test_places_match_within_a_radius(tmp_path):
     rng = np.random.default_rng(3)
-    places, asked = rng.uniform(0, 30, (300, 2)), rng.uniform(0, 30, (500, 2))
-    # What is seen of a place, in five more dimensions.
+    # On a grid; no two are exactly as far apart as the radius.
+    places, asked = rng.integers(0, 30, (300, 2)), rng.integers(0, 30, (500, 2))
     vectors, queries = (
         np.concatenate([each, rng.standard_normal((len(each), 5))], axis=1)
         for each in (places, asked)
     )
     own = rcir.Retriever.from_embeddings(
-        vectors, labels=WithinRadius(places, 5.0), metric="euclidean"
+        vectors, labels=WithinRadius(places.astype(float), 5.5), metric="euclidean", depth=60
     )
-    own.calibrate(queries, WithinRadius(asked, 5.0))
-    labelled = own.search_labelled(own.labelled(queries, WithinRadius(asked, 5.0)))
-    expected = np.take_along_axis(cdist(asked, places), labelled.positions, axis=1) <= 5
-    np.testing.assert_array_equal(labelled.relevant, expected)
+    asked_at = WithinRadius(asked.astype(float), 5.5)
+    own.calibrate(queries, asked_at, "quantile")
+    found = own.search_labelled(own.labelled(queries, asked_at))
+    expected = np.take_along_axis(cdist(asked, places), found.positions, axis=1) <= 5.5
+    np.testing.assert_array_equal(found.relevant, expected)
     loaded = rcir.load(own.save(tmp_path / "places"))
     assert loaded.recalibrate() == own.recalibrate()
 
 
 def table(n):
-    """Ids of the true matches of each query: by label, told as a table."""
+    """Ids of the true matches of each query."""
     return [
-        [f"item {row}" for row in np.flatnonzero(label == LABELS)] for label in ASKED_LABELS[:n]
+        [f"item {row}" for row in np.flatnonzero(label == LABELS)] for label in QUERY_LABELS[:n]
     ]
 
 
-def test_a_table_of_matches_is_the_truth(tmp_path):
-    by_label = rcir.Retriever.from_embeddings(GALLERY, named(300), NAMES[LABELS])
+def test_a_table_of_matches_counts_as_the_labels_do(tmp_path):
+    by_label = rcir.Retriever.from_embeddings(GALLERY, named(300), KINDS[LABELS])
     own = rcir.Retriever.from_embeddings(GALLERY, named(300))
     found, expected = (
-        one.search_labelled(one.labelled(ASKED, labels))
-        for one, labels in ((own, table(500)), (by_label, NAMES[ASKED_LABELS]))
+        one.search_labelled(one.labelled(QUERIES, labels))
+        for one, labels in ((own, table(500)), (by_label, KINDS[QUERY_LABELS]))
     )
     np.testing.assert_array_equal(found.relevant, expected.relevant)
     np.testing.assert_array_equal(found.totals, expected.totals)
-    own.calibrate(ASKED, table(500))
+    own.calibrate(QUERIES, table(500), "quantile")
     loaded = rcir.load(own.save(tmp_path / "table"))
     assert loaded.recalibrate() == own.recalibrate()
-    answer = loaded.retrieve(ASKED[0], 0.3, 0.1)
-    assert answer.labels is None
+    assert loaded.retrieve(QUERIES[0], 0.3, 0.1).labels is None
 
 
 def test_a_table_of_matches_does_not_know_new_items():
     own = rcir.Retriever.from_embeddings(GALLERY, named(300))
-    own.calibrate(ASKED, table(500))
+    own.calibrate(QUERIES, table(500), "constant")
     own.remove(named(20))
     own.recalibrate()
-    further, _ = drawn(10, 5)
-    own.add(further, named(10, "new"))
-    with pytest.raises(InvalidData, match="10 items came into the gallery after the table of true"):
+    own.add(draw(10, 5)[0], named(10, "new"))
+    with pytest.raises(InvalidData, match="10 items"):
         own.recalibrate()
     with pytest.raises(StaleCalibration, match="gallery, index"):
-        own.retrieve(ASKED[0], 0.3, 0.1)
-    with pytest.raises(InvalidData, match=r"1 true matches are no gallery items \(item 999\)"):
-        own.calibrate(ASKED[:1], [["item 999"]])
+        own.retrieve(QUERIES[0], 0.3, 0.1)
+    with pytest.raises(InvalidData, match="item 999"):
+        own.calibrate(QUERIES[:1], [["item 999"]])
+
+
+# Arguments that are refused
+
+
+def with_row_7(value):
+    return np.where(np.arange(300)[:, None] == 7, value, GALLERY)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "word"),
     [
-        ({"vectors": np.where(np.arange(300)[:, None] == 7, np.nan, GALLERY)}, "NaN or infinite"),
-        ({"vectors": np.where(np.arange(300)[:, None] == 7, 0, GALLERY)}, "first in row 7"),
-        ({"vectors": GALLERY[0]}, r"shape \(6,\); needed is \(n, d\)"),
-        ({"vectors": GALLERY[:0], "ids": [], "labels": []}, "the gallery is empty"),
-        ({"vectors": np.array([["a", "b"]] * 300)}, "must be real numbers"),
-        ({"vectors": [[1.0, 2.0], [3.0]]}, r"vectors are no array \(n, d\) of numbers"),
-        ({"uncertainty": ["high"] * 300}, "uncertainty holds what is no number"),
-        ({"vectors": GALLERY[[7] * 300], "leave_one_out": True}, "of 300 gallery items nothing is"),
-        ({"ids": named(299)}, "300 images, 299 ids: give one id per image"),
-        ({"ids": ["twice"] * 2 + named(298)}, r"ids stand more than once \(twice\)"),
-        ({"ids": list(range(300))}, "300 ids are no texts"),
-        ({"labels": LABELS[:7]}, "300 gallery images: .*7 relevance"),
-        ({"labels": LABELS / 2}, "give whole numbers, texts, or lists of texts"),
-        ({"labels": [*NAMES[LABELS[:299]], 5]}, "give whole numbers, texts, or lists of texts"),
-        ({"labels": "kind"}, "labels is a str"),
+        ({"vectors": with_row_7(np.nan)}, "NaN"),
+        ({"vectors": with_row_7(0)}, "row 7"),
+        ({"vectors": GALLERY[0]}, "shape"),
+        ({"vectors": GALLERY[:0], "ids": [], "labels": []}, "empty"),
+        ({"vectors": np.array([["a", "b"]] * 300)}, "numbers"),
+        ({"vectors": [[1.0, 2.0], [3.0]]}, "array"),
+        ({"vectors": GALLERY[[7] * 300], "leave_one_out": True}, "nothing"),
+        ({"ids": named(299)}, "299"),
+        ({"ids": ["twice"] * 2 + named(298)}, "twice"),
+        ({"ids": list(range(300))}, "texts"),
+        ({"labels": LABELS[:7]}, "7 relevance"),
+        ({"labels": LABELS / 2}, "whole numbers"),
+        ({"labels": [*KINDS[LABELS[:299]], 5]}, "whole numbers"),
+        ({"labels": "kind"}, "str"),
+        ({"uncertainty": ["high"] * 300}, "number"),
         ({"uncertainty": np.ones(5)}, "5 uncertainty"),
-        ({"uncertainty": np.full(300, np.inf)}, "some are NaN or infinite"),
+        ({"uncertainty": np.full(300, np.inf)}, "infinite"),
     ],
 )
-def test_galleries_that_cannot_be_are_refused(change, said):
-    given = {"vectors": GALLERY, "ids": named(300), "labels": LABELS} | change
-    with pytest.raises(InvalidData, match=said):
-        rcir.Retriever.from_embeddings(**given)
-
-
-def test_an_unknown_metric_is_refused():
-    with pytest.raises(InvalidConfig, match="metric 'dot' is unknown; choose one of cosine, eucl"):
-        rcir.Retriever.from_embeddings(GALLERY, labels=LABELS, metric="dot")
+def test_an_invalid_gallery_is_refused(change, word):
+    arguments = {"vectors": GALLERY, "ids": named(300), "labels": LABELS} | change
+    with pytest.raises(InvalidData, match=word):
+        rcir.Retriever.from_embeddings(**arguments)
 
 
 @pytest.mark.parametrize(
-    ("vectors", "labels", "known", "said"),
-    [
-        (ASKED[:, :5], NAMES[ASKED_LABELS], {}, r", 5\); needed is \(n, 6\)"),
-        (np.full_like(ASKED, np.nan), NAMES[ASKED_LABELS], {}, "NaN or infinite"),
-        (np.zeros_like(ASKED), NAMES[ASKED_LABELS], {}, "500 of 500 vectors are zero"),
-        (ASKED, NAMES[ASKED_LABELS][:9], {}, "500 queries, relevance of 9"),
-        (ASKED, None, {}, "the queries have no labels"),
-        (ASKED, ASKED_LABELS / 3, {}, "give whole numbers, texts, or lists"),
-        (ASKED, [["kind 1"]] * 500, {}, "labels of the queries are of type lists"),
-        (ASKED, WithinRadius(np.zeros((500, 2)), 1.0), {}, "the queries as WithinRadius"),
-        (ASKED, NAMES[ASKED_LABELS], {"uncertainty": ["high"] * 500}, "holds what is no number"),
-        (ASKED, NAMES[ASKED_LABELS], {"uncertainty": [1.0]}, "uncertainty of 1"),
-        (ASKED, NAMES[ASKED_LABELS], {"uncertainty": np.full(500, np.nan)}, "500 of 500 uncert"),
-        (ASKED, NAMES[ASKED_LABELS], {"groups": ["a"]}, "groups of 1"),
-        (
-            np.concatenate([GALLERY[:9], ASKED]),
-            [*NAMES[LABELS[:9]], *NAMES[ASKED_LABELS]],
-            {},
-            "gal",
-        ),
-        (ASKED[:1], NAMES[:1], {}, "1 queries: some must tune and others calibrate"),
-        (
-            np.concatenate([ASKED, ASKED[:300]]),
-            NAMES[[*ASKED_LABELS, *ASKED_LABELS[:300]]],
-            {},
-            "in",
-        ),
-    ],
+    ("option", "word"),
+    [({"metric": "dot"}, "cosine"), ({"index": "hnsw"}, "IndexConfig"), ({"depth": 0}, "at least")],
 )
-def test_queries_that_cannot_calibrate_are_refused(built, vectors, labels, known, said):
-    with pytest.raises(InvalidData, match=said):
-        built.calibrate(vectors, labels, **known)
-    assert not built.controllers
+def test_an_invalid_option_is_refused(option, word):
+    with pytest.raises(InvalidConfig, match=word):
+        rcir.Retriever.from_embeddings(GALLERY, labels=LABELS, **option)
+
+
+REPEATED = np.r_[np.arange(500), np.arange(300)]
 
 
 @pytest.mark.parametrize(
-    ("known", "said"),
+    ("change", "word"),
     [
-        ({"seed": -1}, "seed is -1; it must be a whole number, at least 0"),
-        ({"seed": "a"}, "seed is 'a'"),
-        ({"alphas": 0.1}, "alphas is 0.1; give a list"),
-        ({"alphas": ()}, "give a list of at least one"),
+        ({"queries": QUERIES[:, :5]}, "needed"),
+        ({"queries": np.full_like(QUERIES, np.nan)}, "NaN"),
+        ({"queries": np.zeros_like(QUERIES)}, "zero"),
+        ({"labels": KINDS[QUERY_LABELS][:9]}, "relevance of 9"),
+        ({"labels": None}, "no labels"),
+        ({"labels": QUERY_LABELS / 3}, "whole numbers"),
+        ({"labels": QUERY_LABELS}, "type int64"),
+        ({"labels": [["kind 1"]] * 500}, "lists"),
+        ({"labels": WithinRadius(np.zeros((500, 2)), 1.0)}, "WithinRadius"),
+        ({"uncertainty": ["high"] * 500}, "number"),
+        ({"uncertainty": [1.0]}, "uncertainty of 1"),
+        ({"uncertainty": np.full(500, np.nan)}, "NaN"),
+        ({"groups": ["a"]}, "groups of 1"),
+        (
+            {
+                "queries": np.concatenate([GALLERY[:9], QUERIES]),
+                "labels": KINDS[np.r_[LABELS[:9], QUERY_LABELS]],
+            },
+            "gallery",
+        ),
+        ({"queries": QUERIES[:1], "labels": KINDS[:1]}, "more"),
+        ({"queries": QUERIES[REPEATED], "labels": KINDS[QUERY_LABELS[REPEATED]]}, "tuning"),
     ],
 )
-def test_options_that_cannot_be_are_refused(built, known, said):
-    with pytest.raises(InvalidConfig, match=said):
-        built.calibrate(ASKED, NAMES[ASKED_LABELS], **known)
-    assert not built.controllers
+def test_queries_that_cannot_calibrate_are_refused(built, change, word):
+    arguments = {"queries": QUERIES, "labels": KINDS[QUERY_LABELS]} | change
+    with pytest.raises(InvalidData, match=word):
+        built.calibrate(**arguments)
+    with pytest.raises(StaleCalibration, match="not calibrated"):
+        built.guarantee(0.5, 0.1)
 
 
-def test_an_index_by_its_name_alone_is_refused():
-    with pytest.raises(InvalidConfig, match="index is 'hnsw'; give an IndexConfig"):
-        rcir.Retriever.from_embeddings(GALLERY, labels=LABELS, index="hnsw")
+@pytest.mark.parametrize("seed", [-1, "a"])
+def test_an_invalid_seed_is_refused(built, seed):
+    with pytest.raises(InvalidConfig, match="seed"):
+        built.calibrate(QUERIES, KINDS[QUERY_LABELS], seed=seed)
 
 
-def test_places_of_another_radius_or_of_more_coordinates_are_refused():
+def test_places_of_another_radius_or_dimension_are_refused():
     own = rcir.Retriever.from_embeddings(GALLERY, labels=WithinRadius(GALLERY[:, :2], 1.0))
-    for places, said in (
-        (WithinRadius(ASKED[:, :2], 50.0), "a radius of 50.0 and places of 2 coordinates, the gal"),
-        (WithinRadius(ASKED[:, :3], 1.0), "places of 3 coordinates, the gallery 1.0 and 2"),
-    ):
-        with pytest.raises(InvalidData, match=said):
-            own.calibrate(ASKED, places)
-
-
-def test_labels_of_another_type_than_the_gallery_s_are_refused():
-    own = rcir.Retriever.from_embeddings(GALLERY, labels=LABELS)
-    with pytest.raises(InvalidData, match=r"of type <U6, and the gallery's images match as Same"):
-        own.calibrate(ASKED, NAMES[ASKED_LABELS])
-
-
-def test_items_to_add_with_labels_of_another_type_are_refused(built):
-    before = built.fingerprints()
-    with pytest.raises(InvalidData, match="of type int64"):
-        built.add(ASKED[:2], named(2, "new"), [1, 2])
-    assert built.fingerprints() == before
-
-
-def test_five_queries_certify_nothing(built):
-    report = built.calibrate(ASKED[:7], NAMES[ASKED_LABELS[:7]])
-    assert [row.mean_size for row in report.rows] == [None] * 3
-    with pytest.raises(RiskUnattainable) as caught:
-        built.retrieve(ASKED[9], 0.1, 0.1)
-    assert caught.value.required_calibration == 22
+    for places in (WithinRadius(QUERIES[:, :2], 50.0), WithinRadius(QUERIES[:, :3], 1.0)):
+        with pytest.raises(InvalidData, match="radius"):
+            own.calibrate(QUERIES, places)
 
 
 def test_vectors_of_another_model_are_refused(tmp_path):
     own = rcir.Retriever.from_embeddings(GALLERY, labels=LABELS, model="clip-1")
-    with pytest.raises(InvalidData, match="of clip-2, those of the gallery of clip-1"):
-        own.calibrate(ASKED, ASKED_LABELS, model="clip-2")
-    own.calibrate(ASKED, ASKED_LABELS, model="clip-1")
+    with pytest.raises(InvalidData, match="clip-1"):
+        own.calibrate(QUERIES, QUERY_LABELS, model="clip-2")
+    own.calibrate(QUERIES, QUERY_LABELS, "constant", model="clip-1")
     own = rcir.load(own.save(tmp_path / "own"))
-    with pytest.raises(InvalidData, match="of clip-2, those of the gallery of clip-1"):
-        own.retrieve(ASKED[0], 0.2, 0.1, model="clip-2")
-    with pytest.raises(InvalidData, match="of clip-2, those of the gallery of clip-1"):
-        own.add(ASKED[:1], ["new"], [1], model="clip-2")
-    assert own.retrieve(ASKED[0], 0.2, 0.1, model="clip-1").size >= 1
+    with pytest.raises(InvalidData, match="clip-1"):
+        own.retrieve(QUERIES[0], 0.2, 0.1, model="clip-2")
+    assert own.retrieve(QUERIES[0], 0.2, 0.1, model="clip-1").size >= 1
 
 
-def test_another_metric_makes_a_calibration_stale(calibrated):
-    from rcir.retrieval.vector_options import VectorOptions
-
-    calibrated.options = VectorOptions("euclidean")
-    with pytest.raises(StaleCalibration, match="options"):
-        calibrated.retrieve(ASKED[0], 0.3, 0.1)
-
-
-def test_clusters_are_divided_and_counted_as_a_whole(built):
-    clusters = np.repeat(np.arange(100), 5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        report = built.calibrate(ASKED, NAMES[ASKED_LABELS], clusters=clusters, cluster="video")
-    assert "350 calibration queries by video, 70 of them, each counted alike" in str(report)
-    tuned, calibrated = (
-        set(one.clusters.tolist()) for one in (built.tuning_queries, built.calibration_queries)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"labels": [1, 2]},
+        {"ids": ["a"] * 300},
+        {"uncertainty": np.full(300, np.nan)},
+        {"depth": 0},
+    ],
+    ids=str,
+)
+def test_an_index_is_built_only_after_all_other_arguments_are_checked(wrong, monkeypatch):
+    """It may be a table on a server, which would be left behind."""
+    calls, flat = [], find_index("flat")
+    build = flat.build.__func__
+    monkeypatch.setattr(
+        flat, "build", classmethod(lambda kind, *parts: calls.append(1) or build(kind, *parts))
     )
-    assert not tuned & calibrated
-    assert built.controller.calibration.units == len(calibrated) == 70
-    assert "any further video" in str(built.retrieve(ASKED[0] + 0.01, 0.5, 0.1).guarantee)
+    with pytest.raises((InvalidData, InvalidConfig)):
+        rcir.Retriever.from_embeddings(GALLERY, **({"labels": LABELS} | wrong))
+    assert not calls
+    rcir.Retriever.from_embeddings(GALLERY, labels=LABELS)
+    assert calls
 
 
-def frames(seed):
-    """A hundred videos of five frames."""
-    vectors, labels = drawn(100, seed)
-    noise = 0.1 * np.random.default_rng(seed).standard_normal((500, DIM))
-    return np.repeat(vectors, 5, axis=0) + noise, np.repeat(labels, 5)
+def test_an_index_with_another_number_of_items_is_refused(monkeypatch):
+    flat = find_index("flat")
+    build = flat.build.__func__
+    less = classmethod(lambda kind, vectors, options: build(kind, vectors[1:], options))
+    monkeypatch.setattr(flat, "build", less)
+    with pytest.raises(InvalidData, match="299"):
+        rcir.Retriever.from_embeddings(GALLERY, labels=LABELS)
 
 
-def test_frames_of_videos_are_warned_of_unless_their_clusters_are_named(built):
-    vectors, labels = frames(11)
-    with pytest.warns(UserWarning, match="frames of one video.*say of each which cluster"):
-        built.calibrate(vectors, NAMES[labels])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        built.calibrate(vectors, NAMES[labels], clusters=np.repeat(np.arange(100), 5))
-        built.calibrate(ASKED, NAMES[ASKED_LABELS])
+# Queries that are gallery items
+
+
+def on_a_grid(n, seed):
+    """Different items on a grid, with labels by their place."""
+    rng = np.random.default_rng(seed)
+    points = rng.choice(12**3, n, replace=False)
+    vectors = np.stack(np.unravel_index(points, (12, 12, 12)), axis=1)
+    return vectors.astype(np.float32), (vectors // 4) @ [9, 3, 1] + 30 * (points % 5 == 0)
+
+
+def leaving_out(vectors, labels, **options):
+    return rcir.Retriever.from_embeddings(
+        vectors, labels=labels, metric="euclidean", leave_one_out=True, **options
+    )
+
+
+def test_an_item_finds_neither_itself_nor_its_copies():
+    vectors, labels = on_a_grid(150, 1)
+    copies = np.r_[np.arange(150), np.arange(30), np.arange(10)]
+    own = leaving_out(vectors[copies], labels[copies], depth=20)
+    found = own.search_labelled(own.labelled(vectors, labels))
+    apart = cdist(vectors, vectors[copies])
+    itself = apart == 0
+    assert itself.sum(1).tolist() == [3] * 10 + [2] * 20 + [1] * 120
+    nearest = np.sort(np.where(itself, np.inf, apart), axis=1)[:, :20]
+    np.testing.assert_allclose(found.distances, nearest, rtol=1e-5)
+    np.testing.assert_allclose(
+        np.take_along_axis(apart, found.positions, axis=1), nearest, rtol=1e-9
+    )
+    matches = (labels[:, None] == labels[copies]) & ~itself
+    np.testing.assert_array_equal(found.totals, matches.sum(1))
+
+
+def test_an_item_is_not_a_match_of_itself():
+    vectors, labels = on_a_grid(150, 1)
+    own = leaving_out(vectors, labels)
+    assert own.depth == 149
+    found = own.search_labelled(own.labelled(vectors, labels))
+    expected = (labels[:, None] == labels).sum(1) - 1
+    np.testing.assert_array_equal(found.totals, expected)
+    np.testing.assert_array_equal(found.relevant.sum(1), expected)  # all items were searched
+
+
+def test_a_query_outside_the_gallery_is_searched_as_usual():
+    vectors, labels = on_a_grid(150, 1)
+    found = leaving_out(vectors, labels, depth=20).search(vectors + 0.5)
+    apart = cdist(vectors + 0.5, vectors)
+    expected = np.sort(apart, axis=1)[:, :20]
+    np.testing.assert_allclose(found.distances, expected, rtol=1e-5)
+    np.testing.assert_allclose(np.take_along_axis(apart, found.positions, axis=1), expected)
+
+
+def test_gallery_items_calibrate_only_where_they_are_left_out(tmp_path):
+    vectors, labels = on_a_grid(600, 1)
+    plain = rcir.Retriever.from_embeddings(vectors, labels=labels, metric="euclidean")
+    with pytest.raises(InvalidData, match="gallery"):
+        plain.calibrate(vectors, labels)
+    own = leaving_out(vectors, labels)
+    with pytest.raises(InvalidData, match="burst"):
+        own.calibrate(vectors, labels, clusters=np.arange(600) // 3, cluster="burst")
+    own.calibrate(vectors, labels, "quantile")
+    loaded = rcir.load(own.save(tmp_path / "own"))
+    for one in (own, loaded):
+        answers = one.retrieve(vectors[:50], 0.5, 0.1)
+        assert all(str(row) not in answer.ids for row, answer in enumerate(answers))
+    assert loaded.recalibrate() == own.recalibrate()
+
+
+@pytest.mark.statistical
+def test_the_risk_of_gallery_items_is_controlled_only_if_each_is_left_out(request):
+    """Some items calibrate; the others, each searching all but itself, are the test."""
+    alpha, delta, divisions = 0.2, 0.1, 200 if request.config.getoption("full") else 50
+    rng = np.random.default_rng(5)
+    labels = rng.integers(8, size=700)
+    vectors = CENTRES[labels] + 0.9 * rng.standard_normal((700, DIM))
+    own = leaving_out(vectors, labels)
+    with_itself = rcir.Retriever.from_embeddings(vectors, labels=labels, metric="euclidean")
+    whole = own.search_labelled(own.labelled(vectors, labels))
+    cheating = with_itself.search_labelled(with_itself.labelled(vectors, labels))
+    assert (cheating.ranks == 1).all()
+    violated = {"left out": 0, "itself": 0}
+    for _ in range(divisions):
+        rows = rng.permutation(700)
+        for name, results in (("left out", whole), ("itself", cheating)):
+            controller = rcir.risk.RiskController(
+                rcir.risk.Constant(), results[rows[:100]], results[rows[100:400]]
+            )
+            guarantee = controller.decide(rcir.risk.Request(alpha, delta))
+            _, sizes = controller.sets(whole[rows[400:]], guarantee)
+            violated[name] += (whole.ranks[rows[400:]] > sizes).mean() > alpha
+    # The 300 test items are as noisy as the calibration.
+    assert violated["left out"] <= 0.25 * divisions
+    assert violated["itself"] == divisions

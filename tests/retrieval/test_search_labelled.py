@@ -1,4 +1,4 @@
-"""What is true of searched queries: counted by `search_labelled`, or given by hand."""
+"""True matches of queries: counted by `search_labelled`, or given by hand; and checks with them."""
 
 from dataclasses import replace
 
@@ -18,318 +18,101 @@ from rcir.errors import (
     StaleCalibration,
 )
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.storage import load, save
 from rcir.risk import LabelledResults
-
-
-@pytest.fixture
-def unlabelled(folder, splits):
-    """A gallery without labels, not calibrated."""
-    own = load(folder)
-    return Retriever(own.encoder, own.preprocessing, own.index, splits.gallery.ids, depth=150)
-
-
-def by_hand(retriever, splits, queries):
-    """Labelled by hand: what is right is known from elsewhere."""
-    found = retriever.search(queries.images)
-    relevant = splits.gallery.labels[found.positions] == queries.labels[:, None]
-    totals = np.array([np.sum(splits.gallery.labels == label) for label in queries.labels])
-    return LabelledResults.of(found, relevant, totals)
+from tests.retrieval.whole_numbers import (
+    CALIBRATION,
+    FURTHER,
+    GALLERY,
+    TEST,
+    TUNING,
+    build,
+    calibrate,
+    guarantee,
+    missed,
+    plain,
+    retrieve,
+    search,
+)
 
 
 @pytest.mark.parametrize("depth", [7, 150, 1000])
-def test_true_matches_are_counted_one_by_one(retriever, splits, depth):
-    deep = Retriever(
-        *(retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids),
-        labels=splits.gallery.labels,
-        depth=depth,
-    )
-    carried = splits.gallery.labels.tolist()
-    # Two labels that no image of the gallery has: below and above, and one in between.
-    labels = splits.test.labels.copy()
-    strange = [-5, 10_000, next(label for label in range(100) if label not in carried)]
-    labels[:3] = strange
-    queries = ImageSet(splits.test.images, labels, splits.test.ids, splits.test.attributes)
-    labelled = deep.search_labelled(queries, "occluded")
-    positions = deep.search(splits.test.images).positions.tolist()
+def test_true_matches_are_counted_one_by_one(depth):
+    # Labels that no item of the gallery has: below, above, and one that was removed in between.
+    labels = TEST.labels.copy()
+    labels[:3] = strange = [-5, 10_000, 3]
+    gallery = np.where(GALLERY.labels == 3, 4, GALLERY.labels)
+    own = build(gallery, depth=depth)
+    found = search(own, replace(TEST, labels=labels))
+    assert found.positions.shape == (100, min(depth, 300))
     for row, label in enumerate(labels.tolist()):
-        assert labelled.totals[row] == carried.count(label)
-        right = [carried[position] == label for position in positions[row]]
-        assert labelled.relevant[row].tolist() == right
-        assert labelled.ranks[row] == (1 + right.index(True) if any(right) else np.inf)
-        assert labelled.groups[row] == str(bool(splits.test.attributes["occluded"][row]))
-    assert labelled.totals[:3].tolist() == [0, 0, 0]
-    assert np.isinf(labelled.ranks[:3]).all()
+        assert found.totals[row] == gallery.tolist().count(label)
+        right = [gallery[position] == label for position in found.positions[row]]
+        assert found.relevant[row].tolist() == right
+        assert found.ranks[row] == (1 + right.index(True) if any(right) else np.inf)
+        assert found.groups[row] == ("hard" if TEST.uncertainty[row] > 50 else "easy")
+    assert not np.isin(strange, gallery).any()
+    assert (found.totals[:3] == 0).all()
 
 
 @pytest.mark.parametrize("depth", [7, 150])
-def test_of_labels_each_counts_once(retriever, splits, depth):
-    deep = Retriever(
-        *(retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids),
-        labels=splits.gallery.labels,
-        depth=depth,
-    )
-    labelled = deep.search_labelled(splits.test, "occluded")
-    once = labelled.distinct()
-    for row, label in enumerate(splits.test.labels.tolist()):
+def test_each_label_counts_once_among_distinct_labels(depth):
+    found = search(build(depth=depth), TEST)
+    once = found.distinct()
+    for row, label in enumerate(TEST.labels.tolist()):
         seen = {}
-        for rank, position in enumerate(labelled.positions[row]):
-            seen.setdefault(int(splits.gallery.labels[position]), rank)
-        width = len(seen)
-        columns = list(seen.values())
+        for rank, position in enumerate(TEST.order[row, :depth]):
+            seen.setdefault(int(GALLERY.labels[position]), rank)
+        width, columns = len(seen), list(seen.values())
         assert once.keys[row, :width].tolist() == list(seen)
-        np.testing.assert_array_equal(once.positions[row, :width], labelled.positions[row, columns])
-        np.testing.assert_array_equal(once.distances[row, :width], labelled.distances[row, columns])
+        np.testing.assert_array_equal(once.positions[row, :width], TEST.order[row, columns])
+        np.testing.assert_array_equal(once.distances[row, :width], found.distances[row, columns])
         assert (once.positions[row, width:] == -1).all()
         assert np.isposinf(once.distances[row, width:]).all()
         assert once.relevant[row].sum() == (label in seen)
-        # One label is right, found or not; every one of them is in the gallery.
-        assert once.totals[row] == 1
-    assert once.groups is labelled.groups
-    np.testing.assert_array_equal(once.uncertainty, labelled.uncertainty)
+    assert (once.totals == 1).all()
+    np.testing.assert_array_equal(once.groups, found.groups)
+    np.testing.assert_array_equal(once.uncertainty, TEST.uncertainty)
 
 
-def test_queries_without_the_attribute_are_refused(retriever, splits):
-    with pytest.raises(InvalidData, match="no attribute 'camera'; they have occluded"):
+def test_attributes_of_images_name_their_groups(retriever, splits):
+    found = retriever.search_labelled(splits.test, "occluded")
+    assert found.groups.tolist() == splits.test.attributes["occluded"].astype(str).tolist()
+    with pytest.raises(InvalidData, match="occluded"):
         retriever.search_labelled(splits.test, "camera")
-    plain = ImageSet(splits.test.images, splits.test.labels, splits.test.ids)
-    with pytest.raises(InvalidData, match="no attribute 'camera'; they have none"):
-        retriever.search_labelled(plain, "camera")
+    bare = ImageSet(splits.test.images, splits.test.labels, splits.test.ids)
+    with pytest.raises(InvalidData, match="none"):
+        retriever.search_labelled(bare, "camera")
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda labelled: {"relevant": labelled.relevant[:-1]},
-        lambda labelled: {"relevant": labelled.relevant[:, :-1]},
-        lambda labelled: {"relevant": labelled.relevant[:, 0]},
-        lambda labelled: {"totals": labelled.totals[:-1]},
-        lambda labelled: {"totals": labelled.totals[:, None]},
-        lambda labelled: {"groups": np.array(["a"] * 99)},
-        lambda labelled: {"groups": np.array([["a"]] * 100)},
-        lambda labelled: {"vectors": labelled.vectors[:9]},
-        lambda labelled: {"queries": labelled.queries[:9]},
+        lambda found: {"relevant": found.relevant[:-1]},
+        lambda found: {"relevant": found.relevant[:, :-1]},
+        lambda found: {"relevant": found.relevant[:, 0]},
+        lambda found: {"relevant": found.relevant.astype(np.uint8)},
+        lambda found: {"relevant": found.relevant.astype(float)},
+        lambda found: {"totals": found.totals[:-1]},
+        lambda found: {"totals": found.totals[:, None]},
+        lambda found: {"totals": found.totals * 0},
+        lambda found: {"groups": np.array(["a"] * 99)},
+        lambda found: {"groups": np.array([["a"]] * 100)},
+        lambda found: {"groups": np.arange(100) % 2},
+        lambda found: {"vectors": found.vectors[:9]},
+        lambda found: {"queries": found.queries[:9]},
     ],
 )
-def test_parts_that_do_not_fit_together_are_refused(retriever, splits, change):
-    labelled = retriever.search_labelled(splits.test)
-    with pytest.raises(InvalidData, match="queries, "):
-        replace(labelled, **change(labelled))
+def test_parts_of_labelled_results_that_do_not_fit_together_are_refused(certified, change):
+    found = search(certified, TEST)
+    with pytest.raises(InvalidData, match=r"queries, |bool|string|matches"):
+        replace(found, **change(found))
 
 
-def test_fewer_matches_in_the_gallery_than_were_found_are_refused(unlabelled, splits):
-    labelled = by_hand(unlabelled, splits, splits.calibration)
-    with pytest.raises(InvalidData, match="more true matches in the search"):
-        replace(labelled, totals=labelled.totals * 0)
-
-
-def test_a_gallery_without_labels_is_calibrated_with_given_relevance(unlabelled, retriever, splits):
-    query = splits.test.images[0]
-    with pytest.raises(InvalidData, match="the gallery has no labels"):
-        unlabelled.search_labelled(splits.calibration)
-    with pytest.raises(InvalidData, match="no keys: label the gallery"):
-        unlabelled.search([query]).distinct()
-    first, second = (
-        by_hand(unlabelled, splits, part) for part in (splits.tuning, splits.calibration)
-    )
-    report = unlabelled.calibrate(first, second, "quantile")
-    assert report.comparison == {None: {}}
-    for distinct in ("label", "id"):
-        with pytest.raises(InvalidConfig, match=f"distinct is '{distinct}'.*no labels known"):
-            unlabelled.retrieve(query, 0.3, 0.1, distinct=distinct)
-    # To everything that needs no labels the answers are those of the labelled gallery.
-    for options in ({}, {"risk": "recall"}, {"simultaneous": True}):
-        found, expected = (
-            each.retrieve(query, 0.5, 0.1, **options) for each in (unlabelled, retriever)
-        )
-        assert found.ids == expected.ids
-        assert found.labels is None
-        assert found.to_dict()["labels"] is None
-        assert found.guarantee == expected.guarantee
-    unlabelled.add([query], ["new"])
-    with pytest.raises(StaleCalibration, match="gallery, index"):
-        unlabelled.retrieve(query, 0.5, 0.1)
-    assert unlabelled.ids[unlabelled.search([query]).positions[0, 0]] == "new"
-
-
-def test_every_score_function_can_be_chosen_without_labels(unlabelled, splits):
-    first, second = (
-        by_hand(unlabelled, splits, part) for part in (splits.tuning, splits.calibration)
-    )
-    report = unlabelled.calibrate(first, second, alphas=(0.2, 0.3), delta=0.05)
-    (comparison,) = report.comparison.values()
-    assert set(comparison) == {"constant", "minmax", "quantile", "learned"}
-    assert all(set(sizes) == {0.2, 0.3} for sizes in comparison.values())
-    taken = unlabelled.controllers[None].score_function.name
-    assert comparison[taken][0.2] <= comparison["constant"][0.2]
-
-
-def test_queries_like_those_calibrated_with_are_not_contradicted(retriever, splits):
-    found = retriever.check(retriever.search_labelled(splits.test), alpha=0.5)
-    assert (found.n_recent, found.n_calibration) == (100, 400)
-    assert not found.contradicted()
-    uncertainty = [
-        retriever.search(part.images).uncertainty for part in (splits.calibration, splits.test)
-    ]
-    expected = ks_2samp(*uncertainty).pvalue
-    assert found.p_values["uncertainty"] == pytest.approx(expected)
-    assert found.p_value == pytest.approx(min(1, 3 * min(found.p_values.values())))
-    answers = retriever.retrieve(list(splits.test.images), alpha=0.5, delta=0.1)
-    missed = [
-        label not in answer.labels
-        for answer, label in zip(answers, splits.test.labels, strict=True)
-    ]
-    assert found.misses == sum(missed)
-    expected = binomtest(found.misses, 100, 0.5, alternative="greater").pvalue
-    assert found.p_values["risk"] == pytest.approx(expected)
-
-
-def test_the_sets_of_a_chosen_retriever_are_checked_as_it_returns_them(folder, splits):
-    """Among 50, at a fiftieth of delta: larger sets, fewer misses."""
-    own = load(folder)
-    recent = own.search_labelled(splits.test)
-    before = own.check(recent, alpha=0.5).misses
-    own.chosen_among = 50
-    answers = own.retrieve(list(splits.test.images), alpha=0.5, delta=0.1)
-    missed = [
-        label not in answer.labels
-        for answer, label in zip(answers, splits.test.labels, strict=True)
-    ]
-    assert own.check(recent, alpha=0.5).misses == sum(missed) < before
-
-
-def test_queries_of_another_kind_are_contradicted(retriever, splits):
-    clean = splits.calibration.attributes["occluded"] == 0
-    part = splits.calibration.subset(np.flatnonzero(clean))
-    noise = np.random.default_rng(0).integers(0, 256, part.images.shape, np.uint8)
-    other = ImageSet(noise, part.labels, part.ids)
-    for queries in (part, other):
-        assert retriever.check(retriever.search_labelled(queries), alpha=0.5).contradicted(0.01)
-    # Right pictures with wrong labels: the uncertainty is the same, the score is not.
-    shuffled = ImageSet(
-        splits.calibration.images, np.roll(splits.calibration.labels, 1), splits.calibration.ids
-    )
-    found = retriever.check(retriever.search_labelled(shuffled), alpha=0.5)
-    assert found.p_values["uncertainty"] == 1
-    assert found.p_values["score"] < 1e-6
-
-
-def test_a_check_needs_a_valid_calibration_and_two_queries(folder, unlabelled, splits):
-    retriever = load(folder)
-    with pytest.raises(InvalidData, match="1 recent queries"):
-        retriever.check(retriever.search_labelled(splits.test.subset(np.arange(1))), alpha=0.5)
-    with pytest.raises(RiskUnattainable, match="alpha"):
-        retriever.check(retriever.search_labelled(splits.test), alpha=0.001)
-    with pytest.raises(InvalidRiskLevel, match="delta is 2"):
-        retriever.check(retriever.search_labelled(splits.test), alpha=0.5, delta=2)
-    with pytest.raises(StaleCalibration, match="not calibrated"):
-        unlabelled.check(by_hand(unlabelled, splits, splits.test))
-    retriever.add(splits.test.images[:1], ["new"], [1])
-    with pytest.raises(StaleCalibration, match="gallery, index"):
-        retriever.check(retriever.search_labelled(splits.test))
-
-
-@pytest.mark.parametrize("method", ["btl", "mc-dropout", "deep-ensemble"])
-def test_the_gallerys_own_uncertainties_are_searched(splits, method):
-    encoder = build_encoder(EncoderConfig(method, dim=6), 1, (8, 16))
-    built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=20)
-    own = encoder.embed(built.preprocessing(splits.gallery.images)).uncertainty.numpy()
-    np.testing.assert_allclose(built.item_uncertainty, own, rtol=1e-4)
-    found = built.search(splits.test.images[:10])
-    np.testing.assert_array_equal(
-        found.candidate_uncertainty, built.item_uncertainty[found.positions]
-    )
-    np.testing.assert_array_equal(found.keys, splits.gallery.labels[found.positions])
-    with pytest.raises(ValueError, match="read-only"):
-        built.item_uncertainty[0] = 0.0
-
-
-def test_an_encoder_without_uncertainty_gives_the_gallery_none(splits):
-    encoder = build_encoder(EncoderConfig("deterministic", dim=6), 1, (8, 16))
-    built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=20)
-    assert built.item_uncertainty is None
-    assert built.search(splits.test.images[:2]).candidate_uncertainty is None
-    built.add(splits.test.images[:2], ["a", "b"], [1, 2])
-    assert built.item_uncertainty is None
-
-
-def test_the_gallerys_uncertainties_are_kept_and_grow_with_it(folder, retriever, splits, tmp_path):
-    loaded = load(folder)
-    np.testing.assert_array_equal(loaded.item_uncertainty, retriever.item_uncertainty)
-    extra = splits.test.images[:5]
-    loaded.add(extra, list("abcde"), [1, 2, 3, 4, 5])
-    own = loaded.encoder.embed(loaded.preprocessing(extra)).uncertainty.numpy()
-    assert loaded.item_uncertainty.shape == (305,)
-    np.testing.assert_array_equal(loaded.item_uncertainty[:300], retriever.item_uncertainty)
-    np.testing.assert_allclose(loaded.item_uncertainty[300:], own, rtol=1e-4)
-    again = load(save(loaded, tmp_path / "again"))
-    np.testing.assert_array_equal(again.item_uncertainty, loaded.item_uncertainty)
-    assert again.fingerprints() == loaded.fingerprints()
-    found = again.search(extra)
-    np.testing.assert_array_equal(
-        found.candidate_uncertainty, again.item_uncertainty[found.positions]
-    )
-
-
-def test_other_uncertainties_of_the_gallery_make_the_calibration_stale(folder, splits):
-    retriever, image = load(folder), splits.test.images[0]
-    retriever.retrieve(image, 0.3, 0.1)
-    before = retriever.fingerprints()
-    doubled = retriever.item_uncertainty * 2
-    retriever.gallery = replace(retriever.gallery, uncertainty=doubled)
-    assert {
-        name for name, digest in retriever.fingerprints().items() if digest != before[name]
-    } == {"gallery"}
-    with pytest.raises(StaleCalibration, match="changed since calibration: gallery"):
-        retriever.retrieve(image, 0.3, 0.1)
-
-
-@pytest.mark.parametrize("name", ["ids", "labels", "item_uncertainty"])
-def test_a_fact_for_each_image_of_the_gallery_is_needed(retriever, splits, name):
-    facts = {"ids": splits.gallery.ids, "labels": splits.gallery.labels}
-    facts["item_uncertainty"] = np.array(retriever.item_uncertainty)
-    with pytest.raises(
-        InvalidData,
-        match=r"299 .*300 .*; give one each|300 .*299 .*; give one each",
-    ):
-        Retriever(
-            *(retriever.encoder, retriever.preprocessing, retriever.index),
-            **(facts | {name: facts[name][:-1]}),
-        )
-
-
-@pytest.mark.parametrize("kind", [np.int64, np.uint8, float])
-def test_truths_that_are_not_yes_or_no_are_refused(retriever, splits, kind):
-    labelled = retriever.search_labelled(splits.test)
-    with pytest.raises(InvalidData, match=r"relevant is of type .*; it must be bool"):
-        replace(labelled, relevant=labelled.relevant.astype(kind))
-
-
-def test_groups_that_are_no_names_are_refused(retriever, splits):
-    labelled = retriever.search_labelled(splits.test)
-    with pytest.raises(InvalidData, match=r"groups \(100,\) of type int64: give each a string"):
-        replace(labelled, groups=np.arange(100) % 2)
-
-
-def test_queries_that_another_retriever_searched_are_not_compared(retriever, splits):
-    encoder = build_encoder(EncoderConfig("deterministic"), 1, (8, 16))
-    other = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=150)
-    with pytest.raises(StaleCalibration, match="searched by another retriever"):
-        retriever.check(other.search_labelled(splits.test))
-
-
-def test_a_bound_that_does_not_exist_is_refused_before_anything_is_fitted(folder, splits):
-    own = load(folder)
-    with pytest.raises(InvalidConfig, match="bound 'chernoff' is unknown"):
-        own.calibrate(
-            own.search_labelled(splits.tuning),
-            own.search_labelled(splits.calibration),
-            bound="chernoff",
-        )
+# Relevance of other kinds
 
 
 def matching_by(kind, numbers):
-    """What two-digit numbers match by, and the arrays that may be written to."""
+    """What two-digit numbers match by, and the arrays that could be written to."""
     if kind == "label":
         relevance = SameLabel(np.array(numbers))
         return relevance, [relevance.labels]
@@ -342,35 +125,168 @@ def matching_by(kind, numbers):
 
 
 @pytest.mark.parametrize("kind", ["label", "shared labels", "places"])
-def test_what_the_gallery_matches_is_a_copy_that_cannot_be_written_to(retriever, splits, kind):
-    gallery, test = splits.gallery, splits.test
-    known, given = matching_by(kind, gallery.labels)
-    asked, _ = matching_by(kind, test.labels)
-    built = Retriever.build(
-        retriever.encoder,
-        Preprocessing(),
-        ImageSet(gallery.images, None, gallery.ids, {}, known),
-        depth=20,
-    )
-    queries = ImageSet(test.images, None, test.ids, {}, asked)
-    before = built.search_labelled(queries)
+def test_the_relevance_of_the_gallery_is_a_copy_that_cannot_be_written_to(kind):
+    known, given = matching_by(kind, GALLERY.labels)
+    asked, _ = matching_by(kind, TEST.labels)
+    own = build(known, uncertainty=None)
+    queries = ImageSet(TEST.vectors, None, [str(row) for row in range(100)], {}, asked)
+    before = own.search_labelled(queries)
     for values in given:
         values[:] = 0
-    after = built.search_labelled(queries)
+    after = own.search_labelled(queries)
     assert before.relevant.any()
     np.testing.assert_array_equal(after.relevant, before.relevant)
     np.testing.assert_array_equal(after.totals, before.totals)
-    own = built.relevance.places if kind == "places" else built.relevance.labels
-    for values in (own.data, own.indices, own.indptr) if kind == "shared labels" else (own,):
+    kept = own.relevance.places if kind == "places" else own.relevance.labels
+    for values in (kept.data, kept.indices, kept.indptr) if kind == "shared labels" else (kept,):
         with pytest.raises(ValueError, match="read-only"):
             values[0] = 1
 
 
-def test_the_gallerys_uncertainties_are_a_copy(retriever, splits):
-    given = np.linspace(0, 1, len(splits.gallery))
-    built = Retriever(
-        *(retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids),
-        item_uncertainty=given,
-    )
-    given[0] = 99.0
-    assert built.item_uncertainty[0] == 0.0
+def by_hand(retriever, splits, queries):
+    """True matches that are known from elsewhere."""
+    found = retriever.search(queries.images)
+    relevant = splits.gallery.labels[found.positions] == queries.labels[:, None]
+    totals = np.array([np.sum(splits.gallery.labels == label) for label in queries.labels])
+    return LabelledResults.of(found, relevant, totals)
+
+
+@pytest.fixture
+def unlabelled(retriever, splits):
+    """A gallery of images without labels, not calibrated."""
+    parts = retriever.encoder, retriever.preprocessing, retriever.index
+    return Retriever(*parts, splits.gallery.ids, depth=150)
+
+
+def test_a_gallery_without_labels_is_calibrated_with_relevance_given_by_hand(
+    unlabelled, retriever, splits, tmp_path
+):
+    query = splits.test.images[0]
+    with pytest.raises(InvalidData, match="labels"):
+        unlabelled.search_labelled(splits.calibration)
+    with pytest.raises(InvalidData, match="label"):
+        unlabelled.search([query]).distinct()
+    parts = [by_hand(unlabelled, splits, part) for part in (splits.tuning, splits.calibration)]
+    with pytest.raises(InvalidData, match="labels"):
+        unlabelled.calibrate(*parts, "reranked")
+    unlabelled.calibrate(*parts, "quantile")
+    with pytest.raises(InvalidConfig, match="labels"):
+        unlabelled.retrieve(query, 0.3, 0.1, distinct="label")
+    # Requests that need no labels get the answers of the labelled gallery.
+    for one in (unlabelled, Retriever.load(unlabelled.save(tmp_path / "unlabelled"))):
+        assert one.labels is None
+        for options in ({}, {"risk": "recall"}, {"simultaneous": True}):
+            found, expected = (
+                each.retrieve(query, 0.5, 0.1, **options) for each in (one, retriever)
+            )
+            assert found.ids == expected.ids
+            assert found.labels is None
+            assert found.guarantee == expected.guarantee
+
+
+def test_auto_compares_every_score_function_that_needs_no_labels(unlabelled, splits):
+    parts = [by_hand(unlabelled, splits, part) for part in (splits.tuning, splits.calibration)]
+    report = unlabelled.calibrate(*parts, alphas=(0.2, 0.3), delta=0.05)
+    (comparison,) = report.comparison.values()
+    assert set(comparison) == {"constant", "minmax", "quantile", "learned"}
+    assert all(set(sizes) == {0.2, 0.3} for sizes in comparison.values())
+    chosen = unlabelled.guarantee(0.3, 0.05).score_function
+    assert comparison[chosen][0.2] <= comparison["constant"][0.2]
+
+
+# Uncertainties of the gallery
+
+
+@pytest.mark.parametrize("method", ["btl", "mc-dropout", "deep-ensemble"])
+def test_uncertainties_of_the_gallery_are_those_of_its_encoder(splits, method):
+    encoder = build_encoder(EncoderConfig(method, dim=6), 1, (8, 16))
+    built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=20)
+    expected = encoder.embed(built.preprocessing(splits.gallery.images)).uncertainty.numpy()
+    np.testing.assert_allclose(built.item_uncertainty, expected, rtol=1e-3)
+    found = built.search(splits.test.images[:10])
+    expected = built.item_uncertainty[found.positions]
+    np.testing.assert_array_equal(found.candidate_uncertainty, expected)
+    np.testing.assert_array_equal(found.keys, splits.gallery.labels[found.positions])
+
+
+@pytest.mark.parametrize("name", ["ids", "labels", "item_uncertainty", "digests"])
+def test_each_gallery_image_needs_every_fact(retriever, splits, name):
+    facts = {"ids": splits.gallery.ids, "labels": splits.gallery.labels}
+    facts |= {"item_uncertainty": retriever.item_uncertainty, "digests": retriever.digests}
+    with pytest.raises(InvalidData, match="299"):
+        Retriever(
+            *(retriever.encoder, retriever.preprocessing, retriever.index),
+            **(facts | {name: facts[name][:-1]}),
+        )
+
+
+# Checks of recent queries
+
+
+def test_queries_like_the_calibration_queries_are_not_contradicted(certified):
+    found = certified.check(search(certified, TEST), alpha=0.3)
+    assert (found.n_recent, found.n_calibration) == (100, 400)
+    assert not found.contradicted()
+    expected = ks_2samp(CALIBRATION.uncertainty, TEST.uncertainty).pvalue
+    assert found.p_values["uncertainty"] == pytest.approx(expected)
+    assert found.p_value == pytest.approx(min(1, 3 * min(found.p_values.values())))
+    assert found.misses == missed(retrieve(certified, 0.3), TEST).sum()
+    expected = binomtest(found.misses, 100, 0.3, alternative="greater").pvalue
+    assert found.p_values["risk"] == pytest.approx(expected)
+
+
+def test_a_chosen_retriever_is_checked_with_the_sets_it_returns():
+    """Chosen among 50, it certifies at a fiftieth of delta: larger sets, fewer misses."""
+    own = calibrate(build())
+    recent = search(own, FURTHER)
+    before = own.check(recent, alpha=0.3).misses
+    own.chosen_among = 50
+    answers = retrieve(own, 0.3, part=FURTHER)
+    assert own.check(recent, alpha=0.3).misses == missed(answers, FURTHER).sum() < before
+
+
+def test_queries_of_another_kind_are_contradicted(certified):
+    easy = CALIBRATION[CALIBRATION.groups == "easy"]
+    assert certified.check(search(certified, easy), alpha=0.3).contradicted(0.01)
+    # Right vectors with wrong labels: the uncertainty is the same, the score is not.
+    shuffled = replace(CALIBRATION, labels=np.roll(CALIBRATION.labels, 1))
+    found = certified.check(search(certified, shuffled), alpha=0.3)
+    assert found.p_values["uncertainty"] == 1
+    assert found.p_values["score"] < 1e-6
+
+
+def test_a_check_needs_a_valid_calibration_and_two_queries():
+    own = calibrate(build())
+    recent = search(own, TEST)
+    for queries, options, error, word in (
+        (search(own, TEST[:1]), {"alpha": 0.5}, InvalidData, "1 recent"),
+        (recent, {"alpha": 0.001}, RiskUnattainable, "alpha"),
+        (recent, {"alpha": 0.5, "delta": 2}, InvalidRiskLevel, "delta"),
+        (search(build(depth=9), TEST), {}, StaleCalibration, "another retriever"),
+    ):
+        with pytest.raises(error, match=word):
+            own.check(queries, **options)
+    bare = build()
+    with pytest.raises(StaleCalibration, match="not calibrated"):
+        bare.check(search(bare, TEST))
+    own.remove(["7"])
+    with pytest.raises(StaleCalibration, match="gallery, index"):
+        own.check(search(own, TEST))
+
+
+def test_a_calibration_is_the_same_by_numbers_names_and_hand():
+    """The relevance of names is that of numbers, and that counted by hand."""
+    names = np.array([f"kind {label}" for label in range(20)])
+    own = [build(), build(names[GALLERY.labels]), build()]
+    calibrate(own[0])
+    named = [replace(part, labels=names[part.labels]) for part in (TUNING, CALIBRATION)]
+    own[1].calibrate(*(search(own[1], part) for part in named), "quantile")
+    searched = [search(own[2], part) for part in (TUNING, CALIBRATION)]
+    parts = [
+        LabelledResults.of(found, part.relevant, part.totals, groups=part.groups)
+        for found, part in zip(searched, (TUNING, CALIBRATION), strict=True)
+    ]
+    own[2].calibrate(*parts, "quantile")
+    first, *others = (guarantee(one, 0.3) for one in own)
+    assert others == [first] * 2
+    assert plain(retrieve(own[2], 0.3)) == plain(retrieve(own[0], 0.3))

@@ -1,0 +1,364 @@
+"""The guarantee of every kind of request, recomputed from the calibration queries."""
+
+import json
+import math
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel, RiskUnattainable
+from rcir.retrieval.answer import Guarantee
+from tests.retrieval.whole_numbers import (
+    CALIBRATION,
+    DELTA,
+    DEPTH,
+    GALLERY,
+    TEST,
+    TUNING,
+    build,
+    calibrate,
+    guarantee,
+    retrieve,
+    search,
+)
+
+HARD = CALIBRATION.groups == "hard"
+
+
+def smallest_threshold(scores, certified):
+    """The smallest threshold whose number of misses is certified, by trying all of them."""
+    for threshold in np.unique(scores[np.isfinite(scores)]):
+        if certified(np.sum(scores > threshold)):
+            return threshold
+    return None
+
+
+def by_binomial(scores, alpha, delta=DELTA):
+    return smallest_threshold(scores, lambda n: binom.cdf(n, len(scores), alpha) <= delta)
+
+
+def sets(threshold, tolerance=1e-3):
+    """(n, DEPTH) whether a rank is in the set of each calibration query."""
+    return np.arange(DEPTH) / CALIBRATION.scale[:, None] <= threshold * (1 + tolerance)
+
+
+def hoeffding_bentkus(losses, alpha):
+    n, mean = len(losses), np.mean(losses)
+    if mean >= alpha:
+        return 1.0
+    kl = mean * math.log(mean / alpha) + (1 - mean) * math.log((1 - mean) / (1 - alpha))
+    tail = binom.cdf(math.ceil(round(float(np.sum(losses)), 9)), n, alpha)
+    return min(math.exp(-n * kl), math.e * tail)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.3])
+def test_misses_are_certified_by_the_binomial_bound(certified, alpha):
+    found = guarantee(certified, alpha)
+    assert found.threshold == pytest.approx(by_binomial(CALIBRATION.scores, alpha), rel=1e-6)
+    assert (found.bound, found.n_calibration) == ("binomial", 400)
+
+
+def test_distinct_labels_are_certified_by_the_ranks_of_labels(certified):
+    ranks = []
+    for order, label in zip(CALIBRATION.order, CALIBRATION.labels.tolist(), strict=True):
+        seen = list(dict.fromkeys(GALLERY.labels[order].tolist()))
+        ranks.append(1 + seen.index(label) if label in seen else np.inf)
+    found = guarantee(certified, 0.2, distinct="label")
+    expected = by_binomial((np.array(ranks) - 1) / CALIBRATION.scale, 0.2)
+    assert found.threshold == pytest.approx(expected, rel=1e-6)
+    assert found.distinct == "label"
+    recall = guarantee(certified, 0.6, distinct="label", risk="recall")
+    assert "a query's true labels" in str(recall)
+
+
+@pytest.mark.parametrize("alpha", [0.4, 0.6, 0.9])
+def test_recall_is_certified_with_the_smallest_possible_threshold(certified, alpha):
+    found = guarantee(certified, alpha, risk="recall")
+    scores = np.unique((np.arange(DEPTH) / CALIBRATION.scale[:, None])[CALIBRATION.relevant])
+
+    def p_value(threshold):  # scores are stored in single precision
+        hits = (sets(threshold, tolerance=1e-6) & CALIBRATION.relevant).sum(axis=1)
+        return hoeffding_bentkus(1 - hits / CALIBRATION.totals, alpha)
+
+    place = np.argmin(np.abs(scores - found.threshold))
+    assert found.threshold == pytest.approx(scores[place], rel=1e-6)
+    assert p_value(scores[place]) <= DELTA < p_value(scores[place - 1])
+    assert (found.risk, found.bound) == ("recall", "hoeffding-bentkus")
+    assert found.risk_bound == alpha
+
+
+@pytest.mark.parametrize(
+    ("alpha", "names"),
+    [
+        (0.9, ("false-discovery",)),
+        ({"miss": 0.6, "false-discovery": 0.9}, ("miss", "false-discovery")),
+        ({"miss": 0.4, "recall": 0.9}, ("miss", "recall")),
+        ({"miss": 0.6, "recall": 0.95, "false-discovery": 0.95},) * 2,
+    ],
+    ids=str,
+)
+def test_every_requested_risk_is_certified_by_the_calibration_queries(certified, alpha, names):
+    several = isinstance(alpha, dict)
+    options = {} if several else {"risk": "false-discovery"}
+    found = guarantee(certified, alpha, **options)
+    hits = (sets(found.threshold) & CALIBRATION.relevant).sum(axis=1)
+    losses = {
+        "miss": hits == 0,
+        "recall": 1 - hits / CALIBRATION.totals,
+        "false-discovery": 1 - hits / sets(found.threshold).sum(axis=1),
+    }
+    for risk in names:
+        level = alpha[risk] if several else alpha
+        if risk == "miss":
+            assert binom.cdf(losses["miss"].sum(), 400, level) <= DELTA
+        else:
+            assert hoeffding_bentkus(losses[risk], level) <= DELTA
+    assert (found.alpha, found.risk) == (alpha, ", ".join(names))
+    assert found.risk_bound == (None if several else alpha)
+
+
+def test_answers_are_wrong_no_more_often_than_the_binomial_bound_allows(learned):
+    answers = retrieve(learned, 0.35, part=CALIBRATION, abstain=True)
+    wrong = [
+        answer.labels[0] != label
+        for answer, label in zip(answers, CALIBRATION.labels, strict=True)
+        if not answer.abstained
+    ]
+    assert 50 < len(wrong) < 350
+    assert binom.cdf(sum(wrong), len(wrong), 0.35) <= DELTA
+    # If all queries were answered, too many would be wrong.
+    assert binom.cdf(np.sum(CALIBRATION.ranks > 1), 400, 0.35) > DELTA
+
+
+@pytest.mark.parametrize("group", ["hard", "easy"])
+def test_a_group_is_sized_by_its_own_calibration_queries(certified, group):
+    scores = CALIBRATION.scores[CALIBRATION.groups == group]
+    found = guarantee(certified, 0.3, group=group)
+    assert found.threshold == pytest.approx(by_binomial(scores, 0.3), rel=1e-6)
+    assert (found.group, found.n_calibration) == (group, len(scores))
+
+
+def test_any_mix_of_groups_gets_the_largest_threshold_of_a_group(certified):
+    found = guarantee(certified, 0.3, mix="any")
+    groups = (CALIBRATION.scores[rows] for rows in (HARD, ~HARD))
+    expected = max(by_binomial(scores, 0.3, DELTA / 2) for scores in groups)
+    assert found.threshold == pytest.approx(expected, rel=1e-6)
+    assert (found.mix, found.n_groups, found.n_calibration) == ("any", 2, 400)
+    assert found.risk_bound <= 0.3
+
+
+def test_a_mix_with_more_hard_queries_needs_a_larger_threshold(certified):
+    thresholds = []
+    for share in (0.1, 0.5, 0.9):
+        mix = {"hard": share, "easy": 1 - share}
+        found = guarantee(certified, 0.3, mix=mix)
+        missed = CALIBRATION.scores > found.threshold * (1 + 1e-3)
+        weighted = share * missed[HARD].mean() + (1 - share) * missed[~HARD].mean()
+        # Below alpha, as a certificate requires, but not by far.
+        assert 0.15 < weighted < 0.3
+        assert (found.mix, found.bound) == (mix, "betting")
+        thresholds.append(found.threshold)
+    assert thresholds == sorted(set(thresholds)) or thresholds == sorted(set(thresholds))[::-1]
+
+
+def test_simultaneous_levels_are_certified_by_a_band(certified, naive_local_level):
+    level = naive_local_level(400, DELTA)
+    for alpha in (0.2, 0.3, 0.5):
+        found = guarantee(certified, alpha, simultaneous=True)
+        expected = by_binomial(CALIBRATION.scores, alpha, level)
+        assert found.threshold == pytest.approx(expected, rel=1e-6)
+        assert (found.bound, found.simultaneous) == ("band", True)
+        assert found.risk_bound <= alpha
+        assert found.threshold > guarantee(certified, alpha).threshold
+
+
+def test_without_delta_the_risk_is_bounded_on_average(certified):
+    found = guarantee(certified, 0.3, None)
+    expected = smallest_threshold(CALIBRATION.scores, lambda misses: (misses + 1) / 401 <= 0.3)
+    assert found.threshold == pytest.approx(expected, rel=1e-6)
+    assert (found.delta, found.bound) == (None, "conformal")
+    recall = guarantee(certified, 0.6, None, risk="recall")
+    scores = np.unique((np.arange(DEPTH) / CALIBRATION.scale[:, None])[CALIBRATION.relevant])
+    place = np.argmin(np.abs(scores - recall.threshold))
+    before, after = (
+        (np.sum(1 - (sets(x) & CALIBRATION.relevant).sum(1) / CALIBRATION.totals) + 1) / 401
+        for x in scores[[place - 1, place]]
+    )
+    assert after <= 0.6 < before
+
+
+def test_options_can_be_combined(learned):
+    answers = retrieve(learned, 0.6, None, distinct="label", risk="recall")
+    assert all(len(set(answer.labels)) == answer.size for answer in answers)
+    text = str(answers[0].guarantee)
+    assert text.startswith("On average over calibrations")
+    assert "true labels" in text
+
+
+# The sentence
+
+GUARANTEE = Guarantee(
+    alpha=0.05,
+    delta=0.1,
+    risk="miss",
+    distinct=None,
+    group=None,
+    abstain=False,
+    simultaneous=False,
+    threshold=12.5,
+    bound="binomial",
+    score_function="quantile",
+    n_calibration=3000,
+    risk_bound=0.0498,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({}, ["probability at least 0.9", "a true match is missing", "at most 0.05 of the sets"]),
+        ({}, ["3000 calibration queries", "quantile", "binomial", "threshold = 12.5"]),
+        ({"distinct": "label"}, ["sets of distinct labels"]),
+        ({"risk": "recall", "delta": 0.001}, ["0.999", "0.05 of a query's true matches"]),
+        ({"risk": "recall", "distinct": "label"}, ["0.05 of a query's true labels"]),
+        ({"risk": "false-discovery"}, ["0.05 of a set's items", "wrong"]),
+        ({"risk": "false-discovery", "distinct": "label"}, ["0.05 of a set's labels", "wrong"]),
+        (
+            {
+                "alpha": {"miss": 0.1, "recall": 0.25, "false-discovery": 0.5},
+                "risk": "miss, recall, false-discovery",
+                "risk_bound": None,
+            },
+            ["0.1 of the sets", "0.25 of a query's true matches", "0.5 of a set's items"],
+        ),
+        ({"abstain": True}, ["0.05 of the answers"]),
+        ({"group": "north", "n_calibration": 70}, ["queries of group 'north'", "the 70"]),
+        ({"simultaneous": True}, ["whatever alpha"]),
+        ({"chosen_among": 12}, ["Chosen among 12 retrievers"]),
+        ({"delta": None}, ["On average over calibrations"]),
+        ({"anytime": True}, ["at every moment since calibration began"]),
+        ({"mix": "any", "n_groups": 5}, ["whatever the mix of the 5 groups"]),
+        ({"mix": "any", "n_groups": 2, "anytime": True}, ["every moment", "mix of the 2 groups"]),
+        ({"mix": {"north": 0.7, "south": 0.3}}, ["north 0.7, south 0.3"]),
+        ({"cluster": "drawer", "n_clusters": 60}, ["any further drawer", "60 of the 3000"]),
+        (
+            {"cluster": "drawer", "n_clusters": 20, "group": "north", "n_calibration": 70},
+            ["group 'north'", "any further drawer", "20 of the 70", "each drawer counted alike"],
+        ),
+        # Never rounded in favour of the guarantee.
+        ({"delta": 1e-5}, ["at least 0.99999,"]),
+        ({"delta": 1e-12}, ["at least 0.999999999999,"]),
+        ({"delta": 0.10004, "alpha": 0.12344}, ["at least 0.89996,", "at most 0.12344 of"]),
+    ],
+    ids=str,
+)
+def test_the_sentence_states_what_was_requested(changes, parts):
+    changed = replace(GUARANTEE, **changes)
+    for part in parts:
+        assert part in str(changed)
+    assert Guarantee(**json.loads(json.dumps(asdict(changed)))) == changed
+
+
+# Requests that are refused
+
+
+@pytest.mark.parametrize(
+    ("alpha", "delta", "options", "error", "word"),
+    [
+        (0, 0.1, {}, InvalidRiskLevel, "alpha"),
+        (float("nan"), 0.1, {}, InvalidRiskLevel, "alpha"),
+        (0.1, 1.0, {}, InvalidRiskLevel, "delta"),
+        (0.0, 0.1, {"abstain": True}, InvalidRiskLevel, "alpha"),
+        (2, 0.1, {"risk": "recall"}, InvalidRiskLevel, "alpha"),
+        (0.3, 0.0, {"risk": "false-discovery"}, InvalidRiskLevel, "delta"),
+        ({"miss": 1.0, "recall": 0.9}, 0.1, {}, InvalidRiskLevel, "miss"),
+        (0.3, None, {"simultaneous": True}, InvalidRiskLevel, "delta"),
+        (0.3, 0.1, {"risk": "hits"}, InvalidConfig, "hits"),
+        ({"hits": 0.3}, 0.1, {}, InvalidConfig, "hits"),
+        ({}, 0.1, {}, InvalidConfig, "risk"),
+        (0.3, 0.1, {"distinct": "id"}, InvalidConfig, "distinct"),
+        (0.3, 0.1, {"distinct": ["label"]}, InvalidConfig, "label"),
+        (0.3, 0.1, {"group": "red"}, InvalidConfig, "easy"),
+        (0.3, 0.1, {"abstain": "yes"}, InvalidConfig, "abstain"),
+        (0.3, 0.1, {"abstain": True, "risk": "recall"}, InvalidConfig, "miss"),
+        (0.3, 0.1, {"simultaneous": True, "risk": "recall"}, InvalidConfig, "miss"),
+        (0.3, 0.1, {"simultaneous": True, "abstain": True}, InvalidConfig, "miss"),
+        ({"recall": 0.3}, 0.1, {"simultaneous": True}, InvalidConfig, "miss"),
+        (0.3, None, {"abstain": True}, InvalidConfig, "delta"),
+        (0.3, None, {"risk": "false-discovery"}, InvalidConfig, "delta"),
+        ({"miss": 0.3, "recall": 0.9}, None, {}, InvalidConfig, "delta"),
+        ({"miss": 0.3}, 0.1, {"risk": "recall"}, InvalidConfig, "risk"),
+        ({"miss": 0.3, "recall": 0.9}, 0.1, {"abstain": True}, InvalidConfig, "risk"),
+        (0.001, 0.1, {"group": "hard"}, RiskUnattainable, "hard"),
+    ],
+    ids=str,
+)
+def test_a_request_that_makes_no_sense_is_refused(certified, alpha, delta, options, error, word):
+    with pytest.raises(error, match=word):
+        retrieve(certified, alpha, delta, **options)
+    with pytest.raises(error, match=word):
+        guarantee(certified, alpha, delta, **options)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "options", "possible"),
+    [
+        (0.01, {"risk": "recall"}, True),
+        (0.1, {"risk": "false-discovery"}, True),
+        ({"miss": 0.1, "false-discovery": 0.1}, {}, False),
+        (0.001, {"abstain": True}, True),
+        (0.001, {"distinct": "label"}, True),
+        (0.001, {"group": "hard"}, True),
+    ],
+    ids=str,
+)
+def test_an_unattainable_request_reports_the_smallest_attainable_alpha(
+    certified, alpha, options, possible
+):
+    with pytest.raises(RiskUnattainable) as refused:
+        guarantee(certified, alpha, **options)
+    smallest = refused.value.minimum_alpha
+    assert (smallest is not None) == possible
+    if possible:
+        # Rounded up: false discoveries are searched to four decimals.
+        guarantee(certified, smallest + 1e-9, **options)
+        with pytest.raises(RiskUnattainable):
+            guarantee(certified, smallest - 2e-4, **options)
+
+
+def test_a_group_is_refused_where_queries_have_none():
+    with pytest.raises(InvalidConfig, match="group"):
+        guarantee(calibrate(build(), "minmax", groups=False), 0.3, group="hard")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "word"),
+    [
+        ({"score_function": "best"}, InvalidConfig, "reranked"),
+        ({"bound": "chernoff"}, InvalidConfig, "chernoff"),
+        ({"alphas": (2.0,)}, InvalidRiskLevel, "alpha"),
+        ({"alphas": ()}, InvalidConfig, "alphas"),
+        ({"alphas": 0.1}, InvalidConfig, "alphas"),
+    ],
+    ids=str,
+)
+def test_a_refused_calibration_leaves_the_previous_one(options, error, word):
+    retriever = calibrate(build())
+    before = guarantee(retriever, 0.3)
+    tuning, calibration = (search(retriever, part) for part in (TUNING, CALIBRATION))
+    with pytest.raises(error, match=word):
+        retriever.calibrate(tuning, calibration, **options)
+    with pytest.raises(InvalidData, match="at least 2"):
+        retriever.calibrate(search(retriever, TUNING[:1]), calibration)
+    assert guarantee(retriever, 0.3) == before
+    assert len(retrieve(retriever, 0.3)) == len(TEST)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_calibration_queries_cannot_choose_the_sizes(copied):
+    retriever = build()
+    queries = search(retriever, CALIBRATION)
+    with pytest.raises(InvalidData, match="same"):
+        retriever.calibrate(replace(queries) if copied else queries, queries)
