@@ -1,4 +1,4 @@
-"""Draws that the tests of risk control share, and the formulas of the p-values, written naively."""
+"""Random search results, and naive versions of the p-values and features."""
 
 import math
 
@@ -30,7 +30,6 @@ def _p_value(total, n, alpha, bound):
 
 
 def _queries(n, seed, depth=12, matches=0.25):
-    """Results of which the less certain have later matches, some none, some fewer candidates."""
     rng = np.random.default_rng(seed)
     uncertainty = rng.uniform(size=n)
     relevant = rng.uniform(size=(n, depth)) < matches
@@ -49,9 +48,8 @@ def _labelled(n, seed, depth=12, matches=0.25, score_function=None):
 
 
 def _describe(results, i, k, split):
-    """The features of candidate k of query i, as the documentation of `Features` lists them."""
-    asked = results.uncertainty[i] * (1 + 1e-3)  # a picture of the split counts itself
-    place = sum(u <= asked for u in split.uncertainty)
+    uncertainty = results.uncertainty[i] * (1 + 1e-3)  # a query of the split counts itself
+    place = sum(u <= uncertainty for u in split.uncertainty)
     normal = norm.ppf((place + 0.5) / (len(split) + 1))
     values = [math.log(k + 1), normal, math.log(k + 1) * normal]
     if results.distances is not None:
@@ -70,7 +68,6 @@ def _describe(results, i, k, split):
 
 
 def _one_key(n, seed, depth=9, labels=6):
-    """Queries whose true matches are all of one key, near for the certain ones; some have none."""
     rng = np.random.default_rng(seed)
     uncertainty = rng.uniform(size=n)
     right = rng.integers(labels, size=(n, 1))
@@ -87,16 +84,8 @@ def _one_key(n, seed, depth=9, labels=6):
     return results, relevant, relevant.sum(axis=1) + rng.integers(0, 2, n)
 
 
-@pytest.fixture(scope="session")
-def describe():
-    """The features of one candidate: `describe(results, i, k, split)`."""
-    return _describe
-
-
-@pytest.fixture(scope="session")
-def one_key():
-    """Labelled queries: `one_key(n, seed, depth, labels)` are results, relevant and totals."""
-    return _one_key
+def _first_ranks(relevant):
+    return np.array([1.0 + row.index(True) if True in row else np.inf for row in relevant.tolist()])
 
 
 @pytest.fixture(scope="session")
@@ -107,7 +96,10 @@ def naive_p_value():
 
 @pytest.fixture(scope="session")
 def queries():
-    """Labelled queries: `queries(n, seed, depth, matches)` are results, relevant and totals."""
+    """Results, relevance and totals: `queries(n, seed, depth, matches)`.
+
+    Uncertain queries match later; some queries have no match or fewer candidates.
+    """
     return _queries
 
 
@@ -115,3 +107,24 @@ def queries():
 def labelled():
     """LabelledResults: `labelled(n, seed, depth, matches, score_function)`."""
     return _labelled
+
+
+@pytest.fixture(scope="session")
+def one_key():
+    """Results, relevance and totals: `one_key(n, seed, depth, labels)`.
+
+    All matches of a query have one key, and are near for certain queries; some have none.
+    """
+    return _one_key
+
+
+@pytest.fixture(scope="session")
+def describe():
+    """Features of one candidate as documented: `describe(results, i, k, split)`."""
+    return _describe
+
+
+@pytest.fixture(scope="session")
+def first_ranks():
+    """Ranks of the first matches: `first_ranks(relevant)`."""
+    return _first_ranks

@@ -1,24 +1,97 @@
+"""Learned hazards, linear and boosted, against scikit-learn on candidates described one by one."""
+
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.optimize import isotonic_regression
+from scipy.special import expit
+from sklearn.ensemble import GradientBoostingClassifier
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from rcir.errors import InvalidData
-from rcir.risk import Constant, Learned, MissController, SearchResults
-from rcir.risk.features import Features
+from rcir.risk import Boosted, Constant, Learned, MissController, SearchResults
+from rcir.risk.features import Features, fit_logistic, flat, linear
 from rcir.risk.hazard import non_increasing
 
-KNOWN = ("distances", "keys", "candidate_uncertainty")
+OPTIONAL = ("distances", "keys", "candidate_uncertainty")
+SUBSETS = [names for k in range(4) for names in itertools.combinations(OPTIONAL, k)]
+KINDS = (Learned, Boosted)
 
 
-def draw(n, seed, known=KNOWN, depth=8, repeats=False):
-    """Queries of which the uncertain have later matches; a match is the first of its key or not."""
+def only(results, names):
+    """The same results with some of the optional arrays."""
+    return replace(results, **{name: None for name in OPTIONAL if name not in names})
+
+
+def logistic_regression():
+    return make_pipeline(StandardScaler(), LogisticRegression(tol=1e-10, max_iter=10_000))
+
+
+@pytest.mark.parametrize("names", SUBSETS, ids=str)
+@pytest.mark.parametrize(("depth", "columns"), [(4, 4), (22, 22), (22, 3), (1, 1)])
+def test_features_are_those_of_candidates_described_one_by_one(
+    names, depth, columns, one_key, describe
+):
+    split, results = (only(one_key(n, n, depth)[0], names) for n in (35, 20))
+    arrays = Features.fit(split).of(results, columns)
+    table = np.stack([np.broadcast_to(values, (20, columns)) for values in arrays], axis=2)
+    for i, k in itertools.product(range(20), range(columns)):
+        if results.there[i, k]:
+            assert table[i, k].tolist() == pytest.approx(describe(results, i, k, split))
+
+
+def test_features_of_distinct_results_use_the_votes_of_all_candidates(one_key):
+    results = one_key(20, 0)[0]
+    distinct, columns = results.distinct(), results.key_columns
+    votes = Features.fit(results).of(distinct, 3)[-4]
+    for i, k in itertools.product(range(20), range(3)):
+        if columns[i, k] >= 0:
+            row = results.keys[i].tolist()
+            assert votes[i, k] == row.count(row[columns[i, k]])
+    features, every = Features.fit(distinct), distinct.there
+    np.testing.assert_array_equal(
+        flat(features.of(distinct, 9), every),
+        flat(features.of(replace(distinct, once=False), 9), every),
+    )
+
+
+def test_cells_become_rows_and_weighted_sums():
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=shape) for shape in ((1, 4), (6, 1), (6, 4))]
+    chosen, weights = rng.uniform(size=(6, 4)) < 0.5, rng.normal(size=3)
+    cells = [(i, k) for i in range(6) for k in range(4)]
+    values = {(i, k): [arrays[0][0, k], arrays[1][i, 0], arrays[2][i, k]] for i, k in cells}
+    assert flat(arrays, chosen).tolist() == [values[cell] for cell in cells if chosen[cell]]
+    sums = linear(arrays, weights, 0.7, (6, 4))
+    for cell in cells:
+        expected = 0.7 + sum(w * v for w, v in zip(weights, values[cell], strict=True))
+        assert sums[cell] == pytest.approx(expected)
+
+
+def test_logistic_fit_is_scikit_learns_on_standardised_features():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(500, 4)) * [1, 100, 1e-3, 0] + [5, 0, 1, 3]
+    matches = rng.uniform(size=500) < 1 / (1 + np.exp(-rows[:, 0] + 5 - rows[:, 1] / 50))
+    weights, intercept = fit_logistic(rows, matches)
+    model = logistic_regression().fit(rows, matches)
+    assert intercept + rows @ weights == pytest.approx(model.decision_function(rows), abs=1e-4)
+
+
+@pytest.mark.parametrize("positive", [True, False])
+def test_logistic_fit_of_one_class_is_its_smoothed_rate(positive):
+    weights, intercept = fit_logistic(np.ones((9, 2)), np.full(9, positive))
+    rate = (9 * positive + 0.5) / 10
+    assert (weights.tolist(), intercept) == ([0, 0], pytest.approx(math.log(rate / (1 - rate))))
+
+
+def draw(n, seed, names=OPTIONAL, depth=8, repeats=False):
+    """Queries whose match is later for the uncertain, and the first of its key or not."""
     rng = np.random.default_rng(seed)
     uncertainty = rng.uniform(size=n)
     distances = np.sort(rng.uniform(size=(n, depth)), axis=1)
@@ -26,69 +99,87 @@ def draw(n, seed, known=KNOWN, depth=8, repeats=False):
     ends = np.where(rng.uniform(size=n) < 0.2, rng.integers(2, depth, n), depth)
     padding = np.arange(depth) >= ends[:, None]
     distances[padding], keys[padding] = np.inf, -1
-    arrays = {
-        "distances": distances,
-        "keys": keys,
-        "candidate_uncertainty": rng.normal(size=(n, depth)),
-    }
+    results = SearchResults(uncertainty, depth, distances, keys, rng.normal(size=(n, depth)))
     ranks = []
     for i in range(n):
         first = [k for k in range(ends[i]) if repeats or keys[i, k] not in keys[i, :k].tolist()]
         at = rng.geometric(1 - 0.8 * uncertainty[i]) - 1
         ranks.append(first[at] + 1.0 if at < len(first) else np.inf)
-    return SearchResults(uncertainty, depth, **{name: arrays[name] for name in known}), np.array(
-        ranks
-    )
+    return only(results, names), np.array(ranks)
 
 
-def possible(results, i, k, repeats):
+def possible(results, i, k, repeats=False):
+    """Whether candidate k exists and can be the first match of query i."""
     if results.distances is not None and results.distances[i, k] == np.inf:
         return False
     row = None if results.keys is None else results.keys[i].tolist()
     return repeats or row is None or row[k] not in row[:k]
 
 
+def training_cells(results, ranks, repeats):
+    """The candidates up to each first match that could have been it."""
+    for i, rank in enumerate(ranks):
+        for k in range(int(min(rank, results.depth))):
+            if possible(results, i, k, repeats):
+                yield i, k, k + 1 == rank
+
+
 @pytest.mark.parametrize(("depth", "repeats"), [(8, False), (8, True), (22, False)])
 @pytest.mark.parametrize(
-    "known", [(), *itertools.combinations(KNOWN, 1), ("distances", "keys"), KNOWN], ids=str
+    "names", [(), *itertools.combinations(OPTIONAL, 1), ("distances", "keys"), OPTIONAL], ids=str
 )
-def test_the_hazard_is_a_logistic_model_of_candidates_seen_one_by_one(
-    known, depth, repeats, describe
+def test_hazard_is_a_logistic_model_of_candidates_described_one_by_one(
+    names, depth, repeats, describe
 ):
-    split, ranks = draw(120, 0, known, depth, repeats)
-    asked, _ = draw(25, 1, known, depth)
+    split, ranks = draw(120, 0, names, depth, repeats)
+    results, _ = draw(12, 1, names, depth)
     score_function = Learned.fit(split, ranks)
-    assert score_function.repeats == (repeats or "keys" not in known)
-    rows, found = [], []
-    for i, rank in enumerate(ranks):
-        for k in range(int(min(rank, split.depth))):
-            if possible(split, i, k, score_function.repeats):
-                rows.append(describe(split, i, k, split))
-                found.append(k + 1 == rank)
-    exact = LogisticRegression(tol=1e-10, max_iter=10_000)
-    model = make_pipeline(StandardScaler(), exact).fit(rows, found)
-    hazard = score_function.hazard(asked)
-    for i, k in itertools.product(range(25), range(asked.depth)):
-        if possible(asked, i, k, score_function.repeats):
-            features = [describe(asked, i, k, split)]
-            assert hazard[i, k] == pytest.approx(model.predict_proba(features)[0, 1], abs=1e-6)
-        else:
-            assert hazard[i, k] == 0
+    repeats = repeats or "keys" not in names
+    assert score_function.repeats == repeats
+    cells = list(training_cells(split, ranks, repeats))
+    rows = [describe(split, i, k, split) for i, k, _ in cells]
+    model = logistic_regression().fit(rows, [match for *_, match in cells])
+    hazard = score_function.hazard(results)
+    for i, k in itertools.product(range(12), range(depth)):
+        expected = 0.0
+        if possible(results, i, k, repeats):
+            expected = model.predict_proba([describe(results, i, k, split)])[0, 1]
+        assert hazard[i, k] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("size", [1, 3, 8])
-def test_selection_score_is_the_product_of_the_chances_that_each_candidate_is_none(size):
-    score_function, (asked, _) = Learned.fit(*draw(300, 0)), draw(40, 1)
-    expected = [
-        math.prod(1 - h for h in row[:size]) for row in score_function.hazard(asked).tolist()
-    ]
-    assert score_function.selection_score(asked, size) == pytest.approx(
-        np.array(expected), rel=1e-12
-    )
+@pytest.mark.parametrize("n", [40, 300])
+def test_boosted_logits_are_those_of_scikit_learns_trees(n, one_key, first_ranks):
+    split, relevant, _ = one_key(n, 0)
+    results, ranks = one_key(25, 1)[0], first_ranks(relevant)
+    # Trees split between equal values that differ in the last digit: both use the same features.
+    features = Features.fit(split)
+    table, grid = (flat(features.of(of, 9), np.ones((len(of), 9), bool)) for of in (split, results))
+    cells = list(training_cells(split, ranks, repeats=False))
+    rows = table[[9 * i + k for i, k, _ in cells]]
+    model = GradientBoostingClassifier(
+        n_estimators=60,
+        learning_rate=0.1,
+        max_depth=3,
+        min_samples_leaf=min(60, len(rows) // 4),
+        subsample=0.5,
+        random_state=0,
+    ).fit(rows, [match for *_, match in cells])
+    hazard, logits = Boosted.fit(split, ranks).hazard(results), model.decision_function(grid)
+    for i, k in itertools.product(range(25), range(9)):
+        expected = expit(logits[9 * i + k]) if possible(results, i, k) else 0
+        assert hazard[i, k] == pytest.approx(expected, abs=1e-9)
+    leaves = {(tree.tree_.node_count + 1) // 2 for tree in model.estimators_[:, 0]}
+    assert min(leaves) < 8  # some trees are not complete
+    assert n == 40 or max(leaves) > 4
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.name)
+def fitted(request):
+    return request.param.fit(*draw(300, 0))
 
 
 def probabilities(score_function, results):
-    """Of the first match at each rank; with that of none they sum to 1."""
+    """The probability of the first match at each rank."""
     rows = []
     for row in score_function.hazard(results).tolist():
         rows.append([h * math.prod(1 - g for g in row[:k]) for k, h in enumerate(row)])
@@ -96,66 +187,68 @@ def probabilities(score_function, results):
     return np.array(rows)
 
 
-def test_scores_are_one_over_the_isotonic_fit_of_the_probability_beyond_the_first_rank():
-    score_function, (asked, _) = Learned.fit(*draw(300, 0)), draw(60, 1)
-    chances = probabilities(score_function, asked)
-    for i, row in enumerate(score_function.candidate_scores(asked)):
-        there = np.isfinite(asked.distances[i])
+def test_scores_are_one_over_the_isotonic_fit_beyond_the_first_rank(fitted):
+    results = draw(60, 1)[0]
+    chances = probabilities(fitted, results)
+    for i, row in enumerate(fitted.candidate_scores(results)):
+        there = results.there[i]
         fit = IsotonicRegression(increasing=False).fit_transform(np.arange(7), chances[i, 1:])
-        all_scores = 1 / np.maximum(fit, 1e-9)
-        np.testing.assert_allclose(row[1:][there[1:]], all_scores[there[1:]], rtol=1e-6)
+        expected = 1 / np.maximum(fit, 1e-9)
+        np.testing.assert_allclose(row[1:][there[1:]], expected[there[1:]], rtol=1e-6)
         assert row[0] == 0
         assert (row[~there] == np.inf).all()
 
 
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_selection_score_is_the_chance_that_no_candidate_matches(size, fitted):
+    results = draw(40, 1)[0]
+    rows = fitted.hazard(results).tolist()
+    expected = [math.prod(1 - h for h in row[:size]) for row in rows]
+    assert fitted.selection_score(results, size) == pytest.approx(np.array(expected), rel=1e-12)
+
+
 def test_no_sets_of_the_same_mean_size_hold_more_first_matches():
-    score_function, (asked, _) = Learned.fit(*draw(300, 0)), draw(4, 3)
-    chances, depths = probabilities(score_function, asked), np.isfinite(asked.distances).sum(axis=1)
-    served = [np.cumsum(row) for row in chances]
+    score_function, results = Learned.fit(*draw(300, 0)), draw(4, 3)[0]
+    chances, depths = probabilities(score_function, results), results.there.sum(axis=1)
+    cumulative = [np.cumsum(row) for row in chances]
     best = {}  # of every choice of four prefixes, by their total size
     for sizes in itertools.product(*(range(1, depth + 1) for depth in depths)):
-        value = sum(served[i][size - 1] for i, size in enumerate(sizes))
+        value = sum(cumulative[i][size - 1] for i, size in enumerate(sizes))
         best[sum(sizes)] = max(best.get(sum(sizes), 0), value)
-    thresholds = np.unique(score_function.candidate_scores(asked))
+    thresholds = np.unique(score_function.candidate_scores(results))
     assert len(thresholds) > 8
     for threshold in thresholds[np.isfinite(thresholds)]:
-        sizes = score_function.sizes(asked, float(threshold))
-        value = sum(served[i][size - 1] for i, size in enumerate(sizes))
-        assert value == pytest.approx(best[int(sizes.sum())], abs=1e-9)
+        sizes = score_function.sizes(results, float(threshold)).tolist()
+        value = sum(cumulative[i][size - 1] for i, size in enumerate(sizes))
+        assert value == pytest.approx(best[sum(sizes)], rel=1e-6)
 
 
-def test_sizes_are_the_number_of_scores_within_however_few_ranks_are_looked_at():
-    score_function, (asked, _) = Learned.fit(*draw(300, 0, depth=40)), draw(60, 1, depth=40)
-    candidate_scores = score_function.candidate_scores(asked)
-    finite = np.unique(candidate_scores[np.isfinite(candidate_scores)]).astype(float)
+@pytest.mark.parametrize("kind", KINDS)
+def test_sizes_are_the_number_of_scores_within_the_threshold(kind):
+    score_function, results = kind.fit(*draw(300, 0, depth=40)), draw(60, 1, depth=40)[0]
+    scores = score_function.candidate_scores(results)
+    finite = np.unique(scores[np.isfinite(scores)]).astype(float)[::3]
     assert len(finite) > 50
     for threshold in np.concatenate([finite, finite / (1 + 1e-3) * (1 - 1e-6)]):
-        assert score_function.sizes(asked, threshold).tolist() == [
-            sum(score <= threshold * (1 + 1e-3) for score in row) for row in candidate_scores
-        ]
+        expected = (scores <= threshold * (1 + 1e-3)).sum(axis=1).tolist()
+        assert score_function.sizes(results, threshold).tolist() == expected
+    for i, size in enumerate(expected):
+        assert score_function.sizes(results[i : i + 1], threshold).tolist() == [size]
 
 
-def test_first_matches_alike_at_forty_ranks_are_all_paid_for_at_once():
+def test_ranks_of_equal_probability_enter_the_set_together():
     chance = [1e-12, *(1 / (41 - k) for k in range(40))]  # 1/41 that the match is at rank 2 to 41
     logits = np.log(chance) - np.log1p(-np.array(chance))
     features = Features(np.zeros(9), (False, False, True, False))
     score_function = Learned(features, True, np.array([0, 0, 0, 1.0]), 0.0)
-    asked = SearchResults(np.zeros(2), 41, candidate_uncertainty=np.tile(logits, (2, 1)))
+    results = SearchResults(np.zeros(2), 41, candidate_uncertainty=np.tile(logits, (2, 1)))
     tolerated = 1 + 1e-3
-    assert score_function.sizes(asked, 40.99 / tolerated).tolist() == [1, 1]
-    assert score_function.sizes(asked, 41.01 / tolerated).tolist() == [41, 41]
-
-
-def test_where_a_key_matches_or_not_its_repetitions_are_never_the_first_match():
-    score_function = Learned.fit(*draw(300, 0))
-    keys = np.array([[5, 5, 5, 7, 5, 7, 9, 9]])
-    arrays = {"distances": np.arange(8.0)[None], "candidate_uncertainty": np.zeros((1, 8))}
-    hazard = score_function.hazard(SearchResults(np.array([0.5]), 8, keys=keys, **arrays))
-    assert (hazard > 0).tolist() == [[True, False, False, True, False, False, True, False]]
+    assert score_function.sizes(results, 40.99 / tolerated).tolist() == [1, 1]
+    assert score_function.sizes(results, 41.01 / tolerated).tolist() == [41, 41]
 
 
 @pytest.mark.parametrize("m", [1, 2, 9])
-def test_the_isotonic_fit_is_that_of_scipy_row_by_row(m):
+def test_isotonic_fit_is_that_of_scipy_row_by_row(m):
     rng = np.random.default_rng(m)
     rows = rng.uniform(size=(5000, m)) ** rng.integers(1, 6, (5000, 1))
     rows[::5] = np.round(rows[::5], 1)  # ties, zeros and ones
@@ -166,73 +259,81 @@ def test_the_isotonic_fit_is_that_of_scipy_row_by_row(m):
     assert (np.diff(fitted, axis=1) <= 1e-10).all()
 
 
-def test_scores_never_fall_even_where_first_matches_are_as_rare_as_one_in_a_hundred_million():
+def test_scores_never_fall_even_for_tiny_probabilities():
     features = Features(np.zeros(9), (False, False, True, False))
     score_function = Learned(features, True, np.array([0, 0, 0, 0.5]), -18.5)
     for seed in range(3):
         candidates = np.random.default_rng(seed).normal(size=(4096, 40))
-        candidate_scores = score_function.candidate_scores(
-            SearchResults(np.zeros(4096), 40, candidate_uncertainty=candidates)
-        )
-        assert (np.diff(candidate_scores, axis=1) >= 0).all()
+        results = SearchResults(np.zeros(4096), 40, candidate_uncertainty=candidates)
+        assert (np.diff(score_function.candidate_scores(results), axis=1) >= 0).all()
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_it_needs_smaller_sets_than_a_constant_where_uncertainty_tells(seed):
+def test_learned_sets_are_smaller_than_constant_ones_where_uncertainty_is_informative(seed):
     split, calibration, test = (draw(3000, 10 * seed + i, (), depth=30) for i in range(3))
     sizes, missed = [], []
     for kind in (Constant, Learned):
         controller = MissController.calibrate(kind.fit(*split), *calibration)
-        found = controller.size(test[0], 0.1, 0.1)
-        sizes.append(found.mean())
-        missed.append(np.mean(found < test[1]))
+        each = controller.size(test[0], 0.1, 0.1)
+        sizes.append(each.mean())
+        missed.append(np.mean(each < test[1]))
     assert sizes[1] < 0.9 * sizes[0]
     assert max(missed) < 0.11
 
 
-def test_first_candidates_that_always_match_leave_one_rate_and_no_warning():
-    queries = SearchResults(np.linspace(0, 1, 40), 6)
-    score_function = Learned.fit(queries, np.ones(40))
-    assert score_function.hazard(queries) == pytest.approx(np.full((40, 6), 40.5 / 41))
-    assert (score_function.sizes(queries, 0.5) == 1).all()
+def test_boosted_sets_are_smaller_than_linear_ones_where_only_the_middle_is_hard():
+    rng = np.random.default_rng(0)
+    sizes, parts = {}, []
+    for _ in range(3):
+        uncertainty = rng.uniform(size=2000)
+        late = (np.abs(uncertainty - 0.5) < 0.15) & (rng.uniform(size=2000) < 0.8)
+        ranks = np.where(late, rng.integers(2, 15, 2000), 1.0)
+        parts.append((SearchResults(uncertainty, 20), ranks))
+    split, calibration, (results, ranks) = parts
+    for kind in KINDS:
+        controller = MissController.calibrate(kind.fit(*split), *calibration)
+        each = controller.size(results, 0.1, 0.1)
+        assert np.mean(each < ranks) < 0.11
+        sizes[kind] = each.mean()
+    assert sizes[Boosted] < 0.8 * sizes[Learned]
 
 
-def test_candidates_that_never_match_leave_one_rate_too():
-    queries = SearchResults(np.linspace(0, 1, 40), 6)
-    score_function = Learned.fit(queries, np.full(40, np.inf))
-    assert score_function.hazard(queries) == pytest.approx(np.full((40, 6), 0.5 / 241))
+@pytest.mark.parametrize("kind", KINDS)
+def test_candidates_that_always_or_never_match_leave_one_rate(kind):
+    results = SearchResults(np.linspace(0, 1, 40), 6)
+    always, never = (kind.fit(results, np.full(40, rank)) for rank in (1.0, np.inf))
+    assert always.hazard(results) == pytest.approx(np.full((40, 6), 40.5 / 41))
+    assert never.hazard(results) == pytest.approx(np.full((40, 6), 0.5 / 241))
+    assert (always.sizes(results, 0.5) == 1).all()
 
 
-@pytest.mark.parametrize("repeats", [False, True])
-def test_a_stored_model_is_the_same_model(repeats):
-    score_function, (asked, _) = Learned.fit(*draw(200, 0, repeats=repeats)), draw(50, 1)
-    restored = Learned.from_state({name: v.copy() for name, v in score_function.state().items()})
-    assert (restored.features.uses, restored.repeats) == ((True, True, True, False), repeats)
-    np.testing.assert_array_equal(restored.hazard(asked), score_function.hazard(asked))
-    np.testing.assert_array_equal(
-        restored.candidate_scores(asked), score_function.candidate_scores(asked)
-    )
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("matches", ["some", "all", "none", "repeats"])
+def test_a_stored_model_gives_the_same_scores(kind, matches):
+    results, ranks = draw(80, 0, repeats=matches == "repeats")
+    ranks = {"all": np.ones(80), "none": np.full(80, np.inf)}.get(matches, ranks)
+    score_function = kind.fit(results, ranks)
+    state = score_function.state()
+    assert all(isinstance(v, np.ndarray) and v.dtype != object for v in state.values())
+    restored = kind.from_state({name: values.copy() for name, values in state.items()})
+    assert restored.repeats == score_function.repeats == (matches == "repeats")
+    for method in ("candidate_scores", "hazard"):
+        expected = getattr(score_function, method)(results)
+        np.testing.assert_array_equal(getattr(restored, method)(results), expected)
 
 
-@pytest.mark.parametrize("missing", KNOWN)
-def test_what_it_was_fitted_with_must_be_known_of_queries(missing):
+@pytest.mark.parametrize("missing", OPTIONAL)
+def test_queries_must_have_what_the_model_was_fitted_with(missing):
     score_function = Learned.fit(*draw(100, 0))
-    less = draw(5, 1, tuple(name for name in KNOWN if name != missing))[0]
-    for call in (
-        score_function.candidate_scores,
-        score_function.hazard,
-        lambda queries: score_function.selection_score(queries, 1),
-    ):
-        with pytest.raises(InvalidData, match=f"fitted with {missing}, which the queries lack"):
+    less = only(draw(5, 1)[0], set(OPTIONAL) - {missing})
+    for call in (score_function.candidate_scores, score_function.hazard):
+        with pytest.raises(InvalidData, match=missing):
             call(less)
 
 
-def test_what_it_was_not_fitted_with_does_not_matter():
-    score_function, (asked, _) = (
-        Learned.fit(*draw(100, 0, ())),
-        draw(30, 1, ("candidate_uncertainty",)),
-    )
-    bare = SearchResults(asked.uncertainty, asked.depth)
+def test_queries_may_have_more_than_the_model_was_fitted_with():
+    score_function, results = Learned.fit(*draw(100, 0, ())), draw(30, 1, OPTIONAL[2:])[0]
+    bare = SearchResults(results.uncertainty, results.depth)
     np.testing.assert_array_equal(
-        score_function.candidate_scores(asked), score_function.candidate_scores(bare)
+        score_function.candidate_scores(results), score_function.candidate_scores(bare)
     )
