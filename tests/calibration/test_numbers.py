@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import statistics
 
 import numpy as np
 import pytest
@@ -10,35 +9,39 @@ from scipy.stats import binom
 from sklearn.metrics import roc_auc_score
 
 import rcir
-from rcir.data import load_splits
+from calibration.baseline import pixel_recall
+from calibration.quality import assess
 from rcir.runs.results import RunResults
 
 DEPTH, DELTA = 150, 0.05
 
 
+def ranks_of(labels, found):
+    """The rank of the first label of each row that is the query's, from 1; infinite if none is."""
+    ranks = np.full(len(labels), np.inf)
+    for row, label in enumerate(labels.tolist()):
+        if label in found[row]:
+            ranks[row] = 1 + found[row].index(label)
+    return ranks
+
+
 @pytest.fixture(scope="module")
-def searched(outcome, trained):
+def searched(outcome):
     """Uncertainty and first-match rank of each query of the three splits, by name."""
-    retriever = rcir.load(outcome.folder)
-    splits = load_splits(trained.data)
-    found = {}
+    retriever, splits = rcir.load(outcome.folder), outcome.splits
+    values = {}
     for name in ("tuning", "calibration", "test"):
         queries = getattr(splits, name)
-        result = retriever.search(queries.images)
-        ranks = np.full(len(queries), np.inf)
-        for i, label in enumerate(queries.labels):
-            for rank, position in enumerate(result.positions[i], 1):
-                if splits.gallery.labels[position] == label:
-                    ranks[i] = rank
-                    break
-        found[name] = (result.uncertainty, ranks)
-    return found
+        results = retriever.search(queries.images)
+        labels = splits.gallery.labels[results.positions].tolist()
+        values[name] = results.uncertainty, ranks_of(queries.labels, labels)
+    return values
 
 
-def scale(uncertainty, score_function):
-    """The min-max scale that a fit on the uncertainties `score_function` gives."""
-    low, high = score_function.min(), score_function.max()
-    return np.clip((uncertainty - low) / (high - low), 1 / len(score_function), 1)
+def scale(uncertainty, tuning):
+    """The min-max scale that a fit on the tuning uncertainties gives."""
+    low, high = tuning.min(), tuning.max()
+    return np.clip((uncertainty - low) / (high - low), 1 / len(tuning), 1)
 
 
 def calibrated(ranks, scales, alpha):
@@ -50,45 +53,41 @@ def calibrated(ranks, scales, alpha):
     return None
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_every_row_follows_from_the_three_splits(outcome, searched, number):
-    """The score function sees the tuning split alone, the controller the calibration split
-    alone.
-    """
-    row = outcome.evaluation.rows[number]
-    score_function = searched["tuning"][0]
-    uncertainty, ranks = searched["calibration"]
-    threshold = calibrated(ranks, scale(uncertainty, score_function), row.alpha)
-    constant = calibrated(ranks, np.ones(len(ranks)), row.alpha)
-    if row.alpha == 0.001:
-        assert (threshold, constant) == (None, None)
-        assert (row.threshold, row.test_risk, row.mean_size, row.constant_size) == (None,) * 4
-        assert row.answered is None
-        return
-    assert row.threshold == pytest.approx(threshold, rel=1e-6)  # stored in single precision
-    uncertainty, ranks = searched["test"]
-    # Threshold pays for K images if it is at least the threshold that asks for them, but for a
-    # thousandth.
-    paid = np.arange(DEPTH) / scale(uncertainty, score_function)[:, None] <= threshold * (1 + 1e-3)
-    sizes = paid.sum(axis=1)
-    assert row.test_risk == np.mean(ranks > sizes)
-    assert row.mean_size == pytest.approx(sizes.mean())
-    assert (row.guarantee, row.answered) == ("miss", 1)
-    assert row.constant_size == 1 + constant
-    assert (row.delta, row.score_function, row.bound) == (DELTA, "minmax", "binomial")
+def test_every_row_follows_from_the_three_splits(outcome, searched):
+    """The score function is fitted on the tuning split, the controller on the calibration split."""
+    tuning, (uncertainty, ranks) = searched["tuning"][0], searched["calibration"]
+    test_uncertainty, test_ranks = searched["test"]
+    refused, *certified = outcome.evaluation.rows
+    assert calibrated(ranks, np.ones(300), 0.001) is None
+    values = (refused.threshold, refused.test_risk, refused.mean_size, refused.constant_size)
+    assert (*values, refused.answered) == (None,) * 5
+    for row in certified:
+        threshold = calibrated(ranks, scale(uncertainty, tuning), row.alpha)
+        assert row.threshold == pytest.approx(threshold, rel=1e-6)  # stored in single precision
+        # A set holds the candidates whose scores exceed the threshold by a thousandth at most.
+        scores = np.arange(DEPTH) / scale(test_uncertainty, tuning)[:, None]
+        sizes = (scores <= threshold * (1 + 1e-3)).sum(axis=1)
+        assert row.test_risk == np.mean(test_ranks > sizes)
+        assert row.mean_size == pytest.approx(sizes.mean())
+        assert (row.guarantee, row.answered) == ("miss", 1)
+        assert row.constant_size == 1 + calibrated(ranks, np.ones(300), row.alpha)
+        assert (row.delta, row.score_function, row.bound) == (DELTA, "minmax", "binomial")
 
 
-def test_recall_and_aurocs_are_those_of_the_test_split(outcome, searched, trained):
+def test_quality_is_that_of_the_test_split(outcome, searched):
+    """What each number is, `test_quality.py` checks; here, which queries are measured."""
     uncertainty, ranks = searched["test"]
-    occluded = load_splits(trained.data).test.attributes["occluded"]
-    evaluation = outcome.evaluation
-    numbers = evaluation.quality.numbers
+    images, evaluation = outcome.splits.test, outcome.evaluation
+    numbers = dict(evaluation.quality.numbers)
     assert numbers["recall_at_1"] == np.mean(ranks == 1)
     assert numbers["auroc_miss"] == pytest.approx(roc_auc_score(ranks > 1, uncertainty))
-    assert numbers["auroc_occlusion"] == pytest.approx(roc_auc_score(occluded, uncertainty))
+    occluded = roc_auc_score(images.attributes["occluded"], uncertainty)
+    assert numbers["auroc_occlusion"] == pytest.approx(occluded)
     assert evaluation.beyond_depth == np.isinf(ranks).sum()
     assert evaluation.quality.unmatched == 0
     assert (evaluation.n_calibration, evaluation.n_test) == (300, 300)
+    assert numbers.pop("recall_at_1_pixels") == pixel_recall(outcome.splits)
+    assert numbers == assess(outcome.retriever, outcome.test, images).numbers
 
 
 def test_reliability_is_scaled_by_the_tuning_split(outcome, searched):
@@ -104,18 +103,8 @@ def test_reliability_is_scaled_by_the_tuning_split(outcome, searched):
         assert outcome.evaluation.quality.reliability.accuracy[number] == pytest.approx(expected)
 
 
-def test_the_retriever_on_disk_returns_the_measured_sets(outcome, trained):
-    row = outcome.evaluation.rows[1]
-    test = load_splits(trained.data).test
-    answers = rcir.load(outcome.folder).retrieve(list(test.images), row.alpha, row.delta)
-    missed = [
-        label not in set(each.labels) for each, label in zip(answers, test.labels, strict=True)
-    ]
-    assert np.mean(missed) == row.test_risk
-    assert np.mean([each.size for each in answers]) == pytest.approx(row.mean_size)
-
-
 GUARANTEES = {
+    "miss": {},
     "miss, distinct labels": {"distinct": "label"},
     "miss, abstaining": {"abstain": True},
     "recall": {"risk": "recall"},
@@ -127,12 +116,12 @@ GUARANTEES = {
 }
 
 
-def test_other_guarantees_follow_from_the_answers_that_the_retriever_gives(outcome, trained):
+def test_every_guarantee_is_measured_on_what_the_retriever_on_disk_returns(outcome):
     """Risk, size and share of answers of every guarantee, counted label by label."""
-    splits = load_splits(trained.data)
+    splits = outcome.splits
     loaded, test = rcir.load(outcome.folder), splits.test
     carrying = {label: np.sum(splits.gallery.labels == label) for label in test.labels.tolist()}
-    rows = iter(outcome.evaluation.others)
+    rows = iter([*outcome.evaluation.rows, *outcome.evaluation.others])
     certified = set()
     for guarantee, options in GUARANTEES.items():
         group = options.get("group")
@@ -170,9 +159,9 @@ def test_other_guarantees_follow_from_the_answers_that_the_retriever_gives(outco
     assert certified >= {"recall", "miss, any mix of groups"}
 
 
-def test_what_others_are_compared_with_follows_from_the_splits(outcome, searched, trained):
+def test_what_others_are_compared_with_follows_from_the_splits(outcome, searched):
     found = RunResults.read(outcome.folder.parent / "test.safetensors")
-    splits = load_splits(trained.data)
+    splits = outcome.splits
     names = [*splits.calibration.ids, *splits.test.ids]
     assert found.queries == hashlib.sha256(json.dumps(names).encode()).hexdigest()
     assert (found.on, found.score_function) == ("test", "minmax")
@@ -191,9 +180,8 @@ def test_what_others_are_compared_with_follows_from_the_splits(outcome, searched
     assert found.metrics["ece"] == outcome.evaluation.quality.numbers["ece_btl_width_at_1"]
 
 
-def test_what_a_group_needs_follows_from_its_calibration_queries_alone(outcome, searched, trained):
-    splits = load_splits(trained.data)
-    occluded = splits.calibration.attributes["occluded"]
+def test_what_a_group_needs_follows_from_its_calibration_queries_alone(outcome, searched):
+    occluded = outcome.splits.calibration.attributes["occluded"]
     uncertainty, ranks = searched["calibration"]
     for row in outcome.evaluation.others:
         if not row.guarantee.startswith("miss, group"):
@@ -207,100 +195,49 @@ def test_what_a_group_needs_follows_from_its_calibration_queries_alone(outcome, 
         assert row.constant_size == (None if constant is None else 1 + constant)
 
 
-def test_what_distinct_labels_need_follows_from_the_labels_found(outcome, trained):
+def test_what_distinct_labels_need_follows_from_the_labels_found(outcome):
     """The rank of the right label among the labels found, counted one by one."""
-    retriever, splits = rcir.load(outcome.folder), load_splits(trained.data)
+    retriever, splits = rcir.load(outcome.folder), outcome.splits
     tuning = retriever.search(splits.tuning.images).uncertainty
-    found = retriever.search(splits.calibration.images)
-    ranks = np.full(300, np.inf)
-    for i, label in enumerate(splits.calibration.labels):
-        seen = list(dict.fromkeys(splits.gallery.labels[found.positions[i]].tolist()))
-        if label in seen:
-            ranks[i] = 1 + seen.index(label)
+    results = retriever.search(splits.calibration.images)
+    labels = splits.gallery.labels[results.positions].tolist()
+    ranks = ranks_of(splits.calibration.labels, [list(dict.fromkeys(row)) for row in labels])
     (none, *rows) = outcome.evaluation.others[:3]
     assert none.threshold is None
     for row in rows:
-        threshold = calibrated(ranks, scale(found.uncertainty, tuning), row.alpha)
+        threshold = calibrated(ranks, scale(results.uncertainty, tuning), row.alpha)
         assert row.threshold == pytest.approx(threshold, rel=1e-6)
         assert row.constant_size <= 1 + calibrated(ranks, np.ones(300), row.alpha)
 
 
-def test_metrics_for_tracking_have_a_flat_name_for_every_statement(outcome):
-    metrics = outcome.evaluation.metrics()
-    rows = outcome.evaluation.rows
-    assert metrics["test/alpha-0.2/threshold"] == rows[1].threshold
+def test_metrics_for_tracking_have_a_flat_name_for_every_number(outcome):
+    metrics, evaluation = outcome.evaluation.metrics(), outcome.evaluation
+    assert metrics["test/alpha-0.2/threshold"] == evaluation.rows[1].threshold
     assert metrics["test/alpha-0.2/answered"] == 1
-    for row in outcome.evaluation.others:
+    for row in evaluation.others:
         slug = row.guarantee.replace(", ", "-").replace(" ", "-")
-        name = f"test/alpha-{row.alpha:g}/{slug}/test_risk"
-        assert metrics.get(name) == row.test_risk
+        assert metrics.get(f"test/alpha-{row.alpha:g}/{slug}/test_risk") == row.test_risk
+    for alpha, levels in (("0.001", {"certified", "violations"}), ("0.2", {"risk", "mean_std"})):
+        summary = evaluation.repeats.summary((float(alpha),))["1 - cosine"][alpha]
+        place = f"test/alpha-{alpha}/divisions/1-cosine/"
+        logged = {name.removeprefix(place): n for name, n in metrics.items() if place in name}
+        assert logged == {name: value for name, value in summary.items() if value is not None}
+        assert levels <= logged.keys()
     assert all(isinstance(value, float | int) for value in metrics.values())
-    # What certifies nothing has no numbers but that.
-    assert {name: value for name, value in metrics.items() if "alpha-0.001" in name} == {
-        f"test/alpha-0.001/divisions/{rule}/{name}": 0
-        for rule in ("minmax", "constant", "1-cosine", "uncontrolled")
-        for name in ("certified", "violations")
-    }
 
 
-def test_metrics_for_tracking_have_the_spread_over_divisions(outcome):
-    metrics, repeats = outcome.evaluation.metrics(), outcome.evaluation.repeats
-    for alpha in (0.2, 0.3):
-        column = repeats.alphas.tolist().index(alpha)
-        for rule, name in (("1 - cosine", "1-cosine"), ("minmax", "minmax")):
-            place = f"test/alpha-{alpha:g}/divisions/{name}"
-            risks = repeats.rules[rule].risk[:, column]
-            known = risks[~np.isnan(risks)].tolist()
-            assert metrics[f"{place}/certified"] == len(known) / 20
-            assert metrics[f"{place}/risk"] == pytest.approx(statistics.fmean(known))
-            assert metrics[f"{place}/risk_std"] == pytest.approx(statistics.pstdev(known))
-            assert metrics[f"{place}/coverage"] == pytest.approx(1 - statistics.fmean(known))
-
-
-def test_results_json_has_these_keys_and_the_same_numbers(outcome):
+def test_results_json_has_the_same_numbers(outcome):
     results = json.loads((outcome.folder.parent / "results.json").read_text())
     evaluation = outcome.evaluation
-    assert results.pop("seconds") > 0
-    rows = results.pop("rows")
-    others = results.pop("others")
-    repeats = results.pop("repeats")
-    assert list(repeats) == ["minmax", "constant", "1 - cosine", "uncontrolled"]
-    for levels in repeats.values():
-        assert list(levels) == ["0.001", *(f"{percent / 100:g}" for percent in range(2, 41, 2))]
+    for name, rows in (("rows", evaluation.rows), ("others", evaluation.others)):
+        assert results[name] == [vars(row) for row in rows]
+    assert results["parts"] == [vars(part) | {"risk": part.risk} for part in evaluation.parts]
+    assert results["repeats_by_delta"] == evaluation.repeats.summary_of_deltas()
     for rule, levels in evaluation.repeats.summary((0.001, 0.2, 0.3)).items():
         for alpha, values in levels.items():
-            assert repeats[rule][alpha] == values
-    parts = results.pop("parts")
-    named = ("kind", "name", "n", "missed", "low", "high", "mean_size", "risk")
-    assert parts == [{key: getattr(part, key) for key in named} for part in evaluation.parts]
-    by_delta = results.pop("repeats_by_delta")
-    assert list(by_delta) == ["0.001", "0.01", "0.05", "0.1", "0.2", "0.5"]
-    assert by_delta == evaluation.repeats.summary_of_deltas()
-    assert results == {
-        "score_function_comparison": {},
-        "dataset": "digits",
-        "encoder": "btl",
-        "uncertainty": "own",
-        "n_calibration": 300,
-        "n_test": 300,
-        "beyond_depth": evaluation.beyond_depth,
-        "unmatched": 0,
-        "parts_alpha": 0.2,
-        **dict.fromkeys(["cluster", "n_clusters", "n_test_clusters"]),
-        "quality": evaluation.quality.numbers,
-    }
-    assert results["quality"]["recall_at_1"] == np.mean(outcome.test.ranks == 1)
-    keys = (
-        "guarantee",
-        "alpha",
-        "delta",
-        "score_function",
-        "bound",
-        "threshold",
-        "test_risk",
-        "mean_size",
-    )
-    keys = (*keys, "constant_size", "answered", "refusal")
-    assert others == [{key: getattr(row, key) for key in keys} for row in evaluation.others]
-    assert rows == [{key: getattr(row, key) for key in keys} for row in evaluation.rows]
-    assert rows[0]["threshold"] is None
+            assert results["repeats"][rule][alpha] == values
+    assert results["quality"] == evaluation.quality.numbers
+    for name in ("n_calibration", "n_test", "beyond_depth", "parts_alpha", "uncertainty"):
+        assert results[name] == getattr(evaluation, name)
+    assert (results["dataset"], results["encoder"], results["unmatched"]) == ("digits", "btl", 0)
+    assert results["seconds"] > 0
