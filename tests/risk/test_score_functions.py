@@ -1,3 +1,5 @@
+"""Scores and set sizes of every score function, against their definitions."""
+
 import numpy as np
 import pytest
 
@@ -8,42 +10,43 @@ from rcir.risk import (
     MinMax,
     Quantile,
     SearchResults,
+    fit_score_function,
     score_function_class,
 )
 
 KINDS = tuple(SCORE_FUNCTIONS.values())
 SCALED = (Constant, MinMax, Quantile)
 DEPTH = 150
-TOLERATED = 1 + 1e-3  # of threshold
+TOLERATED = 1 + 1e-3  # times the threshold
 
 
-def keyed(uncertainty, depth=DEPTH):
-    """Queries of which every two candidates share a key."""
+def with_shared_keys(uncertainty, depth=DEPTH):
+    """Queries whose candidates share keys two by two."""
     keys = np.tile(np.arange(depth) // 2, (len(uncertainty), 1))
     return SearchResults(np.asarray(uncertainty, float), depth, keys=keys)
 
 
-def asked(n=400, seed=2, depth=DEPTH):
+def draw_queries(n=400, seed=2, depth=DEPTH):
     inside = np.random.default_rng(seed).lognormal(size=n)
-    beyond = [-5.0, 0.0, 1e-300, 1e6]  # and some beyond the tuning split
-    return keyed(np.concatenate([inside, beyond]), depth)
+    beyond = [-5.0, 0.0, 1e-300, 1e6]  # outside the range of the tuning split
+    return with_shared_keys(np.concatenate([inside, beyond]), depth)
 
 
-def split(depth=DEPTH):
+def draw_split(depth=DEPTH):
     """Queries whose first match is the first of its key."""
     rng = np.random.default_rng(1)
     uncertainty = rng.lognormal(size=300)
     ranks = 1 + 2 * np.floor(rng.exponential(2 * uncertainty))
-    return keyed(uncertainty, depth), np.where(ranks > depth, np.inf, ranks)
+    return with_shared_keys(uncertainty, depth), np.where(ranks > depth, np.inf, ranks)
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.name)
 def score_function(request):
-    return request.param.fit(*split())
+    return request.param.fit(*draw_split())
 
 
 def places(score_function, results, ranks):
-    """Where the score function takes the candidates of ranks that are counted nearest first."""
+    """Places, in the order of the score function, of ranks counted nearest first."""
     _, columns = score_function.ordered(results)
     if columns is None:
         return [int(rank) for rank in ranks]
@@ -52,15 +55,15 @@ def places(score_function, results, ranks):
 
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 1.0, 7.5, 123.4, 9999.0])
 def test_sizes_follow_the_definition_query_by_query(threshold):
-    fitted_on, queries = split()[0].uncertainty, asked()
-    low, high = min(fitted_on), max(fitted_on)
+    sample, queries = draw_split()[0].uncertainty, draw_queries()
+    low, high = min(sample), max(sample)
     definitions = {
         Constant: lambda u: 1.0,
         MinMax: lambda u: min(max((u - low) / (high - low), 1 / 300), 1.0),
-        Quantile: lambda u: max(1, sum(other <= TOLERATED * u for other in fitted_on)) / 300,
+        Quantile: lambda u: max(1, sum(other <= TOLERATED * u for other in sample)) / 300,
     }
     for kind, scale in definitions.items():
-        sizes = kind.fit(*split()).sizes(queries, threshold)
+        sizes = kind.fit(*draw_split()).sizes(queries, threshold)
         for u, size in zip(queries.uncertainty, sizes, strict=True):
             grown = threshold * TOLERATED * scale(u)
             slack = 1e-5 * grown  # where it is a whole number but for the rounding of scores
@@ -68,44 +71,41 @@ def test_sizes_follow_the_definition_query_by_query(threshold):
 
 
 @pytest.mark.parametrize("kind", SCALED)
-def test_a_scaled_price_is_the_number_of_ranks_before_over_the_scale_in_single_precision(kind):
-    fitted, queries = kind.fit(*split()), asked(n=20)
-    candidate_scores = fitted.candidate_scores(queries)
-    assert candidate_scores.dtype == np.float32
-    for row, scale in zip(candidate_scores, fitted.scale(queries.uncertainty), strict=True):
+def test_a_scaled_score_is_the_rank_over_the_scale_in_single_precision(kind):
+    fitted, queries = kind.fit(*draw_split()), draw_queries(n=20)
+    scores = fitted.candidate_scores(queries)
+    assert scores.dtype == np.float32
+    for row, scale in zip(scores, fitted.scale(queries.uncertainty), strict=True):
         assert row.tolist() == [float(np.float32(k) / np.float32(scale)) for k in range(DEPTH)]
+    assert fitted.selection_score(queries, 3).tolist() == queries.uncertainty.tolist()
 
 
 def test_scores_start_at_zero_and_never_fall(score_function):
-    candidate_scores = score_function.candidate_scores(asked())
-    assert candidate_scores.shape == (404, DEPTH)
-    assert candidate_scores.dtype == np.float32
-    assert (candidate_scores[:, 0] == 0).all()
-    assert (np.diff(candidate_scores, axis=1) >= 0).all()
+    scores = score_function.candidate_scores(draw_queries())
+    assert (scores.shape, scores.dtype) == ((404, DEPTH), np.float32)
+    assert (scores[:, 0] == 0).all()
+    assert (np.diff(scores, axis=1) >= 0).all()
 
 
-def test_sizes_never_shrink_as_threshold_grows(score_function):
-    thresholds = np.sort(np.random.default_rng(3).uniform(0, 500, 40))
-    sizes = np.stack([score_function.sizes(asked(n=40), threshold) for threshold in thresholds])
+def test_sizes_never_shrink_as_the_threshold_grows(score_function):
+    thresholds = [0.0, *np.sort(np.random.default_rng(3).uniform(0, 500, 40))]
+    queries = draw_queries(n=40)
+    sizes = np.stack([score_function.sizes(queries, threshold) for threshold in thresholds])
+    assert (sizes[0] == 1).all()
     assert (np.diff(sizes, axis=0) >= 0).all()
-    assert sizes.min() >= 1
     assert sizes.max() <= DEPTH
     assert sizes.dtype == np.int64
 
 
 @pytest.mark.parametrize("kind", SCALED)
 def test_sizes_never_shrink_as_uncertainty_grows(kind):
-    queries = SearchResults(np.sort(asked().uncertainty), DEPTH)
-    assert (np.diff(kind.fit(*split()).sizes(queries, 100.0)) >= 0).all()
-
-
-def test_threshold_zero_gives_everybody_one_image(score_function):
-    assert (score_function.sizes(asked(), 0.0) == 1).all()
+    queries = SearchResults(np.sort(draw_queries().uncertainty), DEPTH)
+    assert (np.diff(kind.fit(*draw_split()).sizes(queries, 100.0)) >= 0).all()
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_score_is_the_smallest_threshold_that_serves_but_for_a_thousandth(score_function, seed):
-    queries = asked(n=40, seed=seed)
+def test_a_score_is_the_smallest_sufficient_threshold_within_a_thousandth(score_function, seed):
+    queries = draw_queries(n=40, seed=seed)
     ranks = np.random.default_rng(seed).integers(2, DEPTH + 1, len(queries))
     scores, needed = score_function.scores(queries, ranks), places(score_function, queries, ranks)
     assert sum(place > 1 for place in needed) > 30
@@ -117,39 +117,31 @@ def test_a_score_is_the_smallest_threshold_that_serves_but_for_a_thousandth(scor
             assert score_function.sizes(one, score / TOLERATED * (1 - 1e-6))[0] < place
 
 
-def test_the_price_of_a_rank_is_its_column_of_the_costs(score_function):
-    queries = asked()
+def test_the_score_of_a_rank_is_that_of_its_candidate_and_infinite_without_a_match(score_function):
+    queries = draw_queries()
     ranks = np.random.default_rng(4).integers(1, DEPTH + 1, len(queries)).astype(float)
     lost = np.arange(len(queries)) % 7 == 0
     needed = places(score_function, queries, ranks)
-    candidate_scores = score_function.candidate_scores(queries).tolist()
-    expected = [
-        np.inf if lost[i] else candidate_scores[i][place - 1] for i, place in enumerate(needed)
-    ]
+    scores = score_function.candidate_scores(queries).tolist()
+    expected = [np.inf if lost[i] else scores[i][place - 1] for i, place in enumerate(needed)]
     assert score_function.scores(queries, np.where(lost, np.inf, ranks)).tolist() == expected
 
 
-def test_what_is_taken_first_needs_nothing_and_no_match_needs_the_impossible(score_function):
-    queries = keyed([0.7, 0.7])
-    first = places(score_function, queries, [1, 1]).index(1)
-    scores = score_function.scores(queries, np.array([first + 1.0, np.inf]))
-    assert scores.tolist() == [0.0, np.inf]
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_threshold_pays_for_candidates_that_are_not_there(kind):
+def test_no_threshold_includes_candidates_that_do_not_exist(kind):
     distances = np.tile(np.arange(6.0), (40, 1))
     ends = np.arange(40) % 6 + 1
     distances[np.arange(6) >= ends[:, None]] = np.inf
     keys = np.where(np.isfinite(distances), np.arange(6), -1)
     queries = SearchResults(np.linspace(0, 1, 40), 6, distances, keys)
     fitted = kind.fit(queries, np.minimum(ends, np.arange(40) % 3 + 1))
-    assert fitted.sizes(queries, 1e30).tolist() == ends.tolist()
+    for threshold in (1e30, 1e300):  # the second is beyond single precision
+        assert fitted.sizes(queries, threshold).tolist() == ends.tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_equal_uncertainties_make_a_constant_score_function(kind):
-    queries = keyed(np.full(50, 3.0), 20)
+def test_equal_uncertainties_give_equal_sizes(kind):
+    queries = with_shared_keys(np.full(50, 3.0), 20)
     fitted = kind.fit(queries, np.arange(50) % 10 * 2 + 1)
     assert len(set(fitted.sizes(queries, 9.5).tolist())) == 1
     if kind in SCALED:
@@ -165,74 +157,53 @@ def test_uncertainty_beyond_the_tuning_split_counts_as_its_extreme(kind):
     assert extreme[1] == 61
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", [0, 1])
-def test_an_tuning_split_of_too_few_queries_is_refused(kind, n):
-    with pytest.raises(InvalidData, match=f"has {n} queries; at least 2"):
-        kind.fit(SearchResults(np.zeros(n), 5), np.ones(n))
+@pytest.mark.parametrize("name", ["auto", "match-probability", *SCORE_FUNCTIONS])
+def test_impossible_tuning_splits_are_refused(name):
+    for n in (0, 1):
+        with pytest.raises(InvalidData, match="at least 2"):
+            fit_score_function(name, SearchResults(np.zeros(n), 5), np.ones(n))
+    results = SearchResults(np.zeros(3), 5)
+    for ranks in ([1, 2], *([1, x, 2] for x in (0, 6, 2.5, np.nan, -np.inf))):
+        with pytest.raises(InvalidData, match="ranks"):
+            fit_score_function(name, results, np.array(ranks))
+    for matches in (np.ones((3, 4), bool), np.ones((2, 5), bool), np.ones((3, 5))):
+        with pytest.raises(InvalidData, match="bool"):
+            fit_score_function(name, results, matches)
+    for truth in ([1.0] * 3, "first", None, np.array(["a"] * 3)):
+        with pytest.raises(InvalidData):
+            fit_score_function(name, results, truth)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "ranks",
-    [[1, 2], [1, 0, 2], [1, 6, 2], [1, 2.5, 2], [1, np.nan, 2], [1, -np.inf, 2]],
-)
-def test_an_tuning_split_with_impossible_ranks_is_refused(kind, ranks):
-    with pytest.raises(InvalidData, match="ranks must be"):
-        kind.fit(SearchResults(np.zeros(3), 5), np.array(ranks))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("matches", [np.ones((3, 4), bool), np.ones((2, 5), bool), np.ones((3, 5))])
-def test_matches_that_are_not_those_of_the_candidates_are_refused(kind, matches):
-    with pytest.raises(InvalidData, match=r"needed is bool of shape \(3, 5\)"):
-        kind.fit(SearchResults(np.zeros(3), 5), matches)
-
-
-def test_all_matches_tell_what_the_first_ones_do(score_function):
-    results, ranks = split()
+def test_all_matches_are_fitted_like_the_first_ones(score_function):
+    results, ranks = draw_split()
     matches = np.arange(1, DEPTH + 1) == ranks[:, None]
     matches[:, 1:] |= matches[:, :-1]  # the other candidate of the same key
-    fitted = type(score_function).fit(results, matches)
+    fitted, queries = type(score_function).fit(results, matches), draw_queries()
     np.testing.assert_array_equal(
-        fitted.candidate_scores(asked()), score_function.candidate_scores(asked())
+        fitted.candidate_scores(queries), score_function.candidate_scores(queries)
     )
 
 
-def test_state_restores_the_same_prices(score_function):
-    restored = type(score_function).from_state(
-        {k: v.copy() for k, v in score_function.state().items()}
-    )
+def test_a_stored_state_gives_the_same_scores(score_function):
+    state = {name: values.copy() for name, values in score_function.state().items()}
+    restored, queries = type(score_function).from_state(state), draw_queries()
     np.testing.assert_array_equal(
-        restored.candidate_scores(asked()), score_function.candidate_scores(asked())
+        restored.candidate_scores(queries), score_function.candidate_scores(queries)
     )
     for size in (1, 4):
         np.testing.assert_array_equal(
-            restored.selection_score(asked(), size), score_function.selection_score(asked(), size)
+            restored.selection_score(queries, size), score_function.selection_score(queries, size)
         )
 
 
-@pytest.mark.parametrize("kind", SCALED)
-def test_selection_score_is_the_uncertainty_where_nothing_better_was_learned(kind):
-    queries = asked()
-    assert kind.fit(*split()).selection_score(queries, 3).tolist() == queries.uncertainty.tolist()
-
-
 def test_an_unknown_score_function_is_refused_with_the_choices():
-    with pytest.raises(
-        InvalidConfig, match="constant, minmax, quantile, learned, boosted, reranked, auto"
-    ):
+    with pytest.raises(InvalidConfig, match="quantile"):
         score_function_class("min-max")
-
-
-@pytest.mark.parametrize("kind", [Constant, MinMax, Quantile])
-def test_a_threshold_beyond_single_precision_pays_for_all_that_is_there(kind):
-    distances = np.array([[0.1, 0.2, 0.3], [0.1, 0.2, np.inf]])
-    score_function = kind.fit(*split())
-    assert score_function.sizes(SearchResults(np.ones(2), 3, distances), 1e300).tolist() == [3, 2]
+    with pytest.raises(InvalidConfig, match="quantile"):
+        fit_score_function("best", *draw_split())
 
 
 @pytest.mark.parametrize("threshold", [-1.0, np.nan])
-def test_a_threshold_that_is_no_price_is_refused(score_function, threshold):
-    with pytest.raises(InvalidData, match=r"threshold is .*; it is at least 0"):
-        score_function.sizes(asked(), threshold)
+def test_a_negative_threshold_is_refused(score_function, threshold):
+    with pytest.raises(InvalidData, match="threshold"):
+        score_function.sizes(draw_queries(), threshold)
