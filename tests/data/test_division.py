@@ -1,3 +1,5 @@
+"""Division of a data set into training, validation, gallery, tuning, calibration and test."""
+
 import math
 from collections import Counter
 from dataclasses import replace
@@ -5,9 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rcir.data import cluster_warning
+from rcir.data.clusters import draw_by_cluster, draw_gallery
 from rcir.data.division import Source, divide
 from rcir.data.records import ImageSet, Splits
-from rcir.data.relevance import SharedLabel
+from rcir.data.relevance import SameLabel, SharedLabel
 from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
 
@@ -15,16 +19,20 @@ QUERIES = ("tuning", "calibration", "test")
 
 
 def part(counts, name, first=0):
-    """Images sorted by class, `counts` of each; a pixel names the image."""
+    """Images sorted by class, `counts` of each; a pixel identifies the image."""
     labels = np.repeat(np.arange(first, first + len(counts)), counts)
     pixels = np.arange(len(labels), dtype=np.uint8)[:, None, None]
     return ImageSet(pixels, labels, [f"{name}-{n}" for n in range(len(labels))])
 
 
-def places(n, name):
-    positions = np.random.default_rng(n).uniform(0, 100, (n, 2))
-    ids = [f"{name}-{i}" for i in range(n)]
-    return ImageSet(np.zeros((n, 1, 1), np.uint8), None, ids, {}, WithinRadius(positions, 25.0))
+def part_of_places(positions, name, radius=25.0):
+    names = [f"{name}-{i}" for i in range(len(positions))]
+    relevance = WithinRadius(np.asarray(positions, float), radius)
+    return ImageSet(np.zeros((len(names), 1, 1), np.uint8), None, names, {}, relevance)
+
+
+def random_places(n, name):
+    return part_of_places(np.random.default_rng(n).uniform(0, 100, (n, 2)), name)
 
 
 TRAIN = [6] * 20
@@ -50,47 +58,38 @@ def ids(splits):
     return [name for images in vars(splits).values() for name in images.ids]
 
 
-def sizes(splits):
-    return {name: len(images) for name, images in vars(splits).items()}
+def divided_classes(splits):
+    """The classes of the training and of the validation images."""
+    return set(splits.train.labels), set(splits.validation.labels)
+
+
+# Every kind of set
 
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("seed", range(3))
-def test_every_image_is_in_one_part(source, seed):
-    given = source()
-    splits = divide(given, seed=seed)
-    expected = [*given.train.ids, *given.queries.ids]
-    if isinstance(given.gallery, ImageSet):
-        expected += given.gallery.ids
-    assert isinstance(splits, Splits)
-    assert Counter(ids(splits)) == Counter(expected)
-    for images in vars(splits).values():
+def test_every_image_is_in_one_part_with_its_label(source, seed):
+    source = source()
+    splits = divide(source, seed=seed)
+    halves = [source.train, source.queries]
+    if isinstance(source.gallery, ImageSet):
+        halves.append(source.gallery)
+        assert splits.gallery is source.gallery
+    row_of = {name: (half, row) for half in halves for row, name in enumerate(half.ids)}
+    assert sorted(ids(splits)) == sorted(row_of)
+    for name, images in vars(splits).items():
         assert len(images) > 0
-    for name in QUERIES:
-        assert all(identifier.startswith("query") for identifier in getattr(splits, name).ids)
-    assert all(identifier.startswith("train") for identifier in splits.train.ids)
-    assert all(identifier.startswith("train") for identifier in splits.validation.ids)
+        for identifier, label, pixels in zip(images.ids, images.labels, images.images, strict=True):
+            half, row = row_of[identifier]
+            assert (label, pixels) == (half.labels[row], half.images[row])
+            if name in ("train", "validation"):
+                assert half is source.train
+            if name in QUERIES:
+                assert half is source.queries
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_images_keep_their_labels(source):
-    given = source()
-    label = {
-        name: int(number)
-        for images in (given.train, given.queries, given.gallery)
-        if isinstance(images, ImageSet)
-        for name, number in zip(images.ids, images.labels, strict=True)
-    }
-    for images in vars(divide(given, seed=2)).values():
-        assert [label[name] for name in images.ids] == images.labels.tolist()
-        if not images.ids[0].startswith("gallery"):
-            assert [
-                int(name.split("-")[1]) for name in images.ids
-            ] == images.images.ravel().tolist()
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_the_seed_decides_who_is_where(source):
+def test_the_seed_decides_the_parts(source):
     first, again, other = (divide(source(), seed=seed) for seed in (5, 5, 6))
     assert {name: images.ids for name, images in vars(first).items()} == {
         name: images.ids for name, images in vars(again).items()
@@ -103,76 +102,85 @@ def test_the_seed_decides_who_is_where(source):
 def test_queries_come_in_random_order(source):
     splits = divide(source(), tuning=11, calibration=11)
     for name in QUERIES:
-        labels = getattr(splits, name).labels
-        # Sorted by class, they would never fall.
-        assert (np.diff(labels) < 0).sum() > 2
+        # In order of class, labels would never fall.
+        assert (np.diff(getattr(splits, name).labels) < 0).sum() > 2
 
 
-@pytest.mark.parametrize("validation", [0.1, 0.5, 3])
-def test_no_class_that_trains_validates_in_a_zero_shot_set(validation):
-    splits = divide(zero_shot(), validation=validation)
-    trains, validates = (set(images.labels) for images in (splits.train, splits.validation))
-    assert not trains & validates
-    assert len(validates) == {0.1: 3, 0.5: 10, 3: 3}[validation]
-    assert (len(splits.validation), len(splits.train)) == (
-        6 * len(validates),
-        6 * (20 - len(validates)),
-    )
+@pytest.mark.parametrize(
+    ("source", "options", "expected"),
+    [
+        (closed, {}, [48, 12, 60, 18, 18, 24]),
+        (closed, {"validation": 7, "gallery": 11, "tuning": 1, "calibration": 58}, None),
+        (closed, {"validation": 0.05, "gallery": 0.2, "tuning": 0.25, "calibration": 0.5}, None),
+        (closed, {"validation": 59, "gallery": 60, "tuning": 30, "calibration": 29}, None),
+        (published, {}, [108, 12, 40, 18, 18, 24]),
+        (published, {"gallery": 3, "validation": 0.001}, [119, 1, 40, 18, 18, 24]),
+        (closed, {"tuning": 0.001, "calibration": 0.001}, [48, 12, 60, 1, 1, 58]),
+    ],
+)
+def test_parts_have_the_requested_sizes(source, options, expected):
+    splits = divide(source(), **options)
+    if expected is None:  # numbers, or shares of 120 training images and of 60 queries
+        total = {"validation": 120, "gallery": 120, "tuning": 60, "calibration": 60}
+        n = {k: round(v * total[k]) if isinstance(v, float) else v for k, v in options.items()}
+        train = 120 - n["validation"] - n["gallery"]
+        expected = [train, *n.values(), 60 - n["tuning"] - n["calibration"]]
+    assert [len(images) for images in vars(splits).values()] == expected
+    if source is closed:
+        assert all(name.startswith("train") for name in splits.gallery.ids)
 
 
-@pytest.mark.parametrize("seed", range(4))
+# The gallery of a zero-shot set
+
+
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("gallery", [0.5, 0.25, 0.07, 0.9])
 def test_the_share_of_every_class_is_searched_rounded_up(gallery, seed):
     splits = divide(zero_shot(), seed=seed, gallery=gallery, tuning=1, calibration=1)
-    searched = Counter(splits.gallery.labels.tolist())
-    assert searched == {
+    assert Counter(splits.gallery.labels.tolist()) == {
         label: math.ceil(round(gallery * count, 9)) for label, count in enumerate(EVALUATION, 20)
     }
 
 
-@pytest.mark.parametrize("n_odd", [1, 3, 5, 7])
-def test_half_of_an_even_class_is_half_of_it_whatever_the_number_of_all_images(n_odd):
+def test_a_share_is_exact_where_floating_point_is_not():
+    source = Source(part(TRAIN, "train"), part([100, 100], "query", first=20), "queries")
+    assert 0.07 * 100 > 7
+    for gallery in (0.07, 14):
+        searched = Counter(divide(source, gallery=gallery).gallery.labels.tolist())
+        assert searched == {20: 7, 21: 7}
+
+
+@pytest.mark.parametrize("n_odd", [1, 3, 5])
+def test_half_of_an_even_class_does_not_depend_on_the_other_classes(n_odd):
     evaluation = [2, 4, 100, *[1] * n_odd]
     source = Source(part(TRAIN, "train"), part(evaluation, "query", first=20), "queries")
     searched = Counter(divide(source).gallery.labels.tolist())
     assert [searched[label] for label in (20, 21, 22)] == [1, 2, 50]
 
 
-def test_a_share_is_exact_where_floating_point_is_not():
-    source = Source(part(TRAIN, "train"), part([100, 100], "query", first=20), "queries")
-    assert 0.07 * 100 > 7
-    assert Counter(divide(source, gallery=0.07).gallery.labels.tolist()) == {20: 7, 21: 7}
-    assert Counter(divide(source, gallery=14).gallery.labels.tolist()) == {20: 7, 21: 7}
-
-
-def test_an_image_alone_in_its_class_is_searched_not_asked():
-    alone = {20, 30, 32}
+def test_images_of_singleton_classes_are_searched_and_never_queries():
+    singletons = {20, 30, 32}
     for seed in range(5):
         splits = divide(zero_shot(), seed=seed, gallery=0.1)
-        assert alone <= set(splits.gallery.labels)
+        assert singletons <= set(splits.gallery.labels)
         for name in QUERIES:
-            assert not alone & set(getattr(splits, name).labels)
+            assert not singletons & set(getattr(splits, name).labels)
             assert set(getattr(splits, name).labels) <= set(splits.gallery.labels)
 
 
-@pytest.mark.parametrize("number", [13, 14, 20, 39, 60, 74])
-def test_a_number_of_the_gallery_is_met_and_spread_over_the_classes(number):
+@pytest.mark.parametrize("number", [13, 14, 20, 39, 74])
+def test_a_number_of_gallery_images_is_met_and_spread_over_the_classes(number):
     counts = np.array(EVALUATION)
     gallery = divide(zero_shot(), gallery=number, tuning=1, calibration=1).gallery
     searched = Counter(gallery.labels.tolist())
-    held = np.array([searched[label] for label in range(20, 33)])
-    assert held.sum() == number
-    assert (held >= 1).all()
-    # No image is searched out of turn: none could go to a class that has a smaller share by one.
-    assert ((held - 1) / counts).max() <= (held / counts).min() + 1e-9
+    n = np.array([searched[label] for label in range(20, 33)])
+    assert n.sum() == number
+    assert (n >= 1).all()
+    # Moving an image to another class would not make the shares more even.
+    assert ((n - 1) / counts).max() <= (n / counts).min() + 1e-9
 
 
-def test_a_number_of_the_gallery_that_leaves_a_class_out_is_refused():
-    with pytest.raises(InvalidData, match=r"gallery 12 is less than the 13 classes"):
-        divide(zero_shot(), gallery=12)
-
-
-def test_which_images_of_a_class_are_searched_is_drawn():
+def test_gallery_images_of_a_class_are_drawn_at_random():
     drawn = []
     for seed in (0, 1):
         gallery = divide(zero_shot(), seed=seed).gallery
@@ -182,104 +190,79 @@ def test_which_images_of_a_class_are_searched_is_drawn():
     assert drawn[0] != drawn[1]
 
 
-def test_a_published_gallery_is_kept():
-    source = published()
-    splits = divide(source, gallery=3)  # which is not drawn
-    assert splits.gallery is source.gallery
-    assert sizes(splits) == {
-        **{"train": 108, "validation": 12, "gallery": 40},
-        **{"tuning": 18, "calibration": 18, "test": 24},
-    }
+# Validation
 
 
-def test_the_gallery_of_a_closed_set_is_drawn_from_the_training_half():
-    splits = divide(closed())
-    assert all(name.startswith("train") for name in splits.gallery.ids)
-    assert sizes(splits) == {
-        **{"train": 48, "validation": 12, "gallery": 60},
-        **{"tuning": 18, "calibration": 18, "test": 24},
-    }
-
-
-@pytest.mark.parametrize("source", [closed, published])
-def test_parts_are_given_as_shares_or_as_numbers(source):
-    numbers = divide(source(), validation=7, gallery=11, tuning=1, calibration=58)
-    assert (len(numbers.validation), len(numbers.tuning)) == (7, 1)
-    assert (len(numbers.calibration), len(numbers.test)) == (58, 1)
-    if source is closed:
-        assert (len(numbers.gallery), len(numbers.train)) == (11, 102)
-    shares = divide(source(), validation=0.05, gallery=0.2, tuning=0.25, calibration=0.5)
-    assert (len(shares.validation), len(shares.tuning)) == (6, 15)
-    assert (len(shares.calibration), len(shares.test)) == (30, 15)
-
-
-def test_images_of_places_keep_their_places():
-    source = Source(places(50, "train"), places(40, "query"), "queries")
-    splits = divide(source, validation=0.2, gallery=0.5, tuning=5, calibration=6)
-    assert sizes(splits) | {"train": 0, "validation": 0} == {
-        **{"train": 0, "validation": 0, "gallery": 20},
-        **{"tuning": 5, "calibration": 6, "test": 9},
-    }
-    assert len(set(ids(splits))) == 90
-    assert 5 <= len(splits.validation) <= 15
-    for images, half in ((splits.train, source.train), (splits.test, source.queries)):
-        rows = [half.ids.index(name) for name in images.ids]
-        np.testing.assert_array_equal(images.relevance.places, half.relevance.places[rows])
-
-
-def set_of_places(positions, name, radius=25.0):
-    names = [f"{name}-{i}" for i in range(len(positions))]
-    relevance = WithinRadius(np.asarray(positions, float), radius)
-    return ImageSet(np.zeros((len(names), 1, 1), np.uint8), None, names, {}, relevance)
-
-
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("validation", [0.1, 0.3, 400])
-def test_validation_places_match_each_other_and_lie_apart_from_training(seed, validation):
-    """A city of 8 x 6 km in which every place was photographed about four times."""
-    rng = np.random.default_rng(seed)
-    corners = np.repeat(rng.uniform(0, [8000, 6000], (1000, 2)), 4, axis=0)
-    city = 5e5 + corners + rng.normal(0, 4, corners.shape)
-    source = Source(set_of_places(city, "train"), places(60, "query"), places(30, "gallery"))
-    splits = divide(source, seed=seed, validation=validation)
-    wanted = validation if validation > 1 else validation * 4000
-    assert 0.5 * wanted <= len(splits.validation) <= 1.5 * wanted
-    assert len(splits.validation) + len(splits.train) == 4000
-    where, trains = splits.validation.relevance, splits.train.relevance
-    assert (where.totals(where) > 1).mean() > 0.95
-    # Of images drawn one by one nearly all would have a neighbour on the other side.
-    assert (where.totals(trains) > 0).mean() < 0.3
-
-
-def test_cities_that_share_coordinates_are_divided_apart():
-    """The third coordinate is the city's."""
-    rng = np.random.default_rng(0)
-    city = np.column_stack([rng.uniform(0, 900, (400, 2)), 1e6 * np.repeat(np.arange(8), 50)])
-    other = set_of_places(rng.uniform(0, 90, (40, 3)), "query")
-    splits = divide(Source(set_of_places(city, "train"), other, other), validation=0.25)
-    kinds = [set(part.relevance.places[:, 2]) for part in (splits.train, splits.validation)]
-    assert (len(kinds[0]), len(kinds[1]), kinds[0] & kinds[1]) == (6, 2, set())
-
-
-def test_places_that_cannot_be_told_apart_are_refused():
-    other = places(40, "query")
-    same = set_of_places(np.zeros((30, 2)), "train")
-    with pytest.raises(
-        InvalidData, match=r"validation 0\.1 of 30 images, about 3, cannot be drawn"
-    ):
-        divide(Source(same, other, other))
-    with pytest.raises(InvalidData, match="validation 30 must leave some of 30 images over"):
-        divide(Source(same, other, other), validation=30)
+@pytest.mark.parametrize(("validation", "n"), [(0.1, 3), (0.5, 10), (3, 3)])
+def test_validation_has_classes_of_its_own_in_a_zero_shot_set(validation, n):
+    splits = divide(zero_shot(), validation=validation)
+    trains, validates = divided_classes(splits)
+    assert not trains & validates
+    assert len(validates) == n
+    assert (len(splits.validation), len(splits.train)) == (6 * n, 6 * (20 - n))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_whole_classes_validate_where_the_queries_show_other_classes(seed):
-    """People of Market-1501: none is in both halves, the gallery is published."""
+    """As in Market-1501: no person is in both halves, and the gallery is published."""
     queries, gallery = part([3] * 20, "query", first=20), part([2] * 25, "gallery", first=18)
     splits = divide(Source(part(TRAIN, "train"), queries, gallery), seed=seed, validation=0.2)
-    trains, validates = (set(images.labels) for images in (splits.train, splits.validation))
+    trains, validates = divided_classes(splits)
     assert (len(trains), len(validates), trains & validates) == (16, 4, set())
     assert len(splits.validation) == 24
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("n", [6, 9, 20])
+def test_a_share_of_the_classes_is_at_least_three(n, seed):
+    source = Source(part([3] * n, "train"), part([3] * 4, "query", first=n), "queries")
+    splits, other = (divide(source, seed=each) for each in (seed, seed + 1))
+    trains, validates = divided_classes(splits)
+    assert (len(trains), len(validates), trains & validates) == (n - 3, 3, set())
+    assert n == 6 or other.validation.ids != splits.validation.ids
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_three_classes_with_a_match_validate_among_many_singletons(seed):
+    """Half of the pictures of LFW show people with one picture."""
+    source = Source(part([1] * 40 + [2] * 4, "train"), part([2] * 9, "query", first=44), "queries")
+    splits = divide(source, seed=seed)
+    counts = np.unique(splits.validation.labels, return_counts=True)[1]
+    assert (len(counts), (counts == 2).sum() >= 3) == (4, True)  # a tenth of 44
+    trains, validates = divided_classes(splits)
+    assert not trains & validates
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("counts", "share", "validates"),
+    [
+        ([5] * 2, 0.1, [2, 2]),
+        ([4] * 3, 0.1, [2, 2, 2]),
+        ([30, 20, 10], 0.1, [3, 2, 2]),
+        ([30, 20, 10, 4, 3], 0.5, [15, 10, 5, 2, 0]),
+        ([4, 4, 4], 0.9, [2, 2, 2]),
+    ],
+)
+def test_images_of_each_class_validate_where_classes_are_few(counts, share, validates, seed):
+    n = len(counts)
+    source = Source(part(counts, "train"), part([3] * 3, "query", first=n), "queries")
+    splits = divide(source, seed=seed, validation=share)
+    assert np.bincount(splits.validation.labels, minlength=n).tolist() == validates
+    assert set(splits.train.labels) == set(range(n))
+    assert sorted(splits.train.ids + splits.validation.ids) == sorted(source.train.ids)
+
+
+def test_few_classes_of_two_images_validate_whole():
+    source = Source(part([2] * 5, "train"), part([2] * 5, "query", first=5), "queries")
+    splits = divide(source)
+    assert np.unique(splits.validation.labels, return_counts=True)[1].tolist() == [2, 2]
+    assert len(splits.train) == 6
+
+
+def test_a_number_of_validation_classes_is_met_exactly():
+    source = Source(part([9] * 5, "train"), part([3] * 3, "query", first=5), "queries")
+    assert sorted(np.bincount(divide(source, validation=1).validation.labels))[-1:] == [9]
 
 
 def test_shared_labels_have_no_classes_and_validate_as_images():
@@ -292,138 +275,105 @@ def test_shared_labels_have_no_classes_and_validate_as_images():
     assert (len(splits.validation), len(splits.train)) == (5, 45)
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("n", [6, 9, 20])
-def test_a_share_of_the_classes_is_three_at_least(n, seed):
-    source = Source(part([3] * n, "train"), part([3] * 4, "query", first=n), "queries")
-    splits, again, other = (divide(source, seed=each) for each in (seed, seed, seed + 1))
-    trains, validates = (set(images.labels) for images in (splits.train, splits.validation))
-    assert (len(trains), len(validates), trains & validates) == (n - 3, 3, set())
-    assert again.validation.ids == splits.validation.ids
-    assert n == 6 or other.validation.ids != splits.validation.ids
+# Places
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_of_many_people_with_one_picture_three_that_match_validate(seed):
-    """Half of the pictures of LFW are of people with one picture."""
-    source = Source(part([1] * 40 + [2] * 4, "train"), part([2] * 9, "query", first=44), "queries")
-    splits = divide(source, seed=seed)
-    counts = np.unique(splits.validation.labels, return_counts=True)[1]
-    assert (len(counts), (counts == 2).sum() >= 3) == (4, True)  # a tenth of 44
-    assert not set(splits.train.labels) & set(splits.validation.labels)
+def test_images_of_places_keep_their_places():
+    source = Source(random_places(50, "train"), random_places(40, "query"), "queries")
+    splits = divide(source, validation=0.2, gallery=0.5, tuning=5, calibration=6)
+    assert [len(getattr(splits, name)) for name in ("gallery", *QUERIES)] == [20, 5, 6, 9]
+    assert len(set(ids(splits))) == 90
+    assert 5 <= len(splits.validation) <= 15
+    for images, half in ((splits.train, source.train), (splits.test, source.queries)):
+        rows = [half.ids.index(name) for name in images.ids]
+        np.testing.assert_array_equal(images.relevance.places, half.relevance.places[rows])
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize(
-    ("sizes_of", "share", "validates"),
-    [
-        ([5] * 2, 0.1, [2, 2]),
-        ([30, 20, 10], 0.1, [3, 2, 2]),
-        ([30, 20, 10, 4, 3], 0.5, [15, 10, 5, 2]),
-        ([4, 4, 4], 0.9, [2, 2, 2]),
-    ],
-)
-def test_of_few_classes_images_of_each_validate(sizes_of, share, validates, seed):
-    n = len(sizes_of)
-    source = Source(part(sizes_of, "train"), part([3] * 3, "query", first=n), "queries")
-    splits, again = (divide(source, seed=seed, validation=share) for _ in range(2))
-    found = np.bincount(splits.validation.labels, minlength=n)[: len(validates)]
-    assert found.tolist() == validates
-    assert len(splits.validation) == sum(validates)
-    assert set(splits.train.labels) == set(range(n))
-    assert sorted(splits.train.ids + splits.validation.ids) == sorted(source.train.ids)
-    assert again.validation.ids == splits.validation.ids
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("validation", [0.1, 0.3, 400])
+def test_validation_places_match_each_other_and_lie_apart_from_training(seed, validation):
+    """A city of 8 x 6 km in which every place was photographed about four times."""
+    rng = np.random.default_rng(seed)
+    corners = np.repeat(rng.uniform(0, [8000, 6000], (1000, 2)), 4, axis=0)
+    city = 5e5 + corners + rng.normal(0, 4, corners.shape)
+    train = part_of_places(city, "train")
+    source = Source(train, random_places(60, "query"), random_places(30, "gallery"))
+    splits = divide(source, seed=seed, validation=validation)
+    wanted = validation if validation > 1 else validation * 4000
+    assert 0.5 * wanted <= len(splits.validation) <= 1.5 * wanted
+    assert len(splits.validation) + len(splits.train) == 4000
+    where, trains = splits.validation.relevance, splits.train.relevance
+    assert (where.totals(where) > 1).mean() > 0.95
+    # Of images drawn one by one nearly all would have a neighbour on the other side.
+    assert (where.totals(trains) > 0).mean() < 0.3
 
 
-def test_few_small_classes_validate_whole():
-    """Of two pictures of a class none can be spared."""
-    source = Source(part([2] * 5, "train"), part([2] * 5, "query", first=5), "queries")
-    splits = divide(source)
-    assert np.unique(splits.validation.labels, return_counts=True)[1].tolist() == [2, 2]
-    assert len(splits.train) == 6
+def test_cities_with_the_same_coordinates_are_divided_as_wholes():
+    """The third coordinate separates the cities."""
+    rng = np.random.default_rng(0)
+    city = np.column_stack([rng.uniform(0, 900, (400, 2)), 1e6 * np.repeat(np.arange(8), 50)])
+    other = part_of_places(rng.uniform(0, 90, (40, 3)), "query")
+    splits = divide(Source(part_of_places(city, "train"), other, other), validation=0.25)
+    kinds = [set(images.relevance.places[:, 2]) for images in (splits.train, splits.validation)]
+    assert (len(kinds[0]), len(kinds[1]), kinds[0] & kinds[1]) == (6, 2, set())
 
 
-def test_a_number_of_classes_is_met_as_it_is_given():
-    source = Source(part([9] * 5, "train"), part([3] * 3, "query", first=5), "queries")
-    assert np.bincount(divide(source, validation=1).validation.labels).max() == 9
-    assert len(divide(source, validation=1).validation) == 9
+# Refusals
 
 
-def test_a_share_of_few_is_at_least_one():
-    """Three classes to train on, a tenth of which would be none."""
-    source = Source(part([4] * 3, "train"), part([3] * 3, "query", first=3), "queries")
-    splits = divide(source)
-    assert sizes(splits) == {
-        **{"train": 6, "validation": 6, "gallery": 6},
-        **{"tuning": 1, "calibration": 1, "test": 1},
-    }
-    for name in ("validation", "tuning", "calibration", "gallery"):
-        assert len(getattr(divide(closed(), **{name: 0.001}), name)) == 1
-
-
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ({"validation": 0}, "validation is 0, of 20 classes: give"),
-        ({"gallery": 0}, "gallery is 0, of 77 images: give"),
-        ({"tuning": -2}, r"tuning is -2, of 3\d queries: give"),
-        ({"validation": True}, "validation is True, of 20 classes: give"),
-    ],
-)
-def test_what_a_part_is_taken_of_is_named(asked, said):
-    with pytest.raises(InvalidData, match=said):
-        divide(zero_shot(), **asked)
-
-
-def test_too_few_classes_for_any_size_say_so():
-    source = Source(part([4], "train"), part([4] * 3, "query", first=3), "queries")
-    with pytest.raises(InvalidData, match=r"some of 1 classes over: have at least 2 classes"):
-        divide(source)
-
-
-@pytest.mark.parametrize("asked", [{}, {"validation": 900}, {"gallery": 0.1}, {"tuning": 900}])
-def test_classes_of_one_image_leave_no_query(asked):
-    source = Source(part([4] * 9, "train"), part([1] * 7, "query", first=9), "queries")
-    with pytest.raises(InvalidData, match=r"no query remains: each of the 7 classes .* one image"):
-        divide(source, **asked)
-
-
-def test_a_share_that_is_all_of_every_class_leaves_no_query():
-    source = Source(part([4] * 9, "train"), part([3] * 7, "query", first=9), "queries")
-    with pytest.raises(InvalidData, match=r"gallery 0\.9 of each of 7 classes, .* all of their 21"):
-        divide(source, gallery=0.9)
-
-
-@pytest.mark.parametrize("source", [zero_shot, closed, published])
+@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("name", ["validation", "tuning", "calibration", "gallery"])
-@pytest.mark.parametrize("share", [0, -0.2, -3, 1.5, math.nan, math.inf, -math.inf])
-def test_a_part_of_no_image_or_a_broken_number_is_refused(source, name, share):
+@pytest.mark.parametrize("share", [0, -2, 1.5, math.nan, math.inf, True])
+def test_an_empty_part_or_a_broken_number_is_refused(source, name, share):
     if source is published and name == "gallery":
-        return
-    with pytest.raises(InvalidData, match=rf"^{name} is {share:g}, of \d+ [a-z]+: give a share"):
+        return  # which is not drawn
+    with pytest.raises(InvalidData, match=f"^{name} is"):
         divide(source(), **{name: share})
 
 
 @pytest.mark.parametrize(
-    ("source", "asked", "said"),
+    ("source", "options", "word"),
     [
-        (closed, {"validation": 60, "gallery": 60}, "validation 60 .* gallery 60 .* of 120 images"),
-        (closed, {"validation": 0.5}, "validation 0.5 .* gallery 0.5 must leave some of 120"),
-        (published, {"validation": 120}, "validation 120 must leave some of 120"),
-        (
-            published,
-            {"tuning": 30, "calibration": 30},
-            "tuning 30 .* calibration 30 .* of 60 queries",
-        ),
-        (published, {"tuning": 0.5, "calibration": 0.5}, "tuning 0.5 .* of 60 queries"),
-        (zero_shot, {"validation": 20}, "validation 20 must leave some of 20 classes"),
-        (zero_shot, {"gallery": 77}, "gallery 77 must leave some of 77 images"),
-        (zero_shot, {"gallery": 900}, "gallery 900 must leave some of 77 images"),
+        (closed, {"validation": 60, "gallery": 60}, "120 images"),
+        (closed, {"validation": 0.5}, "gallery 0.5"),
+        (published, {"validation": 120}, "validation 120"),
+        (published, {"tuning": 30, "calibration": 30}, "60 queries"),
+        (published, {"tuning": 0.5, "calibration": 0.5}, "60 queries"),
+        (zero_shot, {"validation": 20}, "20 classes"),
+        (zero_shot, {"gallery": 12}, "13 classes"),
+        (zero_shot, {"gallery": 77}, "77 images"),
+        (zero_shot, {"gallery": 900}, "77 images"),
     ],
 )
-def test_parts_that_leave_nothing_over_are_refused(source, asked, said):
-    with pytest.raises(InvalidData, match=f"{said}.*: ask for less"):
-        divide(source(), **asked)
+def test_parts_that_leave_nothing_over_are_refused(source, options, word):
+    with pytest.raises(InvalidData, match=word):
+        divide(source(), **options)
+
+
+def test_places_that_cannot_be_separated_are_refused():
+    other, same = random_places(40, "query"), part_of_places(np.zeros((30, 2)), "train")
+    for options in ({}, {"validation": 30}):
+        with pytest.raises(InvalidData, match="validation"):
+            divide(Source(same, other, other), **options)
+
+
+@pytest.mark.parametrize(
+    ("train", "evaluation", "options", "word"),
+    [
+        ([4], [4] * 3, {}, "at least 2 classes"),
+        ([4] * 9, [1] * 7, {}, "one image"),
+        ([4] * 9, [1] * 7, {"validation": 900}, "one image"),
+        ([4] * 9, [1] * 7, {"tuning": 900}, "one image"),
+        ([4] * 9, [3] * 7, {"gallery": 0.9}, "all of their 21"),
+    ],
+)
+def test_classes_that_are_too_few_or_too_small_are_refused(train, evaluation, options, word):
+    queries = part(evaluation, "query", first=len(train))
+    with pytest.raises(InvalidData, match=word):
+        divide(Source(part(train, "train"), queries, "queries"), **options)
+
+
+# Clusters of queries
 
 
 def clustered(source, clusters):
@@ -436,74 +386,170 @@ def hands(images):
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_queries_of_one_cluster_are_in_one_part_and_training_stays_the_same(source, seed):
-    given = source()
-    clusters = np.random.default_rng(seed).integers(0, 12, len(given.queries))
-    given = clustered(given, clusters)
-    plain = divide(given, seed=seed)
-    splits = divide(given, seed=seed, cluster="hand")
-    for name in ("train", "validation"):
+    clusters = np.random.default_rng(seed).integers(0, 12, len(source().queries))
+    data = clustered(source(), clusters)
+    plain = divide(data, seed=seed)
+    splits, again, other = (divide(data, seed=s, cluster="hand") for s in (seed, seed, seed + 1))
+    for name in ("train", "validation", *(() if source is zero_shot else ("gallery",))):
         assert getattr(splits, name).ids == getattr(plain, name).ids
     assert sorted(ids(splits)) == sorted(ids(plain))
     drawn = [hands(getattr(splits, name)) for name in QUERIES]
     assert all(drawn)
     assert sum(map(len, drawn)) == len(set.union(*drawn))
-    if source is not zero_shot:
-        assert splits.gallery.ids == plain.gallery.ids
-    again, other = (divide(given, seed=each, cluster="hand") for each in (seed, seed + 1))
     assert again.test.ids == splits.test.ids
     assert other.test.ids != splits.test.ids
 
 
 def test_a_drawn_gallery_has_clusters_of_its_own_and_every_class():
     """Twenty people draw each of ten characters."""
-    people = np.tile(np.arange(20), 10)
     source = Source(part(TRAIN, "train"), part([20] * 10, "query", first=20), "queries")
-    splits = divide(
-        clustered(source, people), gallery=0.2, tuning=30, calibration=0.5, cluster="hand"
-    )
+    data = clustered(source, np.tile(np.arange(20), 10))
+    splits = divide(data, gallery=0.2, tuning=30, calibration=0.5, cluster="hand")
     assert np.unique(splits.gallery.labels, return_counts=True)[1].tolist() == [4] * 10
-    assert not hands(splits.gallery) & set.union(
-        *(hands(getattr(splits, name)) for name in QUERIES)
-    )
+    queries = [getattr(splits, name) for name in QUERIES]
+    assert not hands(splits.gallery) & set.union(*map(hands, queries))
     # Of 160 queries by 16 people: 30 by 3 of them, and half of the people.
-    assert [len(getattr(splits, name)) for name in QUERIES] == [30, 80, 50]
+    assert [len(images) for images in queries] == [30, 80, 50]
 
 
-def test_classes_in_one_cluster_each_keep_the_gallery_that_they_have_without():
+def test_classes_in_one_cluster_each_keep_the_plain_gallery():
     source = Source(part(TRAIN, "train"), part([20] * 10, "query", first=20), "queries")
-    given = clustered(source, np.repeat(np.arange(5), 40))
-    plain, splits = divide(given, seed=3), divide(given, seed=3, cluster="hand")
+    data = clustered(source, np.repeat(np.arange(5), 40))
+    plain, splits = divide(data, seed=3), divide(data, seed=3, cluster="hand")
     assert splits.gallery.ids == plain.gallery.ids
     assert sorted(ids(splits)) == sorted(ids(plain))
     assert [len(hands(getattr(splits, name))) for name in QUERIES] == [2, 2, 1]
 
 
-def test_a_cluster_that_the_queries_do_not_have_is_refused_with_those_they_have():
-    given = clustered(closed(), np.arange(60))
-    with pytest.raises(InvalidConfig, match=r"cluster is 'camera', .*attribute; they have hand"):
-        divide(given, cluster="camera")
+def test_an_unknown_cluster_is_refused_with_the_known_attributes():
+    with pytest.raises(InvalidConfig, match="they have hand"):
+        divide(clustered(closed(), np.arange(60)), cluster="camera")
+    with pytest.raises(InvalidConfig, match="they have hand"):
+        cluster_warning(calibrated([1, 2]), "camera")
 
 
 @pytest.mark.parametrize(
-    ("clusters", "asked", "said"),
+    ("clusters", "options", "word"),
     [
-        (
-            np.zeros(60),
-            {},
-            r"tuning 0\.3 \+ calibration 0\.3 of 60 queries in 1 clusters: .* 2 cl",
-        ),
-        (np.arange(60) % 6, {"tuning": 21, "calibration": 30}, "in 6 clusters: that is 6 cluster"),
-        (np.arange(60) % 6, {"calibration": 0}, r"^calibration is 0, of 60 queries: give a share"),
+        (np.zeros(60), {}, "1 clusters"),
+        (np.arange(60) % 6, {"tuning": 21, "calibration": 30}, "6 clusters"),
+        (np.arange(60) % 6, {"calibration": 0}, "calibration is 0"),
     ],
     ids=["one cluster", "too many", "none"],
 )
-def test_clusters_that_leave_nothing_over_are_refused(clusters, asked, said):
-    with pytest.raises(InvalidData, match=said):
-        divide(clustered(closed(), clusters), cluster="hand", **asked)
+def test_clusters_that_leave_nothing_over_are_refused(clusters, options, word):
+    with pytest.raises(InvalidData, match=word):
+        divide(clustered(closed(), clusters), cluster="hand", **options)
 
 
-def test_parts_that_just_fit_leave_one_image_over():
-    splits = divide(closed(), validation=59, gallery=60, tuning=30, calibration=29)
-    assert (len(splits.train), len(splits.test)) == (1, 1)
+def drawn_rows(clusters, parts, seed=0):
+    return draw_by_cluster(np.random.default_rng(seed), np.asarray(clusters), parts)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("parts", [{"a": 0.3, "b": 0.3}, {"a": 5, "b": 0.5}, {"a": 1}], ids=str)
+def test_every_row_and_every_cluster_is_in_one_part(seed, parts):
+    clusters = np.random.default_rng(seed).integers(0, 9, 50)
+    rows = drawn_rows(clusters, parts, seed)
+    assert len(rows) == len(parts) + 1
+    assert sorted(np.concatenate(rows).tolist()) == list(range(50))
+    counts = Counter(cluster for each in rows for cluster in set(clusters[each].tolist()))
+    assert set(counts.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("parts", "n_clusters"),  # of 40, with 5 images each
+    [
+        ({"a": 0.25, "b": 0.5}, [10, 20, 10]),
+        ({"a": 0.001}, [1, 39]),
+        ({"a": 100, "b": 1}, [20, 1, 19]),
+        ({"a": 101, "b": 4}, [21, 1, 18]),
+    ],
+    ids=str,
+)
+def test_shares_are_of_clusters_and_numbers_of_images_are_rounded_up(parts, n_clusters):
+    rows = drawn_rows(np.repeat(np.arange(40), 5), parts)
+    assert [len(each) for each in rows] == [5 * n for n in n_clusters]
+    assert (np.diff(rows[-1]) < 0).sum() > len(rows[-1]) / 4  # in random order
+
+
+@pytest.mark.parametrize("parts", [{"a": 0.5, "b": 0.5}, {"a": 21, "b": 5}])
+def test_parts_that_leave_no_cluster_are_refused(parts):
+    with pytest.raises(InvalidData, match="6 clusters"):
+        drawn_rows(np.repeat(np.arange(6), 5), parts)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("size", [0.3, 120])
+def test_the_gallery_has_every_label_and_no_cluster_of_a_query(seed, size):
+    rng = np.random.default_rng(seed)
+    labels, clusters = rng.integers(0, 30, 400), rng.integers(0, 40, 400)
+    gallery, queries = draw_gallery(rng, SameLabel(labels), clusters, size)
+    assert sorted([*gallery, *queries]) == list(range(400))
+    assert not set(clusters[gallery]) & set(clusters[queries])
+    assert set(labels[gallery]) == set(range(30))
+    assert 12 <= len(set(clusters[gallery])) <= 18  # requested: 12 of 40 clusters
+
+
+def test_a_label_in_one_cluster_is_searched_with_all_of_that_cluster():
+    clusters = np.tile(np.arange(10), 10)
+    labels = np.where(clusters == 4, 7, np.repeat(np.arange(5), 20))
+    for seed in range(20):
+        gallery, _ = draw_gallery(np.random.default_rng(seed), SameLabel(labels), clusters, 0.2)
+        assert (clusters[gallery] == 4).sum() == 10
+        assert len(set(clusters[gallery])) == 2
+
+
+def test_labels_that_need_too_many_clusters_give_no_gallery():
+    rng, clusters = np.random.default_rng(0), np.repeat(np.arange(20), 5)
+    assert draw_gallery(rng, SameLabel(clusters // 2), clusters, 0.4) is not None  # 10 of 20
+    assert draw_gallery(rng, SameLabel(clusters), clusters, 0.5) is None
+
+
+def test_without_labels_clusters_of_the_gallery_are_drawn_at_random():
+    clusters = np.repeat(np.arange(20), 5)
+    relevance = SharedLabel.of_lists([[row % 3] for row in range(100)], 3)
+    galleries = [
+        set(clusters[draw_gallery(np.random.default_rng(seed), relevance, clusters, 0.25)[0]])
+        for seed in range(40)
+    ]
+    assert {len(each) for each in galleries} == {5}
+    assert set.union(*galleries) == set(range(20))
+
+
+# Warnings about clusters
+
+
+def part_of_hands(hands, cluster="hand"):
+    n = len(hands)
+    names, labels = [str(row) for row in range(n)], np.zeros(n, int)
+    attributes = {"hand": np.array(hands)}
+    return ImageSet(np.zeros((n, 1, 1), np.uint8), labels, names, attributes, cluster=cluster)
+
+
+def calibrated(hands, cluster="hand"):
+    """Splits with calibration queries by these hands; everything else is by others."""
+    other = part_of_hands([98, 99], cluster)
+    return Splits(*[other] * 4, part_of_hands(hands, cluster), other)
+
+
+def test_calibration_queries_in_clusters_cause_a_warning():
+    splits = calibrated(np.arange(2400) % 24)
+    warning = cluster_warning(splits, None)
+    for phrase in ("2,400 calibration queries", "24 clusters", "--cluster hand"):
+        assert phrase in warning
+    assert cluster_warning(splits, "hand") is None
+    assert cluster_warning(calibrated(np.arange(50)), None) is None
+    assert cluster_warning(calibrated([1, 1, 2], cluster=None), None) is None
+
+
+@pytest.mark.parametrize("name", ["train", "validation", "gallery"])
+def test_clusters_in_gallery_or_training_cause_a_warning(name):
+    splits = calibrated([1, 1, 2, 2, 3, 3])
+    warning = cluster_warning(replace(splits, **{name: part_of_hands([3, 4, 1])}), "hand")
+    assert "2 of the 3 clusters" in warning
+    assert cluster_warning(replace(splits, test=part_of_hands([3, 4, 1])), "hand") is None
+    without = ImageSet(np.zeros((1, 1, 1), np.uint8), np.zeros(1, int), ["x"])
+    assert cluster_warning(replace(splits, **{name: without}), "hand") is None

@@ -1,11 +1,14 @@
-import threading
+"""Preprocessing of images to a tensor, against Pillow and torchvision."""
+
+import json
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
+from torchvision import transforms
 
-from rcir.data import Preprocessing, images
+from rcir.data import Preprocessing
 from rcir.data.pixels import resize
 from rcir.errors import InvalidConfig, InvalidImage
 
@@ -45,18 +48,6 @@ def test_an_image_becomes_the_same_tensor_however_it_is_given(tmp_path):
         assert torch.equal(tensor, one_by_one[0])
 
 
-def test_images_of_different_sizes_are_resized_one_by_one(tmp_path):
-    sizes = [(12, 20), (8, 16), (5, 5)]
-    for i, (height, width) in enumerate(sizes):
-        Image.fromarray(noise(height, width, seed=i)).save(tmp_path / f"{i}.png")
-    paths = [tmp_path / f"{i}.png" for i in range(3)]
-    preprocessing = Preprocessing((8, 16))
-    together = preprocessing(paths)
-    assert together.shape == (3, 1, 8, 16)
-    for path, tensor in zip(paths, together, strict=True):
-        assert torch.equal(preprocessing([path])[0], tensor)
-
-
 RGB = Preprocessing((40, 60), 3, (0.0,) * 3, (1.0,) * 3)
 
 
@@ -78,16 +69,20 @@ def by_pillow(path, channels, size, orientation=1):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("orientation", [1, 3, 6])
+@pytest.mark.parametrize(
+    ("mode", "orientation"), [("RGB", 1), ("RGB", 3), ("RGB", 6), ("L", 1), ("CMYK", 1)]
+)
 @pytest.mark.parametrize(
     ("shape", "mean"),
     [((30, 45), 0.2), ((150, 200), 0.2), ((400, 300), 1.0), ((900, 1203), 1.5)],
     ids=str,
 )
-def test_jpeg_files_have_the_values_of_a_full_decode(tmp_path, shape, mean, orientation, channels):
+def test_jpeg_files_have_the_values_of_a_full_decode(
+    tmp_path, shape, mean, orientation, channels, mode
+):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    picture(*shape).save(tmp_path / "a.jpg", quality=90, exif=exif)
+    picture(*shape).convert(mode).save(tmp_path / "a.jpg", quality=90, exif=exif)
     preprocessing = Preprocessing(RGB.size, channels, (0.0,) * channels, (1.0,) * channels)
     resized = preprocessing.resized([tmp_path / "a.jpg"])[0].numpy()
     expected = by_pillow(tmp_path / "a.jpg", channels, RGB.size, orientation)
@@ -96,7 +91,7 @@ def test_jpeg_files_have_the_values_of_a_full_decode(tmp_path, shape, mean, orie
 
 def test_an_extent_is_stretched_to_any_size():
     rng = np.random.default_rng(0)
-    for _ in range(2000):
+    for _ in range(500):
         size, factor = rng.integers(1, 60, 2), rng.integers(2, 9)
         whole = rng.integers(2 * size * factor, 4 * size * factor + 9)
         reduced = -(-whole // factor)
@@ -111,16 +106,6 @@ def test_an_extent_is_stretched_to_any_size():
         assert inner.max(initial=0) < 255 / reduced[1] + 1.5
 
 
-@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
-@pytest.mark.parametrize("shape", [(50, 70), (400, 600)])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_grey_and_print_jpegs_are_converted(tmp_path, mode, shape, channels):
-    picture(*shape).convert(mode).save(tmp_path / "a.jpg", quality=90)
-    preprocessing = Preprocessing(RGB.size, channels, (0.0,) * channels, (1.0,) * channels)
-    resized = preprocessing.resized([tmp_path / "a.jpg"])[0].numpy()
-    assert np.abs(resized - by_pillow(tmp_path / "a.jpg", channels, RGB.size)).mean() < 1.0
-
-
 @pytest.fixture(params=[1, 3])
 def threads(request):
     before = torch.get_num_threads()
@@ -131,9 +116,9 @@ def threads(request):
 
 @pytest.fixture
 def files(tmp_path):
-    """50 files of several formats and sizes."""
+    """30 files of several formats and sizes."""
     paths = []
-    for i in range(50):
+    for i in range(30):
         paths.append(tmp_path / f"{i}.{('jpg', 'png', 'webp')[i % 3]}")
         picture(50 + 30 * (i % 5), 75 + 60 * (i % 4), seed=i).save(paths[-1])
     return paths
@@ -141,106 +126,106 @@ def files(tmp_path):
 
 def test_many_files_keep_their_order_in_any_number_of_threads(files, threads):
     together = RGB.resized([str(path) for path in files])
-    assert together.shape == (50, 3, 40, 60)
+    assert together.shape == (30, 3, 40, 60)
     for path, tensor in zip(files, together, strict=True):
         assert torch.equal(RGB.resized([path])[0], tensor)
         assert torch.equal(RGB.resized([path, noise(9, 9)])[0], tensor)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.95])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.95])
 def test_the_first_bad_file_of_many_is_named(files, threads, share):
-    for number in (21, 23, 42, 48):
+    for number in (11, 13, 22):
         content = files[number].read_bytes()
         files[number].write_bytes(content[: int(share * len(content))])
-    with pytest.raises(InvalidImage, match=f"{files[21].name} is ") as caught:
+    with pytest.raises(InvalidImage, match=str(files[11])):
         RGB.resized(files)
-    assert str(files[21]) in str(caught.value)
-
-
-def test_a_missing_file_of_many_is_named(files, threads):
-    files[30].unlink()
-    with pytest.raises(InvalidImage, match=rf"no file .*{files[30].name}"):
+    files[11].unlink()
+    with pytest.raises(InvalidImage, match=str(files[11])):
         RGB.resized(files)
 
 
-@pytest.mark.parametrize("threads", [3], indirect=True)
-def test_no_more_images_than_threads_are_in_memory(files, threads, monkeypatch):
-    lock, now, most = threading.Lock(), 0, 0
-    read = images._read
-
-    def counting_read(*arguments):
-        nonlocal now, most
-        with lock:
-            now += 1
-            most = max(most, now)
-        pixels = read(*arguments)
-        with lock:
-            now -= 1
-        assert pixels.shape == (40, 60, 3)
-        return pixels
-
-    monkeypatch.setattr(images, "_read", counting_read)
-    RGB.resized(files)
-    assert now == 0
-    assert 1 <= most <= 3
-
-
-@pytest.mark.parametrize("shape", [(2, 8, 16), (2, 12, 20)])
-def test_images_that_may_not_be_written_are_read(shape):
-    images = noise(*shape)
-    expected = Preprocessing()(images.copy())
-    images.flags.writeable = False
-    assert torch.equal(Preprocessing()(images), expected)
-    assert torch.equal(Preprocessing()([images[0], images[1]]), expected)
-    assert torch.equal(Preprocessing()(images[:, ::-1, ::-1]), expected_of(images[:, ::-1, ::-1]))
-
-
-def expected_of(images):
-    return torch.cat([Preprocessing()([np.array(image)]) for image in images])
-
-
-def test_a_changed_tensor_leaves_the_images_alone():
-    images = noise(2, 8, 16)
-    before = images.copy()
-    Preprocessing()(images).fill_(7.0)
-    np.testing.assert_array_equal(images, before)
-
-
-@pytest.mark.parametrize("nothing", [[], (), np.zeros((0, 8, 16), np.uint8)])
-def test_no_images_are_refused(nothing):
-    with pytest.raises(InvalidImage, match="give at least one"):
-        Preprocessing()(nothing)
+def test_read_only_and_reversed_arrays_are_not_written_to():
+    for shape in ((2, 8, 16), (2, 12, 20)):
+        images = noise(*shape)
+        before = images.copy()
+        expected = Preprocessing()(before.copy())
+        images.flags.writeable = False
+        assert torch.equal(Preprocessing()(images), expected)
+        assert torch.equal(Preprocessing()([images[0], images[1]]), expected)
+        reverse = Preprocessing()(images[:, ::-1, ::-1])
+        assert torch.equal(reverse, Preprocessing()(before[:, ::-1, ::-1].copy()))
+        writable = before.copy()
+        Preprocessing()(writable).fill_(7.0)
+        np.testing.assert_array_equal(writable, before)
 
 
 @pytest.mark.parametrize(
-    "wrong", [[noise(8, 16), noise(8, 16, 2)], noise(2, 8, 16, 4), np.zeros((2, 8, 16)), [None]]
+    "images",
+    [
+        *([], (), np.zeros((0, 8, 16), np.uint8), [noise(8, 16), noise(8, 16, 2)]),
+        *(noise(2, 8, 16, 4), np.zeros((2, 8, 16)), [None]),
+    ],
 )
-def test_one_bad_image_refuses_the_batch(wrong):
+def test_batches_without_images_or_with_a_bad_one_are_refused(images):
     with pytest.raises(InvalidImage, match="give"):
-        Preprocessing()(wrong)
+        Preprocessing()(images)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"channels": 2},
-        {"size": (0, 8)},
-        {"size": (8,)},
-        {"mean": (0.0, 0.0)},
-        {"std": (0.0,)},
-        {"std": (-1.0,)},
-        {"channels": 3, "mean": (0.5, 0.5)},
+        *({"channels": 2}, {"size": (0, 8)}, {"size": (8,)}, {"mean": (0.0, 0.0)}),
+        *({"std": (0.0,)}, {"std": (-1.0,)}, {"channels": 3, "mean": (0.5, 0.5)}),
+        *({"interpolation": "nearest"}, {"crop": 0.0}, {"crop": 1.1}),
     ],
     ids=str,
 )
-def test_configurations_that_make_no_sense_are_refused(options):
-    with pytest.raises(InvalidConfig, match=r"preprocessing\."):
+def test_invalid_configurations_are_refused(options):
+    with pytest.raises(InvalidConfig, match=list(options)[-1]):
         Preprocessing(**options)
 
 
-def test_one_mean_and_deviation_serve_all_channels():
-    image = np.random.default_rng(0).integers(0, 256, (4, 4, 3), np.uint8)
-    one = Preprocessing((4, 4), 3, (0.25,), (0.5,))([image])
-    three = Preprocessing((4, 4), 3, (0.25,) * 3, (0.5,) * 3)([image])
-    assert torch.equal(one, three)
-    assert one[0, 2, 1, 3].item() == pytest.approx((image[1, 3, 2] / 255 - 0.25) / 0.5, rel=1e-6)
+def test_a_configuration_is_restored_from_its_dictionary():
+    cropped = Preprocessing((8, 16), 3, interpolation="bicubic", crop=0.9)
+    for preprocessing in (Preprocessing((8, 16), 3, (0.5,), (0.2,)), cropped):
+        stored = json.loads(json.dumps(preprocessing.to_dict()))
+        assert Preprocessing.from_dict(stored) == preprocessing
+    # Files of earlier versions have neither interpolation nor crop.
+    stored = {"size": [8, 16], "channels": 3, "mean": [0.5], "std": [0.2]}
+    assert Preprocessing.from_dict(stored) == Preprocessing((8, 16), 3, (0.5,), (0.2,))
+
+
+# Centre crops
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("crop", [0.875, 1.0])
+@pytest.mark.parametrize(("height", "width"), [(90, 120), (121, 83), (64, 64), (300, 40), (30, 41)])
+def test_centre_crops_are_those_of_torchvision(interpolation, crop, height, width, tmp_path):
+    rng = np.random.default_rng(height)
+    small = rng.integers(0, 256, (height // 8 + 2, width // 8 + 2, 3), dtype=np.uint8)
+    image = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+    image.save(tmp_path / "a.png")
+    mode = transforms.InterpolationMode(interpolation)
+    scaled = transforms.Resize(int(64 / crop), mode)(image)
+    expected = np.asarray(transforms.CenterCrop(64)(scaled)).astype(int)
+    preprocessing = Preprocessing((64, 64), 3, interpolation=interpolation, crop=crop)
+    for source in ([tmp_path / "a.png"], np.asarray(image)[None], [image], [np.asarray(image)]):
+        cropped = preprocessing.resized(source)[0].permute(1, 2, 0).numpy().astype(int)
+        # Pillow rounds after each of the two directions.
+        assert np.abs(cropped - expected).max() <= 3
+        assert np.abs(cropped - expected).mean() < 0.1
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_the_centre_of_a_jpeg_is_that_of_the_upright_picture(orientation, tmp_path):
+    ramp = np.linspace(0, 255, 400)[None, :, None] * np.ones((200, 1, 3))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(ramp.astype(np.uint8)).save(tmp_path / "a.jpg", quality=95, exif=exif)
+    upright = ImageOps.exif_transpose(Image.open(tmp_path / "a.jpg"))
+    size = (48, 96) if upright.width > upright.height else (64, 32)  # each covers 48 x 32
+    expected = np.asarray(transforms.CenterCrop((24, 16))(transforms.Resize(size)(upright)))
+    preprocessing = Preprocessing((24, 16), 3, crop=0.5)
+    cropped = preprocessing.resized([tmp_path / "a.jpg"])[0].permute(1, 2, 0).numpy()
+    assert np.abs(cropped.astype(int) - expected.astype(int)).max() <= 4

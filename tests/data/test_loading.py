@@ -1,0 +1,413 @@
+"""Data sets by name: their options, where they are looked for, their splits, and verification."""
+
+from dataclasses import replace
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rcir.data import DATASETS, DataConfig, data_root, load_splits, with_cluster
+from rcir.data.division import PARTS, Source, divide
+from rcir.data.records import ImageSet
+from rcir.data.registry import DIVISION, DataSet, find_dataset
+from rcir.data.verification import Findings, verify
+from rcir.data.within_radius import WithinRadius
+from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
+from tests.data.small_sets import unpack_birds, write_lines, write_pictures
+
+
+def write_classes(folder, counts):
+    """Small pictures in class folders; returns their names."""
+    names = [f"kind-{kind}/{n}.png" for kind, count in enumerate(counts) for n in range(count)]
+    write_pictures(folder, names)
+    return names
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The arguments of a reader that replaces those of all sets."""
+    calls = []
+
+    def read(root, **options):
+        calls.append((root, options))
+        part = ImageSet(np.zeros((40, 2, 2), np.uint8), np.repeat(np.arange(20), 2), ["x"] * 40)
+        return Source(part, part, "queries")
+
+    monkeypatch.setattr(DataSet, "function", lambda self: read)
+    return calls
+
+
+# Names and options
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_set_has_a_reader_with_its_options(name):
+    dataset = DATASETS[name]
+    module, function = dataset.reader.split(":")
+    reader = getattr(import_module(f"rcir.data.datasets.{module}"), function)
+    parameters = signature(reader).parameters
+    assert next(iter(parameters)) == "root"
+    assert set(dataset.options) <= set(parameters)
+    assert ("download" in parameters) == dataset.downloads
+    assert ("seed" in parameters) == (dataset.composed or name in ("folder", "table"))
+    if not dataset.composed:
+        # Options of `divide` never reach the reader.
+        assert not set(DIVISION) & set(parameters)
+    assert set(dataset.parts) <= set(PARTS)
+    assert set(DIVISION) == set(signature(divide).parameters) - {"source", "seed"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "published"),
+    [
+        ("mnist", {}, 60_000 + 10_000),
+        ("fashion-mnist", {}, 60_000 + 10_000),
+        ("cifar10", {}, 60_000),
+        ("svhn", {}, 73_257 + 26_032),
+        ("omniglot", {}, 964 * 20),
+        ("cub200", {}, 5_864 + 5_924),
+        ("cars196", {}, 8_054 + 8_131),
+        ("sop", {}, 59_551 + 60_502),
+        ("lfw", {}, 9_525 + 3_708),
+        ("market1501", {}, 12_936 + 19_732 - 3_819 + 3_368),
+        ("duke", {}, 16_522 + 2_228 + 17_661),
+        ("pitts30k", {}, 10_000 + 7_416 + 10_000 + 6_816),
+        ("pitts30k", {"split": "val"}, 10_000 + 7_416 + 10_000 + 7_608),
+        ("pitts30k", {"version": "250k"}, 91_464 + 7_824 + 83_952 + 8_280),
+        ("pitts250k", {}, 91_464 + 7_824 + 83_952 + 8_280),
+        ("pitts250k", {"split": "val"}, 91_464 + 7_824 + 78_648 + 7_608),
+        ("clothing1m", {}, None),
+        ("clothing1m", {"noisy": False}, 72_409),
+        ("folder", {"path": "p"}, None),
+    ],
+)
+def test_published_numbers_of_images_are_those_of_the_papers(name, options, published):
+    assert DATASETS[name].published(options) == published
+
+
+def test_an_unknown_set_is_refused_with_the_known_names(tmp_path):
+    for refuse in (
+        find_dataset,
+        lambda name: load_splits(DataConfig(name)),
+        lambda name: verify(name, tmp_path, {}),
+    ):
+        with pytest.raises(InvalidConfig, match=r"digits, .*cub200, .*table"):
+            refuse("cub")
+
+
+@pytest.mark.parametrize("name", ["digits", "folder", "cub200"])
+@pytest.mark.parametrize("option", ["colour", "seed", "root"])
+def test_an_unknown_option_is_refused(name, option, tmp_path):
+    options = {"path": "p"} if name == "folder" else {}
+    with pytest.raises(InvalidConfig, match=option):
+        load_splits(DataConfig(name, root=str(tmp_path), options=options | {option: 3}))
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        *[("folder", "path", 5), ("folder", "path", None), ("folder", "open_set", 1)],
+        *[("folder", "train", "apple"), ("folder", "train", [3]), ("folder", "gallery", "half")],
+        *[("folder", "validation", True), ("digits", "train", 100.0), ("table", "radius", True)],
+        *[("n-digit-mnist", "digits", True), ("n-digit-mnist", "digits", 2.5)],
+        *[("n-digit-mnist", "corrupt", "0.5"), ("n-digit-mnist", "gap", "class")],
+        *[("pitts30k", "version", 30), ("omniglot", "gallery", None), ("table", "cluster", 3)],
+        *[("omniglot", "cluster", ["drawer"]), ("msls", "cities", [1])],
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name(name, option, value, tmp_path):
+    options = {"path": "p"} if name in ("folder", "table") else {}
+    with pytest.raises(InvalidConfig, match=f"of {name}: {option} is"):
+        load_splits(DataConfig(name, root=str(tmp_path), options=options | {option: value}))
+
+
+def test_integers_and_numpy_numbers_are_accepted_as_numbers(calls, tmp_path):
+    options = {"validation": np.int64(3), "gallery": np.float32(0.5), "tuning": 4, "radius": 3}
+    load_splits(DataConfig("table", root=str(tmp_path), options=options))
+    assert calls == [(tmp_path, {"radius": 3, "seed": 0})]
+
+
+def test_an_error_inside_a_reader_is_not_reported_as_a_wrong_option(monkeypatch, tmp_path):
+    def read(root, size=3):
+        return len(size)
+
+    monkeypatch.setattr(DataSet, "function", lambda self: read)
+    with pytest.raises(TypeError, match="has no len"):
+        load_splits(DataConfig("sop", root=str(tmp_path)))
+
+
+def test_a_missing_required_option_is_named(tmp_path):
+    with pytest.raises(InvalidConfig, match="path"):
+        load_splits(DataConfig("folder", root=str(tmp_path)))
+
+
+def test_a_negative_seed_is_refused():
+    with pytest.raises(InvalidConfig, match="seed"):
+        DataConfig(seed=-1)
+
+
+# Where files are
+
+
+@pytest.mark.parametrize(
+    ("root", "variable", "expected"),
+    [
+        ("here/below", "elsewhere", "here/below"),
+        (None, "elsewhere", "elsewhere"),
+        (None, "", "data"),
+        (None, None, "data"),
+    ],
+)
+def test_the_root_is_the_option_or_the_variable_or_data(root, variable, expected, monkeypatch):
+    monkeypatch.delenv("RCIR_DATA", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("RCIR_DATA", variable)
+    assert data_root(DataConfig(root=root)) == Path.cwd() / expected
+
+
+@pytest.mark.parametrize(
+    ("place", "names"),
+    [
+        ("MNIST/raw", {"mnist", "n-digit-mnist"}),
+        ("FashionMNIST/raw", {"fashion-mnist"}),
+        ("lfw-py", {"lfw"}),
+        ("pittsburgh/datasets/pitts30k_train.mat", {"pitts30k"}),
+        ("pittsburgh/datasets/pitts250k_train.mat", {"pitts250k"}),
+    ],
+)
+def test_a_set_is_there_where_its_reader_looks_for_it(place, names, tmp_path):
+    without_files = {name for name, dataset in DATASETS.items() if not dataset.places}
+    assert {name for name, each in DATASETS.items() if each.there(tmp_path)} == without_files
+    (tmp_path / place).mkdir(parents=True)
+    there = {name for name, each in DATASETS.items() if each.there(tmp_path)}
+    assert there == names | without_files
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, each in DATASETS.items() if each.places and not each.downloads]
+)
+def test_a_set_that_cannot_be_downloaded_names_its_source(name, tmp_path):
+    with pytest.raises(DataUnavailable, match="RCIR_DATA") as error:
+        load_splits(DataConfig(name, root=str(tmp_path), download=True))
+    assert str(tmp_path / DATASETS[name].places[0]) in str(error.value)
+    assert DATASETS[name].get in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_readers_that_can_download_are_told_to(calls, tmp_path):
+    sizes = {"validation": 4, "gallery": 24, "tuning": 3, "calibration": 3}
+    load_splits(DataConfig("mnist", root=str(tmp_path), download=True, options=sizes))
+    load_splits(DataConfig("mnist", root=str(tmp_path), options=sizes))
+    (tmp_path / "lfw").mkdir()
+    load_splits(DataConfig("lfw", root=str(tmp_path), download=True))
+    assert [options for _, options in calls] == [{"download": True}, {}, {}]
+
+
+# Splits
+
+
+def test_options_of_a_set_are_defaults_of_its_reader(calls, tmp_path):
+    for options in ({}, {"version": "30k"}):
+        load_splits(DataConfig("pitts250k", root=str(tmp_path), options=options))
+    assert calls == [(tmp_path, {"version": "250k"}), (tmp_path, {"version": "30k"})]
+
+
+def test_sizes_and_cluster_go_to_the_division_and_other_options_to_the_reader(calls, tmp_path):
+    options = {"validation": 3, "gallery": 0.5, "tuning": 4, "calibration": 5, "size": 8}
+    config = DataConfig("sop", root=str(tmp_path), options=options)
+    splits = load_splits(config)
+    assert [len(part) for part in vars(splits).values()] == [34, 6, 20, 4, 5, 11]
+    assert len(options) == 5  # not changed
+    assert with_cluster(config, None) == config
+    with pytest.raises(InvalidConfig, match="camera"):
+        load_splits(with_cluster(config, "camera"))
+    assert calls == [(tmp_path, {"size": 8})] * 2
+
+
+def test_a_folder_of_pictures_is_divided(tmp_path):
+    names = write_classes(tmp_path / "p", [4] * 6)
+    options = {"path": "p", "validation": 1, "gallery": 0.5, "tuning": 2, "calibration": 2}
+    config = DataConfig("folder", root=str(tmp_path), seed=3, options=options)
+    splits = load_splits(config)
+    assert sorted(name for part in vars(splits).values() for name in part.ids) == names
+    assert [len(part) for part in vars(splits).values()] == [8, 4, 6, 2, 2, 2]
+    for part in vars(splits).values():
+        assert part.images == [tmp_path / "p" / name for name in part.ids]
+    kinds = [{name.split("/")[0] for name in part.ids} for part in vars(splits).values()]
+    assert len(kinds[0] | kinds[1]) == len(kinds[2]) == 3
+    assert not (kinds[0] | kinds[1]) & kinds[2]
+    again, other = (load_splits(replace(config, seed=seed)) for seed in (3, 4))
+    assert again.test.ids == splits.test.ids
+    assert [part.ids for part in vars(other).values()] != [p.ids for p in vars(splits).values()]
+
+
+@pytest.mark.parametrize("name", ["folder", "table"])
+def test_each_class_trains_for_half_of_the_seeds(tmp_path, name):
+    names = write_classes(tmp_path / "p", [4] * 6)
+    lines = ["path,label", *(f"p/{file},{file.split('/')[0]}" for file in names)]
+    write_lines(tmp_path / "table.csv", lines)
+    options = {"path": {"folder": "p", "table": "table.csv"}[name]}
+    trained = []
+    for seed in range(40):
+        splits = load_splits(DataConfig(name, root=str(tmp_path), seed=seed, options=options))
+        kinds = {*splits.train.attributes["class"], *splits.validation.attributes["class"]}
+        assert len(kinds) == 3
+        trained.append(kinds)
+    for number in range(6):
+        assert 8 <= sum(f"kind-{number}" in kinds for kinds in trained) <= 32
+    assert len(set(map(frozenset, trained))) > 10  # of 20 halves
+
+
+def test_omitted_files_are_reported_in_one_line(tmp_path):
+    write_classes(tmp_path / "p", [4] * 6)
+    for name in ("kind-0/a.heic", "kind-1/b.txt", "top.png"):
+        (tmp_path / "p" / name).touch()
+    lines = []
+    load_splits(DataConfig("folder", root=str(tmp_path), options={"path": "p"}), lines.append)
+    assert len(lines) == 1
+    assert "2 files" in lines[0]
+    assert "1 pictures" in lines[0]
+
+
+def test_a_composed_set_draws_its_own_splits():
+    sizes = {"train": 100, "validation": 101, "gallery": 102, "tuning": 103}
+    sizes |= {"calibration": 104, "test": 105}
+    splits = load_splits(DataConfig("digits", options=sizes))
+    assert {name: len(part) for name, part in vars(splits).items()} == sizes
+    assert {name for name, each in DATASETS.items() if each.composed} == {"digits", "omniglot"}
+
+
+# Verification of a copy
+
+FOLDER = {"path": "p"}
+
+
+@pytest.fixture
+def set_published(monkeypatch):
+    """Sets the published number of images of a data set."""
+    return lambda name, n: monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], images=n))
+
+
+@pytest.mark.data
+def test_photographs_of_three_kinds_of_birds_are_a_readable_part(
+    data_root, tmp_path, set_published
+):
+    folder, official = tmp_path / "CUB_200_2011", data_root / "annotations" / "cub200"
+    names = set(unpack_birds(data_root, folder / "images", ("001.", "002.", "003.")))
+    lines = (official / "images.txt").read_text().splitlines()
+    numbers = {line.split()[0] for line in lines if line.split()[1] in names}
+    for file in ("images.txt", "image_class_labels.txt"):
+        lines = (official / file).read_text().splitlines()
+        write_lines(folder / file, [line for line in lines if line.split()[0] in numbers])
+    (folder / "classes.txt").symlink_to(official / "classes.txt")
+    findings = verify("cub200", tmp_path, {})
+    assert (sum(findings.parts.values()), findings.published) == (len(names), 11_788)
+    assert (findings.unreadable, findings.complete) == ((), False)
+    set_published("cub200", len(names))
+    assert verify("cub200", tmp_path, {}).complete
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("name", "options", "parts"),
+    [
+        ("fashion-mnist", {}, {"train": 60_000, "queries": 10_000}),
+        (
+            *("n-digit-mnist", {"total_train": 7000, "total_test": 3000}),
+            {"train": 7000, "queries": 3000},
+        ),
+        pytest.param(
+            *("omniglot", {}, {"train": 10_360, "queries": 8_920}), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_official_copies_are_complete(data_root, name, options, parts):
+    findings = verify(name, data_root, options)
+    assert (findings.parts, findings.complete, findings.alone) == (parts, True, 0)
+    assert findings.published in (None, sum(parts.values()))
+
+
+@pytest.mark.parametrize(("n", "complete"), [(11, False), (12, True), (13, False)])
+def test_a_copy_is_complete_with_the_published_number(tmp_path, set_published, n, complete):
+    write_classes(tmp_path / "p", (3, 3, 4, 2))
+    options = FOLDER | {"train": ["kind-0", "kind-1"]}
+    findings = verify("folder", tmp_path, options)
+    assert findings == Findings({"train": 6, "queries": 6}, None, (), 0, ())
+    assert findings.complete  # no number is published
+    set_published("folder", n)
+    assert verify("folder", tmp_path, options).complete is complete
+
+
+@pytest.mark.parametrize("harm", ["text", "empty", "cut short"])
+def test_every_unreadable_picture_is_named(tmp_path, set_published, harm):
+    write_classes(tmp_path / "p", [30] * 4)
+    set_published("folder", 120)
+    victims = [tmp_path / "p" / "kind-1" / "17.png", tmp_path / "p" / "kind-3" / "4.png"]
+    for victim in victims:
+        content = {"text": b"no picture", "empty": b"", "cut short": victim.read_bytes()[:45]}
+        victim.write_bytes(content[harm])
+    seen, totals = [], []
+
+    def watch(faults, total):
+        totals.append(total)
+        for fault in faults:
+            seen.append(fault)
+            yield fault
+
+    findings = verify("folder", tmp_path, FOLDER, watch)
+    assert not findings.complete
+    assert sum(findings.parts.values()) == 120
+    assert (totals, len(seen)) == ([120], 120)  # progress
+    assert tuple(fault for fault in seen if fault) == findings.unreadable
+    for victim, fault in zip(victims, sorted(findings.unreadable), strict=True):
+        assert str(victim) in fault
+
+
+def test_pictures_of_a_published_gallery_are_read_too(tmp_path):
+    names = [f"{part}/kind/1.png" for part in ("train", "query", "gallery")]
+    write_pictures(tmp_path / "p", names)
+    (tmp_path / "p" / "gallery" / "kind" / "1.png").write_bytes(b"")
+    findings = verify("folder", tmp_path, FOLDER)
+    assert findings.parts == {"train": 1, "queries": 1, "gallery": 1}
+    assert len(findings.unreadable) == 1
+    assert "gallery/kind/1.png" in findings.unreadable[0]
+
+
+def test_classes_of_one_image_are_counted_where_the_gallery_is_drawn_from_them(tmp_path):
+    write_classes(tmp_path / "p", (1, 3, 1, 1))
+    for options, n in (
+        ({"train": ["kind-0", "kind-1"]}, 2),
+        ({"train": ["kind-0", "kind-1", "kind-2"]}, 1),
+        ({"open_set": False}, 0),
+    ):
+        assert verify("folder", tmp_path, FOLDER | options).alone == n
+
+
+def test_places_are_not_counted_as_classes(tmp_path, monkeypatch):
+    images, relevance = np.zeros((3, 4, 4), np.uint8), WithinRadius(np.eye(3), 1.0)
+    part = ImageSet(images, None, ["a", "b", "c"], {}, relevance)
+    source = Source(part, part, "queries")
+    monkeypatch.setattr(DataSet, "function", lambda self: lambda root: source)
+    findings = verify("folder", tmp_path, {})
+    assert (findings.alone, findings.parts) == (0, {"train": 3, "queries": 3})
+
+
+def test_a_set_of_a_library_needs_no_verification(tmp_path):
+    with pytest.raises(InvalidConfig, match="digits"):
+        verify("digits", tmp_path, {})
+
+
+@pytest.mark.parametrize("options", [{}, {"path": "p", "gallery": 3}, {"path": 5}], ids=str)
+def test_wrong_options_of_a_verification_are_refused(options, tmp_path):
+    with pytest.raises(InvalidConfig, match="options of folder"):
+        verify("folder", tmp_path, options)
+
+
+def test_errors_of_the_reader_pass_through_verification(tmp_path):
+    with pytest.raises(DataUnavailable, match="no folder"):
+        verify("folder", tmp_path, FOLDER)
+    write_classes(tmp_path / "p", [2])
+    with pytest.raises(InvalidData, match="one class"):
+        verify("folder", tmp_path, FOLDER)
