@@ -1,22 +1,26 @@
 """Retrievers that several files share; tests must not change them."""
 
+import hashlib
+import json
+
+import numpy as np
 import pytest
 
-from rcir.data import ImageSet, Preprocessing
+from rcir.data import ImageSet
 from rcir.retrieval.retriever import Retriever
-from tests.retrieval import whole_numbers
+from tests.retrieval.retrievers import build, calibrate
 
 
 @pytest.fixture(scope="session")
 def certified():
     """Calibrated on whole numbers with quantile sizes and two groups."""
-    return whole_numbers.calibrate(whole_numbers.build())
+    return calibrate(build())
 
 
 @pytest.fixture(scope="session")
 def learned():
     """Calibrated on whole numbers with learned sizes."""
-    return whole_numbers.calibrate(whole_numbers.build(depth=40), "learned", groups=False)
+    return calibrate(build(depth=40), "learned", groups=False)
 
 
 @pytest.fixture
@@ -28,7 +32,6 @@ def loaded(folder):
 @pytest.fixture(scope="session")
 def joined():
     """A function that appends one set of images to another."""
-    import numpy as np
 
     def join(first, second):
         shared = first.attributes.keys() & second.attributes.keys()
@@ -45,13 +48,14 @@ def joined():
     return join
 
 
-@pytest.fixture
-def matching_by(retriever, splits):
-    """A function that builds a retriever whose images match by something other than a label."""
+@pytest.fixture(scope="session")
+def sign():
+    """A function that writes the checksums of a folder's files as they are into its manifest."""
 
-    def build(relevance, depth=50):
-        gallery = splits.gallery
-        images = ImageSet(gallery.images, None, gallery.ids, {}, relevance)
-        return Retriever.build(retriever.encoder, Preprocessing(), images, depth=depth)
+    def sign(folder):
+        manifest = json.loads((folder / "manifest.json").read_text())
+        for name in manifest["files"]:
+            manifest["files"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
 
-    return build
+    return sign

@@ -1,7 +1,7 @@
 """The sets that `retrieve` and `at_levels` return, compared with brute force."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -22,18 +22,8 @@ from rcir.errors import (
 from rcir.retrieval.answer import Guarantee, Retrieval
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import SCORE_FUNCTIONS
-from tests.retrieval.whole_numbers import (
-    CALIBRATION,
-    DELTA,
-    GALLERY,
-    TEST,
-    build,
-    calibrate,
-    guarantee,
-    missed,
-    plain,
-    retrieve,
-)
+from tests.retrieval.retrievers import build, calibrate, guarantee, missed, plain, retrieve
+from tests.retrieval.whole_numbers import CALIBRATION, DELTA, GALLERY, TEST
 
 
 def positions(answer):
@@ -324,7 +314,7 @@ def test_names_that_are_not_one_to_one_are_ignored(names):
     assert named.label_names == {}
 
 
-# The `Retrieval` itself
+# What an answer and its guarantee say
 
 GUARANTEE = Guarantee(
     alpha=0.05,
@@ -388,3 +378,49 @@ def test_an_abstention_says_so_in_print_and_in_json():
 def test_parts_of_an_answer_of_different_length_are_refused(ids, distances, labels):
     with pytest.raises(ValueError, match="ids"):
         Retrieval(ids, np.zeros(distances, np.float32), 0.1, GUARANTEE, labels)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({}, ["probability at least 0.9", "a true match is missing", "at most 0.05 of the sets"]),
+        ({}, ["3000 calibration queries", "quantile", "binomial", "threshold = 12.5"]),
+        ({"distinct": "label"}, ["sets of distinct labels"]),
+        ({"risk": "recall", "delta": 0.001}, ["0.999", "0.05 of a query's true matches"]),
+        ({"risk": "recall", "distinct": "label"}, ["0.05 of a query's true labels"]),
+        ({"risk": "false-discovery"}, ["0.05 of a set's items", "wrong"]),
+        ({"risk": "false-discovery", "distinct": "label"}, ["0.05 of a set's labels", "wrong"]),
+        (
+            {
+                "alpha": {"miss": 0.1, "recall": 0.25, "false-discovery": 0.5},
+                "risk": "miss, recall, false-discovery",
+                "risk_bound": None,
+            },
+            ["0.1 of the sets", "0.25 of a query's true matches", "0.5 of a set's items"],
+        ),
+        ({"abstain": True}, ["0.05 of the answers"]),
+        ({"group": "north", "n_calibration": 70}, ["queries of group 'north'", "the 70"]),
+        ({"simultaneous": True}, ["whatever alpha"]),
+        ({"chosen_among": 12}, ["Chosen among 12 retrievers"]),
+        ({"delta": None}, ["On average over calibrations"]),
+        ({"anytime": True}, ["at every moment since calibration began"]),
+        ({"mix": "any", "n_groups": 5}, ["whatever the mix of the 5 groups"]),
+        ({"mix": "any", "n_groups": 2, "anytime": True}, ["every moment", "mix of the 2 groups"]),
+        ({"mix": {"north": 0.7, "south": 0.3}}, ["north 0.7, south 0.3"]),
+        ({"cluster": "drawer", "n_clusters": 60}, ["any further drawer", "60 of the 3000"]),
+        (
+            {"cluster": "drawer", "n_clusters": 20, "group": "north", "n_calibration": 70},
+            ["group 'north'", "any further drawer", "20 of the 70", "each drawer counted alike"],
+        ),
+        # Never rounded in favour of the guarantee.
+        ({"delta": 1e-5}, ["at least 0.99999,"]),
+        ({"delta": 1e-12}, ["at least 0.999999999999,"]),
+        ({"delta": 0.10004, "alpha": 0.12344}, ["at least 0.89996,", "at most 0.12344 of"]),
+    ],
+    ids=str,
+)
+def test_the_sentence_states_what_was_requested(changes, parts):
+    changed = replace(GUARANTEE, **changes)
+    for part in parts:
+        assert part in str(changed)
+    assert Guarantee(**json.loads(json.dumps(asdict(changed)))) == changed

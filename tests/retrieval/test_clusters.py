@@ -1,28 +1,22 @@
 """Queries that come in clusters, such as all that one person drew."""
 
-import math
 import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import binom
 
 from rcir.data import ImageSet
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.retrieval.retriever import Retriever
+from tests.retrieval.retrievers import build, calibrate, guarantee, plain, retrieve, search
 from tests.retrieval.whole_numbers import (
     CALIBRATION,
     DELTA,
     FURTHER,
     TEST,
     TUNING,
-    build,
-    calibrate,
-    guarantee,
-    plain,
-    retrieve,
-    search,
+    hoeffding_bentkus,
 )
 
 
@@ -52,17 +46,6 @@ def shares(threshold):
     """The share of missed queries of each drawer, a thousandth above the threshold allowed."""
     missed = CALIBRATION.scores > threshold * (1 + 1e-3)
     return np.array([missed[name == DRAWERS].mean() for name in sorted(set(DRAWERS.tolist()))])
-
-
-def hoeffding_bentkus(values, alpha):
-    n, mean = len(values), np.mean(values)
-    if mean >= alpha:
-        return 1.0
-    kl = (mean * math.log(mean / alpha) if mean else 0) + (1 - mean) * math.log(
-        (1 - mean) / (1 - alpha)
-    )
-    tail = binom.cdf(math.ceil(round(float(np.sum(values)), 9)), n, alpha)
-    return min(math.exp(-n * kl), math.e * tail)
 
 
 @pytest.mark.parametrize("alpha", [0.3, 0.5])

@@ -9,21 +9,8 @@ from scipy.integrate import quad
 from rcir.data import ImageSet
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalibration
 from rcir.retrieval.retriever import Retriever
-from tests.retrieval.whole_numbers import (
-    CALIBRATION,
-    DELTA,
-    FURTHER,
-    GALLERY,
-    TEST,
-    TUNING,
-    build,
-    calibrate,
-    guarantee,
-    missed,
-    plain,
-    retrieve,
-    search,
-)
+from tests.retrieval.retrievers import build, calibrate, guarantee, missed, plain, retrieve, search
+from tests.retrieval.whole_numbers import CALIBRATION, DELTA, FURTHER, GALLERY, TEST, TUNING
 
 
 @pytest.fixture

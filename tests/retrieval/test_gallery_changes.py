@@ -13,21 +13,8 @@ from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import InvalidConfig, InvalidData, InvalidImage, StaleCalibration
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults
-from tests.retrieval.whole_numbers import (
-    CALIBRATION,
-    FURTHER,
-    GALLERY,
-    STEP,
-    TEST,
-    TUNING,
-    Part,
-    build,
-    calibrate,
-    guarantee,
-    plain,
-    retrieve,
-    search,
-)
+from tests.retrieval.retrievers import build, calibrate, guarantee, plain, retrieve, search
+from tests.retrieval.whole_numbers import CALIBRATION, FURTHER, GALLERY, STEP, TEST, TUNING, Part
 
 
 @pytest.fixture

@@ -1,15 +1,13 @@
 """The guarantee of every kind of request, recomputed from the calibration queries."""
 
-import json
-import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.stats import binom
 
 from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel, RiskUnattainable
-from rcir.retrieval.answer import Guarantee
+from tests.retrieval.retrievers import build, calibrate, guarantee, retrieve, search
 from tests.retrieval.whole_numbers import (
     CALIBRATION,
     DELTA,
@@ -17,11 +15,7 @@ from tests.retrieval.whole_numbers import (
     GALLERY,
     TEST,
     TUNING,
-    build,
-    calibrate,
-    guarantee,
-    retrieve,
-    search,
+    hoeffding_bentkus,
 )
 
 HARD = CALIBRATION.groups == "hard"
@@ -42,15 +36,6 @@ def by_binomial(scores, alpha, delta=DELTA):
 def sets(threshold, tolerance=1e-3):
     """(n, DEPTH) whether a rank is in the set of each calibration query."""
     return np.arange(DEPTH) / CALIBRATION.scale[:, None] <= threshold * (1 + tolerance)
-
-
-def hoeffding_bentkus(losses, alpha):
-    n, mean = len(losses), np.mean(losses)
-    if mean >= alpha:
-        return 1.0
-    kl = mean * math.log(mean / alpha) + (1 - mean) * math.log((1 - mean) / (1 - alpha))
-    tail = binom.cdf(math.ceil(round(float(np.sum(losses)), 9)), n, alpha)
-    return min(math.exp(-n * kl), math.e * tail)
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.3])
@@ -195,70 +180,6 @@ def test_options_can_be_combined(learned):
     text = str(answers[0].guarantee)
     assert text.startswith("On average over calibrations")
     assert "true labels" in text
-
-
-# The sentence
-
-GUARANTEE = Guarantee(
-    alpha=0.05,
-    delta=0.1,
-    risk="miss",
-    distinct=None,
-    group=None,
-    abstain=False,
-    simultaneous=False,
-    threshold=12.5,
-    bound="binomial",
-    score_function="quantile",
-    n_calibration=3000,
-    risk_bound=0.0498,
-)
-
-
-@pytest.mark.parametrize(
-    ("changes", "parts"),
-    [
-        ({}, ["probability at least 0.9", "a true match is missing", "at most 0.05 of the sets"]),
-        ({}, ["3000 calibration queries", "quantile", "binomial", "threshold = 12.5"]),
-        ({"distinct": "label"}, ["sets of distinct labels"]),
-        ({"risk": "recall", "delta": 0.001}, ["0.999", "0.05 of a query's true matches"]),
-        ({"risk": "recall", "distinct": "label"}, ["0.05 of a query's true labels"]),
-        ({"risk": "false-discovery"}, ["0.05 of a set's items", "wrong"]),
-        ({"risk": "false-discovery", "distinct": "label"}, ["0.05 of a set's labels", "wrong"]),
-        (
-            {
-                "alpha": {"miss": 0.1, "recall": 0.25, "false-discovery": 0.5},
-                "risk": "miss, recall, false-discovery",
-                "risk_bound": None,
-            },
-            ["0.1 of the sets", "0.25 of a query's true matches", "0.5 of a set's items"],
-        ),
-        ({"abstain": True}, ["0.05 of the answers"]),
-        ({"group": "north", "n_calibration": 70}, ["queries of group 'north'", "the 70"]),
-        ({"simultaneous": True}, ["whatever alpha"]),
-        ({"chosen_among": 12}, ["Chosen among 12 retrievers"]),
-        ({"delta": None}, ["On average over calibrations"]),
-        ({"anytime": True}, ["at every moment since calibration began"]),
-        ({"mix": "any", "n_groups": 5}, ["whatever the mix of the 5 groups"]),
-        ({"mix": "any", "n_groups": 2, "anytime": True}, ["every moment", "mix of the 2 groups"]),
-        ({"mix": {"north": 0.7, "south": 0.3}}, ["north 0.7, south 0.3"]),
-        ({"cluster": "drawer", "n_clusters": 60}, ["any further drawer", "60 of the 3000"]),
-        (
-            {"cluster": "drawer", "n_clusters": 20, "group": "north", "n_calibration": 70},
-            ["group 'north'", "any further drawer", "20 of the 70", "each drawer counted alike"],
-        ),
-        # Never rounded in favour of the guarantee.
-        ({"delta": 1e-5}, ["at least 0.99999,"]),
-        ({"delta": 1e-12}, ["at least 0.999999999999,"]),
-        ({"delta": 0.10004, "alpha": 0.12344}, ["at least 0.89996,", "at most 0.12344 of"]),
-    ],
-    ids=str,
-)
-def test_the_sentence_states_what_was_requested(changes, parts):
-    changed = replace(GUARANTEE, **changes)
-    for part in parts:
-        assert part in str(changed)
-    assert Guarantee(**json.loads(json.dumps(asdict(changed)))) == changed
 
 
 # Requests that are refused

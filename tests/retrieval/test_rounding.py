@@ -13,18 +13,8 @@ from rcir.retrieval.retriever import Retriever
 from rcir.risk import fit_score_function
 from rcir.risk.choice import KNOWN
 from rcir.risk.score_functions import TOLERANCE
-from tests.retrieval.whole_numbers import (
-    CALIBRATION,
-    DELTA,
-    TUNING,
-    Part,
-    build,
-    calibrate,
-    guarantee,
-    missed,
-    plain,
-    retrieve,
-)
+from tests.retrieval.retrievers import build, calibrate, guarantee, missed, plain, retrieve
+from tests.retrieval.whole_numbers import CALIBRATION, DELTA, TUNING, Part
 
 
 def rounded(part, share):

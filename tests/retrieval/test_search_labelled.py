@@ -19,20 +19,8 @@ from rcir.errors import (
 )
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults
-from tests.retrieval.whole_numbers import (
-    CALIBRATION,
-    FURTHER,
-    GALLERY,
-    TEST,
-    TUNING,
-    build,
-    calibrate,
-    guarantee,
-    missed,
-    plain,
-    retrieve,
-    search,
-)
+from tests.retrieval.retrievers import build, calibrate, guarantee, missed, plain, retrieve, search
+from tests.retrieval.whole_numbers import CALIBRATION, FURTHER, GALLERY, TEST, TUNING
 
 
 @pytest.mark.parametrize("depth", [7, 150, 1000])

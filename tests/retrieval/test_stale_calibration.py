@@ -10,15 +10,8 @@ import rcir
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import Request
-from tests.retrieval.whole_numbers import (
-    GALLERY,
-    TEST,
-    build,
-    calibrate,
-    guarantee,
-    plain,
-    retrieve,
-)
+from tests.retrieval.retrievers import build, calibrate, guarantee, plain, retrieve
+from tests.retrieval.whole_numbers import GALLERY, TEST
 
 
 def test_a_retriever_without_calibration_gives_neighbours_only():

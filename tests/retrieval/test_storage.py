@@ -1,3 +1,5 @@
+"""Retrievers that are saved to a folder and loaded again."""
+
 import pickle
 import pickletools
 import shutil
@@ -13,24 +15,26 @@ from rcir.data import ImageSet, Preprocessing
 from rcir.data.relevance import SharedLabel
 from rcir.data.within_radius import WithinRadius
 from rcir.encoders import METHODS, build_encoder
-from rcir.errors import CorruptRetriever, StaleCalibration
+from rcir.errors import CorruptRetriever, NoRetriever, StaleCalibration
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.storage import load, save
-from rcir.risk import SCORE_FUNCTIONS, LabelledResults
+from rcir.risk import SCORE_FUNCTIONS
 from tests.methods import CERTAIN, config_of
+from tests.retrieval.retrievers import build, calibrate, guarantee, plain, retrieve
+from tests.retrieval.whole_numbers import CALIBRATION, GALLERY, TEST, TUNING
+
+load = Retriever.load
 
 
 def contents(folder):
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def answers(retriever, images):
-    return [answer.to_dict() for answer in retriever.retrieve(list(images), 0.3, 0.1)]
+    return plain(retriever.retrieve(list(images), 0.5, 0.1))
 
 
-def test_a_loaded_retriever_answers_as_before(retriever, folder, splits):
-    loaded = load(folder)
+def test_a_loaded_retriever_answers_as_before(retriever, loaded, splits):
     images = splits.test.images
     assert answers(loaded, images) == answers(retriever, images)
     assert loaded.fingerprints() == retriever.fingerprints()
@@ -42,173 +46,127 @@ def test_a_loaded_retriever_answers_as_before(retriever, folder, splits):
     np.testing.assert_array_equal(loaded.query_digests, retriever.query_digests)
 
 
-def test_a_saved_copy_of_a_loaded_retriever_has_the_same_files(folder, tmp_path):
-    copy = save(load(folder), tmp_path / "copy")
-    assert contents(copy) == contents(folder)
-    assert {name.partition(".")[0] for name in contents(copy)} == {
-        *("manifest", "retriever", "encoder", "controller", "index/vectors", "gallery"),
-        *("relevance",),
-        *("uncertainty", "digests", "queries"),
-    }
+def test_a_saved_copy_of_a_loaded_retriever_has_the_same_files(loaded, folder, tmp_path):
+    assert contents(loaded.save(tmp_path / "copy")) == contents(folder)
 
 
 REQUESTS = (
+    (0.5, {}),
     (0.6, {"distinct": "label"}),
     (0.95, {"risk": "recall"}),
     (0.95, {"risk": "false-discovery"}),
     ({"miss": 0.8, "false-discovery": 0.98}, {}),
     (0.95, {"abstain": True}),
-    (0.6, {"group": "True"}),
+    (0.6, {"group": "hard"}),
     (0.6, {"simultaneous": True}),
 )
 
 
-def everything(retriever, images):
-    """What is answered to every kind of request."""
-    images = list(images)
-    return [
-        [answer.to_dict() for answer in retriever.retrieve(images, alpha, 0.1, **options)]
-        for alpha, options in ((0.5, {}), *REQUESTS)
-    ]
-
-
-CROSSED = ("deterministic", "deep-ensemble", "btl")  # with every score function
-
-
 @pytest.mark.parametrize(
-    ("method", "score_function"),
+    ("score_function", "change"),
     [
-        *product(CROSSED, SCORE_FUNCTIONS),
-        *((name, "learned") for name in sorted(METHODS.keys() - set(CROSSED))),
+        *product(SCORE_FUNCTIONS, ({}, {"uncertainty": None})),
+        # Sets are reranked by labels.
+        *((name, {"labels": None}) for name in SCORE_FUNCTIONS if name != "reranked"),
     ],
+    ids=str,
 )
-def test_every_encoder_and_score_function_survives(splits, tmp_path, method, score_function):
+def test_every_score_function_survives(tmp_path, score_function, change):
+    own, searched = build(depth=20, **change), []
+    labelled = "labels" not in change
+    items = [np.flatnonzero(GALLERY.labels == label).astype(str).tolist() for label in range(20)]
+    for part in (TUNING, CALIBRATION):
+        labels = part.labels if labelled else [items[label] for label in part.labels]
+        queries = own.labelled(part.vectors, labels, part.uncertainty, groups=part.groups)
+        searched.append(own.search_labelled(queries))
+    own.calibrate(*searched, score_function)
+    loaded = load(own.save(tmp_path / "own"))
+    for alpha, options in REQUESTS:
+        if labelled or "distinct" not in options:
+            before, after = (plain(retrieve(one, alpha, **options)) for one in (own, loaded))
+            assert before == after
+    assert guarantee(loaded, 0.5).score_function == score_function
+    # Those that learn which match is first tell nothing about the others.
+    learns = score_function in ("learned", "boosted", "reranked")
+    for risk in ("recall", "false-discovery"):
+        expected = "match-probability" if learns else score_function
+        assert guarantee(loaded, 0.95, risk=risk).score_function == expected
+    assert loaded.check(searched[1], 0.5) == own.check(searched[1], 0.5)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_encoder_survives(splits, tmp_path, method):
     encoder = build_encoder(config_of(method, dim=6), 1, (8, 16))
     built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=50)
-    first, second = (
-        built.search_labelled(part, "occluded") for part in (splits.tuning, splits.calibration)
-    )
-    report = built.calibrate(first, second, score_function)
-    assert report.comparison == {None: {}, "label": {}}
-    loaded = load(save(built, tmp_path / "retriever"))
-    for distinct in (None, "label"):
-        assert loaded.controllers[distinct].score_function.name == score_function
-        # Those that learn who is the first match say nothing of the others. (Of labels one is
-        # right: its recall is whether it is missed.)
-        learns = score_function in ("learned", "boosted", "reranked")
-        risks = ["recall", "false-discovery"] if distinct is None else ["false-discovery"]
-        own = loaded.controllers[distinct].own
-        assert list(own) == (risks if learns else [])
-        assert {one.score_function.name for one in own.values()} <= {"match-probability"}
-    before, after = (everything(each, splits.test.images[:20]) for each in (built, loaded))
-    assert after == before
-    certain = method in (*CERTAIN, "lam")  # which is fitted after training
-    assert (loaded.item_uncertainty is None) == certain
-    assert (tmp_path / "retriever" / "uncertainty.npy").exists() != certain
-    assert str(loaded.check(second, 0.5)) == str(built.check(second, 0.5))
-
-
-@pytest.mark.parametrize("score_function", sorted(SCORE_FUNCTIONS.keys() - {"reranked"}))
-def test_a_gallery_without_labels_survives(retriever, splits, tmp_path, score_function):
-    built = Retriever(
-        retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids, depth=50
-    )
-    parts = []
-    for part in (splits.tuning, splits.calibration):
-        found = built.search(part.images)
-        relevant = splits.gallery.labels[found.positions] == part.labels[:, None]
-        parts.append(LabelledResults.of(found, relevant, np.full(len(relevant), 300)))
-    built.calibrate(*parts, score_function)
-    loaded = load(save(built, tmp_path / "retriever"))
-    assert loaded.labels is None
-    assert not (tmp_path / "retriever" / "relevance.safetensors").exists()
-    assert list(loaded.controllers) == [None]
-    assert answers(loaded, splits.test.images) == answers(built, splits.test.images)
-
-
-def test_the_score_functions_of_each_risk_survive(retriever, splits, tmp_path):
-    """Whatever "auto" takes for each: stored, they are asked for by risk and by kind of set."""
-    built = Retriever.build(retriever.encoder, Preprocessing(), splits.gallery, depth=50)
-    built.calibrate(built.search_labelled(splits.tuning), built.search_labelled(splits.calibration))
-    loaded = load(save(built, tmp_path / "retriever"))
-    images = list(splits.test.images[:20])
-    for distinct in (None, "label"):
-        before, after = built.controllers[distinct], loaded.controllers[distinct]
-        assert before.own.keys() == after.own.keys()
-        assert before.own.keys() | after.own.keys() <= {"recall", "false-discovery"}
-        for risk, one in before.own.items():
-            asked = {"risk": risk, "distinct": distinct}
-            first, second = (each.retrieve(images, 0.95, 0.1, **asked) for each in (built, loaded))
-            assert [each.to_dict() for each in first] == [each.to_dict() for each in second]
-            assert (
-                second[0].guarantee.score_function
-                == one.score_function.name
-                != before.score_function.name
-            )
-            state, stored = one.score_function.state(), after.own[risk].score_function.state()
-            for name, values in state.items():
-                np.testing.assert_array_equal(stored[name], values)
-    assert built.controllers[None].own, "nothing was tested"
-
-
-def relevances(labels):
-    """What else than one label makes two-digit numbers match: a shared digit, a near place."""
-    digits = np.stack(np.divmod(labels, 10), axis=1)
-    return (
-        SharedLabel.of_lists((digits + np.array([0, 10])).tolist(), 20),
-        WithinRadius(digits.astype(float), 1.5),
-    )
-
-
-@pytest.mark.parametrize("kind", [0, 1], ids=["shared labels", "places"])
-def test_what_makes_images_match_survives(retriever, splits, tmp_path, kind):
-    def part(images):
-        relevance = relevances(images.labels)[kind]
-        return ImageSet(images.images, None, images.ids, {}, relevance)
-
-    built = Retriever.build(retriever.encoder, Preprocessing(), part(splits.gallery), depth=50)
-    built.calibrate(
-        built.search_labelled(part(splits.tuning)), built.search_labelled(part(splits.calibration))
-    )
-    loaded = load(save(built, tmp_path / "retriever"))
-    assert loaded.labels is None
+    built.calibrate(*map(built.search_labelled, (splits.tuning, splits.calibration)), "minmax")
+    loaded = load(built.save(tmp_path / "retriever"))
+    assert answers(loaded, splits.test.images[:20]) == answers(built, splits.test.images[:20])
+    # LAM is fitted after training.
+    assert (loaded.item_uncertainty is None) == (method in (*CERTAIN, "lam"))
     assert loaded.fingerprints() == built.fingerprints()
-    before, after = (each.search_labelled(part(splits.test)) for each in (built, loaded))
+
+
+def test_the_score_functions_that_auto_chose_for_each_risk_survive(tmp_path):
+    own = calibrate(build(depth=20), "auto", groups=False)
+    loaded = load(own.save(tmp_path / "own"))
+    names = set()
+    for distinct in (None, "label"):
+        for risk in ("miss", "recall", "false-discovery"):
+            options = {"risk": risk, "distinct": distinct}
+            before, after = (retrieve(one, 0.95, **options) for one in (own, loaded))
+            assert plain(before) == plain(after)
+            names.add(after[0].guarantee.score_function)
+    assert len(names) > 1
+
+
+@pytest.mark.parametrize("kind", ["shared labels", "places"])
+def test_what_items_match_by_survives(tmp_path, kind):
+    def relevance(part):
+        digits = np.stack(np.divmod(part.labels, 10), axis=1)
+        if kind == "places":
+            return WithinRadius(digits.astype(float), 1.5)
+        return SharedLabel.of_lists((digits + np.array([0, 10])).tolist(), 20)
+
+    def part(part):
+        ids = [str(row) for row in range(len(part))]
+        return ImageSet(part.vectors, None, ids, {}, relevance(part))
+
+    own = build(relevance(GALLERY), uncertainty=None)
+    own.calibrate(own.search_labelled(part(TUNING)), own.search_labelled(part(CALIBRATION)))
+    loaded = load(own.save(tmp_path / "own"))
+    assert loaded.labels is None
+    assert loaded.fingerprints() == own.fingerprints()
+    before, after = (one.search_labelled(part(TEST)) for one in (own, loaded))
     assert 0 < before.relevant.mean() < 1
     np.testing.assert_array_equal(after.relevant, before.relevant)
     np.testing.assert_array_equal(after.totals, before.totals)
-    assert answers(loaded, splits.test.images[:9]) == answers(built, splits.test.images[:9])
+    assert plain(loaded.retrieve(TEST.vectors, 0.5, 0.1)) == plain(
+        own.retrieve(TEST.vectors, 0.5, 0.1)
+    )
 
 
-def test_where_it_comes_from_survives_and_decides_nothing(folder, retriever, tmp_path):
-    loaded = load(folder)
+def test_the_origin_survives_and_changes_no_fingerprint(loaded, retriever, tmp_path):
     assert loaded.origin == retriever.origin == {}
     loaded.origin = {"data": {"name": "digits", "options": {"test": 9}}, "run": "0a", "group": None}
-    again = load(save(loaded, tmp_path / "copy"))
+    again = load(loaded.save(tmp_path / "copy"))
     assert again.origin == loaded.origin
     assert again.fingerprints() == retriever.fingerprints()
 
 
-def test_what_is_not_calibrated_survives_as_such(retriever, splits, tmp_path):
-    bare = Retriever(
-        retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids
-    )
-    loaded = load(save(bare, tmp_path / "bare"))
-    assert not (tmp_path / "bare" / "controller.safetensors").exists()
+def test_a_retriever_without_calibration_survives_as_such(retriever, splits, tmp_path):
+    bare = Retriever.build(retriever.encoder, retriever.preprocessing, splits.gallery)
+    loaded = load(bare.save(tmp_path / "bare"))
     with pytest.raises(StaleCalibration, match="not calibrated"):
         loaded.retrieve(splits.test.images[0], 0.3, 0.1)
     found, expected = (each.search(splits.test.images[:5]) for each in (loaded, bare))
     np.testing.assert_array_equal(found.positions, expected.positions)
 
 
-def test_nothing_in_the_folder_is_a_pickle(folder):
+def test_no_file_is_a_pickle_and_none_is_unpickled(folder, splits, monkeypatch):
     for path in (path for path in folder.rglob("*") if path.is_file()):
         assert not zipfile.is_zipfile(path)
         with pytest.raises(ValueError):
             list(pickletools.genops(path.read_bytes()))
-
-
-def test_loading_never_unpickles(folder, splits, monkeypatch):
     expected = answers(load(folder), splits.test.images[:3])
 
     def refuse(*_arguments, **_options):
@@ -220,53 +178,94 @@ def test_loading_never_unpickles(folder, splits, monkeypatch):
     assert answers(load(folder), splits.test.images[:3]) == expected
 
 
+# The folder
+
+
 @pytest.mark.parametrize("name", ["notes.txt", "manifest.json"])
-def test_a_folder_that_is_something_else_is_left_alone(retriever, tmp_path, name):
+def test_a_folder_with_other_content_is_left_alone(certified, tmp_path, name):
     target = tmp_path / "mine"
     target.mkdir()
     (target / name).write_text('{"name": "a web page"}')
     before = contents(target)
-    with pytest.raises(CorruptRetriever, match="left alone; choose another folder"):
-        save(retriever, target)
+    with pytest.raises(CorruptRetriever, match="left alone"):
+        certified.save(target)
+    with pytest.raises(CorruptRetriever, match="left alone"):
+        certified.save(target / name)
     assert contents(target) == before
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_file_in_the_way_is_left_alone(retriever, tmp_path):
-    (tmp_path / "mine").write_text("hello")
-    with pytest.raises(CorruptRetriever, match="left alone"):
-        save(retriever, tmp_path / "mine")
-    assert (tmp_path / "mine").read_text() == "hello"
+@pytest.fixture(scope="module")
+def pair():
+    """Two small retrievers: the one that is saved first, and the one that replaces it."""
+
+    def small(prefix):
+        ids = [f"{prefix}-{row}" for row in range(60)]
+        vectors, labels = GALLERY.vectors[::5], GALLERY.labels[::5]
+        own = Retriever.from_embeddings(vectors, ids, labels, "euclidean", depth=20)
+        own.calibrate(TUNING.vectors, TUNING.labels, "minmax")
+        return own
+
+    return small("first"), small("second")
 
 
-def test_a_retriever_and_an_empty_folder_are_replaced(folder, retriever, tmp_path):
-    (tmp_path / "empty").mkdir()
-    assert contents(save(retriever, tmp_path / "empty")) == contents(folder)
-    changed = load(folder)
-    changed.add([np.zeros((8, 16), np.uint8)], ["black"], [0])
-    save(changed, folder)
-    assert load(folder).ids[-1] == "black"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "retriever"]
+def test_a_retriever_and_an_empty_folder_are_replaced(pair, tmp_path):
+    folder = tmp_path / "retriever"
+    folder.mkdir()
+    for one in pair:
+        assert load(one.save(folder)).ids[0] == one.ids[0]
+    assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_a_save_that_fails_leaves_the_old_folder_and_nothing_else(folder, tmp_path, monkeypatch):
-    before, changed = contents(folder), load(folder)
+def test_a_save_that_fails_leaves_the_old_folder_and_nothing_else(pair, tmp_path, monkeypatch):
+    folder = pair[0].save(tmp_path / "retriever")
+    before = contents(folder)
 
     def full(*_arguments, **_options):
         raise OSError("no space left on device")
 
     monkeypatch.setattr(np, "save", full)
-    changed.add([np.zeros((8, 16), np.uint8)], ["black"], [0])
-    with pytest.raises(OSError, match="no space left"):
-        save(changed, folder)
-    assert contents(folder) == before
-    assert list(tmp_path.iterdir()) == [folder]
-    with pytest.raises(OSError, match="no space left"):
-        save(changed, tmp_path / "new")
-    assert list(tmp_path.iterdir()) == [folder]
+    for target in (folder, tmp_path / "new"):
+        with pytest.raises(OSError, match="no space left"):
+            pair[1].save(target)
+        assert contents(folder) == before
+        assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_others_may_read_what_the_umask_lets_them(folder, tmp_path):
+def test_a_retriever_survives_a_kill_at_every_step_of_saving(pair, tmp_path, kill):
+    first, second = pair
+    known = {one.ids[0]: one.fingerprints() for one in pair}
+    folder, steps, died, seen = tmp_path / "retriever", 0, True, []
+    while died:
+        first.save(folder)
+        died = kill(steps, lambda: second.save(folder))
+        loaded = load(folder)
+        assert loaded.fingerprints() == known[loaded.ids[0]], steps
+        assert [path.name for path in tmp_path.iterdir()] == ["retriever"], steps
+        seen.append(loaded.ids[0])
+        steps += 1
+    assert steps > 15
+    # Once it is the new one, it stays that.
+    assert seen == sorted(seen)
+    assert set(seen) == known.keys()
+
+
+def test_a_first_save_that_was_killed_leaves_nothing_or_all(pair, tmp_path, kill):
+    steps, died = 0, True
+    while died:
+        folder = tmp_path / str(steps) / "retriever"
+        folder.parent.mkdir()
+        died = kill(steps, lambda folder=folder: pair[0].save(folder))
+        try:
+            assert load(folder).fingerprints() == pair[0].fingerprints()
+            left = ["retriever"]
+        except NoRetriever:
+            left = []
+        assert [path.name for path in folder.parent.iterdir()] == left, steps
+        steps += 1
+
+
+def test_others_may_read_what_the_umask_allows(folder, tmp_path):
     (tmp_path / "plain").mkdir()
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (folder, tmp_path / "plain")}
     assert len(modes) == 1
@@ -276,6 +275,5 @@ def test_a_folder_may_be_moved(folder, retriever, splits, tmp_path):
     moved = tmp_path / "a" / "new place"
     moved.parent.mkdir()
     shutil.move(folder, moved)
-    assert answers(load(str(moved)), splits.test.images[:3]) == answers(
-        retriever, splits.test.images[:3]
-    )
+    images = splits.test.images[:3]
+    assert answers(load(str(moved)), images) == answers(retriever, images)

@@ -4,12 +4,12 @@ All squared distances are integers below 2**24 and differ within a query, so tha
 finds the same distances, ranks and set sizes, and plain NumPy can predict them.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-
-from rcir import Retriever
+from scipy.stats import binom
 
 ITEMS, CLASSES, DEPTH = 300, 20, 150
 STEP = 4  # between neighbouring gallery items
@@ -100,44 +100,13 @@ _ALL = _queries(1200)
 TUNING, CALIBRATION, TEST, FURTHER = _ALL[:200], _ALL[200:600], _ALL[600:700], _ALL[700:1200]
 
 
-def build(labels=GALLERY.labels, **options):
-    """A retriever of the gallery that is not calibrated."""
-    options = {"depth": DEPTH, "uncertainty": GALLERY.uncertainty} | options
-    return Retriever.from_embeddings(GALLERY.vectors, labels=labels, metric="euclidean", **options)
-
-
-def search(retriever, part, groups=True, **options):
-    """Search queries with their labels and uncertainties."""
-    if groups:
-        options["groups"] = part.groups
-    queries = retriever.labelled(part.vectors, part.labels, part.uncertainty, **options)
-    return retriever.search_labelled(queries)
-
-
-def calibrate(retriever, score_function="quantile", groups=True, **options):
-    """Tune and calibrate on the two splits; returns the retriever."""
-    tuning, calibration = (search(retriever, part, groups) for part in (TUNING, CALIBRATION))
-    retriever.calibrate(tuning, calibration, score_function, **options)
-    return retriever
-
-
-def retrieve(retriever, alpha, delta=DELTA, part=TEST, **options):
-    """The answers to the queries of a part."""
-    return retriever.retrieve(part.vectors, alpha, delta, uncertainty=part.uncertainty, **options)
-
-
-def guarantee(retriever, alpha, delta=DELTA, **options):
-    """The guarantee of a request."""
-    return retriever.guarantee(alpha, delta, **options)
-
-
-def missed(answers, part):
-    """(n,) whether each answer lacks the label of its query."""
-    return np.array(
-        [label not in answer.labels for answer, label in zip(answers, part.labels, strict=True)]
+def hoeffding_bentkus(losses, alpha):
+    """The p-value of "the mean loss is above alpha" by the Hoeffding-Bentkus bound."""
+    n, mean = len(losses), np.mean(losses)
+    if mean >= alpha:
+        return 1.0
+    kl = (mean * math.log(mean / alpha) if mean else 0) + (1 - mean) * math.log(
+        (1 - mean) / (1 - alpha)
     )
-
-
-def plain(answers):
-    """Everything that answers say, to be compared."""
-    return [answer.to_dict() for answer in answers]
+    tail = binom.cdf(math.ceil(round(float(np.sum(losses)), 9)), n, alpha)
+    return min(math.exp(-n * kl), math.e * tail)
