@@ -130,12 +130,12 @@ def test_too_few_queries_to_compare_on_leave_a_constant(n):
     assert sizes == {}
 
 
-@pytest.mark.parametrize("risk", RISKS.values(), ids=lambda risk: risk.key)
+@pytest.mark.parametrize("risk", ["miss", *OTHER_RISKS])
 @pytest.mark.parametrize("name", SCORE_FUNCTIONS)
 def test_a_named_score_function_is_fitted_without_a_comparison(name, risk, one_key):
     results, relevant, _ = one_key(100, 0)
-    score_function, sizes = fit_score_function(name, results, relevant, risk=risk.name)
-    of_all_matches = risk.name in OTHER_RISKS and name not in FEW_WITHOUT_KEYS[:3]
+    score_function, sizes = fit_score_function(name, results, relevant, risk=risk)
+    of_all_matches = risk in OTHER_RISKS and name not in FEW_WITHOUT_KEYS[:3]
     kind = MatchProbability if of_all_matches else SCORE_FUNCTIONS[name]
     assert (type(score_function), sizes) == (kind, {})
     expected = kind.fit(results, relevant).state()
