@@ -1,166 +1,319 @@
-"""Files of vectors: what is read of each kind, and what is refused."""
+"""Files of vectors: Parquet, NumPy with a table, and folders of shards."""
+
+import subprocess
+import sys
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+import rcir
 from rcir.data.vector_files import read_matches, read_vectors
+from rcir.data.vector_shards import read_all_vectors, read_shards, shard_name
+from rcir.data.vector_writing import write_vectors
 from rcir.errors import DataUnavailable, InvalidData
 
 VECTORS = np.arange(12, dtype=np.float32).reshape(4, 3)
 IDS = ["a", "b", "c", "d"]
 
 
-def column(vectors=VECTORS, kind="fixed"):
-    flat = pa.array(np.asarray(vectors).reshape(-1))
-    if kind == "fixed":
-        return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
-    return pa.array([row.tolist() for row in vectors], pa.list_(pa.float32()))
+def fixed_lists(vectors=VECTORS):
+    return pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
 
 
-def written(folder, metadata=None, **columns):
-    table = pa.table(columns)
-    if metadata:
-        table = table.replace_schema_metadata(metadata)
+def write_table(folder, metadata=None, **columns):
+    table = pa.table(columns).replace_schema_metadata(metadata)
     parquet.write_table(table, folder / "vectors.parquet")
     return folder / "vectors.parquet"
 
 
-@pytest.mark.parametrize("kind", ["fixed", "list"])
-def test_parquet_of_either_list(tmp_path, kind):
-    path = written(tmp_path, {"rcir.model": "clip-1"}, vector=column(kind=kind), id=IDS, label=IDS)
-    found = read_vectors(path)
-    np.testing.assert_array_equal(found.vectors, VECTORS)
-    assert (found.ids, found.labels.tolist(), found.model) == (IDS, IDS, "clip-1")
+def save_npy(folder, table, vectors=VECTORS):
+    """Vectors in one file, and the table of their ids and labels beside it."""
+    np.save(folder / "v.npy", vectors)
+    (folder / "v.csv").write_text(table)
+    return folder / "v.npy"
 
 
-def test_npy_beside_csv_reads_texts_as_they_are(tmp_path):
-    np.save(tmp_path / "own.npy", VECTORS)
-    (tmp_path / "own.csv").write_text(
-        "id,label,uncertainty,note\n1,007,.5,x\n2,7,1,y\n3,a,2,\n4,a,3,"
-    )
-    found = read_vectors(tmp_path / "own.npy")
-    assert found.ids == ["1", "2", "3", "4"]
-    assert found.labels.tolist() == ["007", "7", "a", "a"]
-    assert found.uncertainty.tolist() == [0.5, 1, 2, 3]
+@pytest.mark.parametrize(
+    "column",
+    [
+        fixed_lists(),
+        pa.array(VECTORS.tolist(), pa.list_(pa.float32())),
+        fixed_lists(VECTORS.astype(np.int16)),
+    ],
+    ids=["fixed", "list", "integers"],
+)
+def test_vectors_of_parquet_files_are_read_as_floats(tmp_path, column):
+    path = write_table(tmp_path, {"rcir.model": "clip-1"}, vector=column, id=IDS, label=IDS)
+    table = read_vectors(path)
+    np.testing.assert_array_equal(table.vectors, VECTORS)
+    assert table.vectors.dtype == np.float32
+    assert (table.ids, table.labels.tolist(), table.model) == (IDS, IDS, "clip-1")
 
 
-def test_npz_keeps_whole_numbers(tmp_path):
-    np.savez(tmp_path / "own.npz", vector=VECTORS, label=np.array([3, 1, 1, 2]), model="m")
-    found = read_vectors(tmp_path / "own.npz")
-    assert (found.labels.dtype, found.labels.tolist()) == (np.int64, [3, 1, 1, 2])
-    assert (found.ids, found.model) == (None, "m")
+def test_a_csv_beside_npy_is_read_as_text(tmp_path):
+    lines = "id,label,uncertainty,note\n1,007,.5,x\n2,7,1,y\n3,a,2,\n4,a,3,"
+    table = read_vectors(save_npy(tmp_path, lines))
+    assert table.ids == ["1", "2", "3", "4"]
+    assert table.labels.tolist() == ["007", "7", "a", "a"]
+    assert table.uncertainty.tolist() == [0.5, 1, 2, 3]
+    lists = read_vectors(save_npy(tmp_path, "labels,id\na; b,1\na|c,2\nd,3\ne,4"))
+    assert lists.labels == [["a", "b"], ["a", "c"], ["d"], ["e"]]
 
 
-def test_lists_places_groups_and_clusters(tmp_path):
+def test_npz_files_keep_integer_labels(tmp_path):
+    np.savez(tmp_path / "v.npz", vector=VECTORS, label=np.array([3, 1, 1, 2]), model="m")
+    table = read_vectors(tmp_path / "v.npz")
+    assert (table.labels.dtype, table.labels.tolist()) == (np.int64, [3, 1, 1, 2])
+    assert (table.ids, table.model) == (None, "m")
+
+
+def test_lists_of_labels_places_and_clusters_are_read(tmp_path):
     lists = [["a", "b"], [], ["c"], None]
-    known = {"group": IDS, "cluster": ["u", "u", "v", "v"]}
-    found = read_vectors(written(tmp_path, vector=column(), labels=lists, **known))
-    assert found.labels == [["a", "b"], [], ["c"], []]
-    assert found.cluster.tolist() == ["u", "u", "v", "v"]
-    found = read_vectors(written(tmp_path, vector=column(), x=[1.0, 2, 3, 4], y=[5, 6, 7, 8]))
-    assert found.places.tolist() == [[1, 5], [2, 6], [3, 7], [4, 8]]
-    np.save(tmp_path / "own.npy", VECTORS)
-    (tmp_path / "own.csv").write_text("labels,id\na; b,1\na|c,2\nd,3\ne,4")
-    assert read_vectors(tmp_path / "own.npy").labels == [["a", "b"], ["a", "c"], ["d"], ["e"]]
+    clusters = ["u", "u", "v", "v"]
+    path = write_table(tmp_path, vector=fixed_lists(), labels=lists, group=IDS, cluster=clusters)
+    table = read_vectors(path)
+    assert table.labels == [["a", "b"], [], ["c"], []]
+    assert (table.group.tolist(), table.cluster.tolist()) == (IDS, clusters)
+    path = write_table(tmp_path, vector=fixed_lists(), x=[1.0, 2, 3, 4], y=[5, 6, 7, 8])
+    assert read_vectors(path).places.tolist() == [[1, 5], [2, 6], [3, 7], [4, 8]]
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "word"),
     [
-        ({"embedding": column()}, "has no column vector; it has embedding: rename one"),
-        ({"vector": [1.0, 2, 3, 4]}, "vector is of type double; it must hold lists of numbers"),
-        ({"vector": [[1.0, 2], [3.0], [4.0], [5.0]]}, r"different lengths \(1, 2\)"),
+        ({"embedding": fixed_lists()}, "no column vector"),
+        ({"vector": [1.0, 2, 3, 4]}, "type double"),
+        ({"vector": [[1.0, 2], [3.0], [4.0], [5.0]]}, "different lengths"),
         ({"vector": [[1.0], None, [4.0], [5.0]]}, "1 of 4 vectors are missing"),
-        ({"vector": [[1.0], [None], [4.0], [5.0]]}, "1 numbers of the vectors are missing"),
-        ({"vector": pa.array([], pa.list_(pa.float32()))}, "holds no vectors|different lengths"),
-        (
-            {"vector": column(), "label": ["a", None, "b", ""]},
-            "label is empty in 2 of 4 rows, .* 2",
-        ),
-        ({"vector": column(), "label": [1.5, 2.0, 3.0, 4.0]}, "label holds float: give whole numb"),
-        ({"vector": column(), "label": IDS, "x": [1] * 4, "y": [1] * 4}, "at most one of"),
-        ({"vector": column(), "x": [1, 2, 3, 4]}, "at most one of: label, labels, x with y"),
-        (
-            {"vector": column(), "x": [1, 2, None, 4], "y": [1] * 4},
-            "x is no finite number in 1 of 4",
-        ),
-        ({"vector": column(), "uncertainty": IDS}, "uncertainty holds others than numbers"),
-        ({"vector": column(), "labels": [1, 2, 3, 4]}, "labels holds 1: give lists of texts"),
+        ({"vector": [[1.0], [None], [4.0], [5.0]]}, "1 numbers"),
+        ({"vector": pa.array([], pa.list_(pa.float32()))}, "no vectors|lengths"),
+        ({"vector": fixed_lists()[:0]}, "no vectors"),
+        ({"vector": fixed_lists(), "id": ["a", "b", "a", "c"]}, "twice"),
+        ({"vector": fixed_lists(), "label": ["a", None, "b", ""]}, "label is empty in 2 of 4"),
+        ({"vector": fixed_lists(), "label": [1.5, 2.0, 3.0, 4.0]}, "label holds float"),
+        ({"vector": fixed_lists(), "label": IDS, "x": [1] * 4, "y": [1] * 4}, "at most one"),
+        ({"vector": fixed_lists(), "x": [1, 2, 3, 4]}, "at most one"),
+        ({"vector": fixed_lists(), "x": [1, 2, None, 4], "y": [1] * 4}, "x .* 1 of 4"),
+        ({"vector": fixed_lists(), "uncertainty": IDS}, "uncertainty"),
+        ({"vector": fixed_lists(), "labels": [1, 2, 3, 4]}, "labels holds 1"),
     ],
-    ids=range(13),
+    ids=range(15),
 )
-def test_tables_that_cannot_be_are_refused(tmp_path, columns, said):
-    with pytest.raises(InvalidData, match=said):
-        read_vectors(written(tmp_path, **columns))
-
-
-def test_an_id_that_comes_twice_is_refused(tmp_path):
-    path = written(tmp_path, vector=column(), id=["a", "b", "a", "c"])
-    with pytest.raises(InvalidData, match=r"some ids come twice \(a\): name each vector once"):
-        read_vectors(path)
-
-
-def test_what_is_not_there_or_no_file_of_vectors_is_refused(tmp_path):
-    with pytest.raises(DataUnavailable, match="there is no file"):
-        read_vectors(tmp_path / "none.parquet")
-    for name, said in (
-        ("own.txt", "none of .parquet, .npz, .npy"),
-        ("own.parquet", "cannot be read"),
-    ):
-        (tmp_path / name).write_text("hello")
-        with pytest.raises(InvalidData, match=said):
-            read_vectors(tmp_path / name)
-    np.save(tmp_path / "alone.npy", VECTORS)
-    with pytest.raises(InvalidData, match=r"there is no alone\.csv, which says"):
-        read_vectors(tmp_path / "alone.npy")
-    (tmp_path / "alone.csv").write_text("label\na\nb")
-    with pytest.raises(InvalidData, match="4 vectors and 2 values of label"):
-        read_vectors(tmp_path / "alone.npy")
-
-
-def test_whole_numbers_become_floats(tmp_path):
-    path = written(tmp_path, vector=column(VECTORS.astype(np.int16)), label=IDS)
-    found = read_vectors(path).vectors
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, VECTORS)
+def test_unusable_columns_are_refused(tmp_path, columns, word):
+    with pytest.raises(InvalidData, match=word):
+        read_vectors(write_table(tmp_path, **columns))
 
 
 @pytest.mark.parametrize(
-    ("vectors", "said"),
+    ("vectors", "word"),
     [
-        (VECTORS.reshape(-1), r"own.npz: .* shape \(12,\)"),
-        (VECTORS.astype(str), "own.npz: vectors are of type <U"),
-        (np.where(VECTORS == 4, np.nan, VECTORS), "own.npz: 1 of 4 vectors are NaN .* row 2"),
-        (VECTORS[:0], "own.npz holds no vectors"),
+        (VECTORS.reshape(-1), "shape"),
+        (VECTORS.astype(str), "type"),
+        (np.where(VECTORS == 4, np.nan, VECTORS), "1 of 4 vectors are NaN .*row 2"),
+        (VECTORS[:0], "no vectors"),
+        (np.array([{"a": 1}], object), "cannot be read"),  # a pickle
     ],
 )
-def test_vectors_that_cannot_be_are_refused(tmp_path, vectors, said):
-    np.savez(tmp_path / "own.npz", vector=vectors)
-    with pytest.raises(InvalidData, match=said):
-        read_vectors(tmp_path / "own.npz")
+def test_unusable_arrays_are_refused(tmp_path, vectors, word):
+    np.savez(tmp_path / "v.npz", vector=vectors)
+    with pytest.raises(InvalidData, match=word):
+        read_vectors(tmp_path / "v.npz")
 
 
-def test_a_table_without_rows_is_refused(tmp_path):
-    with pytest.raises(InvalidData, match="holds no vectors"):
-        read_vectors(written(tmp_path, vector=column()[:0]))
-
-
-def test_pickles_are_not_read(tmp_path):
-    np.save(tmp_path / "own.npy", np.array([{"a": 1}], object), allow_pickle=True)
-    (tmp_path / "own.csv").write_text("label\na")
-    np.savez(tmp_path / "own.npz", vector=np.array([{"a": 1}], object))
-    for name in ("own.npy", "own.npz"):
-        with pytest.raises(InvalidData, match="cannot be read"):
+def test_missing_and_unreadable_files_are_refused(tmp_path):
+    with pytest.raises(DataUnavailable, match="no file"):
+        read_vectors(tmp_path / "none.parquet")
+    for name in ("v.txt", "v.parquet"):
+        (tmp_path / name).write_text("hello")
+        with pytest.raises(InvalidData, match=name):
             read_vectors(tmp_path / name)
+    with pytest.raises(InvalidData, match="4 vectors and 2"):
+        read_vectors(save_npy(tmp_path, "label\na\nb"))
+    (tmp_path / "v.csv").unlink()
+    with pytest.raises(InvalidData, match=r"v\.csv"):
+        read_vectors(tmp_path / "v.npy")
+    with pytest.raises(InvalidData, match="cannot be read"):
+        read_vectors(save_npy(tmp_path, "label\na", np.array([{"a": 1}], object)))
 
 
-def test_a_table_of_matches(tmp_path):
-    (tmp_path / "matches.csv").write_text("query,gallery\nq1,007\nq1,8\nq2,9")
-    assert read_matches(tmp_path / "matches.csv") == [("q1", "007"), ("q1", "8"), ("q2", "9")]
-    (tmp_path / "matches.csv").write_text("query,item\nq1,007")
-    with pytest.raises(InvalidData, match="has no column gallery; it has query, item"):
-        read_matches(tmp_path / "matches.csv")
-    with pytest.raises(DataUnavailable, match="there is no table"):
+def test_a_table_of_matches_is_read_as_text(tmp_path):
+    path = tmp_path / "matches.csv"
+    path.write_text("query,gallery\nq1,007\nq1,8\nq2,9")
+    assert read_matches(path) == [("q1", "007"), ("q1", "8"), ("q2", "9")]
+    path.write_text("query,item\nq1,007")
+    with pytest.raises(InvalidData, match="no column gallery"):
+        read_matches(path)
+    with pytest.raises(DataUnavailable, match="no table"):
         read_matches(tmp_path / "none.csv")
+
+
+# Writing
+
+
+def test_written_columns_have_the_documented_types_and_values(tmp_path):
+    columns = {"label": ["pear", None], "labels": [["a", "b"], []], "x": [1.5, 2.0]}
+    path, uncertainty = tmp_path / "a.parquet", np.array([0.1, 0.2])
+    write_vectors(path, VECTORS[:2], ["1.jpg", "2.jpg"], columns, uncertainty, "timm:x@1f")
+    table = parquet.read_table(path)
+    assert dict(zip(table.schema.names, map(str, table.schema.types), strict=True)) == {
+        **{"id": "string", "vector": "fixed_size_list<element: float>[3]"},
+        **{"uncertainty": "double", "label": "string"},
+        **{"labels": "list<element: string>", "x": "double"},
+    }
+    stacked = np.stack(table["vector"].to_numpy(zero_copy_only=False))
+    np.testing.assert_array_equal(stacked, VECTORS[:2])
+    assert table["uncertainty"].to_pylist() == [0.1, 0.2]
+    assert {name: table[name].to_pylist() for name in columns} == columns
+    assert table.schema.metadata[b"rcir.model"] == b"timm:x@1f"
+
+
+def test_written_types_do_not_depend_on_the_values(tmp_path):
+    columns = {"label": [None, None], "labels": [[], []], "x": [None, 1], "y": [1, 2]}
+    write_vectors(tmp_path / "a.parquet", VECTORS[:2], ["1", "2"], columns, None, "m")
+    schema = parquet.read_schema(tmp_path / "a.parquet")
+    assert schema.names == ["id", "vector", *columns]  # and no uncertainty
+    types = ["string", "list<element: string>", "double", "double"]
+    assert [str(kind) for kind in schema.types[2:]] == types
+
+
+@pytest.mark.parametrize(
+    ("ids", "columns", "uncertainty", "word"),
+    [
+        (["1"], {}, None, "1 values of ids"),
+        (["1", "2"], {"label": ["a"]}, None, "1 values of label"),
+        (["1", "2"], {}, np.zeros(3), "3 values of uncertainty"),
+        (["1", "2"], {"vector": [1, 2]}, None, "'vector'"),
+    ],
+)
+def test_inconsistent_columns_are_refused_and_leave_the_old_file(
+    ids, columns, uncertainty, word, tmp_path
+):
+    (tmp_path / "a.parquet").write_text("before")
+    with pytest.raises(InvalidData, match=word):
+        write_vectors(tmp_path / "a.parquet", VECTORS[:2], ids, columns, uncertainty, "m")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
+    assert (tmp_path / "a.parquet").read_text() == "before"
+
+
+# Shards
+
+
+def random_vectors(n, dim=4):
+    """Vectors of whole numbers, whose norms any machine computes exactly alike."""
+    return np.random.default_rng(0).integers(-9, 10, (n, dim)).astype(np.float32)
+
+
+def write_shards(folder, vectors, n_rows, **changes):
+    """Shards of some numbers of rows each; `changes` are those of the second."""
+    folder.mkdir()
+    for number, (start, end) in enumerate(pairwise(np.cumsum([0, *n_rows]))):
+        ids = [f"id {row}" for row in range(start, end)]
+        labels = {"label": [f"l{row % 3}" for row in range(start, end)]}
+        arguments = {"ids": ids, "columns": labels, "uncertainty": None, "model": "m"}
+        if number == 1:
+            arguments |= changes
+        path = folder / shard_name(number)
+        write_vectors(path, vectors[start:end], shards=len(n_rows), **arguments)
+    return folder
+
+
+def test_shards_are_read_in_order(tmp_path):
+    vectors = random_vectors(130)
+    folder = write_shards(tmp_path / "x", vectors, [10] * 13)  # part-00010 after part-00009
+    tables = list(read_shards(folder))
+    assert [len(table) for table in tables] == [10] * 13
+    np.testing.assert_array_equal(np.concatenate([table.vectors for table in tables]), vectors)
+    whole = read_all_vectors(folder)
+    np.testing.assert_array_equal(whole.vectors, vectors)
+    assert whole.ids == [f"id {row}" for row in range(130)]
+    assert whole.labels.tolist() == [f"l{row % 3}" for row in range(130)]
+    assert (whole.model, whole.uncertainty, whole.places) == ("m", None, None)
+    (table,) = read_shards(folder / shard_name(0))  # a file is one shard
+    assert len(table) == 10
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_missing_shard_is_refused(tmp_path, number):
+    with pytest.raises(DataUnavailable, match=r"part-00000\.parquet"):
+        list(read_shards(tmp_path))
+    folder = write_shards(tmp_path / "x", random_vectors(9), [3, 3, 3])
+    (folder / shard_name(number)).unlink()
+    with pytest.raises(InvalidData, match="2 shards of 3"):
+        read_all_vectors(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"model": "other"}, "model"),
+        ({"columns": {}}, "labels"),
+        ({"uncertainty": np.zeros(3)}, "uncertainty"),
+        ({"ids": ["id 0", "id 9", "id 10"]}, "two shards"),
+    ],
+)
+def test_shards_of_different_sets_are_refused(tmp_path, changes, word):
+    folder = write_shards(tmp_path / "x", random_vectors(9), [3, 3, 3], **changes)
+    with pytest.raises(InvalidData, match=word):
+        read_all_vectors(folder)
+
+
+def test_mapped_vectors_give_the_same_retriever_as_vectors_in_memory(tmp_path):
+    vectors = random_vectors(200)
+    vectors[:, 0] = np.arange(1, 201)  # none is zero, and no two are equal
+    np.save(tmp_path / "x.npy", vectors)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    for metric in ("cosine", "euclidean"):
+        one, other = (
+            rcir.Retriever.from_embeddings(each, metric=metric) for each in (mapped, vectors)
+        )
+        assert one.index.version == other.index.version
+        np.testing.assert_array_equal(one.gallery.norms, other.gallery.norms)
+        np.testing.assert_array_equal(one.digests, other.digests)
+    vectors[170] = 0
+    np.save(tmp_path / "zero.npy", vectors)
+    with pytest.raises(InvalidData, match="row 170"):
+        rcir.Retriever.from_embeddings(np.load(tmp_path / "zero.npy", mmap_mode="r"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "limit"), [("flat", 1.6), ("ivf", 2.4), ("ivf-pq", 1.2)])
+def test_vectors_of_shards_are_in_memory_once(tmp_path, kind, limit):
+    """Peak anonymous memory over n * d * 4 bytes, most of it the index; pages of mapped files do
+    not count.
+    """
+    n, dim, parts = 50_000, 512, 20
+    write_shards(tmp_path / "x", random_vectors(n, dim), [n // parts] * parts)
+    options = {} if kind == "flat" else {"nlist": 64, "train_size": 5_000}
+    options |= {"m": 16} if kind == "ivf-pq" else {}
+    script = f"""
+import re, threading, time
+from pathlib import Path
+import rcir
+from rcir.data.vector_shards import read_all_vectors, shards_of
+from rcir.index import IndexConfig
+def anonymous():
+    return int(re.search(r"RssAnon:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
+shards = Path({str(tmp_path / "x")!r})
+read_all_vectors(shards_of(shards)[0])  # imports
+before, peak, done = anonymous(), 0, False
+def watch():
+    global peak
+    while not done:
+        peak = max(peak, anonymous())
+        time.sleep(0.002)
+watching = threading.Thread(target=watch)
+watching.start()
+table = read_all_vectors(shards)
+index = IndexConfig({kind!r}, {options!r})
+retriever = rcir.Retriever.from_embeddings(table.vectors, labels=table.labels, index=index)
+done = True
+watching.join()
+assert len(retriever.index) == {n}
+print((peak - before) * 1024 / ({n} * {dim} * 4))
+"""
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert float(process.stdout) < limit
