@@ -165,27 +165,22 @@ def defining_modules(module: str, name: str) -> set[str]:
 
 
 def tests_of(mutant: Mutant, root: Path) -> list[str]:
-    """Return the test files that import the mutated module, those of its package first."""
-    module = mutant.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    package = module.rpartition(".")[0]
-    folder = root / "tests" / Path(mutant.file).parts[-2 if "/risks/" not in mutant.file else -3]
+    """Return the test files that import the mutated module, and all those of its package.
 
-    def distance(file: Path) -> int | None:
+    What `conftest.py` imports counts for the tests beside it. Likely killers come first.
+    """
+    parts = Path(mutant.file).with_suffix("").parts
+    module = ".".join(parts).removesuffix(".__init__")
+    folder = root / "tests" / (parts[1] if parts[0] == "rcir" else parts[0])
+
+    def imports_module(file: Path) -> bool:
         conftest = file.with_name("conftest.py")
-        imports = imported_modules(file)
-        if file.parent != root / "tests" and conftest.is_file():
-            imports |= imported_modules(conftest)
-        if module in imports:
-            return 0 if file.parent == folder else 2
-        if file.parent == folder:
-            return 1
-        return 3 if package in imports else None
+        files = [file, conftest] if file.parent != root / "tests" and conftest.is_file() else [file]
+        return any(module in imported_modules(each) for each in files)
 
-    files = sorted(
-        (root / "tests").rglob("test_*.py"), key=lambda file: (file.stat().st_size, file)
-    )
-    distances = {file: distance(file) for file in files}
-    chosen = [file for file in files if distances[file] is not None]
+    files = sorted((root / "tests").rglob("test_*.py"), key=lambda file: file.stat().st_size)
+    distances = {file: (not imports_module(file)) + (file.parent != folder) for file in files}
+    chosen = [file for file in files if file.parent == folder or imports_module(file)]
     return [str(file.relative_to(root)) for file in sorted(chosen, key=distances.__getitem__)]
 
 
