@@ -1,4 +1,4 @@
-"""Command lines and files as configurations, and what is shown when they are wrong."""
+"""Configurations from command lines, files and plain values, and their errors."""
 
 import json
 from dataclasses import asdict
@@ -37,33 +37,28 @@ def parsed(*arguments):
     return parse(TrainingConfig, arguments, "prog", "A description.")
 
 
-def shown(capsys, main, *arguments):
-    """Exit status and last line on the error stream; there is no traceback."""
+def status_and_error(capsys, main, *arguments):
+    """Run a command that fails without a traceback; return its status and its error stream."""
     with pytest.raises(SystemExit) as stop:
         main(list(arguments))
     error = capsys.readouterr().err
     assert "Traceback" not in error
-    assert len(error.splitlines()) <= 6
     return stop.value.code, error
 
 
-def test_a_file_fills_what_it_names(file):
+def test_options_override_the_file_and_the_file_overrides_defaults(file):
     config = parsed("--config", file)
     assert (config.name, config.batch, config.encoder.dim) == ("from-file", 32, 8)
     assert config.data.options == {"train": 300}
     assert config.mining.num_negatives == 1
     assert config.mining.pool == TrainingConfig("other").mining.pool
-
-
-def test_dotted_options_override_the_file(file):
-    config = parsed(
-        "--config", file, "--encoder.dim", "4", "--name=mine", "--encoder.options.passes", "7"
-    )
+    options = ("--encoder.dim", "4", "--name=mine", "--encoder.options.passes", "7")
+    config = parsed("--config", file, *options)
     assert (config.encoder.dim, config.encoder.options["passes"], config.name) == (4, 7, "mine")
     assert config.batch == 32
 
 
-def test_what_is_printed_can_be_fed_back(file, tmp_path, capsys):
+def test_printed_configuration_is_a_file_of_the_same_configuration(file, tmp_path, capsys):
     arguments = ("--config", file, "--encoder.dim", "4", "--preprocessing.size", "[16, 8]")
     with pytest.raises(SystemExit) as stop:
         parsed(*arguments, "--print_config")
@@ -74,18 +69,20 @@ def test_what_is_printed_can_be_fed_back(file, tmp_path, capsys):
     assert parsed("--config", str(tmp_path / "printed.yaml")) == parsed(*arguments)
 
 
-@pytest.mark.parametrize("main", [training, calibration])
-def test_help_explains_every_option(main, capsys):
+@pytest.mark.parametrize(
+    ("main", "option"), [(training, "--encoder.dim"), (calibration, "--alphas")]
+)
+def test_help_lists_the_options(main, option, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--help"])
     assert stop.value.code == 0
-    out = capsys.readouterr().out
-    assert "--config" in out
-    assert "--encoder.dim" in out if main is training else "--alphas" in out
+    output = capsys.readouterr().out
+    assert "--config" in output
+    assert option in output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "word"),
     [
         (["--epochs", "many"], "epochs"),
         (["--preprocessing.size", "[8]"], "preprocessing.size"),
@@ -95,16 +92,16 @@ def test_help_explains_every_option(main, capsys):
         (["--config", "missing.yaml"], "missing.yaml"),
     ],
 )
-def test_what_cannot_be_parsed_is_named_with_status_2(file, capsys, arguments, named):
-    status, error = shown(capsys, training, "--config", file, *arguments)
+def test_option_of_another_type_or_name_has_status_2(file, capsys, arguments, word):
+    status, error = status_and_error(capsys, training, "--config", file, *arguments)
     assert status == 2
-    assert named in error.partition("error:")[2]
+    assert word in error.partition("error:")[2]
 
 
 @pytest.mark.parametrize("content", ["name: [", "name: x\nepoch: 3\n", "name: x\nencoder: {d: 1}"])
-def test_a_file_that_is_none_or_has_a_typing_error_is_refused(tmp_path, capsys, content):
+def test_invalid_file_has_status_2(tmp_path, capsys, content):
     (tmp_path / "bad.yaml").write_text(content)
-    status, error = shown(capsys, training, "--config", str(tmp_path / "bad.yaml"))
+    status, error = status_and_error(capsys, training, "--config", str(tmp_path / "bad.yaml"))
     assert status == 2
     assert "error:" in error
 
@@ -113,110 +110,91 @@ def test_a_file_that_is_none_or_has_a_typing_error_is_refused(tmp_path, capsys, 
     ("option", "value"),
     [
         *[("seed", -1), ("epochs", 0), ("batch", 0), ("num_workers", -2), ("name", "a/b")],
-        *[
-            ("encoder.dim", 1),
-            ("encoder.options.variance_hidden", 0),
-            ("encoder.backbone", "magic"),
-        ],
-        *[("loss.margin", -1.0), ("mining.num_negatives", 0), ("augmentation.occlusion", 2.0)],
-        *[("preprocessing.channels", 2), ("optimizer.lr", -1.0), ("optimizer.lr", 0.0)],
+        *[("encoder.dim", 1), ("encoder.method", "magic"), ("encoder.backbone", "magic")],
+        *[("encoder.options.variance_hidden", 0), ("encoder.options.members", 5)],
+        *[("loss.margin", -1.0), ("loss.form", 5), ("mining.num_negatives", 0)],
+        *[("augmentation.occlusion", 2.0), ("preprocessing.channels", 2), ("optimizer.lr", 0.0)],
         *[("data.seed", -1), ("data.name", "nothing"), ("data.options.train", -5)],
         *[("data.options.occlusion", 3), ("data.options.trian", 5)],
-        *[("encoder.method", "magic"), ("encoder.options.members", 5), ("loss.form", 5)],
     ],
 )
-def test_what_makes_no_sense_is_named_with_status_1(file, capsys, option, value):
+def test_invalid_value_is_one_line_with_status_1(file, capsys, option, value):
     arguments = ("--config", file, "--storage", "runs", f"--{option}", str(value))
-    status, error = shown(capsys, training, *arguments)
+    status, error = status_and_error(capsys, training, *arguments)
     assert status == 1
     (line,) = error.splitlines()
     assert line.startswith("error: ")
     assert option.rpartition(".")[2] in line
-    assert str(value) in line or value == 5
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "word"),
     [
-        (["--run", "nothing"], "nothing is no folder of a training run"),
-        (["--run", "x", "--alphas", "[0.1, 0]"], "alpha is 0"),
-        (["--run", "x", "--delta", "1"], "delta is 1"),
-        (["--run", "x", "--depth", "0"], "depth is 0"),
-        (["--run", "x", "--alphas", "[]"], "alphas is empty"),
+        (["--run", "nothing"], "nothing"),
+        (["--run", "x", "--alphas", "[0.1, 0]"], "alpha"),
+        (["--run", "x", "--alphas", "[]"], "alphas"),
+        (["--run", "x", "--delta", "1"], "delta"),
+        (["--run", "x", "--depth", "0"], "depth"),
     ],
 )
-def test_a_calibration_that_makes_no_sense_is_one_line(capsys, arguments, named):
-    status, error = shown(capsys, calibration, *arguments)
+def test_invalid_calibration_is_one_line_with_status_1(capsys, arguments, word):
+    status, error = status_and_error(capsys, calibration, *arguments)
     assert status == 1
-    assert len(error.splitlines()) == 1
-    assert named in error
+    (line,) = error.splitlines()
+    assert word in line
 
 
-def test_storage_that_cannot_be_written_is_one_line(file, capsys):
-    status, error = shown(capsys, training, "--config", file, "--storage", file)
+def test_storage_that_is_a_file_is_one_line(file, capsys):
+    status, error = status_and_error(capsys, training, "--config", file, "--storage", file)
     assert status == 1
     assert error.startswith("error: ")
     assert "config.yaml" in error
 
 
-def test_ctrl_c_ends_with_the_status_shells_expect(capsys):
+def test_interrupt_has_the_status_of_shells_and_a_bug_keeps_its_traceback(capsys):
     with pytest.raises(SystemExit) as stop, reporting_errors():
         raise KeyboardInterrupt
     assert stop.value.code == 130
     assert capsys.readouterr().err == "interrupted\n"
-
-
-def test_what_is_a_bug_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError), reporting_errors():
         _ = 1 / 0
 
 
-def test_flattened_names_are_dotted_and_empty_groups_stay():
+def test_flattened_names_are_dotted_and_empty_groups_remain():
     nested = {"a": {"b": 1, "c": {"d": [1, {"e": 2}]}}, "f": {}, "g": None}
     assert flatten(nested) == {"a.b": 1, "a.c.d": [1, {"e": 2}], "f": {}, "g": None}
 
 
-def test_an_invalid_configuration_reaches_python_callers_as_such():
-    with pytest.raises(InvalidConfig, match="epochs is 0"):
-        parsed("--name", "x", "--epochs", "0")
-
-
-def test_plain_values_become_the_configuration_that_they_were():
-    """Through JSON, which has lists for tuples."""
+def test_configuration_survives_json_which_has_no_tuples():
+    changes = ({"optimizer.lr": 0.1}, {"mining.negatives": "margin-violating"})
     config = TrainingConfig(
         "run",
         num_workers=(1, 2),
         encoder=EncoderConfig("btl", dim=4),
-        changes=(
-            Change(2, {"optimizer.lr": 0.1}),
-            Change(3, {"mining.negatives": "margin-violating"}),
-        ),
+        changes=tuple(Change(epoch, options) for epoch, options in enumerate(changes, start=2)),
     )
     again = from_plain(TrainingConfig, json.loads(json.dumps(asdict(config))))
     assert again == config
     assert isinstance(again.changes[0], Change)
-
-
-def test_of_plain_values_those_that_are_named_differ_from_the_defaults():
-    assert from_plain(OptimizerConfig, {"lr": 1}) == OptimizerConfig(lr=1.0)
     assert type(from_plain(OptimizerConfig, {"lr": 1}).lr) is float
     assert from_plain(TrainingConfig, {"name": "n", "encoder": {"dim": 4}}).encoder.dim == 4
 
 
 @pytest.mark.parametrize(
-    ("kind", "values", "named"),
+    ("kind", "values", "word"),
     [
         (OptimizerConfig, {"lr": "fast"}, "lr"),
         (OptimizerConfig, {"rate": 1.0}, "rate"),
         (OptimizerConfig, {"schedule": "linear"}, "schedule"),
         (TrainingConfig, {}, "name"),
+        (TrainingConfig, {"name": "n", "epochs": 0}, "epochs"),
         (TrainingConfig, {"name": "n", "epochs": 1.5}, "epochs"),
         (TrainingConfig, {"name": "n", "encoder": {"dims": 4}}, "dims"),
-        (TrainingConfig, {"name": "n", "encoder": 4}, "TrainingConfig cannot be made of"),
-        (TrainingConfig, {"name": "n", "changes": [{"epoch": 1, "options": {}}]}, "epoch 1"),
+        (TrainingConfig, {"name": "n", "encoder": 4}, "TrainingConfig"),
+        (TrainingConfig, {"name": "n", "changes": [{"epoch": 1, "options": {}}]}, "epoch"),
     ],
 )
-def test_plain_values_that_are_no_configuration_are_named(kind, values, named, capsys):
-    with pytest.raises(InvalidConfig, match=named):
+def test_invalid_plain_values_raise_an_error_that_names_them(kind, values, word, capsys):
+    with pytest.raises(InvalidConfig, match=word):
         from_plain(kind, values)
     assert capsys.readouterr().err == ""

@@ -1,4 +1,4 @@
-"""The configurations that come with the package: what they name is there and fits together."""
+"""The configuration files: they are valid, and recipes of papers have the published values."""
 
 import json
 from dataclasses import replace
@@ -18,54 +18,48 @@ from rcir.encoders import build_encoder
 from training import TrainingConfig
 
 FOLDER = Path(__file__).parents[1] / "configs"
-# Sets of Cai et al. (AAAI 2025), their names here, and their negatives per anchor.
+# Data sets of Cai et al. (AAAI 2025): their names here, and the negatives per anchor.
 SETS = {
     "cub200": ("cub200", 5),
     "car196": ("cars196", 5),
     "pittsburgh": ("pitts30k", 10),
     "chestxdet": ("chestx-det", 5),
 }
-# Also of Cai et al., whose variance head is 500 wide; what else the options are is ours.
-PUBLISHED = {
+# Options of the methods; only the variance head of 500 units is published.
+METHODS = {
     "deterministic": {"unit": True},
     "mc-dropout": {"dropout": 0.1, "passes": 20, "channels": False},
     "deep-ensemble": {"members": 5, "combination": "distance"},
     "btl": {"variance_hidden": 500, "scaled": False, "distance": "mean", "passes": 20},
 }
-TRIPLET = [name for name in PUBLISHED if name != "btl"]  # trained by the triplet loss
-BY_NAME = [*TRIPLET, "tripreg"]  # on the digits with the same file
-RECIPES = [f"{name}-{method}" for name, method in product(SETS, PUBLISHED)]
-SINGLE = [path.stem for path in FOLDER.glob("*.yaml") if not path.stem.startswith("tune-")]
-NAMES = sorted([*RECIPES, *SINGLE, *(f"digits-{method}" for method in BY_NAME)])
-NAMES.remove("digits")  # of no method
+# Methods for which `digits.yaml` is used with the method's name.
+DIGITS = ("deterministic", "mc-dropout", "deep-ensemble", "tripreg")
+RECIPES = [f"{name}-{method}" for name, method in product(SETS, METHODS)]
+SINGLE = {path.stem for path in FOLDER.glob("*.yaml") if not path.stem.startswith("tune-")}
+OTHERS = sorted((SINGLE | {f"digits-{method}" for method in DIGITS}) - {"digits"})
 
 
 def read(name, *options):
-    """The configuration of a file, or of those that it is layered of."""
+    """Return the configuration of one file, or of the files that a recipe consists of."""
     data, _, method = name.partition("-")
     files, options = [name], list(options)
     if name in RECIPES:
         files = [f"cai2025/{layer}" for layer in ("recipe", data, method)]
         options += ["--name", name]
-    elif data == "digits" and method in BY_NAME:
+    elif data == "digits" and method in DIGITS:
         files = [data]
         options += ["--name", name, "--encoder.method", method]
-    given = [word for file in files for word in ("--config", str(FOLDER / f"{file}.yaml"))]
-    return parse(TrainingConfig, [*given, *options], "test", "")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_configuration_names_a_set_and_options_that_it_takes(name):
-    config = read(name)
-    assert config.name == name
-    find_dataset(config.data.name).require("data.options", config.data.options)
+    words = [word for file in files for word in ("--config", str(FOLDER / f"{file}.yaml"))]
+    return parse(TrainingConfig, [*words, *options], "test", "")
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_the_published_one(name):
+def test_recipe_has_the_published_values(name):
     config = read(name)
     data, negatives = SETS[name.partition("-")[0]]
+    assert config.name == name
     assert (config.data.name, config.encoder.method) == (data, name.partition("-")[2])
+    find_dataset(config.data.name).require("data.options", config.data.options)
     # Section 4 and supplement of the paper, and its code.
     assert (config.batch, config.epochs, config.patience, config.min_delta) == (8, 60, 5, 5e-4)
     optimizer = config.optimizer
@@ -80,21 +74,18 @@ def test_a_recipe_is_the_published_one(name):
     encoder = config.encoder
     assert (encoder.backbone, encoder.pooling, encoder.dim) == ("resnet50", "gem", 2048)
     assert encoder.pretrained
-    assert encoder.options == PUBLISHED[encoder.method]
+    assert encoder.options == METHODS[encoder.method]
     assert config.loss.get("kl_scale", 1e-6) == 1e-6
     mining = config.mining
-    assert (mining.negatives, mining.num_negatives, mining.margin) == (
-        "margin-violating",
-        negatives,
-        0.1,
-    )
-    # Not the farthest of the paper's text: it turns variances upside down.
+    assert (mining.negatives, mining.margin) == ("margin-violating", 0.1)
+    assert mining.num_negatives == negatives
+    # Not the farthest, as the paper's text has it: that reverses the order of the variances.
     assert mining.positive == ("random" if encoder.method == "btl" else "nearest")
 
 
-def test_recipes_build_the_published_networks():
-    """One of each method: by the published number of parameters of ResNet-50 and its classifier."""
-    for method in PUBLISHED:
+def test_recipes_build_networks_with_the_published_number_of_parameters():
+    """ResNet-50 without its classifier, GeM, and a linear layer; for BTL also a variance head."""
+    for method in METHODS:
         encoder = replace(read(f"cub200-{method}").encoder, pretrained=False)
         with torch.device("meta"):  # shapes without numbers
             built = build_encoder(encoder, 3, (64, 64))
@@ -106,20 +97,21 @@ def test_recipes_build_the_published_networks():
         assert sum(weights.numel() for weights in built.parameters()) == expected, method
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in RECIPES])
-def test_other_configurations_build_encoders(name):
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_configurations_are_valid_and_build_encoders(name):
     config = read(name)
+    assert config.name == name
+    find_dataset(config.data.name).require("data.options", config.data.options)
     channels, size = config.preprocessing.channels, config.preprocessing.size
     if config.encoder.pretrained:
-        size = (64, 64)  # of a large network, which takes any
+        size = (64, 64)  # large networks accept any size
     encoder = build_encoder(replace(config.encoder, pretrained=False), channels, size)
     embedding = encoder.embed(torch.zeros(2, channels, *size))
     members = config.encoder.options.get("members", 1)
     assert embedding.vectors.shape == (2, config.encoder.dim * members)
 
 
-# Every third row of the published index files, with empty files for pictures: whoever opened one
-# would fail.
+# Copies of data sets: every third row of the published index files, and empty image files.
 
 
 def touch(folder, names):
@@ -140,7 +132,7 @@ def cub200(annotations, root):
 
 
 def car196(annotations, root):
-    """The test labels are published apart: here, those of other training images."""
+    """The published test labels are in another file: other training images replace them."""
     folder, published = root / "stanford_cars", annotations / "cars196"
     folder.mkdir()
     (folder / "cars_meta.mat").symlink_to(published / "cars_meta.mat")
@@ -164,7 +156,7 @@ def chestxdet(annotations, root):
 
 
 def pittsburgh(annotations, root):
-    """Only positions of the test split are there: here, the western half of them trains."""
+    """Only positions of the test split are available: the western half of them trains."""
     published = annotations / "pitts30k"
     with np.load(published / "pitts30k_test.npz") as arrays:
         places = {"Db": arrays["utmDb"], "Q": arrays["utmQ"]}
@@ -185,17 +177,16 @@ def pittsburgh(annotations, root):
 
 @pytest.mark.data
 @pytest.mark.parametrize("lay_out", [cub200, car196, chestxdet, pittsburgh])
-def test_validation_images_are_none_that_training_or_the_test_sees(lay_out, data_root, tmp_path):
+def test_validation_shares_no_image_with_training_or_test(lay_out, data_root, tmp_path):
     lay_out(data_root / "annotations", tmp_path)
-    config = read(f"{lay_out.__name__}-btl", "--data.root", str(tmp_path))
-    splits = load_splits(config.data)
+    splits = load_splits(read(f"{lay_out.__name__}-btl", "--data.root", str(tmp_path)).data)
     ids = {part: set(images.ids) for part, images in vars(splits).items()}
     assert all(len(ids[part]) == len(images) > 20 for part, images in vars(splits).items())
     for one, other in combinations(ids, 2):
         assert not ids[one] & ids[other], (one, other)
     train, validation, test = splits.train, splits.validation, splits.test
     if isinstance(train.relevance, SameLabel):
-        kinds = [set(images.labels.tolist()) for images in (train, validation, test)]
-        assert all(not one & other for one, other in combinations(kinds, 2))
-    # And validation can measure something: almost all of its images match another one.
+        classes = [set(images.labels.tolist()) for images in (train, validation, test)]
+        assert all(not one & other for one, other in combinations(classes, 2))
+    # Validation can measure something: almost every image has another one that matches.
     assert np.mean(validation.relevance.totals(validation.relevance) > 1) > 0.9
