@@ -7,6 +7,7 @@ import ray.train
 import torch
 from mlflow import MlflowClient
 from safetensors.torch import load_file
+from scipy.stats import binom
 
 from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import build_encoder
@@ -120,3 +121,20 @@ def match_rank_bounds(distances, match, tolerance):
     first = distances[match].min()
     nearer = np.sum(distances[~match] < first - tolerance)
     return 1 + nearer, 1 + np.sum(distances[~match] <= first + tolerance)
+
+
+def certified_size(parts, alpha, delta):
+    """The mean set size that (scores, candidate scores) of folds certify, counted one by one.
+
+    None if nothing can be certified.
+    """
+    sizes = []
+    for scores, candidate_scores in parts:
+        for threshold in np.sort(scores[np.isfinite(scores)]):
+            if binom.cdf(np.sum(scores > threshold), len(scores), alpha) <= delta:
+                limit = np.float32(float(threshold) * 1.001)  # a tie counts
+                sizes += [sum(score <= limit for score in row) for row in candidate_scores]
+                break
+        else:
+            return None
+    return np.mean(sizes)

@@ -1,3 +1,5 @@
+"""Training on a CUDA device."""
+
 import json
 
 import pytest
@@ -16,7 +18,7 @@ TINY = DataConfig("digits", options={"train": 400, "validation": 200})
 
 
 @pytest.mark.parametrize("method", ["deterministic", "mc-dropout", "btl"])
-def test_training_on_the_gpu_gives_the_encoder_that_the_cpu_reads(method, tmp_path):
+def test_training_on_the_gpu_gives_an_encoder_that_the_cpu_reads(method, tmp_path):
     options = {"passes": 4} if method == "mc-dropout" else {}
     config = TrainingConfig(
         name=method,
@@ -46,7 +48,7 @@ def test_one_gpu_step_follows_the_cpu(tmp_path):
 
 
 @pytest.mark.distributed
-def test_a_worker_with_a_gpu_trains_in_bfloat16_and_parts_and_is_continued(tmp_path, ray_cluster):
+def test_a_worker_with_a_gpu_trains_in_bfloat16_and_continues(tmp_path, ray_cluster):
     """ResNet-50 with batch normalisation, stopped after its first epoch of two."""
 
     def config(name, **changes):
@@ -66,6 +68,6 @@ def test_a_worker_with_a_gpu_trains_in_bfloat16_and_parts_and_is_continued(tmp_p
     stored = json.loads((half.path / "run.json").read_text())
     stored["config"]["epochs"] = 2
     (half.path / "run.json").write_text(json.dumps(stored | {"finished": False}))
-    found = train(config("half")).encoder().state_dict()
+    continued = train(config("half")).encoder().state_dict()
     for name, values in whole.encoder().state_dict().items():
-        torch.testing.assert_close(found[name], values, rtol=0.05, atol=0.01)
+        torch.testing.assert_close(continued[name], values, rtol=0.05, atol=0.01)

@@ -1,4 +1,4 @@
-"""Images on their way to the device: the right ones, in order, each read once."""
+"""Batches of images for the device: the right images, in order, each read once."""
 
 import threading
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ BATCHES = [np.array(rows) for rows in ([3, 0, 3, 8], [1], [9, 8, 7, 6, 5, 5, 5],
 
 
 def pictures(n=10):
-    """Of one size, none like another."""
+    """n different images of one size."""
     return np.random.default_rng(2).integers(0, 256, (n, 12, 9), dtype=np.uint8)
 
 
 class Recorded(Sequence):
-    """Pictures that note who asked for them."""
+    """Images that record which thread reads which row."""
 
     def __init__(self, images):
         self.images, self.read = images, []
@@ -49,25 +49,21 @@ def files(folder, images):
 
 
 @pytest.mark.parametrize("kind", ["array", "sequence", "files"])
-def test_every_row_is_what_preprocessing_makes_of_its_image(kind, tmp_path):
-    given = {
+def test_every_row_is_the_preprocessed_image(kind, tmp_path):
+    images = {
         "array": pictures,
         "sequence": lambda: list(pictures()),
         "files": lambda: files(tmp_path, pictures()),
     }[kind]()
-    expected = [SIZE.resized([image])[0] for image in given]
-    found = list(loaded(image_set(given), SIZE, iter(BATCHES), CPU))
-    assert len(found) == len(BATCHES)
-    for batch, rows in zip(found, BATCHES, strict=True):
+    expected = [SIZE.resized([image])[0] for image in images]
+    batches = list(loaded(image_set(images), SIZE, iter(BATCHES), CPU))
+    for batch, rows in zip(batches, BATCHES, strict=True):
         assert (batch.dtype, batch.device) == (torch.uint8, CPU)
         assert torch.equal(batch, torch.stack([expected[row] for row in rows]))
+    assert list(loaded(image_set(images), SIZE, [], CPU)) == []
 
 
-def test_no_batches_are_none():
-    assert list(loaded(image_set(pictures()), SIZE, [], CPU)) == []
-
-
-def test_what_a_batch_names_twice_is_read_once_by_another_thread():
+def test_an_image_that_a_batch_names_twice_is_read_once_in_another_thread():
     images = Recorded(list(pictures()))
     list(loaded(image_set(images), SIZE, BATCHES, CPU))
     rows = [row for row, _ in images.read]
@@ -88,16 +84,16 @@ def test_an_image_that_cannot_be_read_is_refused_when_its_batch_comes(tmp_path):
     paths[6].write_bytes(paths[6].read_bytes()[:60])
     batches = loaded(image_set(paths), SIZE, BATCHES, CPU)
     assert [len(next(batches)) for _ in range(2)] == [4, 1]
-    with pytest.raises(InvalidImage, match=r"6\.png is truncated"):
+    with pytest.raises(InvalidImage, match=r"6\.png"):
         next(batches)
     assert list(batches) == []
 
 
-@pytest.mark.parametrize("taken", [1, 4])
-def test_who_stops_early_leaves_no_thread_behind(taken):
+@pytest.mark.parametrize("n_read", [1, 4])
+def test_stopping_early_leaves_no_thread_behind(n_read):
     before = set(threading.enumerate())
     batches = loaded(image_set(pictures()), SIZE, BATCHES, CPU)
-    for _ in range(taken):
+    for _ in range(n_read):
         next(batches)
     assert set(threading.enumerate()) > before
     batches.close()

@@ -1,56 +1,89 @@
-"""Every encoder trains, and is usable afterwards."""
+"""Every method trains, is usable afterwards, calibrates, is stored, and answers."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from mlflow import MlflowClient
-from scipy.linalg import orthogonal_procrustes
 
-from rcir.data import Preprocessing, load_splits
+import rcir
+from calibration import CalibrationConfig, calibrate
+from rcir.data import Augmentation, DataConfig, Preprocessing, load_splits
 from rcir.encoders import EncoderConfig
 from rcir.encoders.batches import embed
+from rcir.errors import InvalidConfig, InvalidData
 from rcir.runs.folder import read_run
+from rcir.runs.trained_on import TrainedOn
+from tests.methods import CERTAIN, MADE_OF_OTHERS, TRAINED, config_of
+from tests.training.helpers import epochs, equal, trainer_of
 from training import train
 
+BRIEF = {"steps": 30, "batch": 32}
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        *((method, {}) for method in ("deterministic", "mc-dropout", "btl", "vmf", "tripreg")),
-        *(("lam", {"online": online}) for online in (False, True)),
-    ],
-)
-def test_a_trained_encoder_embeds(tiny, method, options):
-    config = tiny(method, epochs=1, encoder=EncoderConfig(method, dim=8, options=options))
-    run = train(config)
-    assert read_run(run.path).finished
+
+def embedded(run):
+    return embed(run.encoder(), run.preprocessing, load_splits(run.data).test.images)
+
+
+@pytest.mark.parametrize("method", [name for name in TRAINED if name not in MADE_OF_OTHERS])
+def test_an_epoch_of_every_method_gives_an_encoder_with_its_uncertainty(tiny, method):
+    options = {"online": True} if method == "lam" else {}
+    config = tiny(encoder=config_of(method, dim=8, options=options))
+    trainer = trainer_of(config)
+    before = {name: each.clone() for name, each in trainer.encoder.state_dict().items()}
+    (metrics,) = epochs(trainer)
+    assert np.isfinite(metrics["loss"])
+    assert not equal(trainer.encoder.state_dict(), before)
     images = load_splits(config.data).test.images
-    embedding = embed(run.encoder(), run.preprocessing, images)
+    check(embed(trainer.encoder.eval(), config.preprocessing, images), method)
+
+
+def test_the_curvature_of_lam_is_fitted_after_training(tiny):
+    check(embedded(train(tiny(epochs=1, encoder=config_of("lam", dim=8)))), "lam")
+
+
+def check(embedding, method):
+    """The embedding of 300 different images has the form of its method."""
     assert embedding.vectors.shape == (300, 8)
-    if method != "tripreg":
-        np.testing.assert_allclose(embedding.vectors.norm(dim=1), 1, atol=1e-5)
-    if method == "deterministic":
-        assert embedding.uncertainty is None
-    else:
+    if method not in ("tripreg", "hib"):
+        np.testing.assert_allclose(embedding.vectors.norm(dim=1), 1, atol=1e-4)
+    assert (embedding.uncertainty is None) == (method in CERTAIN)
+    if embedding.uncertainty is not None:
         assert embedding.uncertainty.min() > 0
         assert len(embedding.uncertainty.unique()) > 250
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", TRAINED)
+def test_a_trained_encoder_is_calibrated_stored_and_answers_as_it_was_measured(method, tiny):
+    run = train(tiny("run", epochs=2, encoder=config_of(method, dim=8)))
+    outcome = calibrate(CalibrationConfig(str(run.path), alphas=(0.5, 0.9)))
+    (row,) = (row for row in outcome.evaluation.rows if row.alpha == 0.9)
+    assert row.threshold is not None
+    numbers = outcome.evaluation.quality.numbers
+    assert ("agreement" in outcome.retriever.uncertainties) == ("auroc_miss_agreement" in numbers)
+    loaded = rcir.load(outcome.folder)
+    assert (loaded.item_uncertainty is None) == (method in CERTAIN)
+    answers = loaded.retrieve(list(outcome.splits.test.images[:100]), 0.9, 0.1)
+    scored = outcome.test[:100].scored(loaded.controller.score_function)
+    expected = scored.sizes(loaded.controller.decide(rcir.risk.Request(0.9, 0.1)).threshold)
+    assert [answer.size for answer in answers] == expected.tolist()
+
+
+def test_a_loss_of_another_method_is_refused(tiny):
+    with pytest.raises(InvalidConfig, match="kl_scale"):
+        tiny(encoder=config_of("tripreg"), loss={"kl_scale": 1.0})
+
+
 @pytest.fixture(scope="module")
-def ensemble(tiny, tracking_uri, tmp_path_factory):
+def ensemble(tiny, train_apart):
     """A finished run of an ensemble of two, to be read only."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("ensemble"))
-        patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
-        config = tiny(
-            "ensemble",
-            epochs=1,
-            encoder=EncoderConfig("deep-ensemble", dim=8, options={"members": 2}),
-        )
-        return train(config)
+    encoder = EncoderConfig("deep-ensemble", dim=8, options={"members": 2})
+    return train_apart(tiny("ensemble", epochs=1, encoder=encoder))
 
 
-def test_members_are_runs_of_their_own_below_the_ensembles(ensemble):
+def test_members_are_runs_below_that_of_the_ensemble(ensemble):
     client = MlflowClient(ensemble.tracking_uri)
     experiment = client.get_run(ensemble.mlflow_run).info.experiment_id
     parent = f"tags.`mlflow.parentRunId` = '{ensemble.mlflow_run}'"
@@ -58,16 +91,11 @@ def test_members_are_runs_of_their_own_below_the_ensembles(ensemble):
     assert {child.info.run_name for child in children} == {"member-0", "member-1"}
     assert {child.info.status for child in children} == {"FINISHED"}
     assert len({child.data.params["seed"] for child in children}) == 2
-
-
-def test_members_have_the_weights_of_their_runs_and_differ(ensemble):
     weights = []
     for number, member in enumerate(ensemble.encoder().members):
         run = read_run(ensemble.path / "members" / f"member-{number}")
-        own = run.encoder().state_dict()
-        for name, values in member.state_dict().items():
-            assert torch.equal(values, own[name])
-        weights.append(torch.cat([values.flatten() for values in own.values()]))
+        assert equal(member.state_dict(), run.encoder().state_dict())
+        weights.append(torch.cat([values.flatten() for values in member.state_dict().values()]))
     assert not torch.allclose(weights[0], weights[1], atol=1e-2)
 
 
@@ -75,17 +103,103 @@ def test_members_are_rotated_onto_the_first(ensemble):
     encoder = ensemble.encoder()
     images = load_splits(ensemble.data).train.images
     with torch.inference_mode():
-        vectors = encoder.member_vectors(Preprocessing()(images)).double().numpy()
-    expected, _ = orthogonal_procrustes(vectors[1], vectors[0])
-    np.testing.assert_allclose(encoder.rotations[1].numpy(), expected, atol=1e-4)
-    np.testing.assert_allclose(encoder.rotations[0].numpy(), np.eye(8), atol=1e-5)
+        first, second = encoder.member_vectors(Preprocessing()(images)).double()
+    rotation = encoder.rotations[1].double()
+    np.testing.assert_allclose(encoder.rotations[0], np.eye(8), atol=1e-4)
+    np.testing.assert_allclose(rotation @ rotation.T, np.eye(8), atol=1e-4)
+    # No rotation comes nearer (Schoenemann, 1966): the overlap is the sum of singular values.
+    overlap = torch.linalg.svdvals(second.T @ first).sum()
+    assert (second @ rotation * first).sum() == pytest.approx(overlap.item(), rel=1e-4)
 
 
 def test_an_ensemble_ranks_by_the_mean_of_its_members_distances(ensemble):
     encoder = ensemble.encoder()
     images = Preprocessing()(load_splits(ensemble.data).test.images[:20])
-    joint = encoder.embed(images).vectors
+    joint = encoder.embed(images).vectors.double()
     with torch.inference_mode():
-        members = encoder.member_vectors(images)
+        members = encoder.member_vectors(images).double()
     of_members = [torch.cdist(each, each).square() for each in members]
-    np.testing.assert_allclose(torch.cdist(joint, joint).square(), sum(of_members) / 2, atol=1e-5)
+    np.testing.assert_allclose(torch.cdist(joint, joint).square(), sum(of_members) / 2, atol=1e-4)
+
+
+def pfe_config(**options):
+    return EncoderConfig("pfe", dim=8, options={**BRIEF, **options})
+
+
+@pytest.fixture(scope="module")
+def whole(tiny, train_apart):
+    """A finished run of pfe that trained its base too, to be read only."""
+    return train_apart(tiny("pfe", epochs=1, encoder=pfe_config(), loss={"margin": 0.2}))
+
+
+def test_the_base_of_pfe_is_a_run_whose_vectors_stay(whole):
+    base = read_run(whole.path / "members" / "member-0")
+    assert base.config["encoder"]["method"] == "deterministic"
+    assert base.config["loss"]["margin"] == 0.2
+    assert torch.equal(embedded(whole).vectors, embedded(base).vectors)
+    assert len(embedded(whole).uncertainty.unique()) > 250
+
+
+def test_with_weights_of_the_base_only_the_variance_is_trained(whole, tiny, tmp_path):
+    base = whole.path / "members" / "member-0" / "encoder.safetensors"
+    config = tiny("again", storage=str(tmp_path), encoder=pfe_config(base_weights=str(base)))
+    run = train(config)
+    assert not (run.path / "checkpoints").exists()
+    assert not (run.path / "members").exists()
+    assert equal(embedded(run).tensors, embedded(whole).tensors)  # one seed, one fit
+    assert train(config).finished  # and is not trained again
+
+
+@pytest.mark.parametrize(
+    "name", ["encoder.safetensors", "checkpoints/epoch-0001/model.safetensors"]
+)
+def test_what_trained_the_base_of_pfe_cannot_certify_it(name, whole, tiny, tmp_path):
+    """In another draw of the data, some queries are images that trained the base."""
+    base = whole.path / "members" / "member-0"
+    other = DataConfig("digits", seed=5, options=whole.data.options)
+    encoder = pfe_config(base_weights=str(base / name))
+    run = train(tiny("other", storage=str(tmp_path), data=other, encoder=encoder))
+    seen, before = TrainedOn.read(run.path), TrainedOn.read(base)
+    assert np.isin(before.images, seen.images).all()
+    assert len(seen.images) > len(before.images)
+    splits = load_splits(whole.data)
+    with pytest.raises(InvalidData, match="60 classes"):
+        seen.require_unseen(replace(splits, calibration=splits.train))
+
+
+def test_weights_of_a_base_without_a_record_of_its_images_are_refused(whole, tiny, tmp_path):
+    copy = tmp_path / "copied.safetensors"
+    copy.write_bytes((whole.path / "members" / "member-0" / "encoder.safetensors").read_bytes())
+    encoder = pfe_config(base_weights=str(copy))
+    with pytest.raises(InvalidData, match="trained_on"):
+        train(tiny("copied", storage=str(tmp_path), encoder=encoder))
+    assert not (tmp_path / "copied" / "run.json").exists()
+
+
+def test_a_frozen_pretrained_base_is_fitted_on_its_features(tiny, tmp_path, monkeypatch):
+    from rcir.encoders import backbones
+
+    # Random weights stand for pretrained ones, which need a download.
+    torch.manual_seed(0)
+    fixed = {name: each.clone() for name, each in backbones._mnist_cnn(1).state_dict().items()}
+
+    def build(name, channels, pretrained, checkpoint_path=None):
+        network = backbones._mnist_cnn(channels)
+        if pretrained:
+            network.load_state_dict(fixed)
+        return network
+
+    monkeypatch.setattr("rcir.encoders.features.build_backbone", build)
+    options = {**BRIEF, "base": "pretrained"}
+    encoder = EncoderConfig("pfe", pooling="avg", pretrained=True, freeze=True, options=options)
+    run = train(tiny("frozen", storage=str(tmp_path), encoder=encoder, augmentation=Augmentation()))
+    embedding = embedded(run)
+    assert embedding.vectors.shape == embedding.variance.shape == (300, 64)
+    assert equal(run.encoder().of_base.base.backbone.backbone.state_dict(), fixed)
+
+
+def test_bases_that_cannot_be_fitted_are_refused(tiny):
+    with pytest.raises(InvalidConfig, match="random"):
+        train(tiny(encoder=pfe_config(base="pretrained")))
+    with pytest.raises(InvalidConfig, match="run of its own"):
+        tiny(encoder=EncoderConfig("pfe", options={"base": "norm-softmax"}))
