@@ -31,7 +31,6 @@ from rcir import Retriever
 from rcir.data.vector_writing import write_vectors
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, StaleCalibration
 from rcir.index import IndexConfig, build_index, find_index
-from rcir.index.milvus_server import MilvusServer as MilvusClient
 from tests.index.conftest import REMOTE, brute_force, reload, vectors
 from tests.index.servers import MilvusServer, PostgresServer
 
@@ -137,24 +136,17 @@ def fail_to_certify(index, trained):
         certify(CertificationConfig("gallery.npz", "queries.npz", depth=20, index=index))
 
 
-def fail_to_reindex(index, trained, owner=Retriever, name="recalibrate", work=interrupt):
-    """It is interrupted when the calibration queries are searched."""
+def fail_to_reindex(index, trained):
+    """It is interrupted when the index is measured, after the exact one."""
     labels = np.arange(360) % 3
     points = vectors(360) + 400 * np.eye(3, 7, dtype=np.float32)[labels]
     retriever = Retriever.from_embeddings(points[:60], labels=labels[:60], depth=20)
     retriever.calibrate(points[60:], labels[60:], "constant")
-    folder = retriever.save(Path("retriever"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, work)
-        with pytest.raises(KeyboardInterrupt):
-            reindex(folder, index)
-
-
-def fail_to_compare(index, trained):
-    """It is interrupted when the index is measured, after the exact one."""
     turns = iter([indexing.crossed_sizes, interrupt])
-    work = lambda *arguments: next(turns)(*arguments)  # noqa: E731
-    fail_to_reindex(index, trained, indexing, "crossed_sizes", work)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(indexing, "crossed_sizes", lambda *arguments: next(turns)(*arguments))
+        with pytest.raises(KeyboardInterrupt):
+            reindex(retriever.save(Path("retriever")), index)
 
 
 def fail_to_calibrate(index, trained):
@@ -167,9 +159,7 @@ def fail_to_calibrate(index, trained):
 
 @slow
 @both
-@pytest.mark.parametrize(
-    "fail", [fail_to_certify, fail_to_compare, fail_to_reindex, fail_to_calibrate]
-)
+@pytest.mark.parametrize("fail", [fail_to_certify, fail_to_reindex, fail_to_calibrate])
 def test_a_failed_calibration_leaves_nothing_on_the_server(name, remote, fail, trained):
     config = remote(name)
     fail(config, trained)
@@ -312,34 +302,6 @@ def test_more_dimensions_than_can_be_indexed_are_refused(remote):
     with pytest.raises(InvalidConfig, match="2000"):
         build_index(vectors(2, 2001), remote("pgvector hnsw"))
     assert len(build_index(vectors(2, 2001), remote("pgvector exact"))) == 2
-
-
-@slow
-def test_a_small_table_is_searched_by_its_index(remote, postgres):
-    """PostgreSQL would compare all rows of so few, and return no more than one list holds."""
-    config = remote("pgvector ivfflat", lists=4, probes=1)
-    index = build_index(np.repeat(np.eye(4, dtype=np.float32) * 9, 50, axis=0), config)
-    postgres(f"ANALYZE {place(config)}")
-    queries = np.full((1, 4), 5, np.float32)
-    queries[0, 0] = 6
-    assert set(nearest(index, queries, 50)[0]) == set(range(50))
-    explain = "EXPLAIN SELECT 1 FROM {table} ORDER BY embedding <-> %s LIMIT 5"
-    plan = index._server.read(
-        lambda connection: (
-            index._table.nearest(connection, queries, 5, index.options.search_settings),
-            connection.execute(index._table.sql(explain), [queries[0]]).fetchall(),
-        )
-    )
-    assert "embedding_idx" in str(plan[1])
-
-
-@slow
-def test_a_saved_index_holds_no_vectors(exact, tmp_path):
-    index = build_index(vectors(2000), exact)
-    index.remove(np.array([4]))
-    loaded = reload(index, exact, tmp_path / "index")
-    assert nearest(loaded, vectors(6), 4) == nearest(index, vectors(6), 4)
-    assert sum(path.stat().st_size for path in (tmp_path / "index").iterdir()) < 2000
 
 
 # PostgreSQL: changes by others
@@ -579,20 +541,6 @@ def test_postgresql_killed_at_work_is_used_again_when_it_restarts(remote, tmp_pa
 
 
 @slow
-def test_many_queries_are_sent_in_several_requests(flat, monkeypatch):
-    gallery, more = vectors(60), vectors(20, seed=3)
-    index = build_index(gallery, flat)
-    monkeypatch.setattr("rcir.index.milvus.FOUND_AT_ONCE", 35)
-    monkeypatch.setattr("rcir.index.milvus.BYTES_AT_ONCE", 4 * 7 * 9)
-    index.add(more)
-    distances, positions = index.search(gallery, 5)
-    true, order = brute_force(gallery, np.concatenate([gallery, more]), 5)
-    expected = np.take_along_axis(true, order, 1)
-    np.testing.assert_allclose(distances, expected, rtol=1e-5)
-    np.testing.assert_array_equal(np.take_along_axis(true, positions, 1), expected)
-
-
-@slow
 def test_more_neighbours_than_milvus_finds_are_refused(flat):
     index = build_index(np.zeros((16_385, 1), np.float32), flat)
     with pytest.raises(InvalidConfig, match="16384"):
@@ -648,23 +596,6 @@ def test_a_change_of_the_collection_is_noticed(milvus, flat, change, tmp_path):
     refuses_as_changed(*[lambda: index.search(vectors(1), 20 if change is insert else 3)] * 2)
     if change is not exchange:  # which is noticed only where the new row is found
         refuses_as_changed(lambda: find_index("milvus").load(tmp_path, flat.index_options()))
-
-
-@slow
-def test_another_parameter_of_the_index_is_noticed(remote, monkeypatch):
-    """A server reports parameters; Milvus Lite does not."""
-    parameters = {"M": "8", "efConstruction": "64"}
-    call = MilvusClient.call
-
-    def reporting(self, name, *arguments, **named):
-        result = call(self, name, *arguments, **named)
-        return result | parameters if name == "describe_index" else result
-
-    monkeypatch.setattr(MilvusClient, "call", reporting)
-    index = build_index(vectors(20), remote("milvus HNSW"))
-    index.search(vectors(1), 1)
-    parameters["M"] = "16"
-    refuses_as_changed(lambda: index.search(vectors(1), 1))
 
 
 # Milvus: failures

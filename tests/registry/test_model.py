@@ -1,4 +1,4 @@
-"""The model of a calibration in MLflow: its answers, its files, its card, and a server of it."""
+"""The model of a calibration in MLflow: its answers, its files, and its card."""
 
 import base64
 import io
@@ -6,13 +6,8 @@ import json
 import os
 import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import mlflow
@@ -20,7 +15,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import sklearn
+from fastapi.testclient import TestClient
 from mlflow import MlflowClient
+from mlflow.pyfunc import scoring_server
 from PIL import Image
 
 import rcir
@@ -34,7 +31,6 @@ from rcir.registry.logged_model import (
     read_results,
     vector_example,
 )
-from rcir.registry.register import register
 from rcir.registry.requirements import requirements
 
 ROOT = Path(__file__).parents[2]
@@ -248,17 +244,10 @@ def test_the_card_holds_what_was_measured(both, kind):
         assert [float(cell) for cell in row[:5]] == pytest.approx(numbers, rel=1e-3)
         assert row[5] == expected["score_function"]
     answer = one.retriever.retrieve(one.queries, results["rows"][0]["alpha"], 0.1)[0]
-    for words in (
-        f"> {answer.guarantee}",
-        results["dataset"],
-        f" {results['n_test']} test queries",
-        f"calibration queries: {results['n_calibration']}",
-        f"uncertainty of queries: {results['uncertainty']}",
-        f"version of rcir: {rcir.__version__}",
-        f"`{one.retriever.calibrated_on['gallery'][:12]}`",
-        f"{len(one.retriever.ids)} gallery items",
-    ):
-        assert words in text
+    numbers = (results["n_test"], results["n_calibration"], len(one.retriever.ids))
+    fingerprint = one.retriever.calibrated_on["gallery"][:12]
+    for words in (answer.guarantee, results["dataset"], rcir.__version__, fingerprint, *numbers):
+        assert str(words) in text
     assert len(text) < 5000  # the limit of a description in a registry
 
 
@@ -278,69 +267,27 @@ def test_results_of_something_else_make_no_card(certifications, changed):
         card(one.retriever, read_results(one.folder) | changed)
 
 
-# `mlflow models serve`
+# MLflow's server
 
 
-@pytest.fixture
-def address(pictured, tmp_path):
-    """The address of a server of the champion."""
-    register(str(pictured.folder), "served", "champion")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    command = [
-        *(sys.executable, "-m", "mlflow", "models", "serve", "--model-uri"),
-        *("models:/served@champion", "--env-manager", "local"),
-        *("--host", "127.0.0.1", "--port", port),
-    ]
-    # MLflow starts the "uvicorn" on the path.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    log = tmp_path / "server.log"
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            command, env=os.environ | environment, stdout=file, stderr=file, start_new_session=True
-        )
-    try:
-        for _ in range(1800):
-            assert process.poll() is None, log.read_text()
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=1):
-                    break
-            except (urllib.error.URLError, TimeoutError):
-                time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait()
+def test_the_server_of_mlflow_answers_like_the_retriever(pictured, models, monkeypatch):
+    monkeypatch.setenv("__MLFLOW_IS_IN_SERVING_ENVIRONMENT", "true")  # which the server sets
+    with TestClient(scoring_server.init(models["pictures"])) as client:
 
+        def invoke(**body):
+            response = client.post("/invocations", json=body)
+            return response.status_code, response.json()
 
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_a_server_answers_like_the_retriever(pictured, address):
-    def invoke(**payload):
-        request = urllib.request.Request(
-            f"{address}/invocations",
-            json.dumps(payload).encode(),
-            {"Content-Type": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=60) as response:
-                return response.status, json.load(response)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, json.load(error)
-
-    rows = [{"image": base64.b64encode(png(query)).decode()} for query in pictured.queries]
-    status, body = invoke(dataframe_records=rows, params={"alpha": 0.3})
-    assert status == 200
-    expected = pictured.retriever.retrieve(pictured.queries, 0.3, 0.1)
-    for row, answer in zip(body["predictions"], expected, strict=True):
-        assert_same(row, answer)
-    status, body = invoke(dataframe_records=rows[:1], params={"alpha": 0.001})
-    assert status == 400
-    assert "stack_trace" not in body
-    assert "RiskUnattainable" in body["message"]
-    status, body = invoke(dataframe_records=[{"image": "bm90aGluZw=="}])
-    assert status == 400
-    assert "InvalidImage" in body["message"]
+        rows = [{"image": base64.b64encode(png(query)).decode()} for query in pictured.queries]
+        status, body = invoke(dataframe_records=rows, params={"alpha": 0.3})
+        assert status == 200
+        expected = pictured.retriever.retrieve(pictured.queries, 0.3, 0.1)
+        for row, answer in zip(body["predictions"], expected, strict=True):
+            assert_same(row, answer)
+        invalid = {"dataframe_records": [{"image": "bm90aGluZw=="}]}
+        unattainable = {"dataframe_records": rows[:1], "params": {"alpha": 0.001}}
+        for request, word in ((unattainable, "RiskUnattainable"), (invalid, "InvalidImage")):
+            status, body = invoke(**request)
+            assert status == 400
+            assert word in body["message"]
+            assert "stack_trace" not in body

@@ -11,21 +11,12 @@ from PIL import Image
 import rcir
 from rcir.serving import Settings, create_app
 from rcir.serving.sources import source_of
-from tests.serving.browsing import (  # noqa: F401  (fixtures)
-    address,
-    chromium,
-    few,
-    of_vectors,
-    picture,
-    pictures,
-    visit,
-)
 
 CLASSES, DIM = 20, 8
 
 
 def drawn(n, seed, noise=0.9):
-    """Vectors around the centres of their labels, and these."""
+    """Vectors around the centres of their labels, and the labels."""
     rng = np.random.default_rng(seed)
     centres = np.random.default_rng(0).standard_normal((CLASSES, DIM))
     labels = rng.integers(CLASSES, size=n)
@@ -42,7 +33,7 @@ def png(pixels):
 
 @pytest.fixture(scope="session")
 def vectors():
-    """A calibrated retriever of vectors; what changes one loads `place` instead."""
+    """A calibrated retriever of vectors; tests that change one load `place` instead."""
     gallery, labels = drawn(500, 1)
     made = rcir.Retriever.from_embeddings(gallery, labels=labels)
     made.calibrate(*drawn(900, 2), score_function="quantile")
@@ -51,7 +42,7 @@ def vectors():
 
 @pytest.fixture
 def place(vectors, tmp_path):
-    """It, saved."""
+    """The folder in which it is saved."""
     return vectors.save(tmp_path / "vectors")
 
 

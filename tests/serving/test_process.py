@@ -1,31 +1,49 @@
-"""`rcir serve` as a process: started, told to stop, killed."""
+"""`rcir serve` as a process, as replicas on Ray, as an image; requests of every described kind."""
 
+import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+import time
+from argparse import ArgumentParser
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
+import hypothesis
 import pytest
+import schemathesis
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
+import rcir
+from rcir.cli import main, serve
+from rcir.serving import Settings, create_app
+from rcir.serving.sources import source_of
 from rcir.serving.store import Store
 from tests.serving.conftest import drawn
+from tests.serving.test_requests import assert_same
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 BODY = {"vector": drawn(1, 5)[0][0].tolist(), "alpha": 0.2}
+ROOT = Path(__file__).parents[2]
+slow, distributed = pytest.mark.slow, pytest.mark.distributed
 
 
 @contextmanager
-def served(place, *options, **environment):
+def served(place, *options):
     """The process of a server, and its address."""
-    rcir = Path(sys.executable).with_name("rcir")
-    command = [rcir, "serve", place, "--port", "0", *options]
+    command = [Path(sys.executable).with_name("rcir"), "serve", place, "--port", "0", *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=os.environ | environment, **pipes) as process:
+    with subprocess.Popen(command, **pipes) as process:
         try:
             lines = [process.stdout.readline() for _ in range(2)]
             yield process, lines[1].rpartition(" ")[2].strip()
@@ -33,7 +51,9 @@ def served(place, *options, **environment):
             process.kill()
 
 
-def test_what_was_accepted_is_answered_before_it_stops(place, tmp_path):
+@slow
+@distributed
+def test_accepted_requests_are_answered_before_it_stops(place, tmp_path):
     with served(place, "--feedback", tmp_path / "feedback.db") as (process, address):
         answers, stop = [], threading.Event()
 
@@ -52,9 +72,9 @@ def test_what_was_accepted_is_answered_before_it_stops(place, tmp_path):
         for thread in threads:
             thread.start()
         while len(answers) < 50:
-            pass
+            time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == -signal.SIGTERM  # which uvicorn passes on in the end
+        assert process.wait(120) == -signal.SIGTERM  # uvicorn raises it again in the end
         stop.set()
         for thread in threads:
             thread.join()
@@ -62,52 +82,193 @@ def test_what_was_accepted_is_answered_before_it_stops(place, tmp_path):
     # A connection that waits for its next request may be closed before it is sent.
     lost = [one for one in answers if one not in (200, 503)]
     assert all(isinstance(one, httpx.RemoteProtocolError | httpx.ReadError) for one in lost)
-    with Store(tmp_path / "feedback.db")._using():
-        pass
-    kept = Store(tmp_path / "feedback.db")._connection.execute("SELECT count(*) FROM answers")
-    assert kept.fetchone()[0] == answers.count(200)
+    rows = Store(tmp_path / "feedback.db")._connection.execute("SELECT count(*) FROM answers")
+    assert rows.fetchone()[0] == answers.count(200)
 
 
+@slow
+@distributed
 def test_feedback_survives_a_kill(place, tmp_path):
     file = tmp_path / "feedback.db"
     with served(place, "--feedback", file) as (process, address):
         with httpx.Client(base_url=address) as client:
             for query in drawn(20, 6)[0].tolist():
                 answer = client.post("/retrieve", json=BODY | {"vector": query}).json()["answer"]
-                said = client.post("/feedback", json={"answer": answer, "match": False})
-                assert said.json()["accepted"]
+                outcome = client.post("/feedback", json={"answer": answer, "match": False})
+                assert outcome.json()["accepted"]
             answer = client.post("/retrieve", json=BODY).json()["answer"]
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     with served(place, "--feedback", file) as (_, address):
         rows = httpx.get(f"{address}/monitor").json()["guarantees"]
         assert (rows[0]["n"], rows[0]["misses"]) == (20, 20)
-        said = httpx.post(f"{address}/feedback", json={"answer": answer, "match": True})
-        assert said.json() == {"accepted": True, "new": True, "watched": True, "alarm": True}
+        outcome = httpx.post(f"{address}/feedback", json={"answer": answer, "match": True})
+        assert outcome.json() == {"accepted": True, "new": True, "watched": True, "alarm": True}
 
 
-def refused(place, *options, **environment):
-    """The words where no server can be started."""
-    rcir = Path(sys.executable).with_name("rcir")
-    done = subprocess.run(
-        [rcir, "serve", place, *map(str, options)],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-    return done.stderr
-
-
-def test_what_cannot_be_served_is_said_in_one_line(place, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert "another --port" in refused(place, "--port", port)
-    assert "RCIR_TOKEN" in refused(place, "--host", "0.0.0.0")
-    assert "no retriever" in refused(tmp_path / "nothing", "--port", 0)
+def test_a_server_that_cannot_start_reports_it_in_one_line(place, tmp_path, capsys):
     (tmp_path / "poem.txt").write_text("a poem, " * 100)
-    said = refused(place, "--port", 0, "--feedback", tmp_path / "poem.txt")
-    assert "not a database" in said
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        for options, word in (
+            ([place, "--port", other.getsockname()[1]], "--port"),
+            ([place, "--host", "0.0.0.0"], "RCIR_TOKEN"),
+            ([tmp_path / "nothing", "--port", 0], "no retriever"),
+            ([place, "--port", 0, "--feedback", tmp_path / "poem.txt"], "not a database"),
+        ):
+            with pytest.raises(SystemExit) as stop:
+                main(["serve", *map(str, options)])
+            error = capsys.readouterr().err
+            assert stop.value.code == 1
+            assert re.fullmatch(r"error: .*\n", error)
+            assert word in error
+
+
+# Replicas on Ray Serve
+
+
+def free_port():
+    """A port outside the range from which the system, and so Ray, takes ports."""
+    for port in range(18_000, 19_000):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
+
+
+@slow
+@distributed
+def test_replicas_answer_follow_versions_and_share_feedback(vectors, place, tmp_path):
+    port, log = free_port(), tmp_path / "screen"
+    options = ["--port", port, "--replicas", 2, 2, "--poll", 0.5, "--feedback", tmp_path / "f.db"]
+    command = [Path(sys.executable).with_name("rcir"), "serve", place, *options]
+    environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
+    with (
+        log.open("w") as screen,
+        subprocess.Popen(
+            list(map(str, command)), stdout=screen, stderr=screen, env=environment
+        ) as process,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+    ):
+
+        def until(condition):
+            end = time.monotonic() + 240
+            while not condition():
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < end, log.read_text()
+                time.sleep(0.5)
+
+        def ready():
+            with suppress(httpx.TransportError):
+                return client.get("/ready").status_code == 200
+
+        def all_replicas(path):
+            return [client.get(path).json() for _ in range(10)]  # whichever answers
+
+        try:
+            until(ready)
+            names = []
+            for query in drawn(40, 5)[0]:
+                body = {"vector": query.tolist(), "alpha": 0.2}
+                response = client.post("/retrieve", json=body).json()
+                assert_same(response, vectors.retrieve(query, 0.2, 0.1))
+                names.append(response["answer"])
+            for name in names:
+                feedback = {"answer": name, "match": False}
+                assert client.post("/feedback", json=feedback).json()["new"]
+            until(
+                lambda: all(
+                    [(row["n"], row["alarm"]) for row in monitor["guarantees"]] == [(40, True)]
+                    for monitor in all_replicas("/monitor")
+                )
+            )
+            retriever = rcir.load(place)
+            retriever.remove([str(retriever.ids[-1])])
+            retriever.recalibrate()
+            retriever.save(place)
+            until(lambda: {one["n_items"] for one in all_replicas("/guarantees")} == {499})
+        finally:
+            process.terminate()
+            try:
+                process.wait(120)
+            finally:
+                process.kill()
+
+
+# The image
+
+
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+
+
+def test_the_command_of_the_image_is_one_of_this_version():
+    def words(instruction):
+        (line,) = re.findall(rf"^{instruction} (\[.*\])$", DOCKERFILE, re.MULTILINE)
+        return json.loads(line)
+
+    assert words("ENTRYPOINT") == ["rcir", "serve"]
+    parser = ArgumentParser()
+    serve.add_arguments(parser)
+    options = parser.parse_args(words("CMD"))
+    assert (options.retriever, options.host, options.port) == ("/retriever", "0.0.0.0", 8000)
+
+
+@slow
+def test_the_files_that_the_image_copies_are_enough_to_install_it(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    for line in re.findall(r"^COPY (?!--)(.*) \S+$", DOCKERFILE, re.MULTILINE):
+        for name in line.split():
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, source / name)
+    uv = Path(sys.executable).with_name("uv")
+    install = (uv, "pip", "install", "--python", sys.executable, "--no-deps", "--target", target)
+    subprocess.run([*install, source], check=True, capture_output=True)
+    page = target / "rcir" / "serving" / "page"
+    assert {path.name for path in page.iterdir()} >= {"index.html", "explorer.js", "explorer.css"}
+    command = [sys.executable, "-m", "rcir.cli", "serve", "--help"]
+    environment = os.environ | {"PYTHONPATH": str(target)}
+    help_text = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
+    assert "models:/NAME@ALIAS" in help_text
+
+
+# Requests generated from the OpenAPI description
+
+CHECKS = (
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+)
+TOKEN = "a-token-of-enough-letters"  # with a token, any host is answered
+BEARER = {"authorization": f"Bearer {TOKEN}"}
+OPERATIONS = {
+    *("POST /retrieve", "POST /retrieve/batch", "POST /explore", "GET /guarantees"),
+    *("GET /items/{item}/image", "GET /sample", "POST /feedback", "GET /monitor"),
+    *("GET /health", "GET /ready", "GET /metrics"),
+}
+
+
+@slow
+@pytest.mark.parametrize("kind", ["vectors", "retriever"])
+def test_a_server_answers_as_its_description_states(kind, request, tmp_path):
+    place = request.getfixturevalue(kind).save(tmp_path / kind)
+    settings = Settings(store=tmp_path / "feedback.db", poll=0, token=TOKEN)
+    app = create_app(source_of(place), settings)
+    description = schemathesis.openapi.from_asgi("/openapi.json", app, headers=BEARER)
+    tested = set()
+    for operation in description.get_all_operations():
+        valid = operation.ok()
+
+        @hypothesis.given(case=valid.as_strategy())
+        @hypothesis.settings(
+            max_examples=20,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        def each(case):
+            case.call_and_validate(checks=CHECKS, headers=BEARER)
+
+        each()
+        tested.add(valid.label)
+    assert tested == OPERATIONS

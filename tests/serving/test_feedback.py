@@ -1,0 +1,480 @@
+"""Feedback on answers: kept on disk, evidence on guarantees, source of calibration queries."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from datetime import datetime
+
+import numpy as np
+import pytest
+
+import rcir
+from calibration import recalibrate
+from rcir.embedding import Embedding
+from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
+from rcir.retrieval.queries import Queries
+from rcir.risk import RiskMonitor
+from rcir.serving import guarantee_watch
+from rcir.serving import store as module
+from rcir.serving.guarantee_watch import GuaranteeWatch
+from rcir.serving.sources import Folder
+from rcir.serving.store import Loss, Store, StoreUnavailable, UnknownAnswer
+from rcir.serving.terms import Feedback, Terms
+from tests.serving.conftest import drawn
+
+ALPHA, DELTA = 0.2, 0.1
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "feedback.db"
+
+
+# The file
+
+
+def keep(store, vectors, n=1, seed=5, **terms):
+    """Keep answers of a retriever in a store; return their ids."""
+    terms = Terms(**({"alpha": ALPHA} | terms))
+    queries = vectors.prepared(drawn(n, seed)[0])
+    answers = vectors.retrieve(queries, terms.alpha, terms.delta, **terms.options)
+    return store.add([("v1", terms, queries.identified(), answers)])
+
+
+def test_acknowledged_feedback_is_there_after_reopening(file, vectors):
+    store = Store(file)
+    first, second, third = keep(store, vectors, 3)
+    store.feed(Feedback(answer=second, match=False, label=7))
+    store.feed(Feedback(answer=first, match=True))
+    store.close()
+    store = Store(file)
+    expected = vectors.prepared(drawn(3, 5)[0]).identified()
+    losses = [
+        Loss(1, Terms(alpha=ALPHA).key, True, expected.digests[1]),
+        Loss(2, Terms(alpha=ALPHA).key, False, expected.digests[0]),
+    ]
+    assert store.losses("v1") == losses
+    assert store.losses("v1", after=1) == losses[1:]
+    assert store.losses("v2") == []
+    queries, labels = store.labelled("v1")
+    assert labels == [7]
+    np.testing.assert_array_equal(queries.vectors, expected.vectors[1:2])
+    np.testing.assert_array_equal(queries.digests, expected.digests[1:2])
+    now = time.time()
+    assert store.labelled("v1", since=now - 600)[1] == [7]
+    assert store.labelled("v1", since=now + 600) is None
+    assert store.feed(Feedback(answer=third, match=True)) == 3
+    answer = vectors.retrieve(drawn(3, 5)[0], ALPHA, DELTA)[2]
+    assert (store.answer(third).version, store.answer(third).items) == ("v1", list(answer.ids))
+    (unwatched,) = keep(store, vectors, simultaneous=True)
+    store.feed(Feedback(answer=unwatched, match=False))
+    assert [loss.number for loss in store.losses("v1")] == [1, 2, 3]
+
+
+def test_the_whole_embedding_of_a_query_is_kept(file, retriever, splits):
+    embedding = retriever.embed(splits.test.images[:2])
+    queries = Queries(
+        embedding.vectors.numpy(),
+        embedding.uncertainty.numpy().astype(np.float64),
+        digests=np.array([b"a" * 32, b"b" * 32]),
+        embedding=Embedding(embedding.vectors, embedding.variance, embedding.uncertainty),
+    )
+    store = Store(file)
+    answers = retriever.retrieve(embedding, 0.6, 0.1)
+    for name in store.add([("v1", Terms(alpha=0.6), queries, answers)]):
+        store.feed(Feedback(answer=name, match=True, label=1))
+    kept, _ = store.labelled("v1")
+    for name in ("vectors", "uncertainty", "digests"):  # the latest first
+        np.testing.assert_array_equal(getattr(kept, name), getattr(queries, name)[::-1])
+    for name, values in queries.embedding.tensors.items():
+        np.testing.assert_array_equal(kept.embedding.tensors[name], values.flip(0))
+
+
+def test_repeated_feedback_changes_nothing_and_contradictions_are_refused(file, vectors):
+    store = Store(file)
+    (name,) = keep(store, vectors)
+    feedback = Feedback(answer=name, match=True, label=3)
+    assert [store.feed(feedback) for _ in range(3)] == [1, None, None]
+    for other in (Feedback(answer=name, match=False), Feedback(answer=name, match=True)):
+        with pytest.raises(InvalidData, match="otherwise"):
+            store.feed(other)
+    assert [loss.miss for loss in store.losses("v1")] == [False]
+    for work in (store.answer, lambda name: store.feed(Feedback(answer=name, match=True))):
+        with pytest.raises(UnknownAnswer, match="abc"):
+            work("abc")
+
+
+def test_old_answers_are_deleted_unless_they_have_feedback(file, vectors, monkeypatch):
+    monkeypatch.setattr(module, "MOST_ANSWERS", 10)
+    monkeypatch.setattr(module, "FORGETTING", 5)
+    store = Store(file)
+    first = keep(store, vectors, 5, seed=1)
+    store.feed(Feedback(answer=first[0], match=True))
+    later = [keep(store, vectors, 5, seed=seed) for seed in range(2, 6)]
+    with pytest.raises(UnknownAnswer):
+        store.feed(Feedback(answer=first[1], match=True))
+    store.feed(Feedback(answer=later[-1][0], match=True))
+    assert len(store.losses("v1")) == 2
+
+
+def test_a_file_of_another_program_is_left_alone(file):
+    with sqlite3.connect(file) as other:
+        other.execute("CREATE TABLE recipes (name TEXT)")
+    with pytest.raises(StoreUnavailable, match="another program"):
+        Store(file)
+    with sqlite3.connect(file) as other:
+        assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("recipes",)]
+    text = file.with_name("poem.txt")
+    text.write_text("a poem, " * 100)
+    with pytest.raises(StoreUnavailable, match="not a database"):
+        Store(text)
+
+
+def test_a_full_disk_loses_nothing_that_was_there(file, vectors):
+    store = Store(file)
+    (name,) = keep(store, vectors)
+    pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
+    store._connection.execute(f"PRAGMA max_page_count = {pages}")  # like a full disk
+    with pytest.raises(StoreUnavailable, match="full"):
+        keep(store, vectors, 100)
+    store._connection.execute(f"PRAGMA max_page_count = {10 * pages}")
+    assert store.feed(Feedback(answer=name, match=True)) == 1
+    assert len(keep(store, vectors, 100)) == 100
+
+
+WRITER = """
+import sys
+from pathlib import Path
+import rcir
+from rcir.serving.store import Store
+from rcir.serving.terms import Feedback, Terms
+
+retriever = rcir.load(sys.argv[2])
+queries = retriever.calibration_queries[:50]
+answers = retriever.retrieve(queries, 0.2, 0.1)
+store = Store(Path(sys.argv[1]))
+while True:
+    for name in store.add([("v1", Terms(alpha=0.2), queries, answers)]):
+        store.feed(Feedback(answer=name, match=False))
+        print(name, flush=True)
+"""
+
+
+def test_a_killed_process_loses_nothing_that_it_acknowledged(file, place):
+    command = [sys.executable, "-c", WRITER, str(file), str(place)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        lines = [process.stdout.readline() for _ in range(70)]
+        os.kill(process.pid, signal.SIGKILL)
+        lines += process.stdout.readlines()
+    store = Store(file)
+    written = {row[0] for row in store._connection.execute("SELECT answer FROM feedback")}
+    acknowledged = {line.strip() for line in lines if line.endswith("\n")}
+    assert acknowledged <= written
+    assert len(written - acknowledged) <= 1  # killed between writing and printing
+    assert len(store.losses("v1")) == len(written) >= 70
+
+
+# Evidence on guarantees
+
+
+class Losses:
+    """Losses as a store returns them, each of another query unless one is named."""
+
+    def __init__(self):
+        self.losses = []
+
+    def add(self, alpha, misses, query=None, **terms):
+        key = Terms(alpha=alpha, **terms).key
+        for miss in misses:
+            number = len(self.losses) + 1
+            digest = b"%d" % number if query is None else query
+            self.losses.append(Loss(number, key, bool(miss), digest))
+
+    def __call__(self, after):
+        return self.losses[after:]
+
+
+def test_evidence_does_not_depend_on_when_it_is_refreshed():
+    losses = Losses()
+    often = GuaranteeWatch(losses)
+    for miss in (0, 1, 1, 0, 1):
+        losses.add(0.1, [miss])
+        losses.add(0.2, [miss])
+        often.refresh()
+    once = GuaranteeWatch(losses)
+    for one, other in zip(once.rows, often.rows, strict=True):
+        assert (one.terms, one.n, one.misses) == (other.terms, other.n, other.misses)
+        assert one.evidence == pytest.approx(other.evidence)
+    assert [row.n for row in once.rows] == [5, 5]
+
+
+def test_a_higher_risk_raises_the_alarm_of_its_alpha_only():
+    losses = Losses()
+    watch = GuaranteeWatch(losses)
+    rng = np.random.default_rng(0)
+    losses.add(0.1, rng.random(500) < 0.08)
+    losses.add(0.3, rng.random(500) < 0.25)
+    watch.refresh()
+    assert not watch.alarm
+    losses.add(0.1, rng.random(300) < 0.3)
+    watch.refresh()
+    assert [(row.terms["alpha"], row.alarm) for row in watch.rows] == [(0.1, True), (0.3, False)]
+
+
+def test_each_guarantee_has_its_own_evidence():
+    losses = Losses()
+    losses.add(0.1, [1, 1], delta=0.1)
+    losses.add(0.1, [0], delta=0.05)
+    losses.add(0.1, [0, 1, 0], group="night")
+    rows = GuaranteeWatch(losses).rows
+    assert [(row.terms["delta"], row.terms["group"], row.n, row.misses) for row in rows] == [
+        (0.1, None, 2, 2),
+        (0.05, None, 1, 0),
+        (0.1, "night", 3, 1),
+    ]
+
+
+def test_a_query_counts_once_for_a_guarantee_unless_queries_recur():
+    losses = Losses()
+    watch = GuaranteeWatch(losses)
+    for _ in range(3):
+        losses.add(0.1, [1] * 20, query=b"again")
+        losses.add(0.2, [1] * 20, query=b"again")
+        watch.refresh()
+    assert [(row.terms["alpha"], row.n) for row in watch.rows] == [(0.1, 1), (0.2, 1)]
+    assert [watch.counts(number) for number in (1, 2, 21, 22)] == [True, False, True, False]
+    recurring = GuaranteeWatch(losses, recurring=True)
+    assert [(row.n, row.misses) for row in recurring.rows] == [(60, 60), (60, 60)]
+
+
+def test_the_number_of_watched_guarantees_is_bounded():
+    losses = Losses()
+    for number in range(1, 60):
+        losses.add(number / 100, [1])
+    watch = GuaranteeWatch(losses)
+    assert len(watch.rows) == 32
+    assert [watch.counts(number) for number in (32, 33)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("terms", "watched"),
+    [
+        ({}, True),
+        ({"delta": 0.01, "group": "night", "distinct": "label", "abstain": True}, True),
+        ({"mix": "any"}, True),
+        ({"delta": 0.99}, False),  # its misses contradict nothing
+        ({"delta": None}, False),
+        ({"simultaneous": True}, False),  # alpha may be chosen where the set misses
+        ({"mix": {"day": 0.5, "night": 0.5}}, False),
+        ({"risk": "recall"}, False),
+        ({"alpha": {"miss": 0.3, "false-discovery": 0.9}}, False),
+    ],
+)
+def test_misses_are_watched_where_they_can_contradict_the_guarantee(terms, watched):
+    assert Terms(**({"alpha": 0.2} | terms)).watched is watched
+
+
+@pytest.mark.statistical
+def test_false_alarms_of_all_guarantees_together_are_at_most_the_level(request, monkeypatch):
+    # At a larger level, where alarms can be counted. The risks are as large as is guaranteed; some
+    # queries are repeated many times, those that miss more often than others.
+    monkeypatch.setattr(guarantee_watch, "LEVEL", 0.2)
+    rounds, queries = (400 if request.config.getoption("full") else 80), 250
+    guarantees = [(alpha, delta) for alpha in (0.1, 0.2, 0.3) for delta in (0.05, 0.1)]
+    rng = np.random.default_rng(0)
+    alarms = {"watch": 0, "each at the whole level": 0, "repeated queries": 0}
+    for _ in range(rounds):
+        losses, alone, repeated = Losses(), [], []
+        for number, (alpha, delta) in enumerate(guarantees):
+            misses = rng.random(queries) < alpha
+            times = np.where(misses, 3, 1)
+            for row, (miss, often) in enumerate(zip(misses, times, strict=True)):
+                losses.add(alpha, [miss] * often, query=b"%d-%d" % (number, row), delta=delta)
+            monitor = RiskMonitor(alpha, 0.2)
+            monitor.update(misses)
+            alone.append(monitor.alarm)
+            share = 0.2 * 6 / (np.pi * (number + 1)) ** 2
+            monitor = RiskMonitor(alpha, share)
+            monitor.update(np.repeat(misses, times))
+            repeated.append(monitor.alarm)
+        alarms["watch"] += GuaranteeWatch(losses).alarm
+        alarms["each at the whole level"] += any(alone)
+        alarms["repeated queries"] += any(repeated)
+    most = rounds * 0.2 + 3 * np.sqrt(rounds * 0.2 * 0.8)
+    assert alarms["watch"] <= most
+    assert alarms["each at the whole level"] > alarms["watch"]
+    assert alarms["repeated queries"] > most
+
+
+# Over HTTP
+
+
+def respond(client, vector, label=None, **feedback):
+    """The outcome of feedback on the answer to a vector; by default, whether its set matches."""
+    body = {"vector": vector.tolist(), "alpha": ALPHA}
+    answer = client.post("/retrieve", json=body).json()
+    if label is not None:
+        feedback |= {"match": label in answer["labels"], "label": label}
+    return client.post("/feedback", json={"answer": answer["answer"]} | feedback).json()
+
+
+ALARM = 'rcir_monitor_alarm{alpha="0.2",delta="0.1",terms="{\\"risk\\": \\"miss\\"}"} 1.0'
+
+
+def test_an_alarm_of_feedback_survives_a_restart(place, serving):
+    with serving(place) as client:
+        for vector in drawn(60, 8)[0]:
+            outcome = respond(client, vector, match=False)
+            if outcome["alarm"]:
+                break
+        assert outcome == {"accepted": True, "new": True, "watched": True, "alarm": True}
+        before = client.get("/monitor").json()
+        assert client.get("/ready").json()["alarm"] is True
+        assert ALARM in client.get("/metrics").text
+    with serving(place) as client:
+        after = client.get("/monitor").json()
+        assert ALARM in client.get("/metrics").text
+    (now,), (then,) = after["guarantees"], before["guarantees"]
+    assert now.pop("evidence") == pytest.approx(then.pop("evidence"))
+    assert now == then
+    assert now["terms"]["alpha"] == ALPHA
+    assert now["misses"] == now["n"] > 3
+
+
+def test_queries_of_the_calibration_and_the_gallery_are_no_evidence(vectors, place, serving):
+    queries = [vectors.calibration_queries.vectors[:3], drawn(500, 1)[0][:3], drawn(1, 8)[0]]
+    with serving(place) as client:
+        for vector in np.concatenate(queries):
+            outcome = respond(client, vector, match=False)
+        (row,) = client.get("/monitor").json()["guarantees"]
+    assert outcome["watched"] is True
+    assert (row["n"], row["misses"]) == (1, 1)
+
+
+def test_clustered_queries_are_no_evidence(tmp_path, serving):
+    gallery, labels = drawn(500, 1)
+    retriever = rcir.Retriever.from_embeddings(gallery, labels=labels)
+    parts = []
+    for seed, first in ((2, 0), (3, 90)):
+        results = retriever.search_labelled(retriever.labelled(*drawn(450, seed)))
+        parts.append(replace(results, clusters=np.arange(450) // 5 + first, cluster="video"))
+    with pytest.raises(InvalidData, match="90 clusters"):
+        retriever.calibrate(parts[0], replace(parts[1], clusters=parts[0].clusters))
+    retriever.calibrate(*parts, score_function="quantile")
+    with serving(retriever.save(tmp_path / "clustered")) as client:
+        assert respond(client, drawn(1, 8)[0][0], match=False)["watched"] is False
+        assert client.get("/monitor").json()["guarantees"] == []
+
+
+def test_labelled_queries_are_compared_with_the_calibration_queries(vectors, place, serving):
+    p_values = {}
+    for name, noise in (("alike", 0.9), ("shifted", 2.5)):
+        queries, labels = drawn(60, 9, noise)
+        with serving(place, store=place.with_name(f"{name}.db")) as client:
+            for vector, label in zip(queries, labels.tolist(), strict=True):
+                assert respond(client, vector, label)["accepted"]
+            p_values[name] = client.get("/monitor").json()["exchangeability"]["p_value"]
+        recent = vectors.search_labelled(vectors.labelled(queries, labels))
+        assert p_values[name] == pytest.approx(vectors.check(recent, ALPHA).p_value)
+    assert p_values["alike"] > 0.01 > p_values["shifted"]
+
+
+def test_feedback_that_contradicts_the_answer_is_refused(place, serving):
+    with serving(place) as client:
+        body = {"vector": drawn(1, 8)[0][0].tolist(), "alpha": ALPHA}
+        answer = client.post("/retrieve", json=body).json()
+        inside = answer["labels"][0]
+        outside = next(label for label in range(20) if label not in answer["labels"])
+        for match, label in (
+            *((True, "fig"), (True, outside), (False, inside), (True, True), ("yes", 3)),
+        ):
+            feedback = {"answer": answer["answer"], "match": match, "label": label}
+            assert client.post("/feedback", json=feedback).status_code == 400, feedback
+        feedback = {"answer": answer["answer"], "match": True, "label": inside}
+        assert client.post("/feedback", json=feedback).json()["new"] is True
+    with serving(place, store=None) as client:
+        assert client.post("/retrieve", json=body).json()["answer"] is None
+        refused = client.post("/feedback", json={"answer": "x", "match": True})
+    assert (refused.status_code, refused.json()["error"]) == (409, "no-feedback")
+
+
+# Calibration
+
+
+def keep_feedback(retriever, place, file, vectors, labels):
+    """Keep labelled feedback on answers of the retriever in a folder."""
+    store = Store(file)
+    queries = retriever.prepared(vectors).identified()
+    answers = retriever.retrieve(vectors, ALPHA, DELTA)
+    names = store.add([(Folder(place).version(), Terms(alpha=ALPHA), queries, answers)])
+    for name, answer, label in zip(names, answers, labels.tolist(), strict=True):
+        store.feed(Feedback(answer=name, match=label in answer.labels, label=label))
+    store.close()
+
+
+def risk_of(retriever, noise, n=6000):
+    vectors, labels = drawn(n, 20, noise)
+    answers = retriever.retrieve(vectors, ALPHA, DELTA)
+    pairs = zip(answers, labels.tolist(), strict=True)
+    return np.mean([label not in answer.labels for answer, label in pairs])
+
+
+def test_queries_that_changed_are_certified_again(vectors, place, file):
+    noise = 1.3  # calibrated at 0.9
+    assert risk_of(vectors, noise, 2000) > 1.3 * ALPHA
+    keep_feedback(vectors, place, file, *drawn(400, 21, noise))
+    assert recalibrate(place, feedback=file).n_calibration == 400
+    loaded = rcir.load(place)
+    assert risk_of(loaded, noise, 2000) <= ALPHA
+    assert loaded.controller.score_function.name == "quantile"
+    assert len(loaded.tuning_queries) == len(vectors.tuning_queries)
+    # The answers were those of the previous version; there is no feedback on this one.
+    with pytest.raises(InvalidData, match="no labelled feedback"):
+        recalibrate(place, feedback=file)
+    with pytest.raises(DataUnavailable, match="--feedback"):
+        recalibrate(place, feedback=file.with_name("none.db"))
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_the_guarantee_holds_over_calibrations_by_feedback(vectors, place, tmp_path):
+    noise, risks = 1.3, []
+    for seed in range(40):
+        vectors.save(place)
+        file = tmp_path / f"{seed}.db"
+        keep_feedback(vectors, place, file, *drawn(300, 100 + seed, noise))
+        recalibrate(place, feedback=file)
+        risks.append(risk_of(rcir.load(place), noise))
+    # P(more violations than this at delta = 0.1) < 0.5%.
+    assert sum(risk > ALPHA for risk in risks) <= 10
+    assert np.mean(risks) > 0.7 * ALPHA  # not by sets that are too large
+
+
+def test_repeated_queries_and_gallery_items_are_left_out(vectors, place, file):
+    queries, labels = drawn(300, 30)
+    gallery, gallery_labels = drawn(500, 1)
+    twice = np.concatenate([queries, queries[:50], gallery[:20]])
+    twice_labels = np.concatenate([labels, labels[:50], gallery_labels[:20]])
+    keep_feedback(vectors, place, file, twice, twice_labels)
+    assert recalibrate(place, feedback=file).n_calibration == 300
+    vectors.save(place)
+    file = file.with_name("other.db")
+    keep_feedback(vectors, place, file, gallery[:20], gallery_labels[:20])
+    with pytest.raises(InvalidData, match="gallery"):
+        recalibrate(place, feedback=file)
+
+
+def test_queries_before_a_time_are_left_out(vectors, place, file):
+    keep_feedback(vectors, place, file, *drawn(200, 40))
+    changed = datetime.now()
+    keep_feedback(vectors, place, file, *drawn(300, 41, noise=1.3))
+    assert recalibrate(place, feedback=file, since=changed).n_calibration == 300
+    vectors.save(place)
+    with pytest.raises(InvalidData, match="2100"):
+        recalibrate(place, feedback=file, since=datetime(2100, 1, 1))
+    with pytest.raises(InvalidConfig, match="since"):
+        recalibrate(place, since=changed)

@@ -1,0 +1,458 @@
+"""The page of a server in a browser: sets, refusals, feedback, and use by everybody."""
+
+import io
+import re
+import shutil
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import uvicorn
+from PIL import Image
+
+import rcir
+from rcir.retrieval.storage import save
+from rcir.serving import Settings, create_app
+from rcir.serving.server import listen
+from rcir.serving.sources import source_of
+
+playwright = pytest.importorskip("playwright.sync_api")
+expect = playwright.expect
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine"),
+]
+SERVED_DATA = {"train": 400, "validation": 100, "gallery": 300, "tuning": 200, "test": 100}
+DELTAS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+TOKEN = "a-token-of-enough-letters"
+
+
+@contextmanager
+def running(folder, **settings):
+    """The address of a server of a retriever."""
+    settings = Settings(**({"port": 0, "poll": 0} | settings))
+    with listen(settings) as listening:
+        app = create_app(source_of(folder), settings)
+        config = uvicorn.Config(app, log_level="error", access_log=False, ws="none")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def pictures(retriever, tmp_path_factory):
+    """The folder of a retriever of pictures that names its data set."""
+    folder = tmp_path_factory.mktemp("pictures")
+    loaded = rcir.load(save(retriever, folder / "plain"))
+    options = SERVED_DATA | {"calibration": 400}
+    loaded.origin = {"data": {"name": "digits", "options": options}}
+    return save(loaded, folder / "retriever")
+
+
+@pytest.fixture(scope="module")
+def address(pictures, tmp_path_factory):
+    with running(pictures, store=tmp_path_factory.mktemp("store") / "feedback.db") as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """The folder of a retriever of vectors with hostile ids, calibrated on few queries."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(6, size=460)
+    vectors = rng.standard_normal((6, 8))[labels] + 0.7 * rng.standard_normal((460, 8))
+    ids = [f"<img src=x onerror=alert({place})>/.." for place in range(300)]
+    made = rcir.Retriever.from_embeddings(
+        vectors[:300].astype(np.float32), ids=ids, labels=labels[:300]
+    )
+    made.calibrate(vectors[300:].astype(np.float32), labels[300:], score_function="quantile")
+    return made.save(tmp_path_factory.mktemp("few") / "retriever")
+
+
+@pytest.fixture(scope="module")
+def vector_address(few):
+    with running(few) as address:
+        yield address
+
+
+@pytest.fixture
+def visit(chromium, address):
+    """`visit(refusals=(), **options)`: the page; errors in its console fail the test, other than
+    responses with a status that `refusals` names.
+    """
+    contexts, errors, allowed = [], [], set()
+
+    def record(text):
+        status = re.search(r"Failed to load resource.*(status of (\d+)|net::)", text)
+        if status is None or int(status[2] or 0) not in allowed:
+            errors.append(text)
+
+    def visit(place=address, refusals=(), before=lambda page: None, **options):
+        allowed.update(refusals)
+        context = chromium.new_context(**options)
+        contexts.append(context)
+        context.set_default_timeout(60_000)
+        page = context.new_page()
+        page.on("console", lambda message: message.type == "error" and record(message.text))
+        page.on("pageerror", lambda error: record(str(error)))
+        before(page)
+        page.goto(place)
+        expect(page.locator("#source")).not_to_be_empty()
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert errors == []
+
+
+@pytest.fixture(scope="module")
+def picture(splits):
+    """A hard query, as a file."""
+    file = io.BytesIO()
+    Image.fromarray(splits.test.images[3]).save(file, "PNG")
+    return file.getvalue()
+
+
+def upload(page, content, name="query.png"):
+    page.set_input_files("#file", {"name": name, "mimeType": "image/png", "buffer": content})
+
+
+def answered(page, content=None):
+    """Ask the query of a picture, or a random one, and wait for its answer."""
+    if content is None:
+        page.click("#sample")
+    else:
+        upload(page, content)
+    expect(page.locator("#answer")).to_be_visible()
+    return page
+
+
+def ids(page):
+    return page.locator("#items li:visible .id").all_text_contents()
+
+
+def slide(page, name, value):
+    page.locator(f"#{name}").fill(str(value))
+
+
+# Sets
+
+
+def test_a_picture_gets_the_set_of_each_alpha_without_another_request(visit, pictures, picture):
+    page, retriever = answered(visit(), picture), rcir.load(pictures)
+    requests, sizes = [], set()
+    page.on("request", lambda request: requests.append(request.url))
+    for alpha in (0.5, 0.2, 0.35, 0.1, 0.05):
+        slide(page, "alpha", alpha)
+        answer = retriever.retrieve(picture, alpha, 0.1, simultaneous=True)
+        assert ids(page) == list(answer.ids)
+        assert page.inner_text("#sentence") == str(answer.guarantee)
+        assert page.inner_text("#size") == f"{answer.size} item{'s' * (answer.size > 1)}"
+        sizes.add(answer.size)
+    assert len(sizes) > 2
+    page.wait_for_timeout(400)  # longer than changes of delta wait
+    assert [url for url in requests if not re.search(r"^blob:|/items/|/ready$", url)] == []
+
+
+def test_changes_of_delta_send_one_request_and_the_newest_answer_counts(visit, pictures, picture):
+    page, retriever = answered(visit(), picture), rcir.load(pictures)
+    delayed, bodies = [], []
+
+    def delay_the_first(route):
+        bodies.append(route.request.post_data_buffer)
+        delayed.append(route) if not delayed else route.continue_()
+
+    page.route("**/explore", delay_the_first)
+    slide(page, "delta", 2)
+    page.wait_for_timeout(500)
+    for place in (3, 5, 4):  # faster than the page sends requests
+        slide(page, "delta", place)
+    answer = retriever.retrieve(picture, 0.1, DELTAS[4], simultaneous=True)
+    expect(page.locator("#sentence")).to_have_text(str(answer.guarantee))
+    delayed[0].abort()
+    assert len(bodies) == 2
+    assert b"0.02" in bodies[1]
+    assert ids(page) == list(answer.ids)
+
+
+def test_distinct_labels_and_groups_are_requested(visit, pictures, picture):
+    page, retriever, options = answered(visit(), picture), rcir.load(pictures), {}
+    for name, value in (("distinct", "label"), ("group", "True")):
+        page.select_option(f"#{name}", value)
+        options[name] = value
+        answer = retriever.retrieve(picture, 0.1, 0.1, simultaneous=True, **options)
+        expect(page.locator("#sentence")).to_have_text(str(answer.guarantee))
+        assert ids(page) == list(answer.ids)
+
+
+def test_a_random_query_shows_pictures_and_which_are_matches(visit):
+    page = answered(visit())
+    slide(page, "alpha", 0.1)
+    label = page.inner_text("#known").removeprefix("Its label: ")
+    matches = []
+    for row in page.locator("#items li:visible").all():
+        matches.append(row.locator(".label").inner_text() == f"label {label}")
+        assert row.locator("p").last.inner_text().startswith("✓" if matches[-1] else "✗")
+    count = page.inner_text("#matches")
+    assert count.startswith(f"{sum(matches)} of {len(matches)} " if any(matches) else "No true")
+    first = page.locator("#items li:visible img").first
+    expect(first).to_be_visible()
+    assert first.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [16, 8]
+
+
+def test_a_query_is_drawn_beside_the_calibration_queries(visit, address, picture):
+    page = answered(visit(), picture)
+    form = {"picture": {"name": "q.png", "mimeType": "image/png", "buffer": picture}}
+    explored = page.request.post(f"{address}/explore", multipart=form).json()
+    histogram = page.request.get(f"{address}/guarantees").json()["histogram"]
+    assert page.locator("#histogram rect").count() == len(histogram["counts"])
+    share = round(100 * explored["uncertainty_rank"])
+    assert f" {share} % " in page.inner_text("#rank")
+    slide(page, "alpha", 0.2)
+    row = explored["alphas"].index(0.2)
+    words = page.inner_text("#curve-words")
+    assert words.startswith(f"At alpha 0.20: {explored['sizes'][row]} item")
+    assert f" {explored['mean_sizes'][row]:.2f}." in words
+    assert page.get_attribute("#curve svg", "aria-label") == words
+
+
+def test_a_vector_gets_its_set_and_other_text_is_refused(visit, few, vector_address):
+    page, retriever = visit(vector_address, refusals=[400, 404]), rcir.load(few)
+    vector = np.random.default_rng(5).standard_normal(8).astype(np.float32).tolist()
+    page.fill("#vector", str(vector))
+    page.get_by_role("button", name="Ask this vector").click()
+    expect(page.locator("#answer")).to_be_visible()
+    slide(page, "alpha", 0.3)
+    answer = retriever.retrieve(np.asarray(vector, np.float32), 0.3, 0.1, simultaneous=True)
+    assert ids(page) == list(answer.ids)  # as text, whatever they hold
+    assert page.locator("#items img:visible").count() == 0
+    for text, word in (("[1, 2", "JSON"), ('{"a": 1}', "no vector"), ("[1, 2]", "8")):
+        page.fill("#vector", text)
+        page.get_by_role("button", name="Ask this vector").click()
+        expect(page.locator("#error-words")).to_contain_text(word)
+
+
+# Refusals
+
+
+def test_an_unattainable_alpha_is_reported_with_the_smallest_possible(visit, few, vector_address):
+    page = answered(visit(vector_address, refusals=[404]))
+    slide(page, "alpha", 0.01)
+    retriever = rcir.load(few)
+    vector = retriever.calibration_queries.vectors[0]
+    with pytest.raises(rcir.RiskUnattainable) as refused:
+        retriever.retrieve(vector, 0.01, 0.1, simultaneous=True)
+    smallest = np.ceil(refused.value.minimum_alpha * 100) / 100
+    expect(page.locator("#sentence")).to_contain_text(f" {smallest:.2f}.")
+    expect(page.locator("#items li:visible")).to_have_count(0)
+    expect(page.locator("#feedback")).to_be_hidden()
+
+
+REFUSALS = {
+    409: ({"error": "risk-unattainable", "message": "few", "minimum_alpha": 0.123411}, "0.1235"),
+    413: ({"error": "too-large", "message": "more than 5 bytes"}, "more than 5 bytes"),
+    429: ({"error": "busy", "message": "9 wait"}, "more queries"),
+    503: ({"error": "stopping", "message": "it stops"}, "stopping"),
+    500: ({"error": "failed", "message": "its log says why"}, "its log says why"),
+    0: (None, "does not answer"),
+}
+
+
+def test_refusals_are_shown_in_words_and_can_be_tried_again(visit, picture):
+    page = visit(refusals=[400, *REFUSALS])
+    error, again = page.locator("#error"), page.locator("#again")
+
+    def refuse(status, body):
+        return lambda route: route.fulfill(status=status, json=body) if status else route.abort()
+
+    for status, (body, words) in REFUSALS.items():
+        page.route("**/explore", refuse(status, body))
+        upload(page, picture)
+        expect(error).to_contain_text(words)
+        page.unroute("**/explore")
+        if status in (409, 413):
+            expect(again).to_be_hidden()  # the outcome would be the same
+        else:
+            again.click()
+            expect(page.locator("#answer")).to_be_visible()
+    upload(page, b"This is a text.", "text.txt")
+    expect(page.get_by_role("alert").filter(visible=True)).to_contain_text("no picture")
+    expect(page.locator("#answer")).to_be_hidden()  # it was of another query
+    answered(page, picture)
+    expect(error).to_be_hidden()
+
+
+def test_a_token_is_requested_and_kept(visit, pictures, picture):
+    with running(pictures, token=TOKEN) as address:
+        page = visit(address, refusals=[401])
+        dialog = page.get_by_role("dialog", name="Token")
+        dialog.get_by_label("Token").fill("a-wrong-one")
+        page.keyboard.press("Enter")
+        expect(dialog).to_contain_text("not take that token")
+        dialog.get_by_label("Token").fill(TOKEN)
+        dialog.get_by_role("button", name="Use this token").click()
+        expect(dialog).to_be_hidden()
+        answered(page, picture)
+        expect(page.locator("#items li:visible img").first).to_be_visible()
+        page.reload()
+        answered(page, picture)
+        expect(dialog).to_be_hidden()
+        page.context.close()
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_runs_no_text(chromium, address):
+    context, requests = chromium.new_context(), []
+    page = context.new_page()
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(address)
+    expect(page.locator("#drop")).to_be_visible()
+    assert {url.split("/")[2] for url in requests} == {address.split("/")[2]}
+    violation = page.evaluate(
+        """() => new Promise((resolve) => {
+            addEventListener("securitypolicyviolation", (e) => resolve(e.violatedDirective));
+            const script = document.createElement("script");
+            script.textContent = "window.ran = true";
+            document.body.append(script);
+        })"""
+    )
+    assert violation == "script-src-elem"
+    assert page.evaluate("window.ran") is None
+    context.close()
+
+
+# Feedback
+
+
+def test_feedback_arrives_once(visit, address, vector_address, picture):
+    page = answered(visit(refusals=[404, 409]), picture)
+    slide(page, "alpha", 0.42)
+
+    def feedback():
+        metrics = page.request.get(f"{address}/metrics").text()
+        return sum(map(float, re.findall(r"rcir_feedback_total.*false.* (\S+)", metrics)))
+
+    before = feedback()
+    page.click("#none")
+    expect(page.locator("#feedback-words")).to_contain_text("0.42")
+    assert feedback() == before + 1
+    # Alpha was chosen after looking: any share of such sets may miss.
+    assert page.request.get(f"{address}/monitor").json()["guarantees"] == []
+    expect(page.locator("#match")).to_be_disabled()
+    slide(page, "alpha", 0.43)
+    expect(page.locator("#match")).to_be_enabled()
+    slide(page, "alpha", 0.42)
+    expect(page.locator("#match")).to_be_disabled()  # the same query tells nothing new
+
+    page = answered(visit(vector_address))
+    slide(page, "alpha", 0.3)
+    page.click("#match")
+    expect(page.locator("#feedback-words")).to_contain_text("no feedback")
+    expect(page.locator("#match")).to_be_hidden()
+
+
+def test_an_alarm_and_a_refused_version_are_shown(visit):
+    ready = {"ready": True, "source": "here", "version": "1", "alarm": True, "trouble": "no disk"}
+    page = visit(
+        before=lambda page: page.route("**/ready", lambda route: route.fulfill(json=ready))
+    )
+    expect(page.locator("#banner")).to_contain_text("than the guarantee allows")
+    expect(page.locator("#banner")).to_contain_text("no disk")
+
+
+# Use by keyboard, on small screens, by screen readers
+
+PUT = """([way, bytes]) => {
+    const data = new DataTransfer();
+    data.items.add(new File([new Uint8Array(bytes)], "q.png", { type: "image/png" }));
+    const options = { dataTransfer: data, clipboardData: data, bubbles: true };
+    dispatchEvent(way === "drop" ? new DragEvent(way, options) : new ClipboardEvent(way, options));
+}"""
+
+
+@pytest.mark.parametrize("way", ["drop", "paste"])
+def test_pictures_are_dropped_and_pasted(visit, picture, way):
+    page = visit()
+    expect(page.locator("#drop")).to_be_visible()
+    page.evaluate(PUT, [way, list(picture)])
+    expect(page.locator("#answer")).to_be_visible()
+
+
+FOCUS = """() => {
+    const element = document.activeElement;
+    const ring = element.closest(".drop") ?? element;
+    return [element.id, getComputedStyle(ring).outlineStyle !== "none"];
+}"""
+
+
+def test_everything_works_by_keyboard_and_the_focus_is_visible(visit):
+    page = visit()
+    expect(page.locator("#drop")).to_be_visible()
+    visited = []
+
+    def tab_to(name):
+        while visited[-1:] != [name]:
+            page.keyboard.press("Tab")
+            element, visible = page.evaluate(FOCUS)
+            assert visible, element
+            visited.append(element)
+
+    tab_to("sample")
+    page.keyboard.press("Enter")
+    expect(page.locator("#answer")).to_be_visible()
+    tab_to("alpha")
+    for key, value in (("ArrowLeft", "0.09"), ("Home", "0.01"), ("End", "0.50")):
+        page.keyboard.press(key)
+        expect(page.locator("#alpha-value")).to_have_text(value)
+        assert page.get_attribute("#alpha", "aria-valuetext").startswith(value)
+    tab_to("delta")
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#sentence")).to_contain_text("at least 0.95")
+    tab_to("none")
+    assert visited == ["file", "sample", "alpha", "delta", "distinct", "group", "match", "none"]
+    page.keyboard.press("Enter")
+    expect(page.locator("#feedback-words")).to_contain_text("Thank you")
+
+
+def test_small_screens_do_not_scroll_sideways_and_motion_is_reduced(visit, picture):
+    page = visit(viewport={"width": 360, "height": 640}, reduced_motion="reduce")
+    slide(answered(page, picture), "alpha", 0.05)
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    right = "[...document.querySelectorAll('main *')].map(x => x.getBoundingClientRect().right)"
+    assert max(page.evaluate(right)) <= 360
+    moves = "x => [getComputedStyle(x).animationName, getComputedStyle(x).transitionDuration]"
+    assert page.locator("#items li").first.evaluate(moves) == ["none", "0s"]
+
+
+@pytest.mark.parametrize("kind", ["address", "vector_address"])
+def test_all_controls_have_accessible_names(visit, kind, request):
+    page = answered(visit(request.getfixturevalue(kind), refusals=[404]))
+    tree = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
+    roles = {"button", "slider", "combobox", "textbox", "image", "list", "region"}
+    controls = [
+        (node["role"]["value"], node["name"]["value"])
+        for node in tree
+        if not node["ignored"] and node["role"]["value"] in roles
+    ]
+    assert [pair for pair in controls if not pair[1]] == []
+    assert {role for role, _ in controls} >= {"button", "slider", "list", "region"}
+    names = {name for _, name in controls}
+    assert {"Alpha", "Delta", "Random query", "A true match is in this set"} <= names
+    assert kind == "address" or "Vector, as JSON" in names

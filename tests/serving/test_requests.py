@@ -1,0 +1,334 @@
+"""Requests over HTTP: the retriever's answers, refusals, and limits on size and access."""
+
+import asyncio
+import json
+import struct
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from rcir.errors import InvalidConfig, RiskUnattainable
+from rcir.retrieval.retriever import Retriever
+from rcir.serving import Settings
+from rcir.serving.guards import Bounded, Overloaded
+from tests.serving.conftest import drawn, png
+
+VECTOR = drawn(1, 5)[0][0]
+QUERY = VECTOR.tolist()
+OPTIONS = (
+    {"alpha": 0.2, "delta": 0.1},
+    {"alpha": 0.3, "delta": 0.05, "distinct": "label"},
+    {"alpha": 0.3, "delta": 0.1, "risk": "recall"},
+    {"alpha": 0.5, "delta": 0.1, "abstain": True},
+    {"alpha": 0.2, "delta": 0.1, "simultaneous": True},
+    {"alpha": 0.2, "delta": None},
+    {"alpha": {"miss": 0.3, "false-discovery": 0.9}, "delta": 0.1},
+)
+
+
+def assert_same(response, answer):
+    """Assert that a response holds what the retriever answers."""
+    expected = answer.to_dict()
+    # A batch of another size may add in another order.
+    for name in ("distances", "uncertainty"):
+        np.testing.assert_allclose(response[name], expected.pop(name), atol=1e-3)
+    assert {name: response[name] for name in expected} == expected
+    assert response["sentence"] == str(answer.guarantee)
+
+
+def refusal(response):
+    return response.status_code, response.json()["error"]
+
+
+# Answers
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_vector_gets_the_set_of_the_retriever(vectors, place, serving, options):
+    with serving(place) as client:
+        response = client.post("/retrieve", json={"vector": QUERY, **options})
+    assert_same(response.json(), vectors.retrieve(VECTOR, **options))
+
+
+def test_pictures_get_the_sets_of_the_retriever(retriever, folder, splits, serving):
+    large = np.kron(splits.test.images[0], np.ones((40, 40), np.uint8))
+    pictures = [png(picture) for picture in (large, *splits.test.images[:4])]
+    with serving(folder) as client:
+        for options in ({"alpha": 0.6}, {"alpha": "0.7", "delta": "0.2", "group": "True"}):
+            terms = {"delta": 0.1} | {
+                name: text if name == "group" else float(text) for name, text in options.items()
+            }
+            for picture in pictures[:2]:
+                response = client.post("/retrieve", data=options, files={"picture": picture})
+                assert_same(response.json(), retriever.retrieve(picture, **terms))
+        files = [("pictures", picture) for picture in pictures]
+        batch = client.post("/retrieve/batch", data={"alpha": 0.6}, files=files).json()["answers"]
+    for response, answer in zip(batch, retriever.retrieve(pictures, 0.6, 0.1), strict=True):
+        assert_same(response, answer)
+    assert len({response["answer"] for response in batch}) == len(pictures)
+
+
+def test_a_batch_of_vectors_gets_an_answer_for_each(vectors, place, serving):
+    queries = drawn(5, 6)[0]
+    with serving(place) as client:
+        body = {"vectors": queries.tolist(), "alpha": 0.2}
+        batch = client.post("/retrieve/batch", json=body).json()["answers"]
+    for response, answer in zip(batch, vectors.retrieve(queries, 0.2, 0.1), strict=True):
+        assert_same(response, answer)
+
+
+def test_concurrent_requests_get_their_own_answers(vectors, place, serving):
+    queries = drawn(60, 7)[0]
+    options = [OPTIONS[row % 3] for row in range(60)]
+    with serving(place) as client, ThreadPoolExecutor(16) as pool:
+
+        def ask(row):
+            body = {"vector": queries[row].tolist(), **options[row]}
+            return client.post("/retrieve", json=body).json()
+
+        responses = list(pool.map(ask, range(60)))
+        metrics = client.get("/metrics").text
+    for query, terms, response in zip(queries, options, responses, strict=True):
+        assert_same(response, vectors.retrieve(query, **terms))
+    assert "rcir_batch_queries_sum 60.0" in metrics
+
+
+def test_an_unattainable_alpha_is_refused_with_the_smallest_possible(vectors, place, serving):
+    with pytest.raises(RiskUnattainable) as refused:
+        vectors.retrieve(VECTOR, 1e-5, 0.1)
+    with serving(place) as client:
+        response = client.post("/retrieve", json={"vector": QUERY, "alpha": 1e-5})
+    assert refusal(response) == (409, "risk-unattainable")
+    assert response.json()["minimum_alpha"] == refused.value.minimum_alpha
+
+
+def test_an_exploration_gives_the_simultaneous_set_of_every_alpha(vectors, place, serving):
+    with serving(place) as client:
+        found = client.post("/explore", json={"vector": QUERY}).json()
+        for more in ({"alpha": 0.1}, {"risk": "recall"}, {"abstain": True}, {"delta": None}):
+            refused = client.post("/explore", json={"vector": QUERY} | more)
+            assert refusal(refused) == (400, "invalid-request")
+        body = {"vector": QUERY, "delta": 0.2, "distinct": None}
+        assert client.post("/explore", json=body).status_code == 200
+    for alpha, size in list(zip(found["alphas"], found["sizes"], strict=True))[::10]:
+        answer = vectors.retrieve(VECTOR, alpha, 0.1, simultaneous=True)
+        assert answer.size == size
+        assert list(answer.ids) == found["largest"]["ids"][:size]
+
+
+def test_guarantees_and_ranks_are_those_of_the_calibration(vectors, place, serving):
+    with serving(place) as client:
+        found = client.get("/guarantees").json()
+        response = client.post("/retrieve", json={"vector": QUERY, "alpha": 0.2}).json()
+    rows = {row["alpha"]: row for row in found["levels"]["item"]}
+    results = vectors.search_labelled(vectors.calibration_queries)
+    answers = vectors.retrieve(results.known("queries"), 0.2, 0.1)
+    assert rows[0.2]["mean_size"] == pytest.approx(np.mean([one.size for one in answers]))
+    assert sum(found["histogram"]["counts"]) == found["n_calibration"] == 630
+    assert rows[0.01]["certified"] is (rows[0.01]["mean_size"] is not None)
+    uncertainties = vectors.controller.calibration.uncertainty
+    share = np.mean(uncertainties < vectors.retrieve(VECTOR, 0.2, 0.1).uncertainty)
+    assert response["uncertainty_rank"] == pytest.approx(share)
+
+
+# Refusals
+
+INVALID = {
+    "too short": ({"vector": [1.0, 2.0]}, "invalid-data"),
+    "no numbers": ({"vector": "much"}, "invalid-request"),
+    "zero": ({"vector": [0.0] * 8}, "invalid-data"),
+    "no level": ({"vector": QUERY, "alpha": 2}, "invalid-level"),
+    "an unknown field": ({"vector": QUERY, "alhpa": 0.1}, "invalid-request"),
+    "half a letter": (b'{"vector": [1.0], "group": "\\ud800"}', "invalid-request"),
+    "no JSON": (b'{"vector": [1.0', "invalid-request"),
+    "an unknown risk": ({"vector": QUERY, "risk": "luck"}, "invalid-request"),
+    "an unknown group": ({"vector": QUERY, "group": "night"}, "invalid-request"),
+    "an uncertainty without calibration": ({"vector": QUERY, "uncertainty": 0.5}, "invalid-data"),
+}
+
+
+def test_an_invalid_request_is_refused(place, serving):
+    with serving(place) as client:
+        for name, (body, kind) in INVALID.items():
+            content = body if isinstance(body, bytes) else json.dumps(body)
+            headers = {"content-type": "application/json"}
+            response = client.post("/retrieve", content=content, headers=headers)
+            assert refusal(response) == (400, kind), name
+            assert len(response.json()["message"]) > 20
+
+
+def test_an_invalid_request_does_not_affect_others_of_its_batch(vectors, place, serving):
+    from rcir.serving.answering import PreparedRequest, answered
+    from rcir.serving.terms import Terms
+
+    with serving(place) as client:
+        served, terms = client.app.state.service.served, Terms(alpha=0.2)
+        prepared = [served.vectors([QUERY], stated, None) for stated in (None, [1.0], None)]
+        outcomes = answered([PreparedRequest(served, one, terms) for one in prepared])
+    size = vectors.retrieve(VECTOR, 0.2, 0.1).size
+    assert [outcomes[row][1][0].size for row in (0, 2)] == [size, size]
+    assert isinstance(outcomes[1], Exception)
+
+
+def png_header(width, height):
+    """A PNG file that declares a size, and holds nothing."""
+
+    def chunk(kind, data):
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    declared = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", declared) + chunk(b"IEND", b"")
+
+
+def test_an_unusable_picture_is_refused(folder, serving, splits, tmp_path):
+    pictures = {
+        b"a poem": (400, "invalid-image"),
+        b"": (400, "invalid-image"),
+        png(splits.test.images[0])[:-40]: (400, "invalid-image"),
+        png_header(9000, 9000): (413, "too-large"),
+    }
+    path = tmp_path / "secret.png"
+    path.write_bytes(png(splits.test.images[0]))
+    with serving(folder) as client:
+        for picture, outcome in pictures.items():
+            response = client.post("/retrieve", data={"alpha": 0.6}, files={"picture": picture})
+            assert refusal(response) == outcome
+        # A path is never read.
+        assert client.post("/retrieve", data={"picture": str(path)}).status_code == 415
+        response = client.post("/retrieve", files={"picture": (None, str(path))})
+        assert refusal(response) == (400, "invalid-request")
+
+
+def test_vectors_and_pictures_are_distinguished(folder, place, serving):
+    with serving(place) as client:
+        picture = client.post("/retrieve", files={"picture": png_header(8, 8)})
+        neither = client.post("/retrieve", content=b"x", headers={"content-type": "image/png"})
+    with serving(folder) as client:
+        vector = client.post("/retrieve", json={"vector": [1.0]})
+    assert (picture.status_code, vector.status_code, neither.status_code) == (400, 400, 415)
+    assert "vector" in picture.json()["message"]
+    assert "picture" in vector.json()["message"]
+
+
+def test_items_without_pictures_are_not_found(place, serving):
+    with serving(place) as client:
+        for item in ("3", "abc"):
+            assert client.get(f"/items/{item}/image").status_code == 404
+
+
+def test_an_uncalibrated_retriever_is_not_served_and_a_stale_one_refuses(place, tmp_path, serving):
+    gallery, labels = drawn(50, 1)
+    bare = Retriever.from_embeddings(gallery, labels=labels).save(tmp_path / "bare")
+    with pytest.raises(Exception, match="not calibrated"), serving(bare):
+        pass
+    with serving(place) as client:
+        retriever = client.app.state.service.served.retriever
+        retriever.remove([str(retriever.ids[0])])
+        response = client.post("/retrieve", json={"vector": QUERY, "alpha": 0.2})
+    assert refusal(response) == (409, "stale-calibration")
+
+
+# Limits of size
+
+
+def test_the_body_of_a_request_is_bounded(folder, serving):
+    with serving(folder, most_bytes=1000) as client:
+        response = client.post("/retrieve", files={"picture": b"x" * 2000})
+        streamed = client.post(
+            "/retrieve",
+            content=iter([b"x" * 600, b"y" * 600]),
+            headers={"content-type": "application/json"},
+        )
+    assert refusal(response) == refusal(streamed) == (413, "too-large")
+
+
+def test_the_pictures_of_a_request_are_bounded_together(folder, serving):
+    with serving(folder, most_pixels=10_000) as client:
+        files = [("pictures", png_header(100, 100))] * 9
+        response = client.post("/retrieve/batch", data={"alpha": 0.6}, files=files)
+    assert refusal(response) == (413, "too-large")
+
+
+# A body that is chunked may be longer than it declares.
+@pytest.mark.parametrize("headers", [[], [(b"content-length", b"60")], [(b"content-length", b"5")]])
+def test_the_bodies_of_concurrent_requests_are_bounded_together(headers):
+    sizes = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"x" * 60, "more_body": False}
+
+    async def scenario():
+        leave = asyncio.Event()
+
+        async def app(scope, receive, send):
+            sizes.append(len((await receive())["body"]))
+            await leave.wait()
+
+        bounded = Bounded(app, most=60, most_together=100)
+        scope = {"type": "http", "headers": headers}
+        first = asyncio.create_task(bounded(scope, receive, None))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="100 bytes"):
+            await bounded(scope, receive, None)
+        leave.set()
+        await first
+        await bounded(scope, receive, None)  # there is room again
+
+    asyncio.run(scenario())
+    assert sizes == [60, 60]
+
+
+# Access
+
+
+def test_a_token_is_required_where_one_is_set(place, serving):
+    token = "0123456789abcdef"
+    with serving(place, token=token) as client:
+        body = {"vector": QUERY, "alpha": 0.2}
+        for value in (None, "Bearer wrong", token):
+            headers = {} if value is None else {"authorization": value}
+            response = client.post("/retrieve", json=body, headers=headers)
+            assert refusal(response) == (401, "unauthorized")
+        bearer = {"authorization": f"Bearer {token}"}
+        assert client.post("/retrieve", json=body, headers=bearer).status_code == 200
+        assert client.get("/metrics").status_code == 401
+        assert client.get("/health").status_code == client.get("/").status_code == 200
+
+
+def test_hosts_other_than_loopback_need_a_token():
+    with pytest.raises(InvalidConfig, match="RCIR_TOKEN"):
+        Settings(host="0.0.0.0")
+    for token in ("short", "sixteen letters o", "sechzehn-Zeichen-ü"):
+        with pytest.raises(InvalidConfig, match="16"):
+            Settings(host="0.0.0.0", token=token)
+    assert Settings(host="0.0.0.0", token="0123456789abcdef").local is False
+    assert Settings(host="::1").local
+
+
+def test_a_foreign_name_that_points_here_is_refused(place, serving):
+    with serving(place) as client:
+        response = client.get("/guarantees", headers={"host": "evil.example"})
+        assert refusal(response) == (403, "forbidden")
+        for host in ("127.0.0.1:8000", "localhost", "[::1]:80"):
+            assert client.get("/guarantees", headers={"host": host}).status_code == 200
+    with serving(place, host="127.0.0.2") as client:
+        assert client.get("/guarantees", headers={"host": "127.0.0.2:8000"}).status_code == 200
+
+
+def test_a_foreign_page_is_refused(place, serving):
+    with serving(place) as client:
+        for headers, status in (
+            ({"origin": "http://evil.example"}, 403),
+            ({"origin": "null"}, 403),
+            ({"sec-fetch-site": "cross-site"}, 403),
+            ({"origin": "http://localhost", "sec-fetch-site": "same-origin"}, 200),
+        ):
+            body = {"vector": QUERY, "alpha": 0.2}
+            assert client.post("/retrieve", json=body, headers=headers).status_code == status
+        picture = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
+        assert client.get("/items/3/image", headers=picture).status_code == 403
+        link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+        assert client.get("/", headers=link).status_code == 200
