@@ -1,4 +1,4 @@
-"""Random changes of training images against torchvision, Pillow and the claimed distributions."""
+"""Random changes of training images, against torchvision, Pillow and their distributions."""
 
 from dataclasses import fields
 
@@ -49,10 +49,7 @@ def decomposed(matrix, size):
     return angle, scale, rotation.T @ (half * matrix[:, 2]) / half, mirrored
 
 
-# What it is given, and what it costs.
-
-
-def test_nothing_to_do_draws_nothing_and_returns_the_images_themselves():
+def test_without_changes_nothing_is_drawn_and_the_images_are_returned():
     generator, images = rng(), noise(4, 3, 8, 8)
     changes = Augmentation().draw(4, (8, 8), generator)
     assert changes(images) is images
@@ -71,54 +68,42 @@ def test_images_are_not_written_to():
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "named"),
+    ("option", "value"),
     [
-        *[("occlusion", -0.1, "-0.1"), ("occlusion", 1.1, "1.1"), ("occlusion", np.nan, "nan")],
-        *[("rotation", -1, "-1"), ("rotation", 181, "181"), ("rotation", np.nan, "nan")],
-        *[("crop", 0, "0"), ("crop", 1.2, "1.2"), ("crop", np.nan, "nan")],
-        *[("jitter", (1.1, 0, 0, 0), r"\[1.1, 0, 0, 0\]"), ("jitter", (0, 0, 0, 0.6), "0.6")],
-        *[("jitter", (0, -0.1, 0, 0), "-0.1"), ("jitter", (0.2,), r"\[0.2\]")],
+        *[("occlusion", -0.1), ("occlusion", 1.1), ("occlusion", np.nan)],
+        *[("rotation", -1), ("rotation", 181), ("rotation", np.nan)],
+        *[("crop", 0), ("crop", 1.2), ("crop", np.nan), ("jitter", (0.2,))],
+        *[("jitter", (1.1, 0, 0, 0)), ("jitter", (0, 0, 0, 0.6)), ("jitter", (0, -0.1, 0, 0))],
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(option, value, named):
-    with pytest.raises(InvalidConfig, match=f"augmentation.{option} is .*{named}"):
+def test_values_out_of_range_are_refused_by_name(option, value):
+    with pytest.raises(InvalidConfig, match=option):
         Augmentation(**{option: value})
 
 
-# The same result however a batch is shared out.
+# Independence of batches and threads
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("option", [None, "occlusion", "flip", "rotation", "crop", "jitter"])
-def test_rows_changed_alone_are_those_of_the_whole_batch(channels, option):
+def test_changes_do_not_depend_on_batches_or_threads(channels, option):
     value = {"occlusion": 0.7, **RECIPE}
     augmentation = EVERYTHING if option is None else Augmentation(**{option: value[option]})
-    images = noise(23, channels, 37, 74)  # neither a multiple of what processors do at once
+    images = noise(23, channels, 37, 74)  # not a multiple of the width of vector units
     changes = augmentation.draw(23, (37, 74), rng())
     whole = changes(images)
     order = rng(1).permutation(23)
-    halves = [slice(0, 11), slice(11, 23), slice(1, 23, 2), slice(5, 6), slice(3, 3)]
-    for rows in (*halves, order, order[:7], *order[:, None]):
+    for rows in (slice(0, 11), slice(1, 23, 2), slice(5, 6), slice(3, 3), order, order[:1]):
         assert torch.equal(changes[rows](images[rows]), whole[rows])
-    for rows in (slice(0, 23, 3), order):
         assert torch.equal(changes[rows][2:5](images[rows][2:5]), whole[rows][2:5])
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_threads_and_blocks_make_no_difference(channels, monkeypatch):
-    images = noise(4, channels, 211, 211)
-    changes = EVERYTHING.draw(4, (211, 211), rng())
-    whole = changes(images)
     torch.set_num_threads(2)
     try:
-        for elements in (1, 1 << 30):
-            monkeypatch.setattr("rcir.data.augmentation.PIXELS_AT_ONCE", elements)
-            assert torch.equal(changes(images), whole)
+        assert torch.equal(changes(images), whole)
     finally:
         torch.set_num_threads(1)
 
 
-def test_the_generator_decides_everything():
+def test_the_generator_decides_all_parameters():
     first, second, other = (EVERYTHING.draw(50, (20, 40), rng(seed)) for seed in (3, 3, 4))
     for field in fields(TransformParameters):
         values = [getattr(drawn, field.name) for drawn in (first, second, other)]
@@ -132,7 +117,7 @@ def test_the_generator_decides_everything():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_gpu_changes_images_as_a_processor_does(pictures):
+def test_a_gpu_changes_images_like_the_cpu(pictures):
     changes = EVERYTHING.draw(2, (96, 144), rng())
     squares = np.array([[[5, 9, 30]], [[0, 0, 0]]])
     images = pictures[..., :96]
@@ -142,7 +127,7 @@ def test_a_gpu_changes_images_as_a_processor_does(pictures):
     assert (there.cpu().int() - changes(images).int()).abs().max() <= 1
 
 
-# Warps.
+# Warps
 
 
 def test_flips_mirror_half_of_the_images_exactly():
@@ -206,7 +191,7 @@ def test_all_in_one_warp_is_rotation_then_crop_then_mirroring():
     assert seen == {True, False}
 
 
-def test_warps_are_drawn_as_they_are_said_to_be():
+def test_warps_are_drawn_from_the_documented_distributions():
     n, size = 4000, (90, 120)
     matrices = draw_warps(n, size, 10.0, 0.4, np.arange(n) % 2 == 0, rng())
     parts = [decomposed(matrix, size) for matrix in matrices]
@@ -226,16 +211,7 @@ def test_warps_are_drawn_as_they_are_said_to_be():
     assert kstest(place, "uniform", (-1, 2)).pvalue > 1e-3
 
 
-def test_without_rotation_nothing_is_black_and_without_crop_nothing_is_lost():
-    white = torch.full((60, 1, 40, 40), 255, dtype=torch.uint8)
-    cropped = Augmentation(crop=0.3).draw(60, (40, 40), rng())(white)
-    assert cropped[..., 1:-1, 1:-1].min() == 255
-    rotated = Augmentation(rotation=45).draw(60, (40, 40), rng())(white)
-    assert rotated[..., 10:30, 10:30].min() == 255
-    assert rotated[..., 0, 0].float().mean() < 30
-
-
-# Colours.
+# Colours
 
 ADJUST = {
     "brightness": (reference.adjust_brightness, (0.0, 0.4, 0.9, 1.0, 1.3, 2.0)),
@@ -286,9 +262,6 @@ def test_jitter_is_uniform_in_its_ranges():
     assert np.abs(np.corrcoef(drawn) - np.eye(4)).max() < 5 / np.sqrt(4000)
 
 
-# All of it.
-
-
 def test_squares_come_last_and_are_black():
     images = torch.full((300, 3, 16, 32), 90, dtype=torch.uint8)
     augmentation = Augmentation(occlusion=1.0, jitter=(0.2, 0.2, 0.2, 0.1))
@@ -298,16 +271,3 @@ def test_squares_come_last_and_are_black():
     # The sum over both tiles of the squares' areas, and nothing else is black.
     np.testing.assert_array_equal(hidden.sum((1, 2)), (changes.squares[..., 2] ** 2).sum(1))
     assert changed[(~hidden)[:, None].expand_as(changed)].min() >= 60
-
-
-def test_a_picture_stays_that_picture(pictures):
-    many = pictures[:1].expand(40, -1, -1, -1)
-    changed = Augmentation(**RECIPE).draw(40, (96, 144), rng())(many)
-    assert len(torch.unique(changed.flatten(1), dim=0)) == 40
-    small, other = (
-        torch.nn.functional.adaptive_avg_pool2d(images.float(), (4, 6)).flatten(1)
-        for images in (changed, pictures)
-    )
-    near = [float(torch.corrcoef(torch.stack([row, other[0]]))[0, 1]) for row in small]
-    far = [float(torch.corrcoef(torch.stack([row, other[1]]))[0, 1]) for row in small]
-    assert np.mean(np.array(near) > far) > 0.9
