@@ -15,6 +15,7 @@ from PIL import Image
 import rcir
 from calibration import CalibrationConfig, EvaluationConfig, calibrate, evaluate_retriever
 from calibration.__main__ import main
+from rcir.cli import main as rcir_command
 from rcir.data import DataConfig, load_splits
 from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidData
@@ -88,81 +89,43 @@ def test_risks_are_means_over_people_of_what_the_retriever_answers(clustered, di
     assert refused["threshold"] is None
     for row in certified:
         answers = loaded.retrieve(list(test.images), row["alpha"], DELTA)
+        labels = [test.label_names[each] for each in test.labels.tolist()]
         missed = np.array(
-            [
-                test.label_names[each] not in answer.labels
-                for each, answer in zip(test.labels.tolist(), answers, strict=True)
-            ]
+            [each not in answer.labels for each, answer in zip(labels, answers, strict=True)]
         )
         shares = [missed[names == name].mean() for name in people(test)]
         assert row["test_risk"] == pytest.approx(np.mean(shares))
         assert row["mean_size"] == pytest.approx(np.mean([answer.size for answer in answers]))
         assert (row["bound"], row["guarantee"]) == ("betting", "miss")
         assert answers[0].guarantee.threshold == row["threshold"]
-        assert str(answers[0].guarantee).startswith(
-            "With probability at least 0.9, a true match is missing from at most "
-            f"{row['alpha']:g} of the sets returned to queries of any further cluster like the "
-            f"{len(people(divided.calibration))} of the {len(divided.calibration)} calibration "
-            "queries, each cluster counted alike ("
-        )
+    assert f"further cluster like the {len(people(divided.calibration))} of" in str(
+        answers[0].guarantee
+    )
 
 
-def test_the_numbers_say_how_many_clusters_there_are(clustered, divided):
-    results = json.loads((clustered[0] / "results.json").read_text())
-    assert results["cluster"] == "cluster"
-    assert results["n_clusters"] == len(people(divided.calibration))
-    assert results["n_test_clusters"] == len(people(divided.test))
+def test_results_page_and_screen_count_clusters_and_omit_what_needs_independence(
+    clustered, divided
+):
+    folder, screen = clustered
+    results = json.loads((folder / "results.json").read_text())
+    n, tests = len(people(divided.calibration)), len(people(divided.test))
+    assert (results["n_clusters"], results["n_test_clusters"]) == (n, tests)
     assert results["n_calibration"] == len(divided.calibration)
     assert (results["repeats"], results["repeats_by_delta"]) == (None, None)
-    guarantees = dict.fromkeys(row["guarantee"] for row in results["others"])
-    assert list(guarantees) == [
+    guarantees = {row["guarantee"] for row in results["others"]}
+    assert guarantees == {
         *("miss, distinct labels", "recall", "false discovery"),
         *("miss, group north", "miss, group south", "miss, any mix of groups"),
-    ]
-    kinds = dict.fromkeys(part["kind"] for part in results["parts"])
-    assert list(kinds) == ["uncertainty", "class", "group"]
-    assert {part["low"] for part in results["parts"]} == {None}
-    assert {part["high"] for part in results["parts"]} == {None}
-
-
-def test_the_page_speaks_of_further_clusters_and_has_no_divisions(clustered, divided):
-    page = (clustered[0] / "report.html").read_text(encoding="utf-8")
-    said = " ".join(page.split())
-    n, tests = len(people(divided.calibration)), len(people(divided.test))
-    assert (
-        f"With probability at least 0.9 over the {n} clusters (cluster) of the "
-        f"{len(divided.calibration)} calibration queries, the returned set holds no true match for "
-        "at most a fraction alpha of the queries of any further cluster like these, each cluster "
-        f"counted alike. Measured on {len(divided.test)} test queries of {tests} others, counted "
-        "likewise, that neither"
-    ) in said
-    sections = re.findall("<h2>(.*?)</h2>", page)
-    assert "Risk and size" not in sections
-    assert sections[:5] == [
-        *("Other guarantees", "Choice of the score function", "Whom it serves less", "Sizes"),
-        "Retrieval and uncertainty",
-    ]
-    _, table = said.split("<h2>Whom it serves less</h2>")
-    table, _ = table.split("<h2>Sizes</h2>")
-    assert "95% interval" not in table
-    assert 'class="no"' not in table
-    assert "Queries of one cluster depend on each other: these risks" in table
-    assert "abstain=True" not in said
-    for alt in ("risk over divisions against alpha", "mean set size over divisions against alpha"):
-        assert f'alt="{alt}"' not in page
-    assert 'alt="distribution of set sizes"' in page
-
-
-def test_the_screen_speaks_of_further_clusters(clustered, divided):
-    said = " ".join(clustered[1].split())
-    n, tests = len(people(divided.calibration)), len(people(divided.test))
-    assert (
-        "With probability at least 0.9, a true match is missing from at most a fraction alpha of "
-        f"the sets returned to queries of any further cluster like the {n} of the "
-        f"{len(divided.calibration)} calibration queries, each cluster counted alike ("
-    ) in said
-    assert f"held-out queries of {tests} others, counted likewise:" in said
-    assert "betting bound)" in said
+    }
+    assert {(part["low"], part["high"]) for part in results["parts"]} == {(None, None)}
+    page = " ".join((folder / "report.html").read_text(encoding="utf-8").split())
+    screen = " ".join(screen.split())
+    assert f"over the {n} clusters (cluster) of the {len(divided.calibration)} calibration" in page
+    assert f"further cluster like the {n} of the {len(divided.calibration)} calibration" in screen
+    for text in (page, screen):
+        assert f"of {tests} others, counted likewise" in text
+    for absent in ("<h2>Risk and size</h2>", "95% interval", "abstain=True", "over divisions"):
+        assert absent not in page
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -179,27 +142,30 @@ def test_an_evaluation_measures_the_same_again(clustered, tmp_path):
 
 
 def test_their_sizes_are_not_compared_as_those_of_independent_queries(clustered, tmp_path, capsys):
-    from rcir.cli import main as rcir_command
-
     assert RunResults.read(clustered[0] / TEST).parts == []
     copies = [shutil.copytree(clustered[0], tmp_path / name) for name in ("one", "two")]
     rcir_command(["compare", *map(str, copies)])
     assert "no certified sizes on test queries: one, two" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         rcir_command(["compare", "--choose", *map(str, copies)])
-    assert re.match(
-        r"error: the calibration queries of \S+one come in clusters: sizes are compared of indep",
-        capsys.readouterr().err,
-    )
+    assert "clusters" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_clusters_that_are_not_named_are_warned_of(run, capsys):
-    calibrate(CalibrationConfig(str(run.path), "plain", "constant", depth=60, alphas=(0.6,)))
-    said = capsys.readouterr().err
-    assert re.match(r"warning: the \d+ calibration queries come in \d+ clusters \(cluster\)", said)
-    assert "name it: --cluster cluster" in said
-    assert rcir.load("plain/retriever").controllers[None].cluster is None
+def test_clusters_that_are_not_named_are_warned_of_and_never_extended(run, tmp_path, capsys):
+    outcome = calibrate(CalibrationConfig(str(run.path), "plain", "constant", alphas=(0.6,)))
+    error = capsys.readouterr().err
+    assert re.match(r"warning: the \d+ calibration queries come in \d+ clusters \(cluster\)", error)
+    assert "--cluster cluster" in error
+    loaded = rcir.load(outcome.folder)
+    assert loaded.controllers[None].cluster is None
+    # The test queries of the data set may have extended the calibration.
+    with pytest.warns(UserWarning, match="cluster='cluster'"):
+        loaded.extend_calibration(loaded.search_labelled(outcome.splits.test))
+    folder = rcir.retrieval.storage.save(loaded, tmp_path / "grown")
+    with pytest.raises(InvalidData, match="were added"):
+        evaluate_retriever(EvaluationConfig(str(folder), alphas=(0.6,)))
+    assert not (tmp_path / "evaluation").exists()
 
 
 @pytest.mark.usefixtures("never_embedded")
@@ -207,24 +173,5 @@ def test_a_cluster_that_the_queries_do_not_have_is_refused(run, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--run", str(run.path), "--output", "refused", "--cluster", "video"])
     assert stop.value.code == 1
-    said = capsys.readouterr().err
-    assert "cluster is 'video', but the queries have no such attribute; they have" in said
+    assert "'video'" in capsys.readouterr().err
     assert not Path("refused").exists()
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_retriever_that_was_extended_is_not_measured_on_what_may_have_extended_it(
-    run, divided, tmp_path
-):
-    outcome = calibrate(
-        CalibrationConfig(str(run.path), str(tmp_path / "plain"), "constant", alphas=(0.6,))
-    )
-    own = rcir.load(outcome.folder)
-    with pytest.warns(UserWarning, match="name them with cluster='cluster'"):
-        own.extend_calibration(own.search_labelled(outcome.splits.test))
-    folder = rcir.retrieval.storage.save(own, tmp_path / "grown")
-    with pytest.raises(
-        InvalidData, match=r"calibration queries were added to .*: the test queries"
-    ):
-        evaluate_retriever(EvaluationConfig(str(folder), alphas=(0.6,)))
-    assert not (tmp_path / "evaluation").exists()

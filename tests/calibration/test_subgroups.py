@@ -1,4 +1,4 @@
-"""The risk of parts of the queries, counted answer by answer."""
+"""The risk of subgroups of the queries, counted answer by answer."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -8,29 +8,12 @@ import pytest
 from scipy.stats import binomtest
 
 import rcir
-from calibration.subgroups import Part, subgroups
+from calibration.subgroups import subgroups
 
 DELTA = 0.05
 
 
-@pytest.fixture(scope="module")
-def answered(outcome):
-    """Of each test query: whether it was missed, its size, and its uncertainty."""
-    test = outcome.splits.test
-    answers = rcir.load(outcome.folder).retrieve(list(test.images), 0.2, DELTA)
-    missed = [
-        label not in answer.labels for label, answer in zip(test.labels, answers, strict=True)
-    ]
-    sizes = [answer.size for answer in answers]
-    return np.array(missed), np.array(sizes), np.array([each.uncertainty for each in answers])
-
-
-def parts_of(evaluation, kind):
-    return [part for part in evaluation.parts if part.kind == kind]
-
-
-def holds(part, missed, sizes):
-    """Whether a part is what was counted."""
+def assert_counted(part, missed, sizes):
     assert (part.n, part.missed) == (len(missed), missed.sum())
     assert part.risk == pytest.approx(missed.mean())
     assert part.mean_size == pytest.approx(sizes.mean())
@@ -38,71 +21,60 @@ def holds(part, missed, sizes):
     assert (part.low, part.high) == pytest.approx((exact.low, exact.high), abs=1e-9)
 
 
-def test_the_level_is_the_certified_one_nearest_to_a_tenth(outcome):
-    assert [row.alpha for row in outcome.evaluation.certified] == [0.2, 0.3]
-    assert outcome.evaluation.parts_alpha == 0.2
-
-
-def test_tenths_of_uncertainty_are_counted_from_the_most_certain(outcome, answered):
-    missed, sizes, uncertainty = answered
-    tenths = parts_of(outcome.evaluation, "uncertainty")
-    assert [part.name for part in tenths] == [str(number) for number in range(1, 11)]
-    order = sorted(range(300), key=lambda row: uncertainty[row])
-    for number, part in enumerate(tenths):
+def test_parts_are_deciles_of_uncertainty_classes_missed_most_and_groups(outcome):
+    evaluation, images = outcome.evaluation, outcome.splits.test
+    assert evaluation.parts_alpha == 0.2  # of the certified levels, 0.2 and 0.3, nearest to 0.1
+    answers = rcir.load(outcome.folder).retrieve(list(images.images), 0.2, DELTA)
+    pairs = zip(images.labels, answers, strict=True)
+    missed = np.array([label not in answer.labels for label, answer in pairs])
+    sizes = np.array([answer.size for answer in answers])
+    deciles, classes, groups = (
+        [part for part in evaluation.parts if part.kind == kind]
+        for kind in ("uncertainty", "class", "group")
+    )
+    assert len(deciles) + len(classes) + len(groups) == len(evaluation.parts)
+    assert [part.name for part in deciles] == [str(number) for number in range(1, 11)]
+    order = sorted(range(300), key=lambda row: answers[row].uncertainty)
+    for number, part in enumerate(deciles):  # from the most certain
         rows = order[30 * number : 30 * (number + 1)]
-        holds(part, missed[rows], sizes[rows])
-
-
-def test_the_ten_classes_that_are_missed_most_are_shown(outcome, answered):
-    missed, sizes, _ = answered
-    labels = outcome.splits.test.labels
-    shown = parts_of(outcome.evaluation, "class")
-    for part in shown:
-        rows = np.flatnonzero(labels == int(part.name))
-        holds(part, missed[rows], sizes[rows])
-    risks = [np.mean(missed[labels == label]) for label in np.unique(labels)]
-    assert [part.risk for part in shown] == pytest.approx(sorted(risks, reverse=True)[:10])
-    # Of equal risk those of more queries.
-    for first, second in pairwise(shown):
+        assert_counted(part, missed[rows], sizes[rows])
+    for part in classes:
+        rows = images.labels == int(part.name)
+        assert_counted(part, missed[rows], sizes[rows])
+    risks = [np.mean(missed[images.labels == label]) for label in np.unique(images.labels)]
+    assert [part.risk for part in classes] == pytest.approx(sorted(risks, reverse=True)[:10])
+    for first, second in pairwise(classes):  # of equal risk, that of more queries first
         assert (first.risk, first.n) >= (second.risk, second.n)
-
-
-def test_every_group_is_shown(outcome, answered):
-    missed, sizes, _ = answered
-    occluded = outcome.splits.test.attributes["occluded"].astype(str)
-    groups = parts_of(outcome.evaluation, "group")
+    occluded = images.attributes["occluded"].astype(str)
     assert [part.name for part in groups] == ["False", "True"]
     for part in groups:
-        rows = np.flatnonzero(occluded == part.name)
-        holds(part, missed[rows], sizes[rows])
-    assert len(outcome.evaluation.parts) == 10 + 10 + 2
+        assert_counted(part, missed[occluded == part.name], sizes[occluded == part.name])
 
 
 @pytest.mark.parametrize("threshold", [0.0, float("inf")])
 def test_where_all_or_none_are_missed_an_end_of_the_interval_is_one_or_zero(outcome, threshold):
-    """Of 25 or fewer queries; those of one true match at the first rank cannot be missed."""
-    test, images = outcome.test, outcome.splits.test
+    test = outcome.test
     lost = np.isinf(test.ranks) if np.isinf(threshold) else test.ranks > 1
-    found = subgroups(outcome.retriever, test, images, threshold)
-    assert sum(part.missed for part in found if part.kind == "uncertainty") == lost.sum()
-    for part in found:
+    parts = subgroups(outcome.retriever, test, outcome.splits.test, threshold)
+    assert sum(part.missed for part in parts if part.kind == "uncertainty") == lost.sum()
+    for part in parts:
         exact = binomtest(part.missed, part.n).proportion_ci(0.95, method="exact")
         assert (part.low, part.high) == pytest.approx((exact.low, exact.high), abs=1e-9)
         assert (part.low == 0) == (part.missed == 0)
         assert (part.high == 1) == (part.missed == part.n)
 
 
-def test_of_queries_in_clusters_no_interval_is_claimed(outcome):
-    """They depend on each other: the binomial distribution is not theirs."""
+def test_no_interval_is_claimed_for_queries_in_clusters(outcome):
+    """They depend on each other, so their misses are not binomial."""
     test = replace(outcome.test, clusters=np.repeat([*"abcdef"], 50), cluster="drawer")
     plain = subgroups(outcome.retriever, outcome.test, outcome.splits.test, 10.0)
-    found = subgroups(outcome.retriever, test, outcome.splits.test, 10.0)
-    assert found == [replace(part, low=None, high=None) for part in plain]
+    clustered = subgroups(outcome.retriever, test, outcome.splits.test, 10.0)
+    assert clustered == [replace(part, low=None, high=None) for part in plain]
 
 
-def test_of_fewer_queries_than_ten_each_is_a_part(outcome):
-    test = outcome.retriever.search_labelled(outcome.splits.test.subset(np.arange(4)))
-    found = subgroups(outcome.retriever, test, outcome.splits.test.subset(np.arange(4)), 10.0)
-    assert [part.n for part in found if part.kind == "uncertainty"] == [1] * 4
-    assert isinstance(found[0], Part)
-    assert not [part for part in found if part.kind == "group"]
+def test_each_of_fewer_queries_than_ten_is_a_part(outcome):
+    images = outcome.splits.test.subset(np.arange(4))
+    test = outcome.retriever.search_labelled(images)
+    parts = subgroups(outcome.retriever, test, images, 10.0)
+    assert [part.n for part in parts if part.kind == "uncertainty"] == [1] * 4
+    assert not [part for part in parts if part.kind == "group"]
