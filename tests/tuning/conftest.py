@@ -1,12 +1,11 @@
 """Fixtures of sweeps."""
 
-import numpy as np
 import pytest
 from mlflow import MlflowClient
 from safetensors.numpy import load_file
-from scipy.stats import binom
 
 from rcir.data import DataConfig
+from tests.training.helpers import certified_size
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +19,16 @@ def store(tmp_path_factory, new_store):
 
 @pytest.fixture(scope="session")
 def small(tiny, tmp_path_factory):
-    """`tiny` with enough validation images to certify something."""
+    """`tiny` with enough validation images to certify something.
+
+    A trial takes all CPUs of the cluster, so that one is trained at a time.
+    """
     parts = {"train": 300, "validation": 400, "gallery": 200, "tuning": 100, "test": 200}
     defaults = {
         "data": DataConfig("digits", options={**parts, "calibration": 200}),
         "storage": str(tmp_path_factory.mktemp("runs")),
         "epochs": 2,
+        "threads": 3,
     }
     return lambda name, **changes: tiny(name, **(defaults | changes))
 
@@ -35,17 +38,9 @@ def certified():
     """`certified(run folder, alpha, delta)`: the mean set size, counted one by one, or None."""
 
     def counted(folder, alpha, delta):
-        arrays, sizes = load_file(folder / "validation.safetensors"), []
-        for part in range(4):
-            scores, candidate_scores = arrays[f"scores.{part}"], arrays[f"candidate_scores.{part}"]
-            for threshold in np.sort(scores[np.isfinite(scores)]):
-                if binom.cdf(sum(scores > threshold), len(scores), alpha) <= delta:
-                    largest = np.float32(float(threshold) * 1.001)  # what is a tie, at the cut-off
-                    sizes += [sum(price <= largest for price in row) for row in candidate_scores]
-                    break
-            else:
-                return None
-        return np.mean(sizes)
+        arrays = load_file(folder / "validation.safetensors")
+        parts = [(arrays[f"scores.{k}"], arrays[f"candidate_scores.{k}"]) for k in range(4)]
+        return certified_size(parts, alpha, delta)
 
     return counted
 
@@ -54,7 +49,7 @@ def certified():
 def runs_in():
     """`runs_in(store, parent)`: MLflow runs by name, which are all different; below one or all."""
 
-    def found(store, parent=None):
+    def runs_by_name(store, parent=None):
         client = MlflowClient(store)
         (experiment,) = client.search_experiments(filter_string="name = 'rcir'")
         below = f"tags.`mlflow.parentRunId` = '{parent}'" if parent else ""
@@ -63,4 +58,4 @@ def runs_in():
         assert len(by_name) == len(runs), sorted(run.info.run_name for run in runs)
         return by_name
 
-    return found
+    return runs_by_name
