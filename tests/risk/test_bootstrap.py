@@ -77,11 +77,11 @@ def test_the_spread_is_that_of_a_naive_bootstrap():
     part, rng = draw_part(5), np.random.default_rng(6)
     naive = [
         naive_mean_size(rng.choice(part.scores, 60), rng.choice(part.candidate_scores, 40), 0.2)
-        for _ in range(500)
+        for _ in range(300)
     ]
     draws = bootstrap([[part]], 0.2, DELTA, draws=4000)[0]
     for share in (0.1, 0.5, 0.9):
-        error = 4 * np.sqrt(share * (1 - share) / 500)
+        error = 4 * np.sqrt(share * (1 - share) / 300)
         assert np.mean(naive <= np.quantile(draws, share)) >= share - error
         assert np.mean(naive < np.quantile(draws, share)) <= share + error
 

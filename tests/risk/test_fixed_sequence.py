@@ -126,15 +126,6 @@ def test_threshold_is_the_best_of_those_that_the_procedures_certify(
             assert procedure == "bonferroni-holm" or len(certified) > 1
 
 
-@pytest.mark.parametrize(("late", "expected"), [(134, 0.0), (135, 1.0)])
-def test_misses_are_bounded_exactly(late, expected):
-    # P(Binomial(3000, 0.05) <= 134) <= 0.1 < P(Binomial(3000, 0.05) <= 135)
-    relevant = np.repeat([[True, False], [False, True]], [3000 - late, late], axis=0)
-    results = SearchResults(np.zeros(3000), 2)
-    labelled = LabelledResults.of(results, relevant, np.ones(3000, int)).scored(Constant())
-    assert JointController(labelled, labelled).threshold({"miss": 0.05}, 0.1) == expected
-
-
 def test_thresholds_come_from_the_tuning_queries_and_span_all_their_sets(pair, labelled):
     calibration, tuning = pair
     thresholds = JointController(calibration, tuning).thresholds

@@ -169,14 +169,6 @@ def test_no_bound_gives_smaller_thresholds_than_the_exact_one():
         assert max(gaps) > 0
 
 
-def test_queries_without_a_match_are_counted():
-    results, ranks = calibration()
-    ranks[:17] = np.inf
-    controller = MissController.calibrate(Constant(), results, ranks)
-    assert controller.unmatched == sum(rank == np.inf for rank in ranks)
-    assert controller.n_calibration == 300
-
-
 @pytest.mark.parametrize("n", [30, 300, 3000])
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_certified_risk_is_the_smallest_alpha_with_the_same_misses(n, bound, naive_p_value):

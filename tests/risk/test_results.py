@@ -187,14 +187,6 @@ def test_ranks_and_scores_are_those_of_the_first_match(scored):
         assert scored.scores[i] == (scored.candidate_scores[i, matches[0]] if matches else np.inf)
 
 
-def test_scoring_keeps_uncertainty_and_adds_the_scores(queries):
-    results, relevant, totals = queries(30, seed=2)
-    labelled = LabelledResults.of(results, relevant, totals).scored(Constant())
-    np.testing.assert_array_equal(labelled.candidate_scores, Constant().candidate_scores(results))
-    np.testing.assert_array_equal(labelled.uncertainty, results.uncertainty)
-    np.testing.assert_array_equal(labelled.selection_score, results.uncertainty)
-
-
 def test_subsets_and_stored_arrays_keep_every_value(scored):
     clustered = replace(scored, clusters=np.arange(60) // 4, cluster="video")
     rows = np.array([7, 2, 40])

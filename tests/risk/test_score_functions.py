@@ -97,12 +97,6 @@ def test_sizes_never_shrink_as_the_threshold_grows(score_function):
     assert sizes.dtype == np.int64
 
 
-@pytest.mark.parametrize("kind", SCALED)
-def test_sizes_never_shrink_as_uncertainty_grows(kind):
-    queries = SearchResults(np.sort(draw_queries().uncertainty), DEPTH)
-    assert (np.diff(kind.fit(*draw_split()).sizes(queries, 100.0)) >= 0).all()
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_a_score_is_the_smallest_sufficient_threshold_within_a_thousandth(score_function, seed):
     queries = draw_queries(n=40, seed=seed)

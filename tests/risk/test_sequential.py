@@ -149,6 +149,7 @@ def test_band_level_is_that_of_a_sum_over_first_crossings(n, delta, naive_crossi
     assert delta * (1 - 3e-6) <= naive_crossing(n, local_level(n, delta)) <= delta
 
 
+@pytest.mark.slow
 def test_band_level_of_many_queries_is_slightly_too_small(naive_crossing):
     """Above 5,000 queries not every number of misses is checked."""
     assert 0.097 <= naive_crossing(6000, local_level(6000, 0.1)) <= 0.1
