@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import rcir
-from calibration import indexing, reindex
+from calibration import reindex
 from rcir.cli import main
 from rcir.errors import InvalidData
 from rcir.index import IndexConfig
@@ -95,14 +95,6 @@ def test_codes_are_no_vectors_to_build_another_index_of(folder, tmp_path):
         reindex(kept, IndexConfig("flat"), tmp_path / "flat")
 
 
-def test_an_index_that_certifies_fewer_levels_is_not_taken():
-    exact = {0.05: 4.0, 0.1: 2.0}
-    assert indexing._no_larger({0.05: 4.1, 0.1: 2.0}, exact)
-    assert not indexing._no_larger({0.1: 1.5}, exact)
-    assert not indexing._no_larger({0.05: 4.3, 0.1: 1.5}, exact)
-    assert indexing._no_larger({0.01: 9.0, 0.05: 4.0, 0.1: 2.0}, exact)
-
-
 def test_the_gallery_can_change_afterwards(folder, tmp_path):
     choice = reindex(folder, IndexConfig("hnsw"), tmp_path / "other")
     loaded = rcir.load(choice.folder)
@@ -129,17 +121,17 @@ def test_the_command_prints_and_replaces(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "word"),
     [
-        (["--option", "nlist=3"], "name it with --kind"),
-        (["--kind", "ivf", "--option", "nlist"], "give NAME=VALUE"),
-        (["--kind", "round"], "'round' is unknown"),
+        (["--option", "nlist=3"], "--kind"),
+        (["--kind", "ivf", "--option", "nlist"], "NAME=VALUE"),
+        (["--kind", "round"], "'round'"),
     ],
 )
-def test_what_names_no_index_is_an_error_in_words(folder, capsys, options, said):
+def test_invalid_options_of_the_command_are_refused(folder, capsys, options, word):
     with pytest.raises(SystemExit):
         main(["index", str(folder), *options])
-    assert said in capsys.readouterr().err
+    assert word in capsys.readouterr().err
 
 
 def test_too_few_tuning_queries_are_refused(tmp_path):
@@ -147,10 +139,11 @@ def test_too_few_tuning_queries_are_refused(tmp_path):
     retriever = rcir.Retriever.from_embeddings(vectors, labels=labels, depth=20)
     retriever.calibrate(*drawn(12, 2), "constant")
     retriever.save(tmp_path / "few")
-    with pytest.raises(InvalidData, match="4 tuning queries compare nothing"):
+    with pytest.raises(InvalidData, match="4 tuning queries"):
         reindex(tmp_path / "few", IndexConfig("ivf"))
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "command",
     [
@@ -158,10 +151,10 @@ def test_too_few_tuning_queries_are_refused(tmp_path):
         ["certify", "--gallery", "{files}/g.npz", "--queries", "{files}/q.npz", "--index", "auto"],
     ],
 )
-def test_why_an_index_was_chosen_is_printed(folder, tmp_path, capsys, command):
+def test_the_reason_for_an_index_is_printed(folder, tmp_path, capsys, command):
     for name, n in (("g", 1500), ("q", 700)):
         vectors, labels = drawn(n, n)
         np.savez(tmp_path / f"{name}.npz", vector=vectors, label=labels)
-    given = [part.format(folder=folder, files=tmp_path) for part in command]
-    main([*given, "--output", str(tmp_path / "other")])
-    assert "index: 1500 vectors: exact search is fast up to 20000" in capsys.readouterr().out
+    parts = [part.format(folder=folder, files=tmp_path) for part in command]
+    main([*parts, "--output", str(tmp_path / "other")])
+    assert "index: 1500 vectors: exact search is fast" in capsys.readouterr().out

@@ -63,27 +63,25 @@ def test_a_folder_that_is_as_it_was_calibrates_all_of_its_queries(grown, capsys)
 
 
 @pytest.mark.usefixtures("never_embedded")
-def test_classes_that_trained_and_are_asked_about_are_refused_by_name(grown, photos):
+def test_classes_of_queries_that_trained_are_refused_by_name(grown, photos):
     """Half of the names train: with four more of them, g does no more."""
     write(photos, "abcd", seed=1)
-    with pytest.raises(InvalidData, match=r"1 classes of the queries trained it \(g\): train ag"):
+    with pytest.raises(InvalidData, match=r"\(g\)"):
         calibrated(grown[0])
 
 
 @pytest.mark.usefixtures("never_embedded")
-def test_pictures_that_trained_and_are_asked_about_are_refused_by_name(grown, photos):
-    """The pictures of a class that trained now lie in one that is asked about."""
+def test_queries_that_trained_are_refused_by_name(grown, photos):
+    """The pictures of a training class now lie in a class of queries."""
     shutil.rmtree(photos / "k")
     (photos / "g").rename(photos / "k")
     write(photos, "g", seed=2)
-    with pytest.raises(
-        InvalidData, match=r"trained on \d of the queries \(k/\d+\.png, .*train aga"
-    ):
+    with pytest.raises(InvalidData, match=r"\(k/\d+\.png"):
         calibrated(grown[0])
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_queries_that_stand_elsewhere_are_left_out_and_counted(grown, photos, capsys):
+def test_duplicates_of_queries_are_left_out_and_counted(grown, photos, capsys):
     """Pictures of classes that are asked about are in two others of these too."""
     before = calibrated(grown[0]).splits
     for name in before.calibration.ids:
@@ -111,7 +109,7 @@ def test_queries_that_stand_elsewhere_are_left_out_and_counted(grown, photos, ca
 def test_a_run_of_an_earlier_version_is_refused(grown, tmp_path):
     copy = shutil.copytree(grown[0].path, tmp_path / "old")
     (copy / "trained_on.json").unlink()
-    with pytest.raises(InvalidData, match="earlier version of rcir; train again"):
+    with pytest.raises(InvalidData, match="train again"):
         calibrate(CalibrationConfig(str(copy), "out"))
 
 
@@ -132,7 +130,7 @@ def test_a_run_that_goes_on_is_trained_on_what_the_folder_held_before(
     assert (after.classes, after.zero_shot) == ([*"abdgilm"], True)
     assert np.isin(before.images, after.images).all()
     assert len(after.images) == 7 * 12
-    with pytest.raises(InvalidData, match=r"1 classes of the queries trained it \(g\)"):
+    with pytest.raises(InvalidData, match=r"\(g\)"):
         calibrated(second)
 
 
