@@ -2,8 +2,6 @@
 
 import gzip
 import hashlib
-import tarfile
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -55,20 +53,6 @@ def cells(values):
 
 def labels_of(part):
     return dict(zip(part.ids, part.labels.tolist(), strict=True))
-
-
-def unpack_birds(data_root, folder, prefixes):
-    """Unpack photographs of CUB-200 whose class folders start with one of the prefixes."""
-    names = []
-    with tarfile.open(Path(data_root) / "cub200-50" / "CUB_200_2011.tar") as archive:
-        for member in archive:
-            name = member.name.removeprefix("CUB_200_2011/images/")
-            if name.endswith(".jpg") and name.startswith(prefixes):
-                path = folder / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(archive.extractfile(member).read())
-                names.append(name)
-    return sorted(names)
 
 
 MNIST_TRAIN = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")

@@ -1,7 +1,6 @@
 """Duplicates: digests of pictures, and queries that stand in another part of a data set."""
 
 import hashlib
-import shutil
 import warnings
 
 import numpy as np
@@ -26,14 +25,6 @@ def test_the_digest_of_a_file_is_the_blake2b_of_its_bytes(tmp_path):
     expected = [hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in paths]
     assert digests(paths).astype(str).tolist() == expected
     assert digests([str(paths[3]), paths[2].read_bytes()]).astype(str).tolist() == expected[3:1:-1]
-
-
-def test_copies_of_a_file_have_the_same_digest_and_other_encodings_another(tmp_path):
-    Image.fromarray(PICTURES[0]).save(tmp_path / "a.png")
-    shutil.copy(tmp_path / "a.png", tmp_path / "b.png")
-    Image.fromarray(PICTURES[0]).save(tmp_path / "c.png", compress_level=1)
-    a, b, c = digests([tmp_path / f"{name}.png" for name in "abc"])
-    assert a == b != c
 
 
 def test_pixels_have_the_same_digest_in_every_memory_layout():

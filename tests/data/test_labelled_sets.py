@@ -1,18 +1,13 @@
 """Readers of published sets of image files with labels, on small copies of their layouts."""
 
 import json
-import tarfile
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from scipy.io import loadmat, savemat
 
-from rcir.data import read_image
-from rcir.data.datasets.chestx_det import FINDINGS
 from rcir.data.division import divide
 from rcir.errors import DataUnavailable, InvalidData
 from tests.data.small_sets import cells, labels_of, read, replace_in, touch, write_lines
@@ -236,34 +231,27 @@ def test_each_part_has_the_published_images_and_labels(tmp_path, name, writer, p
     assert source.notes == layout.notes
 
 
-@pytest.mark.parametrize(
-    ("name", "files"),
-    [
-        ("cub200", ["images.txt", "image_class_labels.txt", "classes.txt"]),
-        (
-            "cars196",
-            [
-                *("devkit/cars_train_annos.mat", "devkit/cars_meta.mat"),
-                "devkit/cars_test_annos_withlabels.mat",
-            ],
-        ),
-        ("sop", ["Ebay_train.txt", "Ebay_test.txt"]),
-        ("lfw", ["peopleDevTrain.txt", "peopleDevTest.txt"]),
-        ("clothing1m", ["annotations/clean_val_key_list.txt", "annotations/noisy_label_kv.txt"]),
-    ],
-)
-def test_missing_files_are_named(tmp_path, name, files):
+NEEDED = {
+    "cub200": "images.txt image_class_labels.txt classes.txt",
+    "cars196": "cars_train_annos.mat cars_meta.mat cars_test_annos_withlabels.mat",
+    "sop": "Ebay_train.txt Ebay_test.txt",
+    "lfw": "peopleDevTrain.txt peopleDevTest.txt",
+    "clothing1m": "clean_val_key_list.txt clean_label_kv.txt noisy_label_kv.txt",
+}
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_missing_files_are_named(tmp_path, name):
     with pytest.raises(DataUnavailable):
         read(name, tmp_path)
-    for number, file in enumerate(files):
-        layout = WRITERS[name](tmp_path / str(number))
-        folder = layout.folder.parent if name == "cub200" else layout.folder
-        (folder / file).unlink()
-        with pytest.raises(DataUnavailable, match=Path(file).name):
-            read(name, tmp_path / str(number))
+    for file in NEEDED[name].split():
+        WRITERS[name](tmp_path / file)
+        next((tmp_path / file).rglob(file)).unlink()
+        with pytest.raises(DataUnavailable, match=file):
+            read(name, tmp_path / file)
 
 
-@pytest.mark.parametrize("name", [name for name in WRITERS if name not in ("market1501", "duke")])
+@pytest.mark.parametrize("name", NEEDED)
 def test_a_missing_image_is_named(tmp_path, name):
     layout = WRITERS[name](tmp_path)
     image = list(layout.queries)[-1]
@@ -272,35 +260,25 @@ def test_a_missing_image_is_named(tmp_path, name):
         read(name, tmp_path)
 
 
-CLOTHES_VAL = "".join(f"{name}\n" for name in CLOTHES["val"])
-
-
 @pytest.mark.parametrize(
     ("name", "file", "old", "new", "word"),
     [
         ("cub200", "images.txt", "2 001.Bird_1/Bird_0001.jpg", "2", "line 2"),
-        ("cub200", "images.txt", "Bird_0001", "Bird_0000", "twice"),
         ("cub200", "images.txt", "2 001", "1 001", "twice"),
         ("cub200", "images.txt", "2 001", "99 001", "in one of them only"),
         ("cub200", "images.txt", None, " \n", "empty"),
         ("cub200", "image_class_labels.txt", "12 4\n", "", "in one of them only"),
         ("cub200", "image_class_labels.txt", "12 4\n", "12 x\n", "line 1"),
-        ("cub200", "image_class_labels.txt", "12 4\n", "12 -4\n", "line 1"),
         ("cub200", "image_class_labels.txt", "12 4\n", f"12 {'9' * 19}\n", "line 1"),
-        ("cub200", "image_class_labels.txt", "12 4\n", "11 4\n", "twice"),
         ("cub200", "image_class_labels.txt", "12 4\n", "12 9\n", "class 9"),
         ("cub200", "classes.txt", "2 002.Bird_2", "1 002.Bird_2", "twice"),
         ("sop", "Ebay_train.txt", SOP_HEADER + "\n", "", "line 1"),
         ("sop", "Ebay_train.txt", "\n2 1 1 ", "\n2 1 ", "line 3"),
-        ("sop", "Ebay_train.txt", "\n2 1 1 ", "\n2 one 1 ", "line 3"),
-        ("sop", "Ebay_train.txt", "2872_1", "2872_0", "twice"),
         ("sop", "Ebay_test.txt", "134190_0", "122872_0", "twice"),
         ("sop", "Ebay_test.txt", " 11320 ", " 3 ", "both"),
         ("sop", "Ebay_test.txt", None, SOP_HEADER, "nothing"),
-        ("lfw", "peopleDevTrain.txt", None, "1", "nothing"),
         ("lfw", "peopleDevTrain.txt", "3\n", "", "line 1"),
         ("lfw", "peopleDevTrain.txt", "Zico\t2", "Zico", "line 2"),
-        ("lfw", "peopleDevTrain.txt", "Zico\t2", "Zico\ttwo", "line 2"),
         ("lfw", "peopleDevTrain.txt", "3\n", "4\n", "announces 4"),
         ("lfw", "peopleDevTrain.txt", "Zico\t2", "Zico\t0", "no picture"),
         ("lfw", "peopleDevTrain.txt", "Zico\t2", "Zico\t10000", "9999"),
@@ -308,9 +286,7 @@ CLOTHES_VAL = "".join(f"{name}\n" for name in CLOTHES["val"])
         ("lfw", "peopleDevTrain.txt", "Abdullah", "Bill_Gates", "both"),
         ("clothing1m", "clean_val_key_list.txt", None, "a b\n", "line 1"),
         ("clothing1m", "clean_val_key_list.txt", None, "a.jpg\n", r"a\.jpg"),
-        ("clothing1m", "clean_val_key_list.txt", None, CLOTHES_VAL * 2, "twice"),
         ("clothing1m", "clean_val_key_list.txt", "images/1/00/3,3", "images/2/00/5,5", "twice"),
-        ("clothing1m", "clean_label_kv.txt", None, "a.jpg\n", "line 1"),
         ("clothing1m", "clean_label_kv.txt", None, "a.jpg 13\nb.jpg 14\n", "line 2"),
         ("clothing1m", "noisy_label_kv.txt", None, "a.jpg 1\na.jpg 2\n", "twice"),
         ("clothing1m", "noisy_label_kv.txt", None, "a.jpg 1\n", "not among"),
@@ -392,22 +368,6 @@ def test_the_official_cub_index_is_halved_at_class_100(data_root, tmp_path):
     splits = divide(source)
     evaluation = (splits.gallery, splits.tuning, splits.calibration, splits.test)
     assert sum(map(len, evaluation)) == len(source.queries)
-
-
-@pytest.mark.data
-def test_photographs_of_fifty_kinds_of_birds_are_read(data_root, tmp_path):
-    with tarfile.open(data_root / "cub200-50" / "CUB_200_2011.tar") as archive:
-        archive.extractall(tmp_path, filter="data")
-    source = read("cub200", tmp_path)
-    images = tmp_path / "CUB_200_2011" / "images"
-    on_disk = {path.relative_to(images).as_posix() for path in images.rglob("*.jpg")}
-    assert {*source.train.ids, *source.queries.ids} == on_disk
-    for part, kinds in ((source.train, range(1, 26)), (source.queries, range(26, 51))):
-        assert np.unique(part.labels).tolist() == list(kinds)
-        for row in (0, len(part) - 1):
-            with Image.open(part.images[row]) as image:
-                assert min(image.size) == 256
-                assert read_image(part.images[row], 3).shape == (*image.size[::-1], 3)
 
 
 # Stanford Cars
@@ -566,14 +526,9 @@ def test_a_file_name_without_person_and_camera_is_refused(tmp_path, name):
 # ChestX-Det
 
 CHEST_FILES = ("ChestX_Det_train.json", "ChestX_Det_test.json")
-TRAINING = {"Atelectasis", "Calcification", "Cardiomegaly", "Consolidation", "Fibrosis", "Fracture"}
 CHEST = (
-    {
-        "1.png": ["Effusion", "Fibrosis", "Effusion"],
-        "2.png": [],
-        "3.png": ["Mass"],
-        "4.png": ["Effusion", "Nodule"],
-    },
+    {"1.png": ["Effusion", "Fibrosis", "Effusion"], "2.png": [], "3.png": ["Mass"]}
+    | {"4.png": ["Effusion", "Nodule"]},
     {"7.png": ["Consolidation"], "8.png": ["Nodule", "Mass"], "9.png": []},
 )
 
@@ -621,16 +576,13 @@ def test_missing_annotations_and_x_rays_are_named(tmp_path):
         ("[", "cannot be read"),
         ("[" * 100_000, "cannot be read"),
         ("{}", "list"),
-        ("[]", "list"),
         ("[3]", "entry 1"),
         ('[{"file_name": "1.png"}]', "entry 1"),
-        ('[{"file_name": 1, "syms": []}]', "entry 1"),
-        ('[{"file_name": "1.png", "syms": "Mass"}]', "entry 1"),
         ('[{"file_name": "1.png", "syms": ["mass"]}]', "'mass'"),
         ('[{"file_name": "1.png", "syms": [["Mass"]]}]', "'Mass'"),
         ('[{"file_name": "1.png", "syms": []}, {"file_name": "1.png", "syms": []}]', "twice"),
     ],
-    ids=range(11),
+    ids=range(8),
 )
 def test_findings_of_the_wrong_form_are_refused(tmp_path, content, word):
     (write_chest(tmp_path) / CHEST_FILES[0]).write_text(content)
@@ -643,34 +595,3 @@ def test_x_rays_of_one_half_are_refused(tmp_path, findings):
     write_chest(tmp_path, halves=({"1.png": findings}, {"2.png": findings}))
     with pytest.raises(InvalidData, match="images with findings"):
         read("chestx-det", tmp_path)
-
-
-@pytest.mark.data
-def test_the_official_x_rays_are_divided_by_finding(data_root, tmp_path):
-    folder = data_root / "annotations" / "chestx-det"
-    shown, n_images = {}, []
-    (tmp_path / "ChestX-Det").mkdir()
-    for name, place in zip(CHEST_FILES, ("train_data", "test_data"), strict=True):
-        entries = json.loads((folder / name).read_text())
-        n_images.append(len(entries))
-        shown |= {f"{place}/{entry['file_name']}": set(entry["syms"]) for entry in entries}
-        (tmp_path / "ChestX-Det" / name).symlink_to(folder / name)
-    assert n_images == [3025, 553]
-    counts = Counter(name for findings in shown.values() for name in findings)
-    assert sorted(counts) == list(FINDINGS)
-    shown = {name: findings for name, findings in shown.items() if findings}
-    assert len(shown) == 3025 + 553 - 547 - 64
-    with pytest.raises(DataUnavailable, match="2967 of 2967"):
-        read("chestx-det", tmp_path)
-    touch(tmp_path / "ChestX-Det", shown)
-    source = read("chestx-det", tmp_path)
-    assert set(source.train.ids) == {name for name, each in shown.items() if each & TRAINING}
-    assert set(source.queries.ids) == {name for name, each in shown.items() if not each & TRAINING}
-    rows = np.random.default_rng(0).choice(len(source.queries), 50, replace=False)
-    indptr, columns = source.queries.relevance.pairs(rows)
-    for row, matches in zip(rows, np.split(columns, indptr[1:-1]), strict=True):
-        findings = shown[source.queries.ids[row]]
-        shares = [not findings.isdisjoint(shown[name]) for name in source.queries.ids]
-        assert matches.tolist() == np.flatnonzero(shares).tolist()
-    splits = divide(source)
-    assert len(splits.gallery) + len(splits.test) < len(source.queries)

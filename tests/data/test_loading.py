@@ -1,21 +1,19 @@
 """Data sets by name: their options, where they are looked for, their splits, and verification."""
 
 from dataclasses import replace
-from importlib import import_module
-from inspect import signature
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rcir.data import DATASETS, DataConfig, data_root, load_splits, with_cluster
-from rcir.data.division import PARTS, Source, divide
+from rcir.data.division import Source
 from rcir.data.records import ImageSet
-from rcir.data.registry import DIVISION, DataSet, find_dataset
+from rcir.data.registry import DataSet, find_dataset
 from rcir.data.verification import Findings, verify
 from rcir.data.within_radius import WithinRadius
-from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
-from tests.data.small_sets import unpack_birds, write_lines, write_pictures
+from rcir.errors import DataUnavailable, InvalidConfig
+from tests.data.small_sets import write_lines, write_pictures
 
 
 def write_classes(folder, counts):
@@ -42,44 +40,20 @@ def calls(monkeypatch):
 # Names and options
 
 
-@pytest.mark.parametrize("name", DATASETS)
-def test_every_set_has_a_reader_with_its_options(name):
-    dataset = DATASETS[name]
-    module, function = dataset.reader.split(":")
-    reader = getattr(import_module(f"rcir.data.datasets.{module}"), function)
-    parameters = signature(reader).parameters
-    assert next(iter(parameters)) == "root"
-    assert set(dataset.options) <= set(parameters)
-    assert ("download" in parameters) == dataset.downloads
-    assert ("seed" in parameters) == (dataset.composed or name in ("folder", "table"))
-    if not dataset.composed:
-        # Options of `divide` never reach the reader.
-        assert not set(DIVISION) & set(parameters)
-    assert set(dataset.parts) <= set(PARTS)
-    assert set(DIVISION) == set(signature(divide).parameters) - {"source", "seed"}
-
-
 @pytest.mark.parametrize(
     ("name", "options", "published"),
     [
-        ("mnist", {}, 60_000 + 10_000),
-        ("fashion-mnist", {}, 60_000 + 10_000),
-        ("cifar10", {}, 60_000),
-        ("svhn", {}, 73_257 + 26_032),
-        ("omniglot", {}, 964 * 20),
-        ("cub200", {}, 5_864 + 5_924),
-        ("cars196", {}, 8_054 + 8_131),
-        ("sop", {}, 59_551 + 60_502),
-        ("lfw", {}, 9_525 + 3_708),
+        *[("mnist", {}, 60_000 + 10_000), ("fashion-mnist", {}, 60_000 + 10_000)],
+        *[("cifar10", {}, 60_000), ("svhn", {}, 73_257 + 26_032), ("omniglot", {}, 964 * 20)],
+        *[("cub200", {}, 5_864 + 5_924), ("cars196", {}, 8_054 + 8_131)],
+        *[("sop", {}, 59_551 + 60_502), ("lfw", {}, 9_525 + 3_708)],
         ("market1501", {}, 12_936 + 19_732 - 3_819 + 3_368),
         ("duke", {}, 16_522 + 2_228 + 17_661),
         ("pitts30k", {}, 10_000 + 7_416 + 10_000 + 6_816),
         ("pitts30k", {"split": "val"}, 10_000 + 7_416 + 10_000 + 7_608),
         ("pitts30k", {"version": "250k"}, 91_464 + 7_824 + 83_952 + 8_280),
-        ("pitts250k", {}, 91_464 + 7_824 + 83_952 + 8_280),
         ("pitts250k", {"split": "val"}, 91_464 + 7_824 + 78_648 + 7_608),
-        ("clothing1m", {}, None),
-        ("clothing1m", {"noisy": False}, 72_409),
+        *[("clothing1m", {}, None), ("clothing1m", {"noisy": False}, 72_409)],
         ("folder", {"path": "p"}, None),
     ],
 )
@@ -154,10 +128,8 @@ def test_a_negative_seed_is_refused():
 @pytest.mark.parametrize(
     ("root", "variable", "expected"),
     [
-        ("here/below", "elsewhere", "here/below"),
-        (None, "elsewhere", "elsewhere"),
-        (None, "", "data"),
-        (None, None, "data"),
+        *[("here/below", "elsewhere", "here/below"), (None, "elsewhere", "elsewhere")],
+        *[(None, "", "data"), (None, None, "data")],
     ],
 )
 def test_the_root_is_the_option_or_the_variable_or_data(root, variable, expected, monkeypatch):
@@ -165,24 +137,6 @@ def test_the_root_is_the_option_or_the_variable_or_data(root, variable, expected
     if variable is not None:
         monkeypatch.setenv("RCIR_DATA", variable)
     assert data_root(DataConfig(root=root)) == Path.cwd() / expected
-
-
-@pytest.mark.parametrize(
-    ("place", "names"),
-    [
-        ("MNIST/raw", {"mnist", "n-digit-mnist"}),
-        ("FashionMNIST/raw", {"fashion-mnist"}),
-        ("lfw-py", {"lfw"}),
-        ("pittsburgh/datasets/pitts30k_train.mat", {"pitts30k"}),
-        ("pittsburgh/datasets/pitts250k_train.mat", {"pitts250k"}),
-    ],
-)
-def test_a_set_is_there_where_its_reader_looks_for_it(place, names, tmp_path):
-    without_files = {name for name, dataset in DATASETS.items() if not dataset.places}
-    assert {name for name, each in DATASETS.items() if each.there(tmp_path)} == without_files
-    (tmp_path / place).mkdir(parents=True)
-    there = {name for name, each in DATASETS.items() if each.there(tmp_path)}
-    assert there == names | without_files
 
 
 @pytest.mark.parametrize(
@@ -226,23 +180,6 @@ def test_sizes_and_cluster_go_to_the_division_and_other_options_to_the_reader(ca
     assert calls == [(tmp_path, {"size": 8})] * 2
 
 
-def test_a_folder_of_pictures_is_divided(tmp_path):
-    names = write_classes(tmp_path / "p", [4] * 6)
-    options = {"path": "p", "validation": 1, "gallery": 0.5, "tuning": 2, "calibration": 2}
-    config = DataConfig("folder", root=str(tmp_path), seed=3, options=options)
-    splits = load_splits(config)
-    assert sorted(name for part in vars(splits).values() for name in part.ids) == names
-    assert [len(part) for part in vars(splits).values()] == [8, 4, 6, 2, 2, 2]
-    for part in vars(splits).values():
-        assert part.images == [tmp_path / "p" / name for name in part.ids]
-    kinds = [{name.split("/")[0] for name in part.ids} for part in vars(splits).values()]
-    assert len(kinds[0] | kinds[1]) == len(kinds[2]) == 3
-    assert not (kinds[0] | kinds[1]) & kinds[2]
-    again, other = (load_splits(replace(config, seed=seed)) for seed in (3, 4))
-    assert again.test.ids == splits.test.ids
-    assert [part.ids for part in vars(other).values()] != [p.ids for p in vars(splits).values()]
-
-
 @pytest.mark.parametrize("name", ["folder", "table"])
 def test_each_class_trains_for_half_of_the_seeds(tmp_path, name):
     names = write_classes(tmp_path / "p", [4] * 6)
@@ -271,14 +208,6 @@ def test_omitted_files_are_reported_in_one_line(tmp_path):
     assert "1 pictures" in lines[0]
 
 
-def test_a_composed_set_draws_its_own_splits():
-    sizes = {"train": 100, "validation": 101, "gallery": 102, "tuning": 103}
-    sizes |= {"calibration": 104, "test": 105}
-    splits = load_splits(DataConfig("digits", options=sizes))
-    assert {name: len(part) for name, part in vars(splits).items()} == sizes
-    assert {name for name, each in DATASETS.items() if each.composed} == {"digits", "omniglot"}
-
-
 # Verification of a copy
 
 FOLDER = {"path": "p"}
@@ -288,25 +217,6 @@ FOLDER = {"path": "p"}
 def set_published(monkeypatch):
     """Sets the published number of images of a data set."""
     return lambda name, n: monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], images=n))
-
-
-@pytest.mark.data
-def test_photographs_of_three_kinds_of_birds_are_a_readable_part(
-    data_root, tmp_path, set_published
-):
-    folder, official = tmp_path / "CUB_200_2011", data_root / "annotations" / "cub200"
-    names = set(unpack_birds(data_root, folder / "images", ("001.", "002.", "003.")))
-    lines = (official / "images.txt").read_text().splitlines()
-    numbers = {line.split()[0] for line in lines if line.split()[1] in names}
-    for file in ("images.txt", "image_class_labels.txt"):
-        lines = (official / file).read_text().splitlines()
-        write_lines(folder / file, [line for line in lines if line.split()[0] in numbers])
-    (folder / "classes.txt").symlink_to(official / "classes.txt")
-    findings = verify("cub200", tmp_path, {})
-    assert (sum(findings.parts.values()), findings.published) == (len(names), 11_788)
-    assert (findings.unreadable, findings.complete) == ((), False)
-    set_published("cub200", len(names))
-    assert verify("cub200", tmp_path, {}).complete
 
 
 @pytest.mark.data
@@ -397,17 +307,3 @@ def test_places_are_not_counted_as_classes(tmp_path, monkeypatch):
 def test_a_set_of_a_library_needs_no_verification(tmp_path):
     with pytest.raises(InvalidConfig, match="digits"):
         verify("digits", tmp_path, {})
-
-
-@pytest.mark.parametrize("options", [{}, {"path": "p", "gallery": 3}, {"path": 5}], ids=str)
-def test_wrong_options_of_a_verification_are_refused(options, tmp_path):
-    with pytest.raises(InvalidConfig, match="options of folder"):
-        verify("folder", tmp_path, options)
-
-
-def test_errors_of_the_reader_pass_through_verification(tmp_path):
-    with pytest.raises(DataUnavailable, match="no folder"):
-        verify("folder", tmp_path, FOLDER)
-    write_classes(tmp_path / "p", [2])
-    with pytest.raises(InvalidData, match="one class"):
-        verify("folder", tmp_path, FOLDER)

@@ -9,7 +9,6 @@ from PIL import Image, ImageOps
 from torchvision import transforms
 
 from rcir.data import Preprocessing
-from rcir.data.pixels import resize
 from rcir.errors import InvalidConfig, InvalidImage
 
 
@@ -87,23 +86,6 @@ def test_jpeg_files_have_the_values_of_a_full_decode(
     resized = preprocessing.resized([tmp_path / "a.jpg"])[0].numpy()
     expected = by_pillow(tmp_path / "a.jpg", channels, RGB.size, orientation)
     assert np.abs(resized - expected).mean() < mean
-
-
-def test_an_extent_is_stretched_to_any_size():
-    rng = np.random.default_rng(0)
-    for _ in range(500):
-        size, factor = rng.integers(1, 60, 2), rng.integers(2, 9)
-        whole = rng.integers(2 * size * factor, 4 * size * factor + 9)
-        reduced = -(-whole // factor)
-        shape = tuple(whole.tolist())
-        extent = (shape[0] / factor, shape[1] / factor)
-        ramp = np.minimum(np.arange(reduced[1]) / extent[1], 1) * 255
-        pixels = np.broadcast_to(ramp.astype(np.uint8), (1, *reduced))
-        resized = resize(pixels, tuple(size.tolist()), extent)
-        assert resized.shape == (1, 1, *size)
-        expected = (np.arange(size[1]) + 0.5) / size[1] * 255
-        inner = np.abs(resized[0, 0].numpy() - expected)[:, 1:-1]
-        assert inner.max(initial=0) < 255 / reduced[1] + 1.5
 
 
 @pytest.fixture(params=[1, 3])

@@ -19,59 +19,48 @@ from rcir.risk.keys import VOTERS
 N_QUERIES, N_GALLERY = 23, 41
 
 
-class Same:
-    """One label each."""
+class Kind:
+    """A kind of relevance: `draw` labels or places of n images, `make` it, `match` two images."""
 
-    def draw(self, rng, n):
-        return rng.integers(0, 12, n).tolist()
-
-    def make(self, facts):
-        return SameLabel(np.array(facts, np.int64))
-
-    def match(self, one, other):
-        return one == other
+    def __init__(self, draw, make, match):
+        self.draw, self.make, self.match = draw, make, match
 
 
-class Shared:
+def draw_lists(rng, n):
     """Up to four of nine labels each; some none at all, some the same ones."""
-
-    def draw(self, rng, n):
-        lists = [rng.choice(9, rng.integers(0, 5), replace=False).tolist() for _ in range(n)]
-        lists[0], lists[3], lists[-1] = [], [8, 2], [2, 8]
-        return lists
-
-    def make(self, facts):
-        return SharedLabel.of_lists(facts, 9)
-
-    def match(self, one, other):
-        return bool(set(one) & set(other))
+    lists = [rng.choice(9, rng.integers(0, 5), replace=False).tolist() for _ in range(n)]
+    lists[0], lists[3], lists[-1] = [], [8, 2], [2, 8]
+    return lists
 
 
-class Within:
+def within(dim):
     """Places on a grid of whole metres, where 25 m is met exactly: 7-24-25, 15-20-25 and others."""
 
-    def __init__(self, dim):
-        self.dim = dim
-
-    def draw(self, rng, n):
-        places = rng.integers(0, 50, (n, self.dim))
-        corner = [[0, 0], [7, 24], [15, 20], [25, 0], [25, 1]]
+    def draw(rng, n):
+        places = rng.integers(0, 50, (n, dim))
         places[:5] = 0
-        places[:5, :2] = np.array(corner)[:, : self.dim]
+        places[:5, :2] = np.array([[0, 0], [7, 24], [15, 20], [25, 0], [25, 1]])[:, :dim]
         return places.tolist()
 
-    def make(self, facts):
-        return WithinRadius(np.array(facts, np.float64).reshape(-1, self.dim), 25.0)
+    return Kind(
+        draw,
+        lambda places: WithinRadius(np.array(places, np.float64).reshape(-1, dim), 25.0),
+        lambda one, other: sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) <= 25**2,
+    )
 
-    def match(self, one, other):
-        return sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) <= 25**2
 
-
-KINDS = {
-    "same label": Same(),
-    "shared label": Shared(),
-    **{f"radius in {d} dimensions": Within(d) for d in (1, 2, 3, 5)},
-}
+SAME = Kind(
+    lambda rng, n: rng.integers(0, 12, n).tolist(),
+    lambda labels: SameLabel(np.array(labels, np.int64)),
+    lambda one, other: one == other,
+)
+SHARED = Kind(
+    draw_lists,
+    lambda lists: SharedLabel.of_lists(lists, 9),
+    lambda one, other: bool(set(one) & set(other)),
+)
+KINDS = {"same label": SAME, "shared label": SHARED}
+KINDS |= {f"radius in {dim} dimensions": within(dim) for dim in (1, 2, 3, 5)}
 
 
 @pytest.fixture(params=KINDS.values(), ids=KINDS)
@@ -231,12 +220,8 @@ def test_candidates_totals_and_pairs_agree_on_the_radius():
 @pytest.mark.parametrize(
     ("places", "radius"),
     [
-        (np.zeros(3), 1.0),
-        (np.zeros((3, 2, 1)), 1.0),
-        (np.array([[0.0, np.nan]]), 1.0),
-        (np.array([[0.0, np.inf]]), 1.0),
-        (np.zeros((3, 2)), 0.0),
-        (np.zeros((3, 2)), np.nan),
+        *[(np.zeros(3), 1.0), (np.zeros((3, 2, 1)), 1.0), (np.array([[0.0, np.nan]]), 1.0)],
+        *[(np.array([[np.inf]]), 1.0), (np.zeros((3, 2)), 0.0), (np.zeros((3, 2)), np.nan)],
     ],
 )
 def test_places_and_radius_must_be_finite(places, radius):
@@ -368,15 +353,12 @@ def test_votes_make_sets_of_places_smaller_and_better():
 LINE = WithinRadius(np.array([[0.0, 0], [10, 0], [20, 0], [30, 0], [40, 0]]), 12.0)
 
 
-def images(n=5, as_list=False, **more):
+def images(n=5, as_list=False, n_ids=None, n_values=None, **more):
     pixels = np.arange(n, dtype=np.uint8)[:, None, None] + np.zeros((n, 2, 3), np.uint8)
-    return ImageSet(
-        list(pixels) if as_list else pixels,
-        more.pop("labels", np.arange(n) * 10),
-        [f"image-{i}" for i in range(n)],
-        {"occluded": np.arange(n) % 2 == 0},
-        **more,
-    )
+    labels = more.pop("labels", np.arange(n) * 10)
+    ids = [f"image-{i}" for i in range(n_ids or n)]
+    attributes = {"occluded": np.arange(n_values or n) % 2 == 0}
+    return ImageSet(list(pixels) if as_list else pixels, labels, ids, attributes, **more)
 
 
 @pytest.mark.parametrize("as_list", [False, True])
@@ -421,6 +403,8 @@ def test_images_without_labels_keep_their_relevance_in_a_subset(relevance, match
     [
         ({"labels": None}, "neither"),
         ({"labels": np.zeros(4, int)}, "4 labels"),
+        ({"n_ids": 6}, "6 ids"),
+        ({"n_values": 4}, "4 occluded"),
         ({"cluster": "drawer"}, "drawer"),
         ({"n": 6, "relevance": LINE}, "5 relevance"),
         ({"n": 6, "relevance": LINE, "labels": None}, "5 relevance"),
@@ -429,10 +413,3 @@ def test_images_without_labels_keep_their_relevance_in_a_subset(relevance, match
 def test_inconsistent_images_are_refused(changes, word):
     with pytest.raises(InvalidData, match=word):
         images(**changes)
-
-
-@pytest.mark.parametrize(("n_ids", "n_values", "word"), [(6, 5, "6 ids"), (5, 0, "0 occluded")])
-def test_ids_and_attributes_have_one_value_per_image(n_ids, n_values, word):
-    pixels, labels = np.zeros((5, 2, 2), np.uint8), np.zeros(5, np.int64)
-    with pytest.raises(InvalidData, match=word):
-        ImageSet(pixels, labels, ["x"] * n_ids, {"occluded": np.zeros(n_values, bool)})

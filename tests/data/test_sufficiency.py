@@ -31,14 +31,6 @@ def test_twenty_pictures_in_four_classes_are_too_few(tmp_path):
     assert "tuning has 1" in refusal(folder(tmp_path, 4, 5))
 
 
-def test_ten_classes_of_two_are_enough_to_train_but_certify_little(tmp_path):
-    config = folder(tmp_path, 10, 2)
-    splits = load_splits(config)
-    require_enough(config, splits)
-    # The bound of Clopper and Pearson for no miss among 2.
-    assert f"no alpha below {beta.ppf(0.9, 1, 2):.2f}" in calibration_note(splits)
-
-
 @pytest.mark.parametrize("n", [21, 22])
 def test_the_required_number_of_queries_is_exact(splits, n):
     """0.9 ** 22 < 0.1 < 0.9 ** 21."""
