@@ -1,4 +1,4 @@
-"""What is drawn from a space, and spaces that are none."""
+"""Draws from the space of a sweep, and spaces that are refused."""
 
 import json
 from dataclasses import asdict, replace
@@ -70,15 +70,15 @@ def test_a_grid_gives_all_combinations_and_every_one_has_draws_of_its_own():
     assert len({*column(drawn, "loss.margin")}) == len(drawn) == 18
 
 
-def test_of_a_grid_alone_each_point_is_drawn_once():
+def test_each_point_of_a_grid_alone_is_drawn_once():
     space = {"epochs": {"grid": [2, 4]}, "mining.positive": {"grid": ["nearest", "random"]}}
     drawn = draw(BASE, space, 3, seed=0)
     assert [tuple(values.values()) for values in drawn] == [*product([2, 4], ["nearest", "random"])]
 
 
 @pytest.mark.parametrize("kind", ["uniform", "loguniform"])
-def test_whether_draws_are_whole_is_decided_by_the_option(kind):
-    """Not by how the ends are written."""
+def test_integer_options_get_integer_draws(kind):
+    """Whether the ends are written as integers does not matter."""
     space = {
         "loss.margin": {kind: [1, 3]},
         "mining.margin": {kind: [1, 3]},
@@ -89,12 +89,6 @@ def test_whether_draws_are_whole_is_decided_by_the_option(kind):
     for name in ("loss.margin", "mining.margin"):
         assert len({*column(drawn, name)}) == 60
         assert 1 <= min(column(drawn, name)) <= max(column(drawn, name)) <= 3
-
-
-def test_values_change_what_they_name_and_nothing_else():
-    changed = with_values(BASE, {"loss.kl_scale": 0.5, "epochs": 3})
-    assert (changed.loss["kl_scale"], changed.epochs) == (0.5, 3)
-    assert with_values(changed, {"loss.kl_scale": 1e-6, "epochs": 8}) == BASE
 
 
 def test_another_encoder_is_mined_as_suits_it_unless_mining_was_chosen():
@@ -112,51 +106,43 @@ def test_another_encoder_is_mined_as_suits_it_unless_mining_was_chosen():
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        ({}, "space names no option"),
-        ({"seed": {"choice": [1, 2]}}, "space names seed, .*set it in seeds"),
-        ({"data.seed": {"choice": [1]}}, r"space names data\.seed, .*set it in training"),
-        ({"num_workers": {"choice": [1, 2]}}, "all trials share"),
-        ({"name": {"choice": ["a"]}}, "all trials share"),
-        ({"storage": {"choice": ["a"]}}, "all trials share"),
-        ({"changes": {"choice": [[]]}}, "all trials share"),
-        (
-            {"loss": {"choice": [{}]}},
-            r"space names loss, a group of options: name one, loss\.OPTION",
-        ),
-        ({"loss.margin": {"normal": [0, 1]}}, "give one of uniform, loguniform, choice, grid"),
-        ({"loss.margin": {"uniform": [0, 1], "choice": [1]}}, "give one of"),
-        ({"loss.margin": {}}, "give one of"),
-        ({"loss.margin": {"choice": []}}, "at least one value, each once"),
-        ({"loss.margin": {"grid": [0.1, 0.2, 0.1]}}, "at least one value, each once"),
-        ({"loss.margin": {"uniform": [0.1]}}, r"two numbers \[low, high\]"),
-        ({"loss.margin": {"uniform": [0.1, 0.2, 0.3]}}, "two numbers"),
-        ({"loss.margin": {"uniform": [0.2, 0.1]}}, "two numbers"),
-        ({"loss.margin": {"uniform": [0.2, 0.2]}}, "two numbers"),
-        ({"loss.margin": {"uniform": [0.2, "1"]}}, "two numbers"),
-        ({"loss.margin": {"uniform": [False, True]}}, "two numbers"),
-        ({"loss.margin": {"uniform": [0.2, np.inf]}}, "two numbers"),
-        ({"loss.margin": {"loguniform": [np.nan, 1.0]}}, "two numbers"),
-        ({"loss.margin": {"loguniform": [0, 1]}}, "both must be above 0"),
-        ({"loss.no_such": {"choice": [1]}}, r"loss\.no_such|no_such"),
-        ({"no_such": {"choice": [1]}}, "no_such"),
-        ({"no.such": {"choice": [1]}}, r"no\.such is no option of a training"),
-        ({"loss.margin.deeper": {"choice": [1]}}, r"loss\.margin\.deeper"),
-        ({"epochs": {"choice": ["a"]}}, "epochs a: "),
-        ({"epochs": {"choice": [3, 1.5]}}, r"epochs 1\.5: "),
-        ({"epochs": {"uniform": [1.5, 2.5]}}, r"epochs 1\.5: "),
-        ({"epochs": {"uniform": [0, 5]}}, "epochs 0: epochs is 0"),
+        ({}, "space"),
+        *(({name: {"choice": [1]}}, name) for name in ("seed", "data.seed", "num_workers", "name")),
+        ({"loss": {"choice": [{}]}}, "group"),
+        ({"loss.no_such": {"choice": [1]}}, "no_such"),
+        ({"no.such": {"choice": [1]}}, r"no\.such"),
+        ({"loss.margin.deeper": {"choice": [1]}}, "deeper"),
+        ({"epochs": {"choice": ["a"]}}, "epochs"),
+        ({"epochs": {"choice": [3, 1.5]}}, r"1\.5"),
+        ({"epochs": {"uniform": [0, 5]}}, "epochs"),  # both ends are tried
         ({"encoder.method": {"choice": ["btl", "magic"]}}, "magic"),
-        ({"encoder.options.passes": {"uniform": [1, 5]}}, r"encoder\.options\.passes 1: "),
-        ({"encoder.options.dropout": {"uniform": [0.1, 0.5]}}, "no option dropout; there are var"),
+        ({"encoder.options.dropout": {"uniform": [0.1, 0.5]}}, "dropout"),
         (
             {"encoder.method": {"choice": ["btl", "mc-dropout"]}, "loss.kl_scale": {"grid": [0]}},
-            "loss of mc-dropout: there is no option kl_scale; there are margin, form",
+            "mc-dropout",
         ),
-        ({"optimizer.lr": {"grid": [-1.0]}}, r"optimizer\.lr is -1\.0"),
-        ({"loss.margin": {"uniform": [-0.1, 0.1]}}, r"loss\.margin is -0\.1"),
-        ({"mining.pool": {"choice": [1]}}, r"mining\.pool is 1"),
+        ({"loss.margin": {"uniform": [-0.1, 0.1]}}, "margin"),
+        ({"mining.pool": {"choice": [1]}}, "pool"),
     ],
 )
-def test_an_impossible_space_is_refused(space, message):
+def test_options_that_cannot_vary_are_refused(space, message):
     with pytest.raises(InvalidConfig, match=message):
         check_space(BASE, space)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"normal": [0, 1]},
+        {"uniform": [0, 1], "choice": [1]},
+        {"choice": []},
+        {"grid": [0.1, 0.2, 0.1]},
+        *({"uniform": ends} for ends in ([0.1], [0.1, 0.2, 0.3], [0.2, 0.1], [0.2, 0.2])),
+        *({"uniform": ends} for ends in ([0.2, "1"], [False, True], [0.2, np.inf])),
+        *({"loguniform": ends} for ends in ([np.nan, 1.0], [0, 1])),
+    ],
+)
+def test_values_that_cannot_be_drawn_are_refused(values):
+    with pytest.raises(InvalidConfig, match=r"loss\.margin"):
+        check_space(BASE, {"loss.margin": values})
