@@ -44,19 +44,6 @@ def test_btl_variance_starts_at_a_thousandth_and_is_the_uncertainty():
     assert torch.equal(embedding.uncertainty, embedding.variance[:, 0])
 
 
-def test_btl_variance_depends_on_the_image_once_its_head_has_weights():
-    variance = build("btl", spread=1.0).embed(pictures()).variance
-    assert (variance > 0).all()
-    assert len(variance.unique()) == 5
-
-
-def test_btl_means_are_the_directions_of_the_mean_head():
-    encoder = build("btl")
-    with torch.no_grad():
-        outputs = encoder.mean_head(encoder.backbone(pictures()))
-    torch.testing.assert_close(encoder.embed(pictures()).vectors, F.normalize(outputs))
-
-
 def test_the_scale_of_btl_means_is_trained_on_request():
     images = pictures(8)
     scaled = build("btl", scaled=True)

@@ -72,11 +72,11 @@ def test_autocast_of_the_caller_does_not_change_embeddings(method):
 
 CALLERS = (
     "torch.set_float32_matmul_precision('medium')",
-    "torch.backends.cuda.matmul.allow_tf32 = True",
     "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
     "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'",
 )
 SCRIPT = """
+import contextlib
 import torch
 from rcir.encoders import EncoderConfig, build_encoder
 
@@ -98,12 +98,10 @@ handle = next(encoder.children()).register_forward_hook(lambda *_: inside.append
 assert torch.equal(encoder.embed(images).vectors, alone)
 assert inside == [["ieee"] * 4], inside
 assert state() == before, (before, state())
-try:
+with contextlib.suppress(RuntimeError):
     encoder.embed(torch.zeros(1, 3, 8, 16))  # too many channels
-except RuntimeError:
-    assert state() == before
-else:
     raise AssertionError("no error")
+assert state() == before
 """
 
 
@@ -168,14 +166,10 @@ def test_the_fingerprint_changes_with_hooks_on_any_module(kind):
     assert encoder.fingerprint() == first
 
 
-def test_the_fingerprint_changes_with_the_configuration():
-    assert build("btl").fingerprint() != build("btl", passes=7).fingerprint()
-    assert build("deterministic").fingerprint() != build("deterministic", unit=False).fingerprint()
-
-
-def test_options_at_their_defaults_do_not_change_the_fingerprint():
+def test_only_options_beside_their_defaults_change_the_fingerprint():
     """Calibrations from before the deterministic encoder had options stay valid."""
     encoder = build("deterministic")
+    assert build("deterministic", unit=False).fingerprint() != encoder.fingerprint()
     assert encoder.config.options == {"unit": True}
     first = encoder.fingerprint()
     encoder.config = replace(encoder.config, options={})

@@ -119,16 +119,6 @@ def test_a_gallery_image_finds_itself_first_among_equally_certain_images(splits)
 
 
 @pytest.mark.parametrize("components", [1, 2])
-def test_uncertainty_grows_with_the_variance(components):
-    encoder = build(components, spread=0.0)
-    found = []
-    for bias in (-4.0, -2.0, 0.0, 2.0, 4.0):
-        torch.nn.init.constant_(encoder.variance_head[-1].bias, bias)
-        found.append(encoder.embed(pictures()).uncertainty)
-    assert (torch.stack(found).diff(dim=0) > 0).all()
-
-
-@pytest.mark.parametrize("components", [1, 2])
 def test_candidates_are_ranked_by_the_probability_of_a_match(components, splits):
     encoder = build(components)
     retriever = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=300)
@@ -154,9 +144,8 @@ def test_points_rank_by_distance_and_gaussians_on_request(splits):
         np.testing.assert_allclose(found.distances, expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("components", [1, 2])
-def test_a_loaded_retriever_answers_like_the_saved_one(components, splits, tmp_path):
-    built = Retriever.build(build(components), Preprocessing(), splits.gallery, depth=50)
+def test_a_loaded_retriever_answers_like_the_saved_one(splits, tmp_path):
+    built = Retriever.build(build(2), Preprocessing(), splits.gallery, depth=50)
     built.calibrate(*(built.search_labelled(part) for part in (splits.tuning, splits.calibration)))
     loaded = load(save(built, tmp_path / "retriever"))
     before, after = (

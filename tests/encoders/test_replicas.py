@@ -1,10 +1,6 @@
 """Embedding many images: by several replicas, and resumed after an interruption."""
 
 import os
-import signal
-import subprocess
-import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -94,42 +90,19 @@ def test_blocks_are_stored_and_reused(method, tmp_path):
     assert_close(embed(encoder, preprocessing, IMAGES), whole)
 
 
-SLOW = """
-import sys, time
-from functools import partial
-from pathlib import Path
-import numpy as np
-import torch
-from rcir.data import Preprocessing
-from rcir.encoders import METHODS, EncoderConfig, batches, build_encoder, embedder
-
-batches.CHUNK = {block}
-torch.manual_seed(0)
-encoder = build_encoder(EncoderConfig("btl", dim=8), 1, (8, 16)).eval()
-images = np.random.default_rng(0).integers(0, 256, ({count}, 9, 17), np.uint8)
-wait = lambda *_: time.sleep(0.5)
-embedder.Embedder(folder=Path(sys.argv[1]), progress=wait)(encoder, Preprocessing(), images)
-"""
-
-
-@pytest.mark.slow
-def test_work_of_a_killed_process_is_resumed(tmp_path):
-    folder = tmp_path / "parts"
-    code = SLOW.format(block=BLOCK, count=COUNT)
-    process = subprocess.Popen([sys.executable, "-c", code, str(folder)])
-    deadline = time.monotonic() + 120
-    while len(list(folder.glob("part-*"))) < 2:
-        assert time.monotonic() < deadline
-        assert process.poll() is None, "the process ended before it could be killed"
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    n_stored = len(list(folder.glob("part-*")))
-    assert 2 <= n_stored < len(BLOCKS)
-    again = Counting(folder)
-    assert_close(again(IMAGES), embed(build(), Preprocessing(), IMAGES))
-    assert len(again.reused) == n_stored
-    assert again.embedded == BLOCKS[n_stored:]
+def test_work_of_a_process_killed_at_any_step_is_resumed(kill, tmp_path):
+    expected = embed(build(), Preprocessing(), IMAGES)
+    n_reused = []
+    for steps in range(100):
+        folder = tmp_path / f"parts{steps}"
+        if not kill(steps, lambda folder=folder: Counting(folder)(IMAGES)):
+            break
+        again = Counting(folder)
+        assert_close(again(IMAGES), expected)
+        assert again.reused + again.embedded == BLOCKS
+        n_reused.append(len(again.reused))
+    assert n_reused == sorted(n_reused)
+    assert {0, 1, 2, 3, 4} <= set(n_reused)
 
 
 CHANGES = {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import integrate
-from scipy.special import expit, logsumexp
+from scipy.special import expit
 from scipy.stats import norm
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
@@ -48,30 +48,13 @@ def test_loss_and_probabilities_are_means_over_all_sample_pairs():
     assert match_nll(first, second, SCALE, SHIFT).item() == pytest.approx(-np.log(p.mean()))
 
 
-def test_pairs_broadcast_with_their_labels():
-    first, second = samples(6, 1, 4, 2), samples(6, 3, 4, 2, seed=1)
-    match = torch.tensor([True, False, False])
-    losses = soft_contrastive_loss(first, second, match, SCALE, SHIFT)
-    assert losses.shape == (6, 3)
-    p = naive_probabilities(first[4, 0], second[4, 2])
-    assert losses[4, 2].item() == pytest.approx(-np.log(1 - p).mean(), rel=1e-12)
-    p = naive_probabilities(first[5, 0], second[5, 0])
-    assert losses[5, 0].item() == pytest.approx(-np.log(p).mean(), rel=1e-12)
-
-
 @pytest.mark.parametrize("match", [True, False])
-def test_gradients_agree_with_a_naive_form(match):
-    leaves = [samples(4, 3), samples(5, 3, seed=1), torch.tensor(SCALE), torch.tensor(SHIFT)]
-    ours, theirs = ([leaf.double().clone().requires_grad_() for leaf in leaves] for _ in range(2))
-    soft_contrastive_loss(*ours[:2], torch.tensor(match), *ours[2:]).backward()
-    total = 0.0
-    for x in theirs[0]:
-        for y in theirs[1]:
-            p = 1 / (1 + torch.exp(theirs[2] * ((x - y) ** 2).sum() ** 0.5 - theirs[3]))
-            total = total - (p if match else 1 - p).log() / 20
-    total.backward()
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-12)
+def test_gradients_agree_with_finite_differences(match):
+    inputs = samples(4, 3), samples(5, 3, seed=1), torch.tensor(SCALE), torch.tensor(SHIFT)
+    leaves = [leaf.double().requires_grad_() for leaf in inputs]
+    assert torch.autograd.gradcheck(
+        lambda x, y, *line: soft_contrastive_loss(x, y, torch.tensor(match), *line), leaves
+    )
 
 
 @pytest.mark.parametrize("match", [True, False])
@@ -100,21 +83,23 @@ def test_certain_and_impossible_matches_keep_their_digits_in_single_precision():
 @pytest.mark.parametrize("match", [True, False])
 def test_loss_of_two_gaussians_agrees_with_quadrature(match):
     """In one dimension; the difference of two Gaussians is a Gaussian."""
-    noise = samples(2, 3000, 1)
-    first = mixture_samples(torch.tensor([[0.4]]), torch.tensor([[0.5]]), noise[0])
-    second = mixture_samples(torch.tensor([[-0.9]]), torch.tensor([[0.8]]), noise[1])
+    quantiles = torch.from_numpy(norm.ppf((np.arange(500) + 0.5) / 500))[:, None]
+    first = mixture_samples(torch.tensor([[0.4]]), torch.tensor([[0.5]]), quantiles)
+    second = mixture_samples(torch.tensor([[-0.9]]), torch.tensor([[0.8]]), quantiles)
     difference = norm(1.3, np.sqrt(0.5 + 0.8))
 
     def expected(value):
-        return integrate.quad(lambda x: value(expit(SHIFT - SCALE * abs(x))) * difference.pdf(x),
-                              -12, 14, points=[0])[0]  # fmt: skip
+        def density(x):
+            return value(expit(SHIFT - SCALE * abs(x))) * difference.pdf(x)
+
+        return integrate.quad(density, -12, 14, points=[0])[0]
 
     loss = soft_contrastive_loss(first, second, torch.tensor(match), SCALE, SHIFT)
     exact = expected(lambda p: -np.log(p if match else 1 - p))
-    assert loss.item() == pytest.approx(exact, rel=0.03)
+    assert loss.item() == pytest.approx(exact, rel=0.01)
     assert abs(exact - expected(lambda p: -np.log(1 - p if match else p))) > 0.2 * exact
     mismatch = mismatch_probability(first, second, SCALE, SHIFT)
-    assert mismatch.item() == pytest.approx(expected(lambda p: 1 - p), rel=0.03)
+    assert mismatch.item() == pytest.approx(expected(lambda p: 1 - p), rel=0.01)
     if match:  # the mean of the logs lies above the log of the mean (Jensen)
         assert match_nll(first, second, SCALE, SHIFT) < loss
 
@@ -141,22 +126,6 @@ def test_divergence_of_a_mixture_is_the_difference_of_torch_log_densities():
     prior = Independent(Normal(torch.zeros(4, dtype=torch.float64), 1.0), 1)
     expected = (mixture.log_prob(drawn) - prior.log_prob(drawn)).mean(-1)
     torch.testing.assert_close(mixture_kl_to_normal(drawn, means, variances), expected)
-
-
-def test_divergence_of_a_mixture_agrees_with_quadrature():
-    means = torch.tensor([[-1.0], [2.0]], dtype=torch.float64)
-    variances = torch.tensor([[0.3], [0.6]], dtype=torch.float64)
-    drawn = mixture_samples(means, variances, samples(200_000, 1))
-    found = mixture_kl_to_normal(drawn, means, variances).item()
-
-    def integrand(x):
-        of = norm.logpdf(x, means[:, 0], variances[:, 0].sqrt())
-        log_density = logsumexp(of) - np.log(2)
-        return np.exp(log_density) * (log_density - norm.logpdf(x))
-
-    expected = integrate.quad(integrand, -8, 9, points=[-1, 2])[0]
-    assert found == pytest.approx(expected, abs=0.01)
-    assert expected > 0.5
 
 
 def test_a_negative_weight_is_refused():

@@ -61,30 +61,23 @@ def test_single_precision_keeps_its_digits_at_the_smallest_variances():
     assert score(mean.float(), variance.float()).item() == pytest.approx(exact.item(), rel=1e-5)
 
 
-def test_fused_gaussians_are_the_products_of_their_densities():
-    mean, variance = gaussians(5, 2, 2, seed=4)
+@pytest.mark.parametrize("variance_dim", [1, 2])
+def test_fused_gaussians_are_the_products_of_their_densities(variance_dim):
+    mean, variance = gaussians(5, 2, variance_dim, seed=4)
     group = torch.tensor([1, 0, 1, 0, 1])
     fused_mean, fused_variance = fuse_gaussians(mean, variance, group, groups=2)
+    assert fused_variance.shape == (2, variance_dim)
     grid = np.linspace(-12, 12, 48_001)
-    for number in range(2):
+    for number, d in np.ndindex(2, 2):
+        spread = variance.expand(5, 2)[:, d] ** 0.5
         rows = np.flatnonzero(group.numpy() == number)
-        for d in range(2):
-            log = sum(norm.logpdf(grid, mean[i, d], variance[i, d] ** 0.5) for i in rows)
-            density = np.exp(log - log.max())
-            density /= density.sum()
-            centre = density @ grid
-            spread = density @ (grid - centre) ** 2
-            assert fused_mean[number, d].item() == pytest.approx(centre, abs=1e-8)
-            assert fused_variance[number, d].item() == pytest.approx(spread, rel=1e-6)
-
-
-def test_one_variance_is_fused_as_that_variance_in_every_dimension():
-    mean, variance = gaussians(4, 3, 1, seed=5)
-    group = torch.tensor([0, 0, 1, 0])
-    isotropic = fuse_gaussians(mean, variance, group, 2)
-    diagonal = fuse_gaussians(mean, variance.expand(4, 3), group, 2)
-    torch.testing.assert_close(isotropic[0], diagonal[0])
-    torch.testing.assert_close(isotropic[1].expand(2, 3), diagonal[1])
+        log = sum(norm.logpdf(grid, mean[i, d], spread[i]) for i in rows)
+        density = np.exp(log - log.max())
+        density /= density.sum()
+        centre = density @ grid
+        assert fused_mean[number, d].item() == pytest.approx(centre, abs=1e-8)
+        expected = density @ (grid - centre) ** 2
+        assert fused_variance.expand(2, 2)[number, d].item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_gaussian_without_variance_decides_the_fused_mean():

@@ -104,14 +104,6 @@ def test_average_precisions_agree_with_a_loop(share):
         np.testing.assert_allclose(found, expected)
 
 
-def test_matches_beyond_the_search_depth_count_in_the_normaliser():
-    relevant, totals = rankings(0.2)
-    depth = relevant[:, :20]
-    found = average_precision_at_k(depth, totals, 20)
-    np.testing.assert_allclose(found, average_precision_at_k(relevant, totals, 20))
-    assert (found[1:] < average_precision_at_k(depth, depth.sum(axis=1), 20)[1:]).any()
-
-
 def test_average_precision_agrees_with_scikit_learn():
     relevant, totals = rankings(0.1)
     scores = -np.arange(relevant.shape[1])

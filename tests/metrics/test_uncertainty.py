@@ -59,13 +59,6 @@ def test_empty_bins_have_no_accuracy_and_do_not_count():
     assert found.error == pytest.approx((0.05 + 2 * 0.05) / 3)
 
 
-def test_a_perfectly_calibrated_uncertainty_has_no_error_beyond_its_bins():
-    values = np.random.default_rng(2).random(200_000)
-    correct = np.random.default_rng(3).random(200_000) < values
-    assert reliability(values, correct).error < 0.01
-    assert reliability(1 - values, correct).error > 0.4
-
-
 def test_confidence_is_scaled_to_a_range_and_clipped():
     found = confidence(np.array([1.0, 2.0, 3.0, 5.0, 6.0]), low=2, high=5)
     np.testing.assert_allclose(found, [1, 1, 2 / 3, 0, 0])
@@ -111,12 +104,6 @@ def test_btl_percentile_agrees_with_a_loop(measured):
     assert found.error == pytest.approx(sum(gaps) / len(uncertainty))
     np.testing.assert_allclose(found.accuracy, [np.mean(group) for group in groups[::-1]])
     assert set(found.count) == {50, 51}
-
-
-def test_only_the_order_counts_for_percentiles(measured):
-    uncertainty, precision = measured
-    found = reliability_btl_percentile(np.exp(uncertainty), precision)
-    assert found.error == reliability_btl_percentile(uncertainty, precision).error
 
 
 def test_rcir_expects_the_upper_edge(measured):
@@ -291,24 +278,19 @@ TWO, THREE = np.arange(2.0), np.arange(3.0)
         (lambda: reliability(np.array([0, 1.5]), TWO), "span"),
         (lambda: reliability_btl_width(THREE, TWO, 0, 1), "shapes"),
         (lambda: reliability_btl_width(TWO, np.array([1, np.nan]), 0, 1), "NaN"),
-        (lambda: reliability_btl_percentile(THREE, TWO), "shapes"),
         (lambda: reliability_btl_percentile(THREE, THREE), "10 bins"),
-        (lambda: reliability_rcir(THREE, TWO, 0, 1), "shapes"),
         (lambda: reliability_lam(np.zeros((4, 3), int), np.zeros(2, int)), "shape"),
         (lambda: kendall_over_bins(THREE, TWO), "same"),
         (lambda: kendall_over_bins(THREE, THREE), "20 bins"),
         (lambda: kendall_over_bins(THREE, THREE, bins=1), "two bins"),
-        (lambda: kendall_of_pairs(THREE, THREE, np.ones(2, bool)), "same"),
         (lambda: kendall_of_pairs(THREE, THREE, np.array([1, 0, 0], bool), bins=2), "pair"),
         (lambda: pearson(THREE, TWO), "same"),
         (lambda: pearson(np.ones(1), np.ones(1)), "two queries"),
-        (lambda: pearson_over_percentiles(THREE, TWO), "same"),
         (lambda: pearson_over_percentiles(THREE, THREE), "100 bins"),
         (lambda: sparsification(THREE, TWO), "uncertainty"),
         (lambda: sparsification(TWO, np.array([1, np.nan])), "NaN"),
         (lambda: sparsification(np.zeros(0), np.zeros(0)), "n >= 1"),
         (lambda: OutOfDistribution.of(np.zeros(0), TWO), "inside"),
-        (lambda: OutOfDistribution.of(TWO, np.zeros(0)), "outside"),
         (lambda: OutOfDistribution.of(TWO, np.array([np.nan])), "NaN"),
     ],
 )
