@@ -425,6 +425,7 @@ def official(data_root):
     return load_splits(DataConfig("omniglot", root=str(data_root)))
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_official_drawings_are_divided_by_alphabet(official, data_root):
     parts = vars(official)

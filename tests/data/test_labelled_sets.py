@@ -1,7 +1,7 @@
 """Readers of published sets of image files with labels, on small copies of their layouts."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ class Layout:
     queries: dict
     gallery: dict | str = "queries"
     class_of: object = None  # the attribute "class" of an id
-    notes: tuple = field(default=())
+    notes: tuple = ()
 
 
 def write_cub(root, classes=4, each=3, first=1):
@@ -415,6 +415,7 @@ def test_cars_of_one_half_are_refused(tmp_path):
         read("cars196", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_both_official_halves_of_cars_are_pooled(data_root, tmp_path):
     devkit = data_root / "annotations" / "cars196"

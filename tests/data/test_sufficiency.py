@@ -61,11 +61,11 @@ def test_no_refusal_advises_a_division_that_would_be_refused(tmp_path, classes, 
 def test_a_training_is_refused_before_it_begins(tmp_path, monkeypatch, tiny):
     from training import train
 
-    (tmp_path / "own").mkdir()
+    (tmp_path / "pictures").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidData, match="have more images"):
-        train(tiny("small", data=folder(tmp_path / "own", 4, 5)))
-    assert [path.name for path in tmp_path.iterdir()] == ["own"]
+        train(tiny("small", data=folder(tmp_path / "pictures", 4, 5)))
+    assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
 
 
 @pytest.mark.parametrize(
