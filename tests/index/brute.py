@@ -1,4 +1,4 @@
-"""An index of somebody's own: NumPy, in blocks of queries, with files and a version of its own."""
+"""A user's own index: NumPy, with its own options, files and version."""
 
 import zlib
 from dataclasses import dataclass
@@ -42,12 +42,10 @@ class BruteIndex:
         queries = check_vectors(vectors, self.vectors.shape[1])
         distances = np.full((len(queries), k), np.inf, np.float32)
         positions = np.full((len(queries), k), -1, np.int64)
-        for start in range(0, len(queries), self.options.block):
-            rows = slice(start, start + self.options.block)
-            apart = np.linalg.norm(queries[rows, None] - self.vectors[None], axis=2)
-            order = np.argsort(apart, axis=1, kind="stable")[:, :k]
-            positions[rows, : order.shape[1]] = order
-            distances[rows, : order.shape[1]] = np.take_along_axis(apart, order, axis=1)
+        apart = np.linalg.norm(queries[:, None] - self.vectors[None], axis=2)
+        order = np.argsort(apart, axis=1, kind="stable")[:, :k]
+        positions[:, : order.shape[1]] = order
+        distances[:, : order.shape[1]] = np.take_along_axis(apart, order, axis=1)
         return distances, positions
 
     @property

@@ -13,7 +13,6 @@ import rcir
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.index import INDEXES, IndexConfig, build_index, find_index, leave_one_out, nearest_others
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.storage import save
 from tests.index.brute import BruteIndex, BruteOptions
 from tests.index.conftest import REMOTE, brute_force, reload, vectors
 
@@ -213,99 +212,77 @@ def test_unknown_indexes_and_options_are_refused(kind, options, word):
         IndexConfig(kind, options)
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04" + bytes(40), b"\x93NUMPY\x01\x00\x10\x00{"])
-def test_a_damaged_file_of_vectors_raises(tmp_path, content):
-    flat = find_index("flat")
-    (tmp_path / "vectors.npy").write_bytes(content)
-    with pytest.raises(Exception):  # noqa: B017  (any exception refuses the folder)
-        flat.load(tmp_path, flat.Options())
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.zeros(7, np.float32),
-        np.zeros((3, 7)),
-        np.full((3, 7), np.nan, np.float32),
-        np.zeros((3, 0), np.float32),
-    ],
-)
-def test_a_file_of_other_vectors_is_refused(tmp_path, array):
-    flat = find_index("flat")
-    np.save(tmp_path / "vectors.npy", array)
-    with pytest.raises(InvalidData):
-        flat.load(tmp_path, flat.Options())
+def test_a_damaged_file_of_vectors_raises(tmp_path):
+    flat, path = find_index("flat"), tmp_path / "vectors.npy"
+    for content in (b"", b"PK\x03\x04" + bytes(40), b"\x93NUMPY\x01\x00\x10\x00{"):
+        path.write_bytes(content)
+        with pytest.raises(Exception):  # noqa: B017  (any exception refuses the folder)
+            flat.load(tmp_path, flat.Options())
+    rows = np.zeros((3, 7), np.float32)
+    for array in (rows[0], rows.astype(np.float64), rows + np.nan, rows[:, :0]):
+        np.save(path, array)
+        with pytest.raises(InvalidData):
+            flat.load(tmp_path, flat.Options())
 
 
 # A user's own index in a retriever
 
 
 @pytest.fixture(scope="module")
-def own_index(retriever, splits):
-    """The shared retriever with an index class that its import path names."""
-    own = Retriever.build(
-        retriever.encoder,
-        retriever.preprocessing,
-        splits.gallery,
-        150,
-        index=IndexConfig(OWN, {"block": 50}),
-    )
-    own.calibrate(
-        own.search_labelled(splits.tuning, "occluded"),
-        own.search_labelled(splits.calibration, "occluded"),
-        score_function="quantile",
-    )
-    return own
+def retrievers():
+    """Two calibrated retrievers, with a user's own index and with the exact one."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(5, size=800)
+    points = np.eye(5)[labels] + 0.35 * rng.standard_normal((800, 5))
+    made = []
+    for index in (IndexConfig(OWN, {"block": 50}), None):
+        retriever = Retriever.from_embeddings(
+            points[:300], labels=labels[:300], depth=100, index=index
+        )
+        retriever.calibrate(points[300:], labels[300:])
+        made.append(retriever)
+    return *made, points[300:400]
 
 
-def test_a_retriever_with_a_users_index_agrees_with_the_exact_one(own_index, retriever, splits):
-    assert isinstance(own_index.index, BruteIndex)
-    images = list(splits.test.images)
-    results, expected = (each.search(images) for each in (own_index, retriever))
-    np.testing.assert_allclose(results.distances, expected.distances, atol=1e-3)
-    answers, others = (each.retrieve(images, 0.3, 0.1) for each in (own_index, retriever))
-    for answer, other in zip(answers, others, strict=True):
+def test_a_retriever_with_a_users_index_agrees_with_the_exact_one(retrievers):
+    *both, queries = retrievers
+    answers, expected = (one.retrieve(queries, 0.3, 0.1) for one in both)
+    for answer, other in zip(answers, expected, strict=True):
         assert answer.guarantee.threshold == pytest.approx(other.guarantee.threshold, rel=1e-3)
-    sizes = [np.mean([answer.size for answer in each]) for each in (answers, others)]
+    sizes = [np.mean([answer.size for answer in each]) for each in (answers, expected)]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
 
 
-def test_a_retriever_with_a_users_index_is_saved_and_loaded(own_index, splits, tmp_path):
-    folder = save(own_index, tmp_path / "retriever")
+def test_a_retriever_with_a_users_index_is_saved_and_loaded(retrievers, tmp_path, monkeypatch):
+    own, _, queries = retrievers
+    folder = own.save(tmp_path / "retriever")
     loaded = rcir.load(folder)
+    assert isinstance(loaded.index, BruteIndex)
     assert loaded.index.options == BruteOptions(block=50)
-    images = list(splits.test.images[:20])
-    for options in ({}, {"distinct": "label"}, {"group": "True"}):
-        before, after = (
-            [each.to_dict() for each in one.retrieve(images, 0.6, 0.1, **options)]
-            for one in (own_index, loaded)
-        )
-        assert before == after
+    before, after = (
+        [answer.to_dict() for answer in one.retrieve(queries, 0.3, 0.1)] for one in (own, loaded)
+    )
+    assert before == after
     manifest = json.loads((folder / "manifest.json").read_text())
     assert "index/parts/first.npy" in manifest["files"]
-    save(loaded, folder)  # a folder with nested folders is replaced
-    loaded.add([np.zeros((8, 16), np.uint8)], ["black"], [0])
+    loaded.save(folder)  # a folder with nested folders is replaced
+    loaded.add(queries[:1], ["new"], [0])
     with pytest.raises(StaleCalibration, match="index"):
-        loaded.retrieve(images[0], 0.3, 0.1)
+        loaded.retrieve(queries, 0.3, 0.1)
+    monkeypatch.setitem(sys.modules, "tests.index.brute", None)
+    with pytest.raises(rcir.RcirError, match="cannot be imported"):
+        rcir.load(folder)
 
 
-def test_a_retriever_whose_index_class_cannot_be_imported_is_refused(
-    own_index, retriever, splits, tmp_path, monkeypatch
-):
-    folder = save(own_index, tmp_path / "retriever")
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "tests.index.brute", None)
-        with pytest.raises(rcir.RcirError, match="cannot be imported"):
-            rcir.load(folder)
-
+def test_an_index_class_that_cannot_be_imported_is_not_saved(tmp_path):
     class Local(BruteIndex):
         pass
 
-    index = Local.build(retriever.search(splits.gallery.images).vectors, BruteOptions())
-    own = Retriever(retriever.encoder, retriever.preprocessing, index, splits.gallery.ids)
+    retriever = Retriever.from_embeddings(vectors(9), metric="euclidean")
+    retriever.index = Local.build(vectors(9), BruteOptions())
     with pytest.raises(InvalidConfig, match="Local"):
-        save(own, tmp_path / "other")
-    assert not (tmp_path / "other").exists()
+        retriever.save(tmp_path / "retriever")
+    assert not (tmp_path / "retriever").exists()
 
 
 # Searching a set among itself
@@ -346,14 +323,11 @@ def test_twins_find_each_other_even_far_from_the_origin(shift):
     assert 3 not in positions[3]
 
 
-def test_equal_vectors_find_any_others():
+def test_equal_vectors_find_any_others_and_no_more_than_there_are():
     distances, positions = nearest_others(torch.ones(6, 2), 5)
     assert (distances == 0).all()
     for row, nearest in enumerate(positions.tolist()):
         assert sorted(nearest) == sorted({*range(6)} - {row})
-
-
-@pytest.mark.parametrize("k", [-1, 0, 5, 9])
-def test_more_others_than_there_are_are_refused(k):
-    with pytest.raises(InvalidData, match="from 1 to 4"):
-        nearest_others(torch.from_numpy(vectors(5)), k)
+    for k in (-1, 0, 6, 9):
+        with pytest.raises(InvalidData, match="from 1 to 5"):
+            nearest_others(torch.ones(6, 2), k)

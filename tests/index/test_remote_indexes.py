@@ -174,20 +174,16 @@ def test_a_failed_calibration_leaves_nothing_on_the_server(name, remote, fail, t
         ("milvus HNSW", [{"search_params": {"ef": 41}}, {"consistency_level": "Bounded"}]),
     ],
 )
-def test_the_version_depends_on_contents_and_search_parameters(name, changes, remote):
+def test_the_version_depends_on_search_parameters(name, changes, remote):
     index = build_index(vectors(20), remote(name))
     versions = [index.version]
     index.search(vectors(3), 3)
     index.add(vectors(0))
     assert index.version == versions[0]
-    index.add(vectors(1))
-    versions.append(index.version)
-    index.remove(np.array([20]))
-    versions.append(index.version)
     for change in changes:
         index.options = replace(index.options, **change)
         versions.append(index.version)
-    assert len(set(versions)) == 3 + len(changes)
+    assert len(set(versions)) == len(versions)
     index.options = replace(index.options, timeout=7.0)
     assert index.version == versions[-1]
 
@@ -237,18 +233,13 @@ def test_an_existing_table_is_left_alone_and_a_missing_one_reported(
     ("kind", "options", "word"),
     [
         ("milvus", {"uri": "https://me:hunter2@a"}, "password"),
-        ("milvus", {"uri": "ftp://a"}, "http"),
         ("milvus", {"uri": "vectors"}, "ends in"),
         ("milvus", {"collection": "a b"}, "letters"),
-        ("milvus", {"consistency_level": "Weak"}, "Strong"),
         ("milvus", {"timeout": 0.0}, "above 0"),
         ("pgvector", {"dsn": "host=a password=hunter2"}, "password"),
         ("pgvector", {"dsn": "postgresql://me:hunter2@a/b"}, "password"),
         ("pgvector", {"dsn": "hunter2 = ="}, "connection string"),
         ("pgvector", {"table": "a; DROP TABLE b"}, "name"),
-        ("pgvector", {"table": "x" * 51}, "50"),
-        ("pgvector", {"method": "round"}, "hnsw"),
-        ("pgvector", {"ef_search": 1001}, "ef_search"),
         ("pgvector", {"m": 40}, "twice m"),
         ("pgvector", {"lists": 3}, "lists"),
         ("pgvector", {"timeout": 0.0}, "above 0"),
@@ -291,14 +282,10 @@ def test_no_row_is_missing_at_a_depth_above_ef_search(remote, method, least):
 
 
 @slow
-def test_a_search_that_finds_too_few_rows_is_refused(remote):
+def test_what_pgvector_cannot_search_is_refused(remote):
     tight = remote("pgvector hnsw", ef_search=10, max_scan_tuples=1)
     with pytest.raises(InvalidConfig, match="ef_search"):
         build_index(vectors(3000, 32), tight).search(vectors(2, 32, seed=1), 3000)
-
-
-@slow
-def test_more_dimensions_than_can_be_indexed_are_refused(remote):
     with pytest.raises(InvalidConfig, match="2000"):
         build_index(vectors(2, 2001), remote("pgvector hnsw"))
     assert len(build_index(vectors(2, 2001), remote("pgvector exact"))) == 2
@@ -343,40 +330,28 @@ def test_an_index_that_was_rebuilt_needs_a_new_calibration_only(remote, postgres
     assert nearest(index, vectors(2)) == [[0], [1]]
 
 
-def sparse_graph(remote):
-    """A graph that misses many, so that mending it changes answers."""
-    config = remote("pgvector hnsw", ef_search=10, m=4, ef_construction=8)
-    return build_index(vectors(800, 32), config), config, vectors(50, 32, seed=1)
-
-
 @slow
-def test_a_later_vacuum_that_changes_the_graph_makes_it_stale(remote, postgres):
+def test_a_vacuum_that_may_change_the_graph_makes_it_stale(remote, postgres):
     """VACUUM leaves removed rows in the graph as long as another transaction can read them."""
-    index, config, queries = sparse_graph(remote)
-    with psycopg.connect(postgres.dsn) as other:
-        other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        other.execute("SELECT 1")
-        index.remove(np.arange(0, 800, 2))
-        before = nearest(index, queries, 20)
-        other.rollback()
-    assert nearest(index, queries, 20) == before
-    postgres(f"VACUUM {place(config)}")
-    version = index.version
-    with pytest.raises(StaleCalibration, match="another one since"):
-        index.search(queries, 20)
-    assert index.version != version
-    assert nearest(index, queries, 20) != before
-
-
-@slow
-def test_removing_leaves_nothing_for_a_later_vacuum_to_change(remote, postgres):
-    index, config, queries = sparse_graph(remote)
-    index.remove(np.arange(0, 800, 2))
-    before = nearest(index, queries, 20)
-    postgres(f"VACUUM {place(config)}")
-    with pytest.raises(StaleCalibration):
-        index.search(queries, 20)
-    assert nearest(index, queries, 20) == before
+    config = remote("pgvector hnsw", ef_search=10, m=4, ef_construction=8)  # misses many
+    queries = vectors(50, 32, seed=1)
+    for other_transaction in (True, False):
+        index = build_index(vectors(800, 32), config)
+        with psycopg.connect(postgres.dsn) as other:
+            if other_transaction:
+                other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+                other.execute("SELECT 1")
+            index.remove(np.arange(0, 800, 2))
+            before = nearest(index, queries, 20)
+            other.rollback()
+        assert nearest(index, queries, 20) == before
+        postgres(f"VACUUM {place(config)}")
+        version = index.version
+        with pytest.raises(StaleCalibration, match="another one since"):
+            index.search(queries, 20)
+        assert index.version != version
+        assert (nearest(index, queries, 20) != before) is other_transaction
+        index.drop()
 
 
 @slow
@@ -638,26 +613,22 @@ def test_a_failed_insertion_is_taken_back(milvus, flat, method, add_in_vain):
 
 
 @slow
-def test_rows_that_others_added_after_a_failure_are_kept(flat, tmp_path, add_in_vain):
+@pytest.mark.parametrize("anew", [False, True], ids=["added", "made anew"])
+def test_changes_by_others_after_a_failed_insertion_are_kept(
+    milvus, flat, anew, tmp_path, add_in_vain
+):
     index = build_index(vectors(20), flat)
     index.save(tmp_path)
-    mend = add_in_vain(index, "alter_collection_properties")
-    other = find_index("milvus").load(tmp_path, flat.index_options())
+    mend = add_in_vain(index, "insert" if anew else "alter_collection_properties")
+    if anew:
+        milvus.client().drop_collection(place(flat))
+        other = build_index(vectors(20), flat)
+    else:
+        other = find_index("milvus").load(tmp_path, flat.index_options())
     other.add(vectors(30, seed=3))
     mend()
     refuses_as_changed(*[lambda: index.search(vectors(1), 1)] * 2)
     assert nearest(other, vectors(30, seed=3)) == [[row] for row in range(20, 50)]
-
-
-@slow
-def test_a_collection_made_anew_after_a_failure_is_kept(milvus, flat, add_in_vain):
-    index = build_index(vectors(20), flat)
-    mend = add_in_vain(index, "insert")
-    milvus.client().drop_collection(place(flat))
-    other = build_index(vectors(30, seed=3), flat)
-    mend()
-    refuses_as_changed(lambda: index.search(vectors(1), 1))
-    assert nearest(other, vectors(30, seed=3)) == [[row] for row in range(30)]
 
 
 @slow

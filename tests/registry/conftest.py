@@ -25,19 +25,16 @@ class Logged:
     uri: str
 
 
-def draw(seed=0):
-    """Two embeddings of the same gallery and queries, the second of them noisier."""
+def write(folder, seed=0):
+    """Write two embeddings of the same gallery and queries, the second of them noisier, to files
+    (`fine-gallery.npz`, ...); return them.
+    """
     rng = np.random.default_rng(seed)
     centres = rng.standard_normal((KINDS, 8))
     kinds = [rng.integers(KINDS, size=n) for n in (N_GALLERY, N_QUERIES)]
-    exact = [centres[kind] + rng.standard_normal((len(kind), 8)) for kind in kinds]
-    blurred = [each + 1.2 * rng.standard_normal(each.shape) for each in exact]
-    return kinds, {"fine": exact, "coarse": blurred}
-
-
-def write(folder, seed=0):
-    """Both embeddings in files, `fine-gallery.npz` and so on."""
-    kinds, embeddings = draw(seed)
+    fine = [centres[kind] + rng.standard_normal((len(kind), 8)) for kind in kinds]
+    coarse = [each + 1.2 * rng.standard_normal(each.shape) for each in fine]
+    embeddings = {"fine": fine, "coarse": coarse}
     for name, vectors in embeddings.items():
         for part, kind, values in zip(("gallery", "queries"), kinds, vectors, strict=True):
             ids = np.array([f"{part} {row}" for row in range(len(kind))])

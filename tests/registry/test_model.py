@@ -3,11 +3,8 @@
 import base64
 import io
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import mlflow
@@ -74,6 +71,7 @@ def downloaded(uri):
 def models(both, tracking_uri):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
+        patch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
         return {name: mlflow.pyfunc.load_model(one.uri) for name, one in both.items()}
 
 
@@ -137,28 +135,6 @@ def test_an_example_holds_the_bytes_of_a_picture_file(tmp_path):
     for picture in (path, str(path), path.read_bytes(), grey, Image.fromarray(grey)):
         read = np.asarray(Image.open(io.BytesIO(image_example(picture)["image"])).convert("L"))
         np.testing.assert_array_equal(read, grey)
-
-
-OTHER = """
-import sys, json, mlflow, pandas as pd
-model = mlflow.pyfunc.load_model(sys.argv[1])
-table = pd.DataFrame({"vector": json.loads(sys.argv[2])})
-print(model.predict(table, params={"alpha": 0.2}).to_json(orient="records"))
-"""
-
-
-@pytest.mark.slow
-def test_another_process_loads_it_without_pickle(certifications, tmp_path):
-    one = certifications["fine"]
-    command = [sys.executable, "-c", OTHER, one.uri, json.dumps(one.queries.tolist())]
-    environment = {"MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | environment, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout.splitlines()[-1])
-    expected = one.retriever.retrieve(one.queries, 0.2, 0.1)
-    assert [tuple(row["ids"]) for row in rows] == [answer.ids for answer in expected]
 
 
 # Files

@@ -96,12 +96,3 @@ def test_accepted_requests_are_answered_before_it_stops():
         assert [await one for one in tasks] == ["A", "B", "C"]
 
     run(scenario)
-
-
-def test_large_requests_are_divided_into_several_batches():
-    async def scenario(batcher, go):
-        go.set()
-        tasks = [batcher.ask(name, n) for name, n in (("a", 1), ("b", 400), ("c", 200))]
-        assert await asyncio.gather(*tasks) == ["A", "B", "C"]
-
-    assert run(scenario, capacity=1000) == [["a", "b"], ["c"]]

@@ -218,22 +218,6 @@ def test_a_random_query_shows_pictures_and_which_are_matches(visit):
     assert first.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [16, 8]
 
 
-def test_a_query_is_drawn_beside_the_calibration_queries(visit, address, picture):
-    page = answered(visit(), picture)
-    form = {"picture": {"name": "q.png", "mimeType": "image/png", "buffer": picture}}
-    explored = page.request.post(f"{address}/explore", multipart=form).json()
-    histogram = page.request.get(f"{address}/guarantees").json()["histogram"]
-    assert page.locator("#histogram rect").count() == len(histogram["counts"])
-    share = round(100 * explored["uncertainty_rank"])
-    assert f" {share} % " in page.inner_text("#rank")
-    slide(page, "alpha", 0.2)
-    row = explored["alphas"].index(0.2)
-    words = page.inner_text("#curve-words")
-    assert words.startswith(f"At alpha 0.20: {explored['sizes'][row]} item")
-    assert f" {explored['mean_sizes'][row]:.2f}." in words
-    assert page.get_attribute("#curve svg", "aria-label") == words
-
-
 def test_a_vector_gets_its_set_and_other_text_is_refused(visit, few, vector_address):
     page, retriever = visit(vector_address, refusals=[400, 404]), rcir.load(few)
     vector = np.random.default_rng(5).standard_normal(8).astype(np.float32).tolist()

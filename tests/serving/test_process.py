@@ -86,26 +86,6 @@ def test_accepted_requests_are_answered_before_it_stops(place, tmp_path):
     assert rows.fetchone()[0] == answers.count(200)
 
 
-@slow
-@distributed
-def test_feedback_survives_a_kill(place, tmp_path):
-    file = tmp_path / "feedback.db"
-    with served(place, "--feedback", file) as (process, address):
-        with httpx.Client(base_url=address) as client:
-            for query in drawn(20, 6)[0].tolist():
-                answer = client.post("/retrieve", json=BODY | {"vector": query}).json()["answer"]
-                outcome = client.post("/feedback", json={"answer": answer, "match": False})
-                assert outcome.json()["accepted"]
-            answer = client.post("/retrieve", json=BODY).json()["answer"]
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-    with served(place, "--feedback", file) as (_, address):
-        rows = httpx.get(f"{address}/monitor").json()["guarantees"]
-        assert (rows[0]["n"], rows[0]["misses"]) == (20, 20)
-        outcome = httpx.post(f"{address}/feedback", json={"answer": answer, "match": True})
-        assert outcome.json() == {"accepted": True, "new": True, "watched": True, "alarm": True}
-
-
 def test_a_server_that_cannot_start_reports_it_in_one_line(place, tmp_path, capsys):
     (tmp_path / "poem.txt").write_text("a poem, " * 100)
     with socket.create_server(("127.0.0.1", 0)) as other:

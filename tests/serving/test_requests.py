@@ -81,18 +81,20 @@ def test_a_batch_of_vectors_gets_an_answer_for_each(vectors, place, serving):
 
 def test_concurrent_requests_get_their_own_answers(vectors, place, serving):
     queries = drawn(60, 7)[0]
-    options = [OPTIONS[row % 3] for row in range(60)]
+    options = [(*OPTIONS[:3], {"alpha": 0.2, "uncertainty": 1.0})[row % 4] for row in range(60)]
     with serving(place) as client, ThreadPoolExecutor(16) as pool:
 
         def ask(row):
-            body = {"vector": queries[row].tolist(), **options[row]}
-            return client.post("/retrieve", json=body).json()
+            return client.post("/retrieve", json={"vector": queries[row].tolist(), **options[row]})
 
         responses = list(pool.map(ask, range(60)))
         metrics = client.get("/metrics").text
     for query, terms, response in zip(queries, options, responses, strict=True):
-        assert_same(response, vectors.retrieve(query, **terms))
-    assert "rcir_batch_queries_sum 60.0" in metrics
+        if "uncertainty" in terms:  # it was calibrated without; others of its batch are answered
+            assert refusal(response) == (400, "invalid-data")
+        else:
+            assert_same(response.json(), vectors.retrieve(query, **terms))
+    assert "rcir_batch_queries_sum 45.0" in metrics
 
 
 def test_an_unattainable_alpha_is_refused_with_the_smallest_possible(vectors, place, serving):
@@ -157,19 +159,6 @@ def test_an_invalid_request_is_refused(place, serving):
             response = client.post("/retrieve", content=content, headers=headers)
             assert refusal(response) == (400, kind), name
             assert len(response.json()["message"]) > 20
-
-
-def test_an_invalid_request_does_not_affect_others_of_its_batch(vectors, place, serving):
-    from rcir.serving.answering import PreparedRequest, answered
-    from rcir.serving.terms import Terms
-
-    with serving(place) as client:
-        served, terms = client.app.state.service.served, Terms(alpha=0.2)
-        prepared = [served.vectors([QUERY], stated, None) for stated in (None, [1.0], None)]
-        outcomes = answered([PreparedRequest(served, one, terms) for one in prepared])
-    size = vectors.retrieve(VECTOR, 0.2, 0.1).size
-    assert [outcomes[row][1][0].size for row in (0, 2)] == [size, size]
-    assert isinstance(outcomes[1], Exception)
 
 
 def png_header(width, height):
@@ -252,16 +241,12 @@ def test_the_pictures_of_a_request_are_bounded_together(folder, serving):
     assert refusal(response) == (413, "too-large")
 
 
-# A body that is chunked may be longer than it declares.
-@pytest.mark.parametrize("headers", [[], [(b"content-length", b"60")], [(b"content-length", b"5")]])
-def test_the_bodies_of_concurrent_requests_are_bounded_together(headers):
-    sizes = []
-
+def test_the_bodies_of_concurrent_requests_are_bounded_together():
     async def receive():
         return {"type": "http.request", "body": b"x" * 60, "more_body": False}
 
-    async def scenario():
-        leave = asyncio.Event()
+    async def scenario(headers):
+        sizes, leave = [], asyncio.Event()
 
         async def app(scope, receive, send):
             sizes.append(len((await receive())["body"]))
@@ -276,9 +261,11 @@ def test_the_bodies_of_concurrent_requests_are_bounded_together(headers):
         leave.set()
         await first
         await bounded(scope, receive, None)  # there is room again
+        assert sizes == [60, 60]
 
-    asyncio.run(scenario())
-    assert sizes == [60, 60]
+    # A chunked body may be longer than it declares.
+    for headers in ([], [(b"content-length", b"60")], [(b"content-length", b"5")]):
+        asyncio.run(scenario(headers))
 
 
 # Access
