@@ -16,7 +16,6 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 import rcir
 from calibration import CalibrationConfig, EvaluationConfig, calibrate, evaluate_retriever
-from calibration.searching import images_outside
 from rcir.cli import main
 from rcir.data import DataConfig, ImageSet, load_splits
 from rcir.data.division import Source
@@ -24,7 +23,6 @@ from rcir.data.registry import DATASETS, DataSet
 from rcir.encoders import EncoderConfig
 from rcir.errors import (
     CorruptRetriever,
-    DataUnavailable,
     InvalidConfig,
     InvalidData,
     StaleCalibration,
@@ -78,28 +76,22 @@ def changed(outcome, tmp_path, change):
     return save(loaded, tmp_path / "changed")
 
 
-def test_the_numbers_are_those_of_the_calibration(evaluated, outcome):
+def test_the_numbers_are_those_of_the_calibration_and_of_other_data(evaluated, outcome):
     results = dict(evaluated[1])
     expected = json.loads((outcome.folder.parent / "results.json").read_text())
     for each in (results, expected):
         assert each.pop("seconds") > 0
     quality = results.pop("quality")
+    inside, outside = outcome.test.uncertainty, rcir.load(outcome.folder).search(NOISE).uncertainty
+    positive, score = np.repeat([0, 1], [len(inside), 60]), np.r_[inside, outside]
+    assert quality["ood_auroc"] == pytest.approx(roc_auc_score(positive, score))
+    assert quality["ood_auprc"] == pytest.approx(average_precision_score(positive, score))
     added = {"ood_auroc", "ood_auprc", "ood_auprc_trapezoid"}
     assert quality.keys() - expected["quality"].keys() == added
     assert expected.pop("quality") == {
         name: value for name, value in quality.items() if name not in added
     }
     assert results == expected
-
-
-def test_other_data_are_distinguished_by_their_uncertainty(evaluated, outcome):
-    quality = evaluated[1]["quality"]
-    inside = outcome.test.uncertainty
-    outside = rcir.load(outcome.folder).search(NOISE).uncertainty
-    positive = np.repeat([0, 1], [len(inside), 60])
-    score = np.r_[inside, outside]
-    assert quality["ood_auroc"] == pytest.approx(roc_auc_score(positive, score))
-    assert quality["ood_auprc"] == pytest.approx(average_precision_score(positive, score))
 
 
 def test_page_results_and_screen_show_the_numbers(evaluated, outcome):
@@ -186,9 +178,17 @@ def blur(loaded):
         (lambda loaded: loaded.origin.pop("queries"), InvalidData, "which queries"),
         (lambda loaded: loaded.controllers.clear(), InvalidData, "was not made by"),
         (lambda loaded: loaded.origin["data"].update(seed=7), InvalidData, "another gallery"),
+        (lambda loaded: loaded.origin["queries"].update(test="0"), InvalidData, "other queries"),
         (blur, StaleCalibration, "has changed"),
     ],
-    ids=["without data", "without queries", "not calibrated", "another gallery", "stale"],
+    ids=[
+        "without data",
+        "without queries",
+        "not calibrated",
+        "another gallery",
+        "other queries",
+        "stale",
+    ],
 )
 def test_a_retriever_that_cannot_be_measured_is_refused(outcome, tmp_path, change, error, word):
     refused(changed(outcome, tmp_path, change), error, word)
@@ -197,33 +197,9 @@ def test_a_retriever_that_cannot_be_measured_is_refused(outcome, tmp_path, chang
 def test_its_own_data_set_is_not_out_of_distribution(copy):
     refused(copy, InvalidConfig, "ood is digits", ood="digits")
     refused(copy, InvalidConfig, "birdsong", ood="birdsong")
+    refused(copy, InvalidConfig, "alphas", alphas=())
     (copy / "gallery.json").write_text("[]")
     refused(copy, CorruptRetriever, "gallery.json")
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_the_test_queries_of_a_generated_data_set_are_out_of_distribution(copy, monkeypatch):
-    monkeypatch.setitem(DATASETS, "more digits", DATASETS["digits"])
-    config = EvaluationConfig(str(copy), alphas=(0.3,), ood="more digits")
-    outside = evaluate_retriever(config).evaluation.quality.outside
-    drawn = load_splits(DataConfig("more digits")).test
-    np.testing.assert_array_equal(outside, rcir.load(copy).search(drawn.images).uncertainty)
-
-
-def test_other_data_are_downloaded_only_where_the_config_allows_it(monkeypatch):
-    requests = []
-
-    def read(self, root, **options):
-        requests.append(options)
-        raise DataUnavailable("there is no network")
-
-    monkeypatch.setattr(DataSet, "read", read)
-    for name, downloads in (("far", True), ("near", False)):
-        monkeypatch.setitem(DATASETS, name, DataSet(name, "", (), None, "", downloads=downloads))
-        for fetch in (False, True):
-            with pytest.raises(DataUnavailable, match="no network"):
-                images_outside(DataConfig(download=fetch), name)
-    assert requests == [{}, {"download": True}, {}, {}]
 
 
 @pytest.mark.usefixtures("never_embedded")
@@ -254,35 +230,6 @@ def test_an_error_of_the_command_is_one_line(copy, capsys, options, word):
     (line,) = error.splitlines()
     assert line.startswith("error: ")
     assert word in line
-
-
-def test_an_evaluation_needs_levels():
-    with pytest.raises(InvalidConfig, match="alphas"):
-        EvaluationConfig("retriever", alphas=())
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_other_queries_are_refused(splits, tiny, tmp_path):
-    """With one more row, the parts are drawn anew: a test query may have calibrated."""
-    rows, parts = [], ["train"] * 3 + ["gallery"] * 2 + ["query"] * 3
-    for row, (image, number) in enumerate(
-        zip(splits.gallery.images, splits.gallery.labels, strict=True)
-    ):
-        Image.fromarray(image).save(tmp_path / f"{row}.png")
-        rows.append((f"{row}.png", f"tens {number // 10}", parts[row % 8]))
-    columns = ["path", "label", "split"]
-    pd.DataFrame(rows[:-1], columns=columns).to_csv("table.csv", index=False)
-    data = DataConfig("table", root=str(tmp_path), options={"path": "table.csv"})
-    run = train(tiny("table", epochs=1, data=data, encoder=EncoderConfig(dim=4)))
-    outcome = calibrate(CalibrationConfig(str(run.path), "out", depth=30, alphas=(0.5,)))
-    config = EvaluationConfig(str(outcome.folder), alphas=(0.5,))
-    assert evaluate_retriever(config).evaluation.rows == outcome.evaluation.rows
-
-    rows[-1] = (*rows[-1][:2], "query")
-    pd.DataFrame(rows, columns=columns).to_csv("table.csv", index=False)
-    assert load_splits(data).gallery.ids == outcome.splits.gallery.ids
-    moved = shutil.copytree(outcome.folder, tmp_path / "kept" / "retriever")
-    refused(moved, InvalidData, "other queries")
 
 
 KINDS = {
@@ -337,20 +284,14 @@ def test_images_without_one_label_are_retrieved_with_the_guarantee(table):
     assert row.test_risk == pytest.approx(np.mean(missed))
     assert row.mean_size == pytest.approx(np.mean([answer.size for answer in answers]))
     assert answers[0].labels is None
-    with pytest.raises(InvalidConfig, match="labels"):
-        loaded.retrieve(test.images[0], 0.5, 0.1, distinct="label")
-
-
-def test_their_report_leaves_out_what_takes_one_label(table):
-    _, folder, outcome = table
+    assert {each.guarantee for each in outcome.evaluation.others} == {
+        *("miss, abstaining", "recall", "false discovery", "miss, whatever alpha"),
+        *("miss, group left", "miss, group right", "miss, any mix of groups"),
+    }
     shown = alternatives((folder / outcome.report).read_text(encoding="utf-8"))
     assert {"uncertainty in and out of distribution", "gallery cleaning"} < shown
-    guarantees = {row.guarantee for row in outcome.evaluation.others}
-    assert "miss, distinct labels" not in guarantees
-    assert {"recall", "miss, group left", "miss, group right"} < guarantees
-    numbers = outcome.evaluation.quality.numbers
-    assert not {"knn_accuracy", "verification_ap", "map_macro"} & numbers.keys()
-    assert {"map", "map_cleaned_20", "recall_at_10", "ood_auroc"} < numbers.keys()
+    with pytest.raises(InvalidConfig, match="labels"):
+        loaded.retrieve(test.images[0], 0.5, 0.1, distinct="label")
 
 
 def alternatives(page):

@@ -95,16 +95,6 @@ def test_codes_are_no_vectors_to_build_another_index_of(folder, tmp_path):
         reindex(kept, IndexConfig("flat"), tmp_path / "flat")
 
 
-def test_the_gallery_can_change_afterwards(folder, tmp_path):
-    choice = reindex(folder, IndexConfig("hnsw"), tmp_path / "other")
-    loaded = rcir.load(choice.folder)
-    loaded.remove(["0", "1"])
-    new, labels = drawn(5, 9)
-    loaded.add(new, [f"new {n}" for n in range(5)], labels)
-    loaded.recalibrate()
-    assert loaded.retrieve(new[2], 0.1, 0.1).ids[0] == "new 2"
-
-
 def test_the_command_prints_and_replaces(folder, tmp_path, capsys):
     given = ["index", str(folder), "--output", str(tmp_path / "other"), "--kind", "ivf-pq"]
     options = ["nlist=8", "nprobe=8", "m=4", "nbits=6"]

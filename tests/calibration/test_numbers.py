@@ -90,19 +90,6 @@ def test_quality_is_that_of_the_test_split(outcome, searched):
     assert numbers == assess(outcome.retriever, outcome.test, images).numbers
 
 
-def test_reliability_is_scaled_by_the_tuning_split(outcome, searched):
-    uncertainty, ranks = searched["test"]
-    score_function = searched["tuning"][0]
-    sure = 1 - np.clip((uncertainty - score_function.min()) / np.ptp(score_function), 0, 1)
-    bins = np.minimum((sure * 10).astype(int), 9)
-    np.testing.assert_array_equal(
-        outcome.evaluation.quality.reliability.count, np.bincount(bins, minlength=10)
-    )
-    for number in np.unique(bins):
-        expected = np.mean(ranks[bins == number] == 1)
-        assert outcome.evaluation.quality.reliability.accuracy[number] == pytest.approx(expected)
-
-
 GUARANTEES = {
     "miss": {},
     "miss, distinct labels": {"distinct": "label"},
@@ -193,21 +180,6 @@ def test_what_a_group_needs_follows_from_its_calibration_queries_alone(outcome, 
         constant = calibrated(ranks[rows], np.ones(rows.sum()), row.alpha)
         assert row.threshold == (None if threshold is None else pytest.approx(threshold, rel=1e-6))
         assert row.constant_size == (None if constant is None else 1 + constant)
-
-
-def test_what_distinct_labels_need_follows_from_the_labels_found(outcome):
-    """The rank of the right label among the labels found, counted one by one."""
-    retriever, splits = rcir.load(outcome.folder), outcome.splits
-    tuning = retriever.search(splits.tuning.images).uncertainty
-    results = retriever.search(splits.calibration.images)
-    labels = splits.gallery.labels[results.positions].tolist()
-    ranks = ranks_of(splits.calibration.labels, [list(dict.fromkeys(row)) for row in labels])
-    (none, *rows) = outcome.evaluation.others[:3]
-    assert none.threshold is None
-    for row in rows:
-        threshold = calibrated(ranks, scale(results.uncertainty, tuning), row.alpha)
-        assert row.threshold == pytest.approx(threshold, rel=1e-6)
-        assert row.constant_size <= 1 + calibrated(ranks, np.ones(300), row.alpha)
 
 
 def test_metrics_for_tracking_have_a_flat_name_for_every_number(outcome):

@@ -9,16 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mlflow import MlflowClient
-from scipy.stats import binom
 
 import rcir
 from calibration import CalibrationConfig, calibrate, print_table
 from calibration.__main__ import main
 from rcir.cli import main as rcir_command
-from rcir.encoders import EncoderConfig, batches, embedder
+from rcir.encoders import batches, embedder
 from rcir.errors import CorruptRetriever, InvalidConfig, InvalidData
 from rcir.index import IndexConfig
-from training import train
 
 WRITTEN = {"retriever", "report.html", "results.json", "test.safetensors"}
 
@@ -48,18 +46,6 @@ def test_constant_sizes_are_the_same_for_all_and_larger_by_a_looser_bound(traine
     assert loose.evaluation.rows[0].threshold > exact.evaluation.rows[0].threshold
     assert rcir.load(loose.folder).controllers[None].bound == "hoeffding"
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_quantile_sizes_depend_on_the_order_of_uncertainties_alone(trained):
-    outcome = calibrated(trained, score_function="quantile", alphas=(0.3,))
-    sample = np.sort(outcome.retriever.search(outcome.splits.tuning.images).uncertainty)
-    (row,) = outcome.evaluation.rows
-    # Uncertainties and scores are compared with a tolerance of a thousandth.
-    below = [np.sum(sample <= 1.001 * value) for value in outcome.test.uncertainty]
-    share = np.maximum(below, 1) / 300
-    expected = (np.arange(200) / share[:, None] <= row.threshold * (1 + 1e-3)).sum(axis=1)
-    assert row.mean_size == pytest.approx(expected.mean())
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -116,43 +102,6 @@ def test_by_default_the_score_function_with_the_smallest_sets_is_chosen(chosen):
     assert rcir.load(chosen.folder).controllers[None].score_function.name == smallest
     results = json.loads((chosen.folder.parent / "results.json").read_text())
     assert results["score_function_comparison"] == json.loads(json.dumps(comparison))
-
-
-def test_score_functions_are_compared_by_cross_fitting_on_the_tuning_split(chosen):
-    """Every fifth query is sized by a fit on the others; the calibration queries have no part."""
-    splits = chosen.splits
-    results = chosen.retriever.search(splits.tuning.images)
-    relevant = splits.gallery.labels[results.positions] == splits.tuning.labels[:, None]
-    ranks = np.where(relevant.any(1), relevant.argmax(1) + 1.0, np.inf)
-    scales = {name: np.ones(300) for name in ("constant", "minmax", "quantile")}
-    for fold in range(5):
-        inside = np.arange(300) % 5 == fold
-        others, left_out = results.uncertainty[~inside], results.uncertainty[inside]
-        scaled = (left_out - others.min()) / np.ptp(others)
-        scales["minmax"][inside] = np.clip(scaled, 1 / 240, 1)
-        scales["quantile"][inside] = [max(1, np.sum(others <= 1.001 * u)) / 240 for u in left_out]
-    for name, scale in scales.items():
-        scores = (ranks - 1) / scale
-        for alpha, size in chosen.evaluation.comparison[name].items():
-            threshold = next(
-                threshold
-                for threshold in np.unique(scores)
-                if binom.cdf(np.sum(scores > threshold), 300, alpha) <= 0.1
-            )
-            sizes = (np.arange(200) / scale[:, None] <= threshold * (1 + 1e-3)).sum(axis=1)
-            assert size == pytest.approx(sizes.mean())
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_an_encoder_without_uncertainty_calibrates_by_its_nearest_distance(tiny):
-    run = train(tiny("plain", epochs=1, encoder=EncoderConfig("deterministic", dim=8)))
-    outcome = calibrated(run, alphas=(0.4,), uncertainty="own")
-    query = outcome.splits.test.images[:1]
-    nearest = outcome.retriever.search(query).distances[0, 0]
-    answer = rcir.load(outcome.folder).retrieve(query[0], 0.4, 0.1)
-    assert answer.uncertainty == pytest.approx(nearest**2 / 2, rel=1e-4)
-    assert outcome.evaluation.rows[0].threshold is not None
-    assert 0 < outcome.evaluation.quality.numbers["auroc_miss"] < 1
 
 
 def test_a_report_of_nothing_certified_is_still_a_report(trained):

@@ -150,6 +150,8 @@ def test_the_sweep_of_deltas_is_at_the_level_nearest_to_a_tenth():
     parts = synthetic(400, 300)
     repeats = repeat(*parts, (0.02, 0.12, 0.3), 0.1)
     assert repeats.alpha == 0.12
+    levels = repeats.alphas.tolist()  # 20 of the sweep, and those requested besides
+    assert (levels, len(levels)) == (sorted({0.02, 0.12, 0.3, *levels}), 20)
     naive = Naive(*parts)
     for column, delta in enumerate(repeats.deltas):
         naive.assert_measured(repeats.by_delta, (0, column), naive.sizes("minmax", 0, 0.12, delta))
@@ -235,10 +237,3 @@ def test_the_summary_of_deltas_is_at_their_one_level():
         assert row["risk"] == pytest.approx(statistics.fmean(certified))
     # The delta of the sweep of levels has the same divisions, hence the same numbers.
     assert summary["0.05"] == repeats.summary((0.12,))["minmax"]["0.12"]
-
-
-def test_requested_levels_join_the_sweep():
-    levels = repeat(*synthetic(120, 80), (0.03, 0.2, 0.77), 0.1).alphas.tolist()
-    assert levels == sorted(levels)
-    assert {0.03, 0.2, 0.77, 0.02, 0.4} < set(levels)
-    assert len(levels) == 20 + 2

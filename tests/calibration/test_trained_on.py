@@ -105,14 +105,6 @@ def test_duplicates_of_queries_are_left_out_and_counted(grown, photos, capsys):
     assert {*asked}.isdisjoint(set.union(*contents))
 
 
-@pytest.mark.usefixtures("never_embedded", "photos")
-def test_a_run_of_an_earlier_version_is_refused(grown, tmp_path):
-    copy = shutil.copytree(grown[0].path, tmp_path / "old")
-    (copy / "trained_on.json").unlink()
-    with pytest.raises(InvalidData, match="train again"):
-        calibrate(CalibrationConfig(str(copy), "out"))
-
-
 def test_a_run_that_goes_on_is_trained_on_what_the_folder_held_before(
     grown, photos, tiny, monkeypatch
 ):
@@ -132,12 +124,3 @@ def test_a_run_that_goes_on_is_trained_on_what_the_folder_held_before(
     assert len(after.images) == 7 * 12
     with pytest.raises(InvalidData, match=r"\(g\)"):
         calibrated(second)
-
-
-def test_members_of_an_ensemble_and_the_ensemble_know_what_trained_them(grown, photos, tiny):
-    data = DataConfig("folder", root=str(photos.parent), options={"path": "photos"})
-    encoder = EncoderConfig("deep-ensemble", dim=4, options={"members": 2})
-    run = train(tiny("several", epochs=1, data=data, encoder=encoder))
-    expected = TrainedOn.read(grown[0].path)
-    for folder in (run.path, *(run.path / "members").iterdir()):
-        np.testing.assert_array_equal(TrainedOn.read(folder).images, expected.images)

@@ -13,7 +13,7 @@ def splits(rng=1, n=40):
     return np.random.default_rng(rng).uniform(0, 2 * ALPHA, (n, 3))
 
 
-def test_the_spread_of_the_risk_is_median_band_and_diagonal(lines, drawn, heights_at):
+def test_the_spread_of_the_risk_is_median_band_and_diagonal(lines, heights_at):
     risk = splits()
     figure = figures.risk_spread(ALPHA, risk, delta=0.1)
     (axes,) = figure.axes
@@ -24,7 +24,6 @@ def test_the_spread_of_the_risk_is_median_band_and_diagonal(lines, drawn, height
     for level, column in zip(ALPHA, risk.T, strict=True):
         expected = np.percentile(column, [5, 95])
         np.testing.assert_allclose(heights_at(band, level), expected)
-    drawn(figure)
 
 
 @pytest.mark.parametrize("delta", [0.05, 0.29, 0.5])
@@ -52,7 +51,7 @@ def test_splits_that_certify_nothing_violate_nothing_and_are_not_in_the_median(l
     np.testing.assert_allclose(curves["0.8 quantile (1 - delta)"][:, 1], [np.nan, 0.1, 0.3])
 
 
-def test_the_spread_of_sizes_has_a_median_and_a_band_for_every_rule(lines, drawn, heights_at):
+def test_the_spread_of_sizes_has_a_median_and_a_band_for_every_rule(lines, heights_at):
     rng = np.random.default_rng(0)
     sizes = {name: rng.uniform(1, 9, (30, 3)) for name in ("auto", "constant", "uncontrolled")}
     sizes["auto"][:20, 0] = np.nan
@@ -68,7 +67,6 @@ def test_the_spread_of_sizes_has_a_median_and_a_band_for_every_rule(lines, drawn
     bands = dict(zip(sizes, axes.collections, strict=True))
     expected = np.quantile(sizes["constant"][:, 2], [0.05, 0.95])
     np.testing.assert_allclose(heights_at(bands["constant"], 0.4), expected)
-    drawn(figure)
 
 
 def test_spreads_of_which_nothing_is_certified_are_drawn_empty(lines, drawn):
@@ -85,7 +83,7 @@ def test_spreads_of_which_nothing_is_certified_are_drawn_empty(lines, drawn):
         drawn(figure)
 
 
-def test_the_sweep_over_delta_has_the_quantile_of_each_delta(lines, drawn, heights_at):
+def test_the_sweep_over_delta_has_the_quantile_of_each_delta(lines, heights_at):
     delta = np.array([0.02, 0.1, 0.5])
     risk, size = splits(n=50), splits(2, 50) + 1
     figure = figures.delta_sweep(delta, risk, size, alpha=0.3)
@@ -101,10 +99,9 @@ def test_the_sweep_over_delta_has_the_quantile_of_each_delta(lines, drawn, heigh
     assert left.get_xscale() == right.get_xscale() == "log"
     near = figures.delta_sweep(np.array([0.1, 0.2, 0.3]), risk, size, 0.3)
     assert near.axes[0].get_xscale() == "linear"
-    drawn(figure)
 
 
-def test_distributions_of_sizes_are_cumulative_shares(drawn):
+def test_distributions_of_sizes_are_cumulative_shares():
     rng = np.random.default_rng(0)
     sizes = {"alpha = 0.1": rng.integers(1, 30, 200), "alpha = 0.2": rng.integers(0, 5, 77)}
     figure = figures.size_distributions(sizes)
@@ -117,7 +114,6 @@ def test_distributions_of_sizes_are_cumulative_shares(drawn):
             shown = y[x <= size][-1]
             assert shown == pytest.approx(sum(value <= size for value in values) / len(values))
         assert y[0] == pytest.approx(sum(value == 0 for value in values) / len(values))
-    drawn(figure)
 
 
 def test_a_distribution_of_one_size_is_one_step():

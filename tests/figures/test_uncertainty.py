@@ -7,7 +7,7 @@ from rcir import figures
 from rcir.metrics import reliability
 
 
-def test_the_reliability_diagram_has_a_bar_a_bin_with_queries(drawn):
+def test_the_reliability_diagram_has_a_bar_a_bin_with_queries():
     values = np.array([0.05, 0.05, 0.55, 0.95, 0.95, 0.95, 1.0])
     correct = np.array([False, False, True, True, True, False, True])
     diagram = reliability(values, correct)
@@ -18,10 +18,9 @@ def test_the_reliability_diagram_has_a_bar_a_bin_with_queries(drawn):
     np.testing.assert_allclose([bar.get_height() for bar in axes.patches], [0, 1, 0.75])
     assert [text.get_text() for text in axes.texts] == ["2", "1", "4"]
     assert f"{diagram.error:.3f}" in axes.get_title("left")
-    drawn(figure)
 
 
-def test_calibration_curves_skip_empty_bins_and_state_their_errors(lines, drawn):
+def test_calibration_curves_skip_empty_bins_and_state_their_errors(lines):
     bins = (np.arange(4) + 0.5) / 4
     encoders = {
         "btl": (bins, np.array([0.1, np.nan, 0.6, 0.9])),
@@ -35,10 +34,9 @@ def test_calibration_curves_skip_empty_bins_and_state_their_errors(lines, drawn)
     expected = [[0.125, 0.1], [0.625, 0.6], [0.875, 0.9]]
     np.testing.assert_array_equal(curves["btl: error 0.012"], expected)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(curves)
-    drawn(figure)
 
 
-def test_sparsification_shows_references_and_encoders(lines, drawn):
+def test_sparsification_shows_references_and_encoders(lines):
     fractions = np.array([0, 0.25, 0.5])
     curves = {"random": np.full(3, 0.8), "btl": np.array([0.8, 0.85, 0.9])}
     curves["oracle"] = np.array([0.8, 1, 1])
@@ -51,7 +49,6 @@ def test_sparsification_shows_references_and_encoders(lines, drawn):
         np.testing.assert_array_equal(found[name], np.c_[fractions, values])
     only = figures.sparsification_curves(fractions, {"btl": curves["btl"]})
     assert set(lines(only.axes[0])) == {"btl"}
-    drawn(figure)
 
 
 def bars(polygon):
@@ -60,7 +57,7 @@ def bars(polygon):
     return corners[:, 0], corners[:, 1]
 
 
-def test_uncertainty_in_and_out_of_distribution_is_told_apart_by_the_mann_whitney_statistic(drawn):
+def test_uncertainty_in_and_out_of_distribution_is_told_apart_by_the_mann_whitney_statistic():
     rng = np.random.default_rng(3)
     inside, outside = rng.normal(0, 1, 60).round(1), rng.normal(1, 1, 40).round(1)  # with ties
     pairs = [(high > low) + (high == low) / 2 for high in outside for low in inside]
@@ -74,7 +71,6 @@ def test_uncertainty_in_and_out_of_distribution_is_told_apart_by_the_mann_whitne
         point = [(inside > threshold).mean(), (outside > threshold).mean()]
         between = np.interp(point[0], *curve.get_data())
         assert between == pytest.approx(point[1], abs=0.03)
-    drawn(figure)
 
 
 def test_both_histograms_have_the_same_bins_and_heights_that_are_shares():

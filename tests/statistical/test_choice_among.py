@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rcir.errors import RiskUnattainable
+from rcir.registry.promotion import halves
 from rcir.risk import (
     Certified,
     Constant,
@@ -13,8 +14,10 @@ from rcir.risk import (
     SearchResults,
     corrected,
     decide_chosen,
+    mean_size,
     smallest_certified,
 )
+from rcir.runs.results import RunResults
 
 pytestmark = pytest.mark.statistical
 
@@ -55,8 +58,7 @@ def failures(risk):
         failed = []
         for _ in range(DRAWS):
             ranks = drawn_ranks(rng, retrievers, N)
-            scores = np.where(ranks < DEPTH, ranks, np.inf).astype(np.float32)
-            runs = [[Certified(each, all_scores)] for each in scores]
+            runs = [[Certified(each, all_scores)] for each in scores_of(ranks)]
             chosen = smallest_certified(runs, ALPHA, DELTA, among)
             if chosen is None:
                 failed.append(False)  # refused
@@ -102,3 +104,26 @@ def test_one_that_was_chosen_among_several_answers_with_the_sets_it_was_chosen_f
     assert decided.threshold > controller.decide(Request(ALPHA, DELTA)).threshold
     with pytest.raises(RiskUnattainable, match="chosen among 12 retrievers"):
         decide_chosen(controller, Request(0.001, DELTA), 12)
+
+
+def scores_of(ranks):
+    return np.where(ranks < DEPTH, ranks, np.inf).astype(np.float32)
+
+
+def test_the_smallest_on_test_queries_fails_no_more_often_than_any(risk, excess):
+    """Chosen by what test queries certify among themselves, it needs no correction."""
+    rng = np.random.default_rng(7)
+    candidates = np.tile(np.arange(DEPTH, dtype=np.float32), (N, 1))
+    failed = []
+    for _ in range(DRAWS):
+        calibrating = scores_of(drawn_ranks(rng, 12, N))
+        tested = scores_of(drawn_ranks(rng, 12, N))
+        runs = [
+            RunResults("test", "", [Certified(scores, candidates)], {}, "constant", "", own)
+            for scores, own in zip(calibrating, tested, strict=True)
+        ]
+        chosen = runs[int(np.argmin([mean_size(halves(run), ALPHA, DELTA) for run in runs]))]
+        (size, *_) = chosen.parts[0].sizes(ALPHA, DELTA)
+        failed.append(risk[size] > ALPHA)
+    assert excess(np.array(failed), DELTA) <= 3
+    assert np.mean(failed) > DELTA / 4  # the simulation is one in which certificates fail

@@ -6,9 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rcir.data.clusters import draw_by_cluster
 from rcir.errors import RiskUnattainable
-from rcir.risk import Constant, LabelledResults, Request, RiskController
+from rcir.risk import Constant, Request, RiskController
 from rcir.risk.score_functions import set_sizes
+from tests.statistical.populations import first_matches_only, matched_at
 
 pytestmark = pytest.mark.statistical
 
@@ -37,37 +39,10 @@ def drawn(clusters, correlation, rng):
     return rows.T[sizes[:, None] > place.T], np.repeat(columns, sizes)
 
 
-def first_matches(labelled):
-    """The same as far as misses go: of each query the first match alone, at its score."""
-    ones = np.ones(len(labelled), np.int64)
-    found = np.isfinite(labelled.scores)[:, None]
-    scores = labelled.scores[:, None]
-    return LabelledResults.from_arrays(
-        {
-            "candidate_scores": scores,
-            "relevant": found,
-            "totals": ones,
-            "uncertainty": labelled.uncertainty,
-            "selection_score": labelled.selection_score,
-        }
-    )
-
-
 @pytest.fixture(scope="module")
 def uniform():
     """Queries of which the share 1 - threshold is missed at every threshold below 1."""
-    candidate_scores = np.random.default_rng(3).uniform(size=(POPULATION, 2)).astype(np.float32)
-    candidate_scores[:, 0] = 0
-    ones = np.ones(POPULATION, np.int64)
-    return LabelledResults.from_arrays(
-        {
-            "candidate_scores": candidate_scores,
-            "relevant": np.tile([False, True], (POPULATION, 1)),
-            "totals": ones,
-            "uncertainty": 1.0 * ones,
-            "selection_score": 1.0 * ones,
-        }
-    )
+    return matched_at(np.random.default_rng(3).uniform(size=POPULATION))
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +106,7 @@ def test_sets_for_further_clusters_are_larger_by_less_than_their_guarantee_is_be
 ):
     population = worlds["minmax"].population
     risk = true_risk(population, "miss")
-    found = decided(first_matches(population), 200, correlation, Request(0.15, DELTA))
+    found = decided(first_matches_only(population), 200, correlation, Request(0.15, DELTA))
     clustered, independent = found
     assert excess(risk(clustered) > 0.15, DELTA) <= 3
     assert excess(risk(independent) > 0.15, DELTA) > 3
@@ -172,3 +147,34 @@ def test_without_delta_the_risk_in_further_clusters_is_at_most_alpha_on_average(
     clustered, independent = np.nan_to_num(true_risk(uniform, "miss")(found))
     assert excess(clustered, 0.2) <= 3
     assert excess(independent, 0.2) > 3
+
+
+# A data set of few large clusters and many small ones, of which images are drawn to calibrate.
+LARGE, SMALL, IMAGES = 12, 48, 100
+IMAGE_COUNTS = np.repeat([40, 1], [LARGE, SMALL])
+CLUSTERS = np.repeat(np.arange(LARGE + SMALL), IMAGE_COUNTS)
+
+
+def until_reached(rng):
+    """Clusters are added to a part until it has as many images as asked for."""
+    order = rng.permutation(LARGE + SMALL)
+    return order[: np.searchsorted(np.cumsum(IMAGE_COUNTS[order]), IMAGES) + 1]
+
+
+def settled_before(rng):
+    rows, _ = draw_by_cluster(rng, CLUSTERS, {"calibration": IMAGES})
+    return np.unique(CLUSTERS[rows])
+
+
+def off(excess, draw):
+    """By how many standard errors too many of the clusters that calibrate are large."""
+    rng = np.random.default_rng(0)
+    return excess([(draw(rng) < LARGE).mean() for _ in range(DRAWS)], LARGE / (LARGE + SMALL))
+
+
+def test_large_clusters_calibrate_as_often_as_small_ones(excess):
+    assert abs(off(excess, settled_before)) <= 3
+
+
+def test_clusters_added_until_there_are_enough_images_prefer_large_ones(excess):
+    assert off(excess, until_reached) > 3

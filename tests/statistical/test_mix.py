@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from rcir.errors import RiskUnattainable
-from rcir.risk import RISKS, Constant, LabelledResults, Request, RiskController
+from rcir.risk import RISKS, Constant, Request, RiskController
+from tests.statistical.populations import labelled
 
 pytestmark = [pytest.mark.slow, pytest.mark.statistical]
 
@@ -29,16 +30,7 @@ def populations():
         candidate_scores[:, 0] = 0
         relevant = rng.uniform(size=candidate_scores.shape) < 0.4
         relevant[:, -1] |= ~relevant.any(axis=1)
-        ones = np.ones(POPULATION)
-        return LabelledResults.from_arrays(
-            {
-                "candidate_scores": candidate_scores.astype(np.float32),
-                "relevant": relevant,
-                "totals": relevant.sum(axis=1),
-                "uncertainty": ones,
-                "selection_score": ones,
-            }
-        )
+        return labelled(candidate_scores, relevant)
 
     return {group: population(HARD[group]) for group in GROUPS}
 

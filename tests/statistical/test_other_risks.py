@@ -9,12 +9,12 @@ from rcir.risk import (
     SCORE_FUNCTIONS,
     Bound,
     JointController,
-    LabelledResults,
     MonotoneController,
     bonferroni_holm,
     fixed_sequence,
     p_value,
 )
+from tests.statistical.populations import first_matches_only, labelled
 
 pytestmark = pytest.mark.statistical
 
@@ -33,21 +33,6 @@ def violated(draws, answers, true_risk):
         return np.any(risks, axis=0)
 
     return violated
-
-
-def one_match(labelled):
-    """The same with the first match only: sets lack all or nothing, the hardest case for a mean."""
-    first = labelled.relevant & (np.cumsum(labelled.relevant, axis=1) == 1)
-    ones = np.ones(len(labelled), np.int64)
-    return LabelledResults.from_arrays(
-        {
-            "candidate_scores": labelled.candidate_scores,
-            "relevant": first,
-            "totals": ones,
-            "uncertainty": labelled.uncertainty,
-            "selection_score": labelled.selection_score,
-        }
-    )
 
 
 @pytest.mark.parametrize(
@@ -71,8 +56,8 @@ def test_the_share_of_matches_that_sets_lack_exceeds_alpha_in_at_most_delta_of_t
 @pytest.mark.parametrize("bound", MEANS)
 @pytest.mark.parametrize("name", ["minmax", "learned"])
 def test_recall_holds_where_each_query_has_one_match(worlds, violated, excess, name, bound):
-    tuning = one_match(worlds[name].tuning[:50])
-    population = one_match(worlds[name].population)
+    tuning = first_matches_only(worlds[name].tuning[:50])
+    population = first_matches_only(worlds[name].population)
 
     def failed(delta, alpha=0.15):
         return violated(
@@ -93,7 +78,7 @@ def test_without_delta_the_lacking_share_of_matches_is_at_most_alpha_on_average(
 ):
     tuning, population = worlds[name].tuning, worlds[name].population
     if matches == "one":
-        tuning, population = one_match(tuning), one_match(population)
+        tuning, population = first_matches_only(tuning), first_matches_only(population)
     controllers = [MonotoneController(population[row], tuning, "recall") for row in draws(n)]
     risk = true_risk(population, "recall")
     thresholds = answers(lambda controller: controller.threshold(alpha, None), controllers)
@@ -119,18 +104,9 @@ def test_false_discoveries_exceed_alpha_in_at_most_delta_of_the_calibrations(
 def test_false_discoveries_hold_where_candidates_are_all_right_or_all_wrong(
     worlds, draws, answers, true_risk, excess, bound
 ):
-    def alike(labelled):  # the hardest case for a mean
-        relevant = np.repeat(labelled.relevant[:, :1], labelled.relevant.shape[1], axis=1)
-        totals = relevant.sum(axis=1)
-        return LabelledResults.from_arrays(
-            {
-                "candidate_scores": labelled.candidate_scores,
-                "relevant": relevant,
-                "totals": totals,
-                "uncertainty": labelled.uncertainty,
-                "selection_score": labelled.selection_score,
-            }
-        )
+    def alike(queries):  # the hardest case for a mean
+        relevant = np.repeat(queries.relevant[:, :1], queries.relevant.shape[1], axis=1)
+        return labelled(queries.candidate_scores, relevant, None, queries.uncertainty)
 
     tuning, population = (
         alike(part) for part in (worlds["constant"].tuning, worlds["constant"].population)

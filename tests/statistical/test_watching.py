@@ -9,11 +9,11 @@ from scipy.special import bdtrc, betaincc, betaln
 
 from rcir.risk import (
     ChangeDetector,
-    LabelledResults,
     RiskMonitor,
     allowed_misses,
     check_exchangeability,
 )
+from tests.statistical.populations import matched_at
 
 pytestmark = pytest.mark.statistical
 
@@ -143,20 +143,9 @@ def test_a_detector_tells_a_rise_whenever_it_comes(before):
     assert np.mean(alarms) > 0.5
 
 
-def smooth(n):
-    """Queries whose uncertainties and scores are continuous and have nothing in common."""
-    rng = np.random.default_rng(8)
-    candidate_scores = np.stack([np.zeros(n), rng.uniform(size=n)], axis=1).astype(np.float32)
-    relevant = np.tile([False, True], (n, 1))
-    return LabelledResults.from_arrays(
-        {
-            "candidate_scores": candidate_scores,
-            "relevant": relevant,
-            "totals": np.ones(n, np.int64),
-            "uncertainty": rng.normal(size=n),
-            "selection_score": np.zeros(n),
-        }
-    )
+def scored(rng, factor, n):
+    """Queries whose scores are uniform up to a factor; the uncertainty says nothing of them."""
+    return matched_at(factor * rng.uniform(size=n), rng.normal(size=n))
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +153,8 @@ def compared(worlds, draws):
     """For each draw, the test of 150 calibration against 80 recent queries."""
 
     def compared(source):
-        population = worlds["learned"].population if source == "retrieval" else smooth(20_000)
+        smooth = scored(np.random.default_rng(8), 1.0, 20_000)
+        population = worlds["learned"].population if source == "retrieval" else smooth
         pairs = zip(draws(150, seed=6), draws(80, seed=7), strict=True)
         return [check_exchangeability(population[old], population[new]) for old, new in pairs]
 
@@ -220,23 +210,6 @@ def answered():
         return checks
 
     return cache(answered)
-
-
-def scored(rng, factor, n):
-    """Queries whose scores are uniform up to a factor; the uncertainty tells nothing of them."""
-    candidate_scores = np.stack([np.zeros(n), factor * rng.uniform(size=n)], axis=1).astype(
-        np.float32
-    )
-    relevant = np.tile([False, True], (n, 1))
-    return LabelledResults.from_arrays(
-        {
-            "candidate_scores": candidate_scores,
-            "relevant": relevant,
-            "totals": np.ones(n, np.int64),
-            "uncertainty": rng.normal(size=n),
-            "selection_score": np.zeros(n),
-        }
-    )
 
 
 @pytest.mark.parametrize("level", [0.01, 0.05, 0.2])
