@@ -1,6 +1,8 @@
 """Functions that several training tests share."""
 
+import contextlib
 import json
+from pathlib import Path
 
 import numpy as np
 import ray.train
@@ -11,6 +13,7 @@ from scipy.stats import binom
 
 from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import build_encoder
+from training.checkpoint import last_epoch
 from training.progress import EpochBar
 from training.trainer import Trainer
 from training.workers import Workers
@@ -23,13 +26,15 @@ LEARNABLE = DataConfig(
 
 
 class Stop(ray.train.UserCallback):
-    """A callback that stops a training after an epoch, and records the reports before."""
+    """A callback that stops a training after an epoch, and records reports and checkpoints."""
 
-    def __init__(self, epoch=None):
-        self.epoch, self.reports = epoch, []
+    def __init__(self, epoch=None, folder=None):
+        self.epoch, self.folder, self.reports, self.checkpoints = epoch, folder, [], []
 
     def after_report(self, run_context, metrics, checkpoint):
         self.reports.append(metrics[0])
+        if self.folder is not None:
+            self.checkpoints.append(last_epoch(self.folder))
         if metrics[0]["epoch"] == self.epoch:
             raise SystemExit(0)
 
@@ -63,10 +68,21 @@ def logged(run, name="loss"):
     return {metric.step: metric.value for metric in sorted(history, key=lambda each: each.step)}
 
 
-def steps(run, name="loss"):
-    """The epochs at which a metric was logged, each as often as it was."""
-    history = MlflowClient(run.tracking_uri).get_metric_history(run.mlflow_run, name)
-    return [metric.step for metric in history]
+def steps(run):
+    """The epochs of a run in MLflow, each of which was logged once."""
+    return [*logged(run)]
+
+
+def processes_on(cluster, name):
+    """Process ids of the workers of a Ray cluster: children of its raylets, with this name."""
+    processes = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it may be gone by now
+            parent = (folder / "stat").read_text(errors="replace").rsplit(")", 1)[1].split()[1]
+            raylet = Path("/proc", parent, "cmdline").read_text(errors="replace")
+            if name in (folder / "cmdline").read_text(errors="replace") and cluster in raylet:
+                processes.append(int(folder.name))
+    return processes
 
 
 def untrained(config):

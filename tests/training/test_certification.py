@@ -1,4 +1,4 @@
-"""Certified sizes of the validation images, counted one by one; who plays which role in them."""
+"""Certified sizes of the validation images: their folds, and scores by brute force."""
 
 from collections import Counter
 from itertools import chain
@@ -18,7 +18,7 @@ QUERIES = ("tuning", "calibration", "measured")
 
 
 def draw(n, seed=0):
-    """Images of six labels and what an encoder may say of them: clusters, and who is unsure."""
+    """Vectors in clusters, uncertainties, and images of six labels."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 6, n)
     noise = rng.gamma(1.0, size=n)
@@ -34,7 +34,7 @@ def pictures(labels, relevance=None):
 
 
 def alike(kind, labels):
-    """The images of these labels, matching as one kind does; and whether two of them match."""
+    """Images of these labels with one kind of relevance, and a function that says if two match."""
     if kind == "labels":
         return pictures(labels), lambda a, b: labels[a] == labels[b]
     if kind == "places":
@@ -67,7 +67,7 @@ def test_each_image_is_searched_once_and_is_a_query_where_something_matches_it(n
             }
 
 
-def test_each_label_is_dealt_to_all_quarters_alike_and_at_random():
+def test_each_label_is_divided_evenly_and_at_random_among_the_folds():
     images = pictures(np.repeat(np.arange(50), np.arange(50) % 9 + 1))
     found = fold_roles(images)
     counts = [Counter(images.labels[roles.searched].tolist()) for roles in found]
@@ -81,24 +81,6 @@ def test_each_label_is_dealt_to_all_quarters_alike_and_at_random():
     assert all(np.ptp(roles.searched) > 150 for roles in found)
 
 
-def test_neighbours_in_the_set_may_be_in_the_same_quarter():
-    """As they are not if the images of a label are dealt in their order."""
-    found = fold_roles(pictures(np.zeros(400, np.int64)))
-    assert [len(roles.searched) for roles in found] == [100] * 4
-    fold = np.empty(400, np.int64)
-    for number, roles in enumerate(found):
-        fold[roles.searched] = number
-    assert np.mean(fold[1:] == fold[:-1]) == pytest.approx(0.25, abs=0.1)
-
-
-def test_images_that_nothing_matches_are_searched_but_never_ask():
-    labels = np.r_[np.repeat(np.arange(6), 20), 100 + np.arange(40)]
-    found = fold_roles(pictures(labels))
-    assert sum(len(roles.searched) for roles in found) == 160
-    for roles in found:
-        assert (labels[np.r_[roles.tuning, roles.calibration, roles.measured]] < 100).all()
-
-
 @pytest.mark.parametrize(
     ("labels", "expected"),
     [
@@ -108,7 +90,7 @@ def test_images_that_nothing_matches_are_searched_but_never_ask():
         ([0] * 3, 0),
     ],
 )
-def test_of_too_few_images_nothing_is_certified(labels, expected):
+def test_too_few_images_certify_nothing(labels, expected):
     images = pictures(np.array(labels))
     assert len(fold_roles(images)) == expected
     vectors = np.eye(4, dtype=np.float32)[np.arange(len(images)) % 4]
@@ -139,70 +121,33 @@ def test_scores_are_those_of_a_brute_force_search(n, kind, monkeypatch):
     assert ((lowest <= scores) & (scores <= highest)).all()
 
 
-def test_few_images_get_a_constant_score_function():
-    vectors, uncertainty, images = draw(180)  # fewer than 50 fit the score function
-    for part, roles in zip(
-        certify_folds(vectors, uncertainty, images), fold_roles(images), strict=True
-    ):
-        assert len(roles.tuning) < 50
-        expected = np.tile(np.arange(len(roles.searched)), (len(roles.measured), 1))
-        np.testing.assert_array_equal(part.candidate_scores, expected)
-
-
-class Witness(Constant):
-    """Notes who is priced, by uncertainty, which no two images share."""
-
-    def __init__(self, fitted):
-        self.seen = {"tuning": fitted.uncertainty}
-
-    def scores(self, results, ranks):
-        self.seen["calibration"] = results.uncertainty
-        self.seen["searched"] = np.unique(results.candidate_uncertainty)
-        return np.zeros(len(results), np.float32)
-
-    def candidate_scores(self, results):
-        self.seen["measured"] = results.uncertainty
-        assert {*results.candidate_uncertainty.ravel()} == {*self.seen["searched"]}
-        return np.zeros((len(results), results.depth), np.float32)
-
-
-@pytest.mark.parametrize("n", [63, 400])
-def test_each_quarter_does_what_it_is_for_and_nothing_else(n, monkeypatch):
-    vectors, _, images = draw(n)
-    witnesses = []
-
-    def fit(name, results, ranks):
-        assert name == "auto"
-        witnesses.append(Witness(results))
-        return witnesses[-1], {}
-
-    monkeypatch.setattr(certification, "fit_score_function", fit)
-    certify_folds(vectors, np.arange(n) + 0.5, images)
-    for witness, roles in zip(witnesses, fold_roles(images), strict=True):
-        for name in ("searched", *QUERIES):
-            expected = sorted(getattr(roles, name) + 0.5)
-            assert sorted(witness.seen[name]) == expected
-
-
-@pytest.mark.parametrize("stated", [True, False])
-def test_an_image_has_no_part_in_what_sizes_it(stated):
-    """Wherever it is embedded, what others are given stays as it is."""
-    vectors, uncertainty, images = draw(
-        260
-    )  # enough to fit a score function that is not the simplest
-    given = uncertainty if stated else None
-    before = certify_folds(vectors, given, images)
+@pytest.mark.parametrize(
+    ("role", "stated"), [*((role, True) for role in QUERIES), ("measured", False)]
+)
+def test_an_image_changes_only_what_its_role_allows(role, stated):
+    """Wherever it is embedded, sizes of others do not depend on an image that is measured, nor the
+    score function on one that calibrates."""
+    vectors, uncertainty, images = draw(260)  # enough to fit more than a constant
+    uncertainty = uncertainty if stated else None
+    before = certify_folds(vectors, uncertainty, images)
     assert any(len(np.unique(part.candidate_scores[:, 1])) > 1 for part in before)
+    changed = []
     for turn, (part, roles) in enumerate(zip(before, fold_roles(images), strict=True)):
         moved = vectors.copy()
-        moved[roles.measured[7]] *= -1
-        after = certify_folds(moved, given, images)[turn]
-        np.testing.assert_array_equal(after.scores, part.scores)
-        others = np.arange(len(part.candidate_scores)) != 7
-        np.testing.assert_array_equal(after.candidate_scores[others], part.candidate_scores[others])
+        rows = {"tuning": slice(None), "calibration": slice(None), "measured": 7}[role]
+        moved[getattr(roles, role)[rows]] *= -1
+        after = certify_folds(moved, uncertainty, images)[turn]
+        others = np.arange(len(part.candidate_scores)) != (7 if role == "measured" else -1)
+        scores = np.array_equal(after.scores, part.scores)
+        same = np.array_equal(after.candidate_scores[others], part.candidate_scores[others])
+        changed.append((not scores, not same))
+    if role == "tuning":  # it fits the score function
+        assert any(any(change) for change in changed)
+    else:
+        assert changed == [(role == "calibration", False)] * 4
 
 
-def test_where_an_image_calibrates_only_its_own_score_depends_on_it(monkeypatch):
+def test_the_score_of_an_image_that_calibrates_depends_on_no_other(monkeypatch):
     monkeypatch.setattr(certification, "fit_score_function", lambda *_: (Constant(), {}))
     vectors, uncertainty, images = draw(80)
     before = certify_folds(vectors, uncertainty, images)[0]

@@ -132,8 +132,6 @@ def test_changes_add_up_over_the_epochs():
 def test_changes_that_cannot_be_made_are_refused(changes, message):
     with pytest.raises(InvalidConfig, match=message):
         TrainingConfig("run", changes=tuple(Change(*change) for change in changes))
-    if len(changes) == 1 and 2 <= changes[0][0] <= 8:
-        TrainingConfig("run", changes=(Change(changes[0][0], {"loss.margin": 0.1}),))
 
 
 def test_override_replaces_only_the_named_options():

@@ -171,26 +171,24 @@ def test_an_interrupted_training_continues_without_embedding_again(frozen, n_emb
     assert same_weights(run, whole, "checkpoints/epoch-0002/model.safetensors")
 
 
-def assert_same_steps(first, second):
-    ours, theirs = first.encoder().state_dict(), second.encoder().state_dict()
-    for name, values in ours.items():
-        torch.testing.assert_close(values, theirs[name], atol=1e-3, rtol=1e-2)
-
-
 def test_training_on_features_is_training_on_images(frozen, monkeypatch):
     """The steps are those with the images embedded anew in each of them."""
     run = train(frozen(name="features", mining=ALL_NEGATIVES))
     for module in ("training.loop", "training.run"):
         monkeypatch.setattr(f"{module}.on_features", lambda config, splits, *_: (config, splits))
-    assert_same_steps(run, train(frozen(name="images", mining=ALL_NEGATIVES)))
+    expected = train(frozen(name="images", mining=ALL_NEGATIVES)).encoder().state_dict()
+    for name, values in run.encoder().state_dict().items():
+        torch.testing.assert_close(values, expected[name], atol=1e-3, rtol=1e-2)
 
 
-@pytest.mark.distributed
-@pytest.mark.slow
-def test_workers_train_the_same_on_features(frozen, ray_cluster):
-    options = {"micro_batches": 2, "mining": ALL_NEGATIVES}
-    alone = train(frozen("deep-ensemble", "alone", **options))
-    assert_same_steps(alone, train(frozen("deep-ensemble", "ray", num_workers=2, **options)))
+def test_pfe_is_fitted_on_the_features_of_a_frozen_pretrained_base(frozen, checkpoint):
+    options = {"steps": 30, "batch": 32, "base": "pretrained"}
+    fixed = {"checkpoint_path": checkpoint, "freeze": True, "options": options}
+    run = train(frozen(encoder=EncoderConfig("pfe", "timm:test_resnet", "avg", **fixed)))
+    embedding = run.encoder().embed(torch.rand(4, 3, *PIXELS.size))
+    assert embedding.vectors.shape == embedding.variance.shape
+    backbone = frozen_backbone(run.encoder().of_base)
+    assert equal(backbone.backbone.model.state_dict(), load_file(checkpoint))
 
 
 def test_what_cannot_be_frozen_is_refused(frozen, checkpoint):
@@ -215,9 +213,7 @@ def test_a_model_of_a_hub_brings_its_preprocessing(tiny):
     config = tiny(encoder=encoder)
     assert config.preprocessing == expected
     assert tiny(encoder=encoder, preprocessing=PIXELS).preprocessing == PIXELS
-    other = override(
-        config, {"encoder.backbone": "timm:tf_efficientnet_lite0", "encoder.pooling": "avg"}
-    )
-    assert (other.preprocessing.size, other.preprocessing.crop) == ((224, 224), 0.875)
+    backbone = {"encoder.backbone": "timm:tf_efficientnet_lite0", "encoder.pooling": "avg"}
+    assert override(config, backbone).preprocessing.size == (224, 224)
     assert override(config, {"encoder.dim": 4}).preprocessing == expected
     assert tiny().preprocessing == Preprocessing()

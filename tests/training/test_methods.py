@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 
 import rcir
 from calibration import CalibrationConfig, calibrate
-from rcir.data import Augmentation, DataConfig, Preprocessing, load_splits
+from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import EncoderConfig
 from rcir.encoders.batches import embed
 from rcir.errors import InvalidConfig, InvalidData
@@ -61,8 +61,6 @@ def test_a_trained_encoder_is_calibrated_stored_and_answers_as_it_was_measured(m
     outcome = calibrate(CalibrationConfig(str(run.path), alphas=(0.5, 0.9)))
     (row,) = (row for row in outcome.evaluation.rows if row.alpha == 0.9)
     assert row.threshold is not None
-    numbers = outcome.evaluation.quality.numbers
-    assert ("agreement" in outcome.retriever.uncertainties) == ("auroc_miss_agreement" in numbers)
     loaded = rcir.load(outcome.folder)
     assert (loaded.item_uncertainty is None) == (method in CERTAIN)
     answers = loaded.retrieve(list(outcome.splits.test.images[:100]), 0.9, 0.1)
@@ -174,28 +172,6 @@ def test_weights_of_a_base_without_a_record_of_its_images_are_refused(whole, tin
     with pytest.raises(InvalidData, match="trained_on"):
         train(tiny("copied", storage=str(tmp_path), encoder=encoder))
     assert not (tmp_path / "copied" / "run.json").exists()
-
-
-def test_a_frozen_pretrained_base_is_fitted_on_its_features(tiny, tmp_path, monkeypatch):
-    from rcir.encoders import backbones
-
-    # Random weights stand for pretrained ones, which need a download.
-    torch.manual_seed(0)
-    fixed = {name: each.clone() for name, each in backbones._mnist_cnn(1).state_dict().items()}
-
-    def build(name, channels, pretrained, checkpoint_path=None):
-        network = backbones._mnist_cnn(channels)
-        if pretrained:
-            network.load_state_dict(fixed)
-        return network
-
-    monkeypatch.setattr("rcir.encoders.features.build_backbone", build)
-    options = {**BRIEF, "base": "pretrained"}
-    encoder = EncoderConfig("pfe", pooling="avg", pretrained=True, freeze=True, options=options)
-    run = train(tiny("frozen", storage=str(tmp_path), encoder=encoder, augmentation=Augmentation()))
-    embedding = embedded(run)
-    assert embedding.vectors.shape == embedding.variance.shape == (300, 64)
-    assert equal(run.encoder().of_base.base.backbone.backbone.state_dict(), fixed)
 
 
 def test_bases_that_cannot_be_fitted_are_refused(tiny):

@@ -1,4 +1,4 @@
-"""Warnings of trainings that go wrong without an error, and the line of each epoch."""
+"""Warnings of trainings that go wrong without an error."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,6 @@ import pytest
 from rcir.encoders import EncoderConfig
 from rcir.mining import MiningConfig
 from training import OptimizerConfig, train
-from training.checkpoint import best_epoch
-from training.progress import EpochBar
 from training.validation import MEAN_AVERAGE_PRECISION, Validation
 from training.watch import TrainingWatch, warn_of_chance
 
@@ -60,24 +58,3 @@ def test_an_uncertainty_no_better_than_chance_is_reported(capsys):
     warn_of_chance(validation(rng.uniform(size=30), correct[:30]))  # too few to tell
     warn_of_chance(validation(np.arange(30.0), np.ones(30, bool)))
     assert capsys.readouterr().out == ""
-
-
-def test_a_saturated_training_ships_its_last_weights(tiny, monkeypatch, capsys):
-    perfect = {MEAN_AVERAGE_PRECISION: 1.0, "validation/recall_at_1": 1.0}
-    monkeypatch.setattr(Validation, "metrics", lambda self: perfect)
-    run = train(tiny(epochs=2))
-    assert best_epoch(run.path) == 2
-    assert capsys.readouterr().out.count("warning") == 1
-
-
-@pytest.mark.parametrize("flawless", [False, True])
-def test_an_epoch_is_shown_in_one_line_with_the_metrics_it_has(capsys, flawless):
-    metrics = {"loss": 0.123456, "validation/recall_at_1": 0.8765, "seconds": 1234.5678}
-    metrics |= {} if flawless else {"validation/auroc_miss": 0.7654}
-    with EpochBar(epoch=123, epochs=1000, shown=True) as bar:
-        bar.start(steps=2)
-        bar.advance()
-        bar.summary(metrics)
-    (line,) = capsys.readouterr().out.splitlines()
-    assert all(number in line for number in ("123/1000", "0.1235", "0.876", "1234.6"))
-    assert ("AUROC" in line) == ("0.765" in line) == (not flawless)

@@ -1,21 +1,19 @@
 """A trial that is killed, then the sweep itself, and the same command again."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+from dataclasses import replace
 
-import numpy as np
 import pytest
 import yaml
-from mlflow import MlflowClient
 
 from rcir.config import from_plain
-from rcir.runs.results import VALIDATION, RunResults
+from rcir.runs.folder import read_run
+from tests.training.helpers import processes_on, same_weights, steps
 from training import TrainingConfig, train
 from training.config import override
 
@@ -56,22 +54,9 @@ def start(folder, address):
         )
 
 
-def trial_processes(address):
-    """Process ids of the trials on a cluster: children of its raylet."""
-    processes = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it may be gone by now
-            parent = (folder / "stat").read_text().rsplit(")", 1)[1].split()[1]
-            raylet = Path("/proc", parent, "cmdline").read_bytes()
-            name = (folder / "cmdline").read_bytes()
-            if name.startswith(b"ray::ImplicitFunc") and address.encode() in raylet:
-                processes.append(int(folder.name))
-    return processes
-
-
 def trials(folder):
-    """The records of the trials, by number."""
-    path = folder / "runs" / "sweep" / "sweep.json"
+    """The records of the trials of a sweep, by number."""
+    path = folder / "sweep.json"
     records = json.loads(path.read_text())["trials"] if path.exists() else []
     return {trial["number"]: trial for trial in records}
 
@@ -86,8 +71,7 @@ def wait_for(condition, process, folder):
 
 def has_checkpoint(folder, number):
     """Return whether a trial has written its first checkpoint."""
-    run = folder / "runs" / "sweep" / f"trial-{number:03d}"
-    return (run / "checkpoints" / "epoch-0001").is_dir()
+    return (folder / f"trial-{number:03d}" / "checkpoints" / "epoch-0001").is_dir()
 
 
 def files(folder):
@@ -96,73 +80,57 @@ def files(folder):
     return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in paths}
 
 
-@pytest.fixture(scope="module")
-def outcome(ray_cluster, tmp_path_factory, new_store):
-    """The folder; the trials before the sweep was started again; files of the first, twice."""
-    folder = tmp_path_factory.mktemp("killed")
-    new_store(folder / "mlflow.db")
-    (folder / "sweep.yaml").write_text(yaml.safe_dump(SWEEP))
-    first = folder / "runs" / "sweep" / "trial-000"
-    process = start(folder, ray_cluster)
+def test_a_killed_trial_and_a_killed_sweep_end_as_undisturbed_ones(
+    ray_cluster, tmp_path, new_store, runs_in
+):
+    new_store(tmp_path / "mlflow.db")
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(SWEEP))
+    folder = tmp_path / "runs" / "sweep"
+    process = start(tmp_path, ray_cluster)
     try:
-        wait_for(lambda: has_checkpoint(folder, 1), process, folder)
-        (running,) = trial_processes(ray_cluster)
+        wait_for(lambda: has_checkpoint(folder, 1), process, tmp_path)
+        (running,) = processes_on(ray_cluster, "ray::ImplicitFunc")
         os.kill(running, signal.SIGKILL)
-        wait_for(lambda: has_checkpoint(folder, 2), process, folder)
+        wait_for(lambda: has_checkpoint(folder, 2), process, tmp_path)
         process.kill()
         process.wait()
-        before, files_before = trials(folder), files(first)
-        process = start(folder, ray_cluster)
+        before, files_before = trials(folder), files(folder / "trial-000")
+        process = start(tmp_path, ray_cluster)
         process.wait(timeout=400)
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 0, (folder / "screen").read_text()
-    return folder, before, files_before, files(first)
+    assert process.returncode == 0, (tmp_path / "screen").read_text()
 
-
-def test_a_killed_trial_is_recorded_and_the_sweep_goes_on(outcome):
-    _, before, _, _ = outcome
+    # The killed trial was recorded, and the sweep went on.
     states = [trial["state"] for trial in before.values()]
     assert states == ["finished", "failed", "running", "waiting"]
     assert "died" in before[1]["reason"]
-
-
-def test_the_same_command_finishes_all_trials_as_they_were_drawn(outcome):
-    folder, before, files_before, files_after = outcome
+    # The same command finished all trials as they were drawn.
     after = trials(folder)
     assert [trial["state"] for trial in after.values()] == ["finished"] * 4
     assert [trial["reason"] for trial in after.values()] == [""] * 4
-    for number, trial in before.items():
-        assert after[number]["values"] == trial["values"]
+    assert [after[number]["values"] for number in before] == [
+        trial["values"] for trial in before.values()
+    ]
     assert len({trial["values"]["optimizer.lr"] for trial in after.values()}) == 4
-    assert json.loads((folder / "runs" / "sweep" / "sweep.json").read_text())["finished"]
-    assert (folder / "runs" / "sweep" / "best.yaml").is_file()
-    # A trial that had ended is not trained again.
-    assert files_before == files_after
-    assert {"encoder.safetensors", "validation.safetensors"} <= {path.name for path in files_after}
+    assert json.loads((folder / "sweep.json").read_text())["finished"]
+    assert (folder / "best.yaml").is_file()
+    # The trial that had ended was not trained again.
+    assert files_before == files(folder / "trial-000")
+    assert {"encoder.safetensors", "validation.safetensors"} <= {path.name for path in files_before}
     assert after[0] == before[0]
 
-
-def test_nothing_is_in_mlflow_twice(outcome, runs_in):
-    store = f"sqlite:///{outcome[0] / 'mlflow.db'}"
+    # Nothing is in MLflow twice.
+    store = f"sqlite:///{tmp_path / 'mlflow.db'}"
     runs = runs_in(store)
     assert sorted(runs) == ["sweep", "trial-000", "trial-001", "trial-002", "trial-003"]
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
     runs.pop("sweep")
-    for run in runs.values():
-        history = MlflowClient(store).get_metric_history(run.info.run_id, "loss")
-        assert [metric.step for metric in history] == [1, 2, 3, 4]
+    for name, run in runs.items():
+        assert steps(read_run(folder / name)) == [1, 2, 3, 4]
         assert run.data.tags["rcir.state"] == "finished"
-
-
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_killed_trial_ends_as_an_undisturbed_one(outcome, number):
-    folder, *_ = outcome
-    config = from_plain(TrainingConfig, SWEEP["training"])
-    run = train(override(config, trials(folder)[number]["values"]))
-    results = RunResults.read(folder / "runs" / "sweep" / f"trial-{number:03d}" / VALIDATION)
-    expected = RunResults.read(run.path / VALIDATION)
-    assert results.metrics == expected.metrics
-    for ours, theirs in zip(results.parts, expected.parts, strict=True):
-        np.testing.assert_array_equal(ours.candidate_scores, theirs.candidate_scores)
+    for number in (1, 2):
+        config = override(from_plain(TrainingConfig, SWEEP["training"]), after[number]["values"])
+        run = train(replace(config, name=f"undisturbed-{number}"))
+        assert same_weights(read_run(folder / f"trial-{number:03d}"), run)

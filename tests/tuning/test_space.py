@@ -1,7 +1,7 @@
 """Draws from the space of a sweep, and spaces that are refused."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -41,19 +41,11 @@ def test_draws_have_the_distribution_of_the_space():
     assert np.mean(np.array(batches) < 16) == pytest.approx(0.5, abs=0.05)  # sqrt(4 * 64)
 
 
-def test_draws_are_options_in_the_order_of_the_space_and_survive_json():
-    drawn = draw(BASE, SPACE, 20, seed=0)
-    for values in drawn:
-        assert list(values) == list(SPACE)
-        assert {type(values[name]) for name in ("encoder.dim", "batch")} == {int}
-        assert json.loads(json.dumps(values)) == values
-        assert asdict(with_values(BASE, values))["encoder"]["dim"] == values["encoder.dim"]
-
-
 def test_draws_depend_on_the_seed_alone():
     first = draw(BASE, SPACE, 10, seed=3)
     assert first == draw(BASE, SPACE, 10, seed=3) != draw(BASE, SPACE, 10, seed=4)
     assert first[:4] == draw(BASE, SPACE, 4, seed=3)
+    assert json.loads(json.dumps(first)) == first
 
 
 def test_a_grid_gives_all_combinations_and_every_one_has_draws_of_its_own():
@@ -68,12 +60,11 @@ def test_a_grid_gives_all_combinations_and_every_one_has_draws_of_its_own():
         expected = {*product([2, 4, 8], ["nearest", "random"])}
         assert {*points[6 * repeat : 6 * repeat + 6]} == expected
     assert len({*column(drawn, "loss.margin")}) == len(drawn) == 18
-
-
-def test_each_point_of_a_grid_alone_is_drawn_once():
-    space = {"epochs": {"grid": [2, 4]}, "mining.positive": {"grid": ["nearest", "random"]}}
-    drawn = draw(BASE, space, 3, seed=0)
-    assert [tuple(values.values()) for values in drawn] == [*product([2, 4], ["nearest", "random"])]
+    # Without draws, each point is there once.
+    points = draw(BASE, {name: space[name] for name in ("epochs", "mining.positive")}, 3, seed=0)
+    assert [tuple(values.values()) for values in points] == [
+        *product([2, 4, 8], ["nearest", "random"])
+    ]
 
 
 @pytest.mark.parametrize("kind", ["uniform", "loguniform"])
