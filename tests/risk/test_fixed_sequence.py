@@ -251,6 +251,7 @@ def test_too_few_answers_are_told_how_many_and_which_alpha():
         AbstentionController(queries, queries).threshold(0.1, 0.1)  # 0.9**22 <= 0.1 < 0.9**21
     # 1 - 0.1 ** (1 / 20) = 0.10875, rounded up to 4 decimals
     assert caught.value.minimum_alpha == 0.1088
+    assert "0.1088" in str(caught.value)
     assert AbstentionController(queries, queries).threshold(0.1088, 0.1) == 1.001
 
 

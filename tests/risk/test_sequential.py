@@ -177,7 +177,7 @@ def test_band_level_grows_with_delta_and_lies_between_bonferroni_and_delta(n):
 @pytest.mark.parametrize(
     "numbers",
     [
-        [1, 2, 10, 100, 1000, 3000, 200_001, 10**6],
+        [1, 2, 10, 100, 1000, 10**6],
         pytest.param([3000, 10_000, 100_000, 200_001], marks=pytest.mark.slow),
         # SciPy's inverse of the beta distribution is far off at the second number.
         pytest.param([21_162, 21_163, 21_164], marks=pytest.mark.slow),
