@@ -192,15 +192,6 @@ def test_the_match_of_a_tuple_is_half_of_its_loss(components):
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("components", KINDS)
-def test_the_loss_reaches_every_weight(components):
-    encoder = build(components).train()
-    embedding = encoder(pictures(8))
-    encoder.loss(embedding, torch.ones(2, 2, dtype=torch.bool), HedgedOptions()).sum().backward()
-    for name, values in encoder.named_parameters():
-        assert values.grad.abs().max() > 0, name
-
-
 def test_samples_in_training_are_drawn_by_the_generator_of_torch():
     encoder = build().train()
     embedding = encoder(pictures(4))

@@ -80,10 +80,6 @@ def test_average_precision_at_k_of_known_rankings(query, k, expected):
     assert average_precision_at_k(*query, k) == pytest.approx([expected], abs=1e-6)
 
 
-def test_average_precision_at_r_of_a_known_ranking():
-    assert average_precision_at_r(*GOLDEN) == pytest.approx([0.555556], abs=1e-6)
-
-
 @pytest.mark.parametrize("share", [0.03, 0.4, 1.0])
 def test_average_precisions_agree_with_a_loop(share):
     relevant, totals = rankings(share)
@@ -126,16 +122,6 @@ def test_macro_mean_agrees_with_a_loop():
     values[classes == 9] = np.nan
     means = [np.nanmean(values[classes == label]) for label in (3, 8, 40)]
     assert macro_mean(values, classes) == pytest.approx(sum(means) / 3)
-
-
-def test_without_any_match_precisions_are_nan():
-    relevant, totals = np.zeros((3, 4), bool), np.zeros(3, int)
-    for values in (
-        average_precision_at_k(relevant, totals, 2),
-        average_precision_at_r(relevant, totals),
-        average_precision(relevant, totals),
-    ):
-        np.testing.assert_array_equal(values, np.full(3, np.nan))
 
 
 KS = (1, 3, 10)
