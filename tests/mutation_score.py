@@ -197,7 +197,7 @@ def run(tests: list[str], tree: Path) -> str | None:
     if process.returncode in (0, 4, 5):  # 4 and 5: there is no such test
         return None
     failures = [
-        line.split()[1]
+        line.partition(" ")[2].partition(" - ")[0]
         for line in process.stdout.splitlines()
         if line.startswith(("FAILED ", "ERROR "))
     ]
@@ -227,13 +227,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="JSON file of the judged mutants")
     parser.add_argument("--earlier", type=Path, help="output of an earlier run")
     options = parser.parse_args()
-    killers: dict[str, str] = {}
-    if options.earlier:
-        for row in json.loads(options.earlier.read_text()):
-            if row["killed_by"]:
-                killers[f"{row['file']}:{row['line']}:{row['column']}:{row['kind']}"] = row[
-                    "killed_by"
-                ]
+    rows = json.loads(options.earlier.read_text()) if options.earlier else []
+    earlier = {(row["file"], row["line"], row["column"]): row["killed_by"] for row in rows}
 
     with tempfile.TemporaryDirectory() as folder:
         trees: Queue[Path] = Queue()
@@ -246,8 +241,8 @@ def main() -> None:
         def judged(mutant: Mutant) -> dict[str, object]:
             tree = trees.get()
             try:
-                key = f"{mutant.file}:{mutant.line}:{mutant.column}:{mutant.kind}"
-                killer = judge(mutant, tree, killers.get(key))
+                place = mutant.file, mutant.line, mutant.column
+                killer = judge(mutant, tree, earlier.get(place))
             finally:
                 trees.put(tree)
             verdict = f"killed by {killer}" if killer else "SURVIVED"
@@ -259,6 +254,9 @@ def main() -> None:
 
         with ThreadPoolExecutor(options.processes) as pool:
             rows = list(pool.map(judged, draw(ROOT, options.mutants, options.seed)))
+        killers = sorted({row["killed_by"] for row in rows if "::" in (row["killed_by"] or "")})
+        if failing := run(killers, trees.get()):
+            raise SystemExit(f"error: {failing} fails without a mutant: mend it first")
     if options.output:
         options.output.write_text(json.dumps(rows, indent=1) + "\n")
     killed = Counter(row["kind"] for row in rows if row["killed_by"])
