@@ -3,10 +3,8 @@
 import hashlib
 import json
 
-import numpy as np
 import pytest
 
-from rcir.data import ImageSet
 from rcir.retrieval.retriever import Retriever
 from tests.retrieval.retrievers import build, calibrate
 
@@ -27,25 +25,6 @@ def learned():
 def loaded(folder):
     """A copy of the calibrated retriever of images, which the test may change."""
     return Retriever.load(folder)
-
-
-@pytest.fixture(scope="session")
-def joined():
-    """A function that appends one set of images to another."""
-
-    def join(first, second):
-        shared = first.attributes.keys() & second.attributes.keys()
-        return ImageSet(
-            np.concatenate([first.images, second.images]),
-            np.concatenate([first.labels, second.labels]),
-            [*first.ids, *(f"again-{name}" for name in second.ids)],
-            {
-                name: np.concatenate([first.attributes[name], second.attributes[name]])
-                for name in shared
-            },
-        )
-
-    return join
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ from PIL import Image
 from scipy.stats import binom
 
 from rcir.data import ImageSet, Preprocessing
-from rcir.data.datasets.folder import labelled
 from rcir.embedding import Embedding
 from rcir.errors import (
     InvalidConfig,
@@ -301,12 +300,6 @@ def test_a_new_label_without_a_name_is_its_number_as_text(people, splits, tmp_pa
     assert all(label == f"person {int(name[-2:])}" for name, label in names.items())
 
 
-def test_class_folders_name_their_labels():
-    images = labelled(list("abcd"), list("abcd"), ["10", "9", "10", "x/y"])
-    assert images.label_names == {0: "10", 1: "9", 2: "x/y"}
-    assert images.subset(np.array([1, 3])).label_names == {1: "9", 2: "x/y"}
-
-
 @pytest.mark.parametrize("names", ["abc", "aaa"], ids=["two of one", "one of two"])
 def test_names_that_are_not_one_to_one_are_ignored(names):
     images, labels = np.zeros((3, 2, 2), np.uint8), np.array([0, 0, 1])
@@ -338,13 +331,10 @@ def retrieval(labels=(4, 7)):
 
 
 def test_the_text_of_an_answer_lists_the_items_in_order():
-    lines = str(retrieval()).splitlines()
-    assert lines[0].startswith("2 images")
-    assert [line.split() for line in lines[2:4]] == [
-        ["1", "0.2500", "near"],
-        ["2", "1.5000", "far"],
-    ]
-    assert lines[4] == str(GUARANTEE)
+    head, _, *rows, guarantee = str(retrieval()).splitlines()
+    assert head.startswith("2 images")
+    assert " ".join(rows).split() == ["1", "0.2500", "near", "2", "1.5000", "far"]
+    assert guarantee == str(GUARANTEE)
 
 
 @pytest.mark.parametrize("labels", [(4, 7), None])

@@ -13,7 +13,6 @@ from rcir.errors import (
     InvalidConfig,
     InvalidData,
     NoRetriever,
-    RcirError,
     StaleCalibration,
 )
 from rcir.retrieval.retriever import Retriever
@@ -99,7 +98,7 @@ def test_any_changed_byte_of_the_manifest_is_refused(vectors):
     folder, _ = vectors
     path = folder / "manifest.json"
     original = path.read_bytes()
-    for place, byte in list(enumerate(original))[::2]:
+    for place, byte in list(enumerate(original))[::4]:
         # The last bit; a capital; white space that JSON reads as the same.
         for other in {byte ^ 0x01, byte ^ 0x20, ord("\t") if byte in b" \n" else byte ^ 0x01}:
             path.write_bytes(original[:place] + bytes([other]) + original[place + 1 :])
@@ -185,16 +184,20 @@ def places_of(values, path=()):
             yield (*path, key)
 
 
-def test_a_wrong_field_is_refused_or_changes_no_answer(edited):
-    folder, answers = edited
+@pytest.mark.parametrize("kind", ["vectors", "images"])
+def test_a_wrong_field_is_refused_or_changes_no_answer(saved, tmp_path, sign, kind):
+    folder, answers = _edited(saved[kind], tmp_path, sign)
     expected, path = answers(folder), folder / "retriever.json"
     original = path.read_text()
     # No answer depends on these; a smaller number of retrievers is another guarantee.
     free = {"origin", "chosen_among", "label_names"}
     places = [place for place in places_of(json.loads(original)) if place]
-    assert len(places) > 30
+    if kind == "images":  # the folder of vectors has all other fields
+        places = [place for place in places if place[0] in ("encoder", "preprocessing")]
+    assert len(places) > 8
     for number, (*parents, name) in enumerate(places):
-        for wrong in WRONG[number % 6 :: 6]:
+        step = 1 if "controllers" in parents else 4
+        for wrong in WRONG[number % step :: step]:
             description = json.loads(original)
             inner = description
             for parent in parents:
@@ -209,30 +212,6 @@ def test_a_wrong_field_is_refused_or_changes_no_answer(edited):
         del description[name]
         path.write_text(json.dumps(description))
         assert answers(folder) is None, name
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"score_functions": {"main": "best"}},
-        {"score_functions": {}},
-        {"score_functions": {"main": "quantile", "recall": "quantile"}},
-        {"bound": "chernoff"},
-        {"distinct": "id"},
-        {"groups": ["a"]},
-        {"cluster": "video"},
-    ],
-    ids=str,
-)
-def test_a_wrong_description_of_a_controller_is_refused(vectors, sign, change):
-    folder, _ = vectors
-    path = folder / "retriever.json"
-    description = json.loads(path.read_text())
-    description["controllers"][0] |= change
-    path.write_text(json.dumps(description))
-    sign(folder)
-    with pytest.raises(RcirError):
-        Retriever.load(folder)
 
 
 CONTENTS = ("", "[]", "{}", "3", "null", '["a"]', '"abc"', "[1, 2]", "[" * 100_000, "\x00")
@@ -397,7 +376,7 @@ def test_flipped_bits_end_in_a_refusal_or_in_an_answer(saved, tmp_path, sign, ki
     for path in some:
         original = path.read_bytes()
         # The head of a file says how the rest is read.
-        places = [*range(0, min(len(original), 120), 5), *rng.integers(len(original), size=12)]
+        places = [*range(0, min(len(original), 120), 8), *rng.integers(len(original), size=8)]
         for place in places:
             changed = bytearray(original)
             changed[place] ^= 1 << int(rng.integers(8))

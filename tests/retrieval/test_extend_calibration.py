@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 
-from rcir.data import ImageSet
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalibration
 from rcir.retrieval.retriever import Retriever
 from tests.retrieval.retrievers import build, calibrate, guarantee, missed, plain, retrieve, search
@@ -195,16 +194,10 @@ def test_the_same_query_is_added_twice_only_if_it_recurs(own):
         own.extend_calibration(search(own, TEST))
 
 
-def test_images_encoded_anew_cause_a_warning(loaded, splits, joined):
-    """One grey level apart in one pixel: another digest, nearly the same embedding."""
-    copies = splits.gallery.images[:4].copy()
-    copies[:, 0, 0] ^= 1
-    copies = ImageSet(
-        copies, splits.gallery.labels[:4], list("abcd"), {"occluded": np.zeros(4, bool)}
-    )
-    queries = loaded.search_labelled(joined(splits.test, copies), "occluded")
+def test_near_copies_of_gallery_items_cause_a_warning(own):
+    copies = replace(GALLERY[:4], vectors=GALLERY[:4].vectors + np.float32(1 / 64))
     with pytest.warns(UserWarning, match=r"4 of 104 .*\(rows 100, 101, 102, 103\)"):
-        loaded.extend_calibration(queries)
+        own.extend_calibration(search(own, TEST + copies))
 
 
 def test_queries_need_groups_if_and_only_if_the_others_have_them(own):

@@ -6,10 +6,8 @@ import torch
 from scipy.spatial.distance import cdist
 
 import rcir
-from rcir.data import Preprocessing
 from rcir.data.relevance import SameLabel, SharedLabel
 from rcir.data.within_radius import WithinRadius
-from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import InvalidConfig, InvalidData, InvalidImage, StaleCalibration
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults
@@ -205,25 +203,17 @@ def test_a_gallery_that_grows_is_searched_as_deep_as_requested():
     assert small.search(TEST.vectors[:2]).positions.shape == (2, 20)
 
 
-def test_uncertainties_of_images_follow_the_gallery(loaded, retriever, splits, tmp_path):
+def test_uncertainties_of_images_follow_the_gallery(loaded, splits, tmp_path):
     extra = splits.test.images[:5]
     loaded.add(extra, list("abcde"), [1, 2, 3, 4, 5])
-    np.testing.assert_array_equal(loaded.item_uncertainty[:300], retriever.item_uncertainty)
-    expected = loaded.embed(extra).uncertainty.numpy()
-    np.testing.assert_allclose(loaded.item_uncertainty[300:], expected, rtol=1e-3)
+    images = np.concatenate([splits.gallery.images, extra])
+    expected = loaded.embed(images).uncertainty.numpy()
+    np.testing.assert_allclose(loaded.item_uncertainty, expected, rtol=1e-3)
     again = Retriever.load(loaded.save(tmp_path / "again"))
     np.testing.assert_array_equal(again.item_uncertainty, loaded.item_uncertainty)
     found = again.search(extra)
     expected = again.item_uncertainty[found.positions]
     np.testing.assert_array_equal(found.candidate_uncertainty, expected)
-
-
-def test_an_encoder_without_uncertainty_gives_the_gallery_none(splits):
-    encoder = build_encoder(EncoderConfig("deterministic", dim=6), 1, (8, 16))
-    built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=20)
-    built.add(splits.test.images[:2], ["a", "b"], [1, 2])
-    assert built.item_uncertainty is None
-    assert built.search(splits.test.images[:2]).candidate_uncertainty is None
 
 
 def test_lengths_of_vectors_follow_the_gallery(tmp_path):

@@ -174,14 +174,6 @@ def test_without_delta_the_risk_is_bounded_on_average(certified):
     assert after <= 0.6 < before
 
 
-def test_options_can_be_combined(learned):
-    answers = retrieve(learned, 0.6, None, distinct="label", risk="recall")
-    assert all(len(set(answer.labels)) == answer.size for answer in answers)
-    text = str(answers[0].guarantee)
-    assert text.startswith("On average over calibrations")
-    assert "true labels" in text
-
-
 # Requests that are refused
 
 

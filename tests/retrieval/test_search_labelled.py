@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, ks_2samp
 
-from rcir.data import ImageSet, Preprocessing
+from rcir.data import ImageSet
 from rcir.data.relevance import SameLabel, SharedLabel
 from rcir.data.within_radius import WithinRadius
-from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import (
     InvalidConfig,
     InvalidData,
@@ -19,8 +18,8 @@ from rcir.errors import (
 )
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults
-from tests.retrieval.retrievers import build, calibrate, guarantee, missed, plain, retrieve, search
-from tests.retrieval.whole_numbers import CALIBRATION, FURTHER, GALLERY, TEST, TUNING
+from tests.retrieval.retrievers import build, calibrate, missed, retrieve, search
+from tests.retrieval.whole_numbers import CALIBRATION, FURTHER, GALLERY, TEST
 
 
 @pytest.mark.parametrize("depth", [7, 150, 1000])
@@ -185,18 +184,6 @@ def test_auto_compares_every_score_function_that_needs_no_labels(unlabelled, spl
 # Uncertainties of the gallery
 
 
-@pytest.mark.parametrize("method", ["btl", "mc-dropout", "deep-ensemble"])
-def test_uncertainties_of_the_gallery_are_those_of_its_encoder(splits, method):
-    encoder = build_encoder(EncoderConfig(method, dim=6), 1, (8, 16))
-    built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=20)
-    expected = encoder.embed(built.preprocessing(splits.gallery.images)).uncertainty.numpy()
-    np.testing.assert_allclose(built.item_uncertainty, expected, rtol=1e-3)
-    found = built.search(splits.test.images[:10])
-    expected = built.item_uncertainty[found.positions]
-    np.testing.assert_array_equal(found.candidate_uncertainty, expected)
-    np.testing.assert_array_equal(found.keys, splits.gallery.labels[found.positions])
-
-
 @pytest.mark.parametrize("name", ["ids", "labels", "item_uncertainty", "digests"])
 def test_each_gallery_image_needs_every_fact(retriever, splits, name):
     facts = {"ids": splits.gallery.ids, "labels": splits.gallery.labels}
@@ -260,21 +247,3 @@ def test_a_check_needs_a_valid_calibration_and_two_queries():
     own.remove(["7"])
     with pytest.raises(StaleCalibration, match="gallery, index"):
         own.check(search(own, TEST))
-
-
-def test_a_calibration_is_the_same_by_numbers_names_and_hand():
-    """The relevance of names is that of numbers, and that counted by hand."""
-    names = np.array([f"kind {label}" for label in range(20)])
-    own = [build(), build(names[GALLERY.labels]), build()]
-    calibrate(own[0])
-    named = [replace(part, labels=names[part.labels]) for part in (TUNING, CALIBRATION)]
-    own[1].calibrate(*(search(own[1], part) for part in named), "quantile")
-    searched = [search(own[2], part) for part in (TUNING, CALIBRATION)]
-    parts = [
-        LabelledResults.of(found, part.relevant, part.totals, groups=part.groups)
-        for found, part in zip(searched, (TUNING, CALIBRATION), strict=True)
-    ]
-    own[2].calibrate(*parts, "quantile")
-    first, *others = (guarantee(one, 0.3) for one in own)
-    assert others == [first] * 2
-    assert plain(retrieve(own[2], 0.3)) == plain(retrieve(own[0], 0.3))

@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from rcir.data import ImageSet, Preprocessing
-from rcir.data.relevance import SharedLabel
-from rcir.data.within_radius import WithinRadius
+from rcir.data import Preprocessing
 from rcir.encoders import METHODS, build_encoder
 from rcir.errors import CorruptRetriever, NoRetriever, StaleCalibration
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import SCORE_FUNCTIONS
 from tests.methods import CERTAIN, config_of
 from tests.retrieval.retrievers import build, calibrate, guarantee, plain, retrieve
-from tests.retrieval.whole_numbers import CALIBRATION, GALLERY, TEST, TUNING
+from tests.retrieval.whole_numbers import CALIBRATION, GALLERY, TUNING
 
 load = Retriever.load
 
@@ -117,32 +115,6 @@ def test_the_score_functions_that_auto_chose_for_each_risk_survive(tmp_path):
             assert plain(before) == plain(after)
             names.add(after[0].guarantee.score_function)
     assert len(names) > 1
-
-
-@pytest.mark.parametrize("kind", ["shared labels", "places"])
-def test_what_items_match_by_survives(tmp_path, kind):
-    def relevance(part):
-        digits = np.stack(np.divmod(part.labels, 10), axis=1)
-        if kind == "places":
-            return WithinRadius(digits.astype(float), 1.5)
-        return SharedLabel.of_lists((digits + np.array([0, 10])).tolist(), 20)
-
-    def part(part):
-        ids = [str(row) for row in range(len(part))]
-        return ImageSet(part.vectors, None, ids, {}, relevance(part))
-
-    own = build(relevance(GALLERY), uncertainty=None)
-    own.calibrate(own.search_labelled(part(TUNING)), own.search_labelled(part(CALIBRATION)))
-    loaded = load(own.save(tmp_path / "own"))
-    assert loaded.labels is None
-    assert loaded.fingerprints() == own.fingerprints()
-    before, after = (one.search_labelled(part(TEST)) for one in (own, loaded))
-    assert 0 < before.relevant.mean() < 1
-    np.testing.assert_array_equal(after.relevant, before.relevant)
-    np.testing.assert_array_equal(after.totals, before.totals)
-    assert plain(loaded.retrieve(TEST.vectors, 0.5, 0.1)) == plain(
-        own.retrieve(TEST.vectors, 0.5, 0.1)
-    )
 
 
 def test_the_origin_survives_and_changes_no_fingerprint(loaded, retriever, tmp_path):
