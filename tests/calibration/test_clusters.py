@@ -128,19 +128,6 @@ def test_results_page_and_screen_count_clusters_and_omit_what_needs_independence
         assert absent not in page
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_an_evaluation_measures_the_same_again(clustered, tmp_path):
-    copy = shutil.copytree(clustered[0] / "retriever", tmp_path / "kept" / "retriever")
-    evaluate_retriever(EvaluationConfig(str(copy), alphas=(0.01, 0.6, 0.8), delta=DELTA))
-    first, second = (
-        json.loads((folder / "results.json").read_text())
-        for folder in (clustered[0], copy.parent / "evaluation")
-    )
-    for results in (first, second):
-        del results["seconds"], results["score_function_comparison"]
-    assert second == first
-
-
 def test_their_sizes_are_not_compared_as_those_of_independent_queries(clustered, tmp_path, capsys):
     assert RunResults.read(clustered[0] / TEST).parts == []
     copies = [shutil.copytree(clustered[0], tmp_path / name) for name in ("one", "two")]

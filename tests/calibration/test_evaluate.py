@@ -181,14 +181,7 @@ def blur(loaded):
         (lambda loaded: loaded.origin["queries"].update(test="0"), InvalidData, "other queries"),
         (blur, StaleCalibration, "has changed"),
     ],
-    ids=[
-        "without data",
-        "without queries",
-        "not calibrated",
-        "another gallery",
-        "other queries",
-        "stale",
-    ],
+    ids=["no data", "no queries", "not calibrated", "gallery", "queries", "stale"],
 )
 def test_a_retriever_that_cannot_be_measured_is_refused(outcome, tmp_path, change, error, word):
     refused(changed(outcome, tmp_path, change), error, word)

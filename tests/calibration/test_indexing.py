@@ -131,20 +131,3 @@ def test_too_few_tuning_queries_are_refused(tmp_path):
     retriever.save(tmp_path / "few")
     with pytest.raises(InvalidData, match="4 tuning queries"):
         reindex(tmp_path / "few", IndexConfig("ivf"))
-
-
-@pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["index", "{folder}", "--kind", "auto"],
-        ["certify", "--gallery", "{files}/g.npz", "--queries", "{files}/q.npz", "--index", "auto"],
-    ],
-)
-def test_the_reason_for_an_index_is_printed(folder, tmp_path, capsys, command):
-    for name, n in (("g", 1500), ("q", 700)):
-        vectors, labels = drawn(n, n)
-        np.savez(tmp_path / f"{name}.npz", vector=vectors, label=labels)
-    parts = [part.format(folder=folder, files=tmp_path) for part in command]
-    main([*parts, "--output", str(tmp_path / "other")])
-    assert "index: 1500 vectors: exact search is fast" in capsys.readouterr().out

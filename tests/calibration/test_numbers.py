@@ -182,22 +182,6 @@ def test_what_a_group_needs_follows_from_its_calibration_queries_alone(outcome, 
         assert row.constant_size == (None if constant is None else 1 + constant)
 
 
-def test_metrics_for_tracking_have_a_flat_name_for_every_number(outcome):
-    metrics, evaluation = outcome.evaluation.metrics(), outcome.evaluation
-    assert metrics["test/alpha-0.2/threshold"] == evaluation.rows[1].threshold
-    assert metrics["test/alpha-0.2/answered"] == 1
-    for row in evaluation.others:
-        slug = row.guarantee.replace(", ", "-").replace(" ", "-")
-        assert metrics.get(f"test/alpha-{row.alpha:g}/{slug}/test_risk") == row.test_risk
-    for alpha, levels in (("0.001", {"certified", "violations"}), ("0.2", {"risk", "mean_std"})):
-        summary = evaluation.repeats.summary((float(alpha),))["1 - cosine"][alpha]
-        place = f"test/alpha-{alpha}/divisions/1-cosine/"
-        logged = {name.removeprefix(place): n for name, n in metrics.items() if place in name}
-        assert logged == {name: value for name, value in summary.items() if value is not None}
-        assert levels <= logged.keys()
-    assert all(isinstance(value, float | int) for value in metrics.values())
-
-
 def test_results_json_has_the_same_numbers(outcome):
     results = json.loads((outcome.folder.parent / "results.json").read_text())
     evaluation = outcome.evaluation

@@ -249,24 +249,6 @@ def test_an_interrupted_calibration_embeds_what_is_missing(trained, monkeypatch,
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_gallery_and_queries_are_embedded_by_the_requested_workers(trained, outcome, monkeypatch):
-    requests = []
-
-    def embed_on_replicas(encoder, preprocessing, blocks, count, use_gpu, batch):
-        requests.append((sum(map(len, blocks.values())), count, use_gpu))
-        for number, images in reversed(blocks.items()):
-            yield number, batches.embed_block(encoder, preprocessing, images, batch)
-
-    monkeypatch.setattr("rcir.encoders.replicas.embed_on_replicas", embed_on_replicas)
-    monkeypatch.setattr(batches, "CHUNK", 128)  # the batches are those of one process
-    command = ["--run", str(trained.path), "--output", "output", "--alphas", "[0.3]"]
-    assert main([*command, "--num_workers", "3", "--use_gpu", "true"]) == 0
-    assert requests == [(300, 3, True)] * 4
-    loaded = rcir.load("output/retriever")
-    assert loaded.index.version == outcome.retriever.index.version
-
-
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("kind", ["cosine", "vote"])
 def test_sizes_depend_on_the_chosen_uncertainty(trained, kind, capsys):
     outcome = calibrated(trained, uncertainty=kind, score_function="minmax", alphas=(0.4,))

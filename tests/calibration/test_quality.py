@@ -421,17 +421,6 @@ def test_queries_without_a_match_are_counted_and_left_out(cases):
     assert all(curve.count.sum() == n for curve in quality.curves.values())
 
 
-def test_curves_agree_with_the_numbers(case):
-    quality = case.quality
-    for name, curve in quality.curves.items():
-        assert quality.numbers[f"ece_{name}"] == curve.error
-    assert quality.numbers["ausc"] == quality.sparsification.ausc
-    assert quality.sparsification.curve[0] == pytest.approx(quality.numbers["recall_at_1"])
-    if quality.cleaning is not None:
-        assert quality.cleaning.cleaned[0] == pytest.approx(quality.numbers["map"])
-        assert quality.cleaning.fractions[2] == 0.2
-
-
 def of_queries(case, rows):
     """The numbers of some of the queries."""
     images = case.images.subset(np.array(rows))

@@ -1,7 +1,5 @@
 """`rcir recalibrate`, and `rcir retrieve` of vectors."""
 
-import json
-
 import numpy as np
 import pytest
 from mlflow import MlflowClient
@@ -82,20 +80,6 @@ def test_invalid_additions_leave_the_folder_as_it_was(folder, columns, word):
     with pytest.raises(InvalidData, match=word):
         recalibrate(folder, folder.parent / "new.npz")
     assert contents() == before
-
-
-def test_the_command_retrieves_by_vectors(folder, capsys):
-    asked, _ = drawn(3, 9)
-    np.savez("asked.npz", vector=asked, id=np.array(["a", "b", "c"]))
-    main(["retrieve", "asked.npz", "--retriever", "own", "--alpha", "0.2", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    expected = [one.to_dict() for one in rcir.load("own").retrieve(asked, 0.2, 0.1)]
-    assert found == json.loads(json.dumps(expected))
-    main(["retrieve", "asked.npz", "--retriever", "own", "--alpha", "0.2"])
-    assert capsys.readouterr().out.startswith("a:\n")
-    with pytest.raises(SystemExit):
-        main(["retrieve", "asked.npz", "new.npz", "--retriever", "own"])
-    assert "2 files" in capsys.readouterr().err
 
 
 @pytest.mark.slow
