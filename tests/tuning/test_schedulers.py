@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 
-def test_tpe_draws_in_the_space_and_averages_over_seeds(small, certified, store, runs_in):
+def test_tpe_draws_in_the_space_and_averages_over_seeds(small, certified, runs_in):
     space = {"optimizer.lr": {"loguniform": [1e-4, 1e-2]}, "encoder.dim": {"uniform": [4, 8]}}
     both = {"search": "tpe", "objectives": ("certified_size", "recall_at_1")}
     config = TuningConfig(small("tpe", epochs=1), space, trials=3, seeds=2, alpha=0.2, **both)
@@ -47,7 +47,7 @@ def test_tpe_draws_in_the_space_and_averages_over_seeds(small, certified, store,
         ]
         assert trial.metrics["recall_at_1"] == pytest.approx(sum(recalls) / 2)
         assert (trial.state, trial.epochs) == ("finished", 2)
-    assert runs_in(store, records.mlflow_run).keys() == {
+    assert runs_in(records.tracking_uri, records.mlflow_run).keys() == {
         f"trial-{number:03d}{seed}" for number in range(3) for seed in ("", "-seed-1")
     }
 
