@@ -367,11 +367,6 @@ def test_options_of_n_digit_mnist_out_of_range_are_refused(small_mnist, options,
         read("n-digit-mnist", small_mnist[0], **(SMALL | options))
 
 
-def test_n_digit_mnist_needs_mnist(tmp_path):
-    with pytest.raises(DataUnavailable, match="mnist"):
-        read("n-digit-mnist", tmp_path)
-
-
 # Omniglot
 
 

@@ -430,6 +430,9 @@ def test_missing_pictures_are_refused(tmp_path):
         list_pictures(tmp_path)
     with pytest.raises(DataUnavailable, match="neither"):
         list_pictures(tmp_path / "nothing")
+    (tmp_path / "t.csv").write_text("label\nplum\n")
+    with pytest.raises(InvalidData, match="path"):
+        list_pictures(tmp_path / "t.csv")
     (tmp_path / "t.csv").write_text("path,label\n9.png,plum\n")
     with pytest.raises(DataUnavailable, match=r"9\.png"):
         list_pictures(tmp_path / "t.csv")

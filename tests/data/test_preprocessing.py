@@ -112,6 +112,8 @@ def test_many_files_keep_their_order_in_any_number_of_threads(files, threads):
     for path, tensor in zip(files, together, strict=True):
         assert torch.equal(RGB.resized([path])[0], tensor)
         assert torch.equal(RGB.resized([path, noise(9, 9)])[0], tensor)
+    sizes = [noise(9, 9), noise(5, 7, 3)]
+    assert torch.equal(RGB.resized(sizes), torch.cat([RGB.resized([each]) for each in sizes]))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.95])

@@ -170,7 +170,6 @@ def test_a_relevance_is_restored_from_its_arrays(kind, facts):
     [
         (SameLabel(np.zeros(1, int)), SharedLabel.of_lists([[0]], 2)),
         (SharedLabel.of_lists([[0]], 2), WithinRadius(np.zeros((1, 2)), 1.0)),
-        (WithinRadius(np.zeros((1, 2)), 1.0), SameLabel(np.zeros(1, int))),
         (WithinRadius(np.zeros((1, 2)), 1.0), WithinRadius(np.zeros((1, 2)), 2.0)),
         (WithinRadius(np.zeros((1, 2)), 1.0), WithinRadius(np.zeros((1, 3)), 1.0)),
         (SharedLabel.of_lists([[0]], 2), SharedLabel.of_lists([[0]], 3)),
