@@ -198,18 +198,21 @@ class Losses:
         return self.losses[after:]
 
 
-def test_evidence_does_not_depend_on_when_it_is_refreshed():
+def test_each_guarantee_has_its_own_evidence_whenever_it_is_refreshed():
     losses = Losses()
     often = GuaranteeWatch(losses)
     for miss in (0, 1, 1, 0, 1):
-        losses.add(0.1, [miss])
-        losses.add(0.2, [miss])
+        losses.add(0.1, [miss], delta=0.1)
+        losses.add(0.1, [0], delta=0.05)
+        losses.add(0.1, [1, miss], group="night")
+        losses.add(0.2, [1])
         often.refresh()
     once = GuaranteeWatch(losses)
     for one, other in zip(once.rows, often.rows, strict=True):
         assert (one.terms, one.n, one.misses) == (other.terms, other.n, other.misses)
         assert one.evidence == pytest.approx(other.evidence)
-    assert [row.n for row in once.rows] == [5, 5]
+    rows = [(row.terms["delta"], row.terms["group"], row.n, row.misses) for row in once.rows]
+    assert rows == [(0.1, None, 5, 3), (0.05, None, 5, 0), (0.1, "night", 10, 8), (0.1, None, 5, 5)]
 
 
 def test_a_higher_risk_raises_the_alarm_of_its_alpha_only():
@@ -223,19 +226,6 @@ def test_a_higher_risk_raises_the_alarm_of_its_alpha_only():
     losses.add(0.1, rng.random(300) < 0.3)
     watch.refresh()
     assert [(row.terms["alpha"], row.alarm) for row in watch.rows] == [(0.1, True), (0.3, False)]
-
-
-def test_each_guarantee_has_its_own_evidence():
-    losses = Losses()
-    losses.add(0.1, [1, 1], delta=0.1)
-    losses.add(0.1, [0], delta=0.05)
-    losses.add(0.1, [0, 1, 0], group="night")
-    rows = GuaranteeWatch(losses).rows
-    assert [(row.terms["delta"], row.terms["group"], row.n, row.misses) for row in rows] == [
-        (0.1, None, 2, 2),
-        (0.05, None, 1, 0),
-        (0.1, "night", 3, 1),
-    ]
 
 
 def test_a_query_counts_once_for_a_guarantee_unless_queries_recur():
@@ -452,25 +442,19 @@ def test_the_guarantee_holds_over_calibrations_by_feedback(vectors, place, tmp_p
     assert np.mean(risks) > 0.7 * ALPHA  # not by sets that are too large
 
 
-def test_repeated_queries_and_gallery_items_are_left_out(vectors, place, file):
-    queries, labels = drawn(300, 30)
-    gallery, gallery_labels = drawn(500, 1)
-    twice = np.concatenate([queries, queries[:50], gallery[:20]])
-    twice_labels = np.concatenate([labels, labels[:50], gallery_labels[:20]])
-    keep_feedback(vectors, place, file, twice, twice_labels)
-    assert recalibrate(place, feedback=file).n_calibration == 300
-    vectors.save(place)
-    file = file.with_name("other.db")
-    keep_feedback(vectors, place, file, gallery[:20], gallery_labels[:20])
+def test_repeated_queries_gallery_items_and_old_queries_are_left_out(vectors, place, file):
+    gallery, labels = drawn(500, 1)
+    keep_feedback(vectors, place, file, gallery[:20], labels[:20])
     with pytest.raises(InvalidData, match="gallery"):
         recalibrate(place, feedback=file)
-
-
-def test_queries_before_a_time_are_left_out(vectors, place, file):
     keep_feedback(vectors, place, file, *drawn(200, 40))
     changed = datetime.now()
-    keep_feedback(vectors, place, file, *drawn(300, 41, noise=1.3))
+    queries, more = drawn(300, 41, noise=1.3)
+    parts = [np.concatenate(each) for each in ((queries, queries[:50]), (more, more[:50]))]
+    keep_feedback(vectors, place, file, *parts)
     assert recalibrate(place, feedback=file, since=changed).n_calibration == 300
+    vectors.save(place)
+    assert recalibrate(place, feedback=file).n_calibration == 500
     vectors.save(place)
     with pytest.raises(InvalidData, match="2100"):
         recalibrate(place, feedback=file, since=datetime(2100, 1, 1))

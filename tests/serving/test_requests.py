@@ -195,17 +195,13 @@ def test_vectors_and_pictures_are_distinguished(folder, place, serving):
     with serving(place) as client:
         picture = client.post("/retrieve", files={"picture": png_header(8, 8)})
         neither = client.post("/retrieve", content=b"x", headers={"content-type": "image/png"})
+        for item in ("3", "abc"):
+            assert client.get(f"/items/{item}/image").status_code == 404
     with serving(folder) as client:
         vector = client.post("/retrieve", json={"vector": [1.0]})
     assert (picture.status_code, vector.status_code, neither.status_code) == (400, 400, 415)
     assert "vector" in picture.json()["message"]
     assert "picture" in vector.json()["message"]
-
-
-def test_items_without_pictures_are_not_found(place, serving):
-    with serving(place) as client:
-        for item in ("3", "abc"):
-            assert client.get(f"/items/{item}/image").status_code == 404
 
 
 def test_an_uncalibrated_retriever_is_not_served_and_a_stale_one_refuses(place, tmp_path, serving):
@@ -223,22 +219,16 @@ def test_an_uncalibrated_retriever_is_not_served_and_a_stale_one_refuses(place, 
 # Limits of size
 
 
-def test_the_body_of_a_request_is_bounded(folder, serving):
+def test_the_body_and_the_pictures_of_a_request_are_bounded(folder, serving):
     with serving(folder, most_bytes=1000) as client:
-        response = client.post("/retrieve", files={"picture": b"x" * 2000})
-        streamed = client.post(
-            "/retrieve",
-            content=iter([b"x" * 600, b"y" * 600]),
-            headers={"content-type": "application/json"},
-        )
-    assert refusal(response) == refusal(streamed) == (413, "too-large")
-
-
-def test_the_pictures_of_a_request_are_bounded_together(folder, serving):
+        whole = client.post("/retrieve", files={"picture": b"x" * 2000})
+        content, headers = iter([b"x" * 600, b"y" * 600]), {"content-type": "application/json"}
+        streamed = client.post("/retrieve", content=content, headers=headers)
     with serving(folder, most_pixels=10_000) as client:
         files = [("pictures", png_header(100, 100))] * 9
-        response = client.post("/retrieve/batch", data={"alpha": 0.6}, files=files)
-    assert refusal(response) == (413, "too-large")
+        together = client.post("/retrieve/batch", data={"alpha": 0.6}, files=files)
+    for response in (whole, streamed, together):
+        assert refusal(response) == (413, "too-large")
 
 
 def test_the_bodies_of_concurrent_requests_are_bounded_together():
