@@ -140,12 +140,6 @@ def test_a_manifest_cannot_name_files_outside_the_folder(vectors, tmp_path, outs
         Retriever.load(vectors[0])
 
 
-def test_a_manifest_that_lists_nothing_is_refused(vectors):
-    edit_manifest(vectors[0], files={})
-    with pytest.raises(CorruptRetriever, match="list"):
-        Retriever.load(vectors[0])
-
-
 # Edits with new checksums
 
 

@@ -204,17 +204,16 @@ def test_queries_need_groups_if_and_only_if_the_others_have_them(own):
     with pytest.raises(InvalidData, match="group"):
         own.extend_calibration(search(own, TEST, groups=False))
     calibrate(own, "constant", groups=False)
+    with pytest.raises(InvalidConfig, match="group"):
+        guarantee(own, 0.3, group="hard")
     with pytest.raises(InvalidData, match="group"):
         own.extend_calibration(search(own, TEST))
 
 
 def test_only_a_valid_calibration_is_extended_by_queries_it_searched(own):
-    bare = build()
-    with pytest.raises(StaleCalibration, match="not calibrated"):
-        bare.extend_calibration(search(bare, TEST))
-    before = search(own, TEST)
+    before, other = search(own, TEST), build(labels=GALLERY.labels[::-1])
     with pytest.raises(StaleCalibration, match="another retriever"):
-        own.extend_calibration(replace(before, fingerprints=bare.fingerprints() | {"index": "0"}))
+        own.extend_calibration(search(other, TEST))
     own.remove(["7"])
     for queries in (before, search(own, TEST)):
         with pytest.raises(StaleCalibration):

@@ -96,18 +96,6 @@ def test_seven_queries_certify_nothing(built):
     assert caught.value.required_calibration == 22
 
 
-def test_a_retriever_of_vectors_survives_saving(calibrated, tmp_path):
-    loaded = rcir.load(calibrated.save(tmp_path / "vectors"))
-    assert loaded.encoder is None
-    assert loaded.fingerprints() == calibrated.fingerprints()
-    for options in ({}, {"distinct": "label"}):
-        before, after = (
-            [answer.to_dict() for answer in one.retrieve(QUERIES[:12], 0.3, 0.1, **options)]
-            for one in (calibrated, loaded)
-        )
-        assert before == after
-
-
 # Uncertainties
 
 
@@ -181,11 +169,8 @@ def test_places_match_within_a_radius(tmp_path):
     assert loaded.recalibrate() == own.recalibrate()
 
 
-def table(n):
-    """Ids of the true matches of each query."""
-    return [
-        [f"item {row}" for row in np.flatnonzero(label == LABELS)] for label in QUERY_LABELS[:n]
-    ]
+# Ids of the true matches of each query.
+TABLE = [[f"item {row}" for row in np.flatnonzero(label == LABELS)] for label in QUERY_LABELS]
 
 
 def test_a_table_of_matches_counts_as_the_labels_do(tmp_path):
@@ -193,11 +178,11 @@ def test_a_table_of_matches_counts_as_the_labels_do(tmp_path):
     own = rcir.Retriever.from_embeddings(GALLERY, named(300))
     found, expected = (
         one.search_labelled(one.labelled(QUERIES, labels))
-        for one, labels in ((own, table(500)), (by_label, KINDS[QUERY_LABELS]))
+        for one, labels in ((own, TABLE), (by_label, KINDS[QUERY_LABELS]))
     )
     np.testing.assert_array_equal(found.relevant, expected.relevant)
     np.testing.assert_array_equal(found.totals, expected.totals)
-    own.calibrate(QUERIES, table(500), "quantile")
+    own.calibrate(QUERIES, TABLE, "quantile")
     loaded = rcir.load(own.save(tmp_path / "table"))
     assert loaded.recalibrate() == own.recalibrate()
     assert loaded.retrieve(QUERIES[0], 0.3, 0.1).labels is None
@@ -205,7 +190,7 @@ def test_a_table_of_matches_counts_as_the_labels_do(tmp_path):
 
 def test_a_table_of_matches_does_not_know_new_items():
     own = rcir.Retriever.from_embeddings(GALLERY, named(300))
-    own.calibrate(QUERIES, table(500), "constant")
+    own.calibrate(QUERIES, TABLE, "constant")
     own.remove(named(20))
     own.recalibrate()
     own.add(draw(10, 5)[0], named(10, "new"))
@@ -330,12 +315,7 @@ def test_vectors_of_another_model_are_refused(tmp_path):
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"labels": [1, 2]},
-        {"ids": ["a"] * 300},
-        {"uncertainty": np.full(300, np.nan)},
-        {"depth": 0},
-    ],
+    [{"labels": [1, 2]}, {"ids": ["a"] * 300}, {"uncertainty": np.full(300, np.inf)}, {"depth": 0}],
     ids=str,
 )
 def test_an_index_is_built_only_after_all_other_arguments_are_checked(wrong, monkeypatch):

@@ -10,13 +10,17 @@ import rcir
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import Request
-from tests.retrieval.retrievers import build, calibrate, guarantee, plain, retrieve
+from tests.retrieval.retrievers import build, calibrate, guarantee, plain, retrieve, search
 from tests.retrieval.whole_numbers import GALLERY, TEST
 
 
 def test_a_retriever_without_calibration_gives_neighbours_only():
     fresh = build()
-    for call in (lambda: retrieve(fresh, 0.3), lambda: guarantee(fresh, 0.3)):
+    queries = search(fresh, TEST)
+    for call in (
+        *(lambda: retrieve(fresh, 0.3), lambda: guarantee(fresh, 0.3), fresh.recalibrate),
+        *(lambda: fresh.check(queries), lambda: fresh.extend_calibration(queries)),
+    ):
         with pytest.raises(StaleCalibration, match="not calibrated"):
             call()
     assert fresh.search(TEST.vectors[:2]).positions.shape == (2, 150)
