@@ -130,12 +130,10 @@ def test_interrupted_command_does_not_read_images_again(
     assert not (tmp_path / "x.parquet").exists()
 
     broken.write_bytes(content)
-    read, open_image = [], Image.open
-    monkeypatch.setattr(
-        Image, "open", lambda *args, **kw: read.append(1) or open_image(*args, **kw)
-    )
+    reader = Mock(wraps=Image.open)
+    monkeypatch.setattr(Image, "open", reader)
     table = embed(photos, "x.parquet", *options)
-    assert len(read) == 1
+    assert reader.call_count == 1
     assert_same_vectors(vectors_of(table), vectors_of(whole))
     assert sorted(path.name for path in tmp_path.glob("x.*")) == ["x.parquet"]
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import rcir
 from calibration import CalibrationConfig, calibrate
-from rcir.cli.main import main
 from rcir.data import DataConfig
 from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidImage, reporting_errors
@@ -21,72 +21,56 @@ from rcir.printable import printable
 from rcir.risk import Guarantee
 from training import train
 
-# No UTF-8; a formula that cannot be parsed; markup of rich, of HTML; a legend's hidden label;
-# what turns a terminal red; two lines; a letter that is not ASCII.
+# Not UTF-8; a formula that cannot be parsed; markup of rich and of HTML; a hidden label of a
+# legend; a control sequence of terminals; two lines; a letter that is not ASCII.
 NAMES = [
     *(os.fsdecode(b"p\xffr"), r"$\frac{", r"\$a$b", "[/bold]x", "<b>&amp;", "_hidden"),
     *("\x1b[31mred", "two\nlines", "pear é"),
 ]
 
 
-def folder(tmp_path):
-    """Pictures of each class, whose files have such a name too."""
+@pytest.mark.slow
+def test_report_shows_names_of_classes_as_text(tiny, tmp_path):
     rng = np.random.default_rng(0)
     for number, name in enumerate(NAMES):
+        (tmp_path / "photos" / name).mkdir(parents=True)
         for each in range(14):
-            place = tmp_path / "own" / name / f"{each}-{name.replace('/', '-')}.png"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            noise = rng.integers(0, 60, (8, 16), dtype=np.uint8)
-            Image.fromarray(noise + np.uint8(20 * number)).save(place)
-
-
-@pytest.fixture(scope="module")
-def outcome(tiny, tracking_uri, tmp_path_factory):
-    """A training and a calibration on that folder."""
-    place = tmp_path_factory.mktemp("names")
-    folder(place)
-    # Most names evaluate, and so are shown.
-    data = DataConfig("folder", str(place), options={"path": "own", "train": NAMES[-3:]})
+            pixels = rng.integers(0, 60, (8, 16), dtype=np.uint8) + np.uint8(20 * number)
+            file = f"{each}-{name.replace('/', '-')}.png"
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / file)
+    data = DataConfig("folder", str(tmp_path), options={"path": "photos", "train": NAMES[-3:]})
     config = tiny("names", epochs=1, batch=8, data=data, encoder=EncoderConfig("deterministic"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
-        run = train(config)
-        return calibrate(CalibrationConfig(str(run.path.absolute()), alphas=(0.5,), delta=0.5))
-
-
-def test_the_page_shows_names_as_text(outcome):
+    run = train(config)
+    outcome = calibrate(CalibrationConfig(str(run.path.absolute()), alphas=(0.5,), delta=0.5))
     page = outcome.report.read_text(encoding="utf-8")
-    shown = set(re.findall(r'<td class="left">(.*?)</td>', page))
+    cells = set(re.findall(r'<td class="left">(.*?)</td>', page))
     for name in outcome.splits.test.label_names.values():
         text = printable(name)
-        for sign, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
-            text = text.replace(sign, entity)
-        assert text in shown
-    pictures = re.findall(r"data:image/svg\+xml;base64,([^\"]+)", page)
-    assert len(pictures) > 4
-    for picture in pictures:
-        ElementTree.fromstring(base64.b64decode(picture))
+        for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+            text = text.replace(character, entity)
+        assert text in cells
+    figures = re.findall(r"data:image/svg\+xml;base64,([^\"]+)", page)
+    assert len(figures) > 4
+    for figure in figures:
+        ElementTree.fromstring(base64.b64decode(figure))
 
 
-def test_json_and_terminal_show_names(outcome, monkeypatch):
-    query = outcome.splits.test.images[0]
-    answer = outcome.retriever.retrieve(query, 0.5, 0.5)
-    assert set(answer.labels) <= set(NAMES)
-    assert set(json.loads(json.dumps(answer.to_dict()))["labels"]) == set(answer.labels)
-    # Strict, as that of a process is.
-    monkeypatch.setattr(sys, "stdout", screen := TextIOWrapper(BytesIO(), encoding="utf-8"))
-    command = ["retrieve", os.fspath(query), "--retriever", str(outcome.folder)]
-    assert main([*command, "--alpha", "0.5", "--delta", "0.5"]) == 0
-    screen.flush()
-    shown = screen.buffer.getvalue().decode("utf-8")
-    rows = shown.splitlines()[2 : 2 + answer.size]
-    for row, label in zip(rows, answer.labels, strict=True):
-        assert row.endswith(f"  {printable(label)}")
-    assert "\x1b" not in shown
+def test_answer_shows_labels_as_text_and_json_keeps_them():
+    rng = np.random.default_rng(0)
+    centres, labels = 100 * np.eye(len(NAMES)), np.repeat(NAMES, 20)
+    gallery, queries = np.repeat(centres, 20, axis=0) + rng.random((2, len(labels), len(NAMES)))
+    retriever = rcir.Retriever.from_embeddings(gallery, labels=labels)
+    retriever.calibrate(queries, labels)
+    for query, name in zip(centres, NAMES, strict=True):
+        answer = retriever.retrieve(query, 0.5, 0.5)
+        assert set(answer.labels) == {name}
+        assert json.loads(json.dumps(answer.to_dict()))["labels"] == list(answer.labels)
+        rows = str(answer).splitlines()[2 : 2 + answer.size]
+        assert all(row.endswith(f"  {printable(name)}") for row in rows)
+        assert "\x1b" not in str(answer)
 
 
-def test_what_cannot_be_encoded_does_not_end_a_command(monkeypatch):
+def test_command_prints_what_its_encoding_lacks(monkeypatch):
     monkeypatch.setattr(sys, "stdout", screen := TextIOWrapper(BytesIO(), encoding="utf-8"))
     with reporting_errors():
         print(NAMES[0])
@@ -105,18 +89,15 @@ def test_what_cannot_be_encoded_does_not_end_a_command(monkeypatch):
         (r"$\frac{[/x]<b>", r"$\frac{[/x]<b>"),
     ],
 )
-def test_only_what_cannot_be_printed_is_escaped(name, text):
+def test_only_unprintable_characters_are_escaped(name, text):
     assert printable(name) == text
     printable(name).encode("utf-8")
 
 
-def test_errors_show_names_as_text(capsys):
+def test_errors_and_guarantees_show_names_as_text(capsys):
     with pytest.raises(SystemExit), reporting_errors():
         raise InvalidImage("\x1b[31mred\n.png cannot be read")
     assert capsys.readouterr().err == "error: \\x1b[31mred\\n.png cannot be read\n"
-
-
-def test_a_guarantee_shows_the_names_of_groups_as_text():
     plain = (0.1, 0.1, "miss", None, None, False, False, 1.0, "binomial", "constant", 100, 0.1)
     guarantee = Guarantee(*plain, n_groups=2, mix={"\x1b[31mred": 0.4, "b": 0.6})
     assert r"\x1b[31mred 0.4, b 0.6" in str(guarantee)
