@@ -86,15 +86,6 @@ def test_retrieve_passes_its_options_on(retriever, query, alpha, delta, options)
         rcir.retrieve(query, alpha, delta, loud=True)
 
 
-def test_list_of_queries_gives_a_list_of_answers(retriever, splits):
-    rcir.use(retriever)
-    queries = list(splits.test.images[:3])
-    answers = rcir.retrieve(queries, 0.3, 0.1)
-    assert [answer.ids for answer in answers] == [
-        rcir.retrieve(query, 0.3, 0.1).ids for query in queries
-    ]
-
-
 def test_every_public_name_can_be_imported():
     assert all(getattr(rcir, name).__name__ == name for name in rcir.__all__)
     assert {*rcir.__all__} <= {*dir(rcir)}

@@ -77,14 +77,6 @@ def test_every_option_gives_the_answer_of_the_library(folder, image, capsys, wor
     assert capsys.readouterr().out == f"{answer}\n"
 
 
-def test_text_lists_the_set_and_states_the_guarantee(folder, image, capsys):
-    main(["retrieve", image, "--retriever", str(folder), "--alpha", "0.3"])
-    lines = capsys.readouterr().out.splitlines()
-    answer = rcir.load(folder).retrieve(image, 0.3, 0.1)
-    assert [line.split()[-1] for line in lines[2:-1]] == list(answer.ids)
-    assert lines[-1] == str(answer.guarantee)
-
-
 def test_several_images_are_answered_in_order(folder, splits, tmp_path, capsys, monkeypatch):
     images = [str(tmp_path / f"{row}.png") for row in range(3)]
     for row, path in enumerate(images):

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import yaml
@@ -90,20 +91,15 @@ def test_help_lists_the_options(main, option, capsys):
         (["--unknown", "3"], "--unknown"),
         (["--encoder.unknown", "3"], "--encoder.unknown"),
         (["--config", "missing.yaml"], "missing.yaml"),
+        *[(["--config", f"{number}.yaml"], "") for number in range(3)],
     ],
 )
-def test_option_of_another_type_or_name_has_status_2(file, capsys, arguments, word):
+def test_option_or_file_of_another_type_or_name_has_status_2(file, capsys, arguments, word):
+    for number, content in enumerate(["name: [", "name: x\nepoch: 3\n", "encoder: {d: 1}"]):
+        Path(f"{number}.yaml").write_text(content)
     status, error = status_and_error(capsys, training, "--config", file, *arguments)
     assert status == 2
     assert word in error.partition("error:")[2]
-
-
-@pytest.mark.parametrize("content", ["name: [", "name: x\nepoch: 3\n", "name: x\nencoder: {d: 1}"])
-def test_invalid_file_has_status_2(tmp_path, capsys, content):
-    (tmp_path / "bad.yaml").write_text(content)
-    status, error = status_and_error(capsys, training, "--config", str(tmp_path / "bad.yaml"))
-    assert status == 2
-    assert "error:" in error
 
 
 @pytest.mark.parametrize(
@@ -128,27 +124,22 @@ def test_invalid_value_is_one_line_with_status_1(file, capsys, option, value):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "word"),
+    ("main", "arguments", "word"),
     [
-        (["--run", "nothing"], "nothing"),
-        (["--run", "x", "--alphas", "[0.1, 0]"], "alpha"),
-        (["--run", "x", "--alphas", "[]"], "alphas"),
-        (["--run", "x", "--delta", "1"], "delta"),
-        (["--run", "x", "--depth", "0"], "depth"),
+        (calibration, ["--run", "nothing"], "nothing"),
+        (calibration, ["--run", "x", "--alphas", "[0.1, 0]"], "alpha"),
+        (calibration, ["--run", "x", "--alphas", "[]"], "alphas"),
+        (calibration, ["--run", "x", "--delta", "1"], "delta"),
+        (calibration, ["--run", "x", "--depth", "0"], "depth"),
+        (training, ["--config", "config.yaml", "--storage", "config.yaml"], "config.yaml"),
     ],
 )
-def test_invalid_calibration_is_one_line_with_status_1(capsys, arguments, word):
-    status, error = status_and_error(capsys, calibration, *arguments)
+def test_invalid_job_is_one_line_with_status_1(file, capsys, main, arguments, word):
+    status, error = status_and_error(capsys, main, *arguments)
     assert status == 1
     (line,) = error.splitlines()
+    assert line.startswith("error: ")
     assert word in line
-
-
-def test_storage_that_is_a_file_is_one_line(file, capsys):
-    status, error = status_and_error(capsys, training, "--config", file, "--storage", file)
-    assert status == 1
-    assert error.startswith("error: ")
-    assert "config.yaml" in error
 
 
 def test_interrupt_has_the_status_of_shells_and_a_bug_keeps_its_traceback(capsys):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rcir.files import is_dead, owner, settle, write_file, write_folder, write_json
+from rcir.files import is_dead, owner, settle, write_folder, write_json
 from tests.kills import DEAD
 
 
@@ -210,9 +210,3 @@ def test_settling_a_read_only_folder_is_not_an_error(tmp_path, monkeypatch):
     settle(target)
     settle(tmp_path / "nowhere" / "it")
     assert not target.exists()
-
-
-def test_write_file_keeps_its_neighbours(tmp_path):
-    write_file(tmp_path / "a.json", b"1")
-    write_file(tmp_path / "a.json.bak", b"2")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.json.bak"]

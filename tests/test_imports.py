@@ -66,14 +66,6 @@ retriever.calibrate(vectors[300:], labels[300:])
 retriever.save("retriever")
 rcir.load("retriever").retrieve(vectors[0] + 0.1, alpha=0.1, delta=0.1)
 """
-CERTIFY_VECTORS = """
-import os
-import numpy as np
-from calibration import CertificationConfig, certify
-os.environ.pop("MLFLOW_TRACKING_URI", None)
-np.savez("all.npz", vector=vectors[:400], label=labels[:400])
-certify(CertificationConfig("all.npz", score_function="constant", alphas=(0.2,)))
-"""
 
 
 def test_risk_control_and_vectors_need_no_torch_and_help_needs_no_library():
@@ -118,9 +110,3 @@ def test_workers_and_small_networks_need_neither_tracking_nor_torchvision():
     worker = "import training.loop, rcir.encoders.embedder, rcir.encoders.replicas"
     steps = imports_of([TRAINING_HELP, EMBED, worker])
     assert [added & {*HEAVY} for added in steps] == [{"torch"}, {"sklearn"}, {"ray"}]
-
-
-@pytest.mark.slow
-def test_certifying_vectors_needs_no_torch():
-    vectors, certify = imports_of([RETRIEVE_VECTORS, CERTIFY_VECTORS])
-    assert (vectors | certify) & {*HEAVY} == {"faiss", "sklearn", "matplotlib"}

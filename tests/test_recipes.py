@@ -1,19 +1,14 @@
 """The configuration files: they are valid, and recipes of papers have the published values."""
 
-import json
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from scipy.io import loadmat, savemat
 
 from rcir.config import parse
-from rcir.data import load_splits
 from rcir.data.registry import find_dataset
-from rcir.data.relevance import SameLabel
 from rcir.encoders import build_encoder
 from training import TrainingConfig
 
@@ -109,84 +104,3 @@ def test_other_configurations_are_valid_and_build_encoders(name):
     embedding = encoder.embed(torch.zeros(2, channels, *size))
     members = config.encoder.options.get("members", 1)
     assert embedding.vectors.shape == (2, config.encoder.dim * members)
-
-
-# Copies of data sets: every third row of the published index files, and empty image files.
-
-
-def touch(folder, names):
-    for parent in {(folder / name).parent for name in names}:
-        parent.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        (folder / name).touch()
-
-
-def cub200(annotations, root):
-    folder, published = root / "CUB_200_2011", annotations / "cub200"
-    folder.mkdir()
-    (folder / "classes.txt").symlink_to(published / "classes.txt")
-    for file in ("image_class_labels.txt", "images.txt"):
-        lines = (published / file).read_text().splitlines()[::3]
-        (folder / file).write_text("\n".join(lines))
-    touch(folder / "images", [line.split()[1] for line in lines])
-
-
-def car196(annotations, root):
-    """The published test labels are in another file: other training images replace them."""
-    folder, published = root / "stanford_cars", annotations / "cars196"
-    folder.mkdir()
-    (folder / "cars_meta.mat").symlink_to(published / "cars_meta.mat")
-    entries = loadmat(published / "cars_train_annos.mat")["annotations"]
-    for start, part, file in (
-        *[(0, "train", "cars_train_annos.mat"), (1, "test", "cars_test_annos_withlabels.mat")],
-    ):
-        chosen = entries[:, start::6]
-        savemat(folder / file, {"annotations": chosen})
-        touch(folder / f"cars_{part}", [str(entry["fname"].item()) for entry in chosen[0]])
-
-
-def chestxdet(annotations, root):
-    folder = root / "ChestX-Det"
-    folder.mkdir()
-    for half in ("train", "test"):
-        file = annotations / "chestx-det" / f"ChestX_Det_{half}.json"
-        entries = json.loads(file.read_text())[::3]
-        (folder / file.name).write_text(json.dumps(entries))
-        touch(folder / f"{half}_data", [entry["file_name"] for entry in entries])
-
-
-def pittsburgh(annotations, root):
-    """Only positions of the test split are available: the western half of them trains."""
-    published = annotations / "pitts30k"
-    with np.load(published / "pitts30k_test.npz") as arrays:
-        places = {"Db": arrays["utmDb"], "Q": arrays["utmQ"]}
-    middle = np.median(places["Db"][:, 0])
-    folder = root / "pittsburgh"
-    (folder / "datasets").mkdir(parents=True)
-    for split, sign in (("train", 1), ("test", -1)):
-        struct = {"posDistThr": 25.0}
-        for kind, images, file in (("Db", "dbImageFns", "index"), ("Q", "qImageFns", "query")):
-            lines = (published / f"pitts30k_imageNames_{file}.txt").read_text().splitlines()
-            chosen = np.flatnonzero(sign * (middle - places[kind][:, 0]) > 0)[::3]
-            names = np.empty((len(chosen), 1), object)
-            names[:, 0] = [lines[row].removeprefix("./Pittsburgh250k/") for row in chosen]
-            struct |= {images: names, f"utm{kind}": places[kind][chosen].T}
-            touch(folder, names[:, 0])
-        savemat(folder / "datasets" / f"pitts30k_{split}.mat", {"dbStruct": struct})
-
-
-@pytest.mark.data
-@pytest.mark.parametrize("lay_out", [cub200, car196, chestxdet, pittsburgh])
-def test_validation_shares_no_image_with_training_or_test(lay_out, data_root, tmp_path):
-    lay_out(data_root / "annotations", tmp_path)
-    splits = load_splits(read(f"{lay_out.__name__}-btl", "--data.root", str(tmp_path)).data)
-    ids = {part: set(images.ids) for part, images in vars(splits).items()}
-    assert all(len(ids[part]) == len(images) > 20 for part, images in vars(splits).items())
-    for one, other in combinations(ids, 2):
-        assert not ids[one] & ids[other], (one, other)
-    train, validation, test = splits.train, splits.validation, splits.test
-    if isinstance(train.relevance, SameLabel):
-        classes = [set(images.labels.tolist()) for images in (train, validation, test)]
-        assert all(not one & other for one, other in combinations(classes, 2))
-    # Validation can measure something: almost every image has another one that matches.
-    assert np.mean(validation.relevance.totals(validation.relevance) > 1) > 0.9
