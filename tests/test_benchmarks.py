@@ -29,7 +29,10 @@ def script_parameter(name):
     return pytest.param(name, marks=marks)
 
 
-@pytest.mark.parametrize("name", map(script_parameter, sorted(SCRIPTS - HELPERS - {"validity"})))
+NAMES = [script_parameter(name) for name in sorted(SCRIPTS - HELPERS - {"validity"})]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_benchmark_reports_finite_figures_in_its_short_form(name, tmp_path, request, patient):
     if name in NEEDS_DATA:
         request.getfixturevalue("data_root")
