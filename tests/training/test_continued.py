@@ -144,7 +144,6 @@ def test_changed_options_are_those_of_a_run_that_was_stopped_and_edited(tiny, tm
     file.write_text(json.dumps(json.loads(file.read_text()) | {"config": asdict(edited)}))
     last = "checkpoints/epoch-0002/model.safetensors"
     assert same_weights(changed, train(edited), last)
-    assert not same_weights(changed, train(tiny("same", **constant)), last)
     assert logged(changed, "lr") == {1: 0.001, 2: 0.004}
 
     # Changes survive YAML and JSON, and are part of the run's configuration.
