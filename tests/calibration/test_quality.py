@@ -261,24 +261,6 @@ def whole_precision(relevant):
     return average_precision_score(relevant, -np.arange(len(relevant)))
 
 
-def of_neighbourhoods(retriever, test, rows, right):
-    """AUROCs of the uncertainties that show in what was found; draws are of tests/retrieval."""
-    values, relevance = {"gap": []}, retriever.relevance
-    for row in rows:
-        near, away = test.positions[row], test.distances[row].astype(np.float64)
-        other = np.arange(len(near)) > 0
-        if retriever.labels is not None:
-            other = retriever.labels[near] != retriever.labels[near[0]]
-        values["gap"].append(away[0] / away[other].min() if other.any() else 0)
-        if isinstance(relevance, WithinRadius):
-            apart = relevance.places[near[:10]]
-            away = np.square(apart - apart.mean(0)).sum(1)  # summed up so: equal ones stay equal
-            values.setdefault("spread", []).append(np.sqrt(away.mean()))
-    for kind in {"agreement", "overlap"} & set(retriever.uncertainties):
-        values[kind] = retriever.judged(test, kind).uncertainty[rows]
-    return {f"auroc_miss_{kind}": roc_auc_score(1 - right, each) for kind, each in values.items()}
-
-
 def expected_numbers(case):
     """All numbers, from searches of whole rankings."""
     retriever, test, images, gallery = case.retriever, case.test, case.images, case.gallery
@@ -316,20 +298,9 @@ def expected_numbers(case):
     pair = uncertainty if items is None else uncertainty + items[first]
     right = hits[1].astype(float)
     found["auroc_miss"] = roc_auc_score(1 - right, uncertainty)
-    vectors = retriever.index.vectors_at(np.arange(len(retriever.index)))
-    own = test.queries.uncertainty
-    cosine = np.array([cdist(test.vectors[[row]], vectors, "cosine").min() for row in rows])
-    known = gallery.relevance
-    voted = np.array(
-        [
-            -known.subset(order[row, :1]).of(known, order[[row], : min(30, depth)]).sum()
-            for row in rows
-        ]
-    )
-    found["auroc_miss_own"] = roc_auc_score(1 - right, cosine if own is None else own[rows])
-    found["auroc_miss_cosine"] = roc_auc_score(1 - right, cosine)
-    found["auroc_miss_vote"] = roc_auc_score(1 - right, voted)
-    found |= of_neighbourhoods(retriever, test, rows, right)
+    for kind in retriever.uncertainties:  # what each of them is, tests/retrieval checks
+        judged = retriever.judged(test, kind).uncertainty[rows]
+        found[f"auroc_miss_{kind}"] = roc_auc_score(1 - right, judged)
     found["ausc"] = area(pair, right)
     found["ausc_query_only"] = area(uncertainty, right)
     found["ausc_oracle"] = area(-right, right)

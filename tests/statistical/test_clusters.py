@@ -143,10 +143,10 @@ def test_other_risks_hold_in_further_clusters(worlds, decided, true_risk, excess
 def test_without_delta_the_risk_in_further_clusters_is_at_most_alpha_on_average(
     uniform, decided, true_risk, excess
 ):
-    found = decided(uniform, 30, 0.6, Request(0.2, None))
-    clustered, independent = np.nan_to_num(true_risk(uniform, "miss")(found))
-    assert excess(clustered, 0.2) <= 3
-    assert excess(independent, 0.2) > 3
+    thresholds = decided(uniform, 30, 0.8, Request(0.05, None))
+    clustered, independent = np.nan_to_num(true_risk(uniform, "miss")(thresholds))
+    assert excess(clustered, 0.05) <= 3
+    assert excess(independent, 0.05) > 3
 
 
 # A data set of few large clusters and many small ones, of which images are drawn to calibrate.
