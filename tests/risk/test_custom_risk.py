@@ -82,6 +82,7 @@ def test_it_can_be_combined_with_other_risks_and_averages(controller):
     both = controller.decide(Request(several, DELTA))
     assert both.threshold >= controller.decide(Request(0.3, DELTA, "fewer-than-two")).threshold
     assert both.risk == "fewer-than-two, false-discovery"
+    assert "fewer than two" in str(both)
     assert controller.decide(Request(0.3, None, "fewer-than-two")).bound == "conformal"
     for options in ({"simultaneous": True}, {"abstain": True}):
         with pytest.raises(InvalidConfig):
