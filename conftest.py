@@ -21,8 +21,8 @@ from mlflow import MlflowClient
 
 # Documents and modules whose examples use the retriever that the demo calibrates.
 DEMO_EXAMPLES = ("README.md", "api.py", "calibrated.py", "maintained.py", "retriever.py")
-# Fixtures that one process sets up for all tests that use them, those that take longest first.
-SHARED_FIXTURES = ("ray_cluster", "one_cpu", "demo")
+# Fixtures that one process sets up for all tests that use them, the slowest first.
+SHARED_FIXTURES = ("ray_cluster", "demo")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -29,6 +29,7 @@ from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import save
 from tests.kills import kill  # noqa: F401  (a fixture)
 
+
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
@@ -147,70 +148,24 @@ def trained(tiny, tracking_uri, tmp_path_factory):
         return train(tiny(seed=4))
 
 
-class Clusters:
-    """The Ray cluster that tests in this process use: one at a time, of the last kind asked for."""
-
-    def __init__(self):
-        self.kind, self._address, self._ends = None, None, ExitStack()
-
-    def use(self, kind, cpus, **settings):
-        """The address of a cluster of one node; `settings` are variables of the environment."""
-        if self.kind != kind:
-            self.end()
-            self._address = self._start(cpus, settings)
-            self.kind = kind
-        return self._address
-
-    def _start(self, cpus, settings):
-        import ray
-        from ray.cluster_utils import Cluster
-
-        with ExitStack() as ends:
-            patch = ends.enter_context(pytest.MonkeyPatch.context())
-            # Short: its sockets have the name of the folder in theirs.
-            folder = ends.enter_context(TemporaryDirectory(ignore_cleanup_errors=True))
-            patch.chdir(folder)
-            for name, value in (PATIENT | settings).items():
-                patch.setenv(name, value)
-            # Workers import methods that tests define.
-            patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
-            # Where processes look for a cluster that they are not told of: they find this one.
-            patch.setenv("RAY_TMPDIR", folder)
-            session = Path(folder, "ray")
-            session.mkdir()
-            head = {"num_cpus": cpus, "temp_dir": str(session), "include_dashboard": False}
-            node = Cluster(initialize_head=True, head_node_args=head)
-            ends.callback(_forget)
-            ends.callback(node.shutdown)
-            ends.callback(ray.shutdown)
-            ray.init(node.address, log_to_driver=False)
-            self._ends = ends.pop_all()
-            return node.address
-
-    def end(self):
-        self.kind = None
-        self._ends.close()
-
-
-# On a machine that is busy, Ray's processes get their share, and have time to start.
-PATIENT = {
+# On a busy machine, Ray's processes get their share of time and have minutes to start.
+RAY_SETTINGS = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_worker_niceness": "0",
     "RAY_agent_register_timeout_ms": "120000",
     "RAY_worker_register_timeout_seconds": "120",
     "RAY_raylet_start_wait_time_s": "120",
     "RAY_gcs_server_port_wait_time_s": "120",
-    # For every training, Ray starts a process that watches for machines being taken back.
+    # Without it, Ray starts a process for every training that watches for preempted machines.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    # Workers are asked for news this often; every other second by itself.
+    # The interval at which workers are polled; two seconds by default.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.05",
 }
-CLUSTERS = Clusters()
-KINDS = {"one_cpu", "ray_cluster"}  # fixtures
+RUNNING_CLUSTER = ExitStack()  # closing it ends the cluster, if there is one
 
 
-def _forget():
-    """Remove what Ray leaves of its processes, which would warn in a later test."""
+def _collect_ray_garbage():
+    """Free what Ray leaves of its processes, which would warn in a later test."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
@@ -218,42 +173,58 @@ def _forget():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item, nextitem):
-    """A cluster ends with the tests of a file, where the next test does not use it.
+    """End the cluster after the files that use it: idle, it would slow the other tests down.
 
-    Not between two tests of one file: the fixture that gave it lasts as long as that.
+    The root conftest.py marks these files with the name of the fixture, and runs them first.
     """
     try:
         return (yield)
     finally:
-        following = KINDS.intersection(getattr(nextitem, "fixturenames", ()))
-        if nextitem is not None and nextitem.path == item.path:
-            following.add(CLUSTERS.kind)
-        if CLUSTERS.kind is not None and CLUSTERS.kind not in following:
-            CLUSTERS.end()
+        group = nextitem and nextitem.get_closest_marker("xdist_group")
+        if not group or group.args != ("ray_cluster",):
+            RUNNING_CLUSTER.close()
 
 
 @pytest.fixture(scope="session")
-def patient():
-    """What the environment of a Ray cluster on a busy machine holds."""
-    return PATIENT
+def ray_settings():
+    """Return environment variables for a Ray cluster on a busy machine."""
+    return RAY_SETTINGS
 
 
 @pytest.fixture(scope="session")
-def forgotten():
-    """To be called where a cluster ended."""
-    return _forget
+def collect_ray_garbage():
+    """Return a function to call after a cluster has ended."""
+    return _collect_ray_garbage
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ray_cluster():
-    """The address of a cluster of three CPUs, to which this process is connected."""
-    return CLUSTERS.use("ray_cluster", 3)
+    """Return the address of a cluster of three CPUs, to which this process is connected."""
+    import ray
+    from ray.cluster_utils import Cluster
 
-
-@pytest.fixture(scope="module")
-def one_cpu():
-    """The address of one that trains one trial at a time."""
-    return CLUSTERS.use("one_cpu", 1)
+    with ExitStack() as cleanup:
+        patch = cleanup.enter_context(pytest.MonkeyPatch.context())
+        # A short path: the names of Ray's sockets contain it.
+        folder = cleanup.enter_context(TemporaryDirectory(ignore_cleanup_errors=True))
+        patch.chdir(folder)
+        for name, value in RAY_SETTINGS.items():
+            patch.setenv(name, value)
+        # Workers import methods that tests define.
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+        # Processes that are not given an address look for a cluster here.
+        patch.setenv("RAY_TMPDIR", folder)
+        session = Path(folder, "ray")
+        session.mkdir()
+        head = {"num_cpus": 3, "temp_dir": str(session), "include_dashboard": False}
+        node = Cluster(initialize_head=True, head_node_args=head)
+        cleanup.callback(_collect_ray_garbage)
+        cleanup.callback(node.shutdown)
+        cleanup.callback(ray.shutdown)
+        ray.init(node.address, log_to_driver=False)
+        RUNNING_CLUSTER.push(cleanup.pop_all())
+    yield node.address
+    RUNNING_CLUSTER.close()
 
 
 class Server:

@@ -33,13 +33,13 @@ NAMES = [script_parameter(name) for name in sorted(SCRIPTS - HELPERS - {"validit
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_benchmark_reports_finite_figures_in_its_short_form(name, tmp_path, request, patient):
+def test_benchmark_reports_finite_figures_in_its_short_form(name, tmp_path, request, ray_settings):
     if name in NEEDS_DATA:
         request.getfixturevalue("data_root")
     path = tmp_path / "figures.json"
     command = [sys.executable, FOLDER / f"{name}.py", "--short", "--json", path]
     # Import the packages of this tree, also where another version is installed.
-    environment = os.environ | patient | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | ray_settings | {"PYTHONPATH": str(ROOT)}
     process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout + process.stderr
     if name == "gpu" and not torch.cuda.is_available():

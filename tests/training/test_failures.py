@@ -39,11 +39,11 @@ RUN = {
 
 
 @pytest.fixture(scope="module")
-def cluster(patient, forgotten):
+def cluster(ray_settings, collect_ray_garbage):
     """A head and a second node, one CPU each, to which this process is connected."""
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         patch.chdir(folder)
-        for name, value in patient.items():
+        for name, value in ray_settings.items():
             patch.setenv(name, value)
         # How long Ray waits for a lost node to come back; a minute by itself.
         patch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "30")
@@ -58,7 +58,7 @@ def cluster(patient, forgotten):
         yield nodes
         ray.shutdown()
         nodes.shutdown()
-        forgotten()
+        collect_ray_garbage()
 
 
 def after(checkpoint, action):

@@ -64,13 +64,13 @@ def shared(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def environment(shared, patient, tmp_path_factory, new_store):
+def environment(shared, ray_settings, tmp_path_factory, new_store):
     """The environment of every node, and of whoever submits."""
     token = tmp_path_factory.mktemp("secret") / "token"
     token.write_text(os.urandom(32).hex())
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
-        **patient,
+        **ray_settings,
         "PATH": f"{RAY.parent}{os.pathsep}{os.environ['PATH']}",
         "MLFLOW_TRACKING_URI": new_store(shared / "mlflow.db"),
         "OMP_NUM_THREADS": "1",
