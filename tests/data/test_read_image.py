@@ -336,7 +336,7 @@ def test_an_array_of_too_many_pixels_is_refused_without_a_copy():
         *(None, 3, ["a.png"], b"GIF", b"not a picture"),
         *("missing.png", ".", Image.new("RGB", (0, 5))),
     ],
-    ids=str,
+    ids=lambda source: type(source).__name__,
 )
 def test_other_sources_are_refused(source):
     with pytest.raises(InvalidImage):
