@@ -21,6 +21,7 @@ DRAWS, PICTURES, N, DEPTH, DELTA = 2_000, 25, 1_000, 12, 0.1
 ALPHA = 0.215  # 5 of 25 pictures may be missed, half a picture more may not
 ASKED = np.array([-1, -0.5, 0.5, 1])  # times the noise: how far off the scores of an asking are
 NOISE = 1e-5
+FEWER = {"DRAWS": 2}
 
 
 def to_the_last_digit(candidate_scores, threshold):
