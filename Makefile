@@ -30,7 +30,7 @@ demo: setup
 
 # Files of bytecode that one process writes save time in those that tests start.
 OMP_NUM_THREADS ?= 1
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup \
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile \
 	--no-loadscope-reorder --durations 25
 
 test: setup

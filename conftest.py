@@ -7,11 +7,13 @@ fixture run in one process, so that it is set up once.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,34 +33,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def uses_demo(item: pytest.Item) -> bool:
-    return item.path.name in DEMO_EXAMPLES or "demo" in getattr(item, "fixturenames", ())
+@cache
+def group_of(file: Path) -> str:
+    """Return the shared fixture that a file uses, or else the path of the file.
 
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect slow tests without `--full`; start with those that share a fixture.
-
-    A file with one test that uses a shared fixture goes to the process of that fixture as a whole.
+    Read from the source, because the process that schedules the tests does not collect them.
     """
+    if file.name in DEMO_EXAMPLES:
+        return "demo"
+    source = file.read_text() if file.suffix == ".py" else ""
+    for name in SHARED_FIXTURES:
+        if re.search(rf'\bdef \w+\([^)]*\b{name}\b|usefixtures\([^)]*"{name}"', source):
+            return name
+    return str(file)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect slow tests without `--full`; start with the files that use a shared fixture."""
     if not config.getoption("full"):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
-    files: dict[Path, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        files[item.path].append(item)
-    groups: dict[str, list[pytest.Item]] = {name: [] for name in (*SHARED_FIXTURES, "none")}
-    for tests in files.values():
-        fixtures = {name for item in tests for name in getattr(item, "fixturenames", ())}
-        if any(map(uses_demo, tests)):
-            fixtures.add("demo")
-        group = next((name for name in SHARED_FIXTURES if name in fixtures), "none")
-        groups[group] += tests
-        if group != "none":
-            for item in tests:
-                item.add_marker(pytest.mark.xdist_group(group))
-    items[:] = [item for tests in groups.values() for item in tests]
+    order = {name: number for number, name in enumerate(SHARED_FIXTURES)}
+    items.sort(key=lambda item: order.get(group_of(item.path), len(order)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -71,16 +69,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadgroup`, give a process whole files, and all files of a shared fixture."""
-    from xdist.scheduler import LoadGroupScheduling
+    """With `--dist loadfile`, give all files that use a shared fixture to one process."""
+    from xdist.scheduler import LoadFileScheduling
 
-    class WholeFiles(LoadGroupScheduling):
+    class SharedFixtureScheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return super()._split_scope(nodeid).partition("::")[0]
+            return group_of(config.rootpath / super()._split_scope(nodeid))
 
-    return WholeFiles(config, log) if config.getvalue("dist") == "loadgroup" else None
+    return SharedFixtureScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """List the reasons for which tests were skipped, one line each."""
     reasons: Counter[str] = Counter()

@@ -22,6 +22,7 @@ from scipy.optimize import brentq
 from scipy.special import gammaln, xlogy
 from scipy.stats import beta
 
+from conftest import group_of
 from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.mining import MiningConfig
@@ -173,15 +174,11 @@ def _collect_ray_garbage():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item, nextitem):
-    """End the cluster after the files that use it: idle, it would slow the other tests down.
-
-    The root conftest.py marks these files with the name of the fixture, and runs them first.
-    """
+    """End the cluster after the files that use it: idle, it would slow the other tests down."""
     try:
         return (yield)
     finally:
-        group = nextitem and nextitem.get_closest_marker("xdist_group")
-        if not group or group.args != ("ray_cluster",):
+        if nextitem is None or group_of(nextitem.path) != "ray_cluster":
             RUNNING_CLUSTER.close()
 
 

@@ -109,7 +109,7 @@ def test_the_generator_decides_the_changes():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_changes_images_like_the_cpu(pictures):
     changes = EVERYTHING.draw(2, (96, 144), rng())
     squares = np.array([[[5, 9, 30]], [[0, 0, 0]]])

@@ -199,7 +199,7 @@ def test_invalid_options_and_no_images_are_refused(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_embedding_on_the_gpu_leaves_the_encoder_on_the_cpu():
     encoder = build()
     found = Embedder(use_gpu=True)(encoder, Preprocessing(), IMAGES)

@@ -12,7 +12,7 @@ from training import OptimizerConfig, TrainingConfig, train
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 TINY = DataConfig("digits", options={"train": 400, "validation": 200})
 
