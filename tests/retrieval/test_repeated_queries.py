@@ -81,3 +81,9 @@ def test_a_gallery_without_digests_causes_a_warning(retriever, splits):
     queries = own.search_labelled(splits.tuning), own.search_labelled(splits.gallery)
     with pytest.warns(UserWarning, match="may be the same"):
         own.calibrate(*queries, "constant")
+
+
+def test_gallery_items_and_calibration_queries_are_no_evidence_for_further_queries(own):
+    digests = set(own.known_digests.tolist())
+    assert len(digests) == len(GALLERY) + len(TUNING) + len(CALIBRATION)
+    assert set(own.digests.ravel().tolist()) < digests
