@@ -55,7 +55,7 @@ test-gpu: setup
 		{ echo "error: no CUDA device; on a GPU machine install '.[dev,gpu]' into .venv"; exit 1; }
 	$(PYTEST) --full -m gpu
 
-# The share of deliberate mistakes in the statistical core that tests notice. It takes an hour.
+# The share of deliberate mistakes in the statistical core that the tests notice; this takes long.
 mutation-score: setup
 	$(BIN)/python -m tests.mutation_score
 

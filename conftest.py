@@ -1,7 +1,7 @@
 """The surroundings of every test and every documented example.
 
 Each runs in an empty folder with a tracking store of its own. Tests that share an expensive
-fixture run in one process, so that it is set up once.
+fixture run in one process, which sets it up once.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def test_every_row_follows_from_the_three_splits(outcome, searched):
 
 
 def test_quality_is_that_of_the_test_split(outcome, searched):
-    """What each number is, `test_quality.py` checks; here, which queries are measured."""
+    """Check which queries are measured; `test_quality.py` checks each number."""
     uncertainty, ranks = searched["test"]
     images, evaluation = outcome.splits.test, outcome.evaluation
     numbers = dict(evaluation.quality.numbers)

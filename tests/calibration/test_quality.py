@@ -50,7 +50,7 @@ def around(rng, numbers):
 
 
 def far_apart(rng, numbers, gallery):
-    """Such vectors of which no two pairs are as far from each other, or from the gallery."""
+    """Return such vectors with no two distances equal, among themselves and to the gallery."""
     chosen, seen = np.empty((0, 8), np.float32), np.empty(0)
     for number in numbers:
         while True:
@@ -445,7 +445,7 @@ def test_uncertainties_beyond_those_of_the_tuning_split_are_counted(cases):
 
 
 def test_one_kind_of_outcome_has_no_auroc(cases):
-    """Where every first image is right, there are no wrong ones to distinguish from them."""
+    """If every first image is right, there are no wrong ones to distinguish from them."""
     case = cases["certain"]
     right = np.flatnonzero(case.test.ranks == 1)
     assert len(right) > 20

@@ -34,7 +34,7 @@ def judged(rng, n, depth=12):
 
 
 def synthetic(n_calibration, n_test, score_function=MinMax, bound="binomial"):
-    """What `repeat` takes, of queries without an encoder."""
+    """Return the arguments of `repeat` for queries without an encoder."""
     rng = np.random.default_rng(3)
     parts = [judged(rng, n) for n in (200, n_calibration, n_test)]
     fitted = score_function.fit(parts[0], parts[0].ranks)
@@ -97,7 +97,7 @@ class Naive:
         return score_function.sizes(results[second], min(good)) if good else None
 
     def assert_measured(self, rule, place, sizes):
-        """The numbers of a rule at (division, level); NaN where there are no sizes."""
+        """Return the numbers of a rule at (division, level); NaN if there are no sizes."""
         numbers = [getattr(rule, name)[place] for name in ("risk", "mean", "median", "high")]
         if sizes is None:
             assert np.isnan(numbers).all()

@@ -233,7 +233,7 @@ def test_the_archive_of_cifar_is_fetched_and_its_checksum_verified(
     source = read("cifar10", tmp_path / "there", download=True)
     assert source.queries.labels.tolist() == contents[5][1].tolist()
     archive.unlink()
-    # What is complete is not fetched again.
+    # Complete files are not fetched again.
     assert len(read("cifar10", tmp_path / "there", download=True).train) == 100
 
 
