@@ -1,4 +1,4 @@
-"""Packages that not every installation has, and which extra of rcir brings each."""
+"""Optional dependencies, and the extra of rcir that installs each."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ EXTRAS = {
 
 @contextmanager
 def naming_extras() -> Iterator[None]:
-    """Say of a package that is not installed which extra brings it.
+    """Replace the import error of an optional dependency by one that names its extra.
 
     Raises:
-        MissingPackage: it is one of `EXTRAS`; others raise what they did.
+        MissingPackage: a package of `EXTRAS` is not installed. Other errors are not changed.
 
     Example:
         >>> with naming_extras():
         ...     raise ModuleNotFoundError("No module named 'torch'", name="torch")
         Traceback (most recent call last):
-        rcir.errors.MissingPackage: torch is not installed: pip install 'rcir[train]' brings it
+        rcir.errors.MissingPackage: torch is not installed: run pip install '.[train]' in a clone \
+of rcir
     """
     try:
         yield
@@ -41,5 +42,5 @@ def naming_extras() -> Iterator[None]:
         if package not in EXTRAS:
             raise
         raise MissingPackage(
-            f"{package} is not installed: pip install 'rcir[{EXTRAS[package]}]' brings it"
+            f"{package} is not installed: run pip install '.[{EXTRAS[package]}]' in a clone of rcir"
         ) from error
