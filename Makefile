@@ -65,6 +65,7 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/hadolint Dockerfile
+	$(BIN)/validate-pyproject pyproject.toml
 
 # One that cannot go on, such as without the data set, does not keep the others from running.
 bench: setup

@@ -1,14 +1,18 @@
-"""The wheel, and its core in a new environment: certified sets from vectors, without torch."""
+"""The distributions and their metadata; certified sets in a new environment without extras."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"rcir", "training", "calibration", "tuning"}
@@ -34,6 +38,41 @@ def test_wheel_contains_the_packages_their_files_and_the_command(wheel_file):
     assert files <= names
     folders = {name.split("/")[0] for name in names}
     assert {name for name in folders if not name.endswith(".dist-info")} == PACKAGES
+
+
+@pytest.fixture(scope="module")
+def source_archive(wheel_file, tmp_path_factory):
+    """The source distribution, built from the same sources as the wheel and a test beside them."""
+    source = wheel_file.parents[1]
+    shutil.copy(ROOT / "MANIFEST.in", source)
+    (source / "tests" / "test_something.py").touch()
+    folder = tmp_path_factory.mktemp("sdist")
+    command = (sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", folder)
+    process = run(*command, source)
+    assert process.returncode == 0, process.stderr
+    return next(folder.glob("*.tar.gz"))
+
+
+def test_source_archive_contains_the_packages_and_no_other_code(source_archive):
+    with tarfile.open(source_archive) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames() if name.endswith(".py")}
+    assert names == {
+        path.relative_to(ROOT).as_posix()
+        for name in PACKAGES
+        for path in (ROOT / name).rglob("*.py")
+    }
+
+
+def test_a_package_index_would_accept_the_metadata(wheel_file, source_archive):
+    process = run(sys.executable, "-m", "twine", "check", "--strict", wheel_file, source_archive)
+    assert process.returncode == 0, process.stdout
+
+
+def test_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert [citation["version"], citation["license"]] == [project["version"], project["license"]]
+    assert citation["authors"] == project["authors"]
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +126,7 @@ def test_core_certifies_sets_from_npy_files(core, vectors, tmp_path):
     options = ("--queries", vectors / "queries.npy", "--alpha", "0.2", "--output", tmp_path / "out")
     process = run(*command, *options, cwd=tmp_path, env=clean_environment())
     assert process.returncode == 0, process.stderr
-    assert "With probability at least 0.9" in process.stdout
+    assert "certified" in process.stdout
     row = json.loads((tmp_path / "out" / "results.json").read_text())["rows"][0]
     assert row["alpha"] == 0.2
     assert row["mean_size"] < row["constant_size"]
@@ -115,12 +154,12 @@ def test_core_names_the_extra_that_brings_a_missing_library(core, vectors, tmp_p
     for package in ("training", "tuning", "calibration"):
         line = last_line("python", "-m", package, "--help")
         assert line.startswith("error: ")
-        assert "rcir[train]" in line
+        assert "[train]" in line
     for program in ("import training; training.train", "from rcir.data import Preprocessing"):
-        assert "rcir[train]" in last_line("python", "-c", program)
+        assert "[train]" in last_line("python", "-c", program)
     store = f"sqlite:///{tmp_path / 'mlflow.db'}"
     certify = ("certify", "--gallery", vectors / "gallery.npy")
     line = last_line("rcir", *certify, MLFLOW_TRACKING_URI=store)
     assert "mlflow" in line
-    assert "rcir[train]" in line
+    assert "[train]" in line
     assert list(tmp_path.iterdir()) == []
