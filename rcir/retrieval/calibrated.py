@@ -205,8 +205,14 @@ class CalibratedSearcher(LabelledSearcher):
         self.tuning_queries = self._kept(tuning)
         self.calibration_queries = self._kept(calibration)
         return report(
-            *(controllers[None], calibration, options.alphas, options.delta),
-            *(comparison, uncertainties, self.chosen_among),
+            controllers[None],
+            tuning,
+            calibration,
+            options.alphas,
+            options.delta,
+            comparison,
+            uncertainties,
+            self.chosen_among,
         )
 
     def _chosen_uncertainty(

@@ -9,7 +9,13 @@ import numpy as np
 
 from rcir.errors import RiskUnattainable
 from rcir.retrieval.answer import Distinct
-from rcir.risk import Constant, LabelledResults, Request, RiskController, decide_chosen
+from rcir.risk import (
+    LabelledResults,
+    Request,
+    RiskController,
+    constant_baseline,
+    decide_chosen,
+)
 from rcir.risk.choice import ComparedSizes
 from rcir.risk.guarantee import stated_confidence
 
@@ -21,8 +27,8 @@ class CertifiedSize:
     Attributes:
         alpha: the level.
         mean_size: of the sets of the calibration queries; None if the level is not certified.
-        constant_size: the size that all of them would need if they were treated alike; None if no
-            size is certified.
+        constant_size: the size that they would need if all sets had the same size, over the same
+            candidates in the same order; None if no size is certified.
         minimum_alpha: where the level is not certified, the smallest that is.
     """
 
@@ -90,6 +96,7 @@ class CalibrationReport:
 
 def report(
     controller: RiskController,
+    tuning: LabelledResults,
     calibration: LabelledResults,
     alphas: Sequence[float],
     delta: float,
@@ -101,18 +108,19 @@ def report(
 
     Args:
         controller: of sets of images.
-        calibration: the calibration queries, with their search results.
+        tuning, calibration: the queries of the two splits, with their search results.
         alphas, delta: levels to report.
         comparison, uncertainties, chosen_among: see `CalibrationReport`.
     """
-    alike = RiskController(Constant(), controller.tuning, calibration, controller.bound)
+    score_function = controller.score_function
+    baseline = constant_baseline(score_function, tuning, calibration, controller.bound)
     rows = []
     for alpha in alphas:
         request = Request(alpha, delta, anytime=controller.growing)
         constant, size, least = None, None, None
         try:
-            decision = decide_chosen(alike, request, chosen_among)
-            constant = float(alike.sets(calibration, decision)[1].mean())
+            decision = decide_chosen(baseline, request, chosen_among)
+            constant = float(baseline.calibration.sizes(decision.threshold).mean())
         except RiskUnattainable:
             pass
         try:
@@ -121,11 +129,13 @@ def report(
         except RiskUnattainable as error:
             least = error.minimum_alpha
         rows.append(CertifiedSize(alpha, size, constant, least))
-    name = controller.score_function.name
-    sizes = len(controller.tuning), len(controller.calibration)
     kind = controller.cluster
     return CalibrationReport(
-        *(delta, *sizes, name, tuple(rows)),
+        delta=delta,
+        n_tuning=len(controller.tuning),
+        n_calibration=len(controller.calibration),
+        score_function=score_function.name,
+        rows=tuple(rows),
         comparison=comparison,
         uncertainties=uncertainties,
         anytime=controller.growing,

@@ -15,6 +15,7 @@ from rcir.risk.bounds import (
     miss_rate_bound,
     p_value,
     required_calibration,
+    risk_interval,
 )
 from rcir.risk.certified import Certified, is_certified, mean_size
 from rcir.risk.choice import (
@@ -23,7 +24,7 @@ from rcir.risk.choice import (
     score_function_class,
     smallest_uncertainty,
 )
-from rcir.risk.controller import RiskController
+from rcir.risk.controller import RiskController, constant_baseline
 from rcir.risk.exchangeability import Exchangeability, check_exchangeability
 from rcir.risk.guarantee import Guarantee
 from rcir.risk.joint import JointController
@@ -75,6 +76,7 @@ __all__ = [
     "bonferroni_holm",
     "check_exchangeability",
     "check_level",
+    "constant_baseline",
     "corrected",
     "decide_chosen",
     "fit_score_function",
@@ -85,6 +87,7 @@ __all__ = [
     "miss_rate_bound",
     "p_value",
     "required_calibration",
+    "risk_interval",
     "score_function_class",
     "smallest_certified",
     "smallest_uncertainty",

@@ -176,6 +176,35 @@ def mean_bound(total: float, n: int, delta: float, bound: Bound) -> float:
     )
 
 
+def risk_interval(
+    total: float, n: int, binary: bool = True, level: float = 0.95
+) -> tuple[float, float]:
+    """Confidence interval of a risk that was measured on independent test queries.
+
+    It covers the true risk with at least the stated probability for any number of queries: Clopper
+    and Pearson's exact interval of losses 0 or 1, else the inverted Hoeffding-Bentkus bound of
+    losses anywhere in [0, 1] (Bates et al., JACM 2021). Both ends have equal error probabilities.
+
+    Args:
+        total: sum of the losses, in [0, n].
+        n: number of independent losses, at least 1: of queries, or the mean losses of clusters.
+        binary: whether each loss is 0 or 1.
+        level: probability of covering the true risk, in (0, 1).
+
+    Raises:
+        InvalidData: the total is not a sum of n losses, or not a whole number of binary ones.
+
+    Example:
+        >>> low, high = risk_interval(293, 3000)
+        >>> round(low, 4), round(high, 4)
+        (0.0873, 0.1089)
+    """
+    tail = (1 - check_level("level", level)) / 2
+    bound: Bound = "binomial" if binary else "hoeffding-bentkus"
+    p_value(total, n, 0.5, bound)  # refuses what is not a sum of n losses
+    return 1 - mean_bound(n - total, n, tail, bound), mean_bound(total, n, tail, bound)
+
+
 def exact_bounds(
     misses: NDArray[Any], n: int, delta: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

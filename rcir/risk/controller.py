@@ -19,7 +19,7 @@ from rcir.risk.mixes import certify_any_mix, mix_weights
 from rcir.risk.monotone import MonotoneController
 from rcir.risk.request import Request
 from rcir.risk.risks import Risk
-from rcir.risk.score_functions import ScoreFunction
+from rcir.risk.score_functions import Constant, ScoreFunction
 from rcir.risk.search_results import SearchResults
 
 MOST_KEPT = 1000  # decisions, with what they are made from
@@ -257,6 +257,39 @@ class RiskController:
                 + (f"there are {', '.join(map(repr, known))}" if known else "none have a group")
             )
         return self.calibration[self.groups == group]
+
+
+def constant_baseline(
+    score_function: ScoreFunction,
+    tuning: LabelledResults,
+    calibration: LabelledResults,
+    bound: Bound = "binomial",
+) -> RiskController:
+    """Return the controller that gives every query the same set size: what adaptive sets save.
+
+    It takes the candidates in the order of `score_function`. Where that order has one image of
+    each label first, the baseline takes one image of each label too, so that the comparison shows
+    what it is worth to adapt the size, not what it is worth to leave out further images of a label.
+    `sets` expects test queries in that order as well (`score_function.ordered`).
+
+    Args:
+        score_function: fitted, of the sets to compare with.
+        tuning, calibration: the searched splits, not scored yet.
+        bound: of the miss risk, see `RiskController`.
+
+    Example:
+        >>> from rcir.risk import Quantile
+        >>> relevant = np.array([[True, False]] * 900 + [[False, True]] * 100)
+        >>> queries = SearchResults(np.linspace(0, 1, 1000), depth=2)
+        >>> labelled = LabelledResults.of(queries, relevant, totals=np.ones(1000, int))
+        >>> fitted = Quantile.fit(labelled[::2], labelled[::2].ranks)
+        >>> baseline = constant_baseline(fitted, labelled[::2], labelled[1::2])
+        >>> guarantee = baseline.decide(Request(0.05, delta=0.1))
+        >>> set(baseline.sets(labelled, guarantee)[1].tolist())
+        {2}
+    """
+    ordered = [score_function.ordered(split)[0] for split in (tuning, calibration)]
+    return RiskController(Constant(), ordered[0], ordered[1], bound)
 
 
 def _digest(score_function: ScoreFunction) -> bytes:

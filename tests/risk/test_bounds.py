@@ -15,6 +15,7 @@ from rcir.risk import (
     miss_rate_bound,
     p_value,
     required_calibration,
+    risk_interval,
 )
 from rcir.risk.bounds import mean_bound
 
@@ -283,3 +284,53 @@ def test_impossible_sums_of_losses_are_refused(total, n, bound):
 def test_binomial_refuses_losses_between_zero_and_one():
     with pytest.raises(InvalidData, match="hoeffding-bentkus"):
         p_value(2.5, 10, 0.1)
+
+
+@pytest.mark.parametrize(("misses", "n"), [(0, 1), (1, 1), (0, 30), (7, 30), (293, 3000)])
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
+def test_intervals_of_misses_are_those_of_clopper_and_pearson(misses, n, level):
+    expected = binomtest(misses, n).proportion_ci(level, method="exact")
+    assert risk_interval(misses, n, level=level) == pytest.approx(tuple(expected), rel=1e-9)
+
+
+@pytest.mark.parametrize("total", [0.0, 0.4, 11.3, 39.9, 40.0])
+def test_intervals_of_other_losses_end_where_either_tail_is_refuted(total, naive_p_value):
+    n, tail = 40, 0.025
+    low, high = risk_interval(total, n, binary=False)
+    assert 0 <= low <= total / n <= high <= 1
+    # The means that are not refuted, scanned: losses, and one minus losses, have a mean.
+    means = np.linspace(0, 1, 4001)[1:-1]
+    kept = [
+        mean
+        for mean in means
+        if naive_p_value(total, n, mean, "hoeffding-bentkus") > tail
+        and naive_p_value(n - total, n, 1 - mean, "hoeffding-bentkus") > tail
+    ]
+    assert (low, high) == pytest.approx((min(kept), max(kept)), abs=1 / 4000)
+
+
+@pytest.mark.statistical
+def test_an_interval_covers_the_true_risk_and_one_of_the_standard_error_does_not():
+    rng, n, draws = np.random.default_rng(0), 60, 2000
+    covered = {"exact": 0, "other losses": 0, "standard error": 0}
+    for _ in range(draws):
+        misses = rng.binomial(n, 0.05)
+        low, high = risk_interval(misses, n)
+        covered["exact"] += low <= 0.05 <= high
+        rate = misses / n
+        error = 1.96 * math.sqrt(rate * (1 - rate) / n)
+        covered["standard error"] += abs(rate - 0.05) <= error
+        losses = rng.beta(0.5, 9.5, n)  # of mean 0.05
+        low, high = risk_interval(float(losses.sum()), n, binary=False)
+        covered["other losses"] += low <= 0.05 <= high
+    noise = 3 * math.sqrt(0.05 * 0.95 / draws)
+    assert covered["exact"] / draws >= 0.95 - noise
+    assert covered["other losses"] / draws >= 0.95 - noise
+    assert covered["standard error"] / draws < 0.95 - noise
+
+
+@pytest.mark.parametrize(("total", "n"), [(-1, 10), (11, 10), (0, 0)])
+@pytest.mark.parametrize("binary", [True, False])
+def test_intervals_of_impossible_sums_are_refused(total, n, binary):
+    with pytest.raises(InvalidData):
+        risk_interval(total, n, binary)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.optimize import minimize
+from scipy.stats import binom
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -17,8 +18,10 @@ from rcir.risk import (
     Learned,
     MatchProbability,
     MissController,
+    Request,
     Reranked,
     SearchResults,
+    constant_baseline,
     matching,
     reranked,
 )
@@ -317,3 +320,23 @@ def test_sets_by_match_probability_hold_more_matches_than_constant_ones(split, o
         same = learned.candidate_scores <= threshold
         assert abs(same.sum() - included.sum()) <= 1
         assert learned.relevant[same].sum() > 1.15 * constant.relevant[included].sum()
+
+
+@pytest.mark.parametrize("kind", [Reranked, Learned], ids=lambda kind: kind.name)
+def test_the_constant_baseline_takes_the_candidates_in_the_order_of_the_sets(one_key, kind):
+    """One candidate of each key where the sets take one, counted query by query."""
+    tuning, calibration = (
+        LabelledResults.of(results, relevant, relevant.sum(axis=1))
+        for results, relevant, *_ in (one_key(150, 0), one_key(300, 1))
+    )
+    fitted = kind.fit(tuning, tuning.relevant)
+    baseline = constant_baseline(fitted, tuning, calibration)
+    _, columns = fitted.ordered(calibration)
+    order = np.tile(np.arange(calibration.depth), (300, 1)) if columns is None else columns
+    for alpha in (0.3, 0.5):
+        for size in range(1, calibration.depth + 1):
+            hits = [calibration.relevant[i, order[i, :size]].any() for i in range(300)]
+            if binom.cdf(hits.count(False), 300, alpha) <= 0.1:
+                break
+        guarantee = baseline.decide(Request(alpha, 0.1))
+        assert guarantee.threshold == size - 1
