@@ -26,29 +26,30 @@ from rcir.metrics.checks import Floats
 BAND = (0.05, 0.5, 0.95)
 
 
-def risk_spread(alpha: Floats, risk: Floats, delta: float) -> Figure:
+def risk_spread(alpha: Floats, risk: Floats, above: float) -> Figure:
     """Risk over random splits into calibration and test queries, against alpha.
 
-    The line of the 1 - delta quantile lies on or below the diagonal exactly where at most a
-    fraction delta of the splits had a risk above alpha, which is what the guarantee says up to the
-    noise of the test queries.
+    The line of the 1 - `above` quantile lies on or below the diagonal exactly where at most a
+    fraction `above` of the splits had a risk above alpha. That fraction is expected to be delta if
+    the risk is that of all future queries, and more if it is measured on finitely many test
+    queries, whose noise adds to it.
 
     Args:
         alpha: (m,) levels.
-        risk: (R, m) measured risks, a row a split; NaN where the split certified nothing. Levels
+        risk: (R, m) measured risks, a row per split; NaN where the split certified nothing. Levels
             that fewer than half of the splits certify are left out. At the others, median and band
-            are of the certified splits; the quantile is of all, a split that certified nothing
-            having violated nothing.
-        delta: in (0, 1), the probability that the guarantee may fail with.
+            are of the certified splits; the quantile is of all, where a split that certified
+            nothing violated nothing.
+        above: in (0, 1), the fraction of splits that may have a risk above alpha.
 
     Example:
         >>> risk = np.array([[0.04, 0.15], [0.07, 0.18], [0.06, 0.22]])
-        >>> risk_spread(np.array([0.1, 0.2]), risk, delta=0.1).savefig("risk.png")
+        >>> risk_spread(np.array([0.1, 0.2]), risk, above=0.1).savefig("risk.png")
     """
     title = f"Risk over {len(risk)} random splits"
     figure, axes = one_panel("alpha", "measured risk", title)
     axes.plot(alpha, alpha, color=GREY, linestyle="--", label="risk = alpha")
-    _draw_risk(axes, alpha, risk, delta, f"{1 - delta:g} quantile (1 - delta)")
+    _draw_risk(axes, alpha, risk, above, f"{1 - above:.2g} quantile")
     axes.set(xlim=(0, None), ylim=(0, None))
     axes.legend(frameon=False)
     return figure
@@ -67,7 +68,7 @@ def size_spread(alpha: Floats, sizes: Mapping[str, Floats]) -> Figure:
         >>> sizes = {"auto": np.array([[9.0, 3.0], [11.0, 4.0]]), "constant": np.full((2, 2), 20.0)}
         >>> size_spread(np.array([0.1, 0.2]), sizes).savefig("size.png")
     """
-    figure, axes = one_panel("alpha", "mean set size", "What the guarantee costs")
+    figure, axes = one_panel("alpha", "mean set size", "Set size")
     for (name, values), style in styled(sizes.items()):
         low, middle, high = _quantiles(values)
         axes.fill_between(alpha, low, high, color=style["color"], alpha=0.2, linewidth=0)
@@ -78,7 +79,9 @@ def size_spread(alpha: Floats, sizes: Mapping[str, Floats]) -> Figure:
     return figure
 
 
-def delta_sweep(delta: Floats, risk: Floats, size: Floats, alpha: float) -> Figure:
+def delta_sweep(
+    delta: Floats, risk: Floats, size: Floats, alpha: float, above: Floats | None = None
+) -> Figure:
     """Risk, and mean set size, over random splits against delta at one alpha.
 
     Args:
@@ -86,6 +89,8 @@ def delta_sweep(delta: Floats, risk: Floats, size: Floats, alpha: float) -> Figu
         risk: (R, m) measured risks, a row a split; NaN where the split certified nothing.
         size: (R, m) mean sizes, likewise. What becomes of NaN: see `risk_spread`.
         alpha: the level.
+        above: (m,) fractions of splits that may have a risk above alpha, `delta` unless given; see
+            `risk_spread`.
 
     Example:
         >>> risk, size = np.array([[0.05, 0.08], [0.07, 0.12]]), np.array([[9.0, 7.0], [8.0, 6.0]])
@@ -94,7 +99,8 @@ def delta_sweep(delta: Floats, risk: Floats, size: Floats, alpha: float) -> Figu
     figure, (left, right) = two_panels()
     labelled(left, "delta", "measured risk", f"Risk at alpha = {alpha:g}")
     left.axhline(alpha, color=GREY, linestyle="--", label="risk = alpha")
-    _draw_risk(left, delta, risk, delta, "1 - delta quantile")
+    name = "1 - delta quantile" if above is None else "quantile of the expected share"
+    _draw_risk(left, delta, risk, delta if above is None else above, name)
     left.set_ylim(0, None)
     left.legend(frameon=False, loc="lower right")
     labelled(right, "delta", "mean set size", f"Size at alpha = {alpha:g}")
@@ -134,10 +140,10 @@ def size_distributions(sizes: Mapping[str, NDArray[np.integer[Any]]]) -> Figure:
     return figure
 
 
-def _draw_risk(axes: Axes, x: Floats, risk: Floats, delta: Floats | float, name: str) -> None:
-    """The spread of a risk over splits, and its 1 - delta quantile."""
+def _draw_risk(axes: Axes, x: Floats, risk: Floats, above: Floats | float, name: str) -> None:
+    """Draw the spread of a risk over splits, and its 1 - `above` quantile."""
     _draw_band(axes, x, risk)
-    quantile = _guaranteed(risk, delta)
+    quantile = _exceeded_by(risk, above)
     axes.plot(x, quantile, color=RED, marker="D", markersize=4, markevery=spaced(x), label=name)
 
 
@@ -161,10 +167,10 @@ def _quantiles(values: Floats) -> Floats:
     return found
 
 
-def _guaranteed(risk: Floats, delta: Floats | float) -> Floats:
-    """(m,) the least risk that at most a fraction delta of the splits exceeds."""
+def _exceeded_by(risk: Floats, share: Floats | float) -> Floats:
+    """Return (m,) smallest risks that at most a share of the splits exceeds."""
     ordered = np.sort(np.where(np.isfinite(risk), risk, 0), axis=0)
-    above = np.floor(len(risk) * np.asarray(delta) + 1e-9).astype(np.int64)  # 0.29 * 100 < 29
+    above = np.floor(len(risk) * np.asarray(share) + 1e-9).astype(np.int64)  # 0.29 * 100 < 29
     place = np.broadcast_to(len(risk) - 1 - above, risk.shape[1:])
     found = np.take_along_axis(ordered, place[None], axis=0)[0]
     return np.where(_kept(risk), found, np.nan)

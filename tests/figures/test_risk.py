@@ -15,7 +15,7 @@ def splits(rng=1, n=40):
 
 def test_the_spread_of_the_risk_is_median_band_and_diagonal(lines, heights_at):
     risk = splits()
-    figure = figures.risk_spread(ALPHA, risk, delta=0.1)
+    figure = figures.risk_spread(ALPHA, risk, above=0.1)
     (axes,) = figure.axes
     curves = lines(axes)
     np.testing.assert_array_equal(curves["risk = alpha"], np.c_[ALPHA, ALPHA])
@@ -41,14 +41,14 @@ def test_exactly_a_fraction_delta_of_the_splits_may_lie_above_the_quantile(lines
     """0.29 * 100 is 28.999999999999996 in floating point."""
     risk = np.tile(np.arange(100.0)[:, None], 3) / 100
     curves = lines(figures.risk_spread(ALPHA, risk, 0.29).axes[0])
-    assert curves["0.71 quantile (1 - delta)"][0, 1] == 0.70
+    assert curves["0.71 quantile"][0, 1] == 0.70
 
 
 def test_splits_that_certify_nothing_violate_nothing_and_are_not_in_the_median(lines):
     risk = np.array([[np.nan, np.nan, 0.3]] * 2 + [[np.nan, 0.1, 0.2]] * 2 + [[0.5, 0.3, 0.1]])
-    curves = lines(figures.risk_spread(ALPHA, risk, delta=0.2).axes[0])
+    curves = lines(figures.risk_spread(ALPHA, risk, above=0.2).axes[0])
     np.testing.assert_allclose(curves["median"][:, 1], [np.nan, 0.1, 0.2])
-    np.testing.assert_allclose(curves["0.8 quantile (1 - delta)"][:, 1], [np.nan, 0.1, 0.3])
+    np.testing.assert_allclose(curves["0.8 quantile"][:, 1], [np.nan, 0.1, 0.3])
 
 
 def test_the_spread_of_sizes_has_a_median_and_a_band_for_every_rule(lines, heights_at):
@@ -97,6 +97,10 @@ def test_the_sweep_over_delta_has_the_quantile_of_each_delta(lines, heights_at):
     (band,) = right.collections
     np.testing.assert_allclose(heights_at(band, 0.1), np.percentile(size[:, 1], [5, 95]))
     assert left.get_xscale() == right.get_xscale() == "log"
+    half = figures.delta_sweep(delta, risk, size, 0.3, above=np.full(3, 0.5)).axes[0]
+    (name,) = (name for name in lines(half) if "quantile" in name)
+    expected = [sorted(column)[24] for column in risk.T]
+    np.testing.assert_allclose(lines(half)[name][:, 1], expected)
     near = figures.delta_sweep(np.array([0.1, 0.2, 0.3]), risk, size, 0.3)
     assert near.axes[0].get_xscale() == "linear"
 
