@@ -1,4 +1,4 @@
-"""Calibration: a trained run in, a retriever with a guarantee out, measured on held-out queries."""
+"""Calibrate a trained run or vectors, and measure the guarantee on test queries."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from calibration.publishing import write_results
     from calibration.recalibration import recalibrate
     from calibration.risk_results import RiskResult
-    from calibration.table import NOTHING_CERTIFIED, print_table
+    from calibration.summary import cost, promise
+    from calibration.table import NOTHING_CERTIFIED, print_evaluation, print_table
     from calibration.vectors import CertificationConfig, certify
 
 _HOMES = {
@@ -24,7 +25,8 @@ _HOMES = {
     "calibration.publishing": ("write_results",),
     "calibration.recalibration": ("recalibrate",),
     "calibration.risk_results": ("RiskResult",),
-    "calibration.table": ("NOTHING_CERTIFIED", "print_table"),
+    "calibration.summary": ("cost", "promise"),
+    "calibration.table": ("NOTHING_CERTIFIED", "print_evaluation", "print_table"),
 }
 
 __all__ = [
@@ -38,8 +40,11 @@ __all__ = [
     "RiskResult",
     "calibrate",
     "certify",
+    "cost",
     "evaluate_retriever",
+    "print_evaluation",
     "print_table",
+    "promise",
     "recalibrate",
     "reindex",
     "write_results",

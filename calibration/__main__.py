@@ -19,10 +19,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             CalibrationConfig, argv, "python -m calibration", "Give a trained encoder a guarantee."
         )
         from calibration.pipeline import calibrate
-        from calibration.table import NOTHING_CERTIFIED, print_table
+        from calibration.table import NOTHING_CERTIFIED, print_evaluation
 
         outcome = calibrate(config)
-        print_table(outcome.evaluation)
+        print_evaluation(outcome.evaluation)
         print(f"retriever: {outcome.folder}\nreport: {outcome.report}")
     return NOTHING_CERTIFIED if outcome.evaluation.refusal else 0
 

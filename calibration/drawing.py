@@ -42,17 +42,27 @@ def draw_figures(
 def _of_sizes(
     retriever: Retriever, evaluation: Evaluation, test: LabelledResults
 ) -> dict[str, Figure]:
-    repeats, score_function = evaluation.repeats, retriever.controllers[None].score_function
+    resampling, score_function = evaluation.resampling, retriever.controllers[None].score_function
     drawn = {}
-    if repeats is not None:
-        named = {f"{name} sizes": rule.mean for name, rule in repeats.rules.items()}
+    if resampling is not None:
+        named = {
+            name if name == "constant" else f"{name} sizes": rule.mean
+            for name, rule in resampling.rules.items()
+        }
+        named["one size for all"] = named.pop("constant")
         drawn = {
+            "size": figures.size_spread(resampling.alphas, named),
             "risk": figures.risk_spread(
-                repeats.alphas, repeats.rules[score_function.name].risk, repeats.delta
+                resampling.alphas,
+                resampling.rules[score_function.name].risk,
+                resampling.expected,
             ),
-            "size": figures.size_spread(repeats.alphas, named),
             "delta": figures.delta_sweep(
-                repeats.deltas, repeats.by_delta.risk, repeats.by_delta.mean, repeats.alpha
+                resampling.deltas,
+                resampling.by_delta.risk,
+                resampling.by_delta.mean,
+                resampling.alpha,
+                resampling.expected_at(resampling.deltas),
             ),
         }
     sizes = {

@@ -1,24 +1,36 @@
-"""A calibrated retriever, measured on queries that decided nothing about it."""
+"""A calibrated retriever, measured on test queries that neither tuned nor calibrated it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibration.quality import Quality, assess
-from calibration.repeats import Repeats, repeat
+from calibration.resampling import Resampling, resample
 from calibration.risk_results import RiskResult, SearchedSplits, rows
 from calibration.subgroups import Part, subgroups
 from rcir.data import ImageSet
 from rcir.levels import ALPHA
+from rcir.retrieval.calibration_report import CalibrationReport
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.retriever import Retriever
+from rcir.risk.choice import ComparedSizes
 
+# Of a `RiskResult`.
+TRACKED = (
+    "threshold",
+    "test_risk",
+    "risk_low",
+    "risk_high",
+    "mean_size",
+    "constant_size",
+    "answered",
+)
 CHANCE = 0.55  # AUROC below which an uncertainty is called no better than chance
 
 
@@ -28,20 +40,22 @@ class Evaluation:
 
     Attributes:
         dataset, encoder: names.
-        uncertainty: the one that set sizes go by, see `Retriever.judged`.
+        uncertainty: the one that set sizes depend on, see `Retriever.judged`.
         n_calibration, n_test: numbers of queries.
-        rows: the miss risk at the asked levels.
-        others: further guarantees at the asked levels.
+        rows: the miss risk at the requested levels.
+        others: further guarantees at the requested levels.
         comparison: mean set size of each score function at each level on the tuning split, if
             compared.
+        uncertainties: mean set size at each level on the tuning split if sizes depended on one
+            uncertainty alone, if compared; without "own" if the encoder states none.
         quality: of rankings and uncertainties.
         parts: the risk of parts of the test queries, at the certified level nearest to `ALPHA`.
         parts_alpha: that level; None if nothing is certified.
         cluster: what the clusters are that the queries come in, if any.
-        n_clusters, n_test_clusters: numbers of those of calibration and test queries, if any.
-        repeats: the guarantee over many random divisions of calibration and test queries; None of
-            queries in clusters.
-        beyond_depth: number of test queries without a match in the search depth.
+        n_clusters, n_test_clusters: numbers of clusters of calibration and test queries, if any.
+        resampling: the guarantee over many random splits of calibration and test queries; None if
+            queries come in clusters.
+        beyond_depth: number of test queries without a match within the search depth.
     """
 
     dataset: str
@@ -51,20 +65,26 @@ class Evaluation:
     n_test: int
     rows: list[RiskResult]
     others: list[RiskResult]
-    comparison: Mapping[str, Mapping[float, float]]
+    comparison: ComparedSizes
+    uncertainties: ComparedSizes
     quality: Quality
     parts: list[Part]
     parts_alpha: float | None
     cluster: str | None
     n_clusters: int | None
     n_test_clusters: int | None
-    repeats: Repeats | None
+    resampling: Resampling | None
     beyond_depth: int
 
     @property
     def certified(self) -> list[RiskResult]:
-        """Those of `rows` that are certified."""
-        return [row for row in self.rows if row.threshold is not None]
+        """The results of `rows` that are certified."""
+        return [row for row in self.rows if row.certified]
+
+    @property
+    def headline(self) -> RiskResult | None:
+        """The certified miss risk at the level nearest to `ALPHA`; None if none is certified."""
+        return min(self.certified, key=lambda row: abs(row.alpha - ALPHA), default=None)
 
     @property
     def refusal(self) -> str | None:
@@ -75,7 +95,7 @@ class Evaluation:
 
     @property
     def depth_advice(self) -> str | None:
-        """Advice about true matches beyond the search depth, where these are many."""
+        """Advice if many test queries have no true match within the search depth."""
         if self.beyond_depth < min(row.alpha for row in self.rows) * self.n_test / 2:
             return None
         return (
@@ -85,39 +105,41 @@ class Evaluation:
         )
 
     @property
-    def told_by_chance(self) -> bool:
-        """Whether the uncertainty tells a wrong first image no better than chance."""
+    def is_chance(self) -> bool:
+        """Whether the uncertainty predicts a wrong first image no better than chance."""
         return self.quality.numbers.get("auroc_miss", 1.0) < CHANCE
 
     @property
     def guessing(self) -> list[str]:
-        """Kinds of uncertainty that tell a wrong first image no better than chance."""
+        """Kinds of uncertainty that predict a wrong first image no better than chance."""
         numbers = self.quality.numbers
         kinds = QUERY_UNCERTAINTIES
         return [kind for kind in kinds if numbers.get(f"auroc_miss_{kind}", 1.0) < CHANCE]
 
     def metrics(self) -> dict[str, float]:
-        """All numbers under flat names, for tracking."""
+        """Return the numbers to track, under flat names."""
         named: dict[str, float | None] = dict(self.quality.numbers)
         for row in (*self.rows, *self.others):
             place = f"alpha-{row.alpha:g}"
             if row.guarantee != "miss":
                 place += "/" + re.sub(r"[^\w.-]+", "-", row.guarantee)
-            for name in ("threshold", "test_risk", "mean_size", "constant_size", "answered"):
-                named[f"{place}/{name}"] = getattr(row, name)
-        summary = self.repeats.summary([row.alpha for row in self.rows]) if self.repeats else {}
-        for rule, levels in summary.items():
-            for alpha, values in levels.items():
-                place = f"alpha-{alpha}/divisions/{rule.replace(' ', '')}"
-                named |= {f"{place}/{name}": value for name, value in values.items()}
+            named |= {f"{place}/{name}": getattr(row, name) for name in TRACKED}
         return {f"test/{name}": value for name, value in named.items() if value is not None}
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
+        """Return everything as plain values, for JSON."""
         names = (
-            *("dataset", "encoder", "uncertainty", "n_calibration", "n_test", "beyond_depth"),
-            *("cluster", "n_clusters", "n_test_clusters"),
+            "dataset",
+            "encoder",
+            "uncertainty",
+            "n_calibration",
+            "n_test",
+            "beyond_depth",
+            "cluster",
+            "n_clusters",
+            "n_test_clusters",
         )
+        resampling = self.resampling
         return {name: getattr(self, name) for name in names} | {
             "unmatched": self.quality.unmatched,
             "quality": self.quality.numbers,
@@ -125,9 +147,10 @@ class Evaluation:
             "others": [asdict(row) for row in self.others],
             "parts": [asdict(part) | {"risk": part.risk} for part in self.parts],
             "parts_alpha": self.parts_alpha,
-            "repeats": self.repeats and self.repeats.summary(self.repeats.alphas.tolist()),
-            "repeats_by_delta": self.repeats and self.repeats.summary_of_deltas(),
+            "resampling": resampling and resampling.summary(resampling.alphas.tolist()),
+            "resampling_by_delta": resampling and resampling.summary_of_deltas(),
             "score_function_comparison": self.comparison,
+            "uncertainty_comparison": self.uncertainties,
         }
 
 
@@ -138,7 +161,7 @@ def evaluate(
     images: ImageSet,
     alphas: Sequence[float],
     delta: float,
-    comparison: Mapping[str, Mapping[float, float]],
+    calibrated: CalibrationReport | None = None,
     outside: NDArray[np.float64] | None = None,
     baseline: float | None = None,
 ) -> Evaluation:
@@ -150,18 +173,19 @@ def evaluate(
         queries: of its data set, searched by it.
         images: the test queries.
         alphas, delta: levels to measure.
-        comparison: of score functions, for the report.
+        calibrated: what its calibration compared, if known.
         outside: (m,) uncertainties of out-of-distribution queries.
         baseline: recall at 1 of principal components of pixels, if there are pictures.
     """
     controller, test = retriever.controllers[None], queries.test
     misses, others = rows(retriever, queries, alphas, delta)
-    certified = [row for row in misses if row.threshold is not None]
-    at = min(certified, key=lambda row: abs(row.alpha - ALPHA), default=None)
     quality = assess(retriever, test, images, outside)
     if baseline is not None:
         quality.numbers["recall_at_1_pixels"] = baseline
-    return Evaluation(
+    uncertainties = dict(calibrated.uncertainties) if calibrated else {}
+    if test.known("queries").uncertainty is None:  # then "own" is the cosine's
+        uncertainties.pop("own", None)
+    evaluation = Evaluation(
         dataset=dataset,
         uncertainty=retriever.uncertainty,
         encoder=retriever.options.model or "vectors"
@@ -171,15 +195,21 @@ def evaluate(
         n_test=len(test.ranks),
         rows=misses,
         others=others,
-        comparison=comparison,
+        comparison=calibrated.comparison[None] if calibrated else {},
+        uncertainties=uncertainties,
         quality=quality,
-        parts=subgroups(retriever, test, images, float(at.threshold or 0)) if at else [],
-        parts_alpha=at.alpha if at else None,
+        parts=[],
+        parts_alpha=None,
         cluster=controller.cluster,
         n_clusters=controller.calibration.units if controller.cluster else None,
         n_test_clusters=None if test.clusters is None else len(np.unique(test.clusters)),
-        repeats=None
+        resampling=None
         if controller.cluster
-        else repeat(retriever, queries.tuning, queries.calibration, test, alphas, delta),
+        else resample(retriever, queries.tuning, queries.calibration, test, alphas, delta),
         beyond_depth=int(np.isinf(test.ranks).sum()),
     )
+    headline = evaluation.headline
+    if headline is None:
+        return evaluation
+    parts = subgroups(retriever, test, images, float(headline.threshold or 0))
+    return replace(evaluation, parts=parts, parts_alpha=headline.alpha)

@@ -132,7 +132,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
                 splits.test,
                 config.alphas,
                 config.delta,
-                report.comparison[None],
+                report,
                 outside,
                 baseline,
             )
@@ -199,8 +199,14 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
     outside = uncertainty_outside(retriever, asked, Embedder())
     with step("evaluation"):
         evaluation = evaluate(
-            *(data.name, retriever, queries, splits.test, config.alphas, delta, {}),
-            *(outside, pixel_recall(splits)),
+            data.name,
+            retriever,
+            queries,
+            splits.test,
+            config.alphas,
+            delta,
+            outside=outside,
+            baseline=pixel_recall(splits),
         )
     trained = tracking.find_tracked_run(retriever.origin.get("run", ""))
     tracked = start_tracking("evaluation", config, output, trained) if trained else None

@@ -1,4 +1,4 @@
-"""The page of an evaluation: one file that holds every figure and works offline."""
+"""The report of an evaluation: one HTML file that holds every figure and works offline."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
+from calibration import summary
 from calibration.evaluation import Evaluation
+from calibration.resampling import Resampling
 from rcir.printable import printable
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
-from rcir.risk.guarantee import stated_confidence
 
 # What a number of `Quality.numbers` is; those not named here are named by their own names.
 NUMBER_TITLES = {
@@ -43,7 +44,7 @@ NUMBER_TITLES = {
 
 
 def render(evaluation: Evaluation, drawn: dict[str, str]) -> str:
-    """The page, with every figure (SVG, by name) inside it."""
+    """Return the HTML of an evaluation with every figure (SVG, by name) inside it."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=select_autoescape(),
@@ -57,18 +58,47 @@ def render(evaluation: Evaluation, drawn: dict[str, str]) -> str:
         for name, value in evaluation.quality.numbers.items()
         if not name.startswith("ece")
     }
-    delta, repeats = evaluation.rows[0].delta, evaluation.repeats
+    delta, resampling = evaluation.rows[0].delta, evaluation.resampling
+    n_splits, expected, caption = 0, "", {"size": "", "risk": ""}
+    if resampling is not None:
+        n_splits = len(next(iter(resampling.rules.values())).risk)
+        expected = f"{100 * resampling.expected:.0f}%"
+        caption = _captions(resampling, delta)
     return environment.get_template("report.html").render(
         evaluation=evaluation,
+        summary=summary,
+        titles={name: kind.title for name, kind in QUERY_UNCERTAINTIES.items()},
         delta=delta,
-        confidence=stated_confidence(delta),
         figures=pictures,
         labelled=any("labels" in row.guarantee for row in evaluation.others),
         numbers=numbers,
         errors=_errors(evaluation.quality.numbers),
-        summary=repeats.summary([row.alpha for row in evaluation.rows]) if repeats else {},
-        divisions=len(next(iter(repeats.rules.values())).risk) if repeats else 0,
+        splits=resampling.summary([row.alpha for row in evaluation.rows]) if resampling else {},
+        n_splits=n_splits,
+        expected=expected,
+        size_caption=caption["size"],
+        risk_caption=caption["risk"],
     )
+
+
+def _captions(resampling: Resampling, delta: float) -> dict[str, str]:
+    """Captions of the figures of risk and size over random splits."""
+    n_splits = len(next(iter(resampling.rules.values())).risk)
+    expected = f"{100 * resampling.expected:.0f}%"
+    return {
+        "size": (
+            f"Mean set size over {n_splits} random splits into calibration and test queries. All "
+            "rules take the same images in the same order; only uncontrolled sizes have no "
+            "guarantee."
+        ),
+        "risk": (
+            f"Measured risk over {n_splits} random splits. In about {expected} of them a risk that "
+            f"is certified exactly is above alpha: delta = {delta:g} allows {100 * delta:g}%, and "
+            f"the noise of {resampling.n_test} test queries adds to it. The red line is above the "
+            f"diagonal where more than {expected} of the splits are; the splits share their "
+            "queries, so it may be for one set of queries."
+        ),
+    }
 
 
 def _title(name: str) -> str:

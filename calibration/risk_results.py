@@ -10,26 +10,33 @@ import numpy as np
 
 from rcir.errors import RiskUnattainable
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import RISKS, Constant, LabelledResults, Request, RiskController
+from rcir.risk import (
+    RISKS,
+    LabelledResults,
+    Request,
+    RiskController,
+    constant_baseline,
+    risk_interval,
+)
 from rcir.risk.request import DEFAULT
 from rcir.risk.score_functions import widened
 
 
 @dataclass(frozen=True)
 class SearchedSplits:
-    """The queries of the three splits, as a retriever found them."""
+    """The queries of the three splits with their search results."""
 
     tuning: LabelledResults
     calibration: LabelledResults
     test: LabelledResults
 
     def judged(self, retriever: Retriever) -> SearchedSplits:
-        """The same by the uncertainty that a retriever was calibrated with."""
+        """Return the splits with the uncertainty that the retriever was calibrated with."""
         parts = (self.tuning, self.calibration, self.test)
         return SearchedSplits(*map(retriever.judged, parts))
 
     def distinct(self) -> SearchedSplits:
-        """The same of labels."""
+        """Return the splits as searches for labels, see `SearchResults.distinct`."""
         return SearchedSplits(
             *(part.distinct() for part in (self.tuning, self.calibration, self.test))
         )
@@ -37,17 +44,19 @@ class SearchedSplits:
 
 @dataclass(frozen=True)
 class RiskResult:
-    """One guarantee, certified and measured; None in what follows alpha if not certified.
+    """One guarantee, certified and measured; the fields after `bound` may be None.
 
     Attributes:
         guarantee: what is controlled, in words.
-        alpha, delta: what was asked.
+        alpha, delta: the requested levels.
         score_function, bound: how sizes are chosen.
-        threshold: the calibrated parameter.
-        test_risk: the risk of the test queries.
+        threshold: the calibrated threshold; None if the guarantee cannot be certified.
+        test_risk: mean loss of the test queries that got an answer.
+        risk_low, risk_high: 95% confidence interval of the risk, see `rcir.risk.risk_interval`.
         mean_size: mean set size over the test queries that got an answer.
-        constant_size: the size that all queries would need alike at the same alpha and delta.
-        answered: the share of test queries that got an answer.
+        constant_size: the size of all sets if every query got the same number of candidates, in
+            the same order, at the same alpha and delta.
+        answered: share of test queries that got an answer.
         refusal: why it is not certified, and what would help.
     """
 
@@ -58,16 +67,23 @@ class RiskResult:
     bound: str
     threshold: float | None = None
     test_risk: float | None = None
+    risk_low: float | None = None
+    risk_high: float | None = None
     mean_size: float | None = None
     constant_size: float | None = None
     answered: float | None = None
     refusal: str | None = None
 
+    @property
+    def certified(self) -> bool:
+        """Whether the guarantee holds with some threshold."""
+        return self.threshold is not None
+
 
 def rows(
     retriever: Retriever, queries: SearchedSplits, alphas: Sequence[float], delta: float
 ) -> tuple[list[RiskResult], list[RiskResult]]:
-    """The miss risk at each alpha, and what else the same calibration queries certify."""
+    """Measure the miss risk at each alpha, and all else that the calibration queries certify."""
     controller = retriever.controllers[None]
     options: dict[str, dict[str, Any]] = {
         key.replace("-", " "): {"risk": risk.name, "abstain": risk.abstains}
@@ -76,7 +92,7 @@ def rows(
     }
     if controller.cluster is None:
         options["miss, whatever alpha"] = {"simultaneous": True}
-    for group in [] if controller.groups is None else sorted(set(controller.groups.tolist())):
+    for group in controller.known_groups():
         options[f"miss, group {group}"] = {"group": group}
     if controller.groups is not None:
         options["miss, any mix of groups"] = {"mix": "any"}
@@ -84,10 +100,10 @@ def rows(
     def measured(
         controller: RiskController, queries: SearchedSplits, guarantees: dict[str, dict[str, Any]]
     ) -> list[RiskResult]:
-        alike = _alike(queries, controller)
+        baselines: dict[str, RiskController] = {}
         return [
-            _measure(controller, alike, Request(alpha, delta, **asked), queries.test, guarantee)
-            for guarantee, asked in guarantees.items()
+            _measure(guarantee, Request(alpha, delta, **request), controller, baselines, queries)
+            for guarantee, request in guarantees.items()
             for alpha in alphas
         ]
 
@@ -100,52 +116,69 @@ def rows(
 
 
 def _measure(
-    controller: RiskController,
-    alike: RiskController,
-    request: Request,
-    test: LabelledResults,
     guarantee: str,
+    request: Request,
+    controller: RiskController,
+    baselines: dict[str, RiskController],
+    queries: SearchedSplits,
 ) -> RiskResult:
-    """One guarantee on the test queries that it speaks of."""
-    controller = controller.for_risk(request)
+    """Measure one guarantee on the test queries that it covers.
+
+    Args:
+        guarantee: its name.
+        request: what to certify.
+        controller: of all risks.
+        baselines: of one size for all queries, by the score function whose order they follow;
+            those that are missing are added.
+        queries: the three splits.
+    """
+    controller, test = controller.for_risk(request), queries.test
+    score_function = controller.score_function
     alpha, delta = float(request.alpha), float(request.delta or 0)  # type: ignore[arg-type]
-    row = RiskResult(guarantee, alpha, delta, controller.score_function.name, controller.bound)
+    row = RiskResult(guarantee, alpha, delta, score_function.name, controller.bound)
+    ordered, _ = score_function.ordered(test)
     if not request.abstain:
-        row = replace(row, constant_size=_constant_size(alike, request, test))
+        if score_function.name not in baselines:
+            # Splits that were searched again have no groups, which the controller knows.
+            calibration = replace(queries.calibration, groups=controller.groups)
+            baselines[score_function.name] = constant_baseline(
+                score_function, queries.tuning, calibration, controller.bound
+            )
+        row = replace(
+            row, constant_size=_constant_size(baselines[score_function.name], request, ordered)
+        )
     try:
         decision = controller.decide(request)
     except RiskUnattainable as error:
         return replace(row, refusal=str(error))
-    asked = np.ones(len(test.ranks), bool)
+    covered = np.ones(len(test.ranks), bool)
     if request.group is not None and test.groups is not None:
-        asked = test.groups == request.group
-    ordered, _ = controller.score_function.ordered(test)
+        covered = test.groups == request.group
     _, sizes = controller.sets(ordered, decision)
-    answered = np.flatnonzero(asked & (sizes > 0))
+    answered = np.flatnonzero(covered & (sizes > 0))
     row = replace(row, bound=decision.bound, threshold=decision.threshold)
     if len(answered) == 0:
-        return replace(row, answered=0.0 if asked.any() else None)
-    labelled = test.scored(controller.score_function)[answered]
-    threshold = widened(np.array([decision.threshold]))
+        return replace(row, answered=0.0 if covered.any() else None)
+    risk, scored = request.one_risk, test.scored(score_function)[answered]
+    losses = risk.unit_losses(scored, widened(np.array([decision.threshold])))[:, 0]
+    binary = risk.binary and scored.clusters is None
+    low, high = risk_interval(float(losses.sum()), len(losses), binary)
     return replace(
         row,
-        test_risk=float(request.one_risk.unit_losses(labelled, threshold).mean()),
+        test_risk=float(losses.mean()),
+        risk_low=low,
+        risk_high=high,
         mean_size=float(sizes[answered].mean()),
-        answered=len(answered) / int(asked.sum()),
+        answered=len(answered) / int(covered.sum()),
     )
 
 
-def _alike(queries: SearchedSplits, controller: RiskController) -> RiskController:
-    """The controller of the same queries with one size for all."""
-    # Whoever searched them anew may not know of their groups, which the controller does.
-    calibration = replace(queries.calibration, groups=controller.groups)
-    return RiskController(Constant(), queries.tuning, calibration, controller.bound)
-
-
-def _constant_size(alike: RiskController, request: Request, test: LabelledResults) -> float | None:
-    """The mean size that the constant score function needs for the same guarantee."""
+def _constant_size(
+    baseline: RiskController, request: Request, test: LabelledResults
+) -> float | None:
+    """Return the mean size of the baseline for the same guarantee, None if it has none."""
     try:
-        decision = alike.decide(request)
+        decision = baseline.decide(request)
     except RiskUnattainable:
         return None
-    return float(alike.sets(test, decision)[1].mean())
+    return float(baseline.sets(test, decision)[1].mean())

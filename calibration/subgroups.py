@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betainccinv, betaincinv
 
 from rcir.data import ImageSet
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import LabelledResults
-from rcir.risk.certified import INTERVAL_LEVEL
+from rcir.risk import LabelledResults, risk_interval
 
 DECILES = 10
 SHOWN_CLASSES = 10  # classes, those that are missed most
@@ -85,19 +83,8 @@ def _parts(
     n = np.bincount(which)
     misses = np.bincount(which, weights=missed).astype(np.int64)
     means = np.bincount(which, weights=sizes) / n
-    tail = (1 - INTERVAL_LEVEL) / 2
-    low = np.where(misses > 0, betaincinv(np.maximum(misses, 1), n - misses + 1, tail), 0.0)
-    high = np.where(misses < n, betainccinv(misses + 1, np.maximum(n - misses, 1), tail), 1.0)
-    columns = zip(known.tolist(), n, misses, low, high, means, strict=True)
-    return [
-        Part(
-            kind,
-            str(name),
-            int(count),
-            int(lost),
-            float(least) if independent else None,
-            float(most) if independent else None,
-            float(size),
-        )
-        for name, count, lost, least, most, size in columns
-    ]
+    parts = []
+    for name, count, lost, size in zip(known.tolist(), n, misses, means, strict=True):
+        low, high = risk_interval(int(lost), int(count)) if independent else (None, None)
+        parts.append(Part(kind, str(name), int(count), int(lost), low, high, float(size)))
+    return parts

@@ -141,7 +141,7 @@ def certify(config: CertificationConfig) -> Certification:
                 held,
                 config.alphas,
                 config.delta,
-                made.comparison[None],
+                made,
             )
         tracked = start_tracking("certification", config, output, None) if tracks else None
     with tracked.active() if tracked else nullcontext():

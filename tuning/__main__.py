@@ -29,11 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not config.calibrate:
             print(f"next: python -m calibration --run {run.path}")
             return 0
-        from calibration import CalibrationConfig, calibrate, print_table
+        from calibration import CalibrationConfig, calibrate, print_evaluation
 
         levels = tuple(sorted({*CalibrationConfig.alphas, config.alpha}))
         outcome = calibrate(CalibrationConfig(str(run.path), alphas=levels, delta=config.delta))
-        print_table(outcome.evaluation)
+        print_evaluation(outcome.evaluation)
         print(f"retriever: {outcome.folder}\nreport: {outcome.report}")
     return 0
 

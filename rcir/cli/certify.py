@@ -45,7 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     """Calibrate, measure, write the retriever and its report, and print the table."""
-    from calibration import NOTHING_CERTIFIED, CertificationConfig, certify, print_table
+    from calibration import NOTHING_CERTIFIED, CertificationConfig, certify, print_evaluation
     from rcir.index import IndexConfig
 
     given = {name: value for name, value in vars(options).items() if name != "command"}
@@ -55,7 +55,7 @@ def run(options: Namespace) -> None:
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
         outcome = certify(config)
-    print_table(outcome.evaluation)
+    print_evaluation(outcome.evaluation)
     print(f"retriever: {outcome.folder}\nreport: {outcome.report}")
     if outcome.evaluation.refusal:
         sys.exit(NOTHING_CERTIFIED)

@@ -23,7 +23,7 @@ def run(options: Namespace) -> None:
         NOTHING_CERTIFIED,
         EvaluationConfig,
         evaluate_retriever,
-        print_table,
+        print_evaluation,
     )
 
     outcome = evaluate_retriever(
@@ -31,7 +31,7 @@ def run(options: Namespace) -> None:
             options.retriever, options.output, tuple(options.alphas), options.delta, options.ood
         )
     )
-    print_table(outcome.evaluation)
+    print_evaluation(outcome.evaluation)
     print(f"report: {outcome.report}")
     if outcome.evaluation.refusal:
         sys.exit(NOTHING_CERTIFIED)

@@ -15,6 +15,7 @@ from rcir.risk import Request, decide_chosen
 from rcir.runs.results import RunResults
 
 VOIDS = (
+    "queries of labels that none of the calibration queries had",
     "queries unlike the calibration queries: another camera, season or users",
     "queries that depend on each other, or that are pictures of the gallery",
     "a level chosen after looking, unless it is asked with `simultaneous`",
@@ -44,8 +45,9 @@ def card(retriever: Retriever, results: Mapping[str, Any]) -> str:
             *("", *_promise(retriever, rows), ""),
             f"Measured on {n_test} test queries, which neither fitted nor calibrated it:",
             "",
-            "| alpha | delta | mean set size | measured risk | one size for all | score function |",
-            "|---|---|---|---|---|---|",
+            "| alpha | delta | mean set size | one size for all | measured risk | 95% interval "
+            "| score function |",
+            "|---|---|---|---|---|---|---|",
             *map(_row, rows),
         ]
         facts = {
@@ -127,11 +129,12 @@ def _promise(retriever: Retriever, rows: list[Mapping[str, Any]]) -> list[str]:
 
 
 def _row(row: Mapping[str, Any]) -> str:
-    numbers = [_number(row[name]) for name in ("mean_size", "test_risk", "constant_size")]
+    values = [f"{row['alpha']:g}", f"{row['delta']:g}", _number(row["mean_size"])]
+    values += [_number(row["constant_size"]), _number(row["test_risk"])]
+    values.append(f"{_number(row['risk_low'])} to {_number(row['risk_high'])}")
     if row["threshold"] is None:
-        numbers[:2] = "not certified", "-"
-    values = (f"{row['alpha']:g}", f"{row['delta']:g}", *numbers, row["score_function"])
-    return f"| {' | '.join(values)} |"
+        values[2], values[5] = "not certified", "-"
+    return f"| {' | '.join([*values, row['score_function']])} |"
 
 
 def _number(value: float | None) -> str:

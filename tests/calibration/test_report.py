@@ -3,19 +3,20 @@
 import base64
 import html
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
-from calibration import print_table
+from calibration import RiskResult, print_evaluation, summary
 from calibration.table import console
 
 SVG = "{http://www.w3.org/2000/svg}"
 ALPHAS = (0.001, 0.2, 0.3)
 # Each figure in the order of the page, and a text that no other figure has.
 FIGURES = {
-    "risk over divisions against alpha": "Risk over 20 random splits",
-    "mean set size over divisions against alpha": "What the guarantee costs",
+    "mean set size against alpha": "Set size",
+    "risk over random splits against alpha": "Risk over 200 random splits",
     "distribution of set sizes": "Set sizes",
     "risk and size against delta": "Size at alpha",
     "reliability diagram": "Reliability",
@@ -91,25 +92,38 @@ def assert_cells(cells, values, **tolerances):
             assert float(cell.removesuffix("%")) == pytest.approx(value, **tolerances)
 
 
+def assert_measured(cells, row):
+    """Whether it is certified, measured risk, interval, mean size and size of the baseline."""
+    certified = "no" if row.threshold is None else "yes"
+    assert_cells(cells[:2], [certified, row.test_risk], abs=6e-5)
+    interval = cells[2].split(" to ") if cells[2] else ["", ""]
+    assert_cells(interval, [row.risk_low, row.risk_high], abs=6e-5)
+    assert_cells(cells[3:], [row.mean_size, row.constant_size], abs=6e-3, rel=1e-3)
+
+
 def test_the_first_tables_state_what_was_measured(outcome, tables):
     rows, others, *_ = tables
     for cells, row in zip(rows[1:], outcome.evaluation.rows, strict=True):
-        certified = "no" if row.threshold is None else "yes"
-        values = [row.alpha, certified, row.test_risk, row.mean_size, row.constant_size]
-        assert_cells(cells, [*values, row.threshold], abs=6e-3, rel=1e-3)
+        assert_cells(cells[:1], [row.alpha])
+        assert_measured(cells[1:6], row)
+        assert_cells(cells[6:], [row.threshold], rel=1e-3)
     for cells, row in zip(others[1:], outcome.evaluation.others, strict=True):
-        certified = "no" if row.threshold is None else "yes"
-        values = [row.guarantee, row.alpha, certified, row.test_risk, row.mean_size]
-        assert_cells(cells, [*values, row.constant_size, row.answered], abs=6e-3, rel=1e-3)
+        assert_cells(cells[:2], [row.guarantee, row.alpha])
+        assert_measured(cells[2:7], row)
+        assert_cells(cells[7:], [row.answered], abs=6e-4)
 
 
 def test_a_table_states_how_the_score_function_was_chosen(chosen):
     text = chosen.report.read_text(encoding="utf-8")
-    _, _, rows, *_ = tables_of(text)
+    _, uncertainties, rows, *_ = tables_of(text)
+    for cells, sizes in zip(
+        uncertainties[1:], chosen.evaluation.uncertainties.values(), strict=True
+    ):
+        assert_cells(cells[1:], sizes.values(), abs=6e-3)
     comparison = chosen.evaluation.comparison
     assert len(rows) == 1 + len(comparison) == 6
     for cells, (name, sizes) in zip(rows[1:], comparison.items(), strict=True):
-        assert_cells(cells, [name, *sizes.values()], abs=5e-3)
+        assert_cells(cells, [name, *sizes.values()], abs=6e-3)
     score_function = chosen.evaluation.rows[0].score_function
     assert f"; {score_function} was chosen before" in " ".join(text.split())
 
@@ -123,13 +137,13 @@ def test_a_table_states_which_subgroups_are_missed_more_often(outcome, tables, t
         numbers = [*cells[2:5], low, high, cells[6]]
         values = [part.n, part.missed, part.missed / part.n, part.low, part.high, part.mean_size]
         assert_cells(numbers, values, abs=6e-4, rel=1e-3)
-    section = text.partition("<h2>Whom it serves less</h2>")[2].partition("<h2>")[0]
+    section = text.partition("<h2>Which queries are missed more often</h2>")[2].partition("<h2>")[0]
     assert section.count('<td class="no">') == sum(part.low > 0.2 for part in parts) > 0
 
 
-def test_a_table_summarises_the_divisions(outcome, tables):
+def test_a_table_summarises_the_random_splits(outcome, tables):
     _, _, _, rows, _, _ = tables
-    summary = outcome.evaluation.repeats.summary(ALPHAS)
+    summary = outcome.evaluation.resampling.summary(ALPHAS)
     expected = [(name, *item) for name, levels in summary.items() for item in levels.items()]
     for cells, (name, alpha, row) in zip(rows[1:], expected, strict=True):
         assert_cells(cells[:3], [name, alpha, 100 * row["certified"]])
@@ -137,9 +151,9 @@ def test_a_table_summarises_the_divisions(outcome, tables):
             assert cells[3:] == [""] * 5
             continue
         risk, size = (cells[place].split(" \N{PLUS-MINUS SIGN} ") for place in (3, 5))
-        assert_cells(risk, [row["risk"], row["risk_std"]], abs=5e-5)
+        assert_cells(risk, [row["risk"], row["risk_std"]], abs=6e-5)
         assert_cells(cells[4:5], [100 * row["violations"]])
-        assert_cells(size, [row["mean"], row["mean_std"]], abs=5e-3)
+        assert_cells(size, [row["mean"], row["mean_std"]], abs=6e-3)
         assert_cells(cells[6:], [row["median"], row["high"]], abs=0.051)
 
 
@@ -165,22 +179,53 @@ def test_a_table_has_every_number_once(outcome, tables):
         assert_cells(cells[1:], expected, abs=5e-4)
 
 
-def test_the_screen_shows_the_same_numbers(outcome, chosen, capsys, monkeypatch):
+def test_the_screen_shows_the_same_numbers(outcome, capsys, monkeypatch):
     monkeypatch.setattr(console, "width", 120)
-    print_table(outcome.evaluation)
-    lines = [re.sub(r"[^\w.,-]+", " ", line) for line in capsys.readouterr().out.splitlines()]
+    print_evaluation(outcome.evaluation)
+    shown = capsys.readouterr().out
+    lines = [re.sub(r"[^\w.,-]+", " ", line) for line in shown.splitlines()]
     assert any(line.split() == ["0.001", "no", "-", "-", "-", "-"] for line in lines)
-    for row in (*outcome.evaluation.certified, *outcome.evaluation.others):
-        words = (
-            f" {row.alpha:g} yes" if row.guarantee == "miss" else f"{row.guarantee} {row.alpha:g} "
-        )
-        (line,) = (line for line in lines if words in line)
-        if row.threshold is not None:
-            assert f"{row.test_risk:.4f} {row.mean_size:.2f} " in line
-    assert not any("was chosen" in line for line in lines)
+    for row in outcome.evaluation.certified:
+        (line,) = (line for line in lines if f" {row.alpha:g} yes" in line)
+        interval = f"{row.risk_low:.4f} to {row.risk_high:.4f}"
+        assert f"{row.test_risk:.4f} {interval} {row.mean_size:.2f} {row.constant_size:g}" in line
 
-    print_table(chosen.evaluation)
-    shown = re.sub(r"[^\w.,-]+", " ", capsys.readouterr().out)
-    assert f"by which {chosen.evaluation.rows[0].score_function} was chosen" in shown
-    for name, sizes in chosen.evaluation.comparison.items():
-        assert f"{name} {' '.join(f'{size:.2f}' for size in sizes.values())} " in shown
+
+def result(alpha=0.2, risk=0.15, low=0.1, high=0.2, size=1.5, **changed):
+    values = {"threshold": 2.0, "mean_size": size, "constant_size": 3.0, "answered": 1.0}
+    row = RiskResult("miss", alpha, 0.1, "learned", "binomial", test_risk=risk)
+    return replace(row, risk_low=low, risk_high=high, **values | changed)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (result(), []),
+        (result(risk=0.21, low=0.19, high=0.23), ["0.2100", "within the noise of the 300"]),
+        (result(risk=0.3, low=0.25, high=0.35), ["0.3000", "by more than the noise", "0.1"]),
+        (result(size=1), ["smallest size"]),
+        (result(threshold=None, risk=None, refusal="22 queries are needed"), ["22 queries"]),
+    ],
+)
+def test_surprising_results_are_explained_in_words(outcome, row, words):
+    evaluation = replace(outcome.evaluation, rows=[result(alpha=0.4), row], beyond_depth=0)
+    explained = " ".join(summary.remarks(evaluation))
+    assert all(word in explained for word in words)
+    assert bool(explained) == bool(words)
+
+
+def test_the_promise_its_cost_and_what_sizes_the_sets_are_stated_in_numbers(outcome):
+    sizes = {"own": {0.1: 4.0, 0.3: 2.0}, "vote": {0.1: 3.0, 0.3: 1.5}}
+    evaluation = replace(
+        outcome.evaluation,
+        rows=[result(alpha=0.1, risk=0.09, low=0.06, high=0.13)],
+        comparison={"learned": {0.1: 2.5}},
+        uncertainties=sizes,
+        uncertainty="vote",
+    )
+    assert "at least 90 of 100" in summary.promise(evaluation)
+    assert "at most 10%" in summary.promise(evaluation)
+    stated = summary.cost(evaluation)
+    assert all(number in stated for number in ("1.50", " 3.", "9.0%", "6.0%", "13.0%"))
+    source = summary.size_source(evaluation)
+    assert all(number in source for number in ("2.50", "3.00", "4.00"))

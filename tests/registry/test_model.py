@@ -214,11 +214,13 @@ def test_the_card_holds_what_was_measured(both, kind):
     results = json.loads((one.folder / "results.json").read_text())
     text = (downloaded(one.uri) / "README.md").read_text()
     assert len(rows_of(text)) == len(results["rows"]) == 2
-    names = ("alpha", "delta", "mean_size", "test_risk", "constant_size")
+    names = ("alpha", "delta", "mean_size", "constant_size", "test_risk")
     for row, expected in zip(rows_of(text), results["rows"], strict=True):
         numbers = [expected[name] for name in names]
         assert [float(cell) for cell in row[:5]] == pytest.approx(numbers, rel=1e-3)
-        assert row[5] == expected["score_function"]
+        interval = [expected["risk_low"], expected["risk_high"]]
+        assert [float(end) for end in row[5].split(" to ")] == pytest.approx(interval, rel=1e-3)
+        assert row[6] == expected["score_function"]
     answer = one.retriever.retrieve(one.queries, results["rows"][0]["alpha"], 0.1)[0]
     numbers = (results["n_test"], results["n_calibration"], len(one.retriever.ids))
     fingerprint = one.retriever.calibrated_on["gallery"][:12]

@@ -1,4 +1,4 @@
-"""The guarantee over random divisions, each calibrated and measured by hand."""
+"""The guarantee over random splits, each calibrated and measured by hand."""
 
 import statistics
 from dataclasses import replace
@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from calibration import repeats
-from calibration.repeats import repeat
+from calibration import resampling
+from calibration.resampling import resample
 from rcir.errors import RiskUnattainable
 from rcir.risk import (
     Constant,
@@ -34,7 +34,7 @@ def judged(rng, n, depth=12):
 
 
 def synthetic(n_calibration, n_test, score_function=MinMax, bound="binomial"):
-    """Return the arguments of `repeat` for queries without an encoder."""
+    """Return the arguments of `resample` for queries without an encoder."""
     rng = np.random.default_rng(3)
     parts = [judged(rng, n) for n in (200, n_calibration, n_test)]
     fitted = score_function.fit(parts[0], parts[0].ranks)
@@ -48,12 +48,12 @@ def synthetic(n_calibration, n_test, score_function=MinMax, bound="binomial"):
 
 
 class Naive:
-    """Every division, drawn as the seed draws it, calibrated and measured by itself."""
+    """Every split, drawn as the seed draws it, calibrated and measured by itself."""
 
     def __init__(self, retriever, tuning, calibration, test, bound="binomial"):
         rng = np.random.default_rng(0)
         n, m = len(calibration.ranks), len(test.ranks)
-        self.divisions = [np.split(rng.permutation(n + m), [n]) for _ in range(20)]
+        self.splits = [np.split(rng.permutation(n + m), [n]) for _ in range(resampling.SPLITS)]
         distances = np.concatenate([calibration.distances, test.distances])
         own = np.concatenate([calibration.uncertainty, test.uncertainty])
         near = distances[:, 0].astype(float) ** 2 / 2
@@ -72,9 +72,9 @@ class Naive:
         self.first = fitted.name
         self.bound = bound
 
-    def sizes(self, rule, division, alpha, delta):
-        """Set sizes of the second part of a division; None where nothing is certified."""
-        first, second = self.divisions[division]
+    def sizes(self, rule, split, alpha, delta):
+        """Set sizes of the second part of a split; None where nothing is certified."""
+        first, second = self.splits[split]
         score_function, results = self.rules[rule]
         controller = MissController.calibrate(
             score_function, results[first], self.ranks[first], self.bound
@@ -84,9 +84,9 @@ class Naive:
         except RiskUnattainable:
             return None
 
-    def uncontrolled(self, division, alpha):
+    def uncontrolled(self, split, alpha):
         """The smallest set sizes that miss at most alpha of the first part."""
-        first, second = self.divisions[division]
+        first, second = self.splits[split]
         score_function, results = self.rules[self.first]
         scores = score_function.scores(results[first], self.ranks[first])
         good = [
@@ -97,12 +97,12 @@ class Naive:
         return score_function.sizes(results[second], min(good)) if good else None
 
     def assert_measured(self, rule, place, sizes):
-        """Return the numbers of a rule at (division, level); NaN if there are no sizes."""
+        """Return the numbers of a rule at (split, level); NaN if there are no sizes."""
         numbers = [getattr(rule, name)[place] for name in ("risk", "mean", "median", "high")]
         if sizes is None:
             assert np.isnan(numbers).all()
             return
-        ranks = self.ranks[self.divisions[place[0]][1]]
+        ranks = self.ranks[self.splits[place[0]][1]]
         expected = [np.mean(ranks > sizes), np.mean(sizes), np.median(sizes)]
         assert numbers == pytest.approx([*expected, np.percentile(sizes, 95)])
 
@@ -116,69 +116,71 @@ def parts(outcome):
 
 
 @pytest.fixture(scope="module")
-def repeats_of_run(parts):
-    return repeat(*parts, ALPHAS, DELTA)
+def resampled_run(parts):
+    return resample(*parts, ALPHAS, DELTA)
 
 
-def test_a_division_is_calibrated_and_measured_as_the_library_would(parts, repeats_of_run):
+def test_a_split_is_calibrated_and_measured_as_the_library_would(parts, resampled_run):
     naive = Naive(*parts)
     certified = set()
-    for division in (0, 7, 19):
-        for column, alpha in enumerate(repeats_of_run.alphas.tolist()):
+    for split in (0, 7, 19):
+        for column, alpha in enumerate(resampled_run.alphas.tolist()):
             for rule in naive.rules:
-                sizes = naive.sizes(rule, division, alpha, DELTA)
+                sizes = naive.sizes(rule, split, alpha, DELTA)
                 certified.add(sizes is not None)
-                naive.assert_measured(repeats_of_run.rules[rule], (division, column), sizes)
-            rule = repeats_of_run.rules["uncontrolled"]
-            sizes = naive.uncontrolled(division, alpha)
-            naive.assert_measured(rule, (division, column), sizes)
+                naive.assert_measured(resampled_run.rules[rule], (split, column), sizes)
+            rule = resampled_run.rules["uncontrolled"]
+            sizes = naive.uncontrolled(split, alpha)
+            naive.assert_measured(rule, (split, column), sizes)
     assert certified == {True, False}
 
 
 @pytest.mark.parametrize("bound", ["binomial", "hoeffding"])
 def test_bound_and_score_function_are_those_of_the_retriever(bound):
     parts = synthetic(250, 100, Quantile, bound)
-    repeats = repeat(*parts, (0.1,), 0.2)
-    assert list(repeats.rules) == ["quantile", "constant", "1 - cosine", "uncontrolled"]
+    resampled = resample(*parts, (0.1,), 0.2)
+    assert list(resampled.rules) == ["quantile", "constant", "1 - cosine", "uncontrolled"]
     naive = Naive(*parts, bound)
-    for column, alpha in enumerate(repeats.alphas):
+    for column, alpha in enumerate(resampled.alphas):
         sizes = naive.sizes("quantile", 0, alpha, 0.2)
-        naive.assert_measured(repeats.rules["quantile"], (0, column), sizes)
+        naive.assert_measured(resampled.rules["quantile"], (0, column), sizes)
 
 
 def test_the_sweep_of_deltas_is_at_the_level_nearest_to_a_tenth():
     parts = synthetic(400, 300)
-    repeats = repeat(*parts, (0.02, 0.12, 0.3), 0.1)
-    assert repeats.alpha == 0.12
-    levels = repeats.alphas.tolist()  # 20 of the sweep, and those requested besides
+    resampled = resample(*parts, (0.02, 0.12, 0.3), 0.1)
+    assert resampled.alpha == 0.12
+    levels = resampled.alphas.tolist()  # 20 of the sweep, and those requested besides
     assert (levels, len(levels)) == (sorted({0.02, 0.12, 0.3, *levels}), 20)
     naive = Naive(*parts)
-    for column, delta in enumerate(repeats.deltas):
-        naive.assert_measured(repeats.by_delta, (0, column), naive.sizes("minmax", 0, 0.12, delta))
-    means = repeats.by_delta.mean.mean(axis=0)
+    for column, delta in enumerate(resampled.deltas):
+        naive.assert_measured(
+            resampled.by_delta, (0, column), naive.sizes("minmax", 0, 0.12, delta)
+        )
+    means = resampled.by_delta.mean.mean(axis=0)
     assert means[0] > means[-1] * 1.05, "a smaller delta needs larger sets"
 
 
 def test_without_control_as_many_are_missed_as_alpha_allows(monkeypatch):
     """0.29 * 100 is 28.999999999999996 in floating point, and 29 misses in 100 are 0.29."""
-    monkeypatch.setattr(repeats, "SWEPT_ALPHAS", np.array([0.29, 0.57, 0.58]))
+    monkeypatch.setattr(resampling, "SWEPT_ALPHAS", np.array([0.29, 0.57, 0.58]))
     parts = synthetic(100, 100)
-    rule = repeat(*parts, (0.29,), 0.1).rules["uncontrolled"]
+    rule = resample(*parts, (0.29,), 0.1).rules["uncontrolled"]
     naive = Naive(*parts)
     score_function, results = naive.rules["minmax"]
-    for division, (first, second) in enumerate(naive.divisions):
+    for split, (first, second) in enumerate(naive.splits):
         scores = np.sort(score_function.scores(results[first], naive.ranks[first]))
         for column, misses in enumerate((29, 57, 58)):
             sizes = score_function.sizes(results[second], float(scores[-1 - misses]))
-            naive.assert_measured(rule, (division, column), sizes)
+            naive.assert_measured(rule, (split, column), sizes)
 
 
 def test_only_control_keeps_the_risk_in_all_but_a_fraction_delta(monkeypatch):
     """With so many test queries that their own noise adds little."""
-    monkeypatch.setattr(repeats, "REPEATS", 300)
-    monkeypatch.setattr(repeats, "SWEPT_ALPHAS", np.array([0.2]))
-    monkeypatch.setattr(repeats, "DELTAS", np.array([0.1]))
-    summary = repeat(*synthetic(500, 8000), (0.2,), 0.1).summary((0.2,))
+    monkeypatch.setattr(resampling, "SPLITS", 300)
+    monkeypatch.setattr(resampling, "SWEPT_ALPHAS", np.array([0.2]))
+    monkeypatch.setattr(resampling, "DELTAS", np.array([0.1]))
+    summary = resample(*synthetic(500, 8000), (0.2,), 0.1).summary((0.2,))
     noise = 3 * np.sqrt(0.1 * 0.9 / 300)
     for name in ("minmax", "constant", "1 - cosine"):
         assert summary[name]["0.2"]["violations"] <= 0.1 + noise
@@ -190,28 +192,28 @@ def test_only_control_keeps_the_risk_in_all_but_a_fraction_delta(monkeypatch):
 @pytest.mark.parametrize(("n", "m", "delta"), [(300, 300, 0.1), (500, 8000, 0.05)])
 def test_expected_violations_include_the_noise_of_the_test_queries(n, m, delta):
     """Simulated: the true risk exceeds alpha with probability delta, the measured one more."""
-    repeats = repeat(*synthetic(n, m), (0.2,), delta)
-    assert (repeats.n_calibration, repeats.n_test) == (n, m)
+    resampled = resample(*synthetic(n, m), (0.2,), delta)
+    assert (resampled.n_calibration, resampled.n_test) == (n, m)
     rng = np.random.default_rng(0)
     alpha, draws, noise = 0.2, 200_000, np.sqrt(0.2 * 0.8)
     margin = np.quantile(rng.normal(0, noise / np.sqrt(n), draws), 1 - delta)
     true = alpha - margin + rng.normal(0, noise / np.sqrt(n), draws)
     measured = true + rng.normal(0, noise / np.sqrt(m), draws)
-    assert repeats.expected == pytest.approx(np.mean(measured > alpha), abs=0.005)
+    assert resampled.expected == pytest.approx(np.mean(measured > alpha), abs=0.005)
     assert np.mean(true > alpha) == pytest.approx(delta, abs=0.005)
 
 
-def test_the_summary_is_of_the_divisions_that_certified_something(repeats_of_run, outcome):
-    summary = repeats_of_run.summary(ALPHAS)
-    assert outcome.evaluation.repeats.summary(ALPHAS) == summary
+def test_the_summary_is_of_the_splits_that_certified_something(resampled_run, outcome):
+    summary = resampled_run.summary(ALPHAS)
+    assert outcome.evaluation.resampling.summary(ALPHAS) == summary
     for name, levels in summary.items():
         for alpha, row in zip(ALPHAS, levels.values(), strict=True):
-            column = repeats_of_run.alphas.tolist().index(alpha)
-            rule = repeats_of_run.rules[name]
+            column = resampled_run.alphas.tolist().index(alpha)
+            rule = resampled_run.rules[name]
             certified = ~np.isnan(rule.risk[:, column])
             risks = rule.risk[certified, column].tolist()
-            assert row["certified"] == len(risks) / 20
-            assert row["violations"] == sum(risk > alpha for risk in risks) / 20
+            assert row["certified"] == len(risks) / resampling.SPLITS
+            assert row["violations"] == sum(risk > alpha for risk in risks) / resampling.SPLITS
             if not risks:
                 assert {row[part] for part in row.keys() - {"certified", "violations"}} == {None}
                 continue
@@ -227,13 +229,13 @@ def test_the_summary_is_of_the_divisions_that_certified_something(repeats_of_run
 
 
 def test_the_summary_of_deltas_is_at_their_one_level():
-    repeats = repeat(*synthetic(400, 300), (0.12, 0.3), 0.05)
-    summary = repeats.summary_of_deltas()
+    resampled = resample(*synthetic(400, 300), (0.12, 0.3), 0.05)
+    summary = resampled.summary_of_deltas()
     for column, row in enumerate(summary.values()):
-        risks = repeats.by_delta.risk[:, column]
+        risks = resampled.by_delta.risk[:, column]
         certified = risks[~np.isnan(risks)].tolist()
-        assert row["certified"] == len(certified) / 20
-        assert row["violations"] == sum(risk > 0.12 for risk in certified) / 20
+        assert row["certified"] == len(certified) / resampling.SPLITS
+        assert row["violations"] == sum(risk > 0.12 for risk in certified) / resampling.SPLITS
         assert row["risk"] == pytest.approx(statistics.fmean(certified))
-    # The delta of the sweep of levels has the same divisions, hence the same numbers.
-    assert summary["0.05"] == repeats.summary((0.12,))["minmax"]["0.12"]
+    # The delta of the sweep of levels has the same splits, hence the same numbers.
+    assert summary["0.05"] == resampled.summary((0.12,))["minmax"]["0.12"]
