@@ -1,4 +1,4 @@
-"""`rcir demo`: everything once, on data that needs no download."""
+"""`rcir demo`: train, calibrate, measure and retrieve on data that needs no download."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ import numpy as np
 import torch
 from PIL import Image
 
-from calibration import Calibrated, CalibrationConfig, calibrate, print_table, write_results
+from calibration import (
+    Calibrated,
+    CalibrationConfig,
+    calibrate,
+    cost,
+    print_table,
+    promise,
+    write_results,
+)
+from calibration.table import console
 from rcir.data import Augmentation, DataConfig, read_image
 from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidConfig
@@ -20,6 +29,7 @@ from training import TrainingConfig, train
 
 OUTPUTS = ("training", "queries", "retriever", "report.html", "results.json", "test.safetensors")
 MARKER, EMBEDDED = ".rcir-demo", "embeddings"
+SHOWN_LABELS = 12
 
 
 def run(output: Path, method: str = "btl") -> None:
@@ -44,19 +54,32 @@ def run(output: Path, method: str = "btl") -> None:
         encoder=encoder,
         loss={"kl_scale": 1e-5} if method == "btl" else {},
     )
-    print(f"Training: {method} on two-digit numbers, occluded at random")
+    print(f"Training: {method} on pictures of two-digit numbers, digits hidden in part at random")
     trained = train(config)
-    print("\nCalibration: on unseen classes, half of the digits occluded")
+    print("\nCalibration: on numbers that training has not seen, half of the digits hidden in part")
     outcome = calibrate(CalibrationConfig(str(trained.path), output=str(output)))
-    print_table(outcome.evaluation)
+    evaluation = outcome.evaluation
+    print_table(evaluation)
     example = _show_queries(outcome, output / "queries")
-    write_results(output / "results.json", outcome.evaluation, time.monotonic() - started)
-    print(f"\nreport:    {outcome.report}\nretriever: {outcome.folder}\ntry:")
+    write_results(output / "results.json", evaluation, time.monotonic() - started)
+    for sentence in (promise(evaluation), cost(evaluation), _limit(outcome)):
+        console.print(sentence)
+    print(f"\nThe report is {outcome.report}. Next, ask for one picture, or explore in a browser:")
     print(
         f"  {sys.argv[0]} retrieve {example} --retriever {outcome.folder} "
         f"--alpha {ALPHA} --delta {DELTA}"
     )
-    print(f"explore it in a browser:\n  {sys.argv[0]} serve {outcome.folder}")
+    print(f"  {sys.argv[0]} serve {outcome.folder}")
+
+
+def _limit(outcome: Calibrated) -> str:
+    """State which numbers the guarantee does not cover."""
+    unseen = len(np.unique(np.asarray(outcome.splits.test.labels)))
+    return (
+        f"The {unseen} numbers of the gallery and the test queries are new to the encoder, but "
+        "not to the calibration, which used queries of the same numbers: the promise does not "
+        "cover a number that did not calibrate."
+    )
 
 
 def _clear(output: Path) -> None:
@@ -85,17 +108,21 @@ def _show_queries(outcome: Calibrated, folder: Path) -> Path:
     test = outcome.splits.test
     order = np.argsort(outcome.test.uncertainty, kind="stable")
     folder.mkdir()
+    print(f"\nThree test queries and their sets at alpha = {ALPHA}:")
     for name, quantile in (("easy", 0.05), ("medium", 0.6), ("hard", 0.9)):
         row = int(order[int(quantile * len(order))])
         path = folder / f"{name}.png"
         Image.fromarray(read_image(test.images[row], channels=1)).save(path)
         answer = outcome.retriever.retrieve(path, alpha=ALPHA, delta=DELTA)
-        shown = " ".join(f"{label:02d}" for label in (answer.labels or ())[:12])
-        more = f" + {answer.size - 12} more" if answer.size > 12 else ""
+        labels = answer.labels or ()
+        shown = " ".join(f"{label:02d}" for label in labels[:SHOWN_LABELS])
+        if answer.size > SHOWN_LABELS:
+            shown += f" + {answer.size - SHOWN_LABELS} more"
         number = int(np.asarray(test.labels)[row])
+        verdict = "right" if number in labels else "wrong"
         print(
             f"{name:>6}: a {number:02d}, uncertainty {answer.uncertainty:.2g} -> "
-            f"{answer.size} image{'s' * (answer.size > 1)}: {shown}{more}"
+            f"{answer.size} image{'s' * (answer.size > 1)}: {shown} ({verdict})"
         )
-    print(answer.guarantee)
+    print()
     return path
