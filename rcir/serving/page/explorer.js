@@ -155,8 +155,7 @@ async function learn() {
   query.take(known.takes);
   const queries = count(known.n_calibration, "calibration query", "calibration queries");
   byId("gallery").textContent =
-    `· ${count(known.n_items, "item")} · the guarantee rests on ${queries}, whose true ` +
-    "matches are known";
+    `· ${count(known.n_items, "item")} · calibrated on ${queries}`;
   byId("distinct-field").hidden = !known.distinct.includes("label");
   byId("group-field").hidden = known.groups.length === 0;
   byId("group").length = 1;
