@@ -165,8 +165,8 @@ def _built(config: CertificationConfig, asked: VectorTable) -> Retriever:
     own = config.queries is None or _overlap(gallery, asked)
     if own:
         console.print(
-            "queries are gallery items: each is left out of its own search, and the guarantee is "
-            "for gallery items that are asked about the others",
+            "The queries are gallery items: each is left out of its own search, and the guarantee "
+            "covers queries like these items.",
             soft_wrap=True,
         )
     return Retriever.from_embeddings(

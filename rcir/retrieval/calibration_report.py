@@ -81,12 +81,12 @@ class CalibrationReport:
             f"{first}, a true match is missing from at most a fraction alpha of the sets "
             f"({self.score_function} sizes, {queries}; "
             f"{self.n_tuning} others fitted the sizes).",
-            f"{'alpha':>6}  {'mean size':>9}  {'constant size':>13}",
+            f"{'alpha':>6}  {'mean size':>9}  {'one size':>8}",
         ]
         for row in self.rows:
             size = "-" if row.mean_size is None else f"{row.mean_size:.2f}"
             constant = "-" if row.constant_size is None else f"{row.constant_size:.4g}"
-            line = f"{row.alpha:>6g}  {size:>9}  {constant:>13}"
+            line = f"{row.alpha:>6g}  {size:>9}  {constant:>8}"
             if row.mean_size is None:
                 least = row.minimum_alpha
                 line += "  not certified" + ("" if least is None else f"; from {least:.4g} on")
