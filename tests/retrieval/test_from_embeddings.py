@@ -149,6 +149,12 @@ def test_items_match_that_share_a_label(tmp_path):
     assert loaded.recalibrate() == own.recalibrate()
 
 
+def test_labels_new_to_queries_and_labels_new_to_the_gallery_do_not_match(built):
+    queries = built.labelled(GALLERY[:5], ["seen in queries alone"] * 5)
+    built.add(GALLERY[:5], named(5, "new"), ["seen in the gallery alone"] * 5)
+    assert not built.search_labelled(queries).relevant.any()
+
+
 def test_places_match_within_a_radius(tmp_path):
     rng = np.random.default_rng(3)
     # On a grid; no two are exactly as far apart as the radius.
