@@ -17,29 +17,32 @@ from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 NUMBER_TITLES = {
     "recall_at_1_pixels": "R@1 of principal components of pixels",
     "map": "mean average precision, whole ranking (micro)",
-    "map_macro": "the same, mean of classes (macro)",
+    "map_macro": "mean average precision, whole ranking, mean of classes (macro)",
     "map_at_r": "MAP@R",
     "map_cleaned_20": "mean average precision without the 20% most uncertain gallery images",
-    "map_cleaned_20_random": "the same without a random 20%",
-    "unmatched_cleaned_20": "queries left without a match by the former, and left out of it",
+    "map_cleaned_20_random": "mean average precision without a random 20% of them",
+    "unmatched_cleaned_20": "queries whose only matches were among the 20%, which are left out",
     "outside_range": "share of test uncertainties outside the range of the tuning split",
     "auroc_miss": "AUROC of a wrong first image",
-    **{f"auroc_miss_{name}": f"by {kind.title}" for name, kind in QUERY_UNCERTAINTIES.items()},
+    **{
+        f"auroc_miss_{name}": f"AUROC of a wrong first image by {kind.title}"
+        for name, kind in QUERY_UNCERTAINTIES.items()
+    },
     "auroc_occlusion": "AUROC of an occluded query",
     "ausc": "AUSC (query and first image)",
     "ausc_query_only": "AUSC (query alone)",
     "ausc_oracle": "AUSC of an oracle",
     "ausc_random": "AUSC of a random order",
     "pearson_average_precision": "Pearson: uncertainty and average precision",
-    "pearson_percentiles": "the same over percentiles",
+    "pearson_percentiles": "Pearson, over percentiles of uncertainty",
     "knn_accuracy": "accuracy of 5 neighbours' vote, among the test queries",
-    "knn_accuracy_gallery": "the same, neighbours in the gallery",
+    "knn_accuracy_gallery": "accuracy of 5 neighbours' vote, in the gallery",
     "kendall_knn": "Kendall: certainty and 5-neighbour accuracy, 20 bins",
-    "verification_ap": "average precision of telling pairs",
+    "verification_ap": "average precision of distinguishing matching pairs",
     "kendall_verification": "Kendall: certainty and pairs, 20 bins",
     "ood_auroc": "AUROC out of distribution",
     "ood_auprc": "AUPRC out of distribution",
-    "ood_auprc_trapezoid": "the same, trapezoids",
+    "ood_auprc_trapezoid": "AUPRC out of distribution, trapezoids",
 }
 
 
@@ -67,7 +70,10 @@ def render(evaluation: Evaluation, drawn: dict[str, str]) -> str:
     return environment.get_template("report.html").render(
         evaluation=evaluation,
         summary=summary,
-        titles={name: kind.title for name, kind in QUERY_UNCERTAINTIES.items()},
+        titles={
+            name: f"{name}: {kind.title}" if name != "own" else "the encoder's own uncertainty"
+            for name, kind in QUERY_UNCERTAINTIES.items()
+        },
         delta=delta,
         figures=pictures,
         labelled=any("labels" in row.guarantee for row in evaluation.others),
@@ -88,15 +94,15 @@ def _captions(resampling: Resampling, delta: float) -> dict[str, str]:
     return {
         "size": (
             f"Mean set size over {n_splits} random splits into calibration and test queries. All "
-            "rules take the same images in the same order; only uncontrolled sizes have no "
-            "guarantee."
+            "rules take the same images in the same order, and all but the uncontrolled sizes are "
+            "certified."
         ),
         "risk": (
-            f"Measured risk over {n_splits} random splits. In about {expected} of them a risk that "
-            f"is certified exactly is above alpha: delta = {delta:g} allows {100 * delta:g}%, and "
-            f"the noise of {resampling.n_test} test queries adds to it. The red line is above the "
-            f"diagonal where more than {expected} of the splits are; the splits share their "
-            "queries, so it may be for one set of queries."
+            f"Measured risk over {n_splits} random splits. Sizes without any slack exceed alpha in "
+            f"about {expected} of them: delta = {delta:g} allows {100 * delta:g}%, and the noise "
+            f"of {resampling.n_test} test queries adds to it. If the red line is above the "
+            f"diagonal, more than {expected} of the splits exceeded alpha; all share one set of "
+            "queries, which may be an unlucky one."
         ),
     }
 

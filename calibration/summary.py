@@ -72,7 +72,7 @@ def size_source(evaluation: Evaluation) -> str:
         return "All sets have the same size: constant sizes use no uncertainty."
     source = f"the uncertainty {name!r} ({QUERY_UNCERTAINTIES[name].title})"
     if score_function not in UNCERTAINTY_ALONE:
-        source = f"the ranking of each query (distances, labels and votes) and {source}"
+        source = f"the candidates of each query (distances, labels, votes) and on {source}"
     sentence = f"Set sizes ({score_function}) depend on {source}"
     if evaluation.is_chance:
         sentence += ", which predicts a wrong first image no better than chance"
@@ -81,14 +81,17 @@ def size_source(evaluation: Evaluation) -> str:
         return f"{sentence}."
     alpha = min(levels, key=lambda level: abs(level - ALPHA))
     chosen = evaluation.comparison.get(score_function, {}).get(alpha)
-    sentence += f", chosen on the tuning split at alpha = {alpha:g}: "
+    sentence += f". On the tuning queries, at alpha = {alpha:g}, "
     if chosen is not None:
-        sentence += f"{chosen:.2f} images per query. "
-    sentence += f"There, sets sized by {name!r} alone would hold {levels[alpha]:.2f} images"
+        sentence += f"these sets hold {chosen:.2f} images; "
+    sentence += f"sized by {name!r} alone they would hold {levels[alpha]:.2f}"
     own = evaluation.uncertainties.get("own", {}).get(alpha)
     if name != "own" and own is not None:
-        sentence += f", and sets sized by the encoder's own uncertainty alone {own:.2f}"
-    return f"{sentence}."
+        sentence += f", and by the encoder's own uncertainty alone {own:.2f}"
+    return (
+        f"{sentence}. Of the uncertainties that give nearly the smallest sets, the one is taken "
+        "that best predicts a wrong first image."
+    )
 
 
 def remarks(evaluation: Evaluation) -> list[str]:

@@ -146,13 +146,14 @@ def test_a_table_summarises_the_random_splits(outcome, tables):
     summary = outcome.evaluation.resampling.summary(ALPHAS)
     expected = [(name, *item) for name, levels in summary.items() for item in levels.items()]
     for cells, (name, alpha, row) in zip(rows[1:], expected, strict=True):
-        assert_cells(cells[:3], [name, alpha, 100 * row["certified"]])
+        certified = "-" if name == "uncontrolled" else 100 * row["certified"]
+        assert_cells(cells[:3], [name, alpha, certified], abs=0.6)
         if row["risk"] is None:
             assert cells[3:] == [""] * 5
             continue
         risk, size = (cells[place].split(" \N{PLUS-MINUS SIGN} ") for place in (3, 5))
         assert_cells(risk, [row["risk"], row["risk_std"]], abs=6e-5)
-        assert_cells(cells[4:5], [100 * row["violations"]])
+        assert_cells(cells[4:5], [100 * row["violations"]], abs=0.6)
         assert_cells(size, [row["mean"], row["mean_std"]], abs=6e-3)
         assert_cells(cells[6:], [row["median"], row["high"]], abs=0.051)
 
