@@ -13,6 +13,7 @@ from rcir.data.relevance import SameLabel, SharedLabel
 from rcir.data.relevance_protocol import Relevance
 from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidData
+from rcir.inputs import as_numpy
 from rcir.printable import printable
 
 LABEL_KINDS = "whole numbers, texts, or lists of texts"
@@ -178,6 +179,7 @@ def _mismatch(values: object, gallery: Relevance) -> InvalidData:
 
 def _listed(labels: object) -> NDArray[Any] | list[list[str]]:
     """One label each, as an array of whole numbers or texts; or lists of texts."""
+    labels = as_numpy(labels)
     if isinstance(labels, str | bytes) or not isinstance(labels, Sequence | np.ndarray):
         raise InvalidData(
             f"labels is a {type(labels).__name__}: give {LABEL_KINDS}, one for each image"
@@ -193,8 +195,8 @@ def _listed(labels: object) -> NDArray[Any] | list[list[str]]:
     else:
         kinds = {type(each) for each in labels} if not isinstance(labels, np.ndarray) else set()
         values = np.asarray(labels) if len(labels) else np.empty(0, np.int64)
-        if values.dtype.kind == "O" and all(isinstance(each, str) for each in values.tolist()):
-            values = values.astype(str)
+        if values.dtype.kind == "O" and len({type(each) for each in values.tolist()}) == 1:
+            values = np.asarray(values.tolist())  # a column of texts, or of whole numbers
         mixed = values.dtype.kind == "U" and any(not issubclass(kind, str) for kind in kinds)
         fits = values.ndim == 1 and values.dtype.kind in "iuU" and not mixed
         if fits and (values.dtype.kind != "u" or int(values.max(initial=0)) < 2**63):

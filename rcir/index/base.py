@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rcir.errors import InvalidConfig, InvalidData
+from rcir.inputs import as_numpy
 from rcir.stored_vectors import batches
 
 DEPTH = 200  # candidates that are searched for each query, unless another number is asked for
@@ -188,7 +189,7 @@ def check_vectors(vectors: ArrayLike, dim: int | None = None) -> NDArray[np.floa
         rcir.errors.InvalidData: vectors have shape (2, 2); needed is (n, 3)
     """
     try:
-        given = np.asarray(vectors)
+        given = np.asarray(as_numpy(vectors))
     except ValueError as error:
         raise InvalidData(f"vectors are no array (n, d) of numbers: {error}") from None
     if given.dtype.kind not in "fiu":

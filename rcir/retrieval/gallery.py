@@ -19,6 +19,7 @@ from rcir.data.relevance import SameLabel, SharedLabel, relevance_of
 from rcir.data.relevance_protocol import Relevance
 from rcir.embedding import Embedding
 from rcir.errors import InvalidData
+from rcir.inputs import as_numpy
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,6 +254,7 @@ def _read_only(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _listed(ids: object) -> list[Any]:
+    ids = as_numpy(ids)
     if isinstance(ids, str) or not isinstance(ids, Sequence | np.ndarray):
         raise InvalidData(f"ids is a {type(ids).__name__}: give a list of texts")
     return list(ids)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rcir.data.records import ImageSet
 from rcir.errors import InvalidData
+from rcir.inputs import as_numpy
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.searcher import Searcher
 from rcir.risk import LabelledResults
@@ -103,8 +104,8 @@ class LabelledSearcher(Searcher):
         return replace(
             embedded,
             relevance=relevance,
-            groups=None if groups is None else np.asarray(groups).astype(str),
-            clusters=None if clusters is None else np.asarray(clusters).astype(str),
+            groups=None if groups is None else np.asarray(as_numpy(groups)).astype(str),
+            clusters=None if clusters is None else np.asarray(as_numpy(clusters)).astype(str),
             cluster=None if clusters is None else cluster,
         )
 

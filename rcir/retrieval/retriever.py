@@ -16,6 +16,7 @@ from rcir.data.labelling import gallery_relevance
 from rcir.embedding import Embedding
 from rcir.errors import InvalidData, RiskUnattainable
 from rcir.index import DEPTH, IndexConfig, UnbuiltIndex, build_index, lengths
+from rcir.inputs import as_vectors
 from rcir.retrieval.answer import AtLevels, Distinct, Options, Retrieval
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.maintained import MaintainedSearcher
@@ -58,7 +59,8 @@ class Retriever(MaintainedSearcher):
         """Index vectors that something else embedded; the result still has to be calibrated.
 
         Args:
-            vectors: (n, d) of the gallery items.
+            vectors: (n, d) of the gallery items; like all columns here a NumPy array, a list, a
+                tensor of PyTorch, or a column or frame of pandas, Polars or Arrow.
             ids: a name for each; "0", "1", ... unless given.
             labels: of each, whole numbers or texts; lists of texts, where items match that share
                 one; or a `Relevance`, such as places (`rcir.data.within_radius`). None: the labels
@@ -201,8 +203,10 @@ class Retriever(MaintainedSearcher):
         controller, guarantee = self._decided(request, distinct)
         many = isinstance(query, list | tuple | Embedding | Queries)
         asked: Any = query if many else [query]
-        if self.encoder is None and isinstance(query, np.ndarray):
-            many, asked = query.ndim > 1, np.atleast_2d(query)
+        if self.encoder is None and not isinstance(query, Embedding | Queries):
+            vectors = as_vectors(query)
+            if vectors is not None:
+                many, asked = vectors.ndim > 1, np.atleast_2d(vectors)
         embedded = self.prepared(asked, None, uncertainty, model)
         require_alike(embedded, self.calibration_queries)
         answers = self._retrieve(embedded, controller, guarantee)

@@ -17,6 +17,7 @@ from rcir.data.votes import count_matches
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import DEPTH, Index, IndexConfig, UnbuiltIndex, build_index, lengths
+from rcir.inputs import as_vectors
 from rcir.retrieval.fingerprints import Fingerprints
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.queries import Queries
@@ -204,10 +205,11 @@ class Searcher(VectorSearcher):
             )
         given = queries
         if not isinstance(given, Embedding):
-            if self.encoder is None and isinstance(given, np.ndarray) and given.dtype.kind == "f":
+            found = as_vectors(given) if self.encoder is None else None
+            if found is not None:
                 self.options.require_model(model)
                 stated = self.options.uncertainties(uncertainty)
-                return Queries(self.options.checked(given), stated)
+                return Queries(self.options.checked(found), stated)
             pictures: Any = given
             given = self.embed(pictures, embedder)
         vectors, stated = _arrays(given)

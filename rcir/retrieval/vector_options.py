@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import check_vectors
+from rcir.inputs import as_numpy, as_vectors
 from rcir.printable import printable
 from rcir.stored_vectors import StoredVectors, batches
 
@@ -55,7 +56,8 @@ class VectorOptions:
         """
         if isinstance(vectors, np.memmap) and vectors.ndim == 2:
             return self._stored(vectors, dim)
-        given = check_vectors(vectors, dim)
+        found = as_vectors(vectors)  # what is no array of vectors is refused below
+        given = check_vectors(vectors if found is None else found, dim)
         return given if self.metric == "euclidean" else _of_unit_length(given)
 
     def _stored(self, vectors: NDArray[Any], dim: int | None) -> NDArray[np.float32]:
@@ -77,7 +79,7 @@ class VectorOptions:
         if given is None:
             return None
         try:
-            return np.atleast_1d(np.asarray(given, np.float64))
+            return np.atleast_1d(np.asarray(as_numpy(given), np.float64))
         except (TypeError, ValueError):
             raise InvalidData(
                 "uncertainty holds what is no number: give one for each vector, larger where it is "
