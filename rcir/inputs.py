@@ -1,7 +1,7 @@
 """Arrays of other libraries, converted to NumPy where they enter.
 
 Vectors, labels, ids and uncertainties may be NumPy arrays, lists, PyTorch tensors on any device,
-columns or frames of pandas or Polars, and Arrow arrays.
+columns or frames of pandas, and Arrow arrays.
 """
 
 from __future__ import annotations

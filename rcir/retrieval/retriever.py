@@ -60,7 +60,7 @@ class Retriever(MaintainedSearcher):
 
         Args:
             vectors: (n, d) of the gallery items; like all columns here a NumPy array, a list, a
-                tensor of PyTorch, or a column or frame of pandas, Polars or Arrow.
+                tensor of PyTorch, or a column or frame of pandas or Arrow.
             ids: a name for each; "0", "1", ... unless given.
             labels: of each, whole numbers or texts; lists of texts, where items match that share
                 one; or a `Relevance`, such as places (`rcir.data.within_radius`). None: the labels
