@@ -48,6 +48,8 @@ SHIFTED = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
 DROPPABLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.Raise, ast.Delete)
 PYTEST = ("-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:randomly")
 HANG_S = 300  # a mutant may loop for ever
+PASSED, NOT_FOUND, NONE_SELECTED = 0, 4, 5  # exit statuses of pytest; 4 for a broken conftest too
+ABORTED = "the run was aborted"
 
 
 @dataclass(frozen=True)
@@ -184,8 +186,16 @@ def tests_of(mutant: Mutant, root: Path) -> list[str]:
     return [str(file.relative_to(root)) for file in sorted(chosen, key=distances.__getitem__)]
 
 
-def run(tests: list[str], tree: Path) -> str | None:
-    """Run tests in a copy of the tree; return the one that failed, or None."""
+def run(
+    tests: list[str], tree: Path, survived: tuple[int, ...] = (PASSED, NONE_SELECTED)
+) -> str | None:
+    """Run tests in a copy of the tree; return the one that failed, or None.
+
+    Args:
+        tests: names of tests and files, and options of pytest.
+        tree: the copy.
+        survived: exit statuses that are no failure.
+    """
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     process = subprocess.run(
         [sys.executable, *PYTEST, f"--basetemp={tree}-tmp", f"--timeout={HANG_S}", *tests],
@@ -194,14 +204,28 @@ def run(tests: list[str], tree: Path) -> str | None:
         capture_output=True,
         text=True,
     )
-    if process.returncode in (0, 4, 5):  # 4 and 5: there is no such test
+    if process.returncode in survived:
         return None
     failures = [
         line.partition(" ")[2].partition(" - ")[0]
         for line in process.stdout.splitlines()
         if line.startswith(("FAILED ", "ERROR "))
     ]
-    return failures[0] if failures else "the run was aborted"
+    return failures[0] if failures else ABORTED
+
+
+def verify(tests: list[str], tree: Path) -> None:
+    """Exit unless all these tests pass in a copy without a mutant."""
+    if failing := run(tests, tree, (PASSED,)):
+        raise SystemExit(f"error: {failing} fails without a mutant: mend it first")
+
+
+def not_copied(folder: str, names: list[str]) -> list[str]:
+    """Return the names in a folder that a copy of the tree does not need."""
+    at_root = {".git", ".venv", "runs", "mlruns"} if Path(folder) == ROOT else set()
+    return [
+        name for name in names if name in {*at_root, "__pycache__"} or name.endswith(".egg-info")
+    ]
 
 
 def judge(mutant: Mutant, tree: Path, earlier: str | None) -> str | None:
@@ -210,7 +234,8 @@ def judge(mutant: Mutant, tree: Path, earlier: str | None) -> str | None:
     source = file.read_bytes()
     file.write_bytes(mutant.apply(source))
     try:
-        if earlier and (killer := run([earlier], tree)):
+        # If the test has vanished since, or cannot be imported, all tests decide.
+        if earlier and (killer := run([earlier], tree, (PASSED, NOT_FOUND, NONE_SELECTED))):
             return killer
         tests = tests_of(mutant, tree)
         return run(tests, tree) if tests else None
@@ -228,15 +253,19 @@ def main() -> None:
     parser.add_argument("--earlier", type=Path, help="output of an earlier run")
     options = parser.parse_args()
     rows = json.loads(options.earlier.read_text()) if options.earlier else []
-    earlier = {(row["file"], row["line"], row["column"]): row["killed_by"] for row in rows}
+    earlier = {
+        (row["file"], row["line"], row["column"]): row["killed_by"]
+        for row in rows
+        if row["killed_by"] != ABORTED
+    }
 
     with tempfile.TemporaryDirectory() as folder:
         trees: Queue[Path] = Queue()
         for number in range(options.processes):
             tree = Path(folder, f"tree-{number}")
-            ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", "runs", "*.egg-info")
-            shutil.copytree(ROOT, tree, ignore=ignored)
+            shutil.copytree(ROOT, tree, ignore=not_copied)
             trees.put(tree)
+        verify(["--collect-only", "tests"], tree)
 
         def judged(mutant: Mutant) -> dict[str, object]:
             tree = trees.get()
@@ -254,9 +283,8 @@ def main() -> None:
 
         with ThreadPoolExecutor(options.processes) as pool:
             rows = list(pool.map(judged, draw(ROOT, options.mutants, options.seed)))
-        killers = sorted({row["killed_by"] for row in rows if "::" in (row["killed_by"] or "")})
-        if failing := run(killers, trees.get()):
-            raise SystemExit(f"error: {failing} fails without a mutant: mend it first")
+        if killers := sorted({row["killed_by"] for row in rows} - {None, ABORTED}):
+            verify(killers, tree)
     if options.output:
         options.output.write_text(json.dumps(rows, indent=1) + "\n")
     killed = Counter(row["kind"] for row in rows if row["killed_by"])
