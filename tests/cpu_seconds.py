@@ -2,8 +2,9 @@
 
     python -m tests.cpu_seconds make test
 
-Daemons count too: orphaned processes are adopted (Linux only), and every process is polled twice a
-second, so at most half a second of each is lost.
+Daemons count too: orphaned processes are adopted (Linux only). The CPU seconds are a lower bound:
+processes are polled twice a second, so that each loses up to half a second at its end, and one that
+is shorter than that may be missed.
 """
 
 from __future__ import annotations
