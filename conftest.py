@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -26,11 +27,27 @@ DEMO_EXAMPLES = ("README.md", "api.py", "calibrated.py", "maintained.py", "retri
 # Fixtures that one process sets up for all tests that use them, the slowest first.
 SHARED_FIXTURES = ("ray_cluster", "demo")
 
+# Environment variables of the user that would change what tests do.
+SETTINGS = ("RCIR_RETRIEVER", "RCIR_RUNS", "RCIR_TOKEN", "RAY_ADDRESS", "MILVUS_TOKEN")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full", action="store_true", help="also run slow tests, and simulations of full size"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Remove the user's settings, and let Hypothesis write to a temporary folder.
+
+    Worker processes inherit both.
+    """
+    for name in SETTINGS:
+        os.environ.pop(name, None)
+    if "HYPOTHESIS_STORAGE_DIRECTORY" not in os.environ:
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        config.add_cleanup(folder.cleanup)
+        os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = folder.name
 
 
 @cache
@@ -150,9 +167,7 @@ def _isolated(
     tracking_uri: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Run in an empty folder, or in the demo's, without settings from outside."""
+    """Run in an empty folder, or in the demo's, with a tracking store of the tests."""
     is_demo_example = request.node.path.name in DEMO_EXAMPLES
     monkeypatch.chdir(request.getfixturevalue("demo") if is_demo_example else tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
-    monkeypatch.delenv("RCIR_RETRIEVER", raising=False)
-    monkeypatch.delenv("RCIR_RUNS", raising=False)
