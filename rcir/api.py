@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from rcir.errors import NoRetriever
 from rcir.retrieval import storage
-from rcir.retrieval.answer import Options, Retrieval
+from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.retriever import Retriever
-from rcir.risk.request import Alpha
+from rcir.risk.request import Alpha, RequestOptions
 
 if TYPE_CHECKING:
     from rcir.data.images import ImageLike
@@ -56,14 +56,14 @@ def use(source: str | os.PathLike[str] | Retriever) -> Retriever:
 
 @overload
 def retrieve(
-    query: ImageLike, alpha: Alpha, delta: float | None, **options: Unpack[Options]
+    query: ImageLike, alpha: Alpha, delta: float | None, **options: Unpack[RequestOptions]
 ) -> Retrieval: ...
 @overload
 def retrieve(
     query: list[Any] | tuple[Any, ...],
     alpha: Alpha,
     delta: float | None,
-    **options: Unpack[Options],
+    **options: Unpack[RequestOptions],
 ) -> list[Retrieval]: ...
 
 
@@ -71,13 +71,13 @@ def retrieve(
     query: ImageLike | list[Any] | tuple[Any, ...],
     alpha: Alpha,
     delta: float | None,
-    **options: Unpack[Options],
+    **options: Unpack[RequestOptions],
 ) -> Retrieval | list[Retrieval]:
     """`Retriever.retrieve` of the retriever named by `use` or, before that, by RCIR_RETRIEVER.
 
     Args:
-        query, alpha, delta: what is asked, and with which guarantee.
-        options: risk, distinct, group, abstain, simultaneous, anytime, mix.
+        query: an image, or a list of images.
+        alpha, delta, options: the guarantee, see `rcir.risk.GuaranteeRequest`.
 
     Raises:
         NoRetriever: none is named.

@@ -6,10 +6,8 @@ from argparse import ArgumentParser, Namespace
 from json import dumps
 from typing import Any
 
-from rcir.levels import ALPHA, DELTA
 from rcir.printable import printable
-from rcir.retrieval.answer import Options
-from rcir.risk.risks import risk_names
+from rcir.risk.request import request_options
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -20,25 +18,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--retriever", help="folder or MLflow URI; without it, RCIR_RETRIEVER names it"
     )
-    parser.add_argument(
-        "--alpha", type=float, default=ALPHA, help="share of queries whose set may hold no match"
-    )
-    parser.add_argument(
-        "--delta", type=float, default=DELTA, help="probability of misleading calibration queries"
-    )
-    parser.add_argument("--risk", choices=risk_names(), default="miss", help="what to control")
-    parser.add_argument("--distinct", choices=["label"], help="one image of each label")
-    parser.add_argument("--group", help="the group that the queries belong to")
-    parser.add_argument(
-        "--abstain", action="store_true", help="one image, or none if too uncertain"
-    )
-    parser.add_argument(
-        "--simultaneous", action="store_true", help="alpha was chosen after looking"
-    )
-    parser.add_argument(
-        "--anytime", action="store_true", help="calibration queries were added one by one"
-    )
-    parser.add_argument("--mix", choices=["any"], help="whatever the mix of the groups")
+    for one in request_options():
+        kind: dict[str, Any] = {"type": one.kind, "choices": one.choices or None}
+        if one.kind is bool:
+            kind = {"action": "store_true"}
+        parser.add_argument(f"--{one.name}", default=one.default, help=one.help, **kind)
     parser.add_argument(
         "--json", action="store_true", help="print JSON: of several pictures, a list"
     )
@@ -49,13 +33,13 @@ def run(options: Namespace) -> None:
     from rcir.api import default_retriever, use
 
     retriever = use(options.retriever) if options.retriever else default_retriever()
-    asked = {name: getattr(options, name) for name in Options.__annotations__}
+    request = {one.name: getattr(options, one.name) for one in request_options()}
     names: list[str] = options.image
     queries: dict[str, Any] = {}
     if retriever.encoder is None:
         names, queries = _vectors(options.image)
     query = queries.pop("query", names)
-    answers = retriever.retrieve(query, options.alpha, options.delta, **asked, **queries)
+    answers = retriever.retrieve(query, **request, **queries)
     if options.json:
         found = [answer.to_dict() for answer in answers]
         print(dumps(found if len(found) > 1 else found[0], indent=1))

@@ -12,25 +12,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rcir.errors import InvalidData
-from rcir.levels import ALPHA, DELTA
 from rcir.retrieval.retriever import Retriever
-from rcir.risk.request import DEFAULT
+from rcir.risk.request import request_options
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 IMAGE, VECTOR, UNCERTAINTY = "image", "vector", "uncertainty"
-# Of `Retriever.retrieve`, which explains them: type and value if they are not given.
+TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}  # as MLflow names them
+# Type and default of each option of a request.
 PARAMETERS: Mapping[str, tuple[str, Any]] = {
-    "alpha": ("double", ALPHA),
-    "delta": ("double", DELTA),
-    "risk": ("string", DEFAULT),
-    "distinct": ("string", None),
-    "group": ("string", None),
-    "abstain": ("boolean", False),
-    "simultaneous": ("boolean", False),
-    "anytime": ("boolean", False),
-    "mix": ("string", None),
+    one.name: (TYPES[one.kind], one.default) for one in request_options()
 }
 
 

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypedDict
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rcir.printable import printable
 from rcir.risk import Guarantee
-from rcir.risk.request import Mix
-
-Distinct = Literal["label"] | None
-
-
-class Options(TypedDict, total=False):
-    """The keywords of `Retriever.retrieve`, which explains them."""
-
-    risk: str
-    distinct: Distinct
-    group: str | None
-    abstain: bool
-    simultaneous: bool
-    anytime: bool
-    mix: Mix
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -81,7 +66,7 @@ class Retrieval:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        return self.own_values() | {"guarantee": asdict(self.guarantee)}
+        return self.own_values() | {"guarantee": self.guarantee.to_dict()}
 
     def own_values(self) -> dict[str, Any]:
         """Plain values of this answer alone: its guarantee is that of others, too."""

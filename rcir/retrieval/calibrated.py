@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from rcir.data.digests import digests
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.levels import ALPHAS, DELTA
-from rcir.retrieval.answer import Distinct
 from rcir.retrieval.calibration_report import CalibrationReport, report
 from rcir.retrieval.control import CalibrationOptions, control, grown
 from rcir.retrieval.labelled_searcher import LabelledSearcher
@@ -27,6 +26,7 @@ from rcir.risk import (
 )
 from rcir.risk.choice import ComparedSizes
 from rcir.risk.fits import Fits
+from rcir.risk.request import Distinct
 
 
 class CalibratedSearcher(LabelledSearcher):

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from rcir.errors import RiskUnattainable
-from rcir.retrieval.answer import Distinct
 from rcir.risk import (
     LabelledResults,
     Request,
@@ -18,6 +17,7 @@ from rcir.risk import (
 )
 from rcir.risk.choice import ComparedSizes
 from rcir.risk.guarantee import stated_confidence
+from rcir.risk.request import Distinct
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
@@ -17,19 +16,18 @@ from rcir.embedding import Embedding
 from rcir.errors import InvalidData, RiskUnattainable
 from rcir.index import DEPTH, IndexConfig, UnbuiltIndex, build_index, lengths
 from rcir.inputs import as_vectors
-from rcir.retrieval.answer import AtLevels, Distinct, Options, Retrieval
+from rcir.retrieval.answer import AtLevels, Retrieval
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.maintained import MaintainedSearcher
 from rcir.retrieval.queries import Queries, require_alike
 from rcir.retrieval.vector_options import Metric, VectorOptions
 from rcir.risk import (
     Guarantee,
-    Request,
     RiskController,
     SearchResults,
     decide_chosen,
 )
-from rcir.risk.request import Alpha, Mix
+from rcir.risk.request import Alpha, Distinct, GuaranteeRequest, RequestOptions
 from rcir.risk.score_functions import set_sizes
 
 if TYPE_CHECKING:
@@ -124,7 +122,7 @@ class Retriever(MaintainedSearcher):
 
     @overload
     def retrieve(
-        self, query: ImageLike, alpha: Alpha, delta: float | None, **options: Unpack[Options]
+        self, query: ImageLike, alpha: Alpha, delta: float | None, **options: Unpack[RequestOptions]
     ) -> Retrieval: ...
     @overload
     def retrieve(
@@ -132,7 +130,7 @@ class Retriever(MaintainedSearcher):
         query: list[Any] | tuple[Any, ...] | Embedding | Queries,
         alpha: Alpha,
         delta: float | None,
-        **options: Unpack[Options],
+        **options: Unpack[RequestOptions],
     ) -> list[Retrieval]: ...
 
     def retrieve(
@@ -141,15 +139,9 @@ class Retriever(MaintainedSearcher):
         alpha: Alpha,
         delta: float | None,
         *,
-        risk: str = "miss",
-        distinct: Distinct = None,
-        group: str | None = None,
-        abstain: bool = False,
-        simultaneous: bool = False,
-        anytime: bool = False,
-        mix: Mix = None,
         uncertainty: float | NDArray[np.floating[Any]] | None = None,
         model: str | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Retrieval | list[Retrieval]:
         """Retrieve a set that holds a true match with the asked guarantee.
 
@@ -163,24 +155,8 @@ class Retriever(MaintainedSearcher):
                 (H, W, 3), or a list of such, which gives a list. Or what `embed` or `prepared`
                 returns, which gives a list. Where there is no encoder, a vector (d,), or vectors
                 (n, d), which give a list.
-            alpha: level of the risk, in (0, 1); or several risks with their levels, all of which
-                then hold together: `{"miss": 0.1, "false-discovery": 0.5}`.
-            delta: in (0, 1); or None for a guarantee on average over calibrations, not of a
-                retriever that was chosen among several.
-            risk: "miss", a set without a true match; "recall", the share of the gallery's true
-                matches that the set lacks; "false-discovery", the share of the set that is none
-                (the set is then as large as alpha allows).
-            distinct: "label": the set holds the nearest image of each label, its size counts
-                labels.
-            group: the group that the query belongs to, one of those calibrated with: the statement
-                is then for the queries of this group.
-            abstain: return the nearest image, or nothing where that is too uncertain; the risk is
-                the share of wrong ones among those returned.
-            simultaneous: the statement holds for all alpha at once, also one chosen after looking.
-            anytime: the statement holds at every moment since calibration began, for queries added
-                by `extend_calibration` until the sets were small enough.
-            mix: "any": the statement holds whatever shares the groups have among the queries; or
-                their shares, as {"day": 0.3, "night": 0.7}, for the risk in that mix.
+            alpha, delta, options: the guarantee that is requested: its options and their meaning
+                are those of `rcir.risk.GuaranteeRequest`, listed by `rcir.risk.request_options`.
             uncertainty: of a vector, or (n,) of vectors, if and only if those calibrated with had
                 theirs.
             model: what embedded the vectors; refused if that is not what embedded the gallery.
@@ -199,8 +175,8 @@ class Retriever(MaintainedSearcher):
             >>> retriever.retrieve(queries[0], 0.1, 0.1, distinct="label").size > 0
             True
         """
-        request = Request(alpha, delta, risk, group, abstain, simultaneous, anytime, mix)
-        controller, guarantee = self._decided(request, distinct)
+        request = GuaranteeRequest(alpha, delta, **options)
+        controller, guarantee = self._decided(request)
         many = isinstance(query, list | tuple | Embedding | Queries)
         asked: Any = query if many else [query]
         if self.encoder is None and not isinstance(query, Embedding | Queries):
@@ -212,7 +188,9 @@ class Retriever(MaintainedSearcher):
         answers = self._retrieve(embedded, controller, guarantee)
         return answers if many else answers[0]
 
-    def guarantee(self, alpha: Alpha, delta: float | None, **options: Unpack[Options]) -> Guarantee:
+    def guarantee(
+        self, alpha: Alpha, delta: float | None, **options: Unpack[RequestOptions]
+    ) -> Guarantee:
         """The guarantee that `retrieve` would give with its answers.
 
         Raises:
@@ -223,14 +201,11 @@ class Retriever(MaintainedSearcher):
             >>> rcir.load("runs/demo/retriever").guarantee(0.1, 0.1).n_calibration
             3000
         """
-        asked: dict[str, Any] = dict(options)
-        distinct = asked.pop("distinct", None)
-        return self._decided(Request(alpha, delta, **asked), distinct)[1]
+        return self._decided(GuaranteeRequest(alpha, delta, **options))[1]
 
-    def _decided(self, request: Request, distinct: Distinct) -> tuple[RiskController, Guarantee]:
-        controller = self._valid_controller(distinct).for_risk(request)
-        guarantee = decide_chosen(controller, request, self.chosen_among)
-        return controller, replace(guarantee, distinct=distinct)
+    def _decided(self, request: GuaranteeRequest) -> tuple[RiskController, Guarantee]:
+        controller = self._valid_controller(request.distinct).for_risk(request)
+        return controller, decide_chosen(controller, request, self.chosen_among)
 
     def at_levels(
         self,
@@ -268,14 +243,16 @@ class Retriever(MaintainedSearcher):
         controller = self._valid_controller(distinct)
         guarantees: dict[float, Guarantee] = {}
         for alpha in sorted(alphas, reverse=True):  # a larger one tells more of what is possible
-            request = Request(alpha, delta, group=group, simultaneous=True)
+            request = GuaranteeRequest(
+                alpha, delta, distinct=distinct, group=group, simultaneous=True
+            )
             try:
                 guarantee = decide_chosen(controller, request, self.chosen_among)
             except RiskUnattainable:
                 if not guarantees:
                     raise
                 break
-            guarantees = {alpha: replace(guarantee, distinct=distinct)} | guarantees
+            guarantees = {alpha: guarantee} | guarantees
         queries = self.prepared(query)
         require_alike(queries, self.calibration_queries)
         found = self._search(queries)

@@ -34,7 +34,7 @@ from rcir.risk.matching import MatchProbability
 from rcir.risk.miss_controller import MissController
 from rcir.risk.monitor import ChangeDetector, RiskMonitor
 from rcir.risk.monotone import MonotoneController
-from rcir.risk.request import Request
+from rcir.risk.request import GuaranteeRequest, Request, request_options
 from rcir.risk.reranked import Reranked
 from rcir.risk.risks import RISKS, Risk
 from rcir.risk.risks.abstention import AbstentionController
@@ -53,6 +53,7 @@ __all__ = [
     "Constant",
     "Exchangeability",
     "Guarantee",
+    "GuaranteeRequest",
     "JointController",
     "LabelledResults",
     "Learned",
@@ -86,6 +87,7 @@ __all__ = [
     "mean_size",
     "miss_rate_bound",
     "p_value",
+    "request_options",
     "required_calibration",
     "risk_interval",
     "score_function_class",

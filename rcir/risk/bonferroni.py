@@ -62,7 +62,7 @@ def decide_chosen(controller: RiskController, request: Request, among: int) -> G
         )
     try:
         guarantee = controller.decide(replace(request, delta=corrected(request.delta, among)))
-        return replace(guarantee, delta=float(request.delta), chosen_among=among)
+        return replace(guarantee, request=request, chosen_among=among)
     except RiskUnattainable as error:
         raise RiskUnattainable(
             f"chosen among {among} retrievers, each certified at delta / {among}: {error}",

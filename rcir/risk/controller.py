@@ -151,25 +151,15 @@ class RiskController:
         selection_threshold: float | None = None,
     ) -> Guarantee:
         """The guarantee of what certifies a request, see the attributes of `Guarantee`."""
-        alpha, mix, queries = request.alpha, request.mix, self.queries(request.group)
+        queries = self.queries(request.group)
         return Guarantee(
-            alpha={name: float(level) for name, level in alpha.items()}
-            if isinstance(alpha, Mapping)
-            else float(alpha),
-            delta=None if request.delta is None else float(request.delta),
-            risk=", ".join(alpha) if isinstance(alpha, Mapping) else request.risk,
-            distinct=None,
-            group=request.group,
-            abstain=request.abstain,
-            simultaneous=request.simultaneous,
+            request=request,
             threshold=threshold,
             bound=bound,
             score_function=self.score_function.name,
             n_calibration=len(queries),
             risk_bound=risk_bound,
             selection_threshold=selection_threshold,
-            anytime=request.anytime,
-            mix=dict(mix) if isinstance(mix, Mapping) else mix,
             cluster=self.cluster,
             n_clusters=None if self.cluster is None else queries.units,
         )

@@ -1,65 +1,76 @@
-"""Guarantees: the certificates of requests, in numbers and in one sentence."""
+"""Guarantees: what a request is answered with, in numbers and in one sentence."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from decimal import Decimal
+from typing import Any
 
 from rcir.printable import printable
-from rcir.risk.request import Alpha, Mix
+from rcir.risk.request import GuaranteeRequest
 from rcir.risk.risks import find_risk
+
+_OPTIONS = tuple(field.name for field in fields(GuaranteeRequest))
 
 
 @dataclass(frozen=True)
 class Guarantee:
     """The certificate of a request, and what it says of a set; `str` gives it in one sentence.
 
+    The options of the request are attributes too: `guarantee.alpha` is `guarantee.request.alpha`.
+
     Attributes:
-        alpha: level of the risk; with several risks, the level of each.
-        delta: probability, at most, that the calibration queries misled; None: on average.
-        risk: its name; with several risks, all of them.
-        distinct: "label" if sets hold distinct labels.
-        group: the group of queries it speaks of; None for all.
-        abstain: whether it speaks of the queries that got an answer only.
-        simultaneous: whether it holds for all alpha at once.
+        request: what is guaranteed.
         threshold: candidates of at most this score are in the set, up to
             `rcir.risk.score_functions.TOLERANCE`.
-        bound: what it rests on: a confidence bound, "band" (simultaneous), "anytime" or "conformal"
-            (on average).
-        score_function: the score function.
+        bound: the confidence bound behind the certificate, or "band" (simultaneous), "anytime" or
+            "conformal" (on average).
+        score_function: its name.
         n_calibration: number of calibration queries.
-        risk_bound: the level that is certified in fact, at most alpha (misses are whole numbers);
-            None with several risks.
+        risk_bound: the level that is certified, at most alpha (misses are whole numbers); None
+            with several risks.
         selection_threshold: with `abstain`, the selection score up to which queries are answered.
-        anytime: whether it holds at every moment since calibration began.
-        mix: the mix of groups that it speaks of: "any", or the share of each; None: as calibrated.
         n_groups: number of groups of which any mix may come.
-        cluster: what the clusters are that queries come in, such as "video"; each counts alike.
-        n_clusters: number of those that the calibration queries came in.
+        cluster: what the clusters are that queries come in, such as "video"; each counts the same.
+        n_clusters: number of clusters of the calibration queries.
         chosen_among: number of retrievers that the one that answered was chosen among, by results
             on the calibration queries; 1 without such a choice.
     """
 
-    alpha: Alpha
-    delta: float | None
-    risk: str
-    distinct: str | None
-    group: str | None
-    abstain: bool
-    simultaneous: bool
+    request: GuaranteeRequest
     threshold: float
     bound: str
     score_function: str
     n_calibration: int
     risk_bound: float | None
     selection_threshold: float | None = None
-    anytime: bool = False
-    mix: Mix = None
     n_groups: int | None = None
     cluster: str | None = None
     n_clusters: int | None = None
     chosen_among: int = 1
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OPTIONS:
+            return getattr(self.request, name)
+        raise AttributeError(f"a guarantee has no attribute {name!r}")
+
+    @property
+    def risk(self) -> str:
+        """The name of the risk; of several, all names."""
+        alpha = self.request.alpha
+        return ", ".join(alpha) if isinstance(alpha, Mapping) else self.request.risk
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON; several risks are named in one text."""
+        values: dict[str, Any] = {name: getattr(self.request, name) for name in _OPTIONS}
+        for name in ("alpha", "mix"):
+            if isinstance(values[name], Mapping):
+                values[name] = {key: float(value) for key, value in values[name].items()}
+        values["risk"] = self.risk
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        del own["request"]
+        return values | own
 
     def __str__(self) -> str:
         levels = self.alpha if isinstance(self.alpha, Mapping) else {self.risk: self.alpha}

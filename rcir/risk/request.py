@@ -1,45 +1,90 @@
-"""Requests: which guarantee is asked for."""
+"""Requests: the only declaration of the options that a guarantee has.
+
+The keyword arguments of `Retriever.retrieve`, the flags of `rcir retrieve`, the fields of HTTP
+requests, the parameters of a logged MLflow model and the table in docs/guarantee.md derive from the
+fields of `GuaranteeRequest`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from functools import cache
 from numbers import Real
-from typing import Literal
+from typing import Any, Literal, TypedDict, get_args, get_type_hints
 
 from rcir.errors import InvalidConfig
+from rcir.levels import ALPHA, DELTA
 from rcir.risk.bounds import check_level
-from rcir.risk.risks import RISKS, Risk, find_risk
+from rcir.risk.risks import RISKS, Risk, find_risk, risk_names
 
 Alpha = float | Mapping[str, float]
+Distinct = Literal["label"] | None
 Mix = Literal["any"] | Mapping[str, float] | None
 DEFAULT = "miss"
 
 
-@dataclass(frozen=True)
-class Request:
-    """A guarantee that is asked for.
+def option(default: Any, help: str, choices: Callable[[], Sequence[str]] | None = None) -> Any:
+    """Declare an option of a request.
 
-    Attributes:
-        alpha: the level of `risk`, or several risks with their levels, that hold together.
-        delta: probability of misleading calibration queries; None for the marginal guarantee.
-        risk: the name of one of `rcir.risk.RISKS`; with several in `alpha`, leave it.
-        group: speak of the queries of this group only.
-        abstain: answer with one candidate, or not at all; the risk is that of the answers.
-        simultaneous: hold for all alpha at once.
-        anytime: hold at every moment since calibration began.
-        mix: hold whatever the mix of the groups ("any"), or for one in which each group has this
-            share of the queries; the groups that are not named have none.
+    Args:
+        default: its value if it is not requested.
+        help: one sentence.
+        choices: returns the values that it may have, if they are not in its type.
+    """
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclass(frozen=True)
+class GuaranteeRequest:
+    """A guarantee that is requested.
+
+    Args:
+        alpha, delta, risk, ...: the options; `request_options` lists them with their meaning.
+
+    Raises:
+        InvalidRiskLevel: alpha or delta is not a number strictly between 0 and 1.
+        InvalidConfig: another option has no such value, or options exclude each other.
+
+    Example:
+        >>> GuaranteeRequest(0.1, 0.1, abstain=True).one_risk.key
+        'miss, abstaining'
     """
 
-    alpha: Alpha
-    delta: float | None
-    risk: str = DEFAULT
-    group: str | None = None
-    abstain: bool = False
-    simultaneous: bool = False
-    anytime: bool = False
-    mix: Mix = None
+    alpha: Alpha = option(
+        ALPHA,
+        "Largest share of queries whose set may hold no true match; or several risks with a level "
+        "each, which hold together.",
+    )
+    delta: float | None = option(
+        DELTA,
+        "Probability that the guarantee fails because of unluckily easy calibration queries; none: "
+        "a guarantee on average over calibrations.",
+    )
+    risk: str = option(
+        DEFAULT,
+        "What alpha limits: sets without a true match (miss), the share of the true matches that a "
+        "set lacks (recall), or the share of a set that is not a match (false-discovery).",
+        choices=risk_names,
+    )
+    _: KW_ONLY
+    distinct: Distinct = option(None, "Return one item of each label; sizes count labels.")
+    group: str | None = option(
+        None, "Cover the queries of this group, one of those that calibrated, instead of all."
+    )
+    abstain: bool = option(
+        False, "Return one item, or none if it is too uncertain; alpha limits the wrong ones."
+    )
+    simultaneous: bool = option(
+        False, "Hold for all alphas at once, so that alpha may be chosen after looking."
+    )
+    anytime: bool = option(
+        False, "Hold at every moment while calibration queries are added one by one."
+    )
+    mix: Mix = option(
+        None, "Hold for any mix of the groups, or for one in which each group has a given share."
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.alpha, Mapping) and len(self.alpha) == 1 and self.risk == DEFAULT:
@@ -47,52 +92,119 @@ class Request:
             object.__setattr__(self, "risk", risk)
             object.__setattr__(self, "alpha", alpha)
         find_risk(self.risk)
-        if not isinstance(self.group, str | None):
-            raise InvalidConfig(f"group is {self.group!r}; it must be a string or None")
-        for name in ("abstain", "simultaneous", "anytime"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidConfig(f"{name} is {getattr(self, name)!r}; it must be True or False")
         if not isinstance(self.alpha, Mapping):
-            check_level("alpha", self.alpha)
+            object.__setattr__(self, "alpha", check_level("alpha", self.alpha))
         if self.delta is not None:
-            check_level("delta", self.delta)
-        several = isinstance(self.alpha, Mapping)
-        if several and (self.risk != DEFAULT or self.abstain):
-            raise InvalidConfig("alpha names several risks: leave risk and abstain as they are")
-        one = find_risk(self.risk, self.abstain)
-        for name in ("simultaneous", "anytime"):
-            if getattr(self, name) and (several or not one.exact):
-                exact = " or ".join(each.name for each in RISKS.values() if each.exact)
-                raise InvalidConfig(f"{name}=True is for the {exact} risk alone, of all answers")
-        if self.simultaneous and self.anytime:
-            raise InvalidConfig("simultaneous=True and anytime=True exclude each other: take one")
-        falls = one.falls and not several
-        if self.delta is None and not (falls and not self.anytime and self.mix is None):
-            raise InvalidConfig(f"delta=None is for the {_falling()} risk alone: give a delta")
-        if self.mix is not None:
-            self._check_mix(falls)
-
-    def _check_mix(self, falls: bool) -> None:
-        if not falls or self.group is not None:
-            raise InvalidConfig(f"mix is for the {_falling()} risk, of all answers and groups")
-        if isinstance(self.mix, Mapping):
-            if self.simultaneous or self.anytime:
-                raise InvalidConfig("a mix of shares goes with neither simultaneous nor anytime")
-            shares = list(self.mix.values())
-            known = all(isinstance(share, Real) and 0 <= share <= 1 for share in shares)
-            known = known and all(isinstance(group, str) for group in self.mix)
-            if not known or abs(sum(shares) - 1) > 1e-6:
-                raise InvalidConfig(
-                    f"mix is {dict(self.mix)}; give the share of each group, 1 in all, or 'any'"
-                )
-        elif not (isinstance(self.mix, str) and self.mix == "any"):
-            raise InvalidConfig(f"mix is {self.mix!r}; give 'any', or the share of each group")
+            object.__setattr__(self, "delta", check_level("delta", self.delta))
+        if reason := _wrong_value(self) or _conflict(self):
+            raise InvalidConfig(reason)
 
     @property
     def one_risk(self) -> Risk:
-        """The risk that is asked for, where it is one."""
+        """The risk, if there is one."""
         return find_risk(self.risk, self.abstain)
 
 
-def _falling() -> str:
-    return " or the ".join(risk.name for risk in RISKS.values() if risk.falls)
+Request = GuaranteeRequest  # the name of earlier versions
+
+
+class RequestOptions(TypedDict, total=False):
+    """The keyword arguments of `Retriever.retrieve` for editors; a test compares them."""
+
+    risk: str
+    distinct: Distinct
+    group: str | None
+    abstain: bool
+    simultaneous: bool
+    anytime: bool
+    mix: Mix
+
+
+@dataclass(frozen=True)
+class RequestOption:
+    """One option of a request.
+
+    Attributes:
+        name: as a keyword.
+        kind: type of its scalar values: bool, int, float or str.
+        choices: the values that it may have; empty if there are too many.
+        default: its value if it is not requested.
+        help: its meaning, in one sentence.
+    """
+
+    name: str
+    kind: type
+    choices: tuple[str, ...]
+    default: Any
+    help: str
+
+
+@cache
+def _hints() -> dict[str, Any]:
+    hints = get_type_hints(GuaranteeRequest)
+    return {field.name: hints[field.name] for field in fields(GuaranteeRequest)}
+
+
+def request_options() -> list[RequestOption]:
+    """List the options of a request.
+
+    Example:
+        >>> [one.name for one in request_options()][:3]
+        ['alpha', 'delta', 'risk']
+    """
+    options = []
+    for field in fields(GuaranteeRequest):
+        types = get_args(_hints()[field.name]) or (_hints()[field.name],)
+        literals = [value for each in types for value in get_args(each) if isinstance(value, str)]
+        given = field.metadata["choices"]
+        choices = tuple(given()) if given else tuple(literals)
+        kind = next((each for each in types if each in (bool, int, float, str)), str)
+        options.append(
+            RequestOption(field.name, kind, choices, field.default, field.metadata["help"])
+        )
+    return options
+
+
+def _wrong_value(request: GuaranteeRequest) -> str | None:
+    """Return what is wrong with a single option, None if nothing is."""
+    for name, hint in _hints().items():
+        value = getattr(request, name)
+        if hint is bool and not isinstance(value, bool):
+            return f"{name} is {value!r}; it must be True or False"
+    if not isinstance(request.group, str | None):
+        return f"group is {request.group!r}; it must be a string or None"
+    if not isinstance(request.distinct, str | None) or request.distinct not in (None, "label"):
+        return f"distinct is {request.distinct!r}; it can be 'label' or None"
+    mix = request.mix
+    if isinstance(mix, Mapping):
+        shares = list(mix.values())
+        valid = all(isinstance(share, Real) and 0 <= share <= 1 for share in shares)
+        valid = valid and all(isinstance(group, str) for group in mix)
+        if not valid or abs(sum(shares) - 1) > 1e-6:
+            return f"mix is {dict(mix)}; give the share of each group, 1 in all, or 'any'"
+    elif mix is not None and not (isinstance(mix, str) and mix == "any"):
+        return f"mix is {mix!r}; give 'any', or the share of each group"
+    return None
+
+
+def _conflict(request: GuaranteeRequest) -> str | None:
+    """Return which options exclude each other, None if none do."""
+    several = isinstance(request.alpha, Mapping)
+    if several and (request.risk != DEFAULT or request.abstain):
+        return "alpha names several risks: leave risk and abstain as they are"
+    risk = find_risk(request.risk, request.abstain)
+    falls = risk.falls and not several
+    falling = " or the ".join(each.name for each in RISKS.values() if each.falls)
+    exact = " or ".join(each.name for each in RISKS.values() if each.exact)
+    for name in ("simultaneous", "anytime"):
+        if getattr(request, name) and (several or not risk.exact):
+            return f"{name}=True is for the {exact} risk alone, of all answers"
+    if request.simultaneous and request.anytime:
+        return "simultaneous=True and anytime=True exclude each other: take one"
+    if request.delta is None and (not falls or request.anytime or request.mix is not None):
+        return f"delta=None is for the {falling} risk alone: give a delta"
+    if request.mix is not None and (not falls or request.group is not None):
+        return f"mix is for the {falling} risk, of all answers and groups"
+    if isinstance(request.mix, Mapping) and (request.simultaneous or request.anytime):
+        return "a mix of shares goes with neither simultaneous nor anytime"
+    return None

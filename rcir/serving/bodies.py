@@ -30,7 +30,7 @@ from rcir.serving.terms import (
 MOST_FIELDS = 32
 FEW_PIXELS = 2**16  # that are decoded sooner than another thread begins to
 PIXELS_TOGETHER = 8  # times the pixels of one picture, that the pictures of a request may have
-AskedTerms = TypeVar("AskedTerms", bound=ExploreTerms)
+AskedTerms = TypeVar("AskedTerms", bound=Body)
 
 
 class UnsupportedBody(RcirError):

@@ -14,10 +14,10 @@ from rcir.data.digests import digests
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.levels import DELTA
-from rcir.retrieval.answer import Distinct
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import RISKS, LabelledResults, Request, decide_chosen
+from rcir.risk.request import Distinct
 from rcir.serving.terms import Terms
 
 if TYPE_CHECKING:  # what needs no encoder needs no torch

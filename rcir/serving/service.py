@@ -117,7 +117,8 @@ class Service:
         """
         served, terms = self.served, query.terms
         chosen: dict[str, Any] = {"distinct": terms.distinct, "group": terms.group}
-        band = Terms(alpha=max(alphas), delta=terms.delta, simultaneous=True, **chosen)
+        request = chosen | {"alpha": max(alphas), "delta": terms.delta, "simultaneous": True}
+        band = Terms.model_validate(request)
         await asyncio.to_thread(served.decide, band)
         prepared, asked = await _prepared(query, served), (alphas, terms.delta)
 
@@ -179,7 +180,10 @@ class Service:
         def plain(served: Served, answer: Retrieval) -> dict[str, Any]:
             guarantee = answer.guarantee
             if id(guarantee) not in stated:
-                stated[id(guarantee)] = {"guarantee": asdict(guarantee), "sentence": str(guarantee)}
+                stated[id(guarantee)] = {
+                    "guarantee": guarantee.to_dict(),
+                    "sentence": str(guarantee),
+                }
             rank = served.uncertainty_rank(answer.uncertainty)
             self.metrics.size.observe(answer.size)
             self.metrics.uncertainty.observe(rank)

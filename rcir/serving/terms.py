@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    create_model,
+)
 from pydantic_core import from_json
 
 from rcir.errors import InvalidConfig
-from rcir.levels import ALPHA, DELTA
+from rcir.levels import DELTA
+from rcir.risk.request import Distinct, GuaranteeRequest, request_options
 
 Kind = TypeVar("Kind", bound=BaseModel)
 STRUCTURED = ("alpha", "delta", "mix")  # fields of a form that may be more than a text
@@ -22,28 +32,33 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
 
-class ExploreTerms(Body):
-    """The guarantee at all alphas that is asked for, see `Retriever.at_levels`."""
+def _request_fields() -> dict[str, Any]:
+    """Return type, default and description of each option of a request."""
+    hints = get_type_hints(GuaranteeRequest)
+    return {
+        one.name: (hints[one.name], Field(one.default, description=one.help))
+        for one in request_options()
+    }
 
-    delta: float = Field(DELTA, description="Probability of misleading calibration queries.")
-    distinct: Literal["label"] | None = Field(None, description="One item of each label.")
+
+if TYPE_CHECKING:
+
+    class _RequestBody(Body):
+        def __getattr__(self, name: str) -> Any: ...
+else:
+    _RequestBody = create_model("_RequestBody", __base__=Body, **_request_fields())
+
+
+class ExploreTerms(Body):
+    """The guarantee at all alphas, see `Retriever.at_levels`."""
+
+    delta: float = Field(DELTA, description="Probability that the guarantee fails.")
+    distinct: Distinct = Field(None, description="One item of each label.")
     group: str | None = Field(None, description="The group that the query belongs to.")
 
 
-class Terms(ExploreTerms):
-    """The guarantee that is asked for, see `Retriever.retrieve`."""
-
-    alpha: float | dict[str, float] = Field(
-        ALPHA, description="Share of queries whose set may hold no true match; or several risks."
-    )
-    delta: float | None = Field(  # type: ignore[assignment]
-        DELTA, description="Probability of misleading calibration queries; null: on average."
-    )
-    risk: str = Field("miss", description="miss, recall or false-discovery")
-    abstain: bool = Field(False, description="One item, or none if too uncertain.")
-    simultaneous: bool = Field(False, description="Alpha was chosen after looking.")
-    anytime: bool = Field(False, description="Calibration queries were added one by one.")
-    mix: Literal["any"] | dict[str, float] | None = Field(None, description="Of the groups.")
+class Terms(_RequestBody):
+    """The guarantee that is requested, see `Retriever.retrieve`."""
 
     @cached_property
     def key(self) -> str:
@@ -81,7 +96,7 @@ class Vector(Body):
 
 
 class VectorQuery(Vector, Terms):
-    """A vector, and the guarantee that is asked for."""
+    """A vector, and the guarantee that is requested."""
 
 
 class VectorExploration(Vector, ExploreTerms):

@@ -1,7 +1,7 @@
 """The sets that `retrieve` and `at_levels` return, compared with brute force."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,9 +18,9 @@ from rcir.errors import (
     InvalidRiskLevel,
     RiskUnattainable,
 )
-from rcir.retrieval.answer import Guarantee, Retrieval
+from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import SCORE_FUNCTIONS
+from rcir.risk import SCORE_FUNCTIONS, Guarantee, GuaranteeRequest, request_options
 from tests.retrieval.retrievers import build, calibrate, guarantee, missed, plain, retrieve
 from tests.retrieval.whole_numbers import CALIBRATION, DELTA, GALLERY, TEST
 
@@ -194,7 +194,8 @@ def test_all_forms_of_an_image_get_the_same_answer(retriever, splits, tmp_path):
     for several in (forms, (image,), retriever.embed([image])):
         answers = retriever.retrieve(several, 0.3, 0.1)
         assert isinstance(answers, list)
-        assert [answer.ids for answer in answers] == [tuple(alone[0]["ids"])] * len(answers)
+        for answer in answers:  # in another batch, equally near items may swap
+            np.testing.assert_allclose(answer.distances, alone[0]["distances"], atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -301,19 +302,20 @@ def test_names_that_are_not_one_to_one_are_ignored(names):
 # What an answer and its guarantee say
 
 GUARANTEE = Guarantee(
-    alpha=0.05,
-    delta=0.1,
-    risk="miss",
-    distinct=None,
-    group=None,
-    abstain=False,
-    simultaneous=False,
+    GuaranteeRequest(0.05, 0.1),
     threshold=12.5,
     bound="binomial",
     score_function="quantile",
     n_calibration=3000,
     risk_bound=0.0498,
 )
+
+
+def changed(**changes):
+    """The guarantee with other options of its request, or other values of its own."""
+    names = {one.name for one in request_options()}
+    options = {name: changes.pop(name) for name in names & changes.keys()}
+    return replace(GUARANTEE, request=replace(GUARANTEE.request, **options), **changes)
 
 
 def retrieval(labels=(4, 7)):
@@ -331,7 +333,7 @@ def test_the_text_of_an_answer_lists_the_items_in_order():
 @pytest.mark.parametrize("labels", [(4, 7), None])
 def test_an_answer_survives_json(labels):
     values = json.loads(json.dumps(retrieval(labels).to_dict()))
-    assert Guarantee(**values.pop("guarantee")) == GUARANTEE
+    assert values.pop("guarantee") == GUARANTEE.to_dict()
     assert values == {
         "ids": ["near", "far"],
         "distances": [0.25, 1.5],
@@ -343,7 +345,7 @@ def test_an_answer_survives_json(labels):
 
 
 def test_an_abstention_says_so_in_print_and_in_json():
-    guarantee = replace(GUARANTEE, abstain=True, threshold=0.0, selection_threshold=0.25)
+    guarantee = changed(abstain=True, threshold=0.0, selection_threshold=0.25)
     none = Retrieval((), np.zeros(0, np.float32), 3.5, guarantee, ())
     assert none.abstained
     assert str(none).startswith("no answer")
@@ -374,7 +376,6 @@ def test_parts_of_an_answer_of_different_length_are_refused(ids, distances, labe
         (
             {
                 "alpha": {"miss": 0.1, "recall": 0.25, "false-discovery": 0.5},
-                "risk": "miss, recall, false-discovery",
                 "risk_bound": None,
             },
             ["0.1 of the sets", "0.25 of a query's true matches", "0.5 of a set's items"],
@@ -398,7 +399,8 @@ def test_parts_of_an_answer_of_different_length_are_refused(ids, distances, labe
     ids=str,
 )
 def test_the_sentence_states_what_was_requested(changes, parts):
-    changed = replace(GUARANTEE, **changes)
+    guarantee = changed(**changes)
     for part in parts:
-        assert part in str(changed)
-    assert Guarantee(**json.loads(json.dumps(asdict(changed)))) == changed
+        assert part in str(guarantee)
+    values = json.loads(json.dumps(guarantee.to_dict()))
+    assert all(values[name] == changes[name] for name in changes)

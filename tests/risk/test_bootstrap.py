@@ -238,7 +238,8 @@ def test_every_request_of_a_chosen_retriever_is_certified_at_delta_over_k(
     guarantee = decide_chosen(controller, Request(alpha, 0.1, **options), 4)
     assert (guarantee.delta, guarantee.chosen_among) == (0.1, 4)
     alone = controller.decide(Request(alpha, 0.025, **options))
-    assert replace(guarantee, delta=0.025, chosen_among=1) == alone
+    assert replace(guarantee, request=alone.request, chosen_among=1) == alone
+    assert (guarantee.delta, alone.delta) == (0.1, 0.025)
 
 
 def test_a_marginal_guarantee_does_not_survive_a_choice(controller):

@@ -114,7 +114,7 @@ def test_each_group_s_own_risk_exceeds_alpha_in_at_most_delta_of_the_calibration
             )
             for row in draws(N)
         )
-        request = Request(alpha, DELTA, risk, group)
+        request = Request(alpha, DELTA, risk, group=group)
         return answers(lambda control: control.decide(request).threshold, controls)
 
     dark = world.population[night == "night"]

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.retrieval.answer import Distinct
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.storage.checks import (
     CONTROLLER,
@@ -24,6 +23,7 @@ from rcir.risk import (
     SearchResults,
     score_function_class,
 )
+from rcir.risk.request import Distinct
 
 Arrays = Mapping[str, NDArray[Any]]
 INTEGERS = ("uses", "feature")  # of the arrays of score functions; the others are floats

@@ -1,0 +1,82 @@
+"""Every place where options of a request appear derives from their declaration."""
+
+import argparse
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+from rcir.cli import retrieve
+from rcir.errors import InvalidConfig, InvalidRiskLevel
+from rcir.registry.answers import PARAMETERS
+from rcir.risk import GuaranteeRequest, request_options
+from rcir.risk.request import RequestOptions
+from rcir.serving.terms import Terms
+
+NAMES = [field.name for field in fields(GuaranteeRequest)]
+DOCUMENT = Path(__file__).parents[2] / "docs" / "guarantee.md"
+
+
+def test_keyword_arguments_for_editors_have_the_names_and_types_of_the_options():
+    hints, declared = get_type_hints(RequestOptions), get_type_hints(GuaranteeRequest)
+    assert hints == {name: declared[name] for name in NAMES if name not in ("alpha", "delta")}
+
+
+def test_flags_http_fields_and_model_parameters_are_the_options():
+    parser = argparse.ArgumentParser()
+    retrieve.add_arguments(parser)
+    flags = vars(parser.parse_args(["query.png"]))
+    defaults = {one.name: one.default for one in request_options()}
+    assert {name: flags[name] for name in NAMES} == defaults
+    assert {name: field.default for name, field in Terms.model_fields.items()} == defaults
+    assert {name: value for name, (_, value) in PARAMETERS.items()} == defaults
+    assert set(Terms.model_json_schema()["properties"]) == set(NAMES)
+
+
+def test_the_table_of_the_documentation_lists_the_options():
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", DOCUMENT.read_text(), re.MULTILINE)
+    documented = {name: (values, help) for name, values, help in rows}
+    for one in request_options():
+        values, help = documented[one.name]
+        assert help == one.help
+        for choice in one.choices:
+            assert f"`{choice}`" in values
+
+
+def test_an_unknown_option_is_refused_everywhere():
+    with pytest.raises(TypeError, match="simultanous"):
+        GuaranteeRequest(0.1, 0.1, simultanous=True)
+    with pytest.raises(ValueError, match="simultanous"):
+        Terms(simultanous=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"abstain": 1}, "abstain"),
+        ({"group": 3}, "group"),
+        ({"distinct": "place"}, "distinct"),
+        ({"mix": "some"}, "mix"),
+        ({"mix": {"a": 0.5}}, "mix"),
+        ({"risk": "precision"}, "risk"),
+        ({"risk": "recall", "simultaneous": True}, "simultaneous"),
+        ({"simultaneous": True, "anytime": True}, "anytime"),
+        ({"delta": None, "anytime": True}, "delta"),
+        ({"mix": "any", "group": "a"}, "mix"),
+        ({"mix": {"a": 1.0}, "simultaneous": True}, "mix"),
+        ({"alpha": {"miss": 0.1, "recall": 0.2}, "abstain": True}, "risk"),
+    ],
+    ids=str,
+)
+def test_values_and_combinations_that_are_impossible_are_refused(options, word):
+    with pytest.raises(InvalidConfig, match=word):
+        GuaranteeRequest(**options)
+
+
+@pytest.mark.parametrize("level", [0, 1, -0.1, "0.1", True, float("nan")])
+@pytest.mark.parametrize("name", ["alpha", "delta"])
+def test_levels_are_numbers_strictly_between_0_and_1(name, level):
+    with pytest.raises(InvalidRiskLevel, match=name):
+        GuaranteeRequest(**{name: level})
