@@ -62,12 +62,11 @@ def cluster(ray_settings, collect_ray_garbage):
 
 
 def after(checkpoint, action):
-    """Do something shortly after a checkpoint appears, while training goes on."""
+    """Do something once a checkpoint appears, while training goes on."""
 
     def wait():
         while not checkpoint.is_dir():
             time.sleep(0.05)
-        time.sleep(0.3)
         action()
 
     thread = threading.Thread(target=wait, daemon=True)
