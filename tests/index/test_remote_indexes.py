@@ -431,23 +431,29 @@ def test_a_change_is_in_the_folder_when_calibration_fails(calibrated, tmp_path, 
 
 
 @slow
-def test_a_connection_that_ends_waits_or_hangs_is_given_up_and_made_again(remote, postgres):
-    config = remote("pgvector exact", timeout=0.5)
+def test_a_connection_that_ends_waits_or_hangs_is_given_up_and_made_again(
+    remote, postgres, monkeypatch
+):
+    config = remote("pgvector exact", timeout=60.0)
     index = build_index(vectors(20), config)
     for process in postgres.backends():
         postgres("SELECT pg_terminate_backend(%s)", [process])
     assert nearest(index, vectors(2)) == [[0], [1]]
     with psycopg.connect(postgres.dsn) as other:
         other.execute(f"LOCK TABLE {place(config)} IN ACCESS EXCLUSIVE MODE")
-        for work in (lambda: index.search(vectors(1), 1), lambda: index.add(vectors(1))):
-            with pytest.raises(DataUnavailable, match=r"0.5 s|lock timeout"):
-                work()
+        with monkeypatch.context() as patch:
+            patch.setattr(index._server, "timeout", 0.5)
+            for work in (lambda: index.search(vectors(1), 1), lambda: index.add(vectors(1))):
+                with pytest.raises(DataUnavailable, match=r"0.5 s|lock timeout"):
+                    work()
     assert nearest(index, vectors(2)) == [[0], [1]]
     backend = index._server._connected().info.backend_pid
     os.kill(backend, signal.SIGSTOP)
     try:
-        with pytest.raises(DataUnavailable, match=r"0.5 s"):
-            index.search(vectors(1), 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(index._server, "timeout", 0.5)
+            with pytest.raises(DataUnavailable, match=r"0.5 s"):
+                index.search(vectors(1), 1)
     finally:
         os.kill(backend, signal.SIGCONT)
     assert nearest(index, vectors(2)) == [[0], [1]]
@@ -641,12 +647,15 @@ def mortal(tmp_path):
 
 
 @slow
-def test_a_milvus_server_that_hangs_is_given_up_and_used_again(remote, mortal):
-    index = build_index(vectors(20), remote("milvus FLAT", mortal, timeout=2.0))
+def test_a_milvus_server_that_hangs_is_given_up_and_used_again(remote, mortal, monkeypatch):
+    index = build_index(vectors(20), remote("milvus FLAT", mortal, timeout=60.0))
+    hurried = replace(index._server.options, timeout=2.0)
     mortal.signal(signal.SIGSTOP)
     try:
-        with pytest.raises(DataUnavailable):
-            index.search(vectors(1), 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(index._server, "options", hurried)
+            with pytest.raises(DataUnavailable):
+                index.search(vectors(1), 1)
     finally:
         mortal.signal(signal.SIGCONT)
     assert nearest(index, vectors(1)) == [[0]]
@@ -656,7 +665,7 @@ def test_a_milvus_server_that_hangs_is_given_up_and_used_again(remote, mortal):
 @pytest.mark.parametrize("method", ["search", "insert"])
 def test_milvus_killed_at_work_is_used_again_when_it_restarts(remote, mortal, method, monkeypatch):
     gallery = vectors(2000, 32)
-    index = build_index(gallery, remote("milvus FLAT", mortal, timeout=10.0))
+    index = build_index(gallery, remote("milvus FLAT", mortal, timeout=60.0))
     expected = nearest(index, gallery[:4], 10)
     monkeypatch.setattr("rcir.index.milvus.FOUND_AT_ONCE", 4000)
     monkeypatch.setattr("rcir.index.milvus.BYTES_AT_ONCE", 4 * 32 * 500)
