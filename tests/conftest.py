@@ -255,8 +255,11 @@ class Server:
                 stderr=log,
                 start_new_session=True,
             )
-        for _ in range(600):
-            assert self._process.poll() is None, (self._folder / "server.log").read_text()
+        until = time.monotonic() + 300
+        while True:
+            log = (self._folder / "server.log").read_text()
+            assert self._process.poll() is None, log
+            assert time.monotonic() < until, log
             try:
                 with urllib.request.urlopen(f"{self.address}/health", timeout=1):
                     return

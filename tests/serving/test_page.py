@@ -41,7 +41,10 @@ def running(folder, **settings):
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
+        until = time.monotonic() + 300
         while not server.started:
+            assert thread.is_alive()
+            assert time.monotonic() < until
             time.sleep(0.01)
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         server.should_exit = True
@@ -181,8 +184,8 @@ def test_changes_of_delta_send_one_request_and_the_newest_answer_counts(visit, p
         delayed.append(route) if not delayed else route.continue_()
 
     page.route("**/explore", delay_the_first)
-    slide(page, "delta", 2)
-    page.wait_for_timeout(500)
+    with page.expect_request("**/explore", timeout=120_000):
+        slide(page, "delta", 2)
     for place in (3, 5, 4):  # faster than the page sends requests
         slide(page, "delta", place)
     answer = retriever.retrieve(picture, 0.1, DELTAS[4], simultaneous=True)

@@ -50,7 +50,7 @@ def stop(process):
     """End `ray start`, which ends what it started; and its group, should it leave something."""
     process.terminate()
     try:
-        process.wait(timeout=30)
+        process.wait(timeout=300)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
