@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,8 @@ class RiskController:
         return self.once(request, lambda: self._decide(request))  # type: ignore[no-any-return]
 
     def _decide(self, request: Request) -> Guarantee:
+        if request.max_size is not None:
+            return self._decide_cut(request, request.max_size)
         if request.mix == "any":
             return certify_any_mix(self, request)
         try:
@@ -138,6 +141,31 @@ class RiskController:
                 raise
             raise RiskUnattainable(
                 f"group {request.group!r}: {error}",
+                minimum_alpha=error.minimum_alpha,
+                required_calibration=error.required_calibration,
+            ) from None
+
+    def _decide_cut(self, request: Request, size: int) -> Guarantee:
+        """Certify sets of at most `size` candidates.
+
+        Candidates beyond have an infinite score before anything is certified. If sets were cut
+        afterwards, the calibration queries whose match is beyond would count as served.
+        """
+        cut: RiskController = self.once(
+            ("max_size", size),
+            lambda: RiskController(
+                self.score_function,
+                _cut(self.tuning, size),
+                _cut(self.calibration, size),
+                self.bound,
+                growing=self.growing,
+            ),
+        )
+        try:
+            return replace(cut.decide(replace(request, max_size=None)), request=request)
+        except RiskUnattainable as error:
+            raise RiskUnattainable(
+                f"sets of at most {size} items (a larger max_size allows more): {error}",
                 minimum_alpha=error.minimum_alpha,
                 required_calibration=error.required_calibration,
             ) from None
@@ -215,7 +243,8 @@ class RiskController:
         most = score_function.most(guarantee.threshold) if limit is None else 1
         ordered, _ = score_function.ordered(results, int(min(most, results.depth)))
         if limit is None:
-            return ordered, score_function.sizes(ordered, guarantee.threshold)
+            sizes = score_function.sizes(ordered, guarantee.threshold)
+            return ordered, np.minimum(sizes, guarantee.request.max_size or results.depth)
         return ordered, (score_function.selection_score(ordered, 1) <= limit).astype(np.int64)
 
     @property
@@ -247,6 +276,13 @@ class RiskController:
                 + (f"there are {', '.join(map(repr, known))}" if known else "none have a group")
             )
         return self.calibration[self.groups == group]
+
+
+def _cut(results: LabelledResults, size: int) -> LabelledResults:
+    """Return scored results whose candidates beyond `size` are in no set."""
+    scores, relevant = results.known("candidate_scores").copy(), results.relevant.copy()
+    scores[:, size:], relevant[:, size:] = np.inf, False
+    return replace(results, candidate_scores=scores, relevant=relevant)
 
 
 def constant_baseline(

@@ -85,6 +85,9 @@ class GuaranteeRequest:
     mix: Mix = option(
         None, "Hold for any mix of the groups, or for one in which each group has a given share."
     )
+    max_size: int | None = option(
+        None, "Return at most this many items; an alpha that needs more is refused."
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.alpha, Mapping) and len(self.alpha) == 1 and self.risk == DEFAULT:
@@ -118,6 +121,7 @@ class RequestOptions(TypedDict, total=False):
     simultaneous: bool
     anytime: bool
     mix: Mix
+    max_size: int | None
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,9 @@ def _wrong_value(request: GuaranteeRequest) -> str | None:
         return f"group is {request.group!r}; it must be a string or None"
     if not isinstance(request.distinct, str | None) or request.distinct not in (None, "label"):
         return f"distinct is {request.distinct!r}; it can be 'label' or None"
+    size = request.max_size
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        return f"max_size is {size!r}; it must be a whole number, at least 1, or None"
     mix = request.mix
     if isinstance(mix, Mapping):
         shares = list(mix.values())

@@ -1,0 +1,90 @@
+"""The option `max_size`: no set is larger, and what it costs is certified."""
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+import rcir
+from rcir.errors import InvalidConfig, RiskUnattainable
+from rcir.risk import Constant, LabelledResults, Learned, Request, RiskController, SearchResults
+
+ALPHA, DELTA, DEPTH = 0.3, 0.1, 12
+
+
+def queries(rng, n):
+    """Queries that need the more candidates the more uncertain they are."""
+    uncertainty = rng.uniform(size=n)
+    ranks = 1 + rng.poisson(5 * uncertainty)
+    relevant = ranks[:, None] == np.arange(1, DEPTH + 1)
+    results = SearchResults(uncertainty, DEPTH)
+    return LabelledResults.of(results, relevant, np.ones(n, np.int64))
+
+
+@pytest.mark.parametrize("kind", [Constant, Learned], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("size", [1, 3, 4, 12, 50])
+def test_candidates_beyond_count_as_misses_of_the_calibration_queries(kind, size):
+    rng = np.random.default_rng(0)
+    tuning, calibration, test = (queries(rng, n) for n in (300, 400, 200))
+    controller = RiskController(kind.fit(tuning, tuning.ranks), tuning, calibration)
+    scores = controller.calibration.scores
+    lost = calibration.ranks > size
+    thresholds = [
+        threshold
+        for threshold in np.unique(scores[~lost])
+        if binom.cdf(np.sum((scores > threshold) | lost), 400, ALPHA) <= DELTA
+    ]
+    request = Request(ALPHA, DELTA, max_size=size)
+    if not thresholds:
+        with pytest.raises(RiskUnattainable, match=f"at most {size}") as refused:
+            controller.decide(request)
+        attainable = Request(refused.value.minimum_alpha, DELTA, max_size=size)
+        assert controller.decide(attainable).threshold >= 0
+        return
+    guarantee = controller.decide(request)
+    assert guarantee.threshold == min(thresholds)
+    assert guarantee.request == request
+    _, sizes = controller.sets(test, guarantee)
+    assert sizes.max() <= size
+
+
+@pytest.mark.statistical
+def test_the_risk_is_controlled_only_if_sets_are_cut_before_certifying():
+    rng, violations, broken, draws = np.random.default_rng(1), 0, 0, 300
+    tuning, population = queries(rng, 300), queries(rng, 20_000)
+    score_function = Learned.fit(tuning, tuning.ranks)
+    whole = RiskController(score_function, tuning, population).calibration
+    for _ in range(draws):
+        rows = rng.integers(0, len(population), 200)
+        controller = RiskController(score_function, tuning, population[rows])
+        try:
+            cut = controller.decide(Request(ALPHA, DELTA, max_size=4))
+        except RiskUnattainable:
+            pass
+        else:
+            _, sizes = controller.sets(population, cut)
+            violations += np.mean(population.ranks > sizes) > ALPHA
+        sizes = np.minimum(whole.sizes(controller.decide(Request(ALPHA, DELTA)).threshold), 4)
+        broken += np.mean(population.ranks > sizes) > ALPHA
+    noise = 3 * np.sqrt(DELTA * (1 - DELTA) / draws)
+    assert violations / draws <= DELTA + noise
+    assert broken / draws > DELTA + noise
+
+
+@pytest.mark.parametrize("options", [{}, {"distinct": "label"}, {"risk": "recall"}], ids=str)
+def test_a_retriever_returns_no_larger_set(options):
+    rng = np.random.default_rng(2)
+    labels = rng.integers(20, size=800)
+    vectors = np.eye(20)[labels] + 0.6 * rng.standard_normal((800, 20))
+    retriever = rcir.Retriever.from_embeddings(vectors[:300], labels=labels[:300])
+    retriever.calibrate(vectors[300:700], labels[300:700])
+    alpha = 0.99 if options.get("risk") == "recall" else 0.7
+    answers = retriever.retrieve(vectors[700:], alpha, 0.1, max_size=2, **options)
+    assert max(answer.size for answer in answers) <= 2
+    assert answers[0].guarantee.max_size == 2
+    assert answers[0].guarantee.to_dict()["max_size"] == 2
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True, "3"])
+def test_a_size_is_a_whole_number_of_at_least_1(size):
+    with pytest.raises(InvalidConfig, match="max_size"):
+        Request(0.1, 0.1, max_size=size)
