@@ -318,7 +318,7 @@ def expected_numbers(case):
         found["pearson_percentiles"] = np.corrcoef(np.array(means).T)[0, 1]
         if len(np.unique(whole.round(9))) < len(whole):  # equal ones may stand in any order
             assert images.labels is not None, "matches by relevance are too many for that"
-            found["pearson_percentiles"] = case.quality.numbers["pearson_percentiles"]
+            del found["pearson_percentiles"]
     if "occluded" in images.attributes:
         found["auroc_occlusion"] = roc_auc_score(images.attributes["occluded"], all_uncertain)
 
@@ -375,10 +375,12 @@ def expected_numbers(case):
 
 
 def test_every_number_is_what_loops_and_other_libraries_give(case):
-    expected = expected_numbers(case)
-    assert set(case.quality.numbers) == set(expected)
+    expected, numbers = expected_numbers(case), dict(case.quality.numbers)
+    if "pearson_percentiles" not in expected:
+        del numbers["pearson_percentiles"]
+    assert set(numbers) == set(expected)
     for name, value in expected.items():
-        assert case.quality.numbers[name] == pytest.approx(value, abs=1e-6), name
+        assert numbers[name] == pytest.approx(value, abs=1e-6), name
 
 
 def test_queries_without_a_match_are_counted_and_left_out(cases):
