@@ -1,6 +1,7 @@
 """The sets that `retrieve` and `at_levels` return, compared with brute force."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -364,43 +365,41 @@ def test_parts_of_an_answer_of_different_length_are_refused(ids, distances, labe
 
 
 @pytest.mark.parametrize(
-    ("changes", "parts"),
+    ("changes", "words"),
     [
-        ({}, ["probability at least 0.9", "a true match is missing", "at most 0.05 of the sets"]),
-        ({}, ["3000 calibration queries", "quantile", "binomial", "threshold = 12.5"]),
-        ({"distinct": "label"}, ["sets of distinct labels"]),
-        ({"risk": "recall", "delta": 0.001}, ["0.999", "0.05 of a query's true matches"]),
-        ({"risk": "recall", "distinct": "label"}, ["0.05 of a query's true labels"]),
-        ({"risk": "false-discovery"}, ["0.05 of a set's items", "wrong"]),
-        ({"risk": "false-discovery", "distinct": "label"}, ["0.05 of a set's labels", "wrong"]),
+        ({}, "0.9 0.05 missing 3000 quantile binomial 12.5"),
+        ({"distinct": "label"}, "labels"),
+        ({"risk": "recall", "delta": 0.001}, "0.999 0.05 matches"),
+        ({"risk": "recall", "distinct": "label"}, "0.05 labels"),
+        ({"risk": "false-discovery"}, "0.05 wrong items"),
+        ({"risk": "false-discovery", "distinct": "label"}, "0.05 wrong labels"),
         (
             {
                 "alpha": {"miss": 0.1, "recall": 0.25, "false-discovery": 0.5},
                 "risk_bound": None,
             },
-            ["0.1 of the sets", "0.25 of a query's true matches", "0.5 of a set's items"],
+            "0.1 missing 0.25 matches 0.5 wrong",
         ),
-        ({"abstain": True}, ["0.05 of the answers"]),
-        ({"simultaneous": True}, ["whatever alpha"]),
-        ({"chosen_among": 12}, ["Chosen among 12 retrievers"]),
-        ({"delta": None}, ["On average over calibrations"]),
-        ({"anytime": True}, ["at every moment since calibration began"]),
-        ({"mix": "any", "n_groups": 5}, ["whatever the mix of the 5 groups"]),
-        ({"mix": {"north": 0.7, "south": 0.3}}, ["north 0.7, south 0.3"]),
-        ({"cluster": "drawer", "n_clusters": 60}, ["any further drawer", "60 of the 3000"]),
+        ({"abstain": True}, "0.05 answers"),
+        ({"simultaneous": True}, "whatever"),
+        ({"chosen_among": 12}, "12"),
+        ({"delta": None}, "average"),
+        ({"anytime": True}, "every"),
+        ({"mix": "any", "n_groups": 5}, "5 groups"),
+        ({"mix": {"north": 0.7, "south": 0.3}}, "north 0.7 south 0.3"),
+        ({"cluster": "drawer", "n_clusters": 60}, "drawer 60 3000"),
         (
             {"cluster": "drawer", "n_clusters": 20, "group": "north", "n_calibration": 70},
-            ["group 'north'", "any further drawer", "20 of the 70", "each drawer counted alike"],
+            "north drawer 20 70",
         ),
         # Never rounded in favour of the guarantee.
-        ({"delta": 1e-12}, ["at least 0.999999999999,"]),
-        ({"delta": 0.10004, "alpha": 0.12344}, ["at least 0.89996,", "at most 0.12344 of"]),
+        ({"delta": 1e-12}, "0.999999999999"),
+        ({"delta": 0.10004, "alpha": 0.12344}, "0.89996 0.12344"),
     ],
     ids=str,
 )
-def test_the_sentence_states_what_was_requested(changes, parts):
+def test_the_sentence_states_what_was_requested(changes, words):
     guarantee = changed(**changes)
-    for part in parts:
-        assert part in str(guarantee)
+    assert set(words.split()) <= set(re.findall(r"\w(?:[\w.-]*\w)?", str(guarantee)))
     values = json.loads(json.dumps(guarantee.to_dict()))
     assert all(values[name] == changes[name] for name in changes)
