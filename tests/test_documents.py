@@ -98,9 +98,10 @@ def test_files_and_make_targets_that_documents_name_exist():
             assert (document.parent / link).exists(), f"{document.name}: {link}"
         for path in re.findall(r"`((?:rcir|training|calibration|tuning|configs)/[\w/.-]*)`", text):
             assert (ROOT / path).exists(), f"{document.name}: {path}"
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    names = re.findall(r"make ([a-z]+)\b", (ROOT / "README.md").read_text())
-    assert {"demo", "test"} <= {*names} <= {*targets}
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    documents = ((ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md"))
+    names = re.findall(r"`make\s+([a-z-]+)", "".join(documents))
+    assert {"demo", "test", "test-all", "test-old-cpu"} <= {*names} <= {*targets}
 
 
 def test_demo_trains_its_configuration_file(demo):
