@@ -154,12 +154,13 @@ def test_losses_may_come_one_by_one_in_parts_or_all_at_once(name, make):
 
 
 @pytest.mark.parametrize("make", WATCHES)
-def test_long_streams_may_come_in_any_parts(make, monkeypatch):
-    losses = np.random.default_rng(4).uniform(size=3000) < np.repeat([0.05, 0.1, 0.2], 1000)
+def test_long_streams_may_come_in_any_parts(make):
+    rates = np.repeat([0.05, 0.1, 0.2], 50_000)
+    losses = np.random.default_rng(4).uniform(size=150_000) < rates
     whole, small = make(0.1), make(0.1)
     whole.update(losses)
-    monkeypatch.setattr("rcir.risk.monitor.LOSSES_TOGETHER", 7)
-    small.update(losses)
+    for part in np.array_split(losses, 50):
+        small.update(part)
     assert small.peak == pytest.approx(whole.peak, rel=1e-9)
     assert small.staked == pytest.approx(whole.staked, rel=1e-9)
 
