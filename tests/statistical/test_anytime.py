@@ -10,6 +10,7 @@ from rcir.risk import (
     allowed_misses,
     anytime_allowed_misses,
     anytime_miss_rate_bound,
+    miss_rate_bound,
 )
 
 pytestmark = pytest.mark.statistical
@@ -75,13 +76,22 @@ def test_the_exact_bound_of_one_number_applied_at_every_number_would_be_noticed(
     assert excess(wrong, 0.1) > 3
 
 
-@pytest.mark.parametrize("rate", [0.02, 0.3])
-def test_the_bound_of_a_fixed_threshold_s_miss_rate_holds_at_every_number(scores, excess, rate):
+def ever_below(scores, rate, bound):
+    """Return for each stream whether the bound of a miss rate is below it at any number."""
     misses = np.cumsum(scores[:, :400] < rate, axis=1)
     wrong = np.zeros(STREAMS, bool)
     for n in range(1, 401):
         counts, where = np.unique(misses[:, n - 1], return_inverse=True)
         few = counts[counts <= rate * n]  # of more misses no bound is below their share
-        bounds = [anytime_miss_rate_bound(int(count), n, 0.1) for count in few]
+        bounds = [bound(int(count), n, 0.1) for count in few]
         wrong |= np.append(bounds, np.ones(len(counts) - len(few)))[where] < rate
-    assert excess(wrong, 0.1) <= 3
+    return wrong
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.3])
+def test_the_bound_of_a_fixed_threshold_s_miss_rate_holds_at_every_number(scores, excess, rate):
+    assert excess(ever_below(scores, rate, anytime_miss_rate_bound), 0.1) <= 3
+
+
+def test_the_bound_of_a_miss_rate_at_one_number_would_be_noticed_at_every_number(scores, excess):
+    assert excess(ever_below(scores, 0.3, miss_rate_bound), 0.1) > 3

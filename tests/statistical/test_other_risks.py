@@ -85,6 +85,15 @@ def test_without_delta_the_lacking_share_of_matches_is_at_most_alpha_on_average(
     assert excess(np.nan_to_num(risk(thresholds)), alpha) <= 3
 
 
+def test_a_mean_lacking_share_over_n_instead_of_n_plus_one_would_be_noticed(
+    worlds, draws, true_risk, excess
+):
+    population = first_matches_only(worlds["minmax"].population)
+    scores = np.sort(population.scores[draws(20)], axis=1)
+    thresholds = scores[:, 20 - 1 - 2]  # 2 / 20 <= 0.1 are missed
+    assert excess(true_risk(population, "recall")(thresholds), 0.1) > 3
+
+
 @pytest.mark.parametrize("procedure", PROCEDURES)
 @pytest.mark.parametrize("bound", get_args(Bound))
 def test_false_discoveries_exceed_alpha_in_at_most_delta_of_the_calibrations(
@@ -145,6 +154,25 @@ def test_one_of_several_risks_exceeds_its_alpha_in_at_most_delta_of_the_calibrat
         n=300,
     )
     assert excess(failed, DELTA) <= 3
+
+
+class AnyRisk(JointController):
+    """Broken: certifies a threshold if the bound of one of the risks does."""
+
+    def _p_values(self, labelled, alphas):
+        each = [JointController._p_values(self, labelled, {risk: alphas[risk]}) for risk in alphas]
+        return np.min(each, axis=0)
+
+
+def test_the_smallest_p_value_of_several_risks_would_be_noticed(worlds, violated, excess):
+    failed = violated(
+        worlds["constant"].population,
+        lambda calibration: AnyRisk(calibration, worlds["constant"].tuning[:25]),
+        lambda controller: controller.threshold(TWO, DELTA),
+        TWO,
+        n=300,
+    )
+    assert excess(failed, DELTA) > 3
 
 
 @pytest.fixture(scope="module")
