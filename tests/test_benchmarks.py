@@ -52,9 +52,8 @@ def test_benchmark_reports_finite_figures_in_its_short_form(name, tmp_path, requ
 
 
 @pytest.mark.statistical
-def test_simulated_guarantees_are_violated_no_more_often_than_delta(tmp_path, request):
-    path = tmp_path / "figures.json"
-    draws = 60 if request.config.getoption("full") else 15
+def test_simulated_guarantees_are_violated_no_more_often_than_delta(tmp_path):
+    path, draws = tmp_path / "figures.json", 60
     command = [sys.executable, FOLDER / "validity.py", "--seed", "4", "--draws", str(draws)]
     subprocess.run([*command, "--json", path], check=True, capture_output=True)
     figures = json.loads(path.read_text())["figures"]

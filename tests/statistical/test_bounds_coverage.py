@@ -14,8 +14,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.statistical]
 
 DELTA, SAMPLES = 0.1, 4_000
 
-FEWER = {"SAMPLES": 2}
-
 # Losses in [0, 1] and their mean.
 SOURCES = {
     "beta": (lambda rng, shape: rng.beta(2, 18, shape), 0.1),
