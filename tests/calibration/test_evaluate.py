@@ -302,19 +302,18 @@ def test_their_retriever_measures_the_same_again(table):
     assert again.others == outcome.evaluation.others
 
 
-def test_a_table_that_says_something_else_now_gives_another_gallery(table):
-    """The names are as before; what matches which is not."""
+def test_a_table_that_says_something_else_now_gives_another_gallery(table, tmp_path):
+    """The names are as before; the matches are not."""
     kind, folder, outcome = table
-    path = folder / "table.csv"
-    before = path.read_text()
-    changed = pd.read_csv(path)
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    retriever = rcir.load(folder / outcome.folder)
+    retriever.origin["data"]["root"] = str(copy)
+    save(retriever, copy / "retriever")
+    changed = pd.read_csv(copy / "table.csv")
     if kind == "labels":
         changed["labels"] = "tens 1"
     else:
         changed["x"] = 0.0
-    changed.to_csv(path, index=False)
-    try:
-        load_splits(DataConfig(**outcome.retriever.origin["data"]))
-        refused(folder / outcome.folder, InvalidData, "another gallery")
-    finally:
-        path.write_text(before)
+    changed.to_csv(copy / "table.csv", index=False)
+    load_splits(DataConfig(**retriever.origin["data"]))
+    refused(copy / "retriever", InvalidData, "another gallery")
