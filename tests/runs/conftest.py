@@ -10,6 +10,9 @@ import pytest
 from calibration import CalibrationConfig, calibrate
 from rcir.cli import main
 from rcir.index import IndexConfig
+from rcir.registry.logged_model import image_example, log_calibration
+from rcir.retrieval.storage import load, save
+from rcir.tracking import start_run
 from training import train
 
 BRUTE = IndexConfig("tests.index.brute:BruteIndex", {"block": 50})
@@ -39,8 +42,27 @@ def calibrations(trained, tiny, tracking_uri, tmp_path_factory):
 
 @pytest.fixture
 def copies(calibrations, tmp_path):
-    """Copies of these folders that a test may change."""
-    return [shutil.copytree(folder, tmp_path / folder.name) for folder in calibrations]
+    """Copies of these folders that a test may change, without a run in MLflow."""
+    folders = [shutil.copytree(folder, tmp_path / folder.name) for folder in calibrations]
+    for folder in folders:
+        retriever = load(folder / "retriever")
+        del retriever.origin["calibration"]
+        save(retriever, folder / "retriever")
+    return folders
+
+
+@pytest.fixture
+def tracked_copies(copies, splits, new_store, tmp_path, monkeypatch):
+    """Two of these copies, each with a run and a model in a store of the test."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", new_store(tmp_path / "mlflow.db"))
+    for folder in copies[:2]:
+        run = start_run(folder.name, {})
+        retriever = load(folder / "retriever")
+        retriever.origin["calibration"] = run.id
+        save(retriever, folder / "retriever")
+        log_calibration(run, folder, retriever, image_example(splits.test.images[0]))
+        run.end("FINISHED")
+    return copies[:2]
 
 
 @pytest.fixture
