@@ -26,6 +26,7 @@ from mlflow import MlflowClient
 DEMO_EXAMPLES = ("README.md", "api.py", "calibrated.py", "maintained.py", "retriever.py")
 # Fixtures that one process sets up for all tests that use them, the slowest first.
 SHARED_FIXTURES = ("ray_cluster", "demo")
+NUMBER_OF_SLOW = pytest.StashKey[int]()  # tests that were deselected
 
 # Environment variables of the user that would change what tests do.
 SETTINGS = ("RCIR_RETRIEVER", "RCIR_RUNS", "RCIR_TOKEN", "RAY_ADDRESS", "MILVUS_TOKEN")
@@ -71,6 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("full"):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
+        config.stash[NUMBER_OF_SLOW] = len(slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
     order = {name: number for number, name in enumerate(SHARED_FIXTURES)}
     items.sort(key=lambda item: order.get(group_of(item.path), len(order)))
@@ -96,15 +98,31 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return SharedFixtureScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Report the number of slow tests to the process that started this worker."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["slow"] = session.config.stash.get(NUMBER_OF_SLOW, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Store the number of slow tests: every worker process collects all tests."""
+    node.config.stash[NUMBER_OF_SLOW] = getattr(node, "workeroutput", {}).get("slow", 0)
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List the reasons for which tests were skipped, one line each."""
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """List the reasons for which tests were skipped, and count slow tests that were not run."""
     reasons: Counter[str] = Counter()
     for report in terminalreporter.stats.get("skipped", ()):
         if isinstance(report.longrepr, tuple):
             reasons[report.longrepr[2].removeprefix("Skipped: ")] += 1
     for reason, number in reasons.most_common():
         terminalreporter.write_line(f"skipped {number}: {reason}", yellow=True)
+    if slow := config.stash.get(NUMBER_OF_SLOW, 0):
+        terminalreporter.write_line(f"{slow} slow tests were not run: make test-all", yellow=True)
 
 
 @pytest.fixture(scope="session")
