@@ -52,9 +52,10 @@ def _crossing(n, level):
 
 @pytest.fixture(scope="session")
 def naive_crossing():
-    """P(some number of misses certifies less than the risk, each judged at a level), as a sum.
+    """Return the probability that some number of misses certifies less than the true risk when each
+    is tested at `level`.
 
-    Over the m that is the first at which at most m of n uniform variables are below their bound.
+    The sum runs over the first m at which at most m of n uniform variables are below their bound.
     """
     return _crossing
 
@@ -89,8 +90,8 @@ def wheel_file(tmp_path_factory):
 
 
 @pytest.fixture
-def undrawn(monkeypatch):
-    """Without figures, which take most of the time."""
+def no_figures(monkeypatch):
+    """Calibrate without figures, which take most of the time."""
     monkeypatch.setattr("calibration.drawing.draw_figures", lambda *_: {})
 
 

@@ -101,7 +101,7 @@ def test_sweep_accepts_its_options_and_refuses_those_of_other_methods(config):
 
 
 def test_calibrated_retriever_stores_its_tensors_and_ranks_by_its_distances(
-    run, toy_splits, tmp_path, undrawn
+    run, toy_splits, tmp_path, no_figures
 ):
     outcome = calibrate(CalibrationConfig(str(run.path), str(tmp_path / "out"), alphas=(0.3,)))
     loaded = rcir.load(outcome.folder)

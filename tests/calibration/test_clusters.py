@@ -53,7 +53,7 @@ def run(splits, tiny, tracking_uri, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def clustered(run, tracking_uri, tmp_path_factory):
-    """What the command wrote and printed."""
+    """The files and output of the command."""
     output, screen = tmp_path_factory.mktemp("clustered"), io.StringIO()
     command = ["--run", str(run.path), "--output", str(output), "--depth", "60"]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(screen):
@@ -137,7 +137,7 @@ def test_their_sizes_are_not_compared_as_those_of_independent_queries(clustered,
     assert "clusters" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_clusters_that_are_not_named_are_warned_of_and_never_extended(run, tmp_path, capsys):
     outcome = calibrate(CalibrationConfig(str(run.path), "plain", "constant", alphas=(0.6,)))
     error = capsys.readouterr().err

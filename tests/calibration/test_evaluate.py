@@ -53,7 +53,7 @@ def _noise():
 
 @pytest.fixture(scope="module")
 def evaluated(outcome, tracking_uri, tmp_path_factory):
-    """What `rcir evaluate` wrote and printed about the tiny run's retriever."""
+    """The files and output of `rcir evaluate` for the retriever of the tiny run."""
     output = tmp_path_factory.mktemp("evaluated")
     screen = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(screen):
@@ -120,7 +120,7 @@ def test_an_evaluation_is_tracked_below_the_training(evaluated, trained, trackin
     assert {f"figures/{name}.svg" for name in ("outside", "delta", "projection")} <= figures
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_without_an_output_it_is_beside_the_retriever_and_replaces_an_earlier_one(copy, capsys):
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     output = copy.parent / "evaluation"
@@ -135,7 +135,7 @@ def test_without_an_output_it_is_beside_the_retriever_and_replaces_an_earlier_on
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_a_retriever_of_mlflow_needs_an_output(outcome):
     uri = f"runs:/{outcome.mlflow_run}/retriever"
     with pytest.raises(InvalidConfig, match="output"):
@@ -145,7 +145,7 @@ def test_a_retriever_of_mlflow_needs_an_output(outcome):
     assert measured.evaluation.rows == outcome.evaluation.rows[2:]
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_a_retriever_whose_run_is_unknown_is_measured_all_the_same(outcome, tmp_path):
     def forget(loaded):
         loaded.origin = {name: loaded.origin[name] for name in ("data", "queries")}
@@ -292,7 +292,7 @@ def alternatives(page):
     return {part.split('"')[0] for part in page.split('alt="')[1:]}
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_their_retriever_measures_the_same_again(table):
     _, folder, outcome = table
     config = EvaluationConfig(str(folder / outcome.folder), "again", (0.3, 0.5), ood="noise")

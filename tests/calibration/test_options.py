@@ -28,7 +28,7 @@ def names(folder):
     return {path.name for path in Path(folder).iterdir()}
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_constant_sizes_are_the_same_for_all_and_larger_by_a_looser_bound(trained, capsys):
     exact, loose = (
         calibrated(trained, bound, score_function="constant", bound=bound, alphas=(0.2, 0.3))
@@ -47,7 +47,7 @@ def test_constant_sizes_are_the_same_for_all_and_larger_by_a_looser_bound(traine
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_group_and_score_function_are_named_on_the_command_line(trained, outcome, capsys):
     command = ["--run", str(trained.path), "--output", "grouped", "--alphas", "[0.3]"]
     options = ["--group", "occluded", "--score_function", "learned", "--delta", "0.2"]
@@ -114,7 +114,7 @@ def test_a_report_of_nothing_certified_is_still_a_report(trained):
         rcir.load(outcome.folder).retrieve(outcome.splits.test.images[0], 0.001, 0.1)
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_a_shallow_search_certifies_nothing_explains_why_and_ends_with_status_3(trained, capsys):
     command = ["--run", str(trained.path), "--output", "none", "--depth", "3"]
     assert main([*command, "--alphas", "[0.001]", "--score_function", "constant"]) == 3
@@ -146,7 +146,7 @@ def test_a_calibration_is_tracked_with_retriever_figures_and_numbers(
     assert loaded.fingerprints() == outcome.retriever.fingerprints()
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_run_and_index_are_named_on_the_command_line(trained, capsys):
     command = ["--run", trained.mlflow_run, "--output", "by-id", "--alphas", "[0.3]"]
     options = '{"nlist": 4, "nprobe": 4}'
@@ -158,7 +158,7 @@ def test_run_and_index_are_named_on_the_command_line(trained, capsys):
     assert (index.kind, index.options["nlist"]) == ("ivf", 4)
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_without_an_output_everything_lands_in_the_run_and_replaces_what_was_there(
     trained, tmp_path
 ):
@@ -215,7 +215,7 @@ def test_options_that_cannot_be_met_are_refused_before_anything_is_embedded(trai
     assert not Path("output").exists()
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_an_interrupted_calibration_embeds_what_is_missing(trained, monkeypatch, capsys):
     embedded, fill, limit = [], batches.embed_block, 7
 
@@ -245,7 +245,7 @@ def test_an_interrupted_calibration_embeds_what_is_missing(trained, monkeypatch,
     assert whole.evaluation.rows == again.evaluation.rows
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("kind", ["cosine", "vote"])
 def test_sizes_depend_on_the_chosen_uncertainty(trained, kind, capsys):
     outcome = calibrated(trained, uncertainty=kind, score_function="minmax", alphas=(0.4,))

@@ -83,7 +83,7 @@ def test_invalid_additions_leave_the_folder_as_it_was(folder, columns, word):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_a_tracked_calibration_is_followed_by_a_run_of_its_own(
     trained, tmp_path, monkeypatch, tracking_uri
 ):

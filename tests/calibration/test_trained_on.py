@@ -55,7 +55,7 @@ def calibrated(run):
     return calibrate(CalibrationConfig(str(run.path), "out", depth=20, alphas=(0.5,)))
 
 
-@pytest.mark.usefixtures("undrawn", "photos")
+@pytest.mark.usefixtures("no_figures", "photos")
 def test_a_folder_that_is_as_it_was_calibrates_all_of_its_queries(grown, capsys):
     outcome = calibrated(grown[0])
     assert outcome.evaluation.n_calibration == len(outcome.splits.calibration) == 7
@@ -80,7 +80,7 @@ def test_queries_that_trained_are_refused_by_name(grown, photos):
         calibrated(grown[0])
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_duplicates_of_queries_are_left_out_and_counted(grown, photos, capsys):
     """Pictures of classes that are asked about are in two others of these too."""
     before = calibrated(grown[0]).splits

@@ -12,7 +12,7 @@ from rcir.data.vector_writing import write_vectors
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 from rcir.index import IndexConfig
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("no_figures")
 CENTRES = np.random.default_rng(0).standard_normal((10, 6))
 
 

@@ -18,7 +18,7 @@ from rcir.retrieval.storage import load, save
 from rcir.runs.results import TEST, RunResults
 from tests.registry.conftest import certified, write
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("no_figures")
 ALPHA, DELTA = 0.1, 0.1
 
 

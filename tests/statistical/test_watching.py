@@ -1,4 +1,4 @@
-"""What is watched in use: false alarms are as rare as promised, true ones come."""
+"""Monitors in use: false alarms are as rare as promised, and increased risks are detected."""
 
 from dataclasses import replace
 from functools import cache
@@ -78,7 +78,7 @@ def test_bets_that_are_not_paid_for_would_be_noticed(excess):
 
 
 def without_restarts(losses):
-    """Whether one bet on all risks above alpha alike, made once, ever owns 100."""
+    """Return whether a single bet, uniform over the risks above alpha, ever has a wealth of 100."""
     n, total = np.arange(1, len(losses) + 1), np.cumsum(losses)
     with np.errstate(divide="ignore"):
         above = np.log(betaincc(total + 1, n - total + 1, ALPHA))
@@ -86,7 +86,7 @@ def without_restarts(losses):
     return (mean - total * np.log(ALPHA) - (n - total + 1) * np.log1p(-ALPHA)).max() >= np.log(100)
 
 
-def test_half_the_rises_after_10_000_good_queries_are_told_within_75():
+def test_half_the_rises_after_10_000_good_queries_are_detected_within_75_queries():
     rng, alarms, once = np.random.default_rng(1), [], []
     for _ in range(100):
         losses = np.append(rng.uniform(size=10_000) < 0.05, rng.uniform(size=75) < 0.3)
@@ -224,7 +224,7 @@ def test_the_smallest_of_three_p_values_would_be_noticed(answered, excess):
     assert excess(wrong, 0.2) > 3
 
 
-def test_twice_the_risk_is_told_by_200_queries(answered):
+def test_200_queries_detect_twice_the_risk(answered):
     checks = answered(0.2)
     assert np.mean([check.misses for check in checks]) == pytest.approx(40, abs=0.5)
     assert np.mean([check.contradicted() for check in checks]) >= 0.9
