@@ -1,4 +1,4 @@
-"""What is reported, computed again with nothing but searches, NumPy and SciPy."""
+"""Reported numbers, computed again with nothing but searches, NumPy and SciPy."""
 
 import hashlib
 import json

@@ -241,7 +241,7 @@ def falling(values, uncertainty, mean):
 
 
 def error_of_votes(drawn, labels):
-    """Of the labels of the nearest other image, draw by draw, in bins of their agreement."""
+    """Return the calibration error of votes of the draws' nearest labels, binned by agreement."""
     bins = [[] for _ in range(10)]
     votes = []
     for vectors in drawn.double().numpy():

@@ -1,4 +1,4 @@
-"""What holds of every encoder: unit length, batches, precision, mode, training, fingerprint."""
+"""Properties of every encoder: unit length, batches, precision, mode, training, fingerprint."""
 
 import copy
 import subprocess

@@ -1,4 +1,4 @@
-"""What the tests of figures read from them."""
+"""Values that tests read from figures."""
 
 import io
 from xml.etree import ElementTree

@@ -59,7 +59,7 @@ class PostgresServer:
 
 
 def ended(process):
-    """Whether a process has ended, or only waits to be forgotten."""
+    """Return whether a process has ended or is a zombie."""
     stat = Path(f"/proc/{process}/stat")
     return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 

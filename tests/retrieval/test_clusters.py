@@ -21,7 +21,7 @@ from tests.retrieval.whole_numbers import (
 
 
 def drawers(n, first, people):
-    """Who drew each query: unequally many each, named from a number on."""
+    """Return the drawer of each query; numbers start at `first` and shares are unequal."""
     number = np.sort(np.random.default_rng(first).integers(0, people, n))
     return np.array([f"d{first + each}" for each in number])
 

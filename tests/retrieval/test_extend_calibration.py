@@ -26,7 +26,7 @@ def extended(own):
 
 
 def wealth(misses, n, alpha):
-    """What a bet against "the risk is alpha" is worth, the risk uniform below it, by quadrature."""
+    """Return the wealth of a bet against "the risk is alpha", uniform over smaller risks."""
 
     def ratio(risk):
         return (risk / alpha) ** misses * ((1 - risk) / (1 - alpha)) ** (n - misses)

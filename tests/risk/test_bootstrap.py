@@ -275,7 +275,7 @@ def test_the_smallest_certified_run_is_chosen_and_the_first_of_equal_ones():
 
 
 def test_a_run_that_is_certified_at_delta_but_not_at_delta_over_k_is_not_chosen():
-    """Of 100 queries, 5 misses are allowed at 0.1 and 3 at 0.1 / 5."""
+    """With 100 queries, 5 misses are allowed at delta 0.1 and 3 at 0.1 / 5."""
     assert [binom.cdf(m, 100, 0.1) <= 0.1 for m in (5, 6)] == [True, False]
     assert [binom.cdf(m, 100, 0.1) <= 0.02 for m in (3, 4)] == [True, False]
     runs = [need_rank(2, lost=4), need_rank(8)]

@@ -109,7 +109,7 @@ def draw(n, seed, names=OPTIONAL, depth=8, repeats=False):
 
 
 def possible(results, i, k, repeats=False):
-    """Whether candidate k exists and can be the first match of query i."""
+    """Return whether candidate k exists and can be the first match of query i."""
     if results.distances is not None and results.distances[i, k] == np.inf:
         return False
     row = None if results.keys is None else results.keys[i].tolist()

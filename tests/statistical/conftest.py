@@ -24,7 +24,7 @@ FEWER = {"DRAWS": 4, "STREAMS": 4, "SAMPLES": 4}
 
 @pytest.fixture(scope="session")
 def full(request):
-    """Whether simulations are of full size."""
+    """Return True if simulations are of full size."""
     return request.config.getoption("full")
 
 
@@ -132,7 +132,7 @@ def draws(full):
 
 @pytest.fixture(scope="session")
 def answers():
-    """`answers(ask, controllers)`: what each says; NaN, that violates nothing, if refused."""
+    """Call `ask` on each controller; NaN if the request is unattainable."""
 
     def answers(ask, controllers, met=0.5):
         found = []
@@ -184,10 +184,10 @@ def true_risk():
 
 @pytest.fixture(scope="session")
 def excess(full):
-    """By how many standard errors draws that fail exceed the level at which they may.
+    """Return how many standard errors the failure rate lies above `level`.
 
-    A simulation asserts at most 3, that of a broken variant more than 3. Of numbers in place of
-    failures, it is their mean that may be at the level.
+    A simulation asserts at most 3, that of a broken variant more than 3. Numbers in place of
+    failures are compared with `level` by their mean.
     """
 
     def excess(failures, level):

@@ -40,7 +40,7 @@ def uninformative():
 
 @pytest.fixture(scope="module")
 def failures(draws, answers):
-    """Whether the true miss rate among answers is above alpha, for each draw of queries."""
+    """Return for each draw of queries whether the true miss rate of answers is above alpha."""
 
     def failures(population, threshold, alpha, met=0.5):
         thresholds = answers(threshold, (population[row] for row in draws(N)), met)
@@ -50,9 +50,8 @@ def failures(draws, answers):
 
 
 @pytest.mark.parametrize("alpha", [0.15, 0.2])
-@pytest.mark.parametrize(
-    "name", ["constant", "learned"]
-)  # the others selection score as the first does
+# The other score functions rank queries as `constant` does.
+@pytest.mark.parametrize("name", ["constant", "learned"])
 def test_misses_among_answers_exceed_alpha_in_at_most_delta_of_the_calibrations(
     worlds, failures, excess, name, alpha
 ):

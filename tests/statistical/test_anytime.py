@@ -25,7 +25,7 @@ def scores():
 
 
 def ever_wrong(scores, alpha, allowed):
-    """Whether the threshold calibrated after any number of queries has a risk above alpha.
+    """Return whether the threshold after some number of queries has a risk above alpha.
 
     It has if the scores from 1 - alpha on, which the threshold of risk alpha would not serve, are
     at most as many as misses are allowed.

@@ -50,7 +50,7 @@ def risk():
 
 @pytest.fixture(scope="module")
 def failures(risk):
-    """Whether the chosen one misses more than alpha, for each draw of the calibration queries."""
+    """Return for each draw of calibration queries whether the chosen one misses above alpha."""
 
     def failures(retrievers, among):
         rng = np.random.default_rng(retrievers)

@@ -1,4 +1,4 @@
-"""How often the interval of a difference between two runs holds the true difference."""
+"""Coverage of the interval of a difference between two runs."""
 
 from functools import cache
 
@@ -99,10 +99,10 @@ def test_in_rotated_parts_it_holds_the_difference_at_least_as_often(pairs):
 
 @cache
 def held(n, alpha, parts=1, alike=False):
-    """How often `compare`, and percentiles of the bootstrap, hold what a mean over many runs is.
+    """Return the coverage of three intervals; the truth is a mean over many runs.
 
-    Of the size of a run, and of the difference between two: NaN where `compare` gives no
-    interval.
+    Those of `compare` for the size of a run and for the difference between two, NaN where it gives
+    none; and the percentiles of the bootstrap for the size, NaN where `compare` gives an interval.
     """
     rng = np.random.default_rng(n)
 

@@ -32,7 +32,7 @@ def calibrated(world, rows, bound="binomial"):
 
 @pytest.fixture(scope="module")
 def failures(worlds, draws, answers, true_risk):
-    """Whether the true risk is above a level, for each draw of n calibration queries."""
+    """Return for each draw of n calibration queries whether the true risk is above a level."""
 
     def failures(name, n, ask, level, bound="binomial"):
         thresholds = answers(ask, calibrated(worlds[name], draws(n), bound))
@@ -168,7 +168,7 @@ def few(queries):
 
 
 def exceeds(batch, few, score_function, alpha=0.15):
-    """Whether the true risk of the calibrated sets is above alpha; a refusal is no violation."""
+    """Return whether the true risk of the calibrated sets is above alpha; False if unattainable."""
     controller = MissController.calibrate(score_function, batch.results, batch.ranks)
     try:
         sizes = controller.size(few.results, alpha, DELTA)

@@ -25,7 +25,7 @@ DELTA = 0.1
 
 @pytest.fixture(scope="module")
 def violated(draws, answers, true_risk):
-    """Whether any of several risks is above its alpha, for each draw of calibration queries."""
+    """Return for each draw of calibration queries whether any of the risks is above its alpha."""
 
     def violated(population, control, ask, alphas, n=200):
         thresholds = answers(ask, (control(population[row]) for row in draws(n)))

@@ -32,8 +32,11 @@ def risk(worlds, true_risk):
 
 @pytest.fixture(scope="module")
 def overlapping(queries, draws):
-    """Whether the risk is above alpha: calibrated on the pictures of the tuning split once more,
-    and on others, each once, without those; then of pictures that are not in the tuning split."""
+    """Return for each draw whether the risk is above alpha, in two arrays.
+
+    The first is for calibration on the pictures of the tuning split, and the risk of all pictures;
+    the second for calibration on other pictures, each once, and the risk of all of these.
+    """
     alpha, n = 0.15, 60
     pictures = queries(1_000, seed=3)
 

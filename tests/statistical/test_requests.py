@@ -28,7 +28,7 @@ def controllers(worlds, draws):
 
 @pytest.fixture(scope="module")
 def violated_anywhere(worlds, controllers, answers, true_risk):
-    """Whether the true risk is above alpha at any alpha, for each draw of calibration queries."""
+    """Return for each draw of calibration queries whether the risk is above alpha at any alpha."""
 
     def violated_anywhere(name, simultaneous):
         risk = true_risk(worlds[name].population, "miss")

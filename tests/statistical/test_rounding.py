@@ -56,7 +56,7 @@ def drawn():
 
 @pytest.fixture(scope="module")
 def violated(worlds, drawn):
-    """Whether any risk is above its alpha when the calibrated pictures are asked again."""
+    """Return for each draw whether a risk is above its alpha when calibration queries recur."""
 
     def violated(name, threshold_of, alphas, count=set_sizes, noise=NOISE):
         failed = np.zeros(DRAWS, bool)
@@ -108,12 +108,11 @@ def test_several_risks_of_pictures_asked_again_hold_together(violated, excess, m
 
 
 def answered_wrongly(alpha):
-    """Whether too many answers to pictures that recur are wrong, for each draw of such pictures.
+    """Return for each draw of pictures that recur whether too many answers to them are wrong.
 
-    The last but one in order of selection score is right, and often asked, the last is wrong, and
-    often
-    asked: a threshold between them answers the former in a batch; to the last digit, half as often
-    when it is asked alone.
+    The second-to-last query by selection score is correct and frequent; the last is wrong and
+    frequent. A threshold between them answers the former in a batch; to the last digit, it answers
+    it half as often in a request of its own.
     """
     failed, rng = np.zeros(DRAWS, bool), np.random.default_rng(1)
     weight = np.array([0.35 / (PICTURES - 2)] * (PICTURES - 2) + [0.35, 0.3])
@@ -149,7 +148,7 @@ def test_answers_to_pictures_asked_again_are_wrong_as_seldom_as_promised(excess,
 
 @pytest.fixture(scope="module")
 def in_the_split(everybody, drawn):
-    """Whether pictures are missed too often that calibrate and are in the tuning split, too."""
+    """Return for each draw whether queries in both tuning and calibration split miss too often."""
 
     def in_the_split():
         failed = np.zeros(DRAWS, bool)

@@ -1,4 +1,4 @@
-"""What a training leaves in its folder and in MLflow."""
+"""Files and MLflow records of a training."""
 
 import json
 import shutil

@@ -11,7 +11,7 @@ from training.watch import TrainingWatch, warn_of_chance
 
 
 def watched(capsys, losses, precisions):
-    """What is printed of epochs with these numbers, where a collapsed encoder's loss is 0.1."""
+    """Return the output for epochs with these numbers; a collapsed encoder has a loss of 0.1."""
     watch = TrainingWatch()
     for epoch, (loss, precision) in enumerate(zip(losses, precisions, strict=True), 1):
         metrics = {"loss": loss, "tuples": 10.0, MEAN_AVERAGE_PRECISION: precision}

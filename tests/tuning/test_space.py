@@ -69,7 +69,7 @@ def test_a_grid_gives_all_combinations_and_every_one_has_draws_of_its_own():
 
 @pytest.mark.parametrize("kind", ["uniform", "loguniform"])
 def test_integer_options_get_integer_draws(kind):
-    """Whether the ends are written as integers does not matter."""
+    """The type of the option decides, not that of the ends of the interval."""
     space = {
         "loss.margin": {kind: [1, 3]},
         "mining.margin": {kind: [1, 3]},
