@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from calibration.progress import print_reason
 from calibration.recalibration import save_recalibrated
-from rcir.errors import InvalidData, StaleCalibration
+from rcir.errors import InvalidData
 from rcir.index import HoldsVectors, Index, IndexConfig, build_index, dropped_on_error
 from rcir.index.faiss_index import FaissIndex
 from rcir.index.recall import recall_of
@@ -120,9 +120,8 @@ def reindex(
     place = folder if output is None else output
     storage.check_place(place)
     retriever = storage.load(folder)
-    queries = retriever.tuning_queries
-    if queries is None:
-        raise StaleCalibration("the tuning queries were not kept: calibrate again")
+    calibration = retriever.require_calibration()
+    queries = calibration.tuning_queries
     if len(queries) < 5:
         raise InvalidData(f"{len(queries)} tuning queries compare nothing: calibrate with more")
     if not isinstance(retriever.index, HoldsVectors):
@@ -133,7 +132,7 @@ def reindex(
             "the index keeps codes of the vectors, not the vectors: build another from the vectors "
             "themselves, such as by `rcir certify --index`"
         )
-    known = retriever.calibrated_with
+    known = calibration.options
     levels = tuple(check_level("alpha", alpha) for alpha in alphas or known.alphas)
     delta = check_level("delta", known.delta if delta is None else delta)
     vectors = retriever.index.vectors_at(np.arange(len(retriever.index)))

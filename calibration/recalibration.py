@@ -15,7 +15,7 @@ from rcir import tracking
 from rcir.data.vector_files import VectorTable
 from rcir.data.vector_shards import read_all_vectors
 from rcir.data.within_radius import WithinRadius
-from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, StaleCalibration
+from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 from rcir.index import IsRemote, UnbuiltIndex
 from rcir.retrieval import storage
 from rcir.retrieval.calibration_report import CalibrationReport
@@ -109,7 +109,7 @@ def _labelled(
 
 def _new(retriever: Retriever, queries: Queries, labels: list[Any]) -> tuple[Queries, list[Any]]:
     """The queries that are new to a retriever, each once: others calibrate nothing."""
-    if retriever.calibrated_with.recurring:
+    if retriever.require_calibration().options.recurring:
         return queries, labels
     rows = np.sort(np.unique(queries.identities, return_index=True)[1])
     rows = rows[~np.isin(queries.identities[rows], retriever.known_digests)]
@@ -122,12 +122,11 @@ def _new(retriever: Retriever, queries: Queries, labels: list[Any]) -> tuple[Que
 
 def _calibrated(retriever: Retriever, queries: Queries, labels: list[Any]) -> CalibrationReport:
     """Calibrate with other queries, in the way it was before."""
-    tuning, options = retriever.tuning_queries, retriever.calibrated_with
-    if tuning is None:
-        raise StaleCalibration("the tuning queries were not kept: calibrate again")
+    calibration = retriever.require_calibration()
+    options = calibration.options
     relevance, _ = retriever.gallery.query_relevance(labels, retriever.label_names)
     return retriever.calibrate(
-        retriever.search_labelled(tuning),
+        retriever.search_labelled(calibration.tuning_queries),
         retriever.search_labelled(replace(queries, relevance=relevance)),
         options.score_function,
         options.bound,

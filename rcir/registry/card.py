@@ -65,7 +65,7 @@ def card(retriever: Retriever, results: Mapping[str, Any]) -> str:
             f"the results are of {n_calibration} calibration queries, the retriever has "
             f"{len(controller.calibration)}: calibrate again"
         )
-    fingerprints = retriever.calibrated_on.items()
+    fingerprints = retriever.require_calibration().fingerprints.items()
     facts |= {
         f"fingerprint of {part}": f"`{digest[:DIGITS]}`"
         for part, digest in fingerprints

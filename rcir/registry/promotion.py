@@ -27,7 +27,7 @@ class Contender:
     Attributes:
         name: as messages call it.
         measured: its results on its test queries.
-        chosen_among: see `CalibratedSearcher`.
+        chosen_among: see `Calibration`.
         bound: that it was calibrated with.
     """
 

@@ -16,7 +16,7 @@ from rcir.risk import SearchResults
 from rcir.risk.keys import VOTERS
 
 if TYPE_CHECKING:
-    from rcir.retrieval.searcher import Searcher
+    from rcir.retrieval.search import Searcher
 
 NEAREST = 10  # candidates whose places, or whose ranks by several draws, are compared
 

@@ -1,9 +1,9 @@
-"""The retriever: encoder, index and risk controller answering together."""
+"""The retriever: a search and a calibration, which answer queries with certified sets."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
@@ -12,20 +12,34 @@ from numpy.typing import NDArray
 
 from rcir.data.digests import digests
 from rcir.data.labelling import gallery_relevance
+from rcir.data.repeats import require_new, warn_of_copies
 from rcir.embedding import Embedding
-from rcir.errors import InvalidData, RiskUnattainable
+from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalibration
 from rcir.index import DEPTH, IndexConfig, UnbuiltIndex, build_index, lengths
 from rcir.inputs import as_vectors
+from rcir.levels import ALPHA, ALPHAS, DELTA
 from rcir.retrieval.answer import AtLevels, Retrieval
+from rcir.retrieval.calibration import (
+    Calibration,
+    CalibrationOptions,
+    calibrate,
+    check_searched,
+    kept_queries,
+)
+from rcir.retrieval.calibration_report import CalibrationReport
 from rcir.retrieval.gallery import Gallery
-from rcir.retrieval.maintained import MaintainedSearcher
 from rcir.retrieval.queries import Queries, require_alike
+from rcir.retrieval.search import Asked, Searcher
+from rcir.retrieval.splits import digests_of, divide_queries, vector_distances
 from rcir.retrieval.vector_options import Metric, VectorOptions
 from rcir.risk import (
+    Bound,
+    Exchangeability,
     Guarantee,
+    LabelledResults,
     RiskController,
     SearchResults,
-    decide_chosen,
+    check_exchangeability,
 )
 from rcir.risk.request import Alpha, Distinct, GuaranteeRequest, RequestOptions
 from rcir.risk.score_functions import set_sizes
@@ -33,13 +47,25 @@ from rcir.risk.score_functions import set_sizes
 if TYPE_CHECKING:
     from rcir.data.images import ImageLike
 
-# Queries whose candidates are worked on at once: more take memory, which the system takes long to
-# give, fewer take longer each.
-TOGETHER = 512
+QUERY_BATCH_SIZE = 512  # larger batches need more memory, smaller ones more time per query
 
 
-class Retriever(MaintainedSearcher):
-    """Answers queries with sets of gallery images, see `CalibratedSearcher` for its attributes."""
+class Retriever(Searcher):
+    """Answers queries with sets of gallery items whose risk is certified.
+
+    It searches as `Searcher` does, whose attributes it has, and sizes the sets by its calibration.
+
+    Attributes:
+        calibration: everything that calibration made; None until calibrated. It is replaced as a
+            whole.
+        origin: where the retriever comes from, as plain values: the configuration of its data set
+            ("data") and the MLflow run of its training ("run"), if known. No answer depends on it.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.calibration: Calibration | None = None
+        self.origin: dict[str, Any] = {}
 
     @classmethod
     def from_embeddings(
@@ -120,6 +146,202 @@ class Retriever(MaintainedSearcher):
 
         return storage.load(folder)
 
+    @property
+    def controllers(self) -> Mapping[Distinct, RiskController]:
+        """The controllers of the calibration; empty until calibrated."""
+        return {} if self.calibration is None else self.calibration.controllers
+
+    @property
+    def controller(self) -> RiskController:
+        """The controller of sets of items.
+
+        Raises:
+            StaleCalibration: not calibrated.
+        """
+        return self.require_calibration().controller
+
+    @property
+    def uncertainty(self) -> str:
+        """The uncertainty of queries that sizes depend on, see `judged`."""
+        return "own" if self.calibration is None else self.calibration.uncertainty
+
+    @property
+    def tuning_queries(self) -> Queries | None:
+        """The queries that fitted the score functions; None until calibrated."""
+        return None if self.calibration is None else self.calibration.tuning_queries
+
+    @property
+    def calibration_queries(self) -> Queries | None:
+        """The queries that certify; None until calibrated."""
+        return None if self.calibration is None else self.calibration.calibration_queries
+
+    @property
+    def chosen_among(self) -> int:
+        """Number of retrievers that this one was chosen among, see `rcir compare --choose`."""
+        return 1 if self.calibration is None else self.calibration.chosen_among
+
+    @property
+    def known_digests(self) -> NDArray[np.bytes_]:
+        """(n,) of the queries that are no evidence for further ones, ascending.
+
+        Those that it was tuned or calibrated with, and the items of its gallery, unless these are
+        the queries; none where queries recur.
+        """
+        calibration = self.calibration
+        if calibration is not None and calibration.options.recurring:
+            return digests([])
+        known = digests([]) if calibration is None else calibration.query_digests
+        gallery = None if self.options.leave_one_out else self.digests
+        return np.sort(known if gallery is None else np.concatenate([known, gallery.ravel()]))
+
+    def changes(self) -> list[str]:
+        """Return the names of what differs from what it was calibrated on."""
+        current = dict(self.fingerprints(), uncertainty=self.uncertainty)
+        return list(current) if self.calibration is None else self.calibration.changed(current)
+
+    def require_calibration(self) -> Calibration:
+        """Return the calibration, whether it is stale or not.
+
+        Raises:
+            StaleCalibration: not calibrated.
+        """
+        if self.calibration is None:
+            raise StaleCalibration(
+                "this retriever is not calibrated: call `calibrate` with labelled queries, or make "
+                "one with `python -m calibration`; `search` gives neighbours without a guarantee"
+            )
+        return self.calibration
+
+    def _valid_calibration(self, distinct: Distinct = None) -> Calibration:
+        """Return the calibration if nothing has changed since.
+
+        Args:
+            distinct: what the sets are to hold.
+
+        Raises:
+            StaleCalibration: not calibrated, or something has changed.
+            InvalidConfig: it is not calibrated for such sets.
+        """
+        calibration = self.require_calibration()
+        controller = calibration.controller_of(distinct)
+        changed = self.changes()
+        if controller.depth != self.depth:
+            changed.append("search depth")
+        if not all(one.intact for one in (controller, *controller.own.values())):
+            changed.append("score function")
+        if changed:
+            raise StaleCalibration(
+                f"changed since calibration: {', '.join(changed)}. The guarantee does not cover "
+                "that: call `recalibrate`, or `calibrate` with labelled queries; `search` gives "
+                "neighbours without a guarantee"
+            )
+        return calibration
+
+    @overload
+    def calibrate(
+        self,
+        queries: LabelledResults,
+        labels: LabelledResults,
+        score_function: str = "auto",
+        bound: Bound = "binomial",
+        alphas: Sequence[float] = ALPHAS,
+        delta: float = DELTA,
+        recurring: bool = False,
+        *,
+        judged_by: str = "own",
+    ) -> CalibrationReport: ...
+    @overload
+    def calibrate(
+        self,
+        queries: NDArray[np.floating[Any]],
+        labels: object,
+        score_function: str = "auto",
+        bound: Bound = "binomial",
+        alphas: Sequence[float] = ALPHAS,
+        delta: float = DELTA,
+        recurring: bool = False,
+        *,
+        judged_by: str = "own",
+        seed: int = 0,
+        **known: Any,
+    ) -> CalibrationReport: ...
+
+    def calibrate(
+        self,
+        queries: LabelledResults | NDArray[np.floating[Any]],
+        labels: LabelledResults | object,
+        score_function: str = "auto",
+        bound: Bound = "binomial",
+        alphas: Sequence[float] = ALPHAS,
+        delta: float = DELTA,
+        recurring: bool = False,
+        *,
+        judged_by: str = "own",
+        seed: int = 0,
+        **known: Any,
+    ) -> CalibrationReport:
+        """Calibrate on labelled queries: some fit the sizes, the others certify them.
+
+        Either on two splits that this retriever, as it is now, has searched (`search_labelled`), or
+        on vectors with their labels, which are divided here at random.
+
+        Args:
+            queries: a tuning split, which calibrates nothing; or vectors (n, d).
+            labels: the calibration queries, others than those of the tuning split; or the labels of
+                the vectors, of the kind that the gallery has (`Retriever.from_embeddings`).
+                Calibration queries are drawn independently of each other from where those to come
+                are; where they come in clusters, clusters are.
+            score_function: "constant", "minmax", "quantile", "learned", "boosted", "reranked", or
+                "auto", for each risk which of them needs the smallest sets on the tuning split; see
+                `rcir.risk.fit_score_function`.
+            bound: confidence bound of the risk, see `rcir.risk.p_value`.
+            alphas, delta: levels at which "auto" compares, and to report.
+            recurring: allow calibration queries that are in the tuning split too, or come twice:
+                for pictures that recur in use exactly as they do here, each query drawn
+                independently of all others. Copies of one list of pictures are not.
+            judged_by: uncertainty of the queries: one of `uncertainties`, see `judged`; or "auto",
+                which of them needs the smallest sets on the tuning split, see
+                `rcir.risk.smallest_uncertainty`.
+            seed: decides which vectors tune and which calibrate.
+            known: of vectors, see `labelled`: uncertainty, model, groups, clusters.
+
+        Returns:
+            What is certified; `print` it.
+
+        Raises:
+            StaleCalibration: the retriever has changed since it searched.
+            InvalidData: of the queries; or some of them are pictures of the gallery, of the tuning
+                split too, or the same (by digests; of pictures encoded anew it warns, but not of
+                those in templates, whose vectors are of several pictures).
+
+        Example:
+            >>> import rcir
+            >>> from rcir.data import DataConfig, load_splits
+            >>> retriever = rcir.load("runs/demo/retriever")
+            >>> splits = load_splits(DataConfig("digits", seed=1))
+            >>> tuning = retriever.search_labelled(splits.tuning)
+            >>> calibration = retriever.search_labelled(splits.calibration, group="occluded")
+            >>> # These numbers are made of digits that recur.
+            >>> report = retriever.calibrate(tuning, calibration, recurring=True)
+            >>> all(row.mean_size < row.constant_size for row in report.rows)
+            True
+            >>> query = splits.test.images[0]
+            >>> retriever.retrieve(query, 0.1, 0.1, group="True").guarantee.n_calibration < 3000
+            True
+        """
+        options = CalibrationOptions(score_function, bound, alphas, delta, recurring, judged_by)
+        if isinstance(queries, LabelledResults):
+            if not isinstance(labels, LabelledResults) or known:
+                raise InvalidConfig(
+                    "give two searched splits, to tune and to calibrate; or vectors and labels"
+                )
+            tuning, calibration = queries, labels
+        else:
+            divided = divide_queries(self.labelled(queries, labels, **known), seed)
+            tuning, calibration = (self._labelled(part) for part in divided)
+        self.calibration, made = calibrate(self, tuning, calibration, options)
+        return made
+
     @overload
     def retrieve(
         self, query: ImageLike, alpha: Alpha, delta: float | None, **options: Unpack[RequestOptions]
@@ -176,7 +398,8 @@ class Retriever(MaintainedSearcher):
             True
         """
         request = GuaranteeRequest(alpha, delta, **options)
-        controller, guarantee = self._decided(request)
+        calibration = self._valid_calibration(request.distinct)
+        controller, guarantee = calibration.guarantee(request)
         many = isinstance(query, list | tuple | Embedding | Queries)
         asked: Any = query if many else [query]
         if self.encoder is None and not isinstance(query, Embedding | Queries):
@@ -184,7 +407,7 @@ class Retriever(MaintainedSearcher):
             if vectors is not None:
                 many, asked = vectors.ndim > 1, np.atleast_2d(vectors)
         embedded = self.prepared(asked, None, uncertainty, model)
-        require_alike(embedded, self.calibration_queries)
+        require_alike(embedded, calibration.calibration_queries)
         answers = self._retrieve(embedded, controller, guarantee)
         return answers if many else answers[0]
 
@@ -201,11 +424,8 @@ class Retriever(MaintainedSearcher):
             >>> rcir.load("runs/demo/retriever").guarantee(0.1, 0.1).n_calibration
             3000
         """
-        return self._decided(GuaranteeRequest(alpha, delta, **options))[1]
-
-    def _decided(self, request: GuaranteeRequest) -> tuple[RiskController, Guarantee]:
-        controller = self._valid_controller(request.distinct).for_risk(request)
-        return controller, decide_chosen(controller, request, self.chosen_among)
+        request = GuaranteeRequest(alpha, delta, **options)
+        return self._valid_calibration(request.distinct).guarantee(request)[1]
 
     def at_levels(
         self,
@@ -240,21 +460,22 @@ class Retriever(MaintainedSearcher):
         """
         if not alphas:
             raise InvalidData("there are no alphas: give at least one")
-        controller = self._valid_controller(distinct)
+        calibration = self._valid_calibration(distinct)
+        controller = calibration.controller_of(distinct)
         guarantees: dict[float, Guarantee] = {}
         for alpha in sorted(alphas, reverse=True):  # a larger one tells more of what is possible
             request = GuaranteeRequest(
                 alpha, delta, distinct=distinct, group=group, simultaneous=True
             )
             try:
-                guarantee = decide_chosen(controller, request, self.chosen_among)
+                _, guarantee = calibration.guarantee(request)
             except RiskUnattainable:
                 if not guarantees:
                     raise
                 break
             guarantees = {alpha: guarantee} | guarantees
         queries = self.prepared(query)
-        require_alike(queries, self.calibration_queries)
+        require_alike(queries, calibration.calibration_queries)
         found = self._search(queries)
         if distinct is not None:
             found = found.distinct()
@@ -272,8 +493,8 @@ class Retriever(MaintainedSearcher):
         self, queries: Queries, controller: RiskController, guarantee: Guarantee
     ) -> list[Retrieval]:
         answers: list[Retrieval] = []
-        for start in range(0, len(queries), TOGETHER):
-            some = queries[start : start + TOGETHER]
+        for start in range(0, len(queries), QUERY_BATCH_SIZE):
+            some = queries[start : start + QUERY_BATCH_SIZE]
             found = self._search(some)  # the fingerprints were compared already
             if guarantee.distinct is not None:
                 found = found.distinct()
@@ -304,3 +525,189 @@ class Retriever(MaintainedSearcher):
                 )
             )
         return answers
+
+    def add(
+        self,
+        images: Asked,
+        ids: Sequence[str],
+        labels: object = None,
+        uncertainty: NDArray[np.floating[Any]] | None = None,
+        model: str | None = None,
+    ) -> None:
+        """Add images to the gallery. The calibration is stale from then on: `recalibrate`.
+
+        Args:
+            images: pictures, or as for `search`.
+            ids: a name for each, other than those of the gallery images.
+            labels: of each, if and only if the gallery has labels, of the same kind; or its
+                `Relevance`.
+            uncertainty: (n,) of vectors, if and only if those of the gallery have any.
+            model: what embedded the vectors, see `VectorOptions`.
+
+        Raises:
+            InvalidData: of ids, labels, vectors and uncertainties; nothing was added.
+            InvalidConfig, InvalidImage: as `embed` does.
+        """
+        if isinstance(images, str | bytes | os.PathLike):
+            raise InvalidData(f"images is {images!r}: give a list, of one image per id")
+        named = self.gallery.new_ids(ids, len(images))
+        numbered = self.encoder is not None  # then its data set gave the labels their numbers
+        relevance, names = self.gallery.new_relevance(labels, named, self.label_names, numbered)
+        added = self.prepared(images, None, uncertainty, model)
+        longer = self.gallery.joined(
+            Gallery(
+                named,
+                lengths(added.vectors),
+                relevance,
+                added.uncertainty,
+                None if self.digests is None else added.identified().digests,
+                added.embedding,
+            )
+        )
+        self.index.add(added.vectors)
+        self.gallery, self.label_names = longer, names
+
+    def remove(self, ids: Sequence[str]) -> None:
+        """Remove images from the gallery. The calibration is stale from then on: `recalibrate`.
+
+        Raises:
+            InvalidData: some ids are of no gallery image, or none would be left; nothing was
+                removed.
+        """
+        gone = self.gallery.positions(ids)
+        if len(gone) == len(self.gallery):
+            raise InvalidData("no image would be left in the gallery: build another one")
+        self.index.remove(gone)
+        self.gallery = self.gallery.subset(np.delete(np.arange(len(self.gallery)), gone))
+
+    def recalibrate(self) -> CalibrationReport:
+        """Calibrate anew with the same queries, after the gallery has changed.
+
+        No pictures are needed: the queries are kept as they were searched. The score functions are
+        fitted anew, of the kinds that were chosen before, and the uncertainty is the same. Each
+        gallery's guarantee holds with its own delta, if the gallery was not changed in view of
+        these queries.
+
+        Raises:
+            StaleCalibration: not calibrated, or the encoder has changed, of which the queries'
+                vectors are no more.
+            InvalidData: of some gallery items it is not known which queries they match.
+
+        Example:
+            >>> import numpy as np, rcir
+            >>> rng = np.random.default_rng(0)
+            >>> labels = rng.integers(5, size=900)
+            >>> vectors = np.eye(5)[labels] + 0.2 * rng.standard_normal((900, 5))
+            >>> retriever = rcir.Retriever.from_embeddings(vectors[:400], labels=labels[:400])
+            >>> _ = retriever.calibrate(vectors[400:800], labels[400:800])
+            >>> retriever.add(vectors[800:], [f"new {n}" for n in range(100)], labels[800:])
+            >>> retriever.recalibrate().n_calibration
+            280
+        """
+        before = self.require_calibration()
+        tuning, calibration = (self._labelled(queries) for queries in self.kept_queries())
+        self.calibration, made = calibrate(self, tuning, calibration, before.options, like=before)
+        return made
+
+    def kept_queries(self) -> tuple[Queries, Queries]:
+        """The tuning and calibration queries, to calibrate with them anew.
+
+        Raises:
+            StaleCalibration, InvalidData: as `recalibrate`.
+        """
+        calibration = self.require_calibration()
+        for part in self.changes():
+            if part in ("encoder", "preprocessing", "options"):
+                raise StaleCalibration(
+                    f"the {part} changed since calibration, so that the vectors of its queries are "
+                    "no longer what it makes: search the labelled queries again and `calibrate`"
+                )
+        kept = calibration.tuning_queries, calibration.calibration_queries
+        if self.relevance is None or any(queries.relevance is None for queries in kept):
+            raise InvalidData(
+                "it is not known which queries the gallery items match, so that the queries cannot "
+                "be searched anew: give labelled queries to `calibrate`"
+            )
+        return kept
+
+    def extend_calibration(
+        self,
+        queries: LabelledResults | NDArray[np.floating[Any]],
+        labels: object = None,
+        recurring: bool = False,
+        **known: Any,
+    ) -> None:
+        """Add labelled queries to those calibrated on, in use, as often as wanted.
+
+        The score functions stay as they are. From then on only guarantees that hold at every moment
+        since calibration began are given (`anytime=True`), so that one may look at the sets and go
+        on or stop; whoever does so with the others would stop where the queries mislead.
+
+        Args:
+            queries: exchangeable with the calibration queries, in the order in which their truth
+                became known, searched by this retriever; or vectors (n, d). With groups if those
+                had some.
+            labels: of the vectors.
+            recurring: allow queries that were tuned or calibrated with before, or come twice, as in
+                `calibrate`.
+            known: of vectors, see `labelled`.
+
+        Raises:
+            StaleCalibration: not calibrated, or changed since, or another one searched the queries.
+            InvalidData: the calibration queries come in clusters, or have groups and these do not;
+                or some queries are pictures of the gallery, of those before, or the same.
+
+        Example:
+            >>> import rcir
+            >>> from rcir.data import DataConfig, load_splits
+            >>> retriever = rcir.load("runs/demo/retriever")
+            >>> test = load_splits(DataConfig("digits", seed=1)).test
+            >>> retriever.extend_calibration(retriever.search_labelled(test))
+            >>> answer = retriever.retrieve("runs/demo/queries/easy.png", 0.1, 0.1, anytime=True)
+            >>> answer.guarantee.n_calibration > 5000
+            True
+        """
+        calibration = self._valid_calibration()
+        if not isinstance(queries, LabelledResults):
+            queries = self._labelled(self.labelled(queries, labels, **known))
+        check_searched(self, queries)
+        require_alike(queries.known("queries"), calibration.calibration_queries)
+        queries = self.judged(queries)
+        added = kept_queries(self, queries, calibration.uncertainty)
+        gallery = None if self.options.leave_one_out else self.digests
+        require_new(gallery, calibration.query_digests, digests_of(queries), recurring)
+        if not self.options.leave_one_out:
+            distances = vector_distances(self, queries)
+            warn_of_copies("queries to add", distances, self.digests is not None)
+        self.calibration = calibration.extended(queries, added, recurring)
+
+    def check(
+        self, recent: LabelledResults, alpha: float = ALPHA, delta: float = DELTA
+    ) -> Exchangeability:
+        """Test whether recent labelled queries look like the calibration queries, and the risk.
+
+        Args:
+            recent: queries of which `search_labelled`, or you, know the true matches.
+            alpha, delta: the guarantee for misses that they were, or would be, answered with.
+
+        Raises:
+            StaleCalibration: not calibrated, or changed since, or another one searched the queries.
+            InvalidData: the queries come in clusters: the tests are of independent ones.
+            InvalidRiskLevel: alpha or delta is out of range.
+            RiskUnattainable: nothing certifies alpha at delta.
+        """
+        calibration = self._valid_calibration()
+        controller = calibration.controller
+        check_searched(self, recent)
+        require_alike(recent.known("queries"), calibration.calibration_queries)
+        recent = self.judged(recent)
+        cluster = controller.cluster or recent.cluster
+        if cluster is not None:
+            raise InvalidData(
+                f"queries come in clusters ({cluster}), and are compared as independent ones: "
+                "calibrate and check with one query of each"
+            )
+        request = GuaranteeRequest(alpha, delta, anytime=controller.growing)
+        threshold = calibration.guarantee(request)[1].threshold
+        scored = recent.scored(controller.score_function)
+        return check_exchangeability(controller.calibration, scored, certified=(threshold, alpha))

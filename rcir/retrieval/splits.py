@@ -13,7 +13,7 @@ from rcir.data.repeats import require_no_repeats, warn_of_bursts, warn_of_copies
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import build_index
 from rcir.retrieval.queries import Queries
-from rcir.retrieval.vector_searcher import VectorSearcher
+from rcir.retrieval.search import Searcher
 from rcir.risk import LabelledResults
 
 TUNING = 0.3  # of labelled queries that are divided here
@@ -60,7 +60,7 @@ def check_clusters(tuning: LabelledResults, calibration: LabelledResults) -> Non
 
 
 def check_repeats(
-    searcher: VectorSearcher,
+    searcher: Searcher,
     tuning: LabelledResults,
     calibration: LabelledResults,
     recurring: bool,
@@ -71,7 +71,7 @@ def check_repeats(
     Args:
         searcher: what searched both.
         tuning, calibration: the two splits.
-        recurring: see `CalibratedSearcher.calibrate`.
+        recurring: see `Retriever.calibrate`.
         again: whether the queries were compared with each other before.
     """
     tuned, calibrated = (digests_of(part) for part in (tuning, calibration))
@@ -91,9 +91,7 @@ def check_repeats(
             warn_of_bursts(nearest, distances, others, len(searcher.gallery))
 
 
-def vector_distances(
-    searcher: VectorSearcher, results: LabelledResults
-) -> NDArray[np.floating[Any]]:
+def vector_distances(searcher: Searcher, results: LabelledResults) -> NDArray[np.floating[Any]]:
     """Distances of queries to the gallery items whose vectors are nearest, ascending; 2 or more.
 
     Distances that an encoder re-ranks by are not comparable with those among queries.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class Choice:
             "run": self.comparison.runs[self.number].name,
             "retriever": str(self.folder),
             "mean_size": self.size,
-            "guarantee": asdict(self.guarantee),
+            "guarantee": self.guarantee.to_dict(),
             "sentence": str(self.guarantee),
             "marked_in_mlflow": self.tracked,
         }
@@ -154,7 +154,7 @@ def _refusals(
 def _mark(folder: Path, among: int) -> bool:
     """Mark a retriever as chosen, and its copy in MLflow; return whether there it could be."""
     retriever = storage.load(folder)
-    retriever.chosen_among = among
+    retriever.calibration = replace(retriever.require_calibration(), chosen_among=among)
     storage.save(retriever, folder)
     try:
         tracked = tracking.find_tracked_run(retriever.origin.get("calibration", ""))

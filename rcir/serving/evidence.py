@@ -42,7 +42,7 @@ class Evidence:
         self._compared: tuple[Any, dict[str, Any]] | None = None  # the last outcome, and of which
         retriever = served.retriever
         self._clustered = retriever.controller.cluster is not None
-        self._recurring = retriever.calibrated_with.recurring
+        self._recurring = retriever.require_calibration().options.recurring
         self.watch = GuaranteeWatch(self._losses, self._recurring)
 
     def feed(self, feedback: Feedback) -> int | None:

@@ -149,7 +149,7 @@ class Served:
         return bool(relevance.of(gallery, rows).any())
 
     def new_queries(self, digests: NDArray[np.bytes_]) -> NDArray[np.bool_]:
-        """Which queries are others than those of `CalibratedSearcher.known_digests`."""
+        """Which queries are others than those of `Retriever.known_digests`."""
         known = self._known
         if not len(known):
             return np.ones(len(digests), np.bool_)

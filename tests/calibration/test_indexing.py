@@ -55,7 +55,7 @@ def test_of_several_the_fastest_with_sets_as_small_is_taken(folder, tmp_path):
     choice = reindex(folder, None, tmp_path / "other")
     exact, *others = choice.measured
     assert {"hnsw", "ivf", "ivf-pq"} == {each.config.kind for each in others}
-    assert choice.alphas == rcir.load(folder).calibrated_with.alphas
+    assert choice.alphas == rcir.load(folder).calibration.options.alphas
     assert set(exact.sizes) >= {0.1, 0.2}
     fitting = [
         one

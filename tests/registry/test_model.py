@@ -223,7 +223,7 @@ def test_the_card_holds_what_was_measured(both, kind):
         assert row[6] == expected["score_function"]
     answer = one.retriever.retrieve(one.queries, results["rows"][0]["alpha"], 0.1)[0]
     numbers = (results["n_test"], results["n_calibration"], len(one.retriever.ids))
-    fingerprint = one.retriever.calibrated_on["gallery"][:12]
+    fingerprint = one.retriever.calibration.fingerprints["gallery"][:12]
     for words in (answer.guarantee, results["dataset"], rcir.__version__, fingerprint, *numbers):
         assert str(words) in text
     assert len(text) < 5000  # the limit of a description in a registry

@@ -95,7 +95,7 @@ def test_an_untracked_calibration_is_logged_first(name, client, tmp_path, monkey
 def test_a_retriever_that_was_marked_as_chosen_is_logged_again(pictured, client, name, tmp_path):
     folder = shutil.copytree(pictured.folder, tmp_path / "marked")
     marked = load(folder / "retriever")
-    marked.chosen_among = 3
+    marked.calibration = replace(marked.calibration, chosen_among=3)
     save(marked, folder / "retriever")
     registered = register(str(folder), name)
     version = client.get_model_version(name, "1")

@@ -132,7 +132,9 @@ def test_an_extended_calibration_survives_saving_and_can_be_extended_again(exten
         assert after == before
     with pytest.raises(InvalidConfig, match="anytime"):
         guarantee(loaded, 0.3)
-    np.testing.assert_array_equal(loaded.query_digests, extended.query_digests)
+    np.testing.assert_array_equal(
+        loaded.calibration.query_digests, extended.calibration.query_digests
+    )
     with pytest.raises(InvalidData, match="500 of 500"):
         loaded.extend_calibration(search(loaded, FURTHER))
     loaded.extend_calibration(search(loaded, TEST))
@@ -143,7 +145,7 @@ def test_a_new_calibration_ends_the_extension(extended):
     calibrate(extended, groups=False)
     assert guarantee(extended, 0.3).n_calibration == 400
     extended.extend_calibration(search(extended, TEST, groups=False))
-    assert len(extended.query_digests) == 200 + 400 + 100
+    assert len(extended.calibration.query_digests) == 200 + 400 + 100
 
 
 def test_recent_queries_are_checked_at_the_guarantee_they_were_answered_with(extended):
@@ -155,10 +157,10 @@ def test_recent_queries_are_checked_at_the_guarantee_they_were_answered_with(ext
 
 def test_a_chosen_retriever_stays_chosen_when_it_is_extended(extended):
     """Chosen among 4, every request is certified at a quarter of delta."""
-    extended.chosen_among = 4
+    extended.calibration = replace(extended.calibration, chosen_among=4)
     chosen = guarantee(extended, 0.4, anytime=True)
     assert "Chosen among 4 retrievers" in str(chosen)
-    extended.chosen_among = 1
+    extended.calibration = replace(extended.calibration, chosen_among=1)
     assert chosen.threshold == guarantee(extended, 0.4, DELTA / 4, anytime=True).threshold
 
 
@@ -180,7 +182,7 @@ def test_queries_that_tuned_or_calibrated_are_added_only_if_they_recur(own, part
         own.extend_calibration(queries)
     # The refusal changed nothing.
     assert guarantee(own, 0.3) == before
-    assert len(own.query_digests) == 600
+    assert len(own.calibration.query_digests) == 600
     own.extend_calibration(queries, recurring=True)
     assert guarantee(own, 0.3, anytime=True).n_calibration == 502
 

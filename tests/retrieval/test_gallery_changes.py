@@ -319,7 +319,7 @@ def test_clusters_and_the_number_of_retrievers_chosen_among_are_kept(tmp_path):
     own.calibrate(
         CALIBRATION.vectors, CALIBRATION.labels, "minmax", clusters=clusters, cluster="drive"
     )
-    own.chosen_among = 4
+    own.calibration = replace(own.calibration, chosen_among=4)
     loaded = Retriever.load(own.save(tmp_path / "own"))
     loaded.remove(["3"])
     loaded.recalibrate()
@@ -346,7 +346,7 @@ def test_the_report_describes_the_guarantees_that_are_given(growing, among):
     part = CALIBRATION + FURTHER if growing else CALIBRATION
     if growing:
         own.extend_calibration(search(own, FURTHER))
-    own.chosen_among = among
+    own.calibration = replace(own.calibration, chosen_among=among)
     report = grow(own).recalibrate()
     answers = retrieve(own, 0.3, part=part, anytime=growing)
     assert report.rows[0].mean_size == pytest.approx(np.mean([one.size for one in answers]))

@@ -203,7 +203,7 @@ def test_a_chosen_retriever_is_checked_with_the_sets_it_returns():
     own = calibrate(build())
     recent = search(own, FURTHER)
     before = own.check(recent, alpha=0.3).misses
-    own.chosen_among = 50
+    own.calibration = replace(own.calibration, chosen_among=50)
     answers = retrieve(own, 0.3, part=FURTHER)
     assert own.check(recent, alpha=0.3).misses == missed(answers, FURTHER).sum() < before
 

@@ -58,7 +58,7 @@ def change_depth(retriever):
 
 
 def change_uncertainty(retriever):
-    retriever.uncertainty = "cosine"
+    retriever.calibration = replace(retriever.calibration, uncertainty="cosine")
 
 
 def edit_score_function(retriever):

@@ -41,7 +41,9 @@ def test_a_loaded_retriever_answers_as_before(retriever, loaded, splits):
     np.testing.assert_array_equal(after.positions, before.positions)
     np.testing.assert_array_equal(after.uncertainty, before.uncertainty)
     np.testing.assert_array_equal(loaded.digests, retriever.digests)
-    np.testing.assert_array_equal(loaded.query_digests, retriever.query_digests)
+    np.testing.assert_array_equal(
+        loaded.calibration.query_digests, retriever.calibration.query_digests
+    )
 
 
 def test_a_saved_copy_of_a_loaded_retriever_has_the_same_files(loaded, folder, tmp_path):

@@ -60,7 +60,7 @@ def test_the_chosen_one_answers_at_delta_over_k_and_states_it(
     assert "Chosen among 3" in str(answer.guarantee)
     assert str(answer.guarantee) in screen
     assert LOOKED not in screen
-    retriever.chosen_among = 1
+    retriever.calibration = replace(retriever.calibration, chosen_among=1)
     alone = retriever.retrieve(splits.test.images[0], ALPHA, DELTA / 3)
     assert alone.ids == answer.ids
     assert alone.guarantee.threshold == answer.guarantee.threshold
@@ -88,7 +88,7 @@ def test_one_that_was_chosen_before_counts_as_all_of_its_contenders(copies, choo
     """Chosen among 2, among 5, and not chosen: 8 certificates hold together."""
     for folder, among in zip(copies, (2, 5, 1), strict=True):
         retriever = load(folder / "retriever")
-        retriever.chosen_among = among
+        retriever.calibration = replace(retriever.calibration, chosen_among=among)
         save(retriever, folder / "retriever")
     choice = choose(*copies)["choice"]
     assert choice["guarantee"]["chosen_among"] == 8
@@ -132,7 +132,7 @@ def test_an_invalid_choice_is_refused_and_marks_nothing(copies, trained, compare
 
 def test_the_mark_is_saved_and_calibrating_anew_removes_it(folder, splits):
     retriever = load(folder)
-    retriever.chosen_among = 12
+    retriever.calibration = replace(retriever.calibration, chosen_among=12)
     loaded = load(save(retriever, folder))
     assert loaded.chosen_among == 12
     with pytest.raises(InvalidConfig, match="12"):
@@ -145,7 +145,7 @@ def test_the_mark_is_saved_and_calibrating_anew_removes_it(folder, splits):
         "constant",
     )
     assert loaded.chosen_among == 1
-    retriever.chosen_among = 0
+    retriever.calibration = replace(retriever.calibration, chosen_among=0)
     save(retriever, folder)
     with pytest.raises(CorruptRetriever, match="chosen among 0"):
         load(folder)

@@ -23,7 +23,7 @@ from rcir.errors import (
 from rcir.extras import naming_extras
 from rcir.files import settle, write_folder
 from rcir.index import IndexConfig, find_index
-from rcir.retrieval.control import CalibrationOptions
+from rcir.retrieval.calibration import Calibration, CalibrationOptions, keeps_embeddings
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage.checks import (
     DESCRIPTION,
@@ -135,18 +135,20 @@ def _description(folder: Path) -> dict[str, Any]:
 
 
 def _fill(retriever: Retriever, folder: Path) -> None:
+    calibration = retriever.calibration
     described, arrays = describe_controllers(retriever.controllers)
+    options = CalibrationOptions() if calibration is None else calibration.options
     description: dict[str, Any] = {
         "encoder": None,
         "preprocessing": None,
         "index": save_index(retriever.index, folder),
         "max_depth": retriever.max_depth,
-        "calibrated_on": retriever.calibrated_on,
+        "calibrated_on": {} if calibration is None else dict(calibration.fingerprints),
         "origin": retriever.origin,
         "chosen_among": retriever.chosen_among,
         "options": asdict(retriever.options),
         "uncertainty": retriever.uncertainty,
-        "calibrated_with": asdict(retriever.calibrated_with),
+        "calibrated_with": asdict(options),
         "label_names": {str(label): name for label, name in retriever.label_names.items()},
         "controllers": described,
     }
@@ -156,9 +158,9 @@ def _fill(retriever: Retriever, folder: Path) -> None:
         description["encoder"] = asdict(retriever.encoder.config)
         description["preprocessing"] = retriever.preprocessing.to_dict()
         save_encoder(retriever.encoder, folder / WEIGHTS)
-    if arrays:
+    if calibration is not None:
         (folder / "controller.safetensors").write_bytes(save_arrays(arrays))
-        save_queries(retriever, folder)
+        save_queries(calibration, folder)
     save_gallery(retriever, folder)
     (folder / "retriever.json").write_text(json.dumps(description, indent=1))
     write_manifest(folder)
@@ -184,22 +186,27 @@ def _read(folder: Path, files: Set[str], description: dict[str, Any]) -> Retriev
         **load_gallery(folder, files),
     )
     retriever.origin = description["origin"]
-    retriever.uncertainty = description["uncertainty"]
-    require(retriever.uncertainty in retriever.uncertainties, "uncertainty")
-    retriever.chosen_among = check_among(description["chosen_among"])
     names = description["label_names"].items()
     retriever.label_names = {int(label): str(name) for label, name in names}
-    if description["controllers"]:
-        arrays = load_arrays(folder / "controller.safetensors")
-        described = description["controllers"]
-        retriever.controllers = controllers_of(described, arrays, retriever.gallery)
-        retriever.calibrated_on = description["calibrated_on"]
-        retriever.calibrated_with = CalibrationOptions(**description["calibrated_with"])
-        controller = retriever.controller
-        retriever.tuning_queries, retriever.calibration_queries = load_queries(
-            folder, (len(controller.tuning), len(controller.calibration))
-        )
-        for queries in (retriever.tuning_queries, retriever.calibration_queries):
-            kept = queries.embedding is not None
-            require(kept or not retriever.keeps_embeddings, "embeddings of the queries")
+    uncertainty = description["uncertainty"]
+    require(uncertainty in retriever.uncertainties, "uncertainty")
+    among = check_among(description["chosen_among"])
+    if not description["controllers"]:
+        return retriever
+    arrays = load_arrays(folder / "controller.safetensors")
+    controllers = controllers_of(description["controllers"], arrays, retriever.gallery)
+    main = controllers[None]
+    tuning, calibration = load_queries(folder, (len(main.tuning), len(main.calibration)))
+    for queries in (tuning, calibration):
+        kept = queries.embedding is not None
+        require(kept or not keeps_embeddings(retriever, uncertainty), "embeddings of the queries")
+    retriever.calibration = Calibration(
+        controllers=controllers,
+        fingerprints=description["calibrated_on"],
+        options=CalibrationOptions(**description["calibrated_with"]),
+        uncertainty=uncertainty,
+        tuning_queries=tuning,
+        calibration_queries=calibration,
+        chosen_among=among,
+    )
     return retriever

@@ -19,7 +19,7 @@ from rcir.data.relevance_protocol import Relevance
 from rcir.embedding import Embedding
 from rcir.files import read_array
 from rcir.index import Index, IndexConfig, find_index
-from rcir.retrieval.searcher import Searcher
+from rcir.retrieval.search import Searcher
 from rcir.retrieval.storage.checks import require, require_array, require_texts
 
 DIGESTS = np.dtype(f"S{2 * BYTES}")

@@ -12,8 +12,8 @@ from safetensors.numpy import save as save_arrays
 
 from rcir.embedding import Embedding
 from rcir.files import read_array
+from rcir.retrieval.calibration import Calibration
 from rcir.retrieval.queries import Queries
-from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage.checks import require, require_array, require_fields
 from rcir.retrieval.storage.gallery import DIGESTS, stored_relevance
 
@@ -21,12 +21,12 @@ QUERY_SPLITS = ("tuning", "calibration")
 NAMED_PARTS = ("groups", "clusters")
 
 
-def save_queries(retriever: Retriever, folder: Path) -> None:
+def save_queries(calibration: Calibration, folder: Path) -> None:
     """Write the queries of both splits, with all that is known of them."""
     arrays: dict[str, Any] = {}
     texts: dict[str, Any] = {}
     for split in QUERY_SPLITS:
-        queries: Queries = getattr(retriever, f"{split}_queries")
+        queries: Queries = getattr(calibration, f"{split}_queries")
         found: dict[str, Any] = {"vectors": queries.vectors}
         if queries.uncertainty is not None:
             found["uncertainty"] = queries.uncertainty
@@ -41,7 +41,7 @@ def save_queries(retriever: Retriever, folder: Path) -> None:
             texts[split][name] = None if values is None else values.tolist()
     (folder / "queries.safetensors").write_bytes(save_arrays(arrays))
     (folder / "queries.json").write_text(json.dumps(texts))
-    np.save(folder / "queries.npy", retriever.query_digests, allow_pickle=False)
+    np.save(folder / "queries.npy", calibration.query_digests, allow_pickle=False)
 
 
 def load_queries(folder: Path, sizes: tuple[int, int]) -> tuple[Queries, Queries]:

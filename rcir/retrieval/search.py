@@ -1,7 +1,8 @@
-"""Encoder, preprocessing and index: finding the nearest images, without any guarantee."""
+"""Search: the nearest gallery items of a query, without any guarantee."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
@@ -16,16 +17,24 @@ from rcir.data.relevance_protocol import Relevance
 from rcir.data.votes import count_matches
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.index import DEPTH, Index, IndexConfig, UnbuiltIndex, build_index, lengths
-from rcir.inputs import as_vectors
+from rcir.index import (
+    DEPTH,
+    Index,
+    IndexConfig,
+    UnbuiltIndex,
+    build_index,
+    check_depth,
+    lengths,
+    one_minus_cosine,
+)
+from rcir.inputs import as_numpy, as_vectors
 from rcir.retrieval.fingerprints import Fingerprints
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.templates import template_digests, templates_of
 from rcir.retrieval.vector_options import VectorOptions
-from rcir.retrieval.vector_searcher import VectorSearcher
-from rcir.risk import SearchResults
+from rcir.risk import LabelledResults, SearchResults
 from rcir.risk.keys import VOTERS
 
 if TYPE_CHECKING:  # what needs no encoder needs no torch
@@ -37,23 +46,26 @@ Found = TypeVar("Found", bound=SearchResults)
 Asked: TypeAlias = "Images | NDArray[np.floating[Any]] | Embedding | Queries"
 
 
-class Searcher(VectorSearcher):
-    """Finds the nearest gallery images of a query.
+class Searcher:
+    """Finds the nearest gallery items of a query.
 
-    Two steps, each by itself as well: `embed` makes vectors of pictures, `search` finds the
-    neighbours of vectors. Without an encoder there is the second one only, and queries are vectors.
+    `embed` turns images into vectors, and `search` finds the neighbours of vectors. Without an
+    encoder, queries are vectors.
 
     Attributes:
-        encoder, preprocessing: how pictures are embedded; None where all is vectors already.
-        index, gallery, max_depth, label_names: see `VectorSearcher`.
-        uncertainty: of the queries, see `judged`.
+        encoder, preprocessing: how images are embedded; None if the gallery was given as vectors.
+        index: how vectors are searched.
+        gallery: the items in the order of the index, with their labels.
+        max_depth: number of candidates to search for each query, if the gallery has as many.
+        options: how given vectors are searched.
+        label_names: names of the gallery's labels, by label; empty if they have none. No search
+            depends on them.
 
     Args:
         labels: of the gallery images, or their relevance: which queries they match.
         depth: `max_depth`.
-        item_uncertainty, digests, items, norms: see `Gallery`; vectors are of unit length unless
+        item_uncertainty, digests, items, norms: see `Gallery`; vectors have unit length unless
             norms are given.
-        options: see `VectorSearcher`; where there is no encoder.
     """
 
     def __init__(
@@ -81,11 +93,23 @@ class Searcher(VectorSearcher):
         norms = np.ones(len(ids), np.float32) if norms is None else norms
         named = np.array(ids, dtype=object)
         gallery = Gallery(named, norms, labels, item_uncertainty, digests, items)
-        super().__init__(index, gallery, depth, options)
+        check_depth(depth)
+        _require_one_each(index, gallery)
         self.encoder = encoder
         self.preprocessing = preprocessing
-        self.uncertainty = "own"
+        self.index = index
+        self.gallery = gallery
+        self.max_depth = depth
+        self.options = options or VectorOptions()
+        self.label_names: dict[int, str] = {}
         self._fingerprints = Fingerprints()
+        if self.options.leave_one_out and gallery.digests is None:
+            raise InvalidData("leave_one_out needs the digests of the gallery's vectors")
+        if self.depth < 1:
+            raise InvalidData(
+                f"of {len(gallery)} gallery items nothing is left when an item is left out with "
+                "its exact copies: give others as well"
+            )
         if encoder is not None and encoder.reranks and items is None:
             raise InvalidData("the encoder re-ranks: give the embeddings of the gallery as items")
 
@@ -155,6 +179,111 @@ class Searcher(VectorSearcher):
         built.label_names = gallery.label_names
         built.take(build_index(vectors, index))  # last: it may be a table on a server
         return built
+
+    def take(self, index: Index) -> None:
+        """Search an index of the same images from now on.
+
+        Raises:
+            InvalidData: it holds more or fewer.
+        """
+        _require_one_each(index, self.gallery)
+        self.index = index
+
+    @property
+    def ids(self) -> NDArray[np.object_]:
+        """(n,) names of the gallery images."""
+        return self.gallery.ids
+
+    @property
+    def labels(self) -> NDArray[np.int64] | None:
+        """(n,) labels of the gallery images, if images match by having the same."""
+        return self.gallery.labels
+
+    @property
+    def relevance(self) -> Relevance | None:
+        """Which queries match the gallery images, if that is known."""
+        return self.gallery.relevance
+
+    @property
+    def item_uncertainty(self) -> NDArray[np.float64] | None:
+        """(n,) of the gallery images, if the encoder states it."""
+        return self.gallery.uncertainty
+
+    @property
+    def digests(self) -> NDArray[np.bytes_] | None:
+        """Of the gallery images, all those of its templates, see `rcir.data.digests`; None if they
+        are not known.
+        """
+        known = self.gallery.digests
+        return None if known is None else known[known != b""]
+
+    @property
+    def items(self) -> Embedding | None:
+        """The embeddings of the gallery images, if the encoder re-ranks by them."""
+        return self.gallery.items
+
+    @property
+    def depth(self) -> int:
+        """Number of candidates searched for each query; no set is larger."""
+        return min(self.max_depth, len(self.gallery) - self._left_out)
+
+    @property
+    def _left_out(self) -> int:
+        """How many gallery items are left out of a search, at most."""
+        return self.gallery.copies if self.options.leave_one_out else 0
+
+    def named_labels(
+        self, positions: NDArray[np.int64]
+    ) -> tuple[int, ...] | tuple[str, ...] | None:
+        """Labels of some gallery images, by name where labels have names; None without labels."""
+        if self.labels is None:
+            return None
+        labels = self.labels[positions].tolist()
+        if not self.label_names:
+            return tuple(labels)
+        return tuple(self.label_names.get(label, str(label)) for label in labels)
+
+    def keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """(n, depth) labels at positions, -1 where there is no candidate; None without labels."""
+        if self.labels is None:
+            return None
+        found = self.labels.take(positions)
+        if len(positions) and positions[:, -1].min() < 0:  # those of no candidate come last
+            found[positions < 0] = -1
+        return found
+
+    def nearest(
+        self, vectors: NDArray[np.float32], depth: int | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float64]]:
+        """The nearest gallery vectors of vectors (n, d), without `itself` where that is left out.
+
+        Args:
+            vectors: ready to be searched.
+            depth: number of candidates; as many as are searched for each query unless given.
+
+        Returns:
+            L2 distances and positions, each (n, depth), nearest first; and (n,) one minus the
+            cosine to the first of them.
+        """
+        depth = depth or self.depth
+        distances, positions = self.index.search(vectors, depth + self._left_out)
+        if self._left_out:
+            own = (positions[:, :, None] == self.itself(vectors)[:, None, :]).any(axis=2)
+            columns = np.argsort(own, axis=1, kind="stable")[:, :depth]
+            distances = np.take_along_axis(distances, columns, axis=1)
+            positions = np.take_along_axis(positions, columns, axis=1)
+        norms = self.gallery.norms[positions[:, 0]]
+        return distances, positions, one_minus_cosine(distances[:, 0], lengths(vectors), norms)
+
+    def itself(self, vectors: NDArray[np.float32]) -> NDArray[np.int64]:
+        """(n, c) positions of the gallery items of the very same vector, then -2."""
+        known, order = self.gallery.by_digest
+        asked = digests(vectors)
+        first = np.searchsorted(known, asked, "left")
+        count = np.searchsorted(known, asked, "right") - first
+        steps = np.arange(self._left_out)
+        places = np.minimum(first[:, None] + steps, len(known) - 1)
+        return np.where(steps < count[:, None], order[places], -2)
 
     def embed(self, images: Images, embedder: Embed | None = None) -> Embedding:
         """The embeddings of pictures, with what the encoder knows of their uncertainty.
@@ -259,6 +388,121 @@ class Searcher(VectorSearcher):
         )
         return self.judged(found)
 
+    def search_labelled(
+        self,
+        queries: ImageSet | Queries,
+        group: str | None = None,
+        embedder: Embed | None = None,
+        cluster: str | None = None,
+    ) -> LabelledResults:
+        """Search queries of which it is known which gallery images they match.
+
+        Args:
+            queries: images with labels, or with what else makes them match, see
+                `rcir.data.relevance_protocol`; or what `labelled` returns.
+            group: which of their attributes says what group each belongs to.
+            embedder: as in `build`.
+            cluster: which of their attributes says in what cluster each came, such as a video, a
+                patient or a place: queries that are not independent of each other. It warns where
+                the images know of clusters and none are named.
+
+        Raises:
+            InvalidData: the gallery has no labels, or of another kind than the queries, or the
+                queries have no such attribute.
+        """
+        if isinstance(queries, Queries):
+            return self._labelled(queries)
+        self.gallery.relevance_for(queries.relevance)
+        for name in (group, cluster):
+            if name is not None and not (isinstance(name, str) and name in queries.attributes):
+                known = ", ".join(queries.attributes) or "none"
+                raise InvalidData(f"the queries have no attribute {name!r}; they have {known}")
+        if cluster is None and queries.cluster is not None:
+            warnings.warn(
+                f"the queries come in clusters ({queries.cluster}), of which a guarantee for "
+                f"independent queries says too much: name them with cluster={queries.cluster!r}",
+                stacklevel=2,
+            )
+        groups, clusters = (
+            None if name is None else queries.attributes[name].astype(str)
+            for name in (group, cluster)
+        )
+        embedded = self.prepared(queries.images, embedder)
+        return self._labelled(
+            replace(
+                embedded,
+                relevance=queries.relevance,
+                groups=groups,
+                clusters=clusters,
+                cluster=cluster,
+            )
+        )
+
+    def labelled(
+        self,
+        vectors: NDArray[np.floating[Any]],
+        labels: object,
+        uncertainty: NDArray[np.floating[Any]] | None = None,
+        model: str | None = None,
+        groups: Sequence[str] | NDArray[Any] | None = None,
+        clusters: Sequence[str] | NDArray[Any] | None = None,
+        cluster: str = "cluster",
+    ) -> Queries:
+        """Vectors with their labels, to be searched by `search_labelled`.
+
+        Args:
+            vectors: (n, d) of queries.
+            labels: of each, of the kind that the gallery has.
+            uncertainty: (n,) of their own, larger is less certain; then every query needs it.
+            model: what embedded them, see `VectorOptions`.
+            groups: (n,) of each, such as a camera; the retriever then answers per group.
+            clusters: (n,) of each, such as a video; queries of one cluster depend on each other.
+            cluster: what the clusters are.
+
+        Raises:
+            InvalidData: they are no such vectors or labels, or not as many of each.
+        """
+        relevance, names = self.gallery.query_relevance(labels, self.label_names)
+        embedded = self.prepared(vectors, None, uncertainty, model)
+        self.label_names = names
+        return replace(
+            embedded,
+            relevance=relevance,
+            groups=None if groups is None else np.asarray(as_numpy(groups)).astype(str),
+            clusters=None if clusters is None else np.asarray(as_numpy(clusters)).astype(str),
+            cluster=None if clusters is None else cluster,
+        )
+
+    def _labelled(self, queries: Queries) -> LabelledResults:
+        """Search queries with their relevance."""
+        if self.options.leave_one_out and queries.clusters is not None:
+            raise InvalidData(
+                f"queries come in clusters ({queries.cluster}) and are gallery items, so that each "
+                "finds the others of its cluster, as queries of further clusters would not: keep "
+                f"one of each {queries.cluster} in the gallery, or keep queries apart from it"
+            )
+        relevance = self.gallery.relevance_for(queries.relevance)
+        assert queries.relevance is not None
+        totals = queries.relevance.totals(relevance)
+        found = self._search(queries, self.fingerprints())
+        if self._left_out:
+            own = queries.relevance.of(relevance, np.maximum(self.itself(queries.vectors), -1))
+            totals = totals - np.count_nonzero(own, axis=1)
+        return LabelledResults.of(
+            found,
+            queries.relevance.of(relevance, found.known("positions")),
+            totals,
+            groups=queries.groups,
+            clusters=queries.clusters,
+            cluster=queries.cluster,
+            one_label=self.labels is not None,
+        )
+
+    @property
+    def uncertainty(self) -> str:
+        """The uncertainty of queries, see `judged`."""
+        return "own"
+
     @property
     def uncertainties(self) -> tuple[str, ...]:
         """What the uncertainty of queries can be, see `judged`."""
@@ -296,3 +540,11 @@ def _arrays(embedding: Embedding) -> tuple[NDArray[np.float32], NDArray[np.float
     return embedding.vectors.cpu().numpy(), (
         None if uncertainty is None else uncertainty.cpu().numpy().astype(np.float64)
     )
+
+
+def _require_one_each(index: Index, gallery: Gallery) -> None:
+    if len(gallery) != len(index):
+        raise InvalidData(
+            f"the index holds {len(index)} images, and of {len(gallery)} there are ids: give one "
+            "each"
+        )
