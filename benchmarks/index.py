@@ -29,6 +29,7 @@ from rcir.data.datasets.mnist import read_fashion_mnist
 from rcir.errors import DataUnavailable
 from rcir.index import DEPTH, IndexConfig, build_index, nearest_others
 from rcir.index.recall import recall_of
+from rcir.retrieval.search import Searcher
 
 SEED = 20_240
 N, DIM = sized((1_000_000, 128), (30_000, 32))
@@ -91,10 +92,11 @@ def said(parameters: dict) -> str:
 def calibrated(index: object, gallery: tuple, queries: tuple) -> rcir.Retriever:
     """A retriever over an index, calibrated through it."""
     vectors, labels = gallery
-    retriever = rcir.Retriever(
+    searcher = Searcher(
         *(None, None, index, [str(row) for row in range(len(vectors))], labels),
         norms=np.linalg.norm(vectors, axis=1).astype(np.float32),
     )
+    retriever = rcir.Retriever(searcher)
     retriever.calibrate(*queries, "quantile", alphas=(ALPHA,), delta=DELTA)
     return retriever
 

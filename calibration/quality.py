@@ -228,7 +228,7 @@ def _whole_rankings(
     index that does not find all of it.
     """
     assert retriever.relevance is not None
-    _, positions, _ = retriever.nearest(test.known("vectors")[rows], len(retriever.index))
+    _, positions, _ = retriever.searcher.nearest(test.known("vectors")[rows], len(retriever.index))
     if positions.min(initial=0) < 0:
         return {}, None
     relevance = images.relevance.subset(rows)

@@ -63,6 +63,7 @@ def recalibrate(
     added = None if add is None else read_all_vectors(add)
     # First without the index: a server's could not be changed back.
     rehearsed = copy(retriever)
+    rehearsed.searcher = copy(retriever.searcher)
     unbuilt: Any = UnbuiltIndex(len(retriever.index), retriever.kept_queries()[0].vectors.shape[1])
     rehearsed.index = unbuilt
     _change(rehearsed, gone, added)

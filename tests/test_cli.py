@@ -14,6 +14,7 @@ import rcir
 from rcir import api
 from rcir.cli import main
 from rcir.data import DATASETS
+from rcir.retrieval.search import Searcher
 
 
 @pytest.fixture(autouse=True)
@@ -98,10 +99,8 @@ def test_several_images_are_answered_in_order(folder, splits, tmp_path, capsys, 
 
 
 def test_abstention_is_printed_as_no_answer(retriever, splits, tmp_path, capsys):
-    abstaining = rcir.Retriever(
-        *(retriever.encoder, retriever.preprocessing, retriever.index, splits.gallery.ids),
-        labels=splits.gallery.labels,
-    )
+    parts = retriever.encoder, retriever.preprocessing, retriever.index
+    abstaining = rcir.Retriever(Searcher(*parts, splits.gallery.ids, labels=splits.gallery.labels))
     abstaining.calibrate(
         abstaining.search_labelled(splits.tuning),
         abstaining.search_labelled(splits.calibration),

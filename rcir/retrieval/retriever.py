@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from rcir.data.digests import digests
 from rcir.data.labelling import gallery_relevance
+from rcir.data.records import ImageSet
+from rcir.data.relevance_protocol import Relevance
 from rcir.data.repeats import require_new, warn_of_copies
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalibration
-from rcir.index import DEPTH, IndexConfig, UnbuiltIndex, build_index, lengths
+from rcir.index import DEPTH, Index, IndexConfig, UnbuiltIndex, build_index, lengths
 from rcir.inputs import as_vectors
 from rcir.levels import ALPHA, ALPHAS, DELTA
 from rcir.retrieval.answer import AtLevels, Retrieval
@@ -29,7 +31,7 @@ from rcir.retrieval.calibration import (
 from rcir.retrieval.calibration_report import CalibrationReport
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.queries import Queries, require_alike
-from rcir.retrieval.search import Asked, Searcher
+from rcir.retrieval.search import Asked, Found, Searcher
 from rcir.retrieval.splits import digests_of, divide_queries, vector_distances
 from rcir.retrieval.vector_options import Metric, VectorOptions
 from rcir.risk import (
@@ -44,28 +46,79 @@ from rcir.risk import (
 from rcir.risk.request import Alpha, Distinct, GuaranteeRequest, RequestOptions
 from rcir.risk.score_functions import set_sizes
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # vectors need no torch
     from rcir.data.images import ImageLike
+    from rcir.data.preprocessing import Preprocessing
+    from rcir.encoders.base import Encoder
+    from rcir.encoders.batches import Embed, Images
 
 QUERY_BATCH_SIZE = 512  # larger batches need more memory, smaller ones more time per query
 
 
-class Retriever(Searcher):
+def _of_search(name: str, doc: str) -> Any:
+    """Return a property of the retriever that is an attribute of its search."""
+    return property(
+        lambda self: getattr(self.searcher, name),
+        lambda self, value: setattr(self.searcher, name, value),
+        doc=doc,
+    )
+
+
+class Retriever:
     """Answers queries with sets of gallery items whose risk is certified.
 
-    It searches as `Searcher` does, whose attributes it has, and sizes the sets by its calibration.
+    A search finds candidates, and a calibration decides how many of them an answer needs.
 
     Attributes:
+        searcher: finds the candidates; its attributes are those of the retriever, too.
         calibration: everything that calibration made; None until calibrated. It is replaced as a
             whole.
         origin: where the retriever comes from, as plain values: the configuration of its data set
             ("data") and the MLflow run of its training ("run"), if known. No answer depends on it.
     """
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self.calibration: Calibration | None = None
+    encoder: Encoder | None = _of_search("encoder", "The encoder; None if vectors were given.")
+    preprocessing: Preprocessing | None = _of_search(
+        "preprocessing", "How images are prepared for the encoder."
+    )
+    index: Index = _of_search("index", "The index of the gallery's vectors.")
+    gallery: Gallery = _of_search("gallery", "The items in the order of the index.")
+    max_depth: int = _of_search("max_depth", "Number of candidates to search for each query.")
+    options: VectorOptions = _of_search("options", "How given vectors are searched.")
+    label_names: dict[int, str] = _of_search("label_names", "Names of the labels, by label.")
+    ids: NDArray[np.object_] = _of_search("ids", "(n,) ids of the gallery items.")
+    labels: NDArray[np.int64] | None = _of_search("labels", "(n,) labels of the gallery items.")
+    relevance: Relevance | None = _of_search("relevance", "Which queries match which items.")
+    depth: int = _of_search("depth", "Number of candidates of each query; no set is larger.")
+    item_uncertainty: NDArray[np.float64] | None = _of_search(
+        "item_uncertainty", "(n,) uncertainties of the gallery items."
+    )
+    digests: NDArray[np.bytes_] | None = _of_search("digests", "Digests of the gallery items.")
+    items: Embedding | None = _of_search("items", "Embeddings of the items, to re-rank by.")
+    uncertainties: tuple[str, ...] = _of_search(
+        "uncertainties", "The uncertainties that queries can have here, see `judged`."
+    )
+
+    def __init__(self, searcher: Searcher, calibration: Calibration | None = None) -> None:
+        self.searcher = searcher
+        self.calibration = calibration
         self.origin: dict[str, Any] = {}
+
+    @classmethod
+    def build(
+        cls,
+        encoder: Encoder,
+        preprocessing: Preprocessing,
+        gallery: ImageSet,
+        depth: int = DEPTH,
+        embedder: Embed | None = None,
+        index: IndexConfig | None = None,
+        templates: str | None = None,
+    ) -> Self:
+        """Embed and index a gallery, see `Searcher.build`; the result has to be calibrated."""
+        return cls(
+            Searcher.build(encoder, preprocessing, gallery, depth, embedder, index, templates)
+        )
 
     @classmethod
     def from_embeddings(
@@ -112,8 +165,13 @@ class Retriever(Searcher):
         named = Gallery(np.empty(0, object), np.empty(0, np.float32)).new_ids(given, len(checked))
         relevance, names = gallery_relevance(labels, named.tolist())
         unbuilt: Any = UnbuiltIndex(*checked.shape)
-        built = cls(
-            *(None, None, unbuilt, named, relevance, depth),
+        built = Searcher(
+            encoder=None,
+            preprocessing=None,
+            index=unbuilt,
+            ids=named.tolist(),
+            labels=relevance,
+            depth=depth,
             item_uncertainty=options.uncertainties(uncertainty),
             digests=digests(checked),
             norms=lengths(checked),
@@ -121,7 +179,7 @@ class Retriever(Searcher):
         )
         built.label_names = names
         built.take(build_index(checked, index))  # last: it may be a table on a server
-        return built
+        return cls(built)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write this retriever to a folder, replacing a retriever that is there.
@@ -193,6 +251,56 @@ class Retriever(Searcher):
         known = digests([]) if calibration is None else calibration.query_digests
         gallery = None if self.options.leave_one_out else self.digests
         return np.sort(known if gallery is None else np.concatenate([known, gallery.ravel()]))
+
+    def embed(self, images: Images, embedder: Embed | None = None) -> Embedding:
+        """Embed images, see `Searcher.embed`."""
+        return self.searcher.embed(images, embedder)
+
+    def prepared(
+        self,
+        queries: Asked,
+        embedder: Embed | None = None,
+        uncertainty: NDArray[np.floating[Any]] | float | None = None,
+        model: str | None = None,
+    ) -> Queries:
+        """Return queries ready to be searched, see `Searcher.prepared`."""
+        return self.searcher.prepared(queries, embedder, uncertainty, model)
+
+    def search(self, queries: Asked, embedder: Embed | None = None) -> SearchResults:
+        """Find the nearest gallery items of each query without a guarantee.
+
+        See `Searcher.search`; queries have the uncertainty of the calibration.
+        """
+        return self.judged(self.searcher.search(queries, embedder))
+
+    def search_labelled(
+        self,
+        queries: ImageSet | Queries,
+        group: str | None = None,
+        embedder: Embed | None = None,
+        cluster: str | None = None,
+    ) -> LabelledResults:
+        """Search queries with known matches, see `Searcher.search_labelled`."""
+        found = self.searcher.search_labelled(queries, group, embedder, cluster)
+        return self.judged(found)
+
+    def labelled(
+        self, vectors: NDArray[np.floating[Any]], labels: object, *known: Any, **named: Any
+    ) -> Queries:
+        """Return vectors with their labels, see `Searcher.labelled`."""
+        return self.searcher.labelled(vectors, labels, *known, **named)
+
+    def judged(self, results: Found, uncertainty: str | None = None) -> Found:
+        """Return search results with an uncertainty, that of the calibration unless named.
+
+        Raises:
+            InvalidConfig: the search has no such uncertainty, see `Searcher.judged`.
+        """
+        return self.searcher.judged(results, uncertainty or self.uncertainty)
+
+    def fingerprints(self) -> dict[str, str]:
+        """Return digests of everything that calibration depends on, see `Fingerprints`."""
+        return self.searcher.fingerprints()
 
     def changes(self) -> list[str]:
         """Return the names of what differs from what it was calibrated on."""
@@ -338,8 +446,8 @@ class Retriever(Searcher):
             tuning, calibration = queries, labels
         else:
             divided = divide_queries(self.labelled(queries, labels, **known), seed)
-            tuning, calibration = (self._labelled(part) for part in divided)
-        self.calibration, made = calibrate(self, tuning, calibration, options)
+            tuning, calibration = (self.searcher.search_labelled(part) for part in divided)
+        self.calibration, made = calibrate(self.searcher, tuning, calibration, options)
         return made
 
     @overload
@@ -476,7 +584,7 @@ class Retriever(Searcher):
             guarantees = {alpha: guarantee} | guarantees
         queries = self.prepared(query)
         require_alike(queries, calibration.calibration_queries)
-        found = self._search(queries)
+        found = self.judged(self.searcher.candidates(queries))
         if distinct is not None:
             found = found.distinct()
         strictest, *_ = guarantees.values()
@@ -495,7 +603,9 @@ class Retriever(Searcher):
         answers: list[Retrieval] = []
         for start in range(0, len(queries), QUERY_BATCH_SIZE):
             some = queries[start : start + QUERY_BATCH_SIZE]
-            found = self._search(some)  # the fingerprints were compared already
+            found = self.judged(
+                self.searcher.candidates(some)
+            )  # fingerprints were compared already
             if guarantee.distinct is not None:
                 found = found.distinct()
             found, sizes = controller.sets(found, guarantee)
@@ -511,7 +621,7 @@ class Retriever(Searcher):
         positions = found.known("positions")[row, rank]
         distances = found.known("distances")[row, rank]
         ids = self.ids[positions].tolist()
-        labels = self.named_labels(positions)
+        labels = self.searcher.named_labels(positions)
         answers, start = [], 0
         for size, uncertainty in zip(sizes.tolist(), found.uncertainty.tolist(), strict=True):
             part = slice(start, start := start + size)
@@ -605,8 +715,12 @@ class Retriever(Searcher):
             280
         """
         before = self.require_calibration()
-        tuning, calibration = (self._labelled(queries) for queries in self.kept_queries())
-        self.calibration, made = calibrate(self, tuning, calibration, before.options, like=before)
+        tuning, calibration = (
+            self.searcher.search_labelled(queries) for queries in self.kept_queries()
+        )
+        self.calibration, made = calibrate(
+            self.searcher, tuning, calibration, before.options, like=before
+        )
         return made
 
     def kept_queries(self) -> tuple[Queries, Queries]:
@@ -669,15 +783,15 @@ class Retriever(Searcher):
         """
         calibration = self._valid_calibration()
         if not isinstance(queries, LabelledResults):
-            queries = self._labelled(self.labelled(queries, labels, **known))
-        check_searched(self, queries)
+            queries = self.search_labelled(self.labelled(queries, labels, **known))
+        check_searched(self.searcher, queries)
         require_alike(queries.known("queries"), calibration.calibration_queries)
         queries = self.judged(queries)
-        added = kept_queries(self, queries, calibration.uncertainty)
+        added = kept_queries(self.searcher, queries, calibration.uncertainty)
         gallery = None if self.options.leave_one_out else self.digests
         require_new(gallery, calibration.query_digests, digests_of(queries), recurring)
         if not self.options.leave_one_out:
-            distances = vector_distances(self, queries)
+            distances = vector_distances(self.searcher, queries)
             warn_of_copies("queries to add", distances, self.digests is not None)
         self.calibration = calibration.extended(queries, added, recurring)
 
@@ -698,7 +812,7 @@ class Retriever(Searcher):
         """
         calibration = self._valid_calibration()
         controller = calibration.controller
-        check_searched(self, recent)
+        check_searched(self.searcher, recent)
         require_alike(recent.known("queries"), calibration.calibration_queries)
         recent = self.judged(recent)
         cluster = controller.cluster or recent.cluster

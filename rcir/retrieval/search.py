@@ -361,11 +361,17 @@ class Searcher:
             InvalidConfig, InvalidImage: as `embed` does.
             InvalidData: of vectors of another length than those of the gallery, NaN or infinite.
         """
-        return self._search(self.prepared(queries, embedder), self.fingerprints())
+        return self.candidates(self.prepared(queries, embedder), self.fingerprints())
 
-    def _search(
+    def candidates(
         self, queries: Queries, fingerprints: Mapping[str, str] | None = None
     ) -> SearchResults:
+        """Return the search results of prepared queries.
+
+        Args:
+            queries: what `prepared` returns.
+            fingerprints: to be noted in the results, so that they can calibrate.
+        """
         distances, positions, cosine = self.nearest(queries.vectors)
         if self.items is not None and self.encoder is not None and queries.embedding is not None:
             from rcir.encoders.rerank import reranked
@@ -374,7 +380,7 @@ class Searcher:
         items, votes = self.item_uncertainty, None
         if self.relevance is not None and self.labels is None:  # of labels, keys tell
             votes = count_matches(self.relevance, positions, VOTERS)
-        found = SearchResults(
+        return SearchResults(
             cosine if queries.uncertainty is None else queries.uncertainty,
             self.depth,
             distances,
@@ -386,7 +392,6 @@ class Searcher:
             queries=queries,
             fingerprints=fingerprints,
         )
-        return self.judged(found)
 
     def search_labelled(
         self,
@@ -484,7 +489,7 @@ class Searcher:
         relevance = self.gallery.relevance_for(queries.relevance)
         assert queries.relevance is not None
         totals = queries.relevance.totals(relevance)
-        found = self._search(queries, self.fingerprints())
+        found = self.candidates(queries, self.fingerprints())
         if self._left_out:
             own = queries.relevance.of(relevance, np.maximum(self.itself(queries.vectors), -1))
             totals = totals - np.count_nonzero(own, axis=1)
@@ -499,33 +504,26 @@ class Searcher:
         )
 
     @property
-    def uncertainty(self) -> str:
-        """The uncertainty of queries, see `judged`."""
-        return "own"
-
-    @property
     def uncertainties(self) -> tuple[str, ...]:
         """What the uncertainty of queries can be, see `judged`."""
         return tuple(name for name, kind in QUERY_UNCERTAINTIES.items() if kind.known(self))
 
-    def judged(self, results: Found, uncertainty: str | None = None) -> Found:
-        """The same search results, by another uncertainty of the queries.
+    def judged(self, results: Found, uncertainty: str = "own") -> Found:
+        """Return search results with another uncertainty of the queries.
 
         Args:
-            results: of a search of this retriever.
-            uncertainty: one of `uncertainties`, see `rcir.retrieval.query_uncertainty`. The one
-                that was calibrated with unless given.
+            results: of a search of this searcher.
+            uncertainty: one of `uncertainties`, see `rcir.retrieval.query_uncertainty`.
 
         Raises:
             InvalidConfig: there is no such uncertainty here.
         """
-        kind = uncertainty or self.uncertainty
-        if kind not in self.uncertainties:
+        if uncertainty not in self.uncertainties:
             raise InvalidConfig(
-                f"uncertainty {kind!r} cannot be had of this gallery and encoder; choose one of "
-                f"{', '.join(self.uncertainties)}"
+                f"uncertainty {uncertainty!r} is not available for this gallery and encoder; "
+                f"choose one of {', '.join(self.uncertainties)}"
             )
-        return replace(results, uncertainty=QUERY_UNCERTAINTIES[kind].of(self, results))
+        return replace(results, uncertainty=QUERY_UNCERTAINTIES[uncertainty].of(self, results))
 
     def fingerprints(self) -> dict[str, str]:
         """Digests of everything that calibration depends on, see `Fingerprints`."""

@@ -8,6 +8,7 @@ import rcir
 from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidConfig
 from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.search import Searcher
 from rcir.risk import LabelledResults, SearchResults, smallest_uncertainty
 from tests.retrieval.retrievers import build, search
 from tests.retrieval.whole_numbers import CALIBRATION, FURTHER, GALLERY, TEST, TUNING
@@ -118,7 +119,7 @@ def test_an_unknown_uncertainty_is_refused(own, kind):
 
 def test_a_gallery_without_labels_does_not_vote(retriever, splits):
     parts = retriever.encoder, retriever.preprocessing, retriever.index
-    bare = Retriever(*parts, splits.gallery.ids, depth=50)
+    bare = Retriever(Searcher(*parts, splits.gallery.ids, depth=50))
     found = bare.search(splits.test.images[:5])
     with pytest.raises(InvalidConfig, match="vote"):
         bare.judged(found, "vote")

@@ -9,6 +9,7 @@ from PIL import Image
 from rcir.data import ImageSet
 from rcir.errors import InvalidData
 from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.search import Searcher
 from tests.retrieval.retrievers import build, calibrate, guarantee, search
 from tests.retrieval.whole_numbers import CALIBRATION, GALLERY, TUNING
 
@@ -77,7 +78,7 @@ def test_images_in_another_format_cause_a_warning_unless_they_recur(loaded, spli
 
 def test_a_gallery_without_digests_causes_a_warning(retriever, splits):
     parts = retriever.encoder, retriever.preprocessing, retriever.index
-    own = Retriever(*parts, splits.gallery.ids, splits.gallery.labels)
+    own = Retriever(Searcher(*parts, splits.gallery.ids, splits.gallery.labels))
     queries = own.search_labelled(splits.tuning), own.search_labelled(splits.gallery)
     with pytest.warns(UserWarning, match="may be the same"):
         own.calibrate(*queries, "constant")

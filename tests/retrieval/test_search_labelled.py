@@ -17,6 +17,7 @@ from rcir.errors import (
     StaleCalibration,
 )
 from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.search import Searcher
 from rcir.risk import LabelledResults
 from tests.retrieval.retrievers import build, calibrate, missed, retrieve, search
 from tests.retrieval.whole_numbers import CALIBRATION, FURTHER, GALLERY, TEST
@@ -144,7 +145,7 @@ def by_hand(retriever, splits, queries):
 def unlabelled(retriever, splits):
     """A gallery of images without labels, not calibrated."""
     parts = retriever.encoder, retriever.preprocessing, retriever.index
-    return Retriever(*parts, splits.gallery.ids, depth=150)
+    return Retriever(Searcher(*parts, splits.gallery.ids, depth=150))
 
 
 def test_a_gallery_without_labels_is_calibrated_with_relevance_given_by_hand(

@@ -9,6 +9,7 @@ import torch
 import rcir
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.search import Searcher
 from rcir.risk import Request
 from tests.retrieval.retrievers import build, calibrate, guarantee, plain, retrieve, search
 from tests.retrieval.whole_numbers import GALLERY, TEST
@@ -185,7 +186,7 @@ def test_an_empty_gallery_or_search_and_a_lone_encoder_are_refused(retriever, sp
         Retriever.build(*parts, splits.gallery, depth=0)
     for encoder, preprocessing in ((parts[0], None), (None, parts[1])):
         with pytest.raises(InvalidConfig, match="preprocessing"):
-            Retriever(encoder, preprocessing, retriever.index, splits.gallery.ids)
+            Searcher(encoder, preprocessing, retriever.index, splits.gallery.ids)
 
 
 def test_options_of_vectors_are_refused_with_images(retriever, splits):

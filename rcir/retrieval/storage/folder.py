@@ -25,6 +25,7 @@ from rcir.files import settle, write_folder
 from rcir.index import IndexConfig, find_index
 from rcir.retrieval.calibration import Calibration, CalibrationOptions, keeps_embeddings
 from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.search import Searcher
 from rcir.retrieval.storage.checks import (
     DESCRIPTION,
     require,
@@ -161,7 +162,7 @@ def _fill(retriever: Retriever, folder: Path) -> None:
     if calibration is not None:
         (folder / "controller.safetensors").write_bytes(save_arrays(arrays))
         save_queries(calibration, folder)
-    save_gallery(retriever, folder)
+    save_gallery(retriever.searcher, folder)
     (folder / "retriever.json").write_text(json.dumps(description, indent=1))
     write_manifest(folder)
 
@@ -177,7 +178,7 @@ def _read(folder: Path, files: Set[str], description: dict[str, Any]) -> Retriev
         config = EncoderConfig(**description["encoder"])
         encoder = load_encoder(config, preprocessing, folder / WEIGHTS)
     require((encoder is not None) == (WEIGHTS in files), "weights without an encoder")
-    retriever = Retriever(
+    searcher = Searcher(
         encoder,
         preprocessing,
         load_index(description["index"], folder),
@@ -185,6 +186,7 @@ def _read(folder: Path, files: Set[str], description: dict[str, Any]) -> Retriev
         options=VectorOptions(**description["options"]),
         **load_gallery(folder, files),
     )
+    retriever = Retriever(searcher)
     retriever.origin = description["origin"]
     names = description["label_names"].items()
     retriever.label_names = {int(label): str(name) for label, name in names}
@@ -199,7 +201,7 @@ def _read(folder: Path, files: Set[str], description: dict[str, Any]) -> Retriev
     tuning, calibration = load_queries(folder, (len(main.tuning), len(main.calibration)))
     for queries in (tuning, calibration):
         kept = queries.embedding is not None
-        require(kept or not keeps_embeddings(retriever, uncertainty), "embeddings of the queries")
+        require(kept or not keeps_embeddings(searcher, uncertainty), "embeddings of the queries")
     retriever.calibration = Calibration(
         controllers=controllers,
         fingerprints=description["calibrated_on"],
