@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy, deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
@@ -17,7 +19,7 @@ from rcir.data.relevance_protocol import Relevance
 from rcir.data.repeats import require_new, warn_of_copies
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalibration
-from rcir.index import DEPTH, Index, IndexConfig, UnbuiltIndex, build_index, lengths
+from rcir.index import DEPTH, Index, IndexConfig, IsRemote, UnbuiltIndex, build_index, lengths
 from rcir.inputs import as_vectors
 from rcir.levels import ALPHA, ALPHAS, DELTA
 from rcir.retrieval.answer import AtLevels, Retrieval
@@ -72,7 +74,7 @@ class Retriever:
     Attributes:
         searcher: finds the candidates; its attributes are those of the retriever, too.
         calibration: everything that calibration made; None until calibrated. It is replaced as a
-            whole.
+            whole, and `update` replaces both together.
         origin: where the retriever comes from, as plain values: the configuration of its data set
             ("data") and the MLflow run of its training ("run"), if known. No answer depends on it.
     """
@@ -100,8 +102,7 @@ class Retriever:
     )
 
     def __init__(self, searcher: Searcher, calibration: Calibration | None = None) -> None:
-        self.searcher = searcher
-        self.calibration = calibration
+        self._version = searcher, calibration
         self.origin: dict[str, Any] = {}
 
     @classmethod
@@ -205,6 +206,24 @@ class Retriever:
         return storage.load(folder)
 
     @property
+    def searcher(self) -> Searcher:
+        """What finds the candidates."""
+        return self._version[0]
+
+    @searcher.setter
+    def searcher(self, searcher: Searcher) -> None:
+        self._version = searcher, self._version[1]
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """Everything that calibration made; None until calibrated."""
+        return self._version[1]
+
+    @calibration.setter
+    def calibration(self, calibration: Calibration | None) -> None:
+        self._version = self._version[0], calibration
+
+    @property
     def controllers(self) -> Mapping[Distinct, RiskController]:
         """The controllers of the calibration; empty until calibrated."""
         return {} if self.calibration is None else self.calibration.controllers
@@ -271,7 +290,8 @@ class Retriever:
 
         See `Searcher.search`; queries have the uncertainty of the calibration.
         """
-        return self.judged(self.searcher.search(queries, embedder))
+        version = copy(self)
+        return version.judged(version.searcher.search(queries, embedder))
 
     def search_labelled(
         self,
@@ -281,8 +301,8 @@ class Retriever:
         cluster: str | None = None,
     ) -> LabelledResults:
         """Search queries with known matches, see `Searcher.search_labelled`."""
-        found = self.searcher.search_labelled(queries, group, embedder, cluster)
-        return self.judged(found)
+        version = copy(self)
+        return version.judged(version.searcher.search_labelled(queries, group, embedder, cluster))
 
     def labelled(
         self, vectors: NDArray[np.floating[Any]], labels: object, *known: Any, **named: Any
@@ -506,17 +526,18 @@ class Retriever:
             True
         """
         request = GuaranteeRequest(alpha, delta, **options)
-        calibration = self._valid_calibration(request.distinct)
+        version = copy(self)  # the same search and calibration to the end of this call
+        calibration = version._valid_calibration(request.distinct)
         controller, guarantee = calibration.guarantee(request)
         many = isinstance(query, list | tuple | Embedding | Queries)
         asked: Any = query if many else [query]
-        if self.encoder is None and not isinstance(query, Embedding | Queries):
+        if version.encoder is None and not isinstance(query, Embedding | Queries):
             vectors = as_vectors(query)
             if vectors is not None:
                 many, asked = vectors.ndim > 1, np.atleast_2d(vectors)
-        embedded = self.prepared(asked, None, uncertainty, model)
+        embedded = version.prepared(asked, None, uncertainty, model)
         require_alike(embedded, calibration.calibration_queries)
-        answers = self._retrieve(embedded, controller, guarantee)
+        answers = version._retrieve(embedded, controller, guarantee)
         return answers if many else answers[0]
 
     def guarantee(
@@ -533,7 +554,7 @@ class Retriever:
             3000
         """
         request = GuaranteeRequest(alpha, delta, **options)
-        return self._valid_calibration(request.distinct).guarantee(request)[1]
+        return copy(self)._valid_calibration(request.distinct).guarantee(request)[1]
 
     def at_levels(
         self,
@@ -568,7 +589,8 @@ class Retriever:
         """
         if not alphas:
             raise InvalidData("there are no alphas: give at least one")
-        calibration = self._valid_calibration(distinct)
+        version = copy(self)
+        calibration = version._valid_calibration(distinct)
         controller = calibration.controller_of(distinct)
         guarantees: dict[float, Guarantee] = {}
         for alpha in sorted(alphas, reverse=True):  # a larger one tells more of what is possible
@@ -582,16 +604,16 @@ class Retriever:
                     raise
                 break
             guarantees = {alpha: guarantee} | guarantees
-        queries = self.prepared(query)
+        queries = version.prepared(query)
         require_alike(queries, calibration.calibration_queries)
-        found = self.judged(self.searcher.candidates(queries))
+        found = version.judged(version.searcher.candidates(queries))
         if distinct is not None:
             found = found.distinct()
         strictest, *_ = guarantees.values()
         found, most = controller.sets(found, strictest)
         scores = controller.score_function.candidate_scores(found)
         sizes = np.stack([set_sizes(scores, each.threshold) for each in guarantees.values()], 1)
-        answers = self._answers(found, most, strictest)
+        answers = version._answers(found, most, strictest)
         return [
             AtLevels(tuple(guarantees), own, answer, tuple(guarantees.values()))
             for own, answer in zip(sizes, answers, strict=True)
@@ -689,6 +711,44 @@ class Retriever:
             raise InvalidData("no image would be left in the gallery: build another one")
         self.index.remove(gone)
         self.gallery = self.gallery.subset(np.delete(np.arange(len(self.gallery)), gone))
+
+    @contextmanager
+    def update(self) -> Iterator[Retriever]:
+        """Change the gallery without a gap: queries are answered by the old version meanwhile.
+
+        The block changes a copy, by `add`, `remove` or `calibrate`. At its end the copy is
+        recalibrated if it has to be, and takes over in one assignment: each query, from any thread,
+        is answered by one version. If the block fails, nothing has changed. Both versions are in
+        memory until then.
+
+        Raises:
+            InvalidConfig: the index is on a server, which changes in place.
+            StaleCalibration, InvalidData: as `recalibrate`.
+
+        Example:
+            >>> import numpy as np, rcir
+            >>> rng = np.random.default_rng(0)
+            >>> labels = rng.integers(5, size=900)
+            >>> vectors = np.eye(5)[labels] + 0.2 * rng.standard_normal((900, 5))
+            >>> retriever = rcir.Retriever.from_embeddings(vectors[:400], labels=labels[:400])
+            >>> _ = retriever.calibrate(vectors[400:800], labels[400:800])
+            >>> with retriever.update() as next_version:
+            ...     next_version.add(vectors[800:], [f"new {n}" for n in range(100)], labels[800:])
+            >>> len(retriever.ids), retriever.changes()
+            (500, [])
+        """
+        if isinstance(self.index, IsRemote):
+            raise InvalidConfig(
+                "the index is on a server and changes in place: call `add` or `remove`, then "
+                "`recalibrate`, on the retriever itself"
+            )
+        changed = copy(self)
+        changed.searcher = copy(self.searcher)
+        changed.index = deepcopy(self.index)
+        yield changed
+        if changed.calibration is not None and changed.changes():
+            changed.recalibrate()
+        self._version = changed._version
 
     def recalibrate(self) -> CalibrationReport:
         """Calibrate anew with the same queries, after the gallery has changed.

@@ -1,0 +1,109 @@
+"""`update`: the next version is made aside, and every query is answered by one version."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import rcir
+from rcir.errors import InvalidConfig, InvalidData
+from rcir.index import IndexConfig, IsRemote
+
+RNG = np.random.default_rng(0)
+LABELS = RNG.integers(20, size=3000)
+VECTORS = np.eye(20)[LABELS] + 0.3 * RNG.standard_normal((3000, 20))
+QUERIES = VECTORS[2900:2920]
+
+
+def built(**options):
+    retriever = rcir.Retriever.from_embeddings(VECTORS[:400], labels=LABELS[:400], **options)
+    retriever.calibrate(VECTORS[2000:2900], LABELS[2000:2900], "quantile")
+    return retriever
+
+
+def grow(retriever, number):
+    rows = slice(400 + 100 * number, 500 + 100 * number)
+    ids = [f"added {row}" for row in range(rows.start, rows.stop)]
+    retriever.add(VECTORS[rows], ids, LABELS[rows])
+
+
+def answers(retriever):
+    return [answer.to_dict() for answer in retriever.retrieve(QUERIES, 0.1, 0.1)]
+
+
+@pytest.mark.parametrize("index", ["flat", "hnsw"])
+def test_an_update_is_the_same_as_changing_and_recalibrating(index):
+    updated, changed = built(index=IndexConfig(index)), built(index=IndexConfig(index))
+    before = answers(updated)
+    with updated.update() as next_version:
+        grow(next_version, 0)
+        next_version.remove(["3", "5"])
+        assert answers(updated) == before
+    grow(changed, 0)
+    changed.remove(["3", "5"])
+    changed.recalibrate()
+    assert answers(updated) == answers(changed) != before
+    assert updated.changes() == []
+
+
+def test_a_failed_update_changes_nothing():
+    retriever = built()
+    before = answers(retriever)
+
+    def fail():
+        with retriever.update() as next_version:
+            grow(next_version, 0)
+            next_version.remove(["no such item"])
+
+    with pytest.raises(InvalidData, match="no such item"):
+        fail()
+    assert answers(retriever) == before
+    assert len(retriever.ids) == len(retriever.index) == 400
+
+
+def test_without_a_calibration_only_the_gallery_changes():
+    retriever = rcir.Retriever.from_embeddings(VECTORS[:400], labels=LABELS[:400])
+    with retriever.update() as next_version:
+        grow(next_version, 0)
+    assert len(retriever.ids) == 500
+    assert retriever.calibration is None
+
+
+def test_an_index_on_a_server_is_not_copied(monkeypatch):
+    retriever = built()
+    for name, value in (("server", "a server"), ("drop", lambda self: None)):
+        monkeypatch.setattr(type(retriever.index), name, value, raising=False)
+    assert isinstance(retriever.index, IsRemote)
+    with pytest.raises(InvalidConfig, match="server"), retriever.update():
+        pass
+
+
+def test_each_answer_of_many_threads_is_that_of_one_version():
+    """16 threads query for seconds while versions are swapped."""
+    retriever = built()
+    expected = []
+    for number in range(5):
+        version = built()
+        for earlier in range(number):
+            grow(version, earlier)
+        version.recalibrate()
+        expected.append(answers(version))
+    seen, stop = [], time.monotonic() + 5
+
+    def query():
+        while time.monotonic() < stop:
+            seen.append(answers(retriever))
+
+    threads = [threading.Thread(target=query) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for number in range(4):
+        with retriever.update() as next_version:
+            grow(next_version, number)
+        time.sleep(0.3)
+    for thread in threads:
+        thread.join()
+    places = {expected.index(answer) for answer in seen}
+    assert len(places) > 1
+    assert answers(retriever) == expected[-1]
