@@ -46,7 +46,7 @@ def on_birds() -> tuple[list[list[str]], dict[str, float]]:
         for _ in range(DIVISIONS):
             calibrating, left = np.split(rng.permutation(len(labelled)), [CALIBRATION])
             tuning, test = np.split(left, [len(left) // 2])
-            own = retriever.calibrate(
+            own = retriever.calibrate_splits(
                 found[tuning], found[calibrating], alphas=(ALPHA,), judged_by="auto"
             )
             answers = retriever.retrieve(queries.vectors[test], ALPHA, DELTA)

@@ -112,7 +112,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     with dropped_on_error(retriever.index):
         queries = search_splits(retriever, splits, embedder)
         with step("calibration"):
-            report = retriever.calibrate(
+            report = retriever.calibrate_splits(
                 queries.tuning,
                 queries.calibration,
                 config.score_function,

@@ -126,7 +126,7 @@ def _calibrated(retriever: Retriever, queries: Queries, labels: list[Any]) -> Ca
     calibration = retriever.require_calibration()
     options = calibration.options
     relevance, _ = retriever.gallery.query_relevance(labels, retriever.label_names)
-    return retriever.calibrate(
+    return retriever.calibrate_splits(
         retriever.search_labelled(calibration.tuning_queries),
         retriever.search_labelled(replace(queries, relevance=relevance)),
         options.score_function,

@@ -123,7 +123,7 @@ def certify(config: CertificationConfig) -> Certification:
                 retriever.search_labelled(labelled[rows]) for rows in splits
             )
         with step("calibration"):
-            made = retriever.calibrate(
+            made = retriever.calibrate_splits(
                 tuning,
                 calibration,
                 config.score_function,

@@ -41,7 +41,9 @@ def build(run: runs.RunFolder, pictures: ImageSet, seed: int = 0) -> rcir.Retrie
     )
     retriever = rcir.Retriever.build(run.encoder(), run.preprocessing, gallery)
     # The size rule is fitted on queries that calibrate nothing.
-    retriever.calibrate(retriever.search_labelled(tuning), retriever.search_labelled(calibration))
+    retriever.calibrate_splits(
+        retriever.search_labelled(tuning), retriever.search_labelled(calibration)
+    )
     return retriever
 
 

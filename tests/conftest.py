@@ -109,7 +109,7 @@ def retriever(splits):
         torch.manual_seed(0)
         encoder = build_encoder(EncoderConfig("mc-dropout", options={"passes": 3}), 1, (8, 16))
     built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=150)
-    built.calibrate(
+    built.calibrate_splits(
         built.search_labelled(splits.tuning, "occluded"),
         built.search_labelled(splits.calibration, "occluded"),
         score_function="quantile",

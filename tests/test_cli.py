@@ -101,7 +101,7 @@ def test_several_images_are_answered_in_order(folder, splits, tmp_path, capsys, 
 def test_abstention_is_printed_as_no_answer(retriever, splits, tmp_path, capsys):
     parts = retriever.encoder, retriever.preprocessing, retriever.index
     abstaining = rcir.Retriever(Searcher(*parts, splits.gallery.ids, labels=splits.gallery.labels))
-    abstaining.calibrate(
+    abstaining.calibrate_splits(
         abstaining.search_labelled(splits.tuning),
         abstaining.search_labelled(splits.calibration),
         "learned",

@@ -187,7 +187,9 @@ def of_division(
     tuning, measured = np.split(left, [len(left) // 2])
     for rule, (score_function, uncertainty, bound) in RULES.items():
         halved = results[tuning], results[calibrating]
-        retriever.calibrate(*halved, score_function, bound, ALPHAS, DELTA, judged_by=uncertainty)
+        retriever.calibrate_splits(
+            *halved, score_function, bound, ALPHAS, DELTA, judged_by=uncertainty
+        )
         controller = retriever.controller
         asked = retriever.judged(results[measured]).scored(controller.score_function)
         yield from at_levels(rule, controller, asked)

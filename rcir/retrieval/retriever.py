@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from rcir.data.digests import digests
 from rcir.data.labelling import gallery_relevance
@@ -304,9 +304,7 @@ class Retriever:
         version = copy(self)
         return version.judged(version.searcher.search_labelled(queries, group, embedder, cluster))
 
-    def labelled(
-        self, vectors: NDArray[np.floating[Any]], labels: object, *known: Any, **named: Any
-    ) -> Queries:
+    def labelled(self, vectors: ArrayLike, labels: object, *known: Any, **named: Any) -> Queries:
         """Return vectors with their labels, see `Searcher.labelled`."""
         return self.searcher.labelled(vectors, labels, *known, **named)
 
@@ -365,23 +363,9 @@ class Retriever:
             )
         return calibration
 
-    @overload
     def calibrate(
         self,
-        queries: LabelledResults,
-        labels: LabelledResults,
-        score_function: str = "auto",
-        bound: Bound = "binomial",
-        alphas: Sequence[float] = ALPHAS,
-        delta: float = DELTA,
-        recurring: bool = False,
-        *,
-        judged_by: str = "own",
-    ) -> CalibrationReport: ...
-    @overload
-    def calibrate(
-        self,
-        queries: NDArray[np.floating[Any]],
+        queries: ArrayLike,
         labels: object,
         score_function: str = "auto",
         bound: Bound = "binomial",
@@ -392,12 +376,52 @@ class Retriever:
         judged_by: str = "own",
         seed: int = 0,
         **known: Any,
-    ) -> CalibrationReport: ...
+    ) -> CalibrationReport:
+        """Calibrate on labelled vectors: a random three tenths tune, and the others certify.
 
-    def calibrate(
+        Args:
+            queries: vectors (n, d), drawn independently of each other from the same source as
+                future queries; if they come in clusters, clusters are.
+            labels: of each, of the kind that the gallery has (`Retriever.from_embeddings`).
+            score_function, bound, alphas, delta, recurring, judged_by: see `calibrate_splits`.
+            seed: decides which vectors tune and which calibrate.
+            known: see `labelled`: uncertainty, model, groups, clusters.
+
+        Returns:
+            What is certified; `print` it.
+
+        Raises:
+            InvalidConfig: of the options; or the queries were searched already.
+            InvalidData: of the queries, see `calibrate_splits`.
+
+        Example:
+            >>> import numpy as np, rcir
+            >>> rng = np.random.default_rng(0)
+            >>> labels = rng.integers(5, size=900)
+            >>> vectors = np.eye(5)[labels] + 0.2 * rng.standard_normal((900, 5))
+            >>> retriever = rcir.Retriever.from_embeddings(vectors[:400], labels=labels[:400])
+            >>> retriever.calibrate(vectors[400:], labels[400:]).n_calibration
+            350
+        """
+        if isinstance(queries, LabelledResults):
+            raise InvalidConfig("these queries were searched already: call `calibrate_splits`")
+        divided = divide_queries(self.labelled(queries, labels, **known), seed)
+        tuning, calibration = (self.searcher.search_labelled(part) for part in divided)
+        return self.calibrate_splits(
+            tuning,
+            calibration,
+            score_function,
+            bound,
+            alphas,
+            delta,
+            recurring,
+            judged_by=judged_by,
+        )
+
+    def calibrate_splits(
         self,
-        queries: LabelledResults | NDArray[np.floating[Any]],
-        labels: LabelledResults | object,
+        tuning: LabelledResults,
+        calibration: LabelledResults,
         score_function: str = "auto",
         bound: Bound = "binomial",
         alphas: Sequence[float] = ALPHAS,
@@ -405,42 +429,33 @@ class Retriever:
         recurring: bool = False,
         *,
         judged_by: str = "own",
-        seed: int = 0,
-        **known: Any,
     ) -> CalibrationReport:
-        """Calibrate on labelled queries: some fit the sizes, the others certify them.
-
-        Either on two splits that this retriever, as it is now, has searched (`search_labelled`), or
-        on vectors with their labels, which are divided here at random.
+        """Calibrate on two splits that this retriever has searched, see `search_labelled`.
 
         Args:
-            queries: a tuning split, which calibrates nothing; or vectors (n, d).
-            labels: the calibration queries, others than those of the tuning split; or the labels of
-                the vectors, of the kind that the gallery has (`Retriever.from_embeddings`).
-                Calibration queries are drawn independently of each other from where those to come
-                are; where they come in clusters, clusters are.
+            tuning: queries that fit the sizes and certify nothing.
+            calibration: other queries, drawn independently of each other from the same source as
+                future queries; if they come in clusters, clusters are.
             score_function: "constant", "minmax", "quantile", "learned", "boosted", "reranked", or
-                "auto", for each risk which of them needs the smallest sets on the tuning split; see
-                `rcir.risk.fit_score_function`.
+                "auto", which chooses for each risk the one with the smallest sets on the tuning
+                split; see `rcir.risk.fit_score_function`.
             bound: confidence bound of the risk, see `rcir.risk.p_value`.
             alphas, delta: levels at which "auto" compares, and to report.
             recurring: allow calibration queries that are in the tuning split too, or come twice:
-                for pictures that recur in use exactly as they do here, each query drawn
-                independently of all others. Copies of one list of pictures are not.
+                for images that recur in use exactly as they do here, each query drawn
+                independently of all others. Copies of one list of images are not.
             judged_by: uncertainty of the queries: one of `uncertainties`, see `judged`; or "auto",
-                which of them needs the smallest sets on the tuning split, see
+                which chooses the one with the smallest sets on the tuning split, see
                 `rcir.risk.smallest_uncertainty`.
-            seed: decides which vectors tune and which calibrate.
-            known: of vectors, see `labelled`: uncertainty, model, groups, clusters.
 
         Returns:
             What is certified; `print` it.
 
         Raises:
             StaleCalibration: the retriever has changed since it searched.
-            InvalidData: of the queries; or some of them are pictures of the gallery, of the tuning
-                split too, or the same (by digests; of pictures encoded anew it warns, but not of
-                those in templates, whose vectors are of several pictures).
+            InvalidData: of the queries; or some of them are images of the gallery, of the tuning
+                split too, or the same (by digests; for images that were encoded again it warns,
+                but not for those in templates, whose vectors combine several images).
 
         Example:
             >>> import rcir
@@ -450,7 +465,7 @@ class Retriever:
             >>> tuning = retriever.search_labelled(splits.tuning)
             >>> calibration = retriever.search_labelled(splits.calibration, group="occluded")
             >>> # These numbers are made of digits that recur.
-            >>> report = retriever.calibrate(tuning, calibration, recurring=True)
+            >>> report = retriever.calibrate_splits(tuning, calibration, recurring=True)
             >>> all(row.mean_size < row.constant_size for row in report.rows)
             True
             >>> query = splits.test.images[0]
@@ -458,15 +473,6 @@ class Retriever:
             True
         """
         options = CalibrationOptions(score_function, bound, alphas, delta, recurring, judged_by)
-        if isinstance(queries, LabelledResults):
-            if not isinstance(labels, LabelledResults) or known:
-                raise InvalidConfig(
-                    "give two searched splits, to tune and to calibrate; or vectors and labels"
-                )
-            tuning, calibration = queries, labels
-        else:
-            divided = divide_queries(self.labelled(queries, labels, **known), seed)
-            tuning, calibration = (self.searcher.search_labelled(part) for part in divided)
         self.calibration, made = calibrate(self.searcher, tuning, calibration, options)
         return made
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from rcir.data.digests import digests
 from rcir.data.records import ImageSet
@@ -445,7 +445,7 @@ class Searcher:
 
     def labelled(
         self,
-        vectors: NDArray[np.floating[Any]],
+        vectors: ArrayLike,
         labels: object,
         uncertainty: NDArray[np.floating[Any]] | None = None,
         model: str | None = None,
@@ -468,7 +468,8 @@ class Searcher:
             InvalidData: they are no such vectors or labels, or not as many of each.
         """
         relevance, names = self.gallery.query_relevance(labels, self.label_names)
-        embedded = self.prepared(vectors, None, uncertainty, model)
+        given: Any = vectors
+        embedded = self.prepared(given, None, uncertainty, model)
         self.label_names = names
         return replace(
             embedded,

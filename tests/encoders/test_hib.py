@@ -146,7 +146,9 @@ def test_points_rank_by_distance_and_gaussians_on_request(splits):
 
 def test_a_loaded_retriever_answers_like_the_saved_one(splits, tmp_path):
     built = Retriever.build(build(2), Preprocessing(), splits.gallery, depth=50)
-    built.calibrate(*(built.search_labelled(part) for part in (splits.tuning, splits.calibration)))
+    built.calibrate_splits(
+        *(built.search_labelled(part) for part in (splits.tuning, splits.calibration))
+    )
     loaded = load(save(built, tmp_path / "retriever"))
     before, after = (
         [answer.to_dict() for answer in each.retrieve(list(splits.test.images[:20]), 0.5, 0.1)]

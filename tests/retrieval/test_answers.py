@@ -261,7 +261,7 @@ def people(retriever, splits):
     gallery = replace(splits.gallery, attributes=splits.gallery.attributes | {"class": names})
     built = Retriever.build(retriever.encoder, Preprocessing(), gallery, depth=150)
     parts = built.search_labelled(splits.tuning), built.search_labelled(splits.calibration)
-    built.calibrate(*parts, "constant")
+    built.calibrate_splits(*parts, "constant")
     return built
 
 
@@ -286,7 +286,7 @@ def test_a_new_label_without_a_name_is_its_number_as_text(people, splits, tmp_pa
     larger = Retriever.load(people.save(tmp_path / "people"))
     larger.add(splits.test.images[:1], ["new"], [777])
     parts = larger.search_labelled(splits.tuning), larger.search_labelled(splits.calibration)
-    larger.calibrate(*parts, "constant")
+    larger.calibrate_splits(*parts, "constant")
     answer = larger.retrieve(splits.test.images[0], 0.3, 0.2)
     names = dict(zip(answer.ids, answer.labels, strict=True))
     assert names.pop("new") == "777"

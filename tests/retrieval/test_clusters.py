@@ -38,7 +38,9 @@ def by_drawers(retriever, part=CALIBRATION, names=DRAWERS, groups=False):
 def clustered(groups=False, score_function="quantile", **options):
     retriever = build(**({"depth": 30} if score_function == "reranked" else {}))
     first = by_drawers(retriever, TUNING, TUNING_DRAWERS, groups)
-    retriever.calibrate(first, by_drawers(retriever, groups=groups), score_function, **options)
+    retriever.calibrate_splits(
+        first, by_drawers(retriever, groups=groups), score_function, **options
+    )
     return retriever
 
 
@@ -178,7 +180,7 @@ def test_a_cluster_in_both_splits_is_refused():
     names = DRAWERS.copy()
     names[:9] = TUNING_DRAWERS[0]
     with pytest.raises(InvalidData, match="1 clusters"):
-        own.calibrate(by_drawers(own, TUNING, TUNING_DRAWERS), by_drawers(own, names=names))
+        own.calibrate_splits(by_drawers(own, TUNING, TUNING_DRAWERS), by_drawers(own, names=names))
     # The refusal changed nothing.
     assert guarantee(own, 0.4).cluster is None
 
@@ -192,7 +194,7 @@ def test_both_splits_come_in_the_same_kind_of_clusters_or_in_none():
         (first, replace(second, cluster="video")),
     ):
         with pytest.raises(InvalidData, match="drawer"):
-            own.calibrate(tuning, calibration)
+            own.calibrate_splits(tuning, calibration)
 
 
 def test_queries_in_clusters_are_neither_checked_nor_added_as_independent_ones():

@@ -55,7 +55,7 @@ def built(method="btl"):
 
 def calibrate(retriever, kind, queries=QUERIES):
     halves = [queries.subset(np.arange(len(queries))[part::2]) for part in (0, 1)]
-    retriever.calibrate(*map(retriever.search_labelled, halves), "quantile", judged_by=kind)
+    retriever.calibrate_splits(*map(retriever.search_labelled, halves), "quantile", judged_by=kind)
     return retriever
 
 
@@ -134,7 +134,7 @@ def test_queries_are_kept_with_their_variance_only_if_draws_calibrate():
     again = [retriever.search_labelled(queries) for queries in kept]
     with pytest.raises(InvalidData, match="draws"):
         retriever.judged(again[0], "agreement")
-    report = retriever.calibrate(*again, "quantile", judged_by="auto")
+    report = retriever.calibrate_splits(*again, "quantile", judged_by="auto")
     assert set(report.uncertainties) == {"own", "cosine", "gap", "vote"}
     calibrate(retriever, "overlap")
     assert "variance" in retriever.calibration_queries.embedding.tensors

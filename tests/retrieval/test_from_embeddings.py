@@ -125,7 +125,7 @@ def test_queries_with_and_without_uncertainties_are_not_mixed(built):
     lacking = built.search_labelled(built.labelled(QUERIES[200:], labels[200:]))
     for parts in ((having, lacking), (lacking, having)):
         with pytest.raises(InvalidData, match="uncertainties"):
-            built.calibrate(*parts)
+            built.calibrate_splits(*parts)
     built.calibrate(QUERIES[200:], labels[200:], "constant")
     for call in (built.extend_calibration, built.check):
         with pytest.raises(InvalidData, match="without uncertainties"):

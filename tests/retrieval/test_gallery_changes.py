@@ -288,7 +288,7 @@ def test_images_of_queries_are_not_needed_again(retriever, splits, tmp_path):
 
     def calibrated(one):
         parts = map(one.search_labelled, (splits.tuning, splits.calibration))
-        one.calibrate(*parts, "quantile", recurring=True)
+        one.calibrate_splits(*parts, "quantile", recurring=True)
         return one
 
     def answers(one):
@@ -364,7 +364,7 @@ def test_relevance_given_by_hand_cannot_be_recalibrated():
     corrected = replace(corrected, relevant=CALIBRATION.relevant, totals=CALIBRATION.totals)
     stated = search(own, TUNING, groups=False), corrected
     for queries in (parts, stated):
-        own.calibrate(*queries, "constant")
+        own.calibrate_splits(*queries, "constant")
         with pytest.raises(InvalidData, match="known"):
             own.recalibrate()
 
@@ -383,8 +383,8 @@ def test_queries_searched_before_a_change_calibrate_nothing(own):
     for tuning, calibration in ((0, 0), (0, 1), (1, 0)):
         queries = (before, after)[tuning][0], (before, after)[calibration][1]
         with pytest.raises(StaleCalibration, match="again"):
-            own.calibrate(*queries, "constant")
-    own.calibrate(*after, "constant")
+            own.calibrate_splits(*queries, "constant")
+    own.calibrate_splits(*after, "constant")
     own.max_depth = 20
     with pytest.raises(StaleCalibration, match="again"):
-        own.calibrate(*after, "constant")
+        own.calibrate_splits(*after, "constant")

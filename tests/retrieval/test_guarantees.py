@@ -251,9 +251,9 @@ def test_a_refused_calibration_leaves_the_previous_one(options, error, word):
     before = guarantee(retriever, 0.3)
     tuning, calibration = (search(retriever, part) for part in (TUNING, CALIBRATION))
     with pytest.raises(error, match=word):
-        retriever.calibrate(tuning, calibration, **options)
+        retriever.calibrate_splits(tuning, calibration, **options)
     with pytest.raises(InvalidData, match="at least 2"):
-        retriever.calibrate(search(retriever, TUNING[:1]), calibration)
+        retriever.calibrate_splits(search(retriever, TUNING[:1]), calibration)
     assert guarantee(retriever, 0.3) == before
     assert len(retrieve(retriever, 0.3)) == len(TEST)
 
@@ -263,4 +263,4 @@ def test_calibration_queries_cannot_choose_the_sizes(copied):
     retriever = build()
     queries = search(retriever, CALIBRATION)
     with pytest.raises(InvalidData, match="same"):
-        retriever.calibrate(replace(queries) if copied else queries, queries)
+        retriever.calibrate_splits(replace(queries) if copied else queries, queries)

@@ -30,8 +30,8 @@ def own():
 def test_repeated_queries_calibrate_only_if_they_recur(own, part, message):
     first, again = search(own, TUNING), search(own, part)
     with pytest.raises(InvalidData, match=message):
-        own.calibrate(first, again, "constant")
-    own.calibrate(first, again, "constant", recurring=True)
+        own.calibrate_splits(first, again, "constant")
+    own.calibrate_splits(first, again, "constant", recurring=True)
     assert guarantee(own, 0.4).n_calibration == len(part)
 
 
@@ -40,9 +40,9 @@ def test_gallery_items_never_tune_or_calibrate(own, recurring):
     mixed, first = search(own, CALIBRATION + GALLERY[:7]), search(own, TUNING)
     before = guarantee(own, 0.4)
     with pytest.raises(InvalidData, match=r"7 of 407 calibration .* gallery \(rows 400, 401"):
-        own.calibrate(first, mixed, "constant", recurring=recurring)
+        own.calibrate_splits(first, mixed, "constant", recurring=recurring)
     with pytest.raises(InvalidData, match=r"7 of 407 .* tuning split .* gallery"):
-        own.calibrate(mixed, first, "constant", recurring=recurring)
+        own.calibrate_splits(mixed, first, "constant", recurring=recurring)
     # The refusals changed nothing.
     assert guarantee(own, 0.4) == before
 
@@ -53,14 +53,14 @@ def test_an_added_image_no_longer_calibrates(loaded, splits, tmp_path, stored):
     own = Retriever.load(loaded.save(tmp_path / "added")) if stored else loaded
     parts = own.search_labelled(splits.tuning), own.search_labelled(splits.calibration)
     with pytest.raises(InvalidData, match=r"1 of 400 .* gallery \(row 3\)"):
-        own.calibrate(*parts, "constant")
+        own.calibrate_splits(*parts, "constant")
 
 
 def test_near_copies_of_gallery_items_cause_a_warning(own):
     copies = replace(GALLERY[:3], vectors=GALLERY[:3].vectors + np.float32(1 / 64))
     parts = search(own, TUNING), search(own, CALIBRATION + copies)
     with pytest.warns(UserWarning, match=r"3 of 403 calibration .*\(rows 400, 401, 402\)"):
-        own.calibrate(*parts, "constant")
+        own.calibrate_splits(*parts, "constant")
 
 
 def test_images_in_another_format_cause_a_warning_unless_they_recur(loaded, splits, tmp_path):
@@ -72,8 +72,8 @@ def test_images_in_another_format_cause_a_warning_unless_they_recur(loaded, spli
     files = ImageSet(paths, first.labels, [path.name for path in paths])
     calibration = loaded.search_labelled(splits.calibration)
     with pytest.warns(UserWarning, match=r"3 of 3 calibration queries .* another query"):
-        loaded.calibrate(calibration, loaded.search_labelled(files), "constant")
-    loaded.calibrate(calibration, loaded.search_labelled(files), "constant", recurring=True)
+        loaded.calibrate_splits(calibration, loaded.search_labelled(files), "constant")
+    loaded.calibrate_splits(calibration, loaded.search_labelled(files), "constant", recurring=True)
 
 
 def test_a_gallery_without_digests_causes_a_warning(retriever, splits):
@@ -81,7 +81,7 @@ def test_a_gallery_without_digests_causes_a_warning(retriever, splits):
     own = Retriever(Searcher(*parts, splits.gallery.ids, splits.gallery.labels))
     queries = own.search_labelled(splits.tuning), own.search_labelled(splits.gallery)
     with pytest.warns(UserWarning, match="may be the same"):
-        own.calibrate(*queries, "constant")
+        own.calibrate_splits(*queries, "constant")
 
 
 def test_gallery_items_and_calibration_queries_are_no_evidence_for_further_queries(own):

@@ -158,8 +158,8 @@ def test_a_gallery_without_labels_is_calibrated_with_relevance_given_by_hand(
         unlabelled.search([query]).distinct()
     parts = [by_hand(unlabelled, splits, part) for part in (splits.tuning, splits.calibration)]
     with pytest.raises(InvalidData, match="labels"):
-        unlabelled.calibrate(*parts, "reranked")
-    unlabelled.calibrate(*parts, "quantile")
+        unlabelled.calibrate_splits(*parts, "reranked")
+    unlabelled.calibrate_splits(*parts, "quantile")
     with pytest.raises(InvalidConfig, match="labels"):
         unlabelled.retrieve(query, 0.3, 0.1, distinct="label")
     # Requests that need no labels get the answers of the labelled gallery.
@@ -176,7 +176,7 @@ def test_a_gallery_without_labels_is_calibrated_with_relevance_given_by_hand(
 
 def test_auto_compares_every_score_function_that_needs_no_labels(unlabelled, splits):
     parts = [by_hand(unlabelled, splits, part) for part in (splits.tuning, splits.calibration)]
-    report = unlabelled.calibrate(*parts, alphas=(0.2, 0.3), delta=0.05)
+    report = unlabelled.calibrate_splits(*parts, alphas=(0.2, 0.3), delta=0.05)
     (comparison,) = report.comparison.values()
     assert set(comparison) == {"constant", "minmax", "quantile", "learned"}
     assert all(set(sizes) == {0.2, 0.3} for sizes in comparison.values())

@@ -79,7 +79,7 @@ def test_every_score_function_survives(tmp_path, score_function, change):
         labels = part.labels if labelled else [items[label] for label in part.labels]
         queries = own.labelled(part.vectors, labels, part.uncertainty, groups=part.groups)
         searched.append(own.search_labelled(queries))
-    own.calibrate(*searched, score_function)
+    own.calibrate_splits(*searched, score_function)
     loaded = load(own.save(tmp_path / "own"))
     for alpha, options in REQUESTS:
         if labelled or "distinct" not in options:
@@ -98,7 +98,9 @@ def test_every_score_function_survives(tmp_path, score_function, change):
 def test_every_encoder_survives(splits, tmp_path, method):
     encoder = build_encoder(config_of(method, dim=6), 1, (8, 16))
     built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=50)
-    built.calibrate(*map(built.search_labelled, (splits.tuning, splits.calibration)), "minmax")
+    built.calibrate_splits(
+        *map(built.search_labelled, (splits.tuning, splits.calibration)), "minmax"
+    )
     loaded = load(built.save(tmp_path / "retriever"))
     assert answers(loaded, splits.test.images[:20]) == answers(built, splits.test.images[:20])
     # LAM is fitted after training.

@@ -117,7 +117,7 @@ def test_a_variance_that_is_not_drawn_from_weighs_no_image(splits):
 def test_retrieval_over_templates_keeps_the_guarantee(things, splits):
     retriever = build(things)
     parts = map(retriever.search_labelled, (splits.tuning, splits.calibration))
-    retriever.calibrate(*parts, "quantile")
+    retriever.calibrate_splits(*parts, "quantile")
     answers = retriever.retrieve(list(splits.test.images), alpha=0.4, delta=0.1)
     hits = [label in one.labels for one, label in zip(answers, splits.test.labels, strict=True)]
     assert np.mean(hits) > 0.45  # 0.6 is certified, measured on 100 queries
@@ -134,7 +134,7 @@ def test_templates_survive_storage_with_the_digests_of_all_images(things, splits
     rows = np.flatnonzero(np.char.endswith(things.attributes["thing"], "-0"))[1:4]
     queries = loaded.search_labelled(things.subset(rows))
     with pytest.raises(InvalidData, match="3 of 3"):
-        loaded.calibrate(queries, loaded.search_labelled(splits.calibration), "constant")
+        loaded.calibrate_splits(queries, loaded.search_labelled(splits.calibration), "constant")
 
 
 def test_adding_and_removing_entries_leaves_the_other_digests(templates, things, tmp_path):

@@ -139,7 +139,7 @@ def test_the_mark_is_saved_and_calibrating_anew_removes_it(folder, splits):
         loaded.retrieve(splits.test.images[0], 0.5, None)
     with pytest.raises(RiskUnattainable, match="12"):
         loaded.retrieve(splits.test.images[0], 0.001, 0.1)
-    loaded.calibrate(
+    loaded.calibrate_splits(
         loaded.search_labelled(splits.tuning),
         loaded.search_labelled(splits.calibration),
         "constant",

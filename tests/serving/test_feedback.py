@@ -352,7 +352,7 @@ def test_clustered_queries_are_no_evidence(tmp_path, serving):
     for seed, first in ((2, 0), (3, 90)):
         results = retriever.search_labelled(retriever.labelled(*drawn(450, seed)))
         parts.append(replace(results, clusters=np.arange(450) // 5 + first, cluster="video"))
-    retriever.calibrate(*parts, score_function="quantile")
+    retriever.calibrate_splits(*parts, score_function="quantile")
     with serving(retriever.save(tmp_path / "clustered")) as client:
         assert respond(client, drawn(1, 8)[0][0], match=False)["watched"] is False
         assert client.get("/monitor").json()["guarantees"] == []
