@@ -9,7 +9,6 @@ from typing import get_type_hints
 import pytest
 
 from rcir.cli import retrieve
-from rcir.errors import InvalidConfig, InvalidRiskLevel
 from rcir.registry.answers import PARAMETERS
 from rcir.risk import GuaranteeRequest, request_options
 from rcir.risk.request import RequestOptions
@@ -50,33 +49,3 @@ def test_an_unknown_option_is_refused_everywhere():
         GuaranteeRequest(0.1, 0.1, simultanous=True)
     with pytest.raises(ValueError, match="simultanous"):
         Terms(simultanous=True)
-
-
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"abstain": 1}, "abstain"),
-        ({"group": 3}, "group"),
-        ({"distinct": "place"}, "distinct"),
-        ({"mix": "some"}, "mix"),
-        ({"mix": {"a": 0.5}}, "mix"),
-        ({"risk": "precision"}, "risk"),
-        ({"risk": "recall", "simultaneous": True}, "simultaneous"),
-        ({"simultaneous": True, "anytime": True}, "anytime"),
-        ({"delta": None, "anytime": True}, "delta"),
-        ({"mix": "any", "group": "a"}, "mix"),
-        ({"mix": {"a": 1.0}, "simultaneous": True}, "mix"),
-        ({"alpha": {"miss": 0.1, "recall": 0.2}, "abstain": True}, "risk"),
-    ],
-    ids=str,
-)
-def test_values_and_combinations_that_are_impossible_are_refused(options, word):
-    with pytest.raises(InvalidConfig, match=word):
-        GuaranteeRequest(**options)
-
-
-@pytest.mark.parametrize("level", [0, 1, -0.1, "0.1", True, float("nan")])
-@pytest.mark.parametrize("name", ["alpha", "delta"])
-def test_levels_are_numbers_strictly_between_0_and_1(name, level):
-    with pytest.raises(InvalidRiskLevel, match=name):
-        GuaranteeRequest(**{name: level})
