@@ -28,11 +28,9 @@ class Fingerprints:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, str] = {}
-        self._parts: list[object] = []
-        self._counts: list[object] = []
-        # What is referred to keeps its address: no other memory can be taken for it.
-        self._kept: list[Tensor] = []
+        # Parts, counts, tensors (which keep their addresses while they are referred to) and
+        # digests, replaced in one assignment: several threads may ask.
+        self._last: tuple[list[object], list[object], list[Tensor], dict[str, str]] | None = None
 
     def of(
         self,
@@ -49,18 +47,17 @@ class Fingerprints:
         # Torch counts its writes to a tensor.
         counts: list[object] = [index.version, len(parts)]
         counts += [number for values in weights for number in (values._version, values.data_ptr())]
-        if self._counts != counts or not all(map(operator.is_, self._parts, parts)):
-            self._known = {"gallery": gallery.digest(), "index": index.version}
-            if encoder is not None and preprocessing is not None:
-                self._known |= {
-                    "encoder": encoder.fingerprint(),
-                    "preprocessing": _digest(preprocessing),
-                }
-            else:
-                self._known["options"] = _digest(options)
-            self._parts, self._counts = parts, counts
-            self._kept = [values.data for values in weights]
-        return self._known
+        last = self._last
+        if last is not None and last[1] == counts and all(map(operator.is_, last[0], parts)):
+            return last[3]
+        fingerprints = {"gallery": gallery.digest(), "index": index.version}
+        if encoder is not None and preprocessing is not None:
+            fingerprints["encoder"] = encoder.fingerprint()
+            fingerprints["preprocessing"] = _digest(preprocessing)
+        else:
+            fingerprints["options"] = _digest(options)
+        self._last = parts, counts, [values.data for values in weights], fingerprints
+        return fingerprints
 
 
 def _digest(described: Preprocessing | VectorOptions) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
@@ -54,6 +55,7 @@ if TYPE_CHECKING:  # vectors need no torch
     from rcir.encoders.base import Encoder
     from rcir.encoders.batches import Embed, Images
 
+_SWAP = threading.Lock()  # of versions, see `Retriever.update`
 QUERY_BATCH_SIZE = 512  # larger batches need more memory, smaller ones more time per query
 
 
@@ -323,7 +325,12 @@ class Retriever:
     def changes(self) -> list[str]:
         """Return the names of what differs from what it was calibrated on."""
         current = dict(self.fingerprints(), uncertainty=self.uncertainty)
-        return list(current) if self.calibration is None else self.calibration.changed(current)
+        if self.calibration is None:
+            return list(current)
+        changed = self.calibration.changed(current)
+        if self.calibration.controller.depth != self.depth:
+            changed.append("search depth")
+        return changed
 
     def require_calibration(self) -> Calibration:
         """Return the calibration, whether it is stale or not.
@@ -351,8 +358,6 @@ class Retriever:
         calibration = self.require_calibration()
         controller = calibration.controller_of(distinct)
         changed = self.changes()
-        if controller.depth != self.depth:
-            changed.append("search depth")
         if not all(one.intact for one in (controller, *controller.own.values())):
             changed.append("score function")
         if changed:
@@ -729,7 +734,8 @@ class Retriever:
 
         Raises:
             InvalidConfig: the index is on a server, which changes in place.
-            StaleCalibration, InvalidData: as `recalibrate`.
+            InvalidData: the retriever was changed otherwise meanwhile; or as `recalibrate`.
+            StaleCalibration: as `recalibrate`.
 
         Example:
             >>> import numpy as np, rcir
@@ -748,13 +754,19 @@ class Retriever:
                 "the index is on a server and changes in place: call `add` or `remove`, then "
                 "`recalibrate`, on the retriever itself"
             )
-        changed = copy(self)
+        changed, started = copy(self), self._version
         changed.searcher = copy(self.searcher)
         changed.index = deepcopy(self.index)
         yield changed
         if changed.calibration is not None and changed.changes():
             changed.recalibrate()
-        self._version = changed._version
+        with _SWAP:
+            if self._version is not started:
+                raise InvalidData(
+                    "the retriever was changed by something else during this update, which "
+                    "therefore had no effect: repeat it"
+                )
+            self._version = changed._version
 
     def recalibrate(self) -> CalibrationReport:
         """Calibrate anew with the same queries, after the gallery has changed.

@@ -113,6 +113,12 @@ class Searcher:
         if encoder is not None and encoder.reranks and items is None:
             raise InvalidData("the encoder re-ranks: give the embeddings of the gallery as items")
 
+    def __copy__(self) -> Self:
+        """Return a searcher of the same parts, each of which can be replaced on its own."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, _fingerprints=Fingerprints())
+        return other
+
     @classmethod
     def build(
         cls,

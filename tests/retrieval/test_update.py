@@ -62,6 +62,40 @@ def test_a_failed_update_changes_nothing():
     assert len(retriever.ids) == len(retriever.index) == 400
 
 
+def test_overlapping_changes_are_not_lost():
+    retriever = built()
+
+    def overlap(change):
+        with retriever.update() as next_version:
+            grow(next_version, 0)
+            change()
+
+    def another_update():
+        with retriever.update() as other:
+            grow(other, 1)
+
+    with pytest.raises(InvalidData, match="repeat"):
+        overlap(another_update)
+    assert len(retriever.ids) == 500
+    assert "added 500" in retriever.ids
+    with pytest.raises(InvalidData, match="repeat"):
+        overlap(retriever.recalibrate)
+
+
+def test_an_update_notices_its_changes_while_the_old_version_is_queried():
+    """Both versions compute fingerprints, which must not be taken for each other's."""
+    retriever = built()
+    with retriever.update() as next_version:
+        grow(next_version, 0)
+        answers(retriever)
+        changed = next_version.changes()
+        answers(retriever)
+        assert next_version.changes() == changed == ["gallery", "index"]
+        next_version.max_depth = 50
+    assert retriever.changes() == []
+    assert answers(retriever)
+
+
 def test_without_a_calibration_only_the_gallery_changes():
     retriever = rcir.Retriever.from_embeddings(VECTORS[:400], labels=LABELS[:400])
     with retriever.update() as next_version:
