@@ -128,7 +128,7 @@ class RiskController:
         return self.once(request, lambda: self._decide(request))  # type: ignore[no-any-return]
 
     def _decide(self, request: Request) -> Guarantee:
-        if request.max_size is not None:
+        if request.max_size is not None and request.max_size < self.depth:
             return self._decide_cut(request, request.max_size)
         if request.mix == "any":
             return certify_any_mix(self, request)
@@ -279,10 +279,14 @@ class RiskController:
 
 
 def _cut(results: LabelledResults, size: int) -> LabelledResults:
-    """Return scored results whose candidates beyond `size` are in no set."""
-    scores, relevant = results.known("candidate_scores").copy(), results.relevant.copy()
-    scores[:, size:], relevant[:, size:] = np.inf, False
-    return replace(results, candidate_scores=scores, relevant=relevant)
+    """Return scored results of which the first `size` candidates are all there are."""
+    scores = results.known("candidate_scores")
+    return replace(
+        results,
+        depth=size,
+        candidate_scores=np.ascontiguousarray(scores[:, :size]),
+        relevant=np.ascontiguousarray(results.relevant[:, :size]),
+    )
 
 
 def constant_baseline(

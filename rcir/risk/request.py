@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import cache
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Literal, TypedDict, get_args, get_type_hints
 
 from rcir.errors import InvalidConfig
@@ -95,7 +95,13 @@ class GuaranteeRequest:
             object.__setattr__(self, "risk", risk)
             object.__setattr__(self, "alpha", alpha)
         find_risk(self.risk)
-        if not isinstance(self.alpha, Mapping):
+        if isinstance(self.alpha, Mapping):
+            if not self.alpha:
+                raise InvalidConfig("alpha names no risk: give a level, or risks with levels")
+            for name, level in self.alpha.items():
+                find_risk(name)
+                check_level(f"alpha of {name}", level)
+        else:
             object.__setattr__(self, "alpha", check_level("alpha", self.alpha))
         if self.delta is not None:
             object.__setattr__(self, "delta", check_level("delta", self.delta))
@@ -108,7 +114,7 @@ class GuaranteeRequest:
         return find_risk(self.risk, self.abstain)
 
 
-Request = GuaranteeRequest  # the name of earlier versions
+Request = GuaranteeRequest  # a short name
 
 
 class RequestOptions(TypedDict, total=False):
@@ -180,7 +186,7 @@ def _wrong_value(request: GuaranteeRequest) -> str | None:
     if not isinstance(request.distinct, str | None) or request.distinct not in (None, "label"):
         return f"distinct is {request.distinct!r}; it can be 'label' or None"
     size = request.max_size
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+    if size is not None and (isinstance(size, bool) or not isinstance(size, Integral) or size < 1):
         return f"max_size is {size!r}; it must be a whole number, at least 1, or None"
     mix = request.mix
     if isinstance(mix, Mapping):

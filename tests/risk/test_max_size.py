@@ -73,15 +73,17 @@ def test_the_risk_is_controlled_only_if_sets_are_cut_before_certifying():
 @pytest.mark.parametrize("options", [{}, {"distinct": "label"}, {"risk": "recall"}], ids=str)
 def test_a_retriever_returns_no_larger_set(options):
     rng = np.random.default_rng(2)
-    labels = rng.integers(20, size=800)
-    vectors = np.eye(20)[labels] + 0.6 * rng.standard_normal((800, 20))
+    labels = rng.integers(20, size=900)
+    vectors = np.eye(20)[labels] + 0.6 * rng.standard_normal((900, 20))
     retriever = rcir.Retriever.from_embeddings(vectors[:300], labels=labels[:300])
-    retriever.calibrate(vectors[300:700], labels[300:700])
-    alpha = 0.99 if options.get("risk") == "recall" else 0.7
-    answers = retriever.retrieve(vectors[700:], alpha, 0.1, max_size=2, **options)
-    assert max(answer.size for answer in answers) <= 2
-    assert answers[0].guarantee.max_size == 2
-    assert answers[0].guarantee.to_dict()["max_size"] == 2
+    retriever.calibrate(vectors[300:800], labels[300:800])
+    alpha, limit = (0.95, 12) if options.get("risk") == "recall" else (0.6, 4)
+    unlimited = retriever.retrieve(vectors[800:], alpha, 0.1, **options)
+    assert max(answer.size for answer in unlimited) > limit
+    answers = retriever.retrieve(vectors[800:], alpha, 0.1, max_size=limit, **options)
+    assert max(answer.size for answer in answers) == limit
+    assert answers[0].guarantee.max_size == limit
+    assert answers[0].guarantee.to_dict()["max_size"] == limit
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "3"])
