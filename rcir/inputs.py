@@ -23,6 +23,8 @@ def as_numpy(values: Any) -> Any:
     if hasattr(values, "detach"):  # a PyTorch tensor; NumPy has no bfloat16
         tensor = values.detach().cpu()
         return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    if hasattr(values, "column_names") and hasattr(values, "itercolumns"):  # an Arrow table
+        return np.column_stack([as_numpy(column) for column in values.itercolumns()])
     if hasattr(values, "cast") and hasattr(values, "to_pylist"):  # an Arrow array, or its chunks
         chunks = values.combine_chunks() if hasattr(values, "combine_chunks") else values
         return chunks.to_numpy(zero_copy_only=False)

@@ -21,6 +21,10 @@ CONTAINERS = {
     "list of tensors": (lambda x: list(torch.tensor(x)), np.ndarray.tolist),
     "pandas": (pd.DataFrame, pd.Series),
     "pandas categories": (lambda x: pd.Series(list(x)), lambda x: pd.Series(x, dtype="category")),
+    "arrow table": (
+        lambda x: pa.table({f"x{place}": column for place, column in enumerate(x.T)}),
+        pa.array,
+    ),
     "arrow": (lambda x: pa.FixedSizeListArray.from_arrays(x.ravel(), 5), pa.array),
     "arrow chunks": (
         lambda x: pa.chunked_array([pa.array(x.tolist())]),
