@@ -56,6 +56,8 @@ class Evaluation:
         resampling: the guarantee over many random splits of calibration and test queries; None if
             queries come in clusters.
         beyond_depth: number of test queries without a match within the search depth.
+        chosen_among: number of retrievers that this one was chosen among; its rows are then
+            certified at delta divided by it, and the promise holds at delta.
     """
 
     dataset: str
@@ -75,6 +77,7 @@ class Evaluation:
     n_test_clusters: int | None
     resampling: Resampling | None
     beyond_depth: int
+    chosen_among: int = 1
 
     @property
     def certified(self) -> list[RiskResult]:
@@ -207,6 +210,7 @@ def evaluate(
         if controller.cluster
         else resample(retriever, queries.tuning, queries.calibration, test, alphas, delta),
         beyond_depth=int(np.isinf(test.ranks).sum()),
+        chosen_among=retriever.chosen_among,
     )
     headline = evaluation.headline
     if headline is None:

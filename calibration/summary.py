@@ -30,11 +30,18 @@ def promise(evaluation: Evaluation) -> str:
     if kind := evaluation.cluster:
         covered = f"queries of further clusters ({kind}, each counted alike)"
         labelled += f" in {evaluation.n_clusters} clusters"
-    return (
+    delta = row.delta * evaluation.chosen_among
+    sentence = (
         f"With alpha = {row.alpha:g}, on average at least {100 * (1 - row.alpha):.4g} of 100 "
         f"{covered} get a set that holds a right image. The chance that this is wrong, because "
-        f"the {labelled} were unluckily easy, is at most {100 * row.delta:.4g}%."
+        f"the {labelled} were unluckily easy, is at most {100 * delta:.4g}%"
     )
+    if evaluation.chosen_among > 1:
+        sentence += (
+            f", also after the choice among {evaluation.chosen_among} retrievers: each is "
+            f"certified at delta = {row.delta:.4g}"
+        )
+    return f"{sentence}."
 
 
 def cost(evaluation: Evaluation) -> str | None:
@@ -45,13 +52,14 @@ def cost(evaluation: Evaluation) -> str | None:
     alike = "no single size for all queries is certified"
     if row.constant_size is not None:
         alike = f"one size for all queries would be {row.constant_size:.4g}"
-    tested = f"{evaluation.n_test} test queries"
+    tested, average = f"{evaluation.n_test} test queries", ""
     if evaluation.cluster:
         tested += f" in {evaluation.n_test_clusters} clusters"
+        average = " on average over clusters"
     return (
         f"That takes {row.mean_size:.2f} images per query on average; {alike}. "
         f"Of {tested}, which neither tuned nor calibrated anything, {100 * row.test_risk:.1f}% "
-        f"were missed (95% interval {100 * (row.risk_low or 0):.1f}% to "
+        f"were missed{average} (95% interval {100 * (row.risk_low or 0):.1f}% to "
         f"{100 * (row.risk_high or 0):.1f}%)."
     )
 
@@ -102,7 +110,10 @@ def remarks(evaluation: Evaluation) -> list[str]:
         if not row.certified and evaluation.certified:
             sentences.append(f"{level} is not certified: {row.refusal}.")
         elif row.test_risk is not None and row.test_risk > row.alpha:
-            reason = _above_alpha(row, evaluation.n_test)
+            tested = f"{evaluation.n_test} test queries"
+            if evaluation.cluster:
+                tested = f"{evaluation.n_test_clusters} clusters of test queries"
+            reason = _above_alpha(row, tested)
             measured = f"the measured risk {row.test_risk:.4f} is above alpha"
             sentences.append(f"{level}: {measured}, {reason}.")
         elif row.mean_size == 1:
@@ -117,11 +128,11 @@ def remarks(evaluation: Evaluation) -> list[str]:
     return sentences
 
 
-def _above_alpha(row: RiskResult, n_test: int) -> str:
+def _above_alpha(row: RiskResult, tested: str) -> str:
     if row.risk_low is not None and row.risk_low <= row.alpha:
-        return f"but within the noise of the {n_test} test queries"
+        return f"but within the noise of the {tested}"
     return (
-        f"by more than the noise of the {n_test} test queries: this is one of the calibrations "
+        f"by more than the noise of the {tested}: this is one of the calibrations "
         f"that the guarantee allows to fail (probability {row.delta:g}), or the test queries "
         "differ from the calibration queries"
     )
