@@ -64,7 +64,7 @@ def run(output: Path, method: str = "btl") -> None:
     write_results(output / "results.json", evaluation, time.monotonic() - started)
     for sentence in (promise(evaluation), cost(evaluation), _limit(outcome)):
         console.print(sentence)
-    print(f"\nThe report is {outcome.report}. Next, ask for one picture, or explore in a browser:")
+    print(f"\nThe report is {outcome.report}. Next, query one picture, or explore in a browser:")
     print(
         f"  {sys.argv[0]} retrieve {example} --retriever {outcome.folder} "
         f"--alpha {ALPHA} --delta {DELTA}"
