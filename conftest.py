@@ -23,7 +23,7 @@ from filelock import FileLock
 from mlflow import MlflowClient
 
 # Documents and modules whose examples use the retriever that the demo calibrates.
-DEMO_EXAMPLES = ("README.md", "api.py", "calibrated.py", "maintained.py", "retriever.py")
+DEMO_EXAMPLES = ("README.md", "api.py", "retriever.py")
 # Fixtures that one process sets up for all tests that use them, the slowest first.
 SHARED_FIXTURES = ("ray_cluster", "demo")
 NUMBER_OF_SLOW = pytest.StashKey[int]()  # tests that were deselected
