@@ -21,7 +21,7 @@ from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.retriever import Retriever
 from rcir.risk.choice import ComparedSizes
 
-# Of a `RiskResult`.
+# Numbers of each `RiskResult` that are logged as metrics.
 TRACKED = (
     "threshold",
     "test_risk",
@@ -109,7 +109,7 @@ class Evaluation:
 
     @property
     def is_chance(self) -> bool:
-        """Whether the uncertainty predicts a wrong first image no better than chance."""
+        """True if the uncertainty predicts a wrong first image no better than chance."""
         return self.quality.numbers.get("auroc_miss", 1.0) < CHANCE
 
     @property

@@ -76,7 +76,7 @@ class RiskResult:
 
     @property
     def certified(self) -> bool:
-        """Whether the guarantee holds with some threshold."""
+        """True if some threshold certifies the guarantee."""
         return self.threshold is not None
 
 
