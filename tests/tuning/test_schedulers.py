@@ -89,7 +89,7 @@ def test_a_member_of_a_population_ends_as_if_trained_with_its_changes_from_the_s
     records = sweep(TuningConfig(small("pbt", epochs=4), space, trials=3, **pbt))
     runs = [read_run(records.folder / trial.name) for trial in records.trials.values()]
     changed = [run for run in runs if run.config["changes"]]
-    assert 1 <= len(changed) < 3  # the best member continues as it is
+    assert changed  # perhaps all: the best of one epoch may copy the best of a later one
     for run in changed:
         assert all(
             1e-7 <= each["options"]["optimizer.lr"] <= 1e-2 for each in run.config["changes"]
