@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import HoldsVectors, lengths, one_minus_cosine
+from rcir.metrics.labels import VOTERS
 from rcir.risk import SearchResults
-from rcir.risk.keys import VOTERS
 
 if TYPE_CHECKING:
     from rcir.retrieval.search import Searcher
@@ -40,17 +40,17 @@ class QueryUncertainty:
 
 def stated_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.float64]:
     """(n,) of the encoder, or that vectors came with; without one, `cosine_uncertainty`."""
-    own: NDArray[np.float64] | None = results.known("queries").uncertainty
+    own: NDArray[np.float64] | None = results.require("queries").uncertainty
     return cosine_uncertainty(searcher, results) if own is None else own
 
 
 def cosine_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.float64]:
     """(n,) one minus the cosine to the nearest item."""
-    vectors = results.known("vectors")
+    vectors = results.require("vectors")
     if searcher.items is not None:  # ranked anew
         return searcher.nearest(vectors, 1)[2]
-    nearest = searcher.gallery.norms[results.known("positions")[:, 0]]
-    return one_minus_cosine(results.known("distances")[:, 0], lengths(vectors), nearest)
+    nearest = searcher.gallery.norms[results.require("positions")[:, 0]]
+    return one_minus_cosine(results.require("distances")[:, 0], lengths(vectors), nearest)
 
 
 def gap_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.float64]:
@@ -60,11 +60,11 @@ def gap_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.fl
     Without labels, over that of the second candidate; 0 where there is no other. Of candidates that
     the encoder re-ranked, both are its own distances.
     """
-    distances = np.asarray(results.known("distances"), np.float64)
+    distances = np.asarray(results.require("distances"), np.float64)
     others = np.arange(results.depth) > 0
-    if results.keys is not None:
-        others = others & (results.keys != results.keys[:, :1])
-    second = np.where(others & results.there, distances, np.inf).min(axis=1)
+    if results.labels is not None:
+        others = others & (results.labels != results.labels[:, :1])
+    second = np.where(others & results.is_candidate, distances, np.inf).min(axis=1)
     with np.errstate(invalid="ignore"):
         ratio = distances[:, 0] / second
     return np.where(second > 0, ratio, 1.0)  # 0 / 0: neither is nearer
@@ -82,7 +82,7 @@ def spread_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np
     recognition" (CVPR 2024), without their weights.
     """
     assert isinstance(searcher.relevance, WithinRadius)
-    near = results.known("positions")[:, :NEAREST]
+    near = results.require("positions")[:, :NEAREST]
     there = (near >= 0)[:, :, None]
     places = searcher.relevance.places[near]
     steps = places - places.mean(axis=1, keepdims=True, where=there)
@@ -117,8 +117,8 @@ def draw_columns(searcher: Searcher, results: SearchResults, nearest: int) -> ND
         return np.asarray(held.vectors_at(positions))
 
     assert searcher.encoder is not None
-    positions = results.known("positions")[:, :VOTERS]
-    queries = results.known("queries").embedding
+    positions = results.require("positions")[:, :VOTERS]
+    queries = results.require("queries").embedding
     if queries is None:
         raise InvalidData(
             "these queries were kept without what draws of them need, for they calibrated by "
@@ -133,9 +133,9 @@ def agreement_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray
 
     Draws are the members of a deep ensemble, or of the variance; see `Encoder.draw_distances`.
     """
-    assert results.keys is not None
+    assert results.labels is not None
     first = draw_columns(searcher, results, 1)[:, :, 0]
-    labels = np.take_along_axis(results.keys, first, axis=1)
+    labels = np.take_along_axis(results.labels, first, axis=1)
     counts = (labels[:, :, None] == labels[:, None, :]).sum(axis=2)
     share: NDArray[np.float64] = counts.max(axis=1) / labels.shape[1]
     return 1 - share

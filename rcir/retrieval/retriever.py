@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from pathlib import Path
@@ -27,27 +27,31 @@ from rcir.retrieval.answer import AtLevels, Retrieval
 from rcir.retrieval.calibration import (
     Calibration,
     CalibrationOptions,
+    CalibrationReport,
     calibrate,
     check_searched,
-    kept_queries,
+    digests_of,
+    divide_queries,
+    queries_to_store,
+    vector_distances,
 )
-from rcir.retrieval.calibration_report import CalibrationReport
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.queries import Queries, require_alike
 from rcir.retrieval.search import Asked, Found, Searcher
-from rcir.retrieval.splits import digests_of, divide_queries, vector_distances
 from rcir.retrieval.vector_options import Metric, VectorOptions
 from rcir.risk import (
     Bound,
     Exchangeability,
     Guarantee,
     LabelledResults,
-    RiskController,
     SearchResults,
+    SetRule,
     check_exchangeability,
+    score,
 )
 from rcir.risk.request import Alpha, Distinct, GuaranteeRequest, RequestOptions
-from rcir.risk.score_functions import set_sizes
+from rcir.risk.results import set_sizes
+from rcir.risk.score_functions import Ranking
 
 if TYPE_CHECKING:  # vectors need no torch
     from rcir.data.images import ImageLike
@@ -226,20 +230,6 @@ class Retriever:
         self._version = self._version[0], calibration
 
     @property
-    def controllers(self) -> Mapping[Distinct, RiskController]:
-        """The controllers of the calibration; empty until calibrated."""
-        return {} if self.calibration is None else self.calibration.controllers
-
-    @property
-    def controller(self) -> RiskController:
-        """The controller of sets of items.
-
-        Raises:
-            StaleCalibration: not calibrated.
-        """
-        return self.require_calibration().controller
-
-    @property
     def uncertainty(self) -> str:
         """The uncertainty of queries that sizes depend on, see `judged`."""
         return "own" if self.calibration is None else self.calibration.uncertainty
@@ -328,7 +318,7 @@ class Retriever:
         if self.calibration is None:
             return list(current)
         changed = self.calibration.changed(current)
-        if self.calibration.controller.depth != self.depth:
+        if self.calibration.main.calibration.depth != self.depth:
             changed.append("search depth")
         return changed
 
@@ -345,22 +335,14 @@ class Retriever:
             )
         return self.calibration
 
-    def _valid_calibration(self, distinct: Distinct = None) -> Calibration:
+    def _valid_calibration(self) -> Calibration:
         """Return the calibration if nothing has changed since.
-
-        Args:
-            distinct: what the sets are to hold.
 
         Raises:
             StaleCalibration: not calibrated, or something has changed.
-            InvalidConfig: it is not calibrated for such sets.
         """
         calibration = self.require_calibration()
-        controller = calibration.controller_of(distinct)
-        changed = self.changes()
-        if not all(one.intact for one in (controller, *controller.own.values())):
-            changed.append("score function")
-        if changed:
+        if changed := self.changes():
             raise StaleCalibration(
                 f"changed since calibration: {', '.join(changed)}. The guarantee does not cover "
                 "that: call `recalibrate`, or `calibrate` with labelled queries; `search` gives "
@@ -538,8 +520,8 @@ class Retriever:
         """
         request = GuaranteeRequest(alpha, delta, **options)
         version = copy(self)  # the same search and calibration to the end of this call
-        calibration = version._valid_calibration(request.distinct)
-        controller, guarantee = calibration.guarantee(request)
+        calibration = version._valid_calibration()
+        rule, guarantee = calibration.rule_for(request), calibration.guarantee(request)
         many = isinstance(query, list | tuple | Embedding | Queries)
         asked: Any = query if many else [query]
         if version.encoder is None and not isinstance(query, Embedding | Queries):
@@ -548,7 +530,7 @@ class Retriever:
                 many, asked = vectors.ndim > 1, np.atleast_2d(vectors)
         embedded = version.prepared(asked, None, uncertainty, model)
         require_alike(embedded, calibration.calibration_queries)
-        answers = version._retrieve(embedded, controller, guarantee)
+        answers = version._retrieve(embedded, rule, guarantee)
         return answers if many else answers[0]
 
     def guarantee(
@@ -565,7 +547,7 @@ class Retriever:
             3000
         """
         request = GuaranteeRequest(alpha, delta, **options)
-        return copy(self)._valid_calibration(request.distinct).guarantee(request)[1]
+        return copy(self)._valid_calibration().guarantee(request)
 
     def at_levels(
         self,
@@ -601,15 +583,14 @@ class Retriever:
         if not alphas:
             raise InvalidData("there are no alphas: give at least one")
         version = copy(self)
-        calibration = version._valid_calibration(distinct)
-        controller = calibration.controller_of(distinct)
+        calibration = version._valid_calibration()
         guarantees: dict[float, Guarantee] = {}
         for alpha in sorted(alphas, reverse=True):  # a larger one tells more of what is possible
             request = GuaranteeRequest(
                 alpha, delta, distinct=distinct, group=group, simultaneous=True
             )
             try:
-                _, guarantee = calibration.guarantee(request)
+                guarantee = calibration.guarantee(request)
             except RiskUnattainable:
                 if not guarantees:
                     raise
@@ -617,46 +598,47 @@ class Retriever:
             guarantees = {alpha: guarantee} | guarantees
         queries = version.prepared(query)
         require_alike(queries, calibration.calibration_queries)
-        found = version.judged(version.searcher.candidates(queries))
-        if distinct is not None:
-            found = found.distinct()
+        results = version._search(queries, distinct)
         strictest, *_ = guarantees.values()
-        found, most = controller.sets(found, strictest)
-        scores = controller.score_function.candidate_scores(found)
-        sizes = np.stack([set_sizes(scores, each.threshold) for each in guarantees.values()], 1)
-        answers = version._answers(found, most, strictest)
+        ranking, largest = calibration.rule_for(strictest.request).sets(results, strictest)
+        sizes = np.stack(
+            [set_sizes(ranking.scores, each.threshold) for each in guarantees.values()], axis=1
+        )
+        answers = version._answers(results, ranking, largest, strictest)
         return [
             AtLevels(tuple(guarantees), own, answer, tuple(guarantees.values()))
             for own, answer in zip(sizes, answers, strict=True)
         ]
 
-    def _retrieve(
-        self, queries: Queries, controller: RiskController, guarantee: Guarantee
-    ) -> list[Retrieval]:
+    def _retrieve(self, queries: Queries, rule: SetRule, guarantee: Guarantee) -> list[Retrieval]:
         answers: list[Retrieval] = []
         for start in range(0, len(queries), QUERY_BATCH_SIZE):
-            some = queries[start : start + QUERY_BATCH_SIZE]
-            found = self.judged(
-                self.searcher.candidates(some)
-            )  # fingerprints were compared already
-            if guarantee.distinct is not None:
-                found = found.distinct()
-            found, sizes = controller.sets(found, guarantee)
-            answers += self._answers(found, sizes, guarantee)
+            batch = queries[start : start + QUERY_BATCH_SIZE]
+            results = self._search(batch, guarantee.request.distinct)
+            answers += self._answers(results, *rule.sets(results, guarantee), guarantee)
         return answers
 
+    def _search(self, queries: Queries, distinct: Distinct) -> SearchResults:
+        results = self.judged(self.searcher.candidates(queries))
+        return results if distinct is None else results.first_of_each_label()
+
     def _answers(
-        self, found: SearchResults, sizes: NDArray[np.int64], guarantee: Guarantee
+        self,
+        results: SearchResults,
+        ranking: Ranking,
+        sizes: NDArray[np.int64],
+        guarantee: Guarantee,
     ) -> list[Retrieval]:
         # One look-up for all of them; each answer is a slice of it.
         row = np.repeat(np.arange(len(sizes)), sizes)
         rank = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        positions = found.known("positions")[row, rank]
-        distances = found.known("distances")[row, rank]
+        column = rank if ranking.columns is None else ranking.columns[row, rank]
+        positions = results.require("positions")[row, column]
+        distances = results.require("distances")[row, column]
         ids = self.ids[positions].tolist()
         labels = self.searcher.named_labels(positions)
         answers, start = [], 0
-        for size, uncertainty in zip(sizes.tolist(), found.uncertainty.tolist(), strict=True):
+        for size, uncertainty in zip(sizes.tolist(), results.uncertainty.tolist(), strict=True):
             part = slice(start, start := start + size)
             answers.append(
                 Retrieval(
@@ -863,9 +845,9 @@ class Retriever:
         if not isinstance(queries, LabelledResults):
             queries = self.search_labelled(self.labelled(queries, labels, **known))
         check_searched(self.searcher, queries)
-        require_alike(queries.known("queries"), calibration.calibration_queries)
+        require_alike(queries.require("queries"), calibration.calibration_queries)
         queries = self.judged(queries)
-        added = kept_queries(self.searcher, queries, calibration.uncertainty)
+        added = queries_to_store(self.searcher, queries, calibration.uncertainty)
         gallery = None if self.options.leave_one_out else self.digests
         require_new(gallery, calibration.query_digests, digests_of(queries), recurring)
         if not self.options.leave_one_out:
@@ -889,17 +871,17 @@ class Retriever:
             RiskUnattainable: nothing certifies alpha at delta.
         """
         calibration = self._valid_calibration()
-        controller = calibration.controller
+        rule = calibration.main
         check_searched(self.searcher, recent)
-        require_alike(recent.known("queries"), calibration.calibration_queries)
+        require_alike(recent.require("queries"), calibration.calibration_queries)
         recent = self.judged(recent)
-        cluster = controller.cluster or recent.cluster
+        cluster = rule.calibration.cluster or recent.cluster
         if cluster is not None:
             raise InvalidData(
                 f"queries come in clusters ({cluster}), and are compared as independent ones: "
                 "calibrate and check with one query of each"
             )
-        request = GuaranteeRequest(alpha, delta, anytime=controller.growing)
-        threshold = calibration.guarantee(request)[1].threshold
-        scored = recent.scored(controller.score_function)
-        return check_exchangeability(controller.calibration, scored, certified=(threshold, alpha))
+        request = GuaranteeRequest(alpha, delta, anytime=calibration.sequential)
+        threshold = calibration.guarantee(request).threshold
+        scored = score(rule.score_function, recent)
+        return check_exchangeability(rule.calibration, scored, certified=(threshold, alpha))

@@ -28,6 +28,7 @@ from rcir.index import (
     one_minus_cosine,
 )
 from rcir.inputs import as_numpy, as_vectors
+from rcir.metrics.labels import VOTERS
 from rcir.retrieval.fingerprints import Fingerprints
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.queries import Queries
@@ -35,7 +36,6 @@ from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.templates import template_digests, templates_of
 from rcir.retrieval.vector_options import VectorOptions
 from rcir.risk import LabelledResults, SearchResults
-from rcir.risk.keys import VOTERS
 
 if TYPE_CHECKING:  # what needs no encoder needs no torch
     from rcir.data.preprocessing import Preprocessing
@@ -502,7 +502,7 @@ class Searcher:
             totals = totals - np.count_nonzero(own, axis=1)
         return LabelledResults.of(
             found,
-            queries.relevance.of(relevance, found.known("positions")),
+            queries.relevance.of(relevance, found.require("positions")),
             totals,
             groups=queries.groups,
             clusters=queries.clusters,

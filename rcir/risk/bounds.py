@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
@@ -18,6 +19,28 @@ from scipy.special import bdtr, bdtri, betainc, betaincc, betainccinv, betaincin
 from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel
 
 Bound = Literal["binomial", "hoeffding", "bentkus", "hoeffding-bentkus", "betting"]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The threshold that certifies a request.
+
+    Attributes:
+        threshold: candidates of at most this score are in the set, up to
+            `rcir.risk.results.TOLERANCE`.
+        bound: the confidence bound, or "band" (simultaneous), "anytime" or "conformal" (on
+            average).
+        risk_bound: the certified level, at most alpha (misses are whole numbers); None with several
+            risks.
+        selection_threshold: with `abstain`, queries up to this selection score are answered.
+        n_groups: number of groups whose mix is arbitrary.
+    """
+
+    threshold: float
+    bound: str
+    risk_bound: float | None
+    selection_threshold: float | None = None
+    n_groups: int | None = None
 
 
 def check_level(name: str, value: float) -> float:
@@ -321,3 +344,31 @@ def _certifies(misses: int, n: int, alpha: float, delta: float, bound: Bound) ->
 
 def _hoeffding(total: float, n: int, delta: float) -> float:
     return total / n + math.sqrt(math.log(1 / delta) / (2 * n))
+
+
+def check_among(among: int) -> int:
+    """Return a number of retrievers, or raise `InvalidConfig` unless it is at least 1."""
+    if isinstance(among, bool) or not isinstance(among, Integral) or among < 1:
+        raise InvalidConfig(f"chosen among {among!r}; it is a number of retrievers, at least 1")
+    return int(among)
+
+
+def corrected(delta: float, among: int) -> float:
+    """Return the delta at which each of several retrievers is certified, for one to be chosen.
+
+    Each of k certificates at (alpha, delta / k) is wrong with probability at most delta / k, so
+    that all hold together with probability at least 1 - delta, and so does that of the one that is
+    chosen, by whatever rule (Bonferroni). They may be calibrated on the same queries.
+
+    Args:
+        delta: probability, in (0, 1), that the certificate of the chosen one is wrong.
+        among: number of retrievers.
+
+    Raises:
+        InvalidRiskLevel, InvalidConfig: delta or `among` is out of range.
+
+    Example:
+        >>> corrected(0.1, 4)
+        0.025
+    """
+    return check_level("delta", delta) / check_among(among)

@@ -1,4 +1,4 @@
-"""Features of candidates, known when a query is asked, for a learned score."""
+"""Features of candidates that are known when a query is answered, for learned scores."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from scipy.special import ndtri
 
 from rcir.errors import InvalidData
 from rcir.metrics.checks import Floats
-from rcir.risk.score_functions import FittedState, widened
-from rcir.risk.search_results import SearchResults
+from rcir.risk.results import SearchResults, widened
+from rcir.risk.score_functions import FittedState
 
 PROFILE = (2, 5, 20, 50)  # ranks whose distance describes the neighbourhood of a query
-ALIKE = 1e-3  # distance below which candidates are alike: 1e-7 of rounding must not show
-OPTIONAL = ("distances", "keys", "candidate_uncertainty", "votes")
+MIN_GAP = 1e-3  # smaller differences of distances count as this one: 1e-7 of rounding must not show
+OPTIONAL = ("distances", "labels", "candidate_uncertainty", "votes")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Features:
-    """Rank, uncertainties, distances and how fast they grow, how many of the first candidates match
-    a candidate; where they have keys, how many keys and how many of its own came before it.
+    """Rank, uncertainties, distances, how fast these grow, and the votes for a candidate.
+
+    With labels also the number of labels, and of candidates of the same label, that come before it.
 
     Attributes:
-        sample: sorted uncertainties of the tuning split.
-        uses: for each of distances, keys, candidate_uncertainty, and votes where there are no keys
-            to count them of: whether it is looked at.
+        sample: (n,) ascending uncertainties of the tuning split.
+        uses: True for each of distances, labels, candidate_uncertainty, and votes that do not
+            follow from labels, if the features depend on it.
 
     Example:
         >>> split = SearchResults(np.array([0.1, 0.2, 0.9]), depth=4)
@@ -38,19 +39,24 @@ class Features:
     sample: NDArray[np.float64]
     uses: tuple[bool, ...]
 
+    def __post_init__(self) -> None:
+        sample = np.array(self.sample)
+        sample.setflags(write=False)
+        object.__setattr__(self, "sample", sample)
+
     @classmethod
     def fit(cls, results: SearchResults) -> Self:
-        """The features that a tuning split has."""
+        """Return the features that a tuning split has."""
         *uses, votes = (getattr(results, name) is not None for name in OPTIONAL)
-        return cls(np.sort(results.uncertainty), (*uses, votes and results.keys is None))
+        return cls(np.sort(results.uncertainty), (*uses, votes and results.labels is None))
 
     def state(self, *flags: bool) -> FittedState:
-        """The fitted numbers, as arrays to store, and whether further things hold."""
+        """Return the fitted numbers, as arrays to store, followed by further flags."""
         return {"sample": self.sample, "uses": np.array([*self.uses, *flags], np.int64)}
 
     @classmethod
     def from_state(cls, state: FittedState) -> tuple[Self, list[bool]]:
-        """The features of a stored `state`, and its further flags."""
+        """Return the features of a stored `state`, and its further flags."""
         uses, number = [bool(used) for used in state["uses"]], len(OPTIONAL)
         if len(uses) < number:
             raise ValueError(f"{len(uses)} kinds of features are stored, not {number}")
@@ -65,10 +71,11 @@ class Features:
                 )
 
     def of(self, results: SearchResults, columns: int) -> list[NDArray[Any]]:
-        """Arrays that broadcast to (n, columns), one a feature.
+        """Return one array per feature, which broadcast to (n, columns).
 
         Args:
-            columns: how many candidates of each query are looked at.
+            results: of n queries.
+            columns: number of candidates of each query to describe.
 
         Raises:
             InvalidData: the queries lack what the tuning split had.
@@ -79,13 +86,13 @@ class Features:
         features: list[NDArray[Any]] = [number, normal, number * normal]
         if self.uses[0] and results.distances is not None:
             features += _neighbourhood(results.distances, columns)
-        if self.uses[1] and results.keys is not None:
-            votes = results.key_votes if results.votes is None else results.votes
+        if self.uses[1] and results.labels is not None:
+            votes = results.label_votes if results.votes is None else results.votes
             features.append(votes[:, :columns])
-            if results.once:
+            if results.one_per_label:
                 features += [number, np.zeros((1, 1))]
             else:
-                before = results.earlier[:, :columns]
+                before = results.earlier_of_same_label[:, :columns]
                 features += [np.log(np.cumsum(before == 0, axis=1)), np.log1p(before)]
         if self.uses[2] and results.candidate_uncertainty is not None:
             features.append(results.candidate_uncertainty[:, :columns])
@@ -94,36 +101,36 @@ class Features:
         return features
 
     def _normal(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Uncertainties by their place in the tuning split, as a standard normal's quantile."""
-        # What is in the split itself counts, whatever rounding does to it.
+        """Return standard normal quantiles of the places of uncertainties in the tuning split."""
+        # `widened`, so that an image of the split itself counts, however it is rounded.
         below = np.searchsorted(self.sample, widened(uncertainty), side="right")
         return ndtri((below + 0.5) / (len(self.sample) + 1))  # type: ignore[no-any-return]
 
 
 def _neighbourhood(distances: Floats, columns: int) -> list[NDArray[Any]]:
-    """How near a candidate is, and how sharply the first one stands out."""
+    """Return how near each candidate is, and how sharply the first one stands out."""
     missing = np.isposinf(distances)
     first = distances[:, :1]
     farthest = np.where(missing, first, distances).max(axis=1, keepdims=True)
-    known = np.where(missing[:, :columns], farthest, distances[:, :columns])
+    near = np.where(missing[:, :columns], farthest, distances[:, :columns])
     at = [rank - 1 for rank in PROFILE if rank <= distances.shape[1]]
     gaps = np.where(missing[:, at], farthest, distances[:, at]) - first
-    profile = np.log(np.maximum(gaps, ALIKE))
-    return [known, first, known - first, *profile.T[:, :, None]]
+    profile = np.log(np.maximum(gaps, MIN_GAP))
+    return [near, first, near - first, *profile.T[:, :, None]]
 
 
-def flat(features: list[NDArray[Any]], chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """(rows, features) of the chosen cells of an (n, columns) mask.
+def flat(features: list[NDArray[Any]], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """(rows, features) features of the cells of an (n, columns) mask.
 
     Example:
-        >>> chosen = np.array([[True, False], [True, True]])
-        >>> flat([np.array([[1, 2]]), np.array([[5], [6]])], chosen)
+        >>> mask = np.array([[True, False], [True, True]])
+        >>> flat([np.array([[1, 2]]), np.array([[5], [6]])], mask)
         array([[1., 5.],
                [1., 6.],
                [2., 6.]])
     """
     return np.stack(
-        [np.broadcast_to(values, chosen.shape)[chosen] for values in features], axis=1, dtype=float
+        [np.broadcast_to(values, mask.shape)[mask] for values in features], axis=1, dtype=float
     )
 
 
@@ -133,7 +140,7 @@ def linear(
     intercept: float,
     shape: tuple[int, int],
 ) -> NDArray[np.float64]:
-    """The (n, columns) sums of weighted features."""
+    """(n, columns) weighted sums of features."""
     total = np.full(shape, intercept)
     for weight, values in zip(weights, features, strict=True):
         total += weight * values
@@ -143,12 +150,15 @@ def linear(
 def fit_logistic(
     features: NDArray[np.float64], positive: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], float]:
-    """Weights and intercept of a logistic regression, of one class its smoothed rate."""
+    """Fit a logistic regression; return its weights and intercept.
+
+    With a single class, the weights are 0 and the intercept is that of its smoothed rate.
+    """
     from scipy.special import logit
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
-    if positive.all() or not positive.any():  # one class: no model, but a rate
+    if positive.all() or not positive.any():
         rate = (positive.sum() + 0.5) / (len(positive) + 1)
         return np.zeros(features.shape[1]), float(logit(rate))
     scaler = StandardScaler().fit(features)

@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.printable import printable
-from rcir.risk.request import GuaranteeRequest
-from rcir.risk.risks import find_risk
+from rcir.risk.bounds import Bound, Certificate, check_among, check_bound, corrected
+from rcir.risk.certify import certify
+from rcir.risk.losses import find_risk
+from rcir.risk.request import GuaranteeRequest, conflict
+from rcir.risk.results import ScoredResults, SearchResults, set_sizes
+from rcir.risk.score_functions import Ranking, ScoreFunction
 
 _OPTIONS = tuple(field.name for field in fields(GuaranteeRequest))
+_CERTIFIED = tuple(field.name for field in fields(Certificate))
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The certificate of a request, and what it says of a set; `str` gives it in one sentence.
+    """A certified request; `str` states it in one sentence.
 
-    The options of the request are attributes too: `guarantee.alpha` is `guarantee.request.alpha`.
+    The options of the request and the attributes of the certificate are attributes too:
+    `guarantee.alpha` is `guarantee.request.alpha`, and `guarantee.threshold` is
+    `guarantee.certificate.threshold`.
 
     Attributes:
         request: what is guaranteed.
-        threshold: candidates of at most this score are in the set, up to
-            `rcir.risk.score_functions.TOLERANCE`.
-        bound: the confidence bound behind the certificate, or "band" (simultaneous), "anytime" or
-            "conformal" (on average).
+        certificate: the threshold, with its bound and level.
         score_function: its name.
         n_calibration: number of calibration queries.
-        risk_bound: the level that is certified, at most alpha (misses are whole numbers); None
-            with several risks.
-        selection_threshold: with `abstain`, the selection score up to which queries are answered.
-        n_groups: number of groups of which any mix may come.
         cluster: what the clusters are that queries come in, such as "video"; each counts the same.
         n_clusters: number of clusters of the calibration queries.
         chosen_among: number of retrievers that the one that answered was chosen among, by results
@@ -39,13 +43,9 @@ class Guarantee:
     """
 
     request: GuaranteeRequest
-    threshold: float
-    bound: str
+    certificate: Certificate
     score_function: str
     n_calibration: int
-    risk_bound: float | None
-    selection_threshold: float | None = None
-    n_groups: int | None = None
     cluster: str | None = None
     n_clusters: int | None = None
     chosen_among: int = 1
@@ -53,6 +53,8 @@ class Guarantee:
     def __getattr__(self, name: str) -> Any:
         if name in _OPTIONS:
             return getattr(self.request, name)
+        if name in _CERTIFIED:
+            return getattr(self.certificate, name)
         raise AttributeError(f"a guarantee has no attribute {name!r}")
 
     @property
@@ -68,8 +70,9 @@ class Guarantee:
             if isinstance(values[name], Mapping):
                 values[name] = {key: float(value) for key, value in values[name].items()}
         values["risk"] = self.risk
+        values |= {name: getattr(self.certificate, name) for name in _CERTIFIED}
         own = {field.name: getattr(self, field.name) for field in fields(self)}
-        del own["request"]
+        del own["request"], own["certificate"]
         return values | own
 
     def __str__(self) -> str:
@@ -81,8 +84,8 @@ class Guarantee:
         clauses = []
         for name, level in levels.items():
             risk = find_risk(name, self.abstain)
-            named = {"sets": risk.sets + distinct, "matches": matches, "items": items}
-            clauses.append(risk.clause.format(alpha=level, **named))
+            words = {"sets": risk.sets + distinct, "matches": matches, "items": items}
+            clauses.append(risk.clause.format(alpha=level, **words))
         sure = (
             "On average over calibrations, of which one that certifies nothing counts as none wrong"
             if self.delta is None
@@ -120,8 +123,127 @@ class Guarantee:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class SetRule:
+    """How large sets are: a score function, and the queries that certify its thresholds.
+
+    Attributes:
+        score_function: fitted on the tuning split.
+        tuning, calibration: the two splits, scored by it.
+        bound: of the miss risk, see `rcir.risk.certify.certify`.
+
+    Raises:
+        InvalidConfig: there is no such bound.
+        InvalidData: the splits were searched to different depths.
+
+    Example:
+        >>> from rcir.risk import Constant, LabelledResults, score
+        >>> relevant = np.array([[True, False]] * 900 + [[False, True]] * 100)
+        >>> queries = SearchResults(np.zeros(1000), depth=2)
+        >>> labelled = LabelledResults.of(queries, relevant, np.ones(1000, int))
+        >>> scored = score(Constant(), labelled)
+        >>> rule = SetRule(Constant(), scored[::2], scored[1::2])
+        >>> guarantee = rule.guarantee(GuaranteeRequest(0.05, 0.1))
+        >>> rule.sets(labelled[:3], guarantee)[1].tolist()
+        [2, 2, 2]
+    """
+
+    score_function: ScoreFunction
+    tuning: ScoredResults
+    calibration: ScoredResults
+    bound: Bound = "binomial"
+
+    def __post_init__(self) -> None:
+        check_bound(self.bound)
+        if self.tuning.depth != self.calibration.depth:
+            raise InvalidData(
+                f"the tuning split was searched to depth {self.tuning.depth}, the calibration "
+                f"queries to {self.calibration.depth}: search both alike"
+            )
+
+    def guarantee(self, request: GuaranteeRequest, chosen_among: int = 1) -> Guarantee:
+        """Certify a request.
+
+        Args:
+            request: with the delta that is to hold although the retriever was chosen.
+            chosen_among: number of retrievers that it was chosen among, by results on the
+                calibration queries. Each is certified at delta divided by it, see `corrected`.
+
+        Raises:
+            InvalidConfig: the request is impossible.
+            RiskUnattainable: nothing certifies it.
+        """
+        at_delta = request
+        if check_among(chosen_among) > 1:
+            if reason := conflict(request, chosen_among=chosen_among):
+                raise InvalidConfig(reason)
+            at_delta = replace(request, delta=corrected(request.delta or 0, chosen_among))
+        try:
+            certificate = certify(at_delta, self.calibration, self.tuning, self.bound)
+        except RiskUnattainable as error:
+            if chosen_among == 1:
+                raise
+            raise RiskUnattainable(
+                f"chosen among {chosen_among} retrievers, each certified at delta / "
+                f"{chosen_among}: {error}",
+                minimum_alpha=error.minimum_alpha,
+                required_calibration=error.required_calibration,
+            ) from None
+        queries = self.calibration.of_group(request.group)
+        return Guarantee(
+            request=request,
+            certificate=certificate,
+            score_function=self.score_function.name,
+            n_calibration=len(queries),
+            cluster=queries.cluster,
+            n_clusters=None if queries.cluster is None else queries.units,
+            chosen_among=chosen_among,
+        )
+
+    def sets(
+        self, results: SearchResults, guarantee: Guarantee
+    ) -> tuple[Ranking, NDArray[np.int64]]:
+        """Size the sets of queries.
+
+        Args:
+            results: of n queries, searched to the same depth.
+            guarantee: what is guaranteed of the sets.
+
+        Returns:
+            The ranking of the candidates, and (n,) how many of them are in each set: 0 for a query
+            that is not answered.
+
+        Raises:
+            InvalidData: the queries were searched to another depth.
+        """
+        if results.depth != self.calibration.depth:
+            raise InvalidData(
+                f"the queries were searched to depth {results.depth}, the calibration queries to "
+                f"{self.calibration.depth}: search alike"
+            )
+        limit = guarantee.selection_threshold
+        ranking = self.score_function.rank(results, guarantee.threshold)
+        if limit is not None:
+            return ranking, (ranking.selection_score <= limit).astype(np.int64)
+        sizes = set_sizes(ranking.scores, guarantee.threshold)
+        return ranking, np.minimum(sizes, guarantee.request.max_size or results.depth)
+
+    def of_constant_size(self) -> SetRule:
+        """Return the rule that gives every query the same size: what adaptive sizes save.
+
+        It takes the same candidates in the same order, so that the comparison shows what it is
+        worth to adapt the size, and not what the order is worth. Only its calibration can be used:
+        `sets` needs test queries that were scored with it (`ScoredResults.of_constant_size`).
+        """
+        return replace(
+            self,
+            tuning=self.tuning.of_constant_size(),
+            calibration=self.calibration.of_constant_size(),
+        )
+
+
 def stated_confidence(delta: float) -> str:
-    """One minus delta, in decimals, not rounded: a certificate must not claim more than it has.
+    """Return one minus delta in decimals, not rounded: it must not claim more than is certified.
 
     Example:
         >>> stated_confidence(0.1), stated_confidence(1e-5), stated_confidence(1e-30)

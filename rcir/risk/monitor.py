@@ -14,17 +14,19 @@ query; the sum of all of them follows one recursion, `_staked`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import logsumexp
+from scipy.special import bdtrc, logsumexp
 
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk.bounds import check_level
+from rcir.risk.results import ScoredResults, widened
 
 ALTERNATIVES = 12  # that the risk may have risen to
 LATER = 0.25  # share of the wealth that is not bet from the first query on
@@ -265,3 +267,100 @@ def _blocks(losses: ArrayLike) -> Iterator[NDArray[np.float64]]:
     return (
         values[start : start + LOSSES_TOGETHER] for start in range(0, len(values), LOSSES_TOGETHER)
     )
+
+
+@dataclass(frozen=True)
+class Exchangeability:
+    """A test of "recent and calibration queries have one distribution, at a risk <= alpha".
+
+    Attributes:
+        p_values: of the two-sample Kolmogorov-Smirnov test of each quantity: "uncertainty" of the
+            queries, and "score", the smallest threshold that serves them; and, where a risk was
+            certified, of the one-sided binomial test of "risk", the share of recent queries that
+            the certified threshold misses.
+        p_value: of all together (Bonferroni); where the hypothesis is true, it is at most x with
+            probability at most x.
+        n_calibration, n_recent: numbers of queries.
+        misses: number of recent queries that the certified threshold misses; None without one.
+        alpha: the certified risk; None without one.
+    """
+
+    p_values: Mapping[str, float]
+    n_calibration: int
+    n_recent: int
+    misses: int | None = None
+    alpha: float | None = None
+
+    @property
+    def p_value(self) -> float:
+        return min(1.0, len(self.p_values) * min(self.p_values.values()))
+
+    def contradicted(self, level: float = 0.01) -> bool:
+        """Return True if the test rejects at a level in (0, 1): then the guarantee is void."""
+        return self.p_value <= check_level("level", level)
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {value:.3g}" for name, value in self.p_values.items())
+        hypothesis = "that they come from one source"
+        missed = ""
+        if self.alpha is not None:
+            hypothesis += f" and at most {self.alpha:g} are missed"
+            missed = f"; {self.misses} of the recent ones were missed"
+        return (
+            f"{self.n_recent} recent against {self.n_calibration} calibration queries: p-value "
+            f"{self.p_value:.3g} {hypothesis} ({parts}){missed}."
+        )
+
+
+def check_exchangeability(
+    calibration: ScoredResults,
+    recent: ScoredResults,
+    certified: tuple[float, float] | None = None,
+) -> Exchangeability:
+    """Test whether recent labelled queries look like the calibration queries.
+
+    A small p-value shows that they do not; a large one proves nothing. Queries without a match
+    among their candidates have the largest score. With `certified`, the risk of the recent queries
+    is tested too, which detects a higher risk sooner than the comparison does. The risk may also be
+    higher without any change, if the calibration was among the share delta.
+
+    Args:
+        calibration, recent: queries that were scored by the same score function.
+        certified: (threshold, alpha): a threshold and the miss rate that it was certified for.
+
+    Raises:
+        InvalidData: fewer than 2 recent queries.
+        InvalidRiskLevel: alpha is out of range.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> def scored(n, risk, shift=0.0):  # sets of one candidate
+        ...     scores = np.where(rng.uniform(size=n) >= risk, 0, np.inf).astype(np.float32)
+        ...     return ScoredResults(scores, depth=1, uncertainty=rng.normal(shift, size=n))
+        >>> calibration, same = scored(400, 0.08), scored(200, 0.08)
+        >>> shifted, worse = scored(200, 0.08, shift=1), scored(200, 0.16)
+        >>> recent = (same, shifted, worse)
+        >>> [check_exchangeability(calibration, each).contradicted() for each in recent]
+        [False, True, False]
+        >>> check_exchangeability(calibration, worse, certified=(0.0, 0.1)).contradicted()
+        True
+    """
+    if len(recent) < 2:
+        raise InvalidData(f"{len(recent)} recent queries; at least 2 are needed to compare")
+    pairs = {
+        "uncertainty": (calibration.require("uncertainty"), recent.require("uncertainty")),
+        "score": (calibration.match_score, recent.match_score),
+    }
+    from scipy.stats import ks_2samp  # slow to import
+
+    with warnings.catch_warnings():
+        # SciPy says so where the exact p-value is out of reach, and takes the asymptotic one.
+        warnings.filterwarnings("ignore", "ks_2samp: Exact calculation", RuntimeWarning)
+        p_values = {name: float(ks_2samp(*pair).pvalue) for name, pair in pairs.items()}
+    if certified is None:
+        return Exchangeability(p_values, len(calibration), len(recent))
+    threshold, alpha = certified[0], check_level("alpha", certified[1])
+    misses = int(np.count_nonzero(recent.match_score > widened(threshold).astype(np.float32)))
+    # P(Binomial(n, alpha) >= misses)
+    p_values["risk"] = float(bdtrc(misses - 1, len(recent), alpha)) if misses else 1.0
+    return Exchangeability(p_values, len(calibration), len(recent), misses, alpha)

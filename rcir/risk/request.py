@@ -17,7 +17,7 @@ from typing import Any, Literal, TypedDict, get_args, get_type_hints
 from rcir.errors import InvalidConfig
 from rcir.levels import ALPHA, DELTA
 from rcir.risk.bounds import check_level
-from rcir.risk.risks import RISKS, Risk, find_risk, risk_names
+from rcir.risk.losses import RISKS, Risk, find_risk, risk_names
 
 Alpha = float | Mapping[str, float]
 Distinct = Literal["label"] | None
@@ -105,8 +105,17 @@ class GuaranteeRequest:
             object.__setattr__(self, "alpha", check_level("alpha", self.alpha))
         if self.delta is not None:
             object.__setattr__(self, "delta", check_level("delta", self.delta))
-        if reason := _wrong_value(self) or _conflict(self):
+        if reason := _wrong_value(self) or conflict(self):
             raise InvalidConfig(reason)
+        for name in ("alpha", "mix"):
+            if isinstance(getattr(self, name), Mapping):
+                object.__setattr__(self, name, dict(getattr(self, name)))
+
+    def __hash__(self) -> int:
+        values = (getattr(self, field.name) for field in fields(self))
+        return hash(
+            tuple(frozenset(one.items()) if isinstance(one, Mapping) else one for one in values)
+        )
 
     @property
     def one_risk(self) -> Risk:
@@ -200,24 +209,54 @@ def _wrong_value(request: GuaranteeRequest) -> str | None:
     return None
 
 
-def _conflict(request: GuaranteeRequest) -> str | None:
-    """Return which options exclude each other, None if none do."""
+def conflict(
+    request: GuaranteeRequest,
+    cluster: str | None = None,
+    sequential: bool = False,
+    chosen_among: int = 1,
+) -> str | None:
+    """Return why a request is impossible, None if it is possible.
+
+    Args:
+        request: whose options may exclude each other.
+        cluster: what the clusters are that the calibration queries come in; None if they are
+            independent.
+        sequential: True if calibration queries were added one by one.
+        chosen_among: number of retrievers that this one was chosen among.
+    """
     several = isinstance(request.alpha, Mapping)
     if several and (request.risk != DEFAULT or request.abstain):
         return "alpha names several risks: leave risk and abstain as they are"
     risk = find_risk(request.risk, request.abstain)
-    falls = risk.falls and not several
-    falling = " or the ".join(each.name for each in RISKS.values() if each.falls)
+    monotone = risk.monotone and not several
+    names = " or the ".join(each.name for each in RISKS.values() if each.monotone)
     exact = " or ".join(each.name for each in RISKS.values() if each.exact)
     for name in ("simultaneous", "anytime"):
         if getattr(request, name) and (several or not risk.exact):
             return f"{name}=True is for the {exact} risk alone, of all answers"
     if request.simultaneous and request.anytime:
-        return "simultaneous=True and anytime=True exclude each other: take one"
-    if request.delta is None and (not falls or request.anytime or request.mix is not None):
-        return f"delta=None is for the {falling} risk alone: give a delta"
-    if request.mix is not None and (not falls or request.group is not None):
-        return f"mix is for the {falling} risk, of all answers and groups"
-    if isinstance(request.mix, Mapping) and (request.simultaneous or request.anytime):
+        return "simultaneous=True and anytime=True exclude each other: choose one"
+    if request.delta is None and (not monotone or request.anytime or request.mix is not None):
+        return f"delta=None is for the {names} risk alone: give a delta"
+    if request.mix is not None and (not monotone or request.group is not None):
+        return f"mix is for the {names} risk, of all answers and groups"
+    shares = isinstance(request.mix, Mapping)
+    if shares and (request.simultaneous or request.anytime):
         return "a mix of shares goes with neither simultaneous nor anytime"
+    if cluster is not None:
+        for name in ("simultaneous", "anytime", "abstain"):
+            if getattr(request, name):
+                return f"queries come in clusters ({cluster}): {name}=True needs independent ones"
+        if shares:
+            return f"queries come in clusters ({cluster}): mix can be 'any' only"
+    if sequential and not request.anytime:
+        return (
+            "calibration queries were added one by one, so that a guarantee has to hold at every "
+            "moment: request it with anytime=True"
+        )
+    if chosen_among > 1 and request.delta is None:
+        return (
+            f"delta is None, but the retriever was chosen among {chosen_among}: an average over "
+            "calibrations does not survive a choice; give a delta, or calibrate on other queries"
+        )
     return None

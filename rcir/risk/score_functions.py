@@ -1,44 +1,77 @@
 """Score functions: how the set of a query grows with the threshold.
 
-A score function gives every candidate of every query a nonconformity score, 0 for the first and
-never falling along the ranks; the set of a query holds the candidates whose score is at most the
-threshold, up to a tolerance. So a threshold of 0 gives everybody one candidate, a larger one never
-a smaller set, and the smallest threshold that serves a query is the score of its first match. The
-guarantee holds for any score function that was not fitted on the calibration queries; only the mean
-size differs.
-
-The tolerance: the threshold is the score of one calibration query, to the last digit. The same
-picture asked again, alone or in another batch, on other threads or another machine, has scores that
-differ in their last digits, so that it would be served or not by chance. Sets therefore hold what
-scores up to `TOLERANCE` more than the threshold, relatively.
+A score function gives every candidate of a query a nonconformity score, 0 for the first candidate
+and non-decreasing in the order in which sets take them. The set of a query holds the candidates
+whose score is at most the threshold, up to a tolerance (`rcir.risk.results.set_sizes`). A threshold
+of 0 gives every query one candidate, a larger threshold never gives a smaller set, and the smallest
+threshold that serves a query is the score of its first match. The guarantee holds for any score
+function that was not fitted on the calibration queries; only the mean set size differs.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
 from rcir.metrics.checks import Floats
+from rcir.metrics.labels import take_columns
 from rcir.metrics.ranking import first_match_ranks
-from rcir.risk.search_results import SearchResults
+from rcir.risk.results import (
+    LabelledResults,
+    ScoredResults,
+    SearchResults,
+    score_at_rank,
+    set_sizes,
+    widened,
+)
 
 FittedState = Mapping[str, NDArray[Any]]
-Results = TypeVar("Results", bound=SearchResults)
-TOLERANCE = (
-    1e-3  # of scores and selection scores, relatively, between two embeddings of one picture
-)
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """The candidates of n queries in the order in which sets take them, with their scores.
+
+    Attributes:
+        scores: (n, k) nonconformity scores: 0 first, non-decreasing, infinite where there is no
+            candidate.
+        selection_score: (n,) larger where the first candidate is less likely to be a true match.
+        columns: (n, k) columns of the search results, in this order; None if the order is theirs.
+    """
+
+    scores: NDArray[np.float32]
+    selection_score: NDArray[np.float64]
+    columns: NDArray[np.int64] | None = None
+
+    def take(self, values: NDArray[Any]) -> NDArray[Any]:
+        """(n, k) values (n, depth) of the candidates in this order."""
+        if self.columns is None:
+            return values[:, : self.scores.shape[1]]
+        return take_columns(values, self.columns, 0)
 
 
 class ScoreFunction(ABC):
-    """The nonconformity scores of candidates, from what is known of a query."""
+    """The nonconformity scores of candidates, from what is known of a query.
+
+    Subclasses are frozen dataclasses with read-only arrays: nothing that was calibrated changes.
+    """
 
     name: ClassVar[str]
-    of_keys: ClassVar[bool] = False  # whether it is fitted on distinct keys alone
+    ranks_labels: ClassVar[bool] = False  # True if it is fitted on the nearest item of each label
+
+    def __post_init__(self) -> None:
+        for each in fields(self):  # type: ignore[arg-type]
+            values = getattr(self, each.name)
+            if isinstance(values, np.ndarray):
+                copy = np.array(values)
+                copy.setflags(write=False)
+                object.__setattr__(self, each.name, copy)
 
     @classmethod
     @abstractmethod
@@ -46,67 +79,106 @@ class ScoreFunction(ABC):
         """Fit on the tuning split.
 
         Args:
-            results: of n >= 2 queries that calibrate nothing.
+            results: of n >= 2 queries that are not used for calibration.
             truth: (n,) rank of each query's first true match, from 1, infinite where there is none;
-                or (n, depth) bool, whether each candidate is a true match.
+                or (n, depth) bool, True where a candidate is a true match.
         """
 
     @classmethod
     def suits(cls, results: SearchResults, truth: NDArray[Any]) -> bool:
-        """Whether it can be fitted on a tuning split, see `fit`."""
+        """Return True if it can be fitted on a tuning split, see `fit`."""
         return True
 
-    def ordered(
-        self, results: Results, columns: int | None = None
-    ) -> tuple[Results, NDArray[np.int64] | None]:
-        """The results in the order in which sets take candidates, and the (n, k) columns that they
-        stood in; None where the order stays, nearest first.
+    @abstractmethod
+    def rank(self, results: SearchResults, up_to: float = np.inf) -> Ranking:
+        """Order and score the candidates.
 
         Args:
-            columns: how many candidates of each query are needed, all unless given: k is at least
-                as many, or the depth.
-        """
-        return results, None
+            results: of n queries.
+            up_to: largest threshold of interest. Candidates that cannot be within it may be left
+                out, which is faster.
 
-    def most(self, threshold: float) -> float:
-        """A number of candidates that no set at a threshold exceeds."""
-        return float("inf")
-
-    @abstractmethod
-    def candidate_scores(self, results: SearchResults) -> NDArray[np.float32]:
-        """(n, depth) scores of candidates as `ordered`: 0 first, never falling; infinite beyond all
-        candidates.
+        Raises:
+            InvalidData: the queries lack something that the tuning split had.
         """
 
     @abstractmethod
     def state(self) -> FittedState:
-        """The fitted numbers, as arrays to store."""
+        """Return the fitted numbers, as arrays to store."""
 
     @classmethod
     @abstractmethod
     def from_state(cls, state: FittedState) -> Self:
-        """The score function of a stored `state`."""
+        """Return the score function of a stored `state`."""
 
-    def scores(self, results: SearchResults, ranks: Floats) -> NDArray[np.float32]:
-        """(n,) the smallest threshold that serves each query the candidate of a rank, counted
-        nearest first; infinite where the rank is.
+    def match_scores(self, results: SearchResults, ranks: Floats) -> NDArray[np.float32]:
+        """(n,) smallest threshold that serves each query the candidate of a rank.
+
+        Args:
+            results: of n queries.
+            ranks: (n,) of the candidates in the search results, from 1; infinite for none, which
+                gives an infinite score.
         """
-        ordered, columns = self.ordered(results)
-        if columns is not None:
-            known = np.isfinite(ranks)
-            places = np.argmax(columns == np.where(known, ranks, 1)[:, None] - 1, axis=1)
-            ranks = np.where(known, places + 1.0, np.inf)
-        return score_at_rank(self.candidate_scores(ordered), ranks)
+        ranking = self.rank(results)
+        return score_at_rank(ranking.scores, _ranks_in_order(ranking, ranks))
 
     def sizes(self, results: SearchResults, threshold: float) -> NDArray[np.int64]:
-        """(n,) set sizes, at least 1: the number of candidates of at most this score."""
-        return set_sizes(self.candidate_scores(results), threshold)
-
-    def selection_score(self, results: SearchResults, size: int) -> NDArray[np.float64]:
-        """(n,) larger where the first `size` candidates are less likely to hold a true match."""
-        return results.uncertainty
+        """(n,) set sizes at a threshold, at least 1."""
+        return set_sizes(self.rank(results, threshold).scores, threshold)
 
 
+def score(score_function: ScoreFunction, labelled: LabelledResults) -> ScoredResults:
+    """Score labelled results: from then on only scores and relevance count.
+
+    Example:
+        >>> relevant = np.array([[False, True, True], [True, False, False]])
+        >>> queries = SearchResults(np.zeros(2), depth=3)
+        >>> labelled = LabelledResults.of(queries, relevant, n_relevant=np.array([2, 4]))
+        >>> score(Constant(), labelled).match_score.tolist()
+        [1.0, 0.0]
+    """
+    ranking = score_function.rank(labelled)
+    return ScoredResults.of(
+        ranking.scores,
+        ranking.take(labelled.relevant),
+        n_relevant=labelled.n_relevant,
+        uncertainty=labelled.uncertainty,
+        selection_score=ranking.selection_score,
+        groups=labelled.groups,
+        clusters=labelled.clusters,
+        cluster=labelled.cluster,
+    )
+
+
+def score_ranks(
+    score_function: ScoreFunction, results: SearchResults, ranks: Floats
+) -> ScoredResults:
+    """Score queries of which only the rank of the first true match is known.
+
+    That is enough for the miss risk, and with `Constant`, `MinMax` and `Quantile` it needs no
+    array of all candidates.
+
+    Args:
+        score_function: fitted on other queries.
+        results: of n >= 1 queries.
+        ranks: (n,) rank of each query's first true match, from 1; infinite where there is none
+            among the candidates.
+
+    Raises:
+        InvalidData: no queries, unequal lengths, NaN, or a rank outside {1, ..., depth, inf}.
+
+    Example:
+        >>> queries = SearchResults(np.array([0.25, 7.0]), depth=20)
+        >>> score_ranks(Constant(), queries, np.array([3, np.inf])).match_score.tolist()
+        [2.0, inf]
+    """
+    ranks = check_ranks(results, ranks)
+    return ScoredResults(
+        score_function.match_scores(results, ranks), results.depth, uncertainty=results.uncertainty
+    )
+
+
+@dataclass(frozen=True, eq=False)
 class ScaledScore(ScoreFunction):
     """Scores (k - 1) / scale, hence K = 1 + floor(threshold * scale(u)), scale in (0, 1] of u."""
 
@@ -114,20 +186,21 @@ class ScaledScore(ScoreFunction):
     def scale(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
         """(n,) scales in (0, 1] of (n,) uncertainties, non-decreasing in the uncertainty."""
 
-    def candidate_scores(self, results: SearchResults) -> NDArray[np.float32]:
+    def rank(self, results: SearchResults, up_to: float = np.inf) -> Ranking:
         scale = self.scale(results.uncertainty).astype(np.float32)
-        candidate_scores = np.arange(results.depth, dtype=np.float32) / scale[:, None]
+        scores = np.arange(results.depth, dtype=np.float32) / scale[:, None]
         if results.distances is not None:
-            candidate_scores[np.isposinf(results.distances)] = np.inf
-        return candidate_scores
+            scores[np.isposinf(results.distances)] = np.inf
+        return Ranking(scores, results.uncertainty)
 
-    def scores(self, results: SearchResults, ranks: Floats) -> NDArray[np.float32]:
+    def match_scores(self, results: SearchResults, ranks: Floats) -> NDArray[np.float32]:
         scale = self.scale(results.uncertainty).astype(np.float32)
         return (np.asarray(ranks, np.float32) - np.float32(1)) / scale
 
 
+@dataclass(frozen=True, eq=False)
 class Constant(ScaledScore):
-    """Every query gets the same size: the one to beat.
+    """Every query gets the same size: the baseline.
 
     Example:
         >>> queries = SearchResults(np.array([0.2, 0.9]), depth=10)
@@ -153,12 +226,13 @@ class Constant(ScaledScore):
         return cls()
 
 
+@dataclass(frozen=True, eq=False)
 class MinMax(ScaledScore):
     """Size grows linearly between the extremes of the tuning split (Cai et al., AAAI 2025).
 
-    Unlike there, the extremes never come from the queries at hand, which voids the guarantee, and
-    the scale stops at `floor` instead of 0, so that every query can be served by some threshold. If
-    all uncertainties are equal the scale is 1.
+    Unlike there, the extremes never come from the queries at hand, which would void the guarantee,
+    and the scale stops at `floor` instead of 0, so that some threshold serves every query. If all
+    uncertainties are equal the scale is 1.
 
     Example:
         >>> score_function = MinMax(low=0.0, high=2.0, floor=0.01)
@@ -168,9 +242,9 @@ class MinMax(ScaledScore):
     """
 
     name = "minmax"
-
-    def __init__(self, low: float, high: float, floor: float) -> None:
-        self.low, self.high, self.floor = low, high, floor
+    low: float
+    high: float
+    floor: float
 
     @classmethod
     def fit(cls, results: SearchResults, truth: NDArray[Any]) -> Self:
@@ -191,10 +265,13 @@ class MinMax(ScaledScore):
         return cls(*(float(value) for value in state["range"]))
 
 
+@dataclass(frozen=True, eq=False)
 class Quantile(ScaledScore):
     """Size grows with the share of the tuning split that is less uncertain: robust to outliers.
 
-    A picture that is in the split itself counts, whatever rounding does to its uncertainty.
+    Attributes:
+        sample: (n,) ascending uncertainties of the tuning split. An image of the split itself is
+            counted, however its uncertainty is rounded.
 
     Example:
         >>> score_function = Quantile(np.array([0.1, 0.2, 0.3, 0.4]))
@@ -204,9 +281,7 @@ class Quantile(ScaledScore):
     """
 
     name = "quantile"
-
-    def __init__(self, sample: NDArray[np.float64]) -> None:
-        self.sample = sample
+    sample: NDArray[np.float64]
 
     @classmethod
     def fit(cls, results: SearchResults, truth: NDArray[Any]) -> Self:
@@ -225,62 +300,42 @@ class Quantile(ScaledScore):
         return cls(state["sample"])
 
 
-def widened(values: NDArray[Any] | float) -> NDArray[np.float64]:
-    """Thresholds, or uncertainties, and what rounding may have put above them, as float64.
-
-    Example:
-        >>> widened(np.array([0.0, 2.0, -1.0])).round(6).tolist()
-        [0.0, 2.002, -0.999]
-    """
-    exact = np.asarray(values, np.float64)
-    wider: NDArray[np.float64] = exact + TOLERANCE * np.abs(exact)
-    return wider
-
-
-def set_sizes(candidate_scores: NDArray[np.float32], threshold: float) -> NDArray[np.int64]:
-    """(n,) how many of (n, depth) scores are at most a threshold, `TOLERANCE` allowed; never
-    those of no candidate.
-    """
-    if not threshold >= 0:
-        raise InvalidData(f"threshold is {threshold}; it is at least 0")
-    limit = np.float32(min(float(widened(threshold)), float(np.finfo(np.float32).max)))
-    sizes: NDArray[np.int64] = np.count_nonzero(candidate_scores <= limit, axis=1)
-    return sizes
-
-
-def score_at_rank(candidate_scores: NDArray[np.float32], ranks: Floats) -> NDArray[np.float32]:
-    """(n,) of (n, depth) scores at (n,) ranks; infinite where the rank is."""
-    ranks = np.asarray(ranks, np.float64)
-    columns = np.where(np.isfinite(ranks), ranks, 1).astype(np.int64) - 1
-    scores = candidate_scores[np.arange(len(candidate_scores)), columns]
-    return np.where(np.isfinite(ranks), scores, np.float32(np.inf))
+def _ranks_in_order(ranking: Ranking, ranks: Floats) -> NDArray[np.float64]:
+    """(n,) ranks in the order of a ranking of candidates with (n,) ranks in the search results."""
+    given = np.asarray(ranks, np.float64)
+    if ranking.columns is None:
+        return given
+    finite = np.isfinite(given)
+    places = np.argmax(ranking.columns == np.where(finite, given, 1)[:, None] - 1, axis=1)
+    return np.where(finite, places + 1.0, np.inf)
 
 
 def check_ranks(results: SearchResults, ranks: Floats) -> NDArray[np.float64]:
-    """Ranks of first true matches as (n,) float64, or `InvalidData`."""
+    """Return ranks of first true matches as (n,) float64, or raise `InvalidData`."""
     try:
         checked = np.asarray(ranks).astype(np.float64)
     except (TypeError, ValueError) as error:
-        raise InvalidData(f"ranks are no numbers ({error}): give (n,) ranks from 1 on") from error
+        raise InvalidData(f"ranks are not numbers ({error}): pass (n,) ranks from 1 on") from error
     if checked.shape != (len(results),) or len(checked) == 0:
         raise InvalidData(
-            f"{len(results)} queries, ranks of shape {checked.shape}; ranks must be (n,), n >= 1"
+            f"got ranks of shape {checked.shape} for {len(results)} queries; ranks must be (n,), "
+            "n >= 1"
         )
-    served = np.isfinite(checked)
-    known = checked[served]
-    whole = (known >= 1) & (known <= results.depth) & (known % 1 == 0)
-    if not whole.all() or not (served | np.isposinf(checked)).all():
+    finite = np.isfinite(checked)
+    matched = checked[finite]
+    whole = (matched >= 1) & (matched <= results.depth) & (matched % 1 == 0)
+    if not whole.all() or not (finite | np.isposinf(checked)).all():
         raise InvalidData(f"ranks must be whole numbers from 1 to {results.depth}, or infinite")
     return checked
 
 
 def check_split(results: SearchResults, truth: NDArray[Any]) -> NDArray[np.float64]:
-    """The ranks of the first true matches of a tuning split, or `InvalidData`."""
+    """Return the ranks of the first true matches of a tuning split, or raise `InvalidData`."""
     if len(results) < 2:
         raise InvalidData(f"the tuning split has {len(results)} queries; at least 2 are needed")
     if not isinstance(truth, np.ndarray):
         raise InvalidData(
-            f"the truth of the tuning split is a {type(truth).__name__}: give an array"
+            f"the truth of the tuning split is a {type(truth).__name__}: pass an array"
         )
     if np.ndim(truth) == 2:
         truth = first_match_ranks(check_matches(results, truth))
@@ -288,11 +343,11 @@ def check_split(results: SearchResults, truth: NDArray[Any]) -> NDArray[np.float
 
 
 def check_matches(results: SearchResults, truth: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether each candidate is a true match, as (n, depth) bool, or `InvalidData`."""
+    """Return the relevance of the candidates as (n, depth) bool, or raise `InvalidData`."""
     truth = np.asarray(truth)
     if truth.shape != (len(results), results.depth) or truth.dtype != np.bool_:
         raise InvalidData(
-            f"matches have shape {truth.shape} and type {truth.dtype}; needed is bool of shape "
-            f"{(len(results), results.depth)}: whether each candidate is a true match"
+            f"matches have shape {truth.shape} and type {truth.dtype}; expected bool of shape "
+            f"{(len(results), results.depth)}: True where a candidate is a true match"
         )
     return truth

@@ -1,4 +1,4 @@
-"""Risk controllers as arrays and a description, and back."""
+"""The rules of a calibration as arrays and a description, and back."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rcir.retrieval.calibration import Calibration, RuleSet
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.storage.checks import (
     CONTROLLER,
@@ -17,103 +18,103 @@ from rcir.retrieval.storage.checks import (
     require_texts,
 )
 from rcir.risk import (
-    LabelledResults,
-    RiskController,
+    ScoredResults,
     ScoreFunction,
     SearchResults,
+    SetRule,
     score_function_class,
 )
 from rcir.risk.request import Distinct
 
 Arrays = Mapping[str, NDArray[Any]]
-INTEGERS = ("uses", "feature")  # of the arrays of score functions; the others are floats
 
 
-def describe_controllers(
-    controllers: Mapping[Distinct, RiskController],
+def describe_rules(
+    calibration: Calibration,
 ) -> tuple[list[dict[str, Any]], dict[str, NDArray[Any]]]:
-    """Describe controllers by plain values, one dictionary each, and all their arrays."""
+    """Describe the rules of a calibration by plain values, one dictionary each, and all arrays."""
     described = []
     arrays: dict[str, NDArray[Any]] = {}
-    for distinct, controller in controllers.items():
-        groups = None if controller.groups is None else controller.groups.tolist()
-        stored = {"main": controller} | {str(risk): own for risk, own in controller.own.items()}
+    for distinct, rules in calibration.rules.items():
+        main = rules.main
+        groups = main.calibration.groups
+        by_risk = {"main": main, **rules.by_risk}
         described.append(
             {
                 "distinct": distinct,
-                "score_functions": {risk: one.score_function.name for risk, one in stored.items()},
-                "bound": controller.bound,
-                "groups": groups,
-                "cluster": controller.cluster,
-                "growing": controller.growing,
+                "score_functions": {risk: one.score_function.name for risk, one in by_risk.items()},
+                "bound": main.bound,
+                "groups": None if groups is None else groups.tolist(),
+                "cluster": main.calibration.cluster,
+                "growing": calibration.sequential,
             }
         )
-        for risk, one in stored.items():
+        for risk, rule in by_risk.items():
             for part, values in (
-                ("score_function", one.score_function.state()),
-                ("tuning", one.tuning.arrays()),
-                ("calibration", one.calibration.arrays()),
+                ("score_function", rule.score_function.state()),
+                ("tuning", rule.tuning.arrays()),
+                ("calibration", rule.calibration.arrays()),
             ):
                 place = f"{distinct}.{risk}.{part}"
                 arrays |= {f"{place}.{name}": array for name, array in values.items()}
     return described, arrays
 
 
-def controllers_of(
+def rules_of(
     described: list[Any], arrays: Arrays, gallery: Gallery
-) -> dict[Distinct, RiskController]:
-    """The controllers that were described.
+) -> tuple[dict[Distinct, RuleSet], bool]:
+    """Return the rules that were described, and True if their calibration is sequential.
 
     Raises:
-        ValueError, KeyError, RcirError, and other exceptions: they are none.
+        ValueError, KeyError, RcirError, and other exceptions: the description is damaged.
     """
-    for kind in described:
-        require_fields(kind, CONTROLLER, "a controller")
-    kinds = [kind["distinct"] for kind in described]
-    known = [None] if gallery.labels is None else [None, "label"]
-    require(kinds == known, f"controllers of {kinds}, needed are those of {known}")
+    for one in described:
+        require_fields(one, CONTROLLER, "a controller")
+    kinds = [one["distinct"] for one in described]
+    expected = [None] if gallery.labels is None else [None, "label"]
+    require(kinds == expected, f"controllers of {kinds}, expected those of {expected}")
     left = dict(arrays)
-    controllers = {kind["distinct"]: _controller(kind, left) for kind in described}
+    rules = {one["distinct"]: _rules(one, left) for one in described}
     require(not left, f"there are further arrays: {', '.join(left)}")
-    for distinct, controller in controllers.items():
-        for one in (controller, *controller.own.values()):
-            _try(one, gallery, distinct)
-    sizes = {(len(one.tuning), len(one.calibration)) for one in controllers.values()}
+    for distinct, of_kind in rules.items():
+        for rule in (of_kind.main, *of_kind.by_risk.values()):
+            _try(rule, gallery, distinct)
+    mains = [of_kind.main for of_kind in rules.values()]
+    sizes = {(len(main.tuning), len(main.calibration)) for main in mains}
     require(len(sizes) == 1, "controllers of different queries")
-    return controllers
+    sequential = {one["growing"] for one in described}
+    require(len(sequential) == 1, "controllers that grow and others that do not")
+    return rules, sequential.pop()
 
 
-def _controller(kind: dict[str, Any], left: dict[str, NDArray[Any]]) -> RiskController:
-    """One controller, with those of risks of their own; its arrays are taken out of those left."""
-    require_texts(kind["score_functions"], "score_functions")
-    groups = kind["groups"]
+def _rules(described: dict[str, Any], left: dict[str, NDArray[Any]]) -> RuleSet:
+    """Return one set of rules; its arrays are removed from `left`."""
+    score_functions, groups = described["score_functions"], described["groups"]
+    require_texts(score_functions, "score_functions")
     if groups is not None:
         require_texts(groups, "groups")
         groups = np.array(groups, str)
 
     def part(risk: str, name: str) -> dict[str, NDArray[Any]]:
-        prefix = f"{kind['distinct']}.{risk}.{name}."
+        prefix = f"{described['distinct']}.{risk}.{name}."
         names = [key for key in left if key.startswith(prefix)]
         return {key.removeprefix(prefix): left.pop(key) for key in names}
 
-    def stored(risk: str, own: dict[str, RiskController]) -> RiskController:
-        return RiskController(
-            _score_function(kind["score_functions"][risk], part(risk, "score_function")),
-            _results(part(risk, "tuning"), None, kind["cluster"]),
-            _results(part(risk, "calibration"), groups, kind["cluster"]),
-            kind["bound"],
-            own,
-            kind["growing"],
+    def rule(risk: str) -> SetRule:
+        return SetRule(
+            _score_function(score_functions[risk], part(risk, "score_function")),
+            _results(part(risk, "tuning"), None, described["cluster"]),
+            _results(part(risk, "calibration"), groups, described["cluster"]),
+            described["bound"],
         )
 
-    return stored(
-        "main", {risk: stored(risk, {}) for risk in kind["score_functions"] if risk != "main"}
-    )
+    main = rule("main")
+    return RuleSet(main, {risk: rule(risk) for risk in score_functions if risk != "main"})
 
 
 def _score_function(name: str, state: Arrays) -> ScoreFunction:
     for key, values in state.items():
-        dtype = np.int64 if key in INTEGERS else np.float64
+        dtype = np.int64 if key == "uses" else np.float64
         require_array(values, dtype, (None,) * values.ndim, key)
     if "sample" in state:
         sample = state["sample"]
@@ -129,9 +130,7 @@ def _score_function(name: str, state: Arrays) -> ScoreFunction:
     return made
 
 
-def _results(
-    arrays: Arrays, groups: NDArray[np.str_] | None, cluster: str | None
-) -> LabelledResults:
+def _results(arrays: Arrays, groups: NDArray[np.str_] | None, cluster: str | None) -> ScoredResults:
     n, depth = arrays["relevant"].shape
     require(set(np.unique(arrays["relevant"])) <= {0, 1}, "relevant: others than 0 and 1")
     scores = arrays["candidate_scores"]
@@ -147,35 +146,40 @@ def _results(
         require_array(arrays[name], dtype, (n, depth) if name == "relevant" else (n,), name)
     if "clusters" in arrays:
         require_array(arrays["clusters"], np.int64, (n,), "clusters")
-    return LabelledResults.from_arrays(arrays, groups, cluster)
+    relevant = np.count_nonzero(arrays["relevant"], axis=1)
+    require((arrays["totals"] >= relevant).all(), "totals below the relevant candidates")
+    require(np.isfinite(arrays["uncertainty"]).all(), "uncertainties that are not finite")
+    return ScoredResults.from_arrays(arrays, groups, cluster)
 
 
-def _try(controller: RiskController, gallery: Gallery, distinct: Distinct) -> None:
-    """Score queries that there might be, with numbers from the tuning split: exceptions, scores
-    that fall and overflows say what shapes alone do not.
+def _try(rule: SetRule, gallery: Gallery, distinct: Distinct) -> None:
+    """Score made-up queries: exceptions, scores that fall, and overflows show what shapes do not.
+
+    Their uncertainties are some of the tuning split.
     """
-    depth = controller.depth
-    known = np.quantile(controller.tuning.uncertainty, (0, 0.5, 1))
-    shape = (len(known), depth)
+    depth = rule.calibration.depth
+    uncertainty = np.quantile(rule.tuning.require("uncertainty"), (0, 0.5, 1))
+    shape = (len(uncertainty), depth)
+    has_labels = gallery.labels is not None
     queries = SearchResults(
-        known,
+        uncertainty,
         depth,
-        np.broadcast_to(np.linspace(0.1, 1, depth, dtype=np.float32), shape),
-        None if gallery.labels is None else np.broadcast_to(np.arange(depth) // 2, shape),
-        None if gallery.uncertainty is None else np.full(shape, np.median(gallery.uncertainty)),
-        # Of labels, keys tell.
-        None if gallery.relevance is None or gallery.labels is not None else np.ones(shape, int),
+        distances=np.broadcast_to(np.linspace(0.1, 1, depth, dtype=np.float32), shape),
+        labels=np.broadcast_to(np.arange(depth) // 2, shape) if has_labels else None,
+        candidate_uncertainty=None
+        if gallery.uncertainty is None
+        else np.full(shape, np.median(gallery.uncertainty)),
+        votes=None if gallery.relevance is None or has_labels else np.ones(shape, int),
     )
     with np.errstate(over="raise", invalid="raise", divide="raise"):
         if distinct is not None:
-            queries = queries.distinct()
-        ordered, _ = controller.score_function.ordered(queries)
-        scores = controller.score_function.candidate_scores(ordered)
-        selection = controller.score_function.selection_score(ordered, size=1)
-    there = ordered.there
+            queries = queries.first_of_each_label()
+        ranking = rule.score_function.rank(queries)
+    scores = ranking.scores
+    exists = ranking.take(queries.is_candidate)
     falling = (scores[:, 1:] < scores[:, :-1]).any()
     require(
-        np.isfinite(scores[there]).all() and (scores[:, 0] == 0).all() and not falling,
-        f"scores by {controller.score_function.name} are not finite, fall, or begin above 0",
+        np.isfinite(scores[exists]).all() and (scores[:, 0] == 0).all() and not falling,
+        f"scores by {rule.score_function.name} are not finite, fall, or begin above 0",
     )
-    require(np.isfinite(selection).all(), "selection scores that are not finite")
+    require(np.isfinite(ranking.selection_score).all(), "selection scores that are not finite")

@@ -23,7 +23,7 @@ from rcir.errors import (
 from rcir.extras import naming_extras
 from rcir.files import settle, write_folder
 from rcir.index import IndexConfig, find_index
-from rcir.retrieval.calibration import Calibration, CalibrationOptions, keeps_embeddings
+from rcir.retrieval.calibration import Calibration, CalibrationOptions, needs_embeddings
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.search import Searcher
 from rcir.retrieval.storage.checks import (
@@ -33,7 +33,7 @@ from rcir.retrieval.storage.checks import (
     require_finite,
     require_texts,
 )
-from rcir.retrieval.storage.controllers import controllers_of, describe_controllers
+from rcir.retrieval.storage.controllers import describe_rules, rules_of
 from rcir.retrieval.storage.gallery import (
     load_gallery,
     load_index,
@@ -43,7 +43,7 @@ from rcir.retrieval.storage.gallery import (
 from rcir.retrieval.storage.manifest import MANIFEST, is_retriever, verified_files, write_manifest
 from rcir.retrieval.storage.queries import load_queries, save_queries
 from rcir.retrieval.vector_options import VectorOptions
-from rcir.risk.bonferroni import check_among
+from rcir.risk.bounds import check_among
 
 WEIGHTS = "encoder.safetensors"
 
@@ -137,7 +137,7 @@ def _description(folder: Path) -> dict[str, Any]:
 
 def _fill(retriever: Retriever, folder: Path) -> None:
     calibration = retriever.calibration
-    described, arrays = describe_controllers(retriever.controllers)
+    described, arrays = ([], {}) if calibration is None else describe_rules(calibration)
     options = CalibrationOptions() if calibration is None else calibration.options
     description: dict[str, Any] = {
         "encoder": None,
@@ -196,19 +196,20 @@ def _read(folder: Path, files: Set[str], description: dict[str, Any]) -> Retriev
     if not description["controllers"]:
         return retriever
     arrays = load_arrays(folder / "controller.safetensors")
-    controllers = controllers_of(description["controllers"], arrays, retriever.gallery)
-    main = controllers[None]
+    rules, sequential = rules_of(description["controllers"], arrays, retriever.gallery)
+    main = rules[None].main
     tuning, calibration = load_queries(folder, (len(main.tuning), len(main.calibration)))
     for queries in (tuning, calibration):
         kept = queries.embedding is not None
-        require(kept or not keeps_embeddings(searcher, uncertainty), "embeddings of the queries")
+        require(kept or not needs_embeddings(searcher, uncertainty), "embeddings of the queries")
     retriever.calibration = Calibration(
-        controllers=controllers,
+        rules=rules,
         fingerprints=description["calibrated_on"],
         options=CalibrationOptions(**description["calibrated_with"]),
         uncertainty=uncertainty,
         tuning_queries=tuning,
         calibration_queries=calibration,
         chosen_among=among,
+        sequential=sequential,
     )
     return retriever

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from rcir.errors import InvalidData
-from rcir.risk.bounds import allowed_misses, check_level, fewest_queries
-from rcir.risk.score_functions import set_sizes, widened
+from rcir.risk.bounds import allowed_misses, check_level, corrected, fewest_queries
+from rcir.risk.results import set_sizes, widened
 
 INTERVAL_LEVEL = 0.95  # of intervals
 FEWEST_BEYOND = 5  # draws beyond each end
@@ -121,6 +121,38 @@ def is_certified(parts: Sequence[Certified], alpha: float, delta: float) -> bool
 def mean_size(parts: Sequence[Certified], alpha: float, delta: float) -> float:
     """The mean set size over the measured queries of all parts, see `Certified.sizes`."""
     return float(np.concatenate([part.sizes(alpha, delta) for part in parts]).mean())
+
+
+def smallest_certified(
+    runs: Sequence[Sequence[Certified]], alpha: float, delta: float, among: int
+) -> int | None:
+    """The position of the run with the smallest mean size, each certified at delta / `among`.
+
+    Args:
+        runs: the parts of each run, see `rcir.risk.mean_size`.
+        alpha, delta: levels of the guarantee of the run that is chosen.
+        among: number of runs that are chosen among; more than `runs` if some of these were chosen
+            before.
+
+    Returns:
+        The position, the first of equals; None if nothing is certified of any.
+
+    Raises:
+        InvalidRiskLevel, InvalidConfig: alpha, delta or `among` is out of range.
+
+    Example:
+        >>> known, asked = np.ones(99, np.float32), np.tile(np.arange(9, dtype=np.float32), (5, 1))
+        >>> runs = [[Certified(rank * known, asked)] for rank in (4, 2, 3)]
+        >>> smallest_certified(runs, alpha=0.1, delta=0.1, among=3)
+        1
+    """
+    level = corrected(delta, among)
+    sizes = [
+        mean_size(parts, alpha, level) if is_certified(parts, alpha, level) else np.inf
+        for parts in runs
+    ]
+    best = int(np.argmin(sizes)) if sizes else 0
+    return best if sizes and np.isfinite(sizes[best]) else None
 
 
 def bootstrap(

@@ -1,0 +1,111 @@
+"""Which candidates of a query share a label: show the same class, place or product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+VOTERS = 30  # candidates whose labels are counted as votes
+MAX_TABLE_RATIO = 8  # range of labels, per column, up to which they are looked up in a table
+
+
+def earlier_of_same_label(labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(n, depth) number of candidates before a candidate that share its label.
+
+    Example:
+        >>> earlier_of_same_label(np.array([[7, 4, 7, 7]])).tolist()
+        [[0, 0, 1, 2]]
+    """
+    depth = labels.shape[1]
+    bits = depth.bit_length()
+    lowest, span = _span(labels)
+    if span.bit_length() + bits > 63:
+        labels, lowest = np.unique(labels, return_inverse=True)[1].reshape(labels.shape), 0
+    # Each label with its column as one number: sorting these is far faster than an argsort.
+    places = np.arange(depth)
+    ordered = np.sort((labels - lowest) << bits | places, axis=1)
+    columns = ordered & (1 << bits) - 1
+    ordered >>= bits
+    starts = np.ones(labels.shape, bool)
+    starts[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    first = np.maximum.accumulate(np.where(starts, places, 0), axis=1)
+    counts = np.empty(labels.size, np.int64)
+    counts[cells(columns, depth)] = places - first
+    return counts.reshape(labels.shape)
+
+
+def first_of_each_label(labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(n, depth) columns of the nearest candidate of each label, ascending, then -1.
+
+    Example:
+        >>> first_of_each_label(np.array([[7, 4, 7, 2]])).tolist()
+        [[0, 1, 3, -1]]
+    """
+    depth = labels.shape[1]
+    small = np.min_scalar_type(depth)  # sorted several times as fast
+    first = _is_first(labels) & (labels >= 0)
+    columns = np.sort(np.where(first, np.arange(depth, dtype=small), small.type(depth)), axis=1)
+    return np.where(columns < depth, columns.astype(np.int64), -1)
+
+
+def _is_first(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """(n, depth) True where no candidate before has the same label."""
+    lowest, span = _span(labels)
+    if span > MAX_TABLE_RATIO * labels.shape[1]:
+        return np.asarray(earlier_of_same_label(labels) == 0)
+    # The place of each label, written from the last candidate to the first, so that the first one
+    # stays. One-dimensional and contiguous, because NumPy may otherwise write in another order.
+    numbers = cells(labels - lowest, span).ravel()
+    places = np.arange(numbers.size)
+    table = np.empty(span * len(labels), np.int64)
+    table[np.ascontiguousarray(numbers[::-1])] = np.ascontiguousarray(places[::-1])
+    return np.asarray((table[numbers] == places).reshape(labels.shape))
+
+
+def count_votes(labels: NDArray[np.int64], columns: int | None = None) -> NDArray[np.int64]:
+    """(n, columns) number of the first 30 candidates that share a candidate's label.
+
+    Example:
+        >>> count_votes(np.array([[7, 4, 7, 2]]), columns=3).tolist()
+        [[2, 1, 2]]
+    """
+    lowest, span = _span(labels)
+    shifted = labels - lowest
+    counted, voting = shifted[:, :columns], shifted[:, :VOTERS]
+    if span <= MAX_TABLE_RATIO * max(1, counted.shape[1]):
+        counts = np.bincount(cells(voting, span).ravel(), minlength=span * len(labels))
+        return counts.take(cells(counted, span))
+    small = counted.astype(np.min_scalar_type(span - 1))  # compared several times as fast
+    votes = np.zeros(counted.shape, np.uint8)
+    for voter in voting.T:
+        votes += small == voter.astype(small.dtype)[:, None]
+    return votes.astype(np.int64)
+
+
+def take_columns(
+    values: NDArray[Any], columns: NDArray[np.int64], filler: float | bool
+) -> NDArray[Any]:
+    """(n, k) values of an array (n, depth) at columns (n, k) of each row; `filler` at column -1."""
+    selected = values.take(cells(columns, values.shape[1]))
+    selected[columns < 0] = filler
+    return selected
+
+
+def cells(columns: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+    """Positions in a flattened array (n, width) of (n, k) columns of its rows.
+
+    Example:
+        >>> cells(np.array([[2, 0], [1, 1]]), 3).tolist()
+        [[2, 0], [4, 4]]
+    """
+    return columns + width * np.arange(len(columns))[:, None]
+
+
+def _span(labels: NDArray[np.int64]) -> tuple[int, int]:
+    """Return the lowest label, and the number of integers from it to the highest."""
+    if not labels.size:
+        return 0, 1
+    lowest = int(labels.min())
+    return lowest, int(labels.max()) - lowest + 1

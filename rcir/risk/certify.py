@@ -1,0 +1,538 @@
+"""Certification: from a request and scored calibration queries to a certificate.
+
+`certify` chooses the procedure; each procedure is one function. None of them sees a retriever, and
+none changes anything.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel, RiskUnattainable
+from rcir.risk import bounds
+from rcir.risk.bounds import (
+    Bound,
+    Certificate,
+    allowed_misses,
+    check_bound,
+    check_level,
+    mean_bound,
+    miss_rate_bound,
+    p_value,
+)
+from rcir.risk.learn_then_test import learn_then_test, selective
+from rcir.risk.losses import Risk
+from rcir.risk.request import GuaranteeRequest, conflict
+from rcir.risk.results import ScoredResults
+from rcir.risk.sequential import (
+    anytime_allowed_misses,
+    anytime_miss_rate_bound,
+    anytime_required_calibration,
+    band_required_calibration,
+    local_level,
+)
+
+
+def certify(
+    request: GuaranteeRequest,
+    calibration: ScoredResults,
+    tuning: ScoredResults | None = None,
+    bound: Bound = "binomial",
+) -> Certificate:
+    """Certify a request.
+
+    Args:
+        request: the guarantee.
+        calibration: the scored calibration queries.
+        tuning: other queries, of the tuning split, scored by the same score function. The exact
+            certificate of the miss risk does not need them.
+        bound: of the miss risk; mean losses take "hoeffding-bentkus" in place of "binomial", and
+            "betting" for queries in clusters.
+
+    Raises:
+        InvalidConfig: the calibration queries do not support such a request.
+        InvalidData: tuning and calibration queries do not fit together.
+        RiskUnattainable: no threshold is certified; the error states the smallest alpha that is,
+            and the number of calibration queries that would do.
+
+    Example:
+        >>> scores = np.tile(np.arange(2, dtype=np.float32), (1000, 1))
+        >>> relevant = np.array([[True, False]] * 900 + [[False, True]] * 100)
+        >>> calibration = ScoredResults.of(scores, relevant)
+        >>> [certify(GuaranteeRequest(alpha, 0.1), calibration).threshold for alpha in (0.05, 0.15)]
+        [1.0, 0.0]
+    """
+    check_bound(bound)
+    if tuning is not None and tuning.depth != calibration.depth:
+        raise InvalidData(
+            f"the tuning split was searched to depth {tuning.depth}, the calibration queries to "
+            f"{calibration.depth}: search both alike"
+        )
+    if reason := conflict(request, calibration.cluster):
+        raise InvalidConfig(reason)
+    size = request.max_size
+    if size is not None and size < calibration.depth:
+        # Candidates beyond have an infinite score before anything is certified. If sets were cut
+        # afterwards, calibration queries whose match is beyond would count as served.
+        with _refused(f"sets of at most {size} items (a larger max_size allows more)"):
+            cut = None if tuning is None else tuning.cut(size)
+            return certify(replace(request, max_size=None), calibration.cut(size), cut, bound)
+    if request.mix == "any":
+        return any_mix(request, calibration, tuning, bound)
+    if request.group is not None:
+        with _refused(f"group {request.group!r}"):
+            queries = calibration.of_group(request.group)
+            return certify(replace(request, group=None), queries, tuning, bound)
+    alpha, delta, risk = request.alpha, request.delta, request.one_risk
+    bound_of_means = _bound_of_means(bound, calibration)
+    if isinstance(alpha, Mapping):
+        assert delta is not None
+        return learn_then_test(alpha, delta, calibration, _required(tuning), bound_of_means)
+    if request.abstain:
+        assert delta is not None
+        return selective(alpha, delta, calibration, _required(tuning))
+    if not risk.monotone:
+        assert delta is not None
+        levels = {request.risk: alpha}
+        return learn_then_test(levels, delta, calibration, _required(tuning), bound_of_means)
+    if risk.exact and calibration.clusters is None and request.mix is None:
+        return order_statistic(
+            *(alpha, delta, calibration, bound),
+            simultaneous=request.simultaneous,
+            anytime=request.anytime,
+        )
+    weights = None if request.mix is None else group_weights(calibration, dict(request.mix))
+    whole = risk.binary and calibration.clusters is None and weights is None
+    chosen = bound if whole else bound_of_means
+    return mean_loss(risk, alpha, delta, calibration, tuning, chosen, weights)
+
+
+def _required(tuning: ScoredResults | None) -> ScoredResults:
+    if tuning is None:
+        raise InvalidData("this request needs the tuning split: pass it, scored")
+    return tuning
+
+
+def _bound_of_means(bound: Bound, calibration: ScoredResults) -> Bound:
+    """Return the bound of losses anywhere in [0, 1]."""
+    if bound != "binomial":
+        return bound
+    return "hoeffding-bentkus" if calibration.clusters is None else "betting"
+
+
+@contextmanager
+def _refused(subject: str) -> Iterator[None]:
+    """Begin the message of `RiskUnattainable` with what cannot be certified."""
+    try:
+        yield
+    except RiskUnattainable as error:
+        raise RiskUnattainable(
+            f"{subject}: {error}",
+            minimum_alpha=error.minimum_alpha,
+            required_calibration=error.required_calibration,
+        ) from None
+
+
+# The miss risk of independent queries
+
+
+class _CountingRule(NamedTuple):
+    """How numbers of misses among the calibration queries certify a risk."""
+
+    allowed: Callable[[float], int]  # the most misses that certify an alpha
+    smallest: Callable[[int], float]  # the smallest alpha that misses certify
+    required: Callable[[float], int | None]  # calibration queries with which alpha is certified
+
+
+def order_statistic(
+    alpha: float,
+    delta: float | None,
+    calibration: ScoredResults,
+    bound: Bound = "binomial",
+    *,
+    simultaneous: bool = False,
+    anytime: bool = False,
+) -> Certificate:
+    """Certify the miss risk of independent queries: exact with the binomial bound.
+
+    With s_i the match score of calibration query i, the smallest threshold that certifies
+    (alpha, delta) is the (M + 1)-th largest s_i, M = `allowed_misses`. If its risk were above
+    alpha, at most M of the n scores would lie at or above a t* that each reaches with probability
+    alpha or more, which happens with probability at most delta. The certified level is the smallest
+    that allows the same number of misses; it depends on n, alpha and delta only, so that it may be
+    stated. With `anytime` it is alpha, because one level is fixed for all n.
+
+    Args:
+        alpha: share of queries, in (0, 1), whose set may hold no true match.
+        delta: probability, in (0, 1), that the calibration queries mislead; None for a risk of at
+            most alpha on average over calibrations (conformal risk control, Angelopoulos et al.,
+            ICLR 2024, theorem 1).
+        calibration: the scored calibration queries; `match_score` is all that counts.
+        bound: see `rcir.risk.p_value`.
+        simultaneous: True to hold for all alphas at once, for an alpha that is chosen after
+            looking; by a band of equal local levels, whatever the bound.
+        anytime: True to hold at every number of calibration queries, which arrive one by one; by a
+            test supermartingale, whatever the bound, for one alpha fixed beforehand.
+
+    Raises:
+        InvalidRiskLevel: alpha or delta is out of range.
+        RiskUnattainable: no threshold is certified.
+    """
+    rule = _counting_rule(delta, calibration, bound, simultaneous, anytime)
+    scores = calibration.ascending_match_scores
+    n, unmatched = len(scores), _unmatched(calibration)
+    allowed = rule.allowed(alpha)
+    if allowed < unmatched:
+        deeper = (
+            f"search deeper than {calibration.depth} candidates ({unmatched} of {n} calibration "
+            "queries have no match among them)"
+        )
+        raise _unattainable(
+            alpha,
+            delta,
+            n,
+            minimum_alpha=_smallest_alpha(rule, unmatched),
+            required_calibration=rule.required(alpha),
+            deeper=deeper if unmatched else None,
+        )
+    name: str = "conformal" if delta is None else bound
+    name = "band" if simultaneous else "anytime" if anytime else name
+    certified = float(alpha) if anytime else min(alpha, rule.smallest(allowed))
+    return Certificate(float(scores[n - 1 - allowed]), name, certified)
+
+
+def minimum_alpha(
+    delta: float | None,
+    calibration: ScoredResults,
+    bound: Bound = "binomial",
+    *,
+    simultaneous: bool = False,
+    anytime: bool = False,
+) -> float | None:
+    """Return the smallest alpha of the miss risk that `order_statistic` certifies at delta.
+
+    Args:
+        delta, calibration, bound, simultaneous, anytime: see `order_statistic`.
+
+    Returns:
+        The level; None if none below 1 can be certified.
+
+    Example:
+        >>> scores = np.repeat(np.array([0, 1, np.inf], np.float32), [860, 120, 20])
+        >>> round(minimum_alpha(0.1, ScoredResults(scores, depth=50)), 4)
+        0.0269
+    """
+    rule = _counting_rule(delta, calibration, bound, simultaneous, anytime)
+    return _smallest_alpha(rule, _unmatched(calibration))
+
+
+def _unmatched(calibration: ScoredResults) -> int:
+    """Return the number of queries without a match, which no set serves."""
+    scores = calibration.ascending_match_scores
+    return len(scores) - int(np.searchsorted(scores, np.inf))
+
+
+def _smallest_alpha(rule: _CountingRule, unmatched: int) -> float | None:
+    smallest = rule.smallest(unmatched)
+    step = math.ulp(smallest)
+    while smallest < 1:
+        if rule.allowed(smallest) >= unmatched:
+            return smallest
+        smallest, step = smallest + step, 2 * step  # the inverse was rounded down
+    return None
+
+
+def _counting_rule(
+    delta: float | None,
+    calibration: ScoredResults,
+    bound: Bound,
+    simultaneous: bool,
+    anytime: bool,
+) -> _CountingRule:
+    check_bound(bound)
+    n = len(calibration)
+    lost = _unmatched(calibration) / n
+    if simultaneous and anytime:
+        raise InvalidConfig("simultaneous=True and anytime=True exclude each other: choose one")
+    if delta is None:
+        if simultaneous or anytime:
+            kind = "simultaneous" if simultaneous else "anytime-valid"
+            raise InvalidRiskLevel(f"{kind} levels need a delta: give one, such as 0.1")
+
+        def allowed_on_average(alpha: float) -> int:
+            # (misses + 1) / (n + 1) <= alpha
+            exact = Fraction(check_level("alpha", alpha)) * (n + 1)
+            return min(math.floor(exact) - 1, n - 1)
+
+        return _CountingRule(
+            allowed_on_average,
+            lambda misses: (misses + 1) / (n + 1),
+            lambda alpha: _required_queries(alpha, None, bound, lost),
+        )
+    level = check_level("delta", delta)
+    if anytime:
+        return _CountingRule(
+            lambda alpha: anytime_allowed_misses(n, alpha, level),
+            lambda misses: anytime_miss_rate_bound(misses, n, level),
+            lambda alpha: anytime_required_calibration(alpha, level, lost),
+        )
+    if simultaneous:
+        return _CountingRule(
+            lambda alpha: allowed_misses(n, alpha, local_level(n, level)),
+            lambda misses: miss_rate_bound(misses, n, local_level(n, level)),
+            lambda alpha: band_required_calibration(alpha, level, lost),
+        )
+    return _CountingRule(
+        lambda alpha: allowed_misses(n, alpha, level, bound),
+        lambda misses: miss_rate_bound(misses, n, level, bound),
+        lambda alpha: _required_queries(alpha, level, bound, lost),
+    )
+
+
+# Mean losses that fall as sets grow
+
+
+def mean_loss(
+    risk: Risk,
+    alpha: float,
+    delta: float | None,
+    calibration: ScoredResults,
+    tuning: ScoredResults | None = None,
+    bound: Bound = "hoeffding-bentkus",
+    weights: NDArray[np.float64] | None = None,
+) -> Certificate:
+    """Certify a monotone risk of losses in [0, 1].
+
+    Risk-controlling prediction sets (Bates et al., JACM 2021, theorem 1): the mean loss falls as
+    the threshold grows, and so does every bound here, so that bisection finds the smallest
+    certified threshold among those at which some set gains a true match. These come from the
+    calibration queries, but nothing changes between them: they stand for all thresholds.
+
+    Losses are of independent units. If the queries come in clusters, the unit is the cluster and
+    its loss the mean of its queries', so that the certificate is for the queries of new clusters,
+    each cluster counted alike (the sampling of Lee, Barber and Willett, "Distribution-free
+    inference with hierarchical data", 2023).
+
+    Args:
+        risk: a monotone one.
+        alpha, delta: see `order_statistic`.
+        calibration: the scored calibration queries.
+        tuning: the tuning split; the "betting" bound learns its bet from it.
+        bound: see `rcir.risk.p_value`; "binomial" for losses 0 or 1 of independent queries.
+        weights: (units,) non-negative, with mean 1, of units in another population; they must not
+            depend on losses. The bound is then "betting".
+
+    Raises:
+        InvalidData: risk or bound do not fit.
+        InvalidRiskLevel: alpha or delta is out of range.
+        RiskUnattainable: not even the largest sets are certified.
+    """
+    check_bound(bound)
+    whole = risk.binary and calibration.clusters is None and weights is None
+    if bound == "binomial" and not whole:
+        raise InvalidData("the binomial bound is for losses 0 or 1: choose hoeffding-bentkus")
+    if not risk.monotone:
+        raise InvalidData(f"the {risk.name} risk need not fall as sets grow")
+    check_level("alpha", alpha)
+    if delta is not None:
+        check_level("delta", delta)
+    elif weights is not None:
+        raise InvalidRiskLevel("another mix of groups needs a delta: give one, such as 0.1")
+    bound = bound if weights is None else "betting"
+    thresholds = calibration.match_thresholds()
+
+    def losses(index: int) -> NDArray[np.float64]:
+        values = risk.unit_losses(calibration, thresholds[index : index + 1])[:, 0]
+        return values if weights is None else values * weights
+
+    def certifies(alpha: float) -> Callable[[NDArray[np.float64]], bool]:
+        """Return the test of losses at a level."""
+        if delta is None:
+            return lambda losses: (math.fsum(losses) + 1) / (len(losses) + 1) <= alpha
+        if bound == "betting":
+            bet = _bet(risk, alpha, delta, calibration, _required(tuning), weights)
+            wealth = math.log(1 / delta)
+            return lambda losses: float(np.log1p(bet * (alpha - losses)).sum()) >= wealth
+        return lambda losses: p_value(math.fsum(losses), len(losses), alpha, bound) <= delta
+
+    test, largest = certifies(alpha), losses(len(thresholds) - 1)
+    if not test(largest):
+        lost = float(largest.mean())
+        deeper = (
+            f"search deeper than {calibration.depth} candidates (a share {lost:.4f} of the "
+            f"{risk.lacking} is not among them)"
+        )
+        raise _unattainable(
+            alpha,
+            delta,
+            calibration.units,
+            unit="queries" if calibration.clusters is None else "clusters",
+            minimum_alpha=_smallest_mean_alpha(largest, delta, bound, certifies),
+            required_calibration=_required_queries(alpha, delta, bound, lost),
+            deeper=deeper if lost > 0 else None,
+        )
+    smallest = bisect_left(range(len(thresholds) - 1), True, key=lambda i: test(losses(i)))
+    return Certificate(
+        float(thresholds[smallest]), "conformal" if delta is None else bound, float(alpha)
+    )
+
+
+def _smallest_mean_alpha(
+    losses: NDArray[np.float64],
+    delta: float | None,
+    bound: Bound,
+    certifies: Callable[[float], Callable[[NDArray[np.float64]], bool]],
+) -> float | None:
+    """Return the smallest alpha that losses certify; None if none below 1 is."""
+    n, total = len(losses), math.fsum(losses)
+    if delta is None:
+        smallest = (total + 1) / (n + 1)
+        return smallest if smallest < 1 else None
+    if bound != "betting":
+        smallest = mean_bound(total, n, delta, bound)
+        step = math.ulp(smallest)
+        while smallest < 1 and not certifies(smallest)(losses):
+            smallest, step = smallest + step, 2 * step  # the inverse was rounded down
+        return smallest if smallest < 1 else None
+    low, high = min(total / n, 1.0), math.nextafter(1.0, 0.0)
+    if not certifies(high)(losses):
+        return None
+    while high - low > 1e-9:  # the bet depends on alpha: there is no closed form
+        middle = (low + high) / 2
+        low, high = (low, middle) if certifies(middle)(losses) else (middle, high)
+    return high
+
+
+def _bet(
+    risk: Risk,
+    alpha: float,
+    delta: float,
+    calibration: ScoredResults,
+    tuning: ScoredResults,
+    weights: NDArray[np.float64] | None,
+) -> float:
+    """Return the fraction of the wealth to bet on every loss.
+
+    The bet of Waudby-Smith and Ramdas (JRSS-B 2024, eq. 26) for the variance that the tuning split
+    has where its mean loss is about alpha. One bet for every threshold and unit keeps the wealth
+    monotone in the threshold. Weighted losses have different means. The product of independent
+    factors is at most the corresponding power of their mean (inequality of arithmetic and geometric
+    means), so that the mean of all is what is tested.
+    """
+    thresholds = tuning.match_thresholds()
+
+    def losses(index: int) -> NDArray[np.float64]:
+        return risk.unit_losses(tuning, thresholds[index : index + 1])
+
+    chosen = bisect_left(range(len(thresholds) - 1), True, key=lambda i: losses(i).mean() <= alpha)
+    spread = losses(chosen)
+    # A split without any variance does not prove that there is none: one unit of 1/4 is added.
+    variance = (float(spread.var()) * len(spread) + 0.25) / (len(spread) + 1)
+    largest = 1.0
+    if weights is not None:
+        variance *= float((weights**2).mean())
+        largest = max(1.0, float(weights.max()))
+    n = calibration.units
+    return min(1.0 / largest, math.sqrt(2 * math.log(1 / delta) / (n * variance)))
+
+
+# Other mixes of groups
+
+
+def any_mix(
+    request: GuaranteeRequest,
+    calibration: ScoredResults,
+    tuning: ScoredResults | None = None,
+    bound: Bound = "binomial",
+) -> Certificate:
+    """Certify a request for every mix of the groups.
+
+    Each group is certified at its share of delta, and the largest threshold serves all of them.
+
+    Raises:
+        InvalidConfig: the calibration queries have no groups.
+        RiskUnattainable: a group cannot be certified.
+    """
+    groups = calibration.group_names()
+    if not groups:
+        raise InvalidConfig("mix='any' needs groups: none of the calibration queries has a group")
+    delta = float(request.delta or 0) / len(groups)
+    with _refused(
+        f"any mix, for which each of {len(groups)} groups is certified at delta / {len(groups)}"
+    ):
+        certificates = [
+            certify(
+                replace(request, mix=None, group=group, delta=delta), calibration, tuning, bound
+            )
+            for group in groups
+        ]
+    return Certificate(
+        max(one.threshold for one in certificates),
+        certificates[0].bound,
+        max(one.risk_bound or 0.0 for one in certificates),
+        n_groups=len(groups),
+    )
+
+
+def group_weights(calibration: ScoredResults, mix: Mapping[str, float]) -> NDArray[np.float64]:
+    """(n,) weights with mean 1 that give the groups of the calibration queries other shares.
+
+    Raises:
+        InvalidConfig: a group has no calibration queries.
+    """
+    for group in mix:
+        calibration.of_group(group)  # raises with the groups that there are
+    groups = np.asarray(calibration.groups)
+    names, number, counts = np.unique(groups, return_inverse=True, return_counts=True)
+    shares = np.array([mix.get(group, 0.0) for group in names.tolist()])
+    weights: NDArray[np.float64] = (shares / counts)[number] * len(number)
+    return weights
+
+
+# Refusals
+
+
+def _required_queries(alpha: float, delta: float | None, bound: Bound, lost: float) -> int | None:
+    """Return the calibration queries needed if no set prevents the share `lost` of the loss."""
+    if delta is not None:
+        return bounds.required_calibration(alpha, delta, bound, lost)
+    level = Fraction(check_level("alpha", alpha))
+    return None if lost >= alpha else math.ceil((1 - level) / (level - Fraction(lost)))
+
+
+def _unattainable(
+    alpha: float,
+    delta: float | None,
+    n: int,
+    *,
+    minimum_alpha: float | None,
+    required_calibration: int | None,
+    deeper: str | None,
+    unit: str = "queries",
+) -> RiskUnattainable:
+    """Return the error that states what could be certified instead."""
+    advice = []
+    rounded = math.ceil((minimum_alpha or 1) * 1e4) / 1e4
+    if rounded < 1:
+        advice.append(f"ask for alpha >= {rounded:.4f} (chosen after looking: on new queries)")
+    if required_calibration is not None and required_calibration > n:
+        advice.append(f"calibrate on about {required_calibration} new {unit}")
+    if deeper:
+        advice.append(deeper)
+    of = "calibration" if unit == "queries" else f"{unit} of calibration"
+    at = "on average" if delta is None else f"at delta = {float(delta):g}"
+    return RiskUnattainable(
+        f"alpha = {float(alpha):g} {at} cannot be certified with {n} {of} queries: "
+        f"{', or '.join(advice) or f'ask for a larger alpha and calibrate on more {unit}'}",
+        minimum_alpha=minimum_alpha,
+        required_calibration=required_calibration,
+    )

@@ -1,0 +1,218 @@
+"""Risks: the loss of one query, and the words for its mean.
+
+A risk is data. Which procedure certifies it follows from its attributes, see
+`rcir.risk.certify.certify`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.errors import InvalidConfig
+from rcir.risk.results import ScoredResults
+
+Losses = Callable[[ScoredResults, NDArray[Any]], NDArray[np.float64]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Risk:
+    """The mean, over queries, of a loss of the set that a query gets.
+
+    Attributes:
+        name: the name by which it is requested.
+        losses: returns (n, g) losses in [0, 1] of scored results at g ascending thresholds.
+        clause: of the sentence of a guarantee, a format of {alpha}, {sets}, {matches} (true ones)
+            and {items} (of a set).
+        sets: the word for what is returned.
+        lacking: what the sets lack where the loss is large, in words.
+        monotone: True if no loss rises as sets grow. Then the smallest certified sets are returned,
+            otherwise the largest.
+        binary: True if every loss is 0 or 1.
+        first_match: True if the rank of the first true match alone decides the loss, and the loss
+            is 1 up to it. Such a risk is certified exactly, also for all alphas at once
+            (`simultaneous`) and at every moment (`anytime`).
+        abstains: True if it is the risk among the queries that are answered.
+        needs_several_matches: True if it is the miss risk for queries with one true match.
+        levels: alphas at which score functions are compared; None for the usual ones.
+
+    Example:
+        >>> def lacks_two(scored, thresholds):
+        ...     return (scored.n_within(thresholds, scored.relevant) < 2).astype(float)
+        >>> fewer_than_two = Risk(
+        ...     name="fewer-than-two",
+        ...     losses=lacks_two,
+        ...     clause="fewer than two true {matches} are in at most {alpha} of the {sets}",
+        ...     binary=True,
+        ... )
+        >>> fewer_than_two.key
+        'fewer-than-two'
+    """
+
+    name: str
+    losses: Losses
+    clause: str
+    sets: str = "sets"
+    lacking: str = "true matches"
+    monotone: bool = True
+    binary: bool = False
+    first_match: bool = False
+    abstains: bool = False
+    needs_several_matches: bool = False
+    levels: Sequence[float] | None = (0.1, 0.2, 0.3, 0.5)
+
+    @property
+    def key(self) -> str:
+        """The name, which says whether it abstains."""
+        return f"{self.name}, abstaining" if self.abstains else self.name
+
+    @property
+    def exact(self) -> bool:
+        """True if the order statistics of the match scores certify it."""
+        return self.first_match and not self.abstains
+
+    def unit_losses(self, scored: ScoredResults, thresholds: NDArray[Any]) -> NDArray[np.float64]:
+        """(units, g) loss of each query, or mean loss of each cluster of queries."""
+        return scored.unit_means(self.losses(scored, thresholds))
+
+    def fits_own_scores(self, n_relevant: NDArray[np.int64]) -> bool:
+        """Return True if a score function of its own may give smaller sets than that of misses.
+
+        Args:
+            n_relevant: (n,) numbers of true matches of the tuning split. The calibration queries
+                must not influence this.
+        """
+        if self.first_match:
+            return False
+        return not self.needs_several_matches or bool(n_relevant.max() > 1)
+
+
+def miss_losses(scored: ScoredResults, thresholds: NDArray[Any]) -> NDArray[np.float64]:
+    """(n, g) 1 if the set holds no true match, else 0.
+
+    Example:
+        >>> scored = ScoredResults(np.array([1, 0], np.float32), depth=3)
+        >>> miss_losses(scored, np.array([0.0, 1.0])).tolist()  # sets of 1, sets of 2
+        [[1.0, 0.0], [0.0, 0.0]]
+    """
+    return (scored.match_score[:, None] > thresholds.astype(np.float32)).astype(np.float64)
+
+
+def recall_losses(scored: ScoredResults, thresholds: NDArray[Any]) -> NDArray[np.float64]:
+    """(n, g) share of the gallery's true matches that the set lacks; 1 if the gallery has none.
+
+    Example:
+        >>> scores = np.array([[0, 1, 2], [0, 1, 2]], np.float32)
+        >>> relevant = np.array([[False, True, True], [True, False, False]])
+        >>> scored = ScoredResults.of(scores, relevant, n_relevant=np.array([2, 4]))
+        >>> recall_losses(scored, np.array([0.0, 1.0])).tolist()  # sets of 1, sets of 2
+        [[1.0, 0.5], [0.75, 0.75]]
+    """
+    matches = scored.n_within(thresholds, scored.require("relevant"))
+    n_relevant: NDArray[np.int64] = scored.require("n_relevant")
+    return 1 - matches / np.maximum(n_relevant, 1)[:, None]
+
+
+def false_discovery_losses(scored: ScoredResults, thresholds: NDArray[Any]) -> NDArray[np.float64]:
+    """(n, g) share of the set that is not a true match.
+
+    Example:
+        >>> scores = np.array([[0, 1, 2]], np.float32)
+        >>> scored = ScoredResults.of(scores, np.array([[False, True, True]]))
+        >>> false_discovery_losses(scored, np.array([0.0, 1.0])).tolist()  # sets of 1, sets of 2
+        [[1.0, 0.5]]
+    """
+    right = scored.n_within(thresholds, scored.require("relevant"))
+    candidates = scored.n_within(thresholds, np.isfinite(scored.require("scores")))
+    return 1 - right / candidates
+
+
+MISS = Risk(
+    name="miss",
+    losses=miss_losses,
+    clause="a true match is missing from at most {alpha} of the {sets}",
+    lacking="queries' matches",
+    binary=True,
+    first_match=True,
+    levels=None,
+)
+# The answer is the first candidate. This risk need not fall as more queries are answered.
+ABSTENTION = Risk(
+    name="miss",
+    losses=miss_losses,
+    clause=MISS.clause,
+    sets="answers",
+    lacking=MISS.lacking,
+    monotone=False,
+    binary=True,
+    first_match=True,
+    abstains=True,
+    levels=None,
+)
+RECALL = Risk(
+    name="recall",
+    losses=recall_losses,
+    clause="at most {alpha} of a query's true {matches}, on average over queries, are missing from "
+    "the {sets}",
+    needs_several_matches=True,
+)
+# Small sets satisfy it best: of the certified sets, the largest are returned.
+FALSE_DISCOVERY = Risk(
+    name="false-discovery",
+    losses=false_discovery_losses,
+    clause="at most {alpha} of a set's {items}, on average over queries, are wrong in the {sets}",
+    monotone=False,
+    levels=(0.1, 0.2, 0.3, 0.5, 0.7),
+)
+
+_table = {risk.key: risk for risk in (MISS, ABSTENTION, RECALL, FALSE_DISCOVERY)}
+RISKS: Mapping[str, Risk] = MappingProxyType(_table)  # read-only; `register_risk` adds to it
+
+
+def register_risk(risk: Risk) -> None:
+    """Add a risk of your own to `RISKS`, so that it can be requested by its name.
+
+    Requests come from anywhere, so that they name risks and cannot import them. Register a risk
+    before calibrating, for a score function of its own to be chosen.
+
+    Raises:
+        InvalidConfig: it is not a `Risk`, or its name is taken by another one.
+    """
+    if not isinstance(risk, Risk):
+        raise InvalidConfig(f"got a {type(risk).__name__}: pass an instance of rcir.risk.Risk")
+    if _table.setdefault(risk.key, risk) is not risk:
+        raise InvalidConfig(f"risk {risk.key!r} exists already: choose another name")
+
+
+def risk_names() -> list[str]:
+    """Return the names that a request may give."""
+    return list(dict.fromkeys(risk.name for risk in RISKS.values()))
+
+
+def find_risk(name: str, abstain: bool = False) -> Risk:
+    """Return the risk of a name, of all answers or among those of an abstaining retriever.
+
+    Raises:
+        InvalidConfig: there is no such risk.
+
+    Example:
+        >>> find_risk("recall").monotone, find_risk("false-discovery").monotone
+        (True, False)
+        >>> find_risk("precision")
+        Traceback (most recent call last):
+            ...
+        rcir.errors.InvalidConfig: risk 'precision' is unknown; choose one of miss, recall, ...
+    """
+    names = risk_names()
+    if not isinstance(name, str) or name not in names:
+        raise InvalidConfig(f"risk {name!r} is unknown; choose one of {', '.join(names)}")
+    for risk in RISKS.values():
+        if (risk.name, risk.abstains) == (name, abstain):
+            return risk
+    possible = " or ".join(risk.name for risk in RISKS.values() if risk.abstains)
+    raise InvalidConfig(f"abstain=True limits the {possible} risk among answers, not {name}")

@@ -1,0 +1,617 @@
+"""Search results, which of them are relevant, and their scores.
+
+Data flows in this order: a search gives `SearchResults`; with known relevance they are
+`LabelledResults`; a score function turns these into `ScoredResults`, which are all that
+certification sees and all that is stored of a calibration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.errors import InvalidConfig, InvalidData
+from rcir.metrics.checks import Floats
+from rcir.metrics.labels import (
+    VOTERS,
+    count_votes,
+    earlier_of_same_label,
+    first_of_each_label,
+    take_columns,
+)
+from rcir.metrics.ranking import first_match_ranks
+
+TOLERANCE = 1e-3  # relative difference of scores between two embeddings of the same image
+
+
+@dataclass(frozen=True, eq=False)
+class SearchResults:
+    """n queries with their candidates, nearest first; values that are not known are None.
+
+    Attributes:
+        uncertainty: (n,) of the queries, larger is less certain. For an encoder without one, one
+            minus the cosine to the first candidate will do.
+        depth: number of candidates of each query; no set is larger.
+        distances: (n, depth) ascending; infinite where there is no candidate.
+        labels: (n, depth) integers; candidates with the same label show the same class, place or
+            product; -1 where there is no candidate.
+        candidate_uncertainty: (n, depth) of the candidates.
+        votes: (n, depth) how many of the first 30 candidates match a candidate, itself included;
+            counted from the labels if they are known and this is not.
+        positions: (n, depth) positions in the gallery; -1 where there is no candidate.
+        one_per_label: True if no two candidates of a query share a label, see
+            `first_of_each_label`.
+        vectors: (n, d) embeddings of the queries.
+        queries: the n queries as they were searched; it supports indexing by rows.
+        fingerprints: of the retriever that searched.
+
+    Raises:
+        InvalidData: shapes differ, an uncertainty is NaN or infinite, or a query has no candidate.
+
+    Example:
+        >>> results = SearchResults(np.array([0.1, 0.7]), depth=50)
+        >>> len(results), len(results[:1])
+        (2, 1)
+    """
+
+    uncertainty: NDArray[np.float64]
+    depth: int
+    distances: Floats | None = None
+    labels: NDArray[np.int64] | None = None
+    candidate_uncertainty: Floats | None = None
+    votes: NDArray[np.int64] | None = None
+    positions: NDArray[np.int64] | None = None
+    one_per_label: bool = False
+    vectors: NDArray[np.float32] | None = None
+    queries: Any = None
+    fingerprints: Mapping[str, str] | None = None
+
+    # The arrays (n, depth), and their value where there is no candidate.
+    FILLERS: ClassVar[Mapping[str, float]] = {
+        "distances": np.inf,
+        "labels": -1,
+        "candidate_uncertainty": 0.0,
+        "votes": 0,
+        "positions": -1,
+    }
+
+    def __post_init__(self) -> None:
+        self._require_arrays("uncertainty", *self.FILLERS, "vectors")
+        if self.uncertainty.ndim != 1 or self.depth < 1:
+            raise InvalidData(
+                f"uncertainty has shape {self.uncertainty.shape} and depth is {self.depth}; "
+                "expected (n,) and at least 1"
+            )
+        bad = ~np.isfinite(self.uncertainty)
+        if bad.any():
+            raise InvalidData(
+                f"{int(bad.sum())} of {bad.size} uncertainties are NaN or infinite; an encoder "
+                "that diverged in training causes this"
+            )
+        for name in ("distances", "candidate_uncertainty"):
+            values = getattr(self, name)
+            if values is not None and np.isnan(values).any():
+                raise InvalidData(f"some {name} are NaN")
+        shape = (len(self.uncertainty), self.depth)
+        for name, values, _ in self._per_candidate():
+            if values.shape != shape:
+                raise InvalidData(f"{name} has shape {values.shape}; expected (n, depth) = {shape}")
+        for name in ("vectors", "queries"):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self):
+                raise InvalidData(f"got {len(values)} {name} for {len(self)} queries")
+        if self.distances is not None and np.isposinf(self.distances[:, 0]).any():
+            raise InvalidData("some queries have no candidate: search a gallery that is not empty")
+
+    def __len__(self) -> int:
+        return len(self.uncertainty)
+
+    def __getitem__(self, rows: slice | NDArray[Any]) -> Self:
+        """Return the results of some queries."""
+        selected: dict[str, Any] = {
+            each.name: getattr(self, each.name)[rows]
+            for each in fields(self)
+            if isinstance(getattr(self, each.name), np.ndarray)
+        }
+        if self.queries is not None:
+            selected["queries"] = self.queries[rows]
+        return replace(self, **selected)
+
+    def require(self, name: str) -> Any:
+        """Return an attribute, such as "positions", or raise `InvalidData` if it is None."""
+        value = getattr(self, name)
+        if value is None:
+            raise InvalidData(f"these search results have no {name}: search a gallery that has")
+        return value
+
+    @property
+    def is_candidate(self) -> NDArray[np.bool_]:
+        """(n, depth) True where there is a candidate."""
+        if self.distances is not None:
+            return ~np.isposinf(self.distances)
+        if self.labels is not None:
+            return np.asarray(self.labels >= 0)
+        return np.ones((len(self), self.depth), bool)
+
+    def first_of_each_label(self, columns: NDArray[np.int64] | None = None) -> Self:
+        """Return the results with one candidate of each label, the nearest.
+
+        Args:
+            columns: leading columns of `label_columns`; all of them by default.
+
+        Raises:
+            InvalidData: the candidates have no labels.
+        """
+        columns = self.label_columns if columns is None else columns
+        selected: dict[str, Any] = {
+            name: take_columns(values, columns, filler)
+            for name, values, filler in self._per_candidate()
+        }
+        if self.distances is None:
+            selected["distances"] = np.where(columns < 0, np.inf, 0.0)
+        if self.votes is None:
+            selected["votes"] = take_columns(self.label_votes, columns, 0)
+        return replace(self, depth=columns.shape[1], one_per_label=True, **selected)
+
+    def vote_uncertainty(self) -> NDArray[np.float64]:
+        """(n,) one minus the share of the first 30 candidates that match the first one.
+
+        Raises:
+            InvalidData: it is not known which candidates match each other.
+        """
+        voters = min(VOTERS, self.depth)
+        if self.labels is not None:
+            votes = count_votes(self.labels, columns=1)[:, 0]
+        else:
+            votes = self.require("votes")[:, 0]
+        share: NDArray[np.float64] = votes / voters
+        return 1 - share
+
+    @cached_property
+    def label_columns(self) -> NDArray[np.int64]:
+        """(n, depth) columns of the nearest candidate of each label, ascending, then -1.
+
+        Raises:
+            InvalidData: the candidates have no labels.
+        """
+        if self.one_per_label:
+            return np.where(self._labels >= 0, np.arange(self.depth), -1)
+        return first_of_each_label(self._labels)
+
+    @cached_property
+    def earlier_of_same_label(self) -> NDArray[np.int64]:
+        """(n, depth) number of candidates before a candidate that share its label."""
+        return earlier_of_same_label(self._labels)
+
+    @cached_property
+    def label_votes(self) -> NDArray[np.int64]:
+        """(n, depth) number of the first 30 candidates that share a candidate's label."""
+        return count_votes(self._labels)
+
+    @property
+    def _labels(self) -> NDArray[np.int64]:
+        if self.labels is None:
+            raise InvalidData("the candidates have no labels: label the gallery to rank its labels")
+        return self.labels
+
+    def _require_arrays(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, np.ndarray):
+                raise InvalidData(f"{name} is a {type(value).__name__}: pass an array")
+
+    def _per_candidate(self) -> list[tuple[str, NDArray[Any], float]]:
+        """Return name, values and filler of each array (n, depth) that is not None."""
+        return [
+            (name, getattr(self, name), filler)
+            for name, filler in self.FILLERS.items()
+            if getattr(self, name) is not None
+        ]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LabelledResults(SearchResults):
+    """Search results of n >= 1 queries whose relevant candidates are known.
+
+    Attributes:
+        relevant: (n, depth) True where the candidate is a true match.
+        n_relevant: (n,) number of true matches in the whole gallery, within the search depth or
+            not.
+        groups: (n,) strings, the group of each query, such as a camera or a site; or None.
+        clusters: (n,) strings or integers, equal for queries of one cluster, such as a video or a
+            patient, that are not independent of each other; None where all queries are.
+        cluster: what a cluster is, such as "video".
+        one_label: True if all true matches of a query share one label that no other item has.
+
+    Raises:
+        InvalidData: shapes or types differ from these, or `n_relevant` is below the number of
+            relevant candidates.
+
+    Example:
+        >>> relevant = np.array([[False, True, True], [True, False, False]])
+        >>> queries = SearchResults(np.zeros(2), depth=3)
+        >>> labelled = LabelledResults.of(queries, relevant, n_relevant=np.array([2, 4]))
+        >>> labelled.ranks.tolist()
+        [2.0, 1.0]
+    """
+
+    relevant: NDArray[np.bool_]
+    n_relevant: NDArray[np.int64]
+    groups: NDArray[np.str_] | None = None
+    clusters: NDArray[Any] | None = None
+    cluster: str | None = None
+    one_label: bool = False
+
+    FILLERS: ClassVar[Mapping[str, float]] = {**SearchResults.FILLERS, "relevant": False}
+
+    def __post_init__(self) -> None:
+        self._require_arrays("uncertainty", "relevant", "n_relevant", "groups", "clusters")
+        n, shape = len(self.uncertainty), (len(self.uncertainty), self.depth)
+        for name, expected in (("relevant", shape), ("n_relevant", (n,))):
+            values = getattr(self, name)
+            if np.shape(values) != expected or n == 0:
+                raise InvalidData(
+                    f"{name} has shape {np.shape(values)} for {n} queries; expected {expected} and "
+                    "n >= 1"
+                )
+        super().__post_init__()
+        for name, kinds, kind in (("relevant", "b", "bool"), ("n_relevant", "iu", "integer")):
+            if getattr(self, name).dtype.kind not in kinds:
+                raise InvalidData(
+                    f"{name} is of type {getattr(self, name).dtype}; it must be {kind}"
+                )
+        if (self.n_relevant < np.count_nonzero(self.relevant, axis=1)).any():
+            raise InvalidData("n_relevant: some queries have more relevant candidates than that")
+        check_groups_and_clusters(n, self.groups, self.clusters, self.cluster)
+
+    @classmethod
+    def of(
+        cls,
+        results: SearchResults,
+        relevant: NDArray[np.bool_],
+        n_relevant: NDArray[np.int64],
+        **attributes: Any,
+    ) -> Self:
+        """Label search results.
+
+        Args:
+            results: of the search.
+            relevant, n_relevant: see the attributes.
+            attributes: further ones by name: groups, clusters, cluster, one_label.
+        """
+        searched = {each.name: getattr(results, each.name) for each in fields(SearchResults)}
+        return cls(**searched, relevant=relevant, n_relevant=n_relevant, **attributes)
+
+    def first_of_each_label(self, columns: NDArray[np.int64] | None = None) -> Self:
+        """Return the results with one candidate of each label, relevant if the nearest is.
+
+        Unless each query has one true label, there may be as many true labels as true images:
+        recall is then understated.
+        """
+        n_relevant = self.n_relevant > 0 if self.one_label else self.n_relevant
+        return replace(super().first_of_each_label(columns), n_relevant=n_relevant.astype(np.int64))
+
+    @cached_property
+    def ranks(self) -> NDArray[np.float64]:
+        """(n,) rank of the first true match, infinite where there is none."""
+        return first_match_ranks(self.relevant)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredResults:
+    """Queries with the scores of their candidates: what a certificate is computed from.
+
+    Make them with `rcir.risk.score`, or with `of_ranks` where only the first match counts.
+
+    Attributes:
+        match_score: (n,) smallest threshold at which the set of a query holds a true match;
+            infinite for a query without a match among its candidates, at any threshold a miss.
+        depth: number of candidates of each query.
+        match_rank: (n,) place of the first true match in the order of the scores; infinite where
+            there is none.
+        scores: (n, depth) nonconformity scores in the order in which sets take the candidates: 0
+            first, non-decreasing, infinite where there is no candidate.
+        relevant: (n, depth) True where the candidate is a true match, in the same order.
+        n_relevant: (n,) number of true matches in the whole gallery.
+        uncertainty: (n,) of the queries.
+        selection_score: (n,) larger where the first candidate is less likely to be a true match.
+        groups, clusters, cluster: see `LabelledResults`.
+
+    Raises:
+        InvalidData: shapes differ, or there is no query.
+    """
+
+    match_score: NDArray[np.float32]
+    depth: int
+    match_rank: NDArray[np.float64] | None = None
+    scores: NDArray[np.float32] | None = None
+    relevant: NDArray[np.bool_] | None = None
+    n_relevant: NDArray[np.int64] | None = None
+    uncertainty: NDArray[np.float64] | None = None
+    selection_score: NDArray[np.float64] | None = None
+    groups: NDArray[np.str_] | None = None
+    clusters: NDArray[Any] | None = None
+    cluster: str | None = None
+
+    # The arrays that are stored, and their names in a file.
+    STORED: ClassVar[Mapping[str, str]] = {
+        "scores": "candidate_scores",
+        "relevant": "relevant",
+        "n_relevant": "totals",
+        "uncertainty": "uncertainty",
+        "selection_score": "selection_score",
+    }
+
+    def __post_init__(self) -> None:
+        n = len(self.match_score)
+        if n == 0:
+            raise InvalidData("there are no queries: pass at least one")
+        for each in fields(self):
+            values = getattr(self, each.name)
+            if isinstance(values, np.ndarray):
+                expected = (n, self.depth) if each.name in ("scores", "relevant") else (n,)
+                if values.shape != expected:
+                    raise InvalidData(f"{each.name} has shape {values.shape}; expected {expected}")
+        check_groups_and_clusters(n, self.groups, self.clusters, self.cluster)
+
+    @classmethod
+    def of(
+        cls, scores: NDArray[np.float32], relevant: NDArray[np.bool_], **attributes: Any
+    ) -> Self:
+        """Return scored results from the scores and the relevance of all candidates.
+
+        Args:
+            scores, relevant: see the attributes.
+            attributes: further ones by name.
+
+        Example:
+            >>> scores = np.array([[0, 1, 3], [0, 2, 4]], np.float32)
+            >>> relevant = np.array([[False, True, True], [False, False, False]])
+            >>> ScoredResults.of(scores, relevant).match_score.tolist()
+            [1.0, inf]
+        """
+        ranks = first_match_ranks(relevant)
+        return cls(
+            score_at_rank(scores, ranks),
+            scores.shape[1],
+            match_rank=ranks,
+            scores=scores,
+            relevant=relevant,
+            **attributes,
+        )
+
+    def __len__(self) -> int:
+        return len(self.match_score)
+
+    def __getitem__(self, rows: slice | NDArray[Any]) -> Self:
+        """Return the results of some queries."""
+        selected: dict[str, Any] = {
+            each.name: getattr(self, each.name)[rows]
+            for each in fields(self)
+            if isinstance(getattr(self, each.name), np.ndarray)
+        }
+        return replace(self, **selected)
+
+    def require(self, name: str) -> Any:
+        """Return an attribute, such as "scores", or raise `InvalidData` if it is None."""
+        value = getattr(self, name)
+        if value is None:
+            raise InvalidData(
+                f"these scored results have no {name}: make them with `rcir.risk.score`"
+            )
+        return value
+
+    def sizes(self, threshold: float) -> NDArray[np.int64]:
+        """(n,) sizes of the sets at a threshold, see `set_sizes`."""
+        return set_sizes(self.require("scores"), threshold)
+
+    def n_within(self, thresholds: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """(n, g) number of candidates of a mask (n, depth) in the sets at g ascending thresholds.
+
+        Scores are compared as they are: pass `widened` thresholds for the sets that are returned.
+        """
+        scores = self.require("scores")
+        rows, _ = np.nonzero(mask)
+        first = np.searchsorted(thresholds.astype(np.float32), scores[mask], side="left")
+        width = len(thresholds) + 1
+        counts = np.bincount(rows * width + first, minlength=len(self) * width)
+        return np.cumsum(counts.reshape(len(self), width)[:, :-1], axis=1)
+
+    def match_thresholds(self) -> NDArray[np.float32]:
+        """Return the thresholds at which some set gains a true match, ascending; 0 without any."""
+        thresholds = np.unique(self.require("scores")[self.require("relevant")])
+        return thresholds if len(thresholds) else np.zeros(1, np.float32)
+
+    def size_thresholds(self, number: int) -> NDArray[np.float32]:
+        """Return at most `number` ascending thresholds, closer to each other for small sets."""
+        scores = self.require("scores")
+        finite = np.sort(scores[np.isfinite(scores)])
+        means = np.geomspace(1, max(1.0, len(finite) / len(self)), number)
+        places = np.minimum((means * len(self)).astype(np.int64), len(finite)) - 1
+        return np.unique(finite[places])
+
+    def cut(self, size: int) -> Self:
+        """Return the results as if only the first `size` candidates had been searched.
+
+        A query whose first match is beyond them has an infinite score.
+        """
+        if size >= self.depth:
+            return self
+        ranks = self.require("match_rank")
+        beyond = ranks > size
+        return replace(
+            self,
+            depth=size,
+            match_score=np.where(beyond, np.float32(np.inf), self.match_score),
+            match_rank=np.where(beyond, np.inf, ranks),
+            scores=None if self.scores is None else np.ascontiguousarray(self.scores[:, :size]),
+            relevant=None
+            if self.relevant is None
+            else np.ascontiguousarray(self.relevant[:, :size]),
+        )
+
+    def of_constant_size(self) -> Self:
+        """Return the results with the scores of one size for all queries, in the same order.
+
+        They certify the fair baseline of adaptive sizes: it takes the same candidates in the same
+        order, and only the size does not depend on the query.
+
+        Example:
+            >>> scored = ScoredResults.of(
+            ...     np.array([[0, 5.5], [0, 0.5]], np.float32), np.array([[False, True]] * 2)
+            ... )
+            >>> scored.of_constant_size().match_score.tolist()
+            [1.0, 1.0]
+        """
+        scores = np.where(
+            np.isfinite(self.require("scores")), np.arange(self.depth, dtype=np.float32), np.inf
+        ).astype(np.float32)
+        match_score = (self.require("match_rank") - 1).astype(np.float32)
+        return replace(self, scores=scores, match_score=match_score)
+
+    def joined(self, *others: ScoredResults) -> ScoredResults:
+        """Return these and the results of other queries, all of them independent.
+
+        Raises:
+            InvalidData: the queries come in clusters, have different depths, or some have groups
+                and others do not.
+        """
+        parts = (self, *others)
+        if len({part.depth for part in parts}) > 1 or any(part.cluster for part in parts):
+            raise InvalidData(
+                "queries that were searched to another depth, or that come in clusters, cannot be "
+                "added"
+            )
+        if len({part.groups is None for part in parts}) > 1:
+            raise InvalidData("the calibration queries and those to add all need a group, or none")
+        joined: dict[str, Any] = {
+            each.name: np.concatenate([getattr(part, each.name) for part in parts])
+            for each in fields(self)
+            if isinstance(getattr(self, each.name), np.ndarray)
+        }
+        return replace(self, **joined)
+
+    def group_names(self) -> list[str]:
+        """Return the names of the groups, sorted; empty if the queries have none."""
+        return [] if self.groups is None else sorted(set(self.groups.tolist()))
+
+    def of_group(self, group: str | None) -> ScoredResults:
+        """Return the results of the queries of one group; all of them for None.
+
+        Raises:
+            InvalidConfig: no query is in this group.
+        """
+        if group is None:
+            return self
+        names = self.group_names()
+        if self.groups is None or group not in names:
+            raise InvalidConfig(
+                f"group {group!r} has no calibration queries; "
+                + (f"there are {', '.join(map(repr, names))}" if names else "none have a group")
+            )
+        return self[self.groups == group]
+
+    @cached_property
+    def ascending_match_scores(self) -> NDArray[np.float32]:
+        """(n,) `match_score` in ascending order: one sort serves every alpha and delta."""
+        return np.sort(self.match_score)
+
+    @cached_property
+    def units(self) -> int:
+        """Number of independent units: clusters if there are any, else queries."""
+        return len(self) if self.clusters is None else len(self._clustering[1])
+
+    def unit_means(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(units, g) means over each cluster of (n, g) values; the values without clusters."""
+        if self.clusters is None:
+            return values
+        cluster, counts = self._clustering
+        sums = np.zeros((len(counts), values.shape[1]))
+        np.add.at(sums, cluster, values)
+        return sums / counts[:, None]
+
+    @cached_property
+    def _clustering(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The number (n,) of each query's cluster, and the number of queries of each cluster."""
+        clusters = np.arange(len(self)) if self.clusters is None else self.clusters
+        _, number, counts = np.unique(clusters, return_inverse=True, return_counts=True)
+        return number.astype(np.int64), counts.astype(np.int64)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays to store, by their names in a file."""
+        arrays = {stored: self.require(name) for name, stored in self.STORED.items()}
+        arrays["relevant"] = arrays["relevant"].astype(np.uint8)
+        return arrays if self.clusters is None else arrays | {"clusters": self._clustering[0]}
+
+    @classmethod
+    def from_arrays(
+        cls,
+        arrays: Mapping[str, NDArray[Any]],
+        groups: NDArray[np.str_] | None = None,
+        cluster: str | None = None,
+    ) -> Self:
+        """Return the results of stored `arrays`, with their groups and the kind of clusters."""
+        values: dict[str, Any] = {name: arrays[stored] for name, stored in cls.STORED.items()}
+        values["relevant"] = values["relevant"].astype(bool)
+        clusters = arrays.get("clusters")
+        return cls.of(**values, groups=groups, clusters=clusters, cluster=cluster)
+
+
+def check_groups_and_clusters(
+    n: int,
+    groups: NDArray[Any] | None,
+    clusters: NDArray[Any] | None,
+    cluster: str | None,
+) -> None:
+    """Raise `InvalidData` unless n queries have a group and a cluster each, or none has."""
+    for name, values, kinds in (("groups", groups, "U"), ("clusters", clusters, "Uiu")):
+        if values is not None and (values.shape != (n,) or values.dtype.kind not in kinds):
+            raise InvalidData(
+                f"{name} has shape {values.shape} and type {values.dtype} for {n} queries; "
+                "expected a string for each"
+            )
+    if (clusters is None) != (cluster is None):
+        raise InvalidData("pass clusters and what a cluster is, such as 'video', or neither")
+
+
+def widened(values: NDArray[Any] | float) -> NDArray[np.float64]:
+    """Return thresholds, or uncertainties, raised by the relative tolerance, as float64.
+
+    Example:
+        >>> widened(np.array([0.0, 2.0, -1.0])).round(6).tolist()
+        [0.0, 2.002, -0.999]
+    """
+    exact = np.asarray(values, np.float64)
+    wider: NDArray[np.float64] = exact + TOLERANCE * np.abs(exact)
+    return wider
+
+
+def set_sizes(scores: NDArray[np.float32], threshold: float) -> NDArray[np.int64]:
+    """(n,) number of (n, k) scores that are at most a threshold, up to a relative `TOLERANCE`.
+
+    This is the only comparison of scores with a threshold. The threshold is the score of one
+    calibration query to the last digit, and the same image, embedded again in another batch or on
+    another machine, has a score that differs in its last digits; the tolerance makes the answer
+    the same. Infinite scores are never within a threshold.
+
+    Raises:
+        InvalidData: the threshold is negative or NaN.
+    """
+    if not threshold >= 0:
+        raise InvalidData(f"threshold is {threshold}; it must be at least 0")
+    limit = np.float32(min(float(widened(threshold)), float(np.finfo(np.float32).max)))
+    sizes: NDArray[np.int64] = np.count_nonzero(scores <= limit, axis=1)
+    return sizes
+
+
+def score_at_rank(scores: NDArray[np.float32], ranks: Floats) -> NDArray[np.float32]:
+    """(n,) of (n, depth) scores at (n,) ranks from 1 on; infinite where the rank is."""
+    ranks = np.asarray(ranks, np.float64)
+    columns = np.where(np.isfinite(ranks), ranks, 1).astype(np.int64) - 1
+    at_rank = scores[np.arange(len(scores)), columns]
+    return np.where(np.isfinite(ranks), at_rank, np.float32(np.inf))
