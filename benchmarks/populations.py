@@ -20,8 +20,8 @@ from rcir.risk import (
     SearchResults,
     fit_score_function,
 )
-from rcir.risk.keys import take_columns
-from rcir.risk.score_functions import TOLERANCE
+from rcir.metrics.labels import take_columns
+from rcir.risk.results import TOLERANCE
 
 POPULATION, SPLIT, TUNING = 4_000, 300, 60
 LARGEST = float(np.finfo(np.float32).max)

@@ -47,7 +47,7 @@ from rcir.risk import (
     fit_score_function,
     local_level,
 )
-from rcir.risk.score_functions import set_sizes, widened
+from rcir.risk.results import set_sizes, widened
 from rcir.runs import folder as runs
 
 QUERIES, DEPTH, STEP = sized(100_000, 1000), 200, 0.2

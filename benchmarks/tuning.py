@@ -22,7 +22,7 @@ from common import DIGITS, parser, report, sized
 
 from calibration import CalibrationConfig, calibrate
 from rcir.config import parse
-from rcir.risk.certified import Estimate, compare_sizes
+from rcir.risk.bootstrap import Estimate, compare_sizes
 from rcir.runs.results import TEST, RunResults
 from training import train
 from tuning import Records, TuningConfig, sweep

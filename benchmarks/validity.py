@@ -28,7 +28,7 @@ from rcir.risk import (
     smallest_certified,
 )
 from rcir.risk.choice import KNOWN
-from rcir.risk.score_functions import set_sizes
+from rcir.risk.results import set_sizes
 
 DELTA = 0.1
 PICTURES, ASKED = 25, np.array([-1, -0.5, 0.5, 1])  # of those that recur; times the noise

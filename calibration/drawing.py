@@ -12,6 +12,7 @@ from rcir.levels import ALPHA
 from rcir.printable import printable
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults
+from rcir.risk.results import set_sizes
 
 SHOWN_QUERIES = 4
 SET_COLUMNS = 8
@@ -42,7 +43,8 @@ def draw_figures(
 def _of_sizes(
     retriever: Retriever, evaluation: Evaluation, test: LabelledResults
 ) -> dict[str, Figure]:
-    resampling, score_function = evaluation.resampling, retriever.controllers[None].score_function
+    resampling = evaluation.resampling
+    score_function = retriever.require_calibration().main.score_function
     drawn = {}
     if resampling is not None:
         named = {
@@ -108,9 +110,9 @@ def _of_uncertainty(
         )
     if quality.outside is not None:
         drawn["outside"] = figures.in_and_out(test.uncertainty, quality.outside)
-    n, dim = test.known("vectors").shape
+    n, dim = test.require("vectors").shape
     if n >= 4 and dim >= 2:
-        points, rows = figures.project(test.known("vectors"), limit=PROJECTED)
+        points, rows = figures.project(test.require("vectors"), limit=PROJECTED)
         classes = images.attributes.get("class", images.labels)
         drawn["projection"] = figures.projection(
             points, None if classes is None else classes[rows], test.uncertainty[rows]
@@ -128,35 +130,33 @@ def _of_queries(
     """The most and the least certain queries with their sets, at the level nearest to `ALPHA`."""
     if not evaluation.certified or not images.pictures:
         return {}
+    from rcir.data import read_image
+
     row = min(evaluation.certified, key=lambda row: abs(row.alpha - ALPHA))
-    score_function = retriever.controllers[None].score_function
-    test, _ = score_function.ordered(test)
-    sizes = score_function.sizes(test, float(row.threshold or 0))
+    ranking = retriever.require_calibration().main.score_function.rank(test)
+    sizes = set_sizes(ranking.scores, float(row.threshold or 0))
+    positions, relevant = ranking.take(test.require("positions")), ranking.take(test.relevant)
     order = np.argsort(test.uncertainty, kind="stable")
     drawn = {}
     for title, chosen in (
         ("most_certain", order[:SHOWN_QUERIES]),
         ("least_certain", order[-SHOWN_QUERIES:]),
     ):
-        sets = [query_set(test, images, gallery, int(query), int(sizes[query])) for query in chosen]
+        sets = []
+        for query, size in zip(chosen.tolist(), sizes[chosen].tolist(), strict=True):
+            names = images.attributes.get("class", images.labels)
+            name = images.ids[query] if names is None else names[query]
+            title_of_set = (
+                f"query: {printable(name)}\nu = {test.uncertainty[query]:.2g}, size {size}"
+            )
+            shown = [gallery.images[item] for item in positions[query, : min(size, SET_COLUMNS)]]
+            sets.append(
+                figures.QuerySet(
+                    read_image(images.images[query], channels=3),
+                    title_of_set,
+                    [read_image(image, channels=3) for image in shown],
+                    relevant[query, :size].tolist(),
+                )
+            )
         drawn[title] = figures.query_sets(sets, SET_COLUMNS)
     return drawn
-
-
-def query_set(
-    test: LabelledResults, images: ImageSet, gallery: ImageSet, query: int, size: int
-) -> figures.QuerySet:
-    """A test query with the set it gets, for drawing."""
-    from rcir.data import read_image
-
-    names = images.attributes.get("class", images.labels)
-    name = images.ids[query] if names is None else names[query]
-    return figures.QuerySet(
-        read_image(images.images[query], channels=3),
-        f"query: {printable(name)}\nu = {test.uncertainty[query]:.2g}, size {size}",
-        [
-            read_image(gallery.images[position], channels=3)
-            for position in test.known("positions")[query, : min(size, SET_COLUMNS)]
-        ],
-        test.relevant[query, :size].tolist(),
-    )

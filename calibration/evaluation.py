@@ -16,10 +16,10 @@ from calibration.risk_results import RiskResult, SearchedSplits, rows
 from calibration.subgroups import Part, subgroups
 from rcir.data import ImageSet
 from rcir.levels import ALPHA
-from rcir.retrieval.calibration_report import CalibrationReport
+from rcir.retrieval.calibration import CalibrationReport
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.retriever import Retriever
-from rcir.risk.choice import ComparedSizes
+from rcir.risk.selection import ComparedSizes
 
 # Numbers of each `RiskResult` that are logged as metrics.
 TRACKED = (
@@ -180,13 +180,13 @@ def evaluate(
         outside: (m,) uncertainties of out-of-distribution queries.
         baseline: recall at 1 of principal components of pixels, if there are pictures.
     """
-    controller, test = retriever.controllers[None], queries.test
+    rule, test = retriever.require_calibration().main, queries.test
     misses, others = rows(retriever, queries, alphas, delta)
     quality = assess(retriever, test, images, outside)
     if baseline is not None:
         quality.numbers["recall_at_1_pixels"] = baseline
     uncertainties = dict(calibrated.uncertainties) if calibrated else {}
-    if test.known("queries").uncertainty is None:  # then "own" is the cosine's
+    if test.require("queries").uncertainty is None:  # then "own" is the cosine's
         uncertainties.pop("own", None)
     evaluation = Evaluation(
         dataset=dataset,
@@ -194,7 +194,7 @@ def evaluate(
         encoder=retriever.options.model or "vectors"
         if retriever.encoder is None
         else retriever.encoder.config.method,
-        n_calibration=len(controller.calibration),
+        n_calibration=len(rule.calibration),
         n_test=len(test.ranks),
         rows=misses,
         others=others,
@@ -203,11 +203,11 @@ def evaluate(
         quality=quality,
         parts=[],
         parts_alpha=None,
-        cluster=controller.cluster,
-        n_clusters=controller.calibration.units if controller.cluster else None,
+        cluster=rule.calibration.cluster,
+        n_clusters=rule.calibration.units if rule.calibration.cluster else None,
         n_test_clusters=None if test.clusters is None else len(np.unique(test.clusters)),
         resampling=None
-        if controller.cluster
+        if rule.calibration.cluster
         else resample(retriever, queries.tuning, queries.calibration, test, alphas, delta),
         beyond_depth=int(np.isinf(test.ranks).sum()),
         chosen_among=retriever.chosen_among,

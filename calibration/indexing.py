@@ -20,10 +20,10 @@ from rcir.index import HoldsVectors, Index, IndexConfig, build_index, dropped_on
 from rcir.index.faiss_index import FaissIndex
 from rcir.index.recall import recall_of
 from rcir.retrieval import storage
-from rcir.retrieval.calibration_report import CalibrationReport
+from rcir.retrieval.calibration import CalibrationReport
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import check_level
-from rcir.risk.choice import crossed_sizes
+from rcir.risk.selection import cross_fitted_sizes
 
 NO_LARGER = 1.05  # times the sets of exact search
 PROBED = (4, 16, 64)
@@ -205,8 +205,8 @@ def _measured(
     found = index.search(queries.vectors, retriever.depth)[1]
     seconds = (time.perf_counter() - started) / len(queries)
     searched = other.search_labelled(replace(queries))
-    name = retriever.controller.score_function.name
-    sizes = crossed_sizes(searched, name, alphas, delta)
+    name = retriever.require_calibration().main.score_function.name
+    sizes = cross_fitted_sizes(searched, name, alphas, delta)
     memory = getattr(index, "memory", None)
     return MeasuredIndex(IndexConfig.of(index), recall_of(found, truth), seconds, memory, sizes)
 

@@ -166,12 +166,12 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
     retriever = api.load(config.retriever)
     if config.output is None and not Path(config.retriever).is_dir():
         raise InvalidConfig(f"nothing can be written beside {config.retriever}: name an output")
-    if not {"data", "queries"} <= retriever.origin.keys() or not retriever.controllers:
+    if not {"data", "queries"} <= retriever.origin.keys() or retriever.calibration is None:
         raise InvalidData(
             f"{config.retriever} was not made by `python -m calibration`: it does not say which "
             "queries it was calibrated with"
         )
-    if retriever.controllers[None].growing:
+    if retriever.calibration.sequential:
         raise InvalidData(
             f"calibration queries were added to {config.retriever}: the test queries of its data "
             "set may be among them"

@@ -18,7 +18,7 @@ from rcir.data import ImageSet
 from rcir.errors import InvalidData
 from rcir.files import write_file, write_json
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import Certified, LabelledResults
+from rcir.risk import Certified, LabelledResults, score
 from rcir.runs.results import RESULTS, TEST, RunResults, names_digest
 
 if TYPE_CHECKING:
@@ -109,18 +109,18 @@ def measured(
     test_ids: Sequence[str],
 ) -> RunResults:
     """The results by which `rcir compare` and `rcir register` tell which retriever is better."""
-    controller = retriever.controllers[None]
+    rule = retriever.require_calibration().main
     numbers = {name.removeprefix("test/"): value for name, value in evaluation.metrics().items()}
     # What queries in clusters certify is no order statistic: there is nothing to compare.
-    alone = controller.cluster is None
-    scored = test.scored(controller.score_function)
-    part = Certified(controller.calibration.scores, scored.known("candidate_scores"))
+    alone = rule.calibration.cluster is None
+    scored = score(rule.score_function, test)
+    part = Certified(rule.calibration.match_score, scored.require("scores"))
     return RunResults(
         "test",
         names_digest([*calibration_ids, *test_ids]),
         [part] if alone else [],
         numbers | {"ece": evaluation.quality.reliability.error},
-        controller.score_function.name,
-        names_digest([*retriever.ids.tolist(), *test_ids, *map(str, test.totals.tolist())]),
-        scored.scores if alone else None,
+        rule.score_function.name,
+        names_digest([*retriever.ids.tolist(), *test_ids, *map(str, test.n_relevant.tolist())]),
+        scored.match_score if alone else None,
     )

@@ -94,15 +94,15 @@ def assess(
         seed: decides pairs and random controls.
     """
     rng = np.random.default_rng(seed)
-    tuning = retriever.controllers[None].tuning.uncertainty
+    tuning = retriever.require_calibration().main.tuning.require("uncertainty")
     low, high = float(tuning.min()), float(tuning.max())
-    scores = score_rankings(test.relevant, test.totals, [k for k in KS if k <= retriever.depth])
-    matched = np.flatnonzero(test.totals > 0)
+    scores = score_rankings(test.relevant, test.n_relevant, [k for k in KS if k <= retriever.depth])
+    matched = np.flatnonzero(test.n_relevant > 0)
     uncertainty, hit = test.uncertainty[matched], scores.hits[matched]
     precision = scores.average_precisions[matched]
     pair = uncertainty
     if retriever.item_uncertainty is not None:
-        pair = uncertainty + retriever.item_uncertainty[test.known("positions")[matched, 0]]
+        pair = uncertainty + retriever.item_uncertainty[test.require("positions")[matched, 0]]
     sparse = sparsification(pair, hit[:, 0])
     numbers = _ranking(scores)
     curves = _curves(uncertainty, hit, precision, scores.ks, low, high)
@@ -181,11 +181,11 @@ def _of_labels(
     numbers = {}
     uncertainty = test.uncertainty
     if retriever.labels is not None and retriever.depth >= NEIGHBOURS:
-        found = retriever.labels[test.known("positions")[matched]]
+        found = retriever.labels[test.require("positions")[matched]]
         right = knn_correct(found, labels[matched], NEIGHBOURS)
         numbers["knn_accuracy_gallery"] = float(right.mean())
     if len(labels) > max(NEIGHBOURS, BINS):
-        others = nearest_others(test.known("vectors"), NEIGHBOURS)[1]
+        others = nearest_others(test.require("vectors"), NEIGHBOURS)[1]
         right = knn_correct(labels[others], labels, NEIGHBOURS)
         numbers["knn_accuracy"] = float(right.mean())
         numbers["kendall_knn"] = kendall_over_bins(uncertainty, right, BINS)
@@ -193,7 +193,7 @@ def _of_labels(
     if len(counts) > 1 and counts.max() > 1:
         left, other = sample_pairs(labels, PAIRS, rng).T
         match = labels[left] == labels[other]
-        vectors = test.known("vectors")
+        vectors = test.require("vectors")
         score = -np.linalg.norm(vectors[left] - vectors[other], axis=1)
         numbers["verification_ap"] = verification_ap(score, match)
         pair = (uncertainty[left] + uncertainty[other]) / 2
@@ -228,12 +228,14 @@ def _whole_rankings(
     index that does not find all of it.
     """
     assert retriever.relevance is not None
-    _, positions, _ = retriever.searcher.nearest(test.known("vectors")[rows], len(retriever.index))
+    _, positions, _ = retriever.searcher.nearest(
+        test.require("vectors")[rows], len(retriever.index)
+    )
     if positions.min(initial=0) < 0:
         return {}, None
     relevance = images.relevance.subset(rows)
     relevant = relevance.of(retriever.relevance, positions)
-    precision = average_precision(relevant, test.totals[rows])
+    precision = average_precision(relevant, test.n_relevant[rows])
     numbers = {"map": float(precision.mean())}
     uncertainty = test.uncertainty[rows]
     if len(rows) >= 2:

@@ -18,7 +18,7 @@ from rcir.data.within_radius import WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 from rcir.index import IsRemote, UnbuiltIndex
 from rcir.retrieval import storage
-from rcir.retrieval.calibration_report import CalibrationReport
+from rcir.retrieval.calibration import CalibrationReport
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
 

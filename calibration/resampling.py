@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,8 @@ from scipy.stats import norm
 
 from rcir.levels import ALPHA
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import Bound, Constant, LabelledResults, MinMax, allowed_misses
-from rcir.risk.score_functions import widened
+from rcir.risk import Bound, LabelledResults, MinMax, ScoredResults, allowed_misses, score
+from rcir.risk.results import widened
 
 SPLITS = 200  # the share of splits above alpha then has a standard error below 0.04
 SWEPT_ALPHAS = np.round(np.arange(0.02, 0.401, 0.02), 2)
@@ -144,32 +144,31 @@ def resample(
         seed: decides the splits.
     """
     rng = np.random.default_rng(seed)
-    controller = retriever.controllers[None]
-    score_function, n = controller.score_function, len(calibration.ranks)
+    main = retriever.require_calibration().main
+    score_function, n = main.score_function, len(calibration.ranks)
     splits = [np.split(rng.permutation(n + len(test.ranks)), [n]) for _ in range(SPLITS)]
     cosine = MinMax.fit(retriever.judged(tuning, "cosine"), tuning.ranks)
-    scored: dict[str, list[LabelledResults]] = {"own": [], "constant": [], "cosine": []}
+    scored: dict[str, list[ScoredResults]] = {"own": [], "constant": [], "cosine": []}
     for part in (calibration, test):
-        ordered, _ = score_function.ordered(part)
-        by_cosine = replace(ordered, uncertainty=retriever.judged(part, "cosine").uncertainty)
-        scored["own"].append(ordered.scored(score_function))
-        scored["constant"].append(ordered.scored(Constant()))
-        scored["cosine"].append(by_cosine.scored(cosine))
+        by_own = score(score_function, part)
+        scored["own"].append(by_own)
+        scored["constant"].append(by_own.of_constant_size())
+        scored["cosine"].append(_in_order_of(by_own, cosine, retriever.judged(part, "cosine")))
 
     def rule(name: str, bound: Bound | None) -> _Rule:
         parts = scored[name]
         return _Rule(
-            np.concatenate([part.known("candidate_scores") for part in parts]),
-            np.concatenate([part.scores for part in parts]),
+            np.concatenate([part.require("scores") for part in parts]),
+            np.concatenate([part.match_score for part in parts]),
             bound,
             splits,
         )
 
-    own = rule("own", controller.bound)
+    own = rule("own", main.bound)
     rules = {
         score_function.name: own,
-        "constant": rule("constant", controller.bound),
-        "1 - cosine": rule("cosine", controller.bound),
+        "constant": rule("constant", main.bound),
+        "1 - cosine": rule("cosine", main.bound),
         "uncontrolled": rule("own", None),
     }
     levels = np.union1d(SWEPT_ALPHAS, alphas)
@@ -185,6 +184,15 @@ def resample(
         n_calibration=n,
         n_test=len(test.ranks),
     )
+
+
+def _in_order_of(
+    scored: ScoredResults, score_function: MinMax, queries: LabelledResults
+) -> ScoredResults:
+    """Return the scores by another uncertainty of candidates in the order of scored results."""
+    scale = score_function.scale(queries.uncertainty).astype(np.float32)[:, None]
+    constant = scored.of_constant_size()
+    return ScoredResults.of(constant.require("scores") / scale, scored.require("relevant"))
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,13 @@ from rcir.risk import (
     RISKS,
     LabelledResults,
     Request,
-    RiskController,
-    constant_baseline,
+    ScoredResults,
+    SetRule,
     risk_interval,
+    score,
 )
 from rcir.risk.request import DEFAULT
-from rcir.risk.score_functions import widened
+from rcir.risk.results import widened
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,6 @@ class SearchedSplits:
         """Return the splits with the uncertainty that the retriever was calibrated with."""
         parts = (self.tuning, self.calibration, self.test)
         return SearchedSplits(*map(retriever.judged, parts))
-
-    def distinct(self) -> SearchedSplits:
-        """Return the splits as searches for labels, see `SearchResults.distinct`."""
-        return SearchedSplits(
-            *(part.distinct() for part in (self.tuning, self.calibration, self.test))
-        )
 
 
 @dataclass(frozen=True)
@@ -84,84 +79,67 @@ def rows(
     retriever: Retriever, queries: SearchedSplits, alphas: Sequence[float], delta: float
 ) -> tuple[list[RiskResult], list[RiskResult]]:
     """Measure the miss risk at each alpha, and all else that the calibration queries certify."""
-    controller = retriever.controllers[None]
+    calibration = retriever.require_calibration()
+    calibrated = calibration.main.calibration
     options: dict[str, dict[str, Any]] = {
         key.replace("-", " "): {"risk": risk.name, "abstain": risk.abstains}
         for key, risk in RISKS.items()
-        if key != DEFAULT and (controller.cluster is None or not risk.independent)
+        if key != DEFAULT and not (risk.abstains and calibrated.cluster)
     }
-    if controller.cluster is None:
+    if calibrated.cluster is None:
         options["miss, whatever alpha"] = {"simultaneous": True}
-    for group in controller.known_groups():
+    for group in calibrated.group_names():
         options[f"miss, group {group}"] = {"group": group}
-    if controller.groups is not None:
+    if calibrated.groups is not None:
         options["miss, any mix of groups"] = {"mix": "any"}
+    if "label" in calibration.rules:
+        options = {"miss, distinct labels": {"distinct": "label"}} | options
+    scored: dict[int, ScoredResults] = {}  # the test queries, by the rule that scored them
 
-    def measured(
-        controller: RiskController, queries: SearchedSplits, guarantees: dict[str, dict[str, Any]]
-    ) -> list[RiskResult]:
-        baselines: dict[str, RiskController] = {}
-        return [
-            _measure(guarantee, Request(alpha, delta, **request), controller, baselines, queries)
-            for guarantee, request in guarantees.items()
-            for alpha in alphas
-        ]
+    def measured(guarantee: str, given: dict[str, Any]) -> list[RiskResult]:
+        requests = [Request(alpha, delta, **given) for alpha in alphas]
+        rule = calibration.rule_for(requests[0])
+        if id(rule) not in scored:
+            distinct = requests[0].distinct is not None
+            test = queries.test.first_of_each_label() if distinct else queries.test
+            scored[id(rule)] = score(rule.score_function, test)
+        return [_measure(guarantee, request, rule, scored[id(rule)]) for request in requests]
 
-    distinct: list[RiskResult] = []
-    if "label" in retriever.controllers:
-        labels: dict[str, dict[str, Any]] = {"miss, distinct labels": {}}
-        distinct = measured(retriever.controllers["label"], queries.distinct(), labels)
-    everything = measured(controller, queries, {"miss": {}, **options})
-    return everything[: len(alphas)], distinct + everything[len(alphas) :]
+    others = [row for name, given in options.items() for row in measured(name, given)]
+    return measured("miss", {}), others
 
 
-def _measure(
-    guarantee: str,
-    request: Request,
-    controller: RiskController,
-    baselines: dict[str, RiskController],
-    queries: SearchedSplits,
-) -> RiskResult:
+def _measure(guarantee: str, request: Request, rule: SetRule, test: ScoredResults) -> RiskResult:
     """Measure one guarantee on the test queries that it covers.
 
     Args:
         guarantee: its name.
         request: what to certify.
-        controller: of all risks.
-        baselines: of one size for all queries, by the score function whose order they follow;
-            those that are missing are added.
-        queries: the three splits.
+        rule: that certifies it.
+        test: the test queries, scored by the rule.
     """
-    controller, test = controller.for_risk(request), queries.test
-    score_function = controller.score_function
     alpha, delta = float(request.alpha), float(request.delta or 0)  # type: ignore[arg-type]
-    row = RiskResult(guarantee, alpha, delta, score_function.name, controller.bound)
-    ordered, _ = score_function.ordered(test)
+    row = RiskResult(guarantee, alpha, delta, rule.score_function.name, rule.bound)
     if not request.abstain:
-        if score_function.name not in baselines:
-            # Splits that were searched again have no groups, which the controller knows.
-            calibration = replace(queries.calibration, groups=controller.groups)
-            baselines[score_function.name] = constant_baseline(
-                score_function, queries.tuning, calibration, controller.bound
-            )
-        row = replace(
-            row, constant_size=_constant_size(baselines[score_function.name], request, ordered)
-        )
+        row = replace(row, constant_size=_constant_size(rule, request, test))
     try:
-        decision = controller.decide(request)
+        certified = rule.guarantee(request)
     except RiskUnattainable as error:
         return replace(row, refusal=str(error))
-    covered = np.ones(len(test.ranks), bool)
+    covered = np.ones(len(test), bool)
     if request.group is not None and test.groups is not None:
         covered = test.groups == request.group
-    _, sizes = controller.sets(ordered, decision)
+    if request.abstain:
+        sizes = (test.require("selection_score") <= certified.selection_threshold).astype(np.int64)
+    else:
+        sizes = test.sizes(certified.threshold)
     answered = np.flatnonzero(covered & (sizes > 0))
-    row = replace(row, bound=decision.bound, threshold=decision.threshold)
+    row = replace(row, bound=certified.bound, threshold=certified.threshold)
     if len(answered) == 0:
         return replace(row, answered=0.0 if covered.any() else None)
-    risk, scored = request.one_risk, test.scored(score_function)[answered]
-    losses = risk.unit_losses(scored, widened(np.array([decision.threshold])))[:, 0]
-    binary = risk.binary and scored.clusters is None
+    risk, queries = request.one_risk, test[answered]
+    losses = risk.unit_losses(queries, widened(np.array([certified.threshold])))[:, 0]
+    binary = risk.binary and queries.clusters is None
     low, high = risk_interval(float(losses.sum()), len(losses), binary)
     return replace(
         row,
@@ -173,12 +151,10 @@ def _measure(
     )
 
 
-def _constant_size(
-    baseline: RiskController, request: Request, test: LabelledResults
-) -> float | None:
-    """Return the mean size of the baseline for the same guarantee, None if it has none."""
+def _constant_size(rule: SetRule, request: Request, test: ScoredResults) -> float | None:
+    """Return the mean size if every query gets the same; None if that certifies nothing."""
     try:
-        decision = baseline.decide(request)
+        certified = rule.of_constant_size().guarantee(request)
     except RiskUnattainable:
         return None
-    return float(baseline.sets(test, decision)[1].mean())
+    return float(test.of_constant_size().sizes(certified.threshold).mean())

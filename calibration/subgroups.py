@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rcir.data import ImageSet
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import LabelledResults, risk_interval
+from rcir.risk import LabelledResults, risk_interval, score
 
 DECILES = 10
 SHOWN_CLASSES = 10  # classes, those that are missed most
@@ -54,10 +54,9 @@ def subgroups(
         test, images: the test queries.
         threshold: of the guarantee for misses that they are answered with.
     """
-    controller = retriever.controllers[None]
-    ordered, _ = controller.score_function.ordered(test)
-    sizes = controller.score_function.sizes(ordered, threshold)
-    missed = ordered.ranks > sizes
+    scored = score(retriever.require_calibration().main.score_function, test)
+    sizes = scored.sizes(threshold)
+    missed = scored.require("match_rank") > sizes
     independent = test.clusters is None
     order = np.argsort(test.uncertainty, kind="stable")
     decile = np.empty(len(order), np.int64)

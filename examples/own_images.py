@@ -18,6 +18,7 @@ import rcir
 from rcir.data import ImageSet
 from rcir.data.digests import digests
 from rcir.errors import reporting_errors
+from rcir.risk import minimum_alpha
 from rcir.runs import folder as runs
 
 
@@ -61,7 +62,7 @@ def main() -> None:
 def _run(options: argparse.Namespace) -> None:
     retriever = build(runs.find_run(options.run), read_folders(options.images))
     retriever.save(options.output)
-    smallest = retriever.controllers[None].miss().minimum_alpha(delta=0.1)
+    smallest = minimum_alpha(0.1, retriever.require_calibration().main.calibration)
     print(
         f"{options.output}: {len(retriever.ids)} images; smallest alpha at delta 0.1: "
         f"{'none' if smallest is None else round(smallest, 4)}"

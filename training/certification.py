@@ -13,8 +13,8 @@ from rcir.data.votes import count_matches
 from rcir.data.within_radius import database_of
 from rcir.index import DEPTH, build_index, lengths, one_minus_cosine
 from rcir.metrics import first_match_ranks
+from rcir.metrics.labels import VOTERS
 from rcir.risk import Certified, SearchResults, fit_score_function
-from rcir.risk.keys import VOTERS
 
 N_FOLDS = 4
 
@@ -128,6 +128,6 @@ def _certify(
 
     score_function, _ = fit_score_function("auto", *searched(roles.tuning))
     return Certified(
-        score_function.scores(*searched(roles.calibration)),
-        score_function.candidate_scores(searched(roles.measured)[0]),
+        score_function.match_scores(*searched(roles.calibration)),
+        score_function.rank(searched(roles.measured)[0]).scores,
     )

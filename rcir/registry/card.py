@@ -11,7 +11,7 @@ import numpy as np
 from rcir.errors import InvalidData, RiskUnattainable
 from rcir.printable import printable
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import Request, decide_chosen
+from rcir.risk import Request
 from rcir.runs.results import RunResults
 
 VOIDS = (
@@ -35,7 +35,7 @@ def card(retriever: Retriever, results: Mapping[str, Any]) -> str:
     Raises:
         InvalidData: `results` are not of an evaluation, or of another calibration.
     """
-    controller = retriever.controller
+    rule = retriever.require_calibration().main
     try:
         rows: list[Mapping[str, Any]] = results["rows"]
         n_calibration, n_test = results["n_calibration"], results["n_test"]
@@ -53,17 +53,17 @@ def card(retriever: Retriever, results: Mapping[str, Any]) -> str:
         facts = {
             "calibration queries": _counted(results),
             "uncertainty of queries": results["uncertainty"],
-            "bound": controller.bound,
+            "bound": rule.bound,
             "recall at 1": _number(results["quality"].get("recall_at_1")),
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidData(
             f"the results are of another version of rcir ({error!r}): calibrate again"
         ) from error
-    if n_calibration != len(controller.calibration):
+    if n_calibration != len(rule.calibration):
         raise InvalidData(
             f"the results are of {n_calibration} calibration queries, the retriever has "
-            f"{len(controller.calibration)}: calibrate again"
+            f"{len(rule.calibration)}: calibrate again"
         )
     fingerprints = retriever.require_calibration().fingerprints.items()
     facts |= {
@@ -84,7 +84,7 @@ def require_measured(
     retriever: Retriever, measured: RunResults, results: Mapping[str, Any]
 ) -> None:
     """Raise `InvalidData` where what was measured is not of this retriever."""
-    scores = retriever.controller.calibration.scores
+    scores = retriever.require_calibration().main.calibration.match_score
     same = all(np.array_equal(part.scores, scores) for part in measured.parts)
     if not measured.parts:  # of queries in clusters there are levels alone
         rows = results.get("rows", [])
@@ -98,10 +98,10 @@ def require_measured(
 def _threshold(retriever: Retriever, row: Mapping[str, Any]) -> float | None:
     """The threshold at the level of a row, as it was measured: before any choice; or None."""
     try:
-        decided = decide_chosen(retriever.controller, Request(row["alpha"], row["delta"]), 1)
+        request = Request(row["alpha"], row["delta"])
+        return retriever.require_calibration().main.guarantee(request).threshold  # type: ignore[no-any-return]
     except RiskUnattainable:
         return None
-    return decided.threshold
 
 
 def _searched(retriever: Retriever) -> str:
@@ -118,7 +118,7 @@ def _promise(retriever: Retriever, rows: list[Mapping[str, Any]]) -> list[str]:
     for row in rows:
         request = Request(row["alpha"], row["delta"])
         try:
-            guarantee = decide_chosen(retriever.controller, request, retriever.chosen_among)
+            guarantee = retriever.require_calibration().guarantee(request)
         except RiskUnattainable:
             continue
         lines = [f"> {guarantee}"]

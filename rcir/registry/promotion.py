@@ -15,7 +15,7 @@ import numpy as np
 
 from rcir.errors import InvalidData
 from rcir.risk import Certified, corrected, is_certified, mean_size
-from rcir.risk.certified import Estimate, bootstrap, interval, why_no_interval
+from rcir.risk.bootstrap import Estimate, bootstrap, interval, why_no_interval
 from rcir.runs.compare import DRAWS
 from rcir.runs.results import RunResults
 
@@ -54,7 +54,7 @@ def judge(challenger: Contender, champion: Contender, alpha: float, delta: float
     """Compare a challenger with the champion at one level, on the same test queries.
 
     Each is certified as it answers: at delta divided by what it was chosen among. The interval of
-    the difference is the paired bootstrap's, see `rcir.risk.certified.bootstrap`.
+    the difference is the paired bootstrap's, see `rcir.risk.bootstrap.bootstrap`.
 
     Raises:
         InvalidRiskLevel: alpha or delta is out of range.

@@ -162,7 +162,7 @@ def _found(reference: str) -> Iterator[Calibration]:
 
 
 def _calibrated(retriever: Retriever, reference: str) -> Retriever:
-    if not retriever.controllers or retriever.controller.growing:
+    if retriever.calibration is None or retriever.calibration.sequential:
         raise InvalidData(
             f"{reference} was not calibrated at once: nothing was measured of it; calibrate it"
         )
@@ -201,7 +201,7 @@ def _promotion(
     if force:
         return f"forced in the place of version {champion.version}, without a comparison"
     own = found.retriever
-    bound = own.controller.bound
+    bound = own.require_calibration().main.bound
     challenger = Contender("this one", found.measured, own.chosen_among, bound)
     named = f"version {champion.version}"
     place = f"{champion.uri}/{tracking.INSIDE}/retriever.json"

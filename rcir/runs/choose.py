@@ -16,10 +16,9 @@ from rcir.retrieval.retriever import Retriever
 from rcir.risk import (
     Guarantee,
     Request,
-    RiskController,
+    SetRule,
     check_level,
     corrected,
-    decide_chosen,
     smallest_certified,
 )
 from rcir.runs.compare import LOOKED, Comparison, compare_runs, same_queries
@@ -99,53 +98,54 @@ def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> 
             "calibration or test queries differ, so that sizes cannot be told apart from queries: "
             "calibrate all on the same data set with the same options, then choose"
         )
-    controllers, among = [], 0
+    rules, among = [], 0
     for run in runs:  # one encoder in memory at a time
         retriever = storage.load(run.folder / RETRIEVER)
-        controllers.append(_controller(retriever, run))
+        rules.append(_rule(retriever, run))
         among += retriever.chosen_among
     parts = [run.measured["test"].parts for run in runs]
     number = smallest_certified(parts, alpha, delta, among)
     request = Request(alpha, delta)
     if number is None:
-        raise min(_refusals(controllers, request, among), key=lambda no: no.minimum_alpha or 1)
+        raise min(_refusals(rules, request, among), key=lambda no: no.minimum_alpha or 1)
     found = compare_runs(references, alphas, corrected(delta, among))
     found.notes.remove(LOOKED)
-    controller, folder = controllers[number], runs[number].folder / RETRIEVER
-    guarantee = decide_chosen(controller, request, among)
+    folder = runs[number].folder / RETRIEVER
+    guarantee = rules[number].guarantee(request, among)
     tracked = _mark(folder, among)
     return Choice(found, number, folder, found.sizes[alpha][number].value, guarantee, tracked)
 
 
-def _controller(retriever: Retriever, run: Run) -> RiskController:
-    """The controller behind the sizes that were measured of a run."""
-    controller = retriever.controllers.get(None)
+def _rule(retriever: Retriever, run: Run) -> SetRule:
+    """Return the rule behind the sizes that were measured of a run."""
+    calibration = retriever.calibration
     (part,) = run.measured["test"].parts
-    if controller is not None and controller.growing:
+    if calibration is not None and calibration.sequential:
         raise InvalidData(
             f"calibration queries were added to {run.folder / RETRIEVER} one by one: sizes are "
             "compared of retrievers that were calibrated at once; calibrate again"
         )
-    if controller is None or not np.array_equal(controller.calibration.scores, part.scores):
+    if calibration is None or not np.array_equal(
+        calibration.main.calibration.match_score, part.scores
+    ):
         raise InvalidData(
             f"what was measured in {run.folder} is not of the retriever there: calibrate again"
         )
-    if controller.bound != "binomial":
+    rule = calibration.main
+    if rule.bound != "binomial":
         raise InvalidData(
-            f"{run.folder} was calibrated with the {controller.bound} bound, sizes are compared at "
+            f"{run.folder} was calibrated with the {rule.bound} bound, sizes are compared at "
             "the binomial one: calibrate with --bound binomial"
         )
-    return controller
+    return rule
 
 
-def _refusals(
-    controllers: Sequence[RiskController], request: Request, among: int
-) -> list[RiskUnattainable]:
-    """Why nothing is certified, of each."""
+def _refusals(rules: Sequence[SetRule], request: Request, among: int) -> list[RiskUnattainable]:
+    """Return why nothing is certified, for each rule."""
     refusals = []
-    for controller in controllers:
+    for rule in rules:
         try:
-            decide_chosen(controller, request, among)
+            rule.guarantee(request, among)
         except RiskUnattainable as error:
             refusals.append(error)
     return refusals

@@ -14,7 +14,7 @@ from typing import Any
 from rcir.errors import InvalidData
 from rcir.levels import ALPHAS, DELTA
 from rcir.risk import check_level, is_certified
-from rcir.risk.certified import Estimate, compare_sizes, why_no_interval
+from rcir.risk.bootstrap import Estimate, compare_sizes, why_no_interval
 from rcir.runs.find import CALIBRATION, Run, is_sweep, read_runs, run_folder
 from rcir.runs.folder import RESOURCES
 from rcir.runs.results import RunResults, Split
@@ -113,7 +113,7 @@ def compare_runs(
     """Compare runs by their mean certified set size (exact binomial bound).
 
     On the test queries if all runs were calibrated and tested on the same queries, else on the
-    validation images. Intervals and differences are those of `rcir.risk.certified.compare_sizes`.
+    validation images. Intervals and differences are those of `rcir.risk.bootstrap.compare_sizes`.
 
     Args:
         references: of each run, its folder or MLflow id. That of a sweep stands for its trials, by

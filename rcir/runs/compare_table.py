@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rcir.levels import DELTA
-from rcir.risk.certified import Estimate
+from rcir.risk.bootstrap import Estimate
 from rcir.runs.choose import Choice
 from rcir.runs.compare import Comparison
 

@@ -21,7 +21,7 @@ from safetensors.numpy import save
 
 from rcir.errors import InvalidData
 from rcir.files import write_file
-from rcir.risk.certified import Certified
+from rcir.risk.bootstrap import Certified
 
 VALIDATION, TEST = "validation.safetensors", "test.safetensors"
 RESULTS = "results.json"  # beside the latter: all numbers of an evaluation

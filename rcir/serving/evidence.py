@@ -41,8 +41,9 @@ class Evidence:
         self._served, self._store = served, store
         self._compared: tuple[Any, dict[str, Any]] | None = None  # the last outcome, and of which
         retriever = served.retriever
-        self._clustered = retriever.controller.cluster is not None
-        self._recurring = retriever.require_calibration().options.recurring
+        calibration = retriever.require_calibration()
+        self._clustered = calibration.main.calibration.cluster is not None
+        self._recurring = calibration.options.recurring
         self.watch = GuaranteeWatch(self._losses, self._recurring)
 
     def feed(self, feedback: Feedback) -> int | None:

@@ -16,7 +16,7 @@ from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.levels import DELTA
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import RISKS, LabelledResults, Request, decide_chosen
+from rcir.risk import RISKS, LabelledResults, Request
 from rcir.risk.request import Distinct
 from rcir.serving.terms import Terms
 
@@ -195,9 +195,9 @@ class Served:
     @cached_property
     def calibration_uncertainty(self) -> NDArray[np.float64]:
         """(n,) of the calibration queries, ascending; none where it is not calibrated."""
-        if not self.retriever.controllers:
+        if self.retriever.calibration is None:
             return np.empty(0)
-        return np.sort(self.retriever.controller.calibration.uncertainty)
+        return np.sort(self.retriever.calibration.main.calibration.require("uncertainty"))
 
     def uncertainty_rank(self, uncertainty: float) -> float:
         """The share of calibration queries that are less uncertain, in [0, 1]."""
@@ -212,47 +212,48 @@ class Served:
     def _mean_sizes(
         self, thresholds: tuple[float, ...], distinct: Distinct, group: str | None
     ) -> list[float]:
-        known = self.retriever.controllers[distinct].queries(group)
-        means = {each: float(known.sizes(each).mean()) for each in set(thresholds)}
+        main = self.retriever.require_calibration().rules[distinct].main
+        queries = main.calibration.of_group(group)
+        means = {each: float(queries.sizes(each).mean()) for each in set(thresholds)}
         return [means[each] for each in thresholds]
 
     @cached_property
     def guarantees(self) -> dict[str, Any]:
         """The levels that can be certified, with the sets that takes, as plain values."""
-        controllers = self.retriever.controllers
-        if not controllers:
+        calibration = self.retriever.calibration
+        if calibration is None:
             return {"calibrated": False}
-        controller = self.retriever.controller
+        main = calibration.main
         counts, edges = np.histogram(self.calibration_uncertainty, UNCERTAINTY_BINS)
         return {
             "calibrated": True,
-            "n_calibration": len(controller.calibration),
+            "n_calibration": len(main.calibration),
             "n_items": len(self.retriever.gallery),
-            "score_function": controller.score_function.name,
+            "score_function": main.score_function.name,
             "uncertainty": self.retriever.uncertainty,
             "depth": self.retriever.depth,
             "takes": "vector" if self.retriever.encoder is None else "picture",
             "risks": list(RISKS),
-            "distinct": [name for name in controllers if name is not None],
-            "groups": controller.known_groups(),
-            "anytime": controller.growing,
+            "distinct": [name for name in calibration.rules if name is not None],
+            "groups": main.calibration.group_names(),
+            "anytime": calibration.sequential,
             "delta": DELTA,
-            "levels": {name or "item": self._levels(name) for name in controllers},
+            "levels": {name or "item": self._levels(name) for name in calibration.rules},
             "histogram": {"counts": counts.tolist(), "edges": edges.tolist()},
         }
 
     def _levels(self, distinct: Any) -> list[dict[str, Any]]:
         """The miss risk at the usual levels."""
-        controller, rows = self.retriever.controllers[distinct], []
+        calibration, rows = self.retriever.require_calibration(), []
         for alpha in SHOWN_ALPHAS:
-            request = Request(alpha, DELTA, anytime=controller.growing)
+            request = Request(alpha, DELTA, distinct=distinct, anytime=calibration.sequential)
             row: dict[str, Any] = {"alpha": alpha, "certified": False, "mean_size": None}
             try:
-                decided = decide_chosen(controller, request, self.retriever.chosen_among)
+                threshold = calibration.guarantee(request).threshold
             except RiskUnattainable as error:
                 row["minimum_alpha"] = error.minimum_alpha
             else:
-                sizes = controller.calibration.sizes(decided.threshold)
+                sizes = calibration.rules[distinct].main.calibration.sizes(threshold)
                 row |= {"certified": True, "mean_size": float(sizes.mean())}
             rows.append(row)
         return rows

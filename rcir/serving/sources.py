@@ -138,7 +138,7 @@ def ready_to_serve(source: RetrieverSource, version: str | None = None) -> Serve
         RcirError: as `RetrieverSource.version` and `RetrieverSource.load` do.
     """
     served = source.load(version or source.version())
-    if not served.retriever.controllers:
+    if served.retriever.calibration is None:
         raise StaleCalibration(f"{source.name} is not calibrated: nothing could be answered")
     if changed := served.retriever.changes():
         raise StaleCalibration(f"{source.name} changed since calibration: {', '.join(changed)}")
