@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from rcir.risk import Constant, LabelledResults, SearchResults
+from rcir.risk import Constant, LabelledResults, SearchResults, score
 
 
 def _p_value(total, n, alpha, bound):
@@ -44,7 +44,7 @@ def _queries(n, seed, depth=12, matches=0.25):
 
 def _labelled(n, seed, depth=12, matches=0.25, score_function=None):
     results, relevant, totals = _queries(n, seed, depth, matches)
-    return LabelledResults.of(results, relevant, totals).scored(score_function or Constant())
+    return score(score_function or Constant(), LabelledResults.of(results, relevant, totals))
 
 
 def _describe(results, i, k, split):
@@ -58,8 +58,8 @@ def _describe(results, i, k, split):
         values += [row[k], row[0], row[k] - row[0]]
         profile = [rank for rank in (2, 5, 20, 50) if rank <= results.depth]
         values += [math.log(max(row[rank - 1] - row[0], 1e-3)) for rank in profile]
-    if results.keys is not None:
-        row = results.keys[i].tolist()
+    if results.labels is not None:
+        row = results.labels[i].tolist()
         values += [row[:30].count(row[k]), math.log(len(set(row[: k + 1])))]
         values.append(math.log1p(row[:k].count(row[k])))
     if results.candidate_uncertainty is not None:
@@ -105,7 +105,7 @@ def queries():
 
 @pytest.fixture(scope="session")
 def labelled():
-    """LabelledResults: `labelled(n, seed, depth, matches, score_function)`."""
+    """ScoredResults: `labelled(n, seed, depth, matches, score_function)`."""
     return _labelled
 
 

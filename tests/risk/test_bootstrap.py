@@ -11,13 +11,12 @@ from rcir.risk import (
     Certified,
     Constant,
     Request,
-    RiskController,
+    SetRule,
     corrected,
-    decide_chosen,
     mean_size,
     smallest_certified,
 )
-from rcir.risk.certified import Estimate, bootstrap, compare_sizes, interval, why_no_interval
+from rcir.risk.bootstrap import Estimate, bootstrap, compare_sizes, interval, why_no_interval
 
 DELTA = 0.1
 
@@ -206,17 +205,17 @@ def test_levels_out_of_range_are_refused(alpha, delta):
 
 
 @pytest.fixture(scope="module")
-def controller(labelled):
+def rule(labelled):
     groups = np.repeat(["a", "b"], 300)
     tuning, calibration = labelled(200, 1, matches=0.5), labelled(600, 0, matches=0.5)
-    return RiskController(Constant(), tuning, replace(calibration, groups=groups))
+    return SetRule(Constant(), tuning, replace(calibration, groups=groups))
 
 
 @pytest.mark.parametrize("among", [1, 2, 12])
-def test_misses_of_a_chosen_retriever_are_allowed_at_delta_over_k(controller, among):
+def test_misses_of_a_chosen_retriever_are_allowed_at_delta_over_k(rule, among):
     allowed = np.count_nonzero(binom.cdf(np.arange(600), 600, 0.3) <= 0.1 / among) - 1
-    guarantee = decide_chosen(controller, Request(0.3, 0.1), among)
-    assert guarantee.threshold == np.sort(controller.calibration.scores)[::-1][allowed]
+    guarantee = rule.guarantee(Request(0.3, 0.1), among)
+    assert guarantee.threshold == np.sort(rule.calibration.match_score)[::-1][allowed]
     assert guarantee.n_calibration == 600
 
 
@@ -232,33 +231,31 @@ def test_misses_of_a_chosen_retriever_are_allowed_at_delta_over_k(controller, am
     ],
     ids=str,
 )
-def test_every_request_of_a_chosen_retriever_is_certified_at_delta_over_k(
-    controller, alpha, options
-):
-    guarantee = decide_chosen(controller, Request(alpha, 0.1, **options), 4)
+def test_every_request_of_a_chosen_retriever_is_certified_at_delta_over_k(rule, alpha, options):
+    guarantee = rule.guarantee(Request(alpha, 0.1, **options), 4)
     assert (guarantee.delta, guarantee.chosen_among) == (0.1, 4)
-    alone = controller.decide(Request(alpha, 0.025, **options))
+    alone = rule.guarantee(Request(alpha, 0.025, **options))
     assert replace(guarantee, request=alone.request, chosen_among=1) == alone
     assert (guarantee.delta, alone.delta) == (0.1, 0.025)
 
 
-def test_a_marginal_guarantee_does_not_survive_a_choice(controller):
+def test_a_marginal_guarantee_does_not_survive_a_choice(rule):
     request = Request(0.3, None)
-    assert decide_chosen(controller, request, 1) == controller.decide(request)
+    assert rule.guarantee(request, 1) == rule.guarantee(request)
     with pytest.raises(InvalidConfig, match="chosen"):
-        decide_chosen(controller, request, 2)
+        rule.guarantee(request, 2)
 
 
-def test_the_refusal_after_a_choice_reports_an_attainable_alpha(controller):
+def test_the_refusal_after_a_choice_reports_an_attainable_alpha(rule):
     with pytest.raises(RiskUnattainable) as caught:
-        controller.decide(Request(1e-4, 0.1))
+        rule.guarantee(Request(1e-4, 0.1))
     alpha = caught.value.minimum_alpha
-    assert controller.decide(Request(alpha, 0.1)).threshold >= 0
+    assert rule.guarantee(Request(alpha, 0.1)).threshold >= 0
     with pytest.raises(RiskUnattainable, match="12") as caught:
-        decide_chosen(controller, Request(alpha, 0.1), 12)
+        rule.guarantee(Request(alpha, 0.1), 12)
     assert caught.value.required_calibration is None or caught.value.required_calibration > 600
     minimum = caught.value.minimum_alpha
-    assert decide_chosen(controller, Request(minimum, 0.1), 12).threshold >= 0
+    assert rule.guarantee(Request(minimum, 0.1), 12).threshold >= 0
 
 
 def need_rank(rank, lost=0):
@@ -286,10 +283,10 @@ def test_a_run_that_is_certified_at_delta_but_not_at_delta_over_k_is_not_chosen(
 
 
 @pytest.mark.parametrize("among", [0, -1, 1.5, True, None, "2"])
-def test_the_number_of_retrievers_is_a_positive_integer(controller, among):
+def test_the_number_of_retrievers_is_a_positive_integer(rule, among):
     for call in (
         lambda: corrected(0.1, among),
-        lambda: decide_chosen(controller, Request(0.3, 0.1), among),
+        lambda: rule.guarantee(Request(0.3, 0.1), among),
     ):
         with pytest.raises(InvalidConfig, match="at least 1"):
             call()

@@ -6,14 +6,12 @@ from scipy.stats import binom
 
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.risk import (
-    AbstentionController,
-    Constant,
-    JointController,
-    LabelledResults,
     Quantile,
-    SearchResults,
+    ScoredResults,
     bonferroni_holm,
     fixed_sequence,
+    learn_then_test,
+    selective,
 )
 
 REQUESTS = [
@@ -90,8 +88,8 @@ def worst_p_values(labelled, thresholds, alphas, naive_p_value):
     for threshold in thresholds.tolist():
         each = []
         for risk, alpha in alphas.items():
-            included = labelled.candidate_scores <= threshold * (1 + 1e-3)
-            rows = zip(included, labelled.relevant, labelled.totals, strict=True)
+            included = labelled.scores <= threshold * (1 + 1e-3)
+            rows = zip(included, labelled.relevant, labelled.n_relevant, strict=True)
             total = sum(loss(risk, *row) for row in rows)
             bound = "binomial" if risk == "miss" else "hoeffding-bentkus"
             each.append(naive_p_value(total, len(labelled), alpha, bound))
@@ -104,7 +102,7 @@ def test_threshold_is_the_best_of_those_that_the_procedures_certify(
     alphas, delta, pair, naive_p_value
 ):
     calibration, tuning = pair
-    thresholds = JointController(*pair).thresholds
+    thresholds = tuning.size_thresholds(256)
     values = worst_p_values(calibration, thresholds, alphas, naive_p_value)
     tuning_values = worst_p_values(tuning, thresholds, alphas, naive_p_value)
     order = sorted(range(len(values)), key=lambda i: tuning_values[i])
@@ -116,66 +114,62 @@ def test_threshold_is_the_best_of_those_that_the_procedures_certify(
     }
     for procedure, pairs in rejections.items():
         certified = [float(thresholds[i]) for i, rejected in pairs if rejected]
-        controller = JointController(*pair, procedure=procedure)
+        options = {"procedure": procedure}
         if not certified:
             with pytest.raises(RiskUnattainable):
-                controller.threshold(alphas, delta)
+                learn_then_test(alphas, delta, *pair, **options)
         else:
             best = max if alphas.keys() == {"false-discovery"} else min
-            assert controller.threshold(alphas, delta) == best(certified)
+            assert learn_then_test(alphas, delta, *pair, **options).threshold == best(certified)
             assert procedure == "bonferroni-holm" or len(certified) > 1
 
 
-def test_thresholds_come_from_the_tuning_queries_and_span_all_their_sets(pair, labelled):
-    calibration, tuning = pair
-    thresholds = JointController(calibration, tuning).thresholds
-    np.testing.assert_array_equal(thresholds, JointController(tuning, tuning).thresholds)
-    finite = tuning.candidate_scores[np.isfinite(tuning.candidate_scores)]
+def test_thresholds_span_all_sets_of_the_tuning_queries(pair, labelled):
+    _, tuning = pair
+    thresholds = tuning.size_thresholds(256)
+    finite = tuning.scores[np.isfinite(tuning.scores)]
     assert set(thresholds.tolist()) <= set(finite.tolist())
     assert (thresholds[0], thresholds[-1]) == (0, finite.max())
     assert (np.diff(thresholds) > 0).all()
-    few = labelled(100, 5)
-    assert JointController(few, few).thresholds.tolist() == list(range(12))
+    assert labelled(100, 5).size_thresholds(256).tolist() == list(range(12))
 
 
 def test_the_smallest_attainable_alpha_is_reported_to_four_decimals(pair):
-    controller = JointController(*pair)
     for risk in ("miss", "recall", "false-discovery"):
         with pytest.raises(RiskUnattainable, match=risk) as caught:
-            controller.threshold({risk: 0.001}, 0.1)
+            learn_then_test({risk: 0.001}, 0.1, *pair)
         minimum = caught.value.minimum_alpha
         assert f"{minimum:.4f}" in str(caught.value)
         assert minimum == round(minimum, 4)
-        assert controller.threshold({risk: minimum}, 0.1) >= 0
+        assert learn_then_test({risk: minimum}, 0.1, *pair).threshold >= 0
         with pytest.raises(RiskUnattainable):
-            controller.threshold({risk: minimum - 1e-4}, 0.1)
+            learn_then_test({risk: minimum - 1e-4}, 0.1, *pair)
     with pytest.raises(RiskUnattainable) as caught:
-        controller.threshold({"miss": 0.01, "false-discovery": 0.01}, 0.1)
+        learn_then_test({"miss": 0.01, "false-discovery": 0.01}, 0.1, *pair)
     assert caught.value.minimum_alpha is None
 
 
 def test_nothing_is_attainable_without_a_match():
-    none = np.zeros((40, 3), bool)
-    lost = LabelledResults.of(SearchResults(np.zeros(40), 3), none, np.zeros(40, int))
-    lost = lost.scored(Constant())
-    assert JointController(lost, lost).minimum_alpha("miss", 0.1) is None
+    scores = np.tile(np.arange(3, dtype=np.float32), (40, 1))
+    lost = ScoredResults.of(scores, np.zeros((40, 3), bool))
+    with pytest.raises(RiskUnattainable) as caught:
+        learn_then_test({"miss": 0.9}, 0.1, lost, lost)
+    assert caught.value.minimum_alpha is None
 
 
 def test_no_risk_an_unknown_risk_and_an_unknown_procedure_are_refused(pair):
     for alphas in ({}, {"precision": 0.1}):
         with pytest.raises(InvalidConfig, match="risk"):
-            JointController(*pair).threshold(alphas, 0.1)
+            learn_then_test(alphas, 0.1, *pair)
     with pytest.raises(InvalidConfig, match="procedure"):
-        JointController(*pair, procedure="bonferroni")
+        learn_then_test({"miss": 0.1}, 0.1, *pair, procedure="bonferroni")
 
 
 def answered(selection_score, missed):
     """Queries with one candidate each, which is a match or not."""
-    return LabelledResults(
-        selection_score,
-        1,
-        relevant=~missed[:, None],
-        totals=(~missed).astype(int),
+    return ScoredResults.of(
+        np.zeros((len(missed), 1), np.float32),
+        ~missed[:, None],
         selection_score=selection_score,
     )
 
@@ -219,20 +213,20 @@ def naive_selection_threshold(calibration, tuning, alpha, delta):
 def test_selection_threshold_is_that_of_a_loop_over_all_thresholds(seed, ties, alpha, delta):
     calibration, tuning = draw_answers(500, seed, ties), draw_answers(300, seed + 100, ties)
     expected = naive_selection_threshold(calibration, tuning, alpha, delta)
-    controller = AbstentionController(calibration, tuning)
     if expected is None:
         with pytest.raises(RiskUnattainable):
-            controller.threshold(alpha, delta)
+            selective(alpha, delta, calibration, tuning)
     else:
-        assert controller.threshold(alpha, delta) == expected
+        certificate = selective(alpha, delta, calibration, tuning)
+        assert certificate.selection_threshold == expected
 
 
 def test_all_or_nothing_is_answered_if_misses_do_not_depend_on_the_selection_score():
     queries = answered(np.linspace(0, 1, 1000), np.arange(1000) % 10 == 5)
-    controller = AbstentionController(queries, queries)
-    assert controller.threshold(0.15, 0.1) == 1.001  # a thousandth above the largest score
+    # A thousandth above the largest score.
+    assert selective(0.15, 0.1, queries, queries).selection_threshold == 1.001
     with pytest.raises(RiskUnattainable):
-        controller.threshold(0.09, 1e-6)
+        selective(0.09, 1e-6, queries, queries)
 
 
 def test_the_first_threshold_that_fails_ends_the_search():
@@ -241,18 +235,18 @@ def test_the_first_threshold_that_fails_ends_the_search():
     scores = np.concatenate([np.linspace(*part) for part in parts])
     missed = (scores > 0.505) & (scores < 0.605)
     tuning = answered(scores[scores < 0.605], missed[scores < 0.605])
-    controller = AbstentionController(answered(scores, missed), tuning)
-    assert 0.45 < controller.threshold(0.1, 0.05) <= 0.53
+    certificate = selective(0.1, 0.05, answered(scores, missed), tuning)
+    assert 0.45 < certificate.selection_threshold <= 0.53
 
 
 def test_too_few_answers_are_told_how_many_and_which_alpha():
     queries = answered(np.linspace(0, 1, 20), np.zeros(20, bool))
     with pytest.raises(RiskUnattainable, match="22") as caught:
-        AbstentionController(queries, queries).threshold(0.1, 0.1)  # 0.9**22 <= 0.1 < 0.9**21
+        selective(0.1, 0.1, queries, queries)  # 0.9**22 <= 0.1 < 0.9**21
     # 1 - 0.1 ** (1 / 20) = 0.10875, rounded up to 4 decimals
     assert caught.value.minimum_alpha == 0.1088
     assert "0.1088" in str(caught.value)
-    assert AbstentionController(queries, queries).threshold(0.1088, 0.1) == 1.001
+    assert selective(0.1088, 0.1, queries, queries).selection_threshold == 1.001
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -260,10 +254,11 @@ def test_selection_scores_may_differ_by_a_thousandth_also_below_zero(sign):
     scores = sign * np.linspace(0.2, 0.9, 22)
     queries = answered(scores, np.zeros(22, bool))
     expected = scores.max() + 1e-3 * abs(scores.max())
-    assert AbstentionController(queries, queries).threshold(0.1, 0.1) == pytest.approx(expected)
+    certificate = selective(0.1, 0.1, queries, queries)
+    assert certificate.selection_threshold == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("scores", "missed"), [((3,), (2,)), ((0,), (0,)), ((2, 1), (2, 1))])
 def test_arrays_that_do_not_fit_together_are_refused(scores, missed):
-    with pytest.raises(InvalidData, match="needed"):
+    with pytest.raises(InvalidData, match=r"shape|no queries"):
         answered(np.zeros(scores), np.zeros(missed, bool))

@@ -1,4 +1,4 @@
-"""Learned hazards, linear and boosted, against scikit-learn on candidates described one by one."""
+"""The learned hazard, against scikit-learn on candidates described one by one."""
 
 import itertools
 import math
@@ -7,21 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.optimize import isotonic_regression
-from scipy.special import expit
-from sklearn.ensemble import GradientBoostingClassifier
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from rcir.errors import InvalidData
-from rcir.risk import Boosted, Constant, Learned, MissController, SearchResults
+from rcir.risk import Constant, Learned, SearchResults, order_statistic, score_ranks
 from rcir.risk.features import Features, fit_logistic, flat, linear
-from rcir.risk.hazard import non_increasing
+from rcir.risk.learned import non_increasing
 
-OPTIONAL = ("distances", "keys", "candidate_uncertainty")
+OPTIONAL = ("distances", "labels", "candidate_uncertainty")
 SUBSETS = [names for k in range(4) for names in itertools.combinations(OPTIONAL, k)]
-KINDS = (Learned, Boosted)
 
 
 def only(results, names):
@@ -42,22 +39,22 @@ def test_features_are_those_of_candidates_described_one_by_one(
     arrays = Features.fit(split).of(results, columns)
     table = np.stack([np.broadcast_to(values, (20, columns)) for values in arrays], axis=2)
     for i, k in itertools.product(range(20), range(columns)):
-        if results.there[i, k]:
+        if results.is_candidate[i, k]:
             assert table[i, k].tolist() == pytest.approx(describe(results, i, k, split))
 
 
 def test_features_of_distinct_results_use_the_votes_of_all_candidates(one_key):
     results = one_key(20, 0)[0]
-    distinct, columns = results.distinct(), results.key_columns
+    distinct, columns = results.first_of_each_label(), results.label_columns
     votes = Features.fit(results).of(distinct, 3)[-4]
     for i, k in itertools.product(range(20), range(3)):
         if columns[i, k] >= 0:
-            row = results.keys[i].tolist()
+            row = results.labels[i].tolist()
             assert votes[i, k] == row.count(row[columns[i, k]])
-    features, every = Features.fit(distinct), distinct.there
+    features, every = Features.fit(distinct), distinct.is_candidate
     np.testing.assert_array_equal(
         flat(features.of(distinct, 9), every),
-        flat(features.of(replace(distinct, once=False), 9), every),
+        flat(features.of(replace(distinct, one_per_label=False), 9), every),
     )
 
 
@@ -112,7 +109,7 @@ def possible(results, i, k, repeats=False):
     """Return whether candidate k exists and can be the first match of query i."""
     if results.distances is not None and results.distances[i, k] == np.inf:
         return False
-    row = None if results.keys is None else results.keys[i].tolist()
+    row = None if results.labels is None else results.labels[i].tolist()
     return repeats or row is None or row[k] not in row[:k]
 
 
@@ -126,7 +123,7 @@ def training_cells(results, ranks, repeats):
 
 @pytest.mark.parametrize(("depth", "repeats"), [(8, False), (8, True), (22, False)])
 @pytest.mark.parametrize(
-    "names", [(), *itertools.combinations(OPTIONAL, 1), ("distances", "keys"), OPTIONAL], ids=str
+    "names", [(), *itertools.combinations(OPTIONAL, 1), ("distances", "labels"), OPTIONAL], ids=str
 )
 def test_hazard_is_a_logistic_model_of_candidates_described_one_by_one(
     names, depth, repeats, describe
@@ -134,7 +131,7 @@ def test_hazard_is_a_logistic_model_of_candidates_described_one_by_one(
     split, ranks = draw(120, 0, names, depth, repeats)
     results, _ = draw(12, 1, names, depth)
     score_function = Learned.fit(split, ranks)
-    repeats = repeats or "keys" not in names
+    repeats = repeats or "labels" not in names
     assert score_function.repeats == repeats
     cells = list(training_cells(split, ranks, repeats))
     rows = [describe(split, i, k, split) for i, k, _ in cells]
@@ -147,35 +144,9 @@ def test_hazard_is_a_logistic_model_of_candidates_described_one_by_one(
         assert hazard[i, k] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("n", [40, 300])
-def test_boosted_logits_are_those_of_scikit_learns_trees(n, one_key, first_ranks):
-    split, relevant, _ = one_key(n, 0)
-    results, ranks = one_key(25, 1)[0], first_ranks(relevant)
-    # Trees split between equal values that differ in the last digit: both use the same features.
-    features = Features.fit(split)
-    table, grid = (flat(features.of(of, 9), np.ones((len(of), 9), bool)) for of in (split, results))
-    cells = list(training_cells(split, ranks, repeats=False))
-    rows = table[[9 * i + k for i, k, _ in cells]]
-    model = GradientBoostingClassifier(
-        n_estimators=60,
-        learning_rate=0.1,
-        max_depth=3,
-        min_samples_leaf=min(60, len(rows) // 4),
-        subsample=0.5,
-        random_state=0,
-    ).fit(rows, [match for *_, match in cells])
-    hazard, logits = Boosted.fit(split, ranks).hazard(results), model.decision_function(grid)
-    for i, k in itertools.product(range(25), range(9)):
-        expected = expit(logits[9 * i + k]) if possible(results, i, k) else 0
-        assert hazard[i, k] == pytest.approx(expected, abs=1e-9)
-    leaves = {(tree.tree_.node_count + 1) // 2 for tree in model.estimators_[:, 0]}
-    assert min(leaves) < 8  # some trees are not complete
-    assert n == 40 or max(leaves) > 4
-
-
-@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.name)
-def fitted(request):
-    return request.param.fit(*draw(300, 0))
+@pytest.fixture(scope="module")
+def fitted():
+    return Learned.fit(*draw(300, 0))
 
 
 def probabilities(score_function, results):
@@ -190,8 +161,8 @@ def probabilities(score_function, results):
 def test_scores_are_one_over_the_isotonic_fit_beyond_the_first_rank(fitted):
     results = draw(60, 1)[0]
     chances = probabilities(fitted, results)
-    for i, row in enumerate(fitted.candidate_scores(results)):
-        there = results.there[i]
+    for i, row in enumerate(fitted.rank(results).scores):
+        there = results.is_candidate[i]
         fit = IsotonicRegression(increasing=False).fit_transform(np.arange(7), chances[i, 1:])
         expected = 1 / np.maximum(fit, 1e-9)
         np.testing.assert_allclose(row[1:][there[1:]], expected[there[1:]], rtol=1e-6)
@@ -199,23 +170,21 @@ def test_scores_are_one_over_the_isotonic_fit_beyond_the_first_rank(fitted):
         assert (row[~there] == np.inf).all()
 
 
-@pytest.mark.parametrize("size", [1, 3, 8])
-def test_selection_score_is_the_chance_that_no_candidate_matches(size, fitted):
+def test_selection_score_is_the_chance_that_the_first_candidate_does_not_match(fitted):
     results = draw(40, 1)[0]
-    rows = fitted.hazard(results).tolist()
-    expected = [math.prod(1 - h for h in row[:size]) for row in rows]
-    assert fitted.selection_score(results, size) == pytest.approx(np.array(expected), rel=1e-12)
+    expected = [1 - row[0] for row in fitted.hazard(results).tolist()]
+    assert fitted.rank(results, 0.0).selection_score.tolist() == pytest.approx(expected, rel=1e-12)
 
 
 def test_no_sets_of_the_same_mean_size_hold_more_first_matches():
     score_function, results = Learned.fit(*draw(300, 0)), draw(4, 3)[0]
-    chances, depths = probabilities(score_function, results), results.there.sum(axis=1)
+    chances, depths = probabilities(score_function, results), results.is_candidate.sum(axis=1)
     cumulative = [np.cumsum(row) for row in chances]
     best = {}  # of every choice of four prefixes, by their total size
     for sizes in itertools.product(*(range(1, depth + 1) for depth in depths)):
         value = sum(cumulative[i][size - 1] for i, size in enumerate(sizes))
         best[sum(sizes)] = max(best.get(sum(sizes), 0), value)
-    thresholds = np.unique(score_function.candidate_scores(results))
+    thresholds = np.unique(score_function.rank(results).scores)
     assert len(thresholds) > 8
     for threshold in thresholds[np.isfinite(thresholds)]:
         sizes = score_function.sizes(results, float(threshold)).tolist()
@@ -223,10 +192,9 @@ def test_no_sets_of_the_same_mean_size_hold_more_first_matches():
         assert value == pytest.approx(best[sum(sizes)], rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_sizes_are_the_number_of_scores_within_the_threshold(kind):
-    score_function, results = kind.fit(*draw(300, 0, depth=40)), draw(60, 1, depth=40)[0]
-    scores = score_function.candidate_scores(results)
+def test_sizes_are_the_number_of_scores_within_the_threshold():
+    score_function, results = Learned.fit(*draw(300, 0, depth=40)), draw(60, 1, depth=40)[0]
+    scores = score_function.rank(results).scores
     finite = np.unique(scores[np.isfinite(scores)]).astype(float)[::3]
     assert len(finite) > 50
     for threshold in np.concatenate([finite, finite / (1 + 1e-3) * (1 - 1e-6)]):
@@ -265,7 +233,7 @@ def test_scores_never_fall_even_for_tiny_probabilities():
     for seed in range(3):
         candidates = np.random.default_rng(seed).normal(size=(4096, 40))
         results = SearchResults(np.zeros(4096), 40, candidate_uncertainty=candidates)
-        assert (np.diff(score_function.candidate_scores(results), axis=1) >= 0).all()
+        assert (np.diff(score_function.rank(results).scores, axis=1) >= 0).all()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -273,60 +241,43 @@ def test_learned_sets_are_smaller_than_constant_ones_where_uncertainty_is_inform
     split, calibration, test = (draw(3000, 10 * seed + i, (), depth=30) for i in range(3))
     sizes, missed = [], []
     for kind in (Constant, Learned):
-        controller = MissController.calibrate(kind.fit(*split), *calibration)
-        each = controller.size(test[0], 0.1, 0.1)
+        score_function = kind.fit(*split)
+        certificate = order_statistic(0.1, 0.1, score_ranks(score_function, *calibration))
+        each = score_function.sizes(test[0], certificate.threshold)
         sizes.append(each.mean())
         missed.append(np.mean(each < test[1]))
     assert sizes[1] < 0.9 * sizes[0]
     assert max(missed) < 0.11
 
 
-def test_boosted_sets_are_smaller_than_linear_ones_where_only_the_middle_is_hard():
-    rng = np.random.default_rng(0)
-    sizes, parts = {}, []
-    for _ in range(3):
-        uncertainty = rng.uniform(size=2000)
-        late = (np.abs(uncertainty - 0.5) < 0.15) & (rng.uniform(size=2000) < 0.8)
-        ranks = np.where(late, rng.integers(2, 15, 2000), 1.0)
-        parts.append((SearchResults(uncertainty, 20), ranks))
-    split, calibration, (results, ranks) = parts
-    for kind in KINDS:
-        controller = MissController.calibrate(kind.fit(*split), *calibration)
-        each = controller.size(results, 0.1, 0.1)
-        assert np.mean(each < ranks) < 0.11
-        sizes[kind] = each.mean()
-    assert sizes[Boosted] < 0.8 * sizes[Learned]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_candidates_that_always_or_never_match_leave_one_rate(kind):
+def test_candidates_that_always_or_never_match_leave_one_rate():
     results = SearchResults(np.linspace(0, 1, 40), 6)
-    always, never = (kind.fit(results, np.full(40, rank)) for rank in (1.0, np.inf))
+    always, never = (Learned.fit(results, np.full(40, rank)) for rank in (1.0, np.inf))
     assert always.hazard(results) == pytest.approx(np.full((40, 6), 40.5 / 41))
     assert never.hazard(results) == pytest.approx(np.full((40, 6), 0.5 / 241))
     assert (always.sizes(results, 0.5) == 1).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("matches", ["some", "all", "none", "repeats"])
-def test_a_stored_model_gives_the_same_scores(kind, matches):
+def test_a_stored_model_gives_the_same_scores(matches):
     results, ranks = draw(80, 0, repeats=matches == "repeats")
     ranks = {"all": np.ones(80), "none": np.full(80, np.inf)}.get(matches, ranks)
-    score_function = kind.fit(results, ranks)
+    score_function = Learned.fit(results, ranks)
     state = score_function.state()
     assert all(isinstance(v, np.ndarray) and v.dtype != object for v in state.values())
-    restored = kind.from_state({name: values.copy() for name, values in state.items()})
+    restored = Learned.from_state({name: values.copy() for name, values in state.items()})
     assert restored.repeats == score_function.repeats == (matches == "repeats")
-    for method in ("candidate_scores", "hazard"):
-        expected = getattr(score_function, method)(results)
-        np.testing.assert_array_equal(getattr(restored, method)(results), expected)
+    np.testing.assert_array_equal(
+        restored.rank(results).scores, score_function.rank(results).scores
+    )
+    np.testing.assert_array_equal(restored.hazard(results), score_function.hazard(results))
 
 
 @pytest.mark.parametrize("missing", OPTIONAL)
 def test_queries_must_have_what_the_model_was_fitted_with(missing):
     score_function = Learned.fit(*draw(100, 0))
     less = only(draw(5, 1)[0], set(OPTIONAL) - {missing})
-    for call in (score_function.candidate_scores, score_function.hazard):
+    for call in (score_function.rank, score_function.hazard):
         with pytest.raises(InvalidData, match=missing):
             call(less)
 
@@ -334,6 +285,5 @@ def test_queries_must_have_what_the_model_was_fitted_with(missing):
 def test_queries_may_have_more_than_the_model_was_fitted_with():
     score_function, results = Learned.fit(*draw(100, 0, ())), draw(30, 1, OPTIONAL[2:])[0]
     bare = SearchResults(results.uncertainty, results.depth)
-    np.testing.assert_array_equal(
-        score_function.candidate_scores(results), score_function.candidate_scores(bare)
-    )
+    expected = score_function.rank(bare).scores
+    np.testing.assert_array_equal(score_function.rank(results).scores, expected)

@@ -1,12 +1,23 @@
 """The option `max_size`: no set is larger, and what it costs is certified."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 from scipy.stats import binom
 
 import rcir
 from rcir.errors import InvalidConfig, RiskUnattainable
-from rcir.risk import Constant, LabelledResults, Learned, Request, RiskController, SearchResults
+from rcir.risk import (
+    Constant,
+    LabelledResults,
+    Learned,
+    Request,
+    SearchResults,
+    SetRule,
+    certify,
+    score,
+)
 
 ALPHA, DELTA, DEPTH = 0.3, 0.1, 12
 
@@ -25,8 +36,9 @@ def queries(rng, n):
 def test_candidates_beyond_count_as_misses_of_the_calibration_queries(kind, size):
     rng = np.random.default_rng(0)
     tuning, calibration, test = (queries(rng, n) for n in (300, 400, 200))
-    controller = RiskController(kind.fit(tuning, tuning.ranks), tuning, calibration)
-    scores = controller.calibration.scores
+    fitted = kind.fit(tuning, tuning.ranks)
+    rule = SetRule(fitted, score(fitted, tuning), score(fitted, calibration))
+    scores = rule.calibration.match_score
     lost = calibration.ranks > size
     thresholds = [
         threshold
@@ -36,14 +48,14 @@ def test_candidates_beyond_count_as_misses_of_the_calibration_queries(kind, size
     request = Request(ALPHA, DELTA, max_size=size)
     if not thresholds:
         with pytest.raises(RiskUnattainable, match=f"at most {size}") as refused:
-            controller.decide(request)
+            rule.guarantee(request)
         attainable = Request(refused.value.minimum_alpha, DELTA, max_size=size)
-        assert controller.decide(attainable).threshold >= 0
+        assert rule.guarantee(attainable).threshold >= 0
         return
-    guarantee = controller.decide(request)
+    guarantee = rule.guarantee(request)
     assert guarantee.threshold == min(thresholds)
     assert guarantee.request == request
-    _, sizes = controller.sets(test, guarantee)
+    _, sizes = rule.sets(test, guarantee)
     assert sizes.max() <= size
 
 
@@ -52,19 +64,17 @@ def test_the_risk_is_controlled_only_if_sets_are_cut_before_certifying():
     rng, violations, broken, draws = np.random.default_rng(1), 0, 0, 300
     tuning, population = queries(rng, 300), queries(rng, 20_000)
     score_function = Learned.fit(tuning, tuning.ranks)
-    whole = RiskController(score_function, tuning, population).calibration
+    whole = score(score_function, population)
+
+    def violated(certificate):
+        sizes = np.minimum(whole.sizes(certificate.threshold), 4)
+        return np.mean(population.ranks > sizes) > ALPHA
+
     for _ in range(draws):
-        rows = rng.integers(0, len(population), 200)
-        controller = RiskController(score_function, tuning, population[rows])
-        try:
-            cut = controller.decide(Request(ALPHA, DELTA, max_size=4))
-        except RiskUnattainable:
-            pass
-        else:
-            _, sizes = controller.sets(population, cut)
-            violations += np.mean(population.ranks > sizes) > ALPHA
-        sizes = np.minimum(whole.sizes(controller.decide(Request(ALPHA, DELTA)).threshold), 4)
-        broken += np.mean(population.ranks > sizes) > ALPHA
+        calibration = whole[rng.integers(0, len(population), 200)]
+        with suppress(RiskUnattainable):
+            violations += violated(certify(Request(ALPHA, DELTA, max_size=4), calibration))
+        broken += violated(certify(Request(ALPHA, DELTA), calibration))
     noise = 3 * np.sqrt(DELTA * (1 - DELTA) / draws)
     assert violations / draws <= DELTA + noise
     assert broken / draws > DELTA + noise

@@ -11,11 +11,14 @@ from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel, RiskUnatta
 from rcir.risk import (
     Constant,
     LabelledResults,
-    MonotoneController,
     Quantile,
     Request,
-    RiskController,
     SearchResults,
+    SetRule,
+    certify,
+    find_risk,
+    mean_loss,
+    score,
 )
 
 BOUNDS = ("hoeffding", "bentkus", "hoeffding-bentkus", "betting")
@@ -51,7 +54,7 @@ def groups():
 
 @pytest.fixture(scope="module")
 def grouped(calibration, tuning, groups):
-    return RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
+    return SetRule(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
 
 
 def loss(risk, included, relevant, total):
@@ -66,9 +69,9 @@ def loss_table(labelled, risk):
     names = range(len(labelled)) if labelled.clusters is None else labelled.clusters.tolist()
     members = {name: [i for i, other in enumerate(names) if other == name] for name in set(names)}
     table = []
-    for threshold in np.unique(labelled.candidate_scores[np.isfinite(labelled.candidate_scores)]):
-        included = labelled.candidate_scores <= threshold
-        rows = zip(included, labelled.relevant, labelled.totals, strict=True)
+    for threshold in np.unique(labelled.scores[np.isfinite(labelled.scores)]):
+        included = labelled.scores <= threshold
+        rows = zip(included, labelled.relevant, labelled.n_relevant, strict=True)
         each = [loss(risk, *row) for row in rows]
         means = [np.mean([each[i] for i in rows]) for rows in members.values()]
         table.append((float(threshold), np.array(means)))
@@ -128,46 +131,62 @@ def test_threshold_is_the_smallest_from_which_all_are_certified(
             return math.prod(1 + bet * (alpha - x) for x in losses) >= 1 / delta
         return naive_p_value(math.fsum(losses), n, alpha, bound) <= delta
 
-    controller = MonotoneController(*pair, risk, bound or "hoeffding-bentkus")
-    assert_smallest(table, certified, lambda: controller.threshold(alpha, delta if bound else None))
+    assert_smallest(
+        table,
+        certified,
+        lambda: (
+            mean_loss(
+                find_risk(risk),
+                alpha,
+                delta if bound else None,
+                *pair,
+                bound or "hoeffding-bentkus",
+            ).threshold
+        ),
+    )
 
 
-def with_hits(hits, bound="hoeffding-bentkus", depth=4):
+def with_hits(hits, depth=4):
     """Queries with `depth` matches each, of which the first `hits` candidates are some."""
     relevant = np.arange(depth) < np.array(hits)[:, None]
     results = SearchResults(np.zeros(len(hits)), depth)
-    labelled = LabelledResults.of(results, relevant, np.full(len(hits), depth)).scored(Constant())
-    return MonotoneController(labelled, labelled, "recall", bound)
+    return score(Constant(), LabelledResults.of(results, relevant, np.full(len(hits), depth)))
 
 
-def refusal(controller, alpha, delta):
+def recall(alpha, delta, queries, bound="hoeffding-bentkus", weights=None):
+    """The threshold of the recall risk, with the same queries as tuning split."""
+    arguments = (queries, queries, bound, weights)
+    return mean_loss(find_risk("recall"), alpha, delta, *arguments).threshold
+
+
+def refusal(*arguments, certified=recall):
     with pytest.raises(RiskUnattainable) as caught:
-        controller.threshold(alpha, delta)
+        certified(*arguments)
     return caught.value
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_minimum_alpha_is_attainable_and_slightly_less_is_not(bound):
     for n in range(20, 200, 27):
-        controller = with_hits([4] * (n - 2) + [3, 1], bound)
+        queries = with_hits([4] * (n - 2) + [3, 1])
         for delta in (0.01, 0.05, 0.1, 0.3):
-            minimum = refusal(controller, 1e-4, delta).minimum_alpha
-            assert minimum == controller.minimum_alpha(delta)
-            assert controller.threshold(minimum, delta) == 3.0
-            assert refusal(controller, minimum * (1 - 1e-7), delta).minimum_alpha == minimum
+            minimum = refusal(1e-4, delta, queries, bound).minimum_alpha
+            assert recall(minimum, delta, queries, bound) == 3.0
+            less = refusal(minimum * (1 - 1e-7), delta, queries, bound)
+            assert less.minimum_alpha == minimum
 
 
 def test_marginal_minimum_alpha_counts_one_more_loss():
-    controller = with_hits([4] * 18 + [3])
-    error = refusal(controller, 0.05, None)
+    queries = with_hits([4] * 18 + [3])
+    error = refusal(0.05, None, queries)
     assert error.minimum_alpha == pytest.approx((0.25 + 1) / 20)
-    assert controller.threshold(error.minimum_alpha, None) == 3.0
+    assert recall(error.minimum_alpha, None, queries) == 3.0
     needed = (1 - Fraction(1, 20)) / (Fraction(1, 20) - Fraction(1, 76))  # mean loss 1 / 76
     assert error.required_calibration == math.ceil(needed)
 
 
 def test_matches_beyond_the_search_depth_are_reported_with_their_share():
-    error = refusal(with_hits([2] * 50), 0.4, 0.1)
+    error = refusal(0.4, 0.1, with_hits([2] * 50))
     assert error.required_calibration is None
     assert "search deeper" in str(error)
     assert "0.5000" in str(error)
@@ -176,19 +195,17 @@ def test_matches_beyond_the_search_depth_are_reported_with_their_share():
 @pytest.mark.parametrize("bound", BOUNDS)
 @pytest.mark.parametrize("delta", [0.1, None])
 def test_queries_without_a_match_certify_nothing(bound, delta):
-    controller = with_hits([0] * 30, bound)
-    assert controller.minimum_alpha(delta) is None
-    assert refusal(controller, 0.99, delta).minimum_alpha is None
+    assert refusal(0.99, delta, with_hits([0] * 30), bound).minimum_alpha is None
 
 
 def test_bounds_and_risks_that_do_not_fit_are_refused(calibration, tuning):
-    for error, word, arguments in (
-        (InvalidData, "hoeffding-bentkus", ("recall", "binomial")),
-        (InvalidConfig, "choose", ("recall", "wsr")),
-        (InvalidData, "fall", ("false-discovery",)),
+    for error, word, risk, bound in (
+        (InvalidData, "hoeffding-bentkus", "recall", "binomial"),
+        (InvalidConfig, "choose", "recall", "wsr"),
+        (InvalidData, "fall", "false-discovery", "betting"),
     ):
         with pytest.raises(error, match=word):
-            MonotoneController(calibration, tuning, *arguments)
+            mean_loss(find_risk(risk), 0.1, 0.1, calibration, tuning, bound)
 
 
 @pytest.mark.parametrize("risk", ["miss", "recall"])
@@ -207,9 +224,9 @@ def test_threshold_of_a_mix_is_that_of_a_bet_on_weighted_losses(
         return math.prod(1 + bet * (alpha - w * x) for w, x in terms) >= 1 / delta
 
     request = Request(alpha, delta, risk=risk, mix=SHARES)
-    assert_smallest(table, certified, lambda: grouped.decide(request).threshold)
+    assert_smallest(table, certified, lambda: grouped.guarantee(request).threshold)
     if certified(table[-1][1]):
-        guarantee = grouped.decide(request)
+        guarantee = grouped.guarantee(request)
         assert (guarantee.bound, guarantee.risk_bound) == ("betting", alpha)
         assert (guarantee.n_calibration, guarantee.n_groups) == (240, None)
 
@@ -218,36 +235,38 @@ def test_a_bet_calculated_by_hand():
     """Two losses of 1 in a rare group that makes up three quarters of the new mix."""
     relevant = np.array([[True]] * 8 + [[False]] * 2)
     results = SearchResults(np.zeros(10), 1)
-    labelled = LabelledResults.of(results, relevant, np.ones(10, int)).scored(Constant())
+    queries = score(Constant(), LabelledResults.of(results, relevant, np.ones(10, int)))
+
+    def missed(alpha, delta, weights):
+        certificate = mean_loss(find_risk("miss"), alpha, delta, queries, queries, weights=weights)
+        assert certificate.bound == "betting"
+        return certificate.threshold
+
     weights = np.repeat([0.5, 3.0], [8, 2])  # 8 * 0.5 + 2 * 3 = 10
-    controller = MonotoneController(labelled, labelled, "miss", weights=weights)
     # The tuning queries miss 0.2: variance (10 * 0.16 + 0.25) / 11, times the mean square 2 of the
     # weights; the largest weight limits the bet to a third of the wealth.
     best = math.sqrt(2 * math.log(2) / (10 * 2 * (1.6 + 0.25) / 11))
     assert best > 1 / 3
     wealth = (1 + 0.9 / 3) ** 8 * (1 + (0.9 - 3) / 3) ** 2
     assert wealth < 2
-    refusal(controller, 0.9, 0.5)
-    rare = MonotoneController(labelled, labelled, "miss", weights=np.repeat([1.25, 0.0], [8, 2]))
-    assert rare.bound == "betting"
+    refusal(0.9, 0.5, weights, certified=missed)
+    rare = np.repeat([1.25, 0.0], [8, 2])
     # No lost query counts: (1 + 0.8 * 0.15)^10 = 3.1
-    assert rare.threshold(0.15, 0.5) == 0.0
+    assert missed(0.15, 0.5, rare) == 0.0
     with pytest.raises(InvalidRiskLevel, match="delta"):
-        rare.threshold(0.15, None)
+        missed(0.15, None, rare)
 
 
 def test_minimum_alpha_of_another_mix_is_attainable_and_slightly_less_is_not():
-    relevant = np.arange(4) < np.repeat([4, 3, 1], [70, 20, 10])[:, None]
-    results = SearchResults(np.zeros(100), 4)
-    labelled = LabelledResults.of(results, relevant, np.full(100, 4)).scored(Constant())
+    queries = with_hits(np.repeat([4, 3, 1], [70, 20, 10]))
     for values in ([0.5, 2.0, 2.5], [1.3, 0.45, 0]):
         weights = np.repeat(values, [70, 20, 10])
-        controller = MonotoneController(labelled, labelled, "recall", weights=weights)
         least = float(np.mean(weights * np.repeat([0, 0.25, 0.75], [70, 20, 10])))
-        minimum = refusal(controller, 0.01, 0.1).minimum_alpha
+        arguments = (0.1, queries, "betting", weights)
+        minimum = refusal(0.01, *arguments).minimum_alpha
         assert least < minimum < least + 0.25
-        assert controller.threshold(minimum, 0.1) == 3.0
-        refusal(controller, minimum - 1e-6, 0.1)
+        assert recall(minimum, *arguments) == 3.0
+        refusal(minimum - 1e-6, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -256,11 +275,9 @@ def test_minimum_alpha_of_another_mix_is_attainable_and_slightly_less_is_not():
 def test_any_mix_takes_the_largest_threshold_of_the_groups_at_a_third_of_delta(
     options, grouped, calibration, tuning, groups
 ):
-    guarantee = grouped.decide(Request(0.5, 0.12, mix="any", **options))
+    guarantee = grouped.guarantee(Request(0.5, 0.12, mix="any", **options))
     each = [
-        RiskController(SCORE_FUNCTION, tuning, calibration[groups == name]).decide(
-            Request(0.5, 0.04, **options)
-        )
+        certify(Request(0.5, 0.04, **options), calibration[groups == name], tuning)
         for name in "abc"
     ]
     assert guarantee.threshold == max(of.threshold for of in each)
@@ -270,39 +287,39 @@ def test_any_mix_takes_the_largest_threshold_of_the_groups_at_a_third_of_delta(
 
 def test_any_mix_names_the_group_that_cannot_be_certified(calibration, tuning, groups):
     names = np.where(np.arange(240) < 9, "few", groups)
-    controller = RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=names))
+    request = Request(0.3, 0.1, mix="any")
     with pytest.raises(RiskUnattainable, match="'few'") as caught:
-        controller.decide(Request(0.3, 0.1, mix="any"))
+        certify(request, replace(calibration, groups=names), tuning)
     assert caught.value.required_calibration is not None
     assert caught.value.minimum_alpha is not None
     with pytest.raises(InvalidConfig, match="group"):
-        RiskController(SCORE_FUNCTION, tuning, calibration).decide(Request(0.3, 0.1, mix="any"))
+        certify(request, calibration, tuning)
 
 
 def test_a_mix_of_one_group_needs_at_least_the_sets_of_that_group(grouped):
     # With weights of 4 the bet is at most a quarter: what is certified is certified of the group.
-    mixed = grouped.decide(Request(0.5, 0.1, mix={"a": 1.0}))
-    assert mixed.threshold >= grouped.decide(Request(0.5, 0.1, group="a")).threshold
+    mixed = grouped.guarantee(Request(0.5, 0.1, mix={"a": 1.0}))
+    assert mixed.threshold >= grouped.guarantee(Request(0.5, 0.1, group="a")).threshold
     with pytest.raises(InvalidConfig, match="'d'"):
-        grouped.decide(Request(0.5, 0.1, mix={"a": 0.5, "d": 0.5}))
+        grouped.guarantee(Request(0.5, 0.1, mix={"a": 0.5, "d": 0.5}))
 
 
 def test_clusters_are_certified_by_betting_on_their_mean_losses(clustered, groups):
     calibration, tuning = clustered
-    controller = RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
+    rule = SetRule(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
     for options in ({"risk": "miss"}, {"risk": "recall"}, {"group": "b"}):
         queries = calibration[groups == "b"] if "group" in options else calibration
-        guarantee = controller.decide(Request(0.4, 0.1, **options))
-        risk = options.get("risk", "miss")
-        expected = MonotoneController(queries, tuning, risk, "betting").threshold(0.4, 0.1)
-        assert (guarantee.threshold, guarantee.bound) == (expected, "betting")
+        guarantee = rule.guarantee(Request(0.4, 0.1, **options))
+        risk = find_risk(options.get("risk", "miss"))
+        expected = mean_loss(risk, 0.4, 0.1, queries, tuning, "betting")
+        assert guarantee.certificate == expected
         assert guarantee.n_clusters == len(set(queries.clusters.tolist()))
         assert guarantee.n_calibration == len(queries)
-    any_mix = controller.decide(Request(0.6, 0.3, mix="any"))
-    each = [controller.decide(Request(0.6, 0.1, group=name)) for name in "abc"]
+    any_mix = rule.guarantee(Request(0.6, 0.3, mix="any"))
+    each = [rule.guarantee(Request(0.6, 0.1, group=name)) for name in "abc"]
     assert any_mix.threshold == max(of.threshold for of in each)
     assert any_mix.n_clusters == 80  # shared by the groups
-    assert controller.decide(Request(0.4, None)).bound == "conformal"
+    assert rule.guarantee(Request(0.4, None)).bound == "conformal"
 
 
 @pytest.mark.parametrize(
@@ -310,20 +327,17 @@ def test_clusters_are_certified_by_betting_on_their_mean_losses(clustered, group
 )
 def test_clusters_refuse_what_needs_independent_queries(options, clustered, groups):
     calibration, tuning = clustered
-    controller = RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
     with pytest.raises(InvalidConfig, match="clusters"):
-        controller.decide(Request(0.3, 0.1, **options))
+        certify(Request(0.3, 0.1, **options), replace(calibration, groups=groups), tuning)
 
 
 def test_too_few_clusters_are_counted_in_the_refusal(clustered):
-    calibration, tuning = clustered
-    controller = RiskController(SCORE_FUNCTION, tuning, calibration)
     with pytest.raises(RiskUnattainable, match="80 clusters") as error:
-        controller.decide(Request(0.01, 0.1))
+        certify(Request(0.01, 0.1), *clustered)
     minimum = error.value.minimum_alpha
-    assert controller.decide(Request(minimum, 0.1)).threshold >= 0
+    assert certify(Request(minimum, 0.1), *clustered).threshold >= 0
     with pytest.raises(RiskUnattainable):
-        controller.decide(Request(minimum * (1 - 1e-6), 0.1))
+        certify(Request(minimum * (1 - 1e-6), 0.1), *clustered)
 
 
 def test_clusters_need_a_name_and_a_name_needs_clusters(clustered, calibration):

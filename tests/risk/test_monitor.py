@@ -17,6 +17,7 @@ from rcir.risk import (
     RiskMonitor,
     SearchResults,
     check_exchangeability,
+    score,
 )
 
 
@@ -282,7 +283,7 @@ def draw(n, seed, shift=0.0, later=0.0, depth=8):
     first = np.minimum(rng.poisson(1 + later, n), depth)  # no match at all if it is the depth
     relevant = np.arange(depth) == first[:, None]
     results = SearchResults(rng.normal(shift, size=n), depth)
-    return LabelledResults.of(results, relevant, np.ones(n, int)).scored(Constant())
+    return score(Constant(), LabelledResults.of(results, relevant, np.ones(n, int)))
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.3])
@@ -326,7 +327,7 @@ def test_exchangeable_queries_are_contradicted_about_as_rarely_as_the_level(leve
 @pytest.mark.parametrize("alpha", [0.05, 0.3])
 def test_a_certified_risk_is_tested_by_scipys_binomial_test(later, alpha):
     calibration, recent = draw(300, 0), draw(80, 1, later=later)
-    threshold = float(np.sort(calibration.scores)[-20])
+    threshold = float(np.sort(calibration.match_score)[-20])
     plain = check_exchangeability(calibration, recent)
     result = check_exchangeability(calibration, recent, certified=(threshold, alpha))
     # The threshold of a constant score function is a number of ranks, counted from 0.
@@ -344,7 +345,7 @@ def test_a_certified_risk_is_tested_by_scipys_binomial_test(later, alpha):
 
 def test_queries_without_a_match_have_the_largest_score_and_are_always_missed():
     none, results = np.zeros((100, 8), bool), SearchResults(draw(100, 5).uncertainty, 8)
-    lost = LabelledResults.of(results, none, np.zeros(100, int)).scored(Constant())
+    lost = score(Constant(), LabelledResults.of(results, none, np.zeros(100, int)))
     assert check_exchangeability(draw(300, 0), lost).p_values["score"] < 1e-10
     assert check_exchangeability(lost, lost).p_values["score"] == 1.0
     assert check_exchangeability(lost, lost, certified=(7.0, 0.5)).misses == 100

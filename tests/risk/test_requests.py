@@ -2,7 +2,7 @@
 
 import math
 import pickle
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from fractions import Fraction
 
 import numpy as np
@@ -13,34 +13,38 @@ from scipy.stats import beta, binom
 
 from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel, RcirError, RiskUnattainable
 from rcir.risk import (
-    AbstentionController,
-    Boosted,
     Constant,
-    JointController,
     LabelledResults,
     Learned,
     MatchProbability,
-    MissController,
-    MonotoneController,
     Quantile,
     Request,
-    RiskController,
     RiskMonitor,
+    ScoredResults,
     SearchResults,
+    SetRule,
     allowed_misses,
     anytime_allowed_misses,
     anytime_miss_rate_bound,
     anytime_required_calibration,
     band_required_calibration,
     bonferroni_holm,
+    certify,
     check_exchangeability,
     check_level,
+    find_risk,
     fit_score_function,
     fixed_sequence,
+    learn_then_test,
     local_level,
+    mean_loss,
+    minimum_alpha,
     miss_rate_bound,
+    order_statistic,
     p_value,
     required_calibration,
+    score,
+    selective,
 )
 
 SEVERAL = {"miss": 0.3, "false-discovery": 0.7}
@@ -70,14 +74,14 @@ def groups():
 
 
 @pytest.fixture(scope="module")
-def controller(tuning, calibration, groups):
-    return RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
+def rule(tuning, calibration, groups):
+    return SetRule(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
 
 
 def smallest(labelled, allowed):
     """The smallest threshold at which at most that many sets hold no match."""
-    for threshold in np.unique(labelled.candidate_scores):
-        rows = zip(labelled.relevant, labelled.candidate_scores, strict=True)
+    for threshold in np.unique(labelled.scores):
+        rows = zip(labelled.relevant, labelled.scores, strict=True)
         if sum(not row[scores <= threshold].any() for row, scores in rows) <= allowed:
             return float(threshold)
     raise AssertionError("no threshold suffices")
@@ -88,8 +92,8 @@ def most(n, alpha, delta):
 
 
 @pytest.mark.parametrize(("alpha", "delta"), [(0.2, 0.1), (0.35, 0.01)])
-def test_miss_risk_is_certified_by_the_exact_bound(alpha, delta, controller, calibration):
-    guarantee = controller.decide(Request(alpha, delta))
+def test_miss_risk_is_certified_by_the_exact_bound(alpha, delta, rule, calibration):
+    guarantee = rule.guarantee(Request(alpha, delta))
     allowed = most(500, alpha, delta)
     assert guarantee.threshold == smallest(calibration, allowed)
     assert guarantee.risk_bound == pytest.approx(beta.isf(delta, allowed + 1, 500 - allowed))
@@ -98,25 +102,25 @@ def test_miss_risk_is_certified_by_the_exact_bound(alpha, delta, controller, cal
 
 
 @pytest.mark.parametrize("group", ["a", "b", "c"])
-def test_a_group_is_certified_by_its_own_queries(group, controller, calibration, groups):
+def test_a_group_is_certified_by_its_own_queries(group, rule, calibration, groups):
     rows = groups == group
     n = int(rows.sum())
-    guarantee = controller.decide(Request(0.3, 0.1, group=group))
+    guarantee = rule.guarantee(Request(0.3, 0.1, group=group))
     assert guarantee.threshold == smallest(calibration[rows], most(n, 0.3, 0.1))
     assert guarantee.n_calibration == n
 
 
-def test_every_risk_can_be_certified_for_a_group(tuning, controller, calibration, groups):
-    alone = RiskController(SCORE_FUNCTION, tuning, calibration[groups == "b"])
+def test_every_risk_can_be_certified_for_a_group(tuning, rule, calibration, groups):
+    alone = SetRule(SCORE_FUNCTION, tuning, calibration[groups == "b"])
     for options in ({"risk": "recall"}, {"risk": "false-discovery"}, {"abstain": True}):
-        guarantee = controller.decide(Request(0.6, 0.1, group="b", **options))
-        expected = alone.decide(Request(0.6, 0.1, **options))
+        guarantee = rule.guarantee(Request(0.6, 0.1, group="b", **options))
+        expected = alone.guarantee(Request(0.6, 0.1, **options))
         assert guarantee == replace(expected, request=guarantee.request)
         assert guarantee.n_calibration == 250
 
 
-def test_simultaneous_levels_use_the_band(controller, calibration, naive_local_level):
-    guarantee = controller.decide(Request(0.3, 0.1, simultaneous=True))
+def test_simultaneous_levels_use_the_band(rule, calibration, naive_local_level):
+    guarantee = rule.guarantee(Request(0.3, 0.1, simultaneous=True))
     level = naive_local_level(500, 0.1)
     allowed = max(m for m in range(500) if binom.cdf(m, 500, 0.3) <= level)
     assert guarantee.threshold == smallest(calibration, allowed)
@@ -125,44 +129,46 @@ def test_simultaneous_levels_use_the_band(controller, calibration, naive_local_l
     assert guarantee.risk_bound == pytest.approx(expected, rel=1e-6)
 
 
-def test_without_delta_the_guarantee_is_marginal(controller, calibration, tuning):
-    guarantee = controller.decide(Request(0.2, None))
+def test_without_delta_the_guarantee_is_marginal(rule, calibration, tuning):
+    guarantee = rule.guarantee(Request(0.2, None))
     assert guarantee.threshold == smallest(calibration, math.floor(0.2 * 501) - 1)
     assert (guarantee.bound, guarantee.risk_bound) == ("conformal", pytest.approx(100 / 501))
-    recall = controller.decide(Request(0.5, None, risk="recall"))
-    expected = MonotoneController(calibration, tuning, "recall").threshold(0.5, None)
-    assert (recall.threshold, recall.bound) == (expected, "conformal")
+    recall = rule.guarantee(Request(0.5, None, risk="recall"))
+    assert recall.certificate == mean_loss(find_risk("recall"), 0.5, None, calibration)
+    assert recall.bound == "conformal"
 
 
 @pytest.mark.parametrize(
     ("bound", "means"), [("binomial", "hoeffding-bentkus"), ("betting", "betting")]
 )
 def test_the_bound_of_a_controller_is_used_for_every_risk(bound, means, tuning, calibration):
-    controller = RiskController(SCORE_FUNCTION, tuning, calibration, bound)
-    mean = MonotoneController(calibration, tuning, "recall", means)
-    joint = JointController(calibration, tuning, means)
-    for request, threshold in (
-        (Request(0.6, 0.1, risk="recall"), mean.threshold(0.6, 0.1)),
+    splits = (calibration, tuning)
+    for request, expected in (
+        (
+            Request(0.6, 0.1, risk="recall"),
+            mean_loss(find_risk("recall"), 0.6, 0.1, *splits, means),
+        ),
         (
             Request(0.6, 0.1, risk="false-discovery"),
-            joint.threshold({"false-discovery": 0.6}, 0.1),
+            learn_then_test({"false-discovery": 0.6}, 0.1, *splits, means),
         ),
     ):
-        guarantee = controller.decide(request)
-        assert (guarantee.threshold, guarantee.bound) == (threshold, means)
-        assert guarantee.risk_bound == 0.6
-    several = controller.decide(Request(SEVERAL, 0.1))
-    assert (several.threshold, several.risk_bound) == (joint.threshold(SEVERAL, 0.1), None)
-    assert controller.decide(Request(0.3, 0.1)).bound == bound
+        certificate = certify(request, *splits, bound)
+        assert certificate == expected
+        assert (certificate.bound, certificate.risk_bound) == (means, 0.6)
+    several = certify(Request(SEVERAL, 0.1), *splits, bound)
+    assert several == learn_then_test(SEVERAL, 0.1, *splits, means)
+    assert several.risk_bound is None
+    assert certify(Request(0.3, 0.1), *splits, bound).bound == bound
 
 
-def test_abstention_answers_with_one_candidate_or_none(controller, tuning, calibration, queries):
-    guarantee = controller.decide(Request(0.25, 0.1, abstain=True))
-    limit = AbstentionController(calibration, tuning).threshold(0.25, 0.1)
+def test_abstention_answers_with_one_candidate_or_none(rule, tuning, calibration, queries):
+    guarantee = rule.guarantee(Request(0.25, 0.1, abstain=True))
+    limit = selective(0.25, 0.1, calibration, tuning).selection_threshold
     assert guarantee.selection_threshold == limit
     assert (guarantee.threshold, guarantee.risk_bound) == (0.0, 0.25)
     results = queries(300, 9)[0]
-    sizes = controller.sets(results, guarantee)[1]
+    sizes = rule.sets(results, guarantee)[1]
     assert sizes.tolist() == [int(u <= limit) for u in results.uncertainty]
     assert set(sizes.tolist()) == {0, 1}
 
@@ -170,24 +176,23 @@ def test_abstention_answers_with_one_candidate_or_none(controller, tuning, calib
 def test_abstention_uses_the_selection_score_of_a_learned_score_function(queries):
     split, tuned, calibrated = (queries(600, seed) for seed in range(3))
     score_function = Learned.fit(split[0], split[1])
-    controller = RiskController(
-        score_function, LabelledResults.of(*tuned), LabelledResults.of(*calibrated)
-    )
-    guarantee = controller.decide(Request(0.25, 0.1, abstain=True))
+    splits = (score(score_function, LabelledResults.of(*each)) for each in (tuned, calibrated))
+    rule = SetRule(score_function, *splits)
+    guarantee = rule.guarantee(Request(0.25, 0.1, abstain=True))
     selection_score = 1 - score_function.hazard(calibrated[0])[:, 0]
-    answered = controller.sets(calibrated[0], guarantee)[1] == 1
+    answered = rule.sets(calibrated[0], guarantee)[1] == 1
     assert answered.tolist() == (selection_score <= guarantee.selection_threshold).tolist()
     missed = int((~calibrated[1][answered, 0]).sum())
     assert binom.cdf(missed, int(answered.sum()), 0.25) <= 0.1
 
 
-def test_sets_hold_the_candidates_within_the_threshold(controller, queries):
-    results, guarantee = queries(50, 9)[0], controller.decide(Request(0.2, 0.1))
-    scores = SCORE_FUNCTION.candidate_scores(results)
+def test_sets_hold_the_candidates_within_the_threshold(rule, queries):
+    results, guarantee = queries(50, 9)[0], rule.guarantee(Request(0.2, 0.1))
+    scores = SCORE_FUNCTION.rank(results).scores
     expected = (scores <= guarantee.threshold * (1 + 1e-3)).sum(axis=1)
-    assert controller.sets(results, guarantee)[1].tolist() == expected.tolist()
+    assert rule.sets(results, guarantee)[1].tolist() == expected.tolist()
     with pytest.raises(InvalidData, match="depth"):
-        controller.sets(queries(50, 9, depth=5)[0], guarantee)
+        rule.sets(queries(50, 9, depth=5)[0], guarantee)
 
 
 @pytest.mark.parametrize(
@@ -237,9 +242,9 @@ def test_sets_hold_the_candidates_within_the_threshold(controller, queries):
     ],
     ids=str,
 )
-def test_requests_that_nothing_supports_are_refused(alpha, delta, options, controller):
+def test_requests_that_nothing_supports_are_refused(alpha, delta, options, rule):
     with pytest.raises(InvalidConfig):
-        controller.decide(Request(alpha, delta, **options))
+        rule.guarantee(Request(alpha, delta, **options))
 
 
 def test_supported_mixes_are_accepted():
@@ -249,100 +254,92 @@ def test_supported_mixes_are_accepted():
     assert Request({"recall": 0.3}, 0.1, mix="any").risk == "recall"
 
 
-def test_an_unknown_group_is_refused_with_those_that_exist(controller, tuning, calibration):
+def test_an_unknown_group_is_refused_with_those_that_exist(rule, tuning, calibration):
     with pytest.raises(InvalidConfig, match="'a', 'b', 'c'"):
-        controller.decide(Request(0.3, 0.1, group="d"))
+        rule.guarantee(Request(0.3, 0.1, group="d"))
     with pytest.raises(InvalidConfig, match="none"):
-        RiskController(SCORE_FUNCTION, tuning, calibration).decide(Request(0.3, 0.1, group="a"))
+        certify(Request(0.3, 0.1, group="a"), calibration, tuning)
 
 
 @pytest.mark.parametrize("alpha", [1e-4, {"miss": 1e-4, "recall": 1e-4}])
 @pytest.mark.parametrize("risk", ["miss", "recall", "false-discovery"])
-def test_an_unattainable_request_is_never_answered(alpha, risk, controller):
+def test_an_unattainable_request_is_never_answered(alpha, risk, rule):
     risk = "miss" if isinstance(alpha, dict) else risk
     with pytest.raises(RiskUnattainable):
-        controller.decide(Request(alpha, 0.1, risk=risk))
+        rule.guarantee(Request(alpha, 0.1, risk=risk))
     with pytest.raises(RiskUnattainable, match="group 'a'"):
-        controller.decide(Request(alpha, 0.1, risk=risk, group="a"))
+        rule.guarantee(Request(alpha, 0.1, risk=risk, group="a"))
 
 
 def test_parts_that_do_not_fit_together_are_refused(tuning, calibration, labelled):
-    with pytest.raises(InvalidData, match="depths"):
-        RiskController(Constant(), labelled(20, 0, depth=5), calibration)
+    shallow = labelled(20, 0, depth=5)
+    for call in (
+        lambda: SetRule(Constant(), shallow, calibration),
+        lambda: certify(Request(0.3, 0.1), calibration, shallow),
+    ):
+        with pytest.raises(InvalidData, match="depth"):
+            call()
     with pytest.raises(InvalidData, match="groups"):
-        RiskController(SCORE_FUNCTION, tuning, replace(calibration, groups=np.array(["a"] * 499)))
+        replace(calibration, groups=np.array(["a"] * 499))
     with pytest.raises(InvalidConfig, match="bound"):
-        RiskController(SCORE_FUNCTION, tuning, calibration, bound="normal")
+        SetRule(SCORE_FUNCTION, tuning, calibration, bound="normal")
+    with pytest.raises(InvalidData, match="tuning split"):
+        certify(Request(SEVERAL, 0.1), calibration)
 
 
-def test_a_copy_between_processes_answers_alike(controller):
+def test_a_copy_between_processes_answers_alike(rule):
     request = Request(0.1, 0.1)
-    expected = controller.decide(request)
-    assert pickle.loads(pickle.dumps(controller)).decide(request) == expected
+    expected = rule.guarantee(request)
+    assert pickle.loads(pickle.dumps(rule)).guarantee(request) == expected
 
 
-def test_a_growing_calibration_answers_anytime_requests_only(controller, tuning, calibration):
-    guarantee = controller.decide(Request(0.3, 0.1, anytime=True))
+def test_anytime_requests_use_the_test_supermartingale(rule, calibration):
+    guarantee = rule.guarantee(Request(0.3, 0.1, anytime=True))
     assert (guarantee.bound, guarantee.risk_bound) == ("anytime", 0.3)
     assert guarantee.threshold == smallest(calibration, anytime_allowed_misses(500, 0.3, 0.1))
-    growing = RiskController(SCORE_FUNCTION, tuning, calibration, growing=True)
-    assert growing.decide(Request(0.3, 0.1, anytime=True)) == guarantee
-    for options in ({}, {"risk": "recall"}, {"abstain": True}, {"simultaneous": True}):
-        with pytest.raises(InvalidConfig, match="anytime"):
-            growing.decide(Request(0.3, 0.1, **options))
 
 
-def test_a_score_function_of_one_risk_answers_requests_for_that_risk_alone(
-    tuning, calibration, labelled
-):
-    pair = (labelled(n, seed, matches=0.5) for n, seed in ((200, 1), (500, 0)))
-    constant = RiskController(Constant(), *pair)
-    controller = RiskController(SCORE_FUNCTION, tuning, calibration, own={"recall": constant})
-    for request in (Request(0.6, 0.1, risk="recall"), Request({"recall": 0.6}, 0.1)):
-        assert controller.for_risk(request) is constant
-    for request in (
-        Request(0.6, 0.1),
-        Request(0.6, 0.1, abstain=True),
-        Request(0.6, 0.1, risk="false-discovery"),
-        Request({"recall": 0.6, "miss": 0.3}, 0.1),
+def test_requests_with_the_same_options_are_equal_and_have_one_hash():
+    levels, shares = {"miss": 0.1, "recall": 0.3}, {"a": 0.2, "b": 0.8}
+    for one, other in (
+        (Request(levels, 0.1), Request(dict(reversed(levels.items())), 0.1)),
+        (Request(0.1, 0.1, mix=shares), Request(0.1, 0.1, mix=dict(shares))),
     ):
-        assert controller.for_risk(request) is controller
+        assert one == other
+        assert hash(one) == hash(other)
+    request = Request(levels, 0.1)
+    levels["miss"] = 0.9
+    assert request.alpha["miss"] == 0.1
 
 
-def test_a_changed_score_function_is_detected(queries):
-    split, tuned, calibrated = (queries(300, seed) for seed in range(3))
-    for kind, name in ((Learned, "weights"), (Boosted, "trees"), (MatchProbability, "weights")):
+def test_a_fitted_score_function_cannot_be_changed(queries):
+    split = queries(300, 0)
+    for kind, name in ((Quantile, "sample"), (Learned, "weights"), (MatchProbability, "weights")):
         score_function = kind.fit(*split[:2])
-        controller = RiskController(
-            score_function, LabelledResults.of(*tuned), LabelledResults.of(*calibrated)
-        )
-        assert controller.intact
-        values = getattr(score_function, name)
-        values = values if name == "weights" else values["threshold"][0]
-        values[0] += 1e-9
-        assert not controller.intact
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(score_function, name)[0] = 0
+        with pytest.raises(FrozenInstanceError):
+            setattr(score_function, name, None)
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(value=NOT_LEVELS)
 def test_every_function_refuses_an_invalid_level(value):
-    results = SearchResults(np.zeros(100), 5)
-    misses = MissController.calibrate(Constant(), results, np.ones(100))
-    labelled = LabelledResults.of(results, np.ones((100, 5), bool), np.full(100, 5))
-    labelled = labelled.scored(Constant())
-    recall, joint = (
-        MonotoneController(labelled, labelled, "recall"),
-        JointController(*[labelled] * 2),
+    scores, recall = np.tile(np.arange(5, dtype=np.float32), (100, 1)), find_risk("recall")
+    scored = ScoredResults.of(
+        scores,
+        np.ones((100, 5), bool),
+        n_relevant=np.full(100, 5),
+        uncertainty=np.zeros(100),
+        selection_score=np.zeros(100),
     )
-    abstention = AbstentionController(labelled, labelled)
     calls = [
-        lambda: misses.threshold(value, 0.1),
-        lambda: misses.risk_bound(value, 0.1),
-        lambda: recall.threshold(value, 0.1),
-        lambda: joint.threshold({"miss": value}, 0.1),
-        lambda: joint.threshold({"miss": 0.1}, value),
-        lambda: abstention.threshold(value, 0.1),
-        lambda: abstention.threshold(0.1, value),
+        lambda: order_statistic(value, 0.1, scored),
+        lambda: mean_loss(recall, value, 0.1, scored),
+        lambda: learn_then_test({"miss": value}, 0.1, scored, scored),
+        lambda: learn_then_test({"miss": 0.1}, value, scored, scored),
+        lambda: selective(value, 0.1, scored, scored),
+        lambda: selective(0.1, value, scored, scored),
         lambda: Request(value, 0.1),
         lambda: Request(value, 0.1, abstain=True),
         lambda: p_value(1, 100, value),
@@ -358,9 +355,9 @@ def test_every_function_refuses_an_invalid_level(value):
         lambda: anytime_allowed_misses(100, 0.1, value),
         lambda: anytime_miss_rate_bound(1, 100, value),
         lambda: anytime_required_calibration(0.1, value),
-        lambda: misses.threshold(0.1, value, simultaneous=True),
-        lambda: misses.threshold(0.1, value, anytime=True),
-        lambda: check_exchangeability(labelled, labelled).contradicted(value),
+        lambda: order_statistic(0.1, value, scored, simultaneous=True),
+        lambda: order_statistic(0.1, value, scored, anytime=True),
+        lambda: check_exchangeability(scored, scored).contradicted(value),
     ]
     for bound in BOUNDS:
         calls += [
@@ -372,11 +369,9 @@ def test_every_function_refuses_an_invalid_level(value):
         ]
     if value is not None:  # the marginal guarantee
         calls += [
-            lambda: misses.threshold(0.1, value),
-            lambda: misses.risk_bound(0.1, value),
-            lambda: misses.minimum_alpha(value),
-            lambda: misses.required_calibration(0.1, value),
-            lambda: recall.threshold(0.1, value),
+            lambda: order_statistic(0.1, value, scored),
+            lambda: minimum_alpha(value, scored),
+            lambda: mean_loss(recall, 0.1, value, scored),
             lambda: Request(0.1, value),
         ]
     for call in calls:
@@ -405,16 +400,16 @@ def test_levels_of_other_number_types_count_as_their_value(kind, bound):
     assert miss_rate_bound(3, 100, quarter, bound) == miss_rate_bound(3, 100, 0.25, bound)
 
 
-@pytest.mark.parametrize("name", ["relevant", "totals", "groups", "clusters"])
+@pytest.mark.parametrize("name", ["relevant", "n_relevant", "groups", "clusters"])
 @pytest.mark.parametrize("value", [[True] * 60, "many", 3, {"a": 1}], ids=repr)
 def test_labels_that_are_not_arrays_are_refused_by_name(name, value, queries):
     results, relevant, totals = queries(60, 0)
-    options = {"relevant": relevant, "totals": totals, name: value}
+    options = {"relevant": relevant, "n_relevant": totals, name: value}
     with pytest.raises(InvalidData, match=name):
         LabelledResults.of(results, cluster="video" if name == "clusters" else None, **options)
 
 
-@pytest.mark.parametrize("name", ["distances", "keys", "candidate_uncertainty", "positions"])
+@pytest.mark.parametrize("name", ["distances", "labels", "candidate_uncertainty", "positions"])
 def test_candidate_data_that_are_not_arrays_are_refused_by_name(name):
     with pytest.raises(InvalidData, match=name):
         SearchResults(np.zeros(2), 1, **{name: [[0], [1]]})
@@ -425,7 +420,7 @@ def test_an_unknown_risk_is_refused_everywhere_with_the_choices(calibration, tun
     for call in (
         lambda: Request(0.1, 0.1, "precision"),
         lambda: fit_score_function("auto", results, relevant, risk="precision"),
-        lambda: MonotoneController(calibration, tuning, "precision"),
+        lambda: learn_then_test({"precision": 0.1}, 0.1, calibration, tuning),
     ):
         with pytest.raises(InvalidConfig, match="false-discovery"):
             call()

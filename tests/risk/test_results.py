@@ -6,13 +6,20 @@ import numpy as np
 import pytest
 
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.risk import Constant, LabelledResults, Quantile, SearchResults
-from rcir.risk.keys import count_votes, earlier_of_same_key, first_of_each_key
-from rcir.risk.risks import find_risk
+from rcir.metrics.labels import count_votes, earlier_of_same_label, first_of_each_label
+from rcir.risk import (
+    Constant,
+    LabelledResults,
+    Quantile,
+    ScoredResults,
+    SearchResults,
+    find_risk,
+    score,
+)
 
 RISKS = ("miss", "recall", "false-discovery")
-STORED = ("candidate_scores", "relevant", "totals", "uncertainty", "selection_score")
-PER_CANDIDATE = ("distances", "keys", "candidate_uncertainty", "votes")
+STORED = ("scores", "relevant", "n_relevant", "uncertainty", "selection_score")
+PER_CANDIDATE = ("distances", "labels", "candidate_uncertainty", "votes")
 
 
 def draw_keys(shape, labels=5, seed=0, stretch=1_000_003):
@@ -40,7 +47,7 @@ def results():
 )
 def test_keys_are_located_and_counted_as_by_loops(shape, labels, stretch, layout):
     keys = np.asarray(draw_keys(shape, labels, stretch=stretch), order=layout)
-    earlier, first = earlier_of_same_key(keys), first_of_each_key(keys)
+    earlier, first = earlier_of_same_label(keys), first_of_each_label(keys)
     votes, few = count_votes(keys), count_votes(keys, columns=3)
     for i, row in enumerate(keys.tolist()):
         columns = [k for k, key in enumerate(row) if key >= 0 and key not in row[:k]]
@@ -53,48 +60,48 @@ def test_keys_are_located_and_counted_as_by_loops(shape, labels, stretch, layout
 @pytest.mark.parametrize("power", [8, 15, 16, 17, 31, 32, 62])
 def test_keys_with_equal_last_digits_are_different(power):
     keys = np.array([[0, 2**power, -1, 2**power - 1, 0, 2**power, -1, 2**power - 1]])
-    assert earlier_of_same_key(keys).tolist() == [[0, 0, 0, 0, 1, 1, 1, 1]]
-    assert first_of_each_key(keys).tolist() == [[0, 1, 3, -1, -1, -1, -1, -1]]
+    assert earlier_of_same_label(keys).tolist() == [[0, 0, 0, 0, 1, 1, 1, 1]]
+    assert first_of_each_label(keys).tolist() == [[0, 1, 3, -1, -1, -1, -1, -1]]
 
 
 def test_distinct_results_hold_the_nearest_candidate_of_each_key(results):
-    before = [results.keys.copy(), results.distances.copy()]
-    distinct, columns = results.distinct(), results.key_columns
+    before = [results.labels.copy(), results.distances.copy()]
+    distinct, columns = results.first_of_each_label(), results.label_columns
     assert (len(distinct), distinct.depth) == (20, 40)
     assert distinct.uncertainty.tolist() == results.uncertainty.tolist()
-    for i, row in enumerate(results.keys.tolist()):
+    for i, row in enumerate(results.labels.tolist()):
         firsts = [k for k, key in enumerate(row) if key >= 0 and key not in row[:k]]
         missing = 40 - len(firsts)
         uncertainty = results.candidate_uncertainty[i]
         expected = {
             "distances": [*(results.distances[i, k] for k in firsts), *[np.inf] * missing],
-            "keys": [*(row[k] for k in firsts), *[-1] * missing],
+            "labels": [*(row[k] for k in firsts), *[-1] * missing],
             "candidate_uncertainty": [*(uncertainty[k] for k in firsts), *[0.0] * missing],
             "votes": [*(row[:30].count(row[k]) for k in firsts), *[0] * missing],
         }
         assert columns[i].tolist() == firsts + [-1] * missing
         for name, values in expected.items():
             assert getattr(distinct, name)[i].tolist() == values, name
-    again = distinct.distinct()
+    again = distinct.first_of_each_label()
     for name in PER_CANDIDATE:
         np.testing.assert_array_equal(getattr(again, name), getattr(distinct, name))
-    for values, unchanged in zip(before, (results.keys, results.distances), strict=True):
+    for values, unchanged in zip(before, (results.labels, results.distances), strict=True):
         np.testing.assert_array_equal(values, unchanged)
 
 
 def test_distinct_results_end_where_keys_end_and_need_keys():
     keys = np.array([[3, 3, 8, 3], [1, 2, 3, 4]])
-    distinct = SearchResults(np.zeros(2), 4, keys=keys).distinct()
+    distinct = SearchResults(np.zeros(2), 4, labels=keys).first_of_each_label()
     assert distinct.distances.tolist() == [[0, 0, np.inf, np.inf], [0, 0, 0, 0]]
     assert distinct.candidate_uncertainty is None
-    with pytest.raises(InvalidData, match="keys"):
-        SearchResults(np.zeros(2), 4).distinct()
+    with pytest.raises(InvalidData, match="labels"):
+        SearchResults(np.zeros(2), 4).first_of_each_label()
 
 
 @pytest.mark.parametrize("rows", [slice(2, 9, 3), np.array([5, 0, 5]), np.arange(20) % 3 == 1])
 def test_a_subset_keeps_everything_of_its_queries(rows, results):
     subset = results[rows]
-    for name in ("uncertainty", "distances", "keys", "candidate_uncertainty"):
+    for name in ("uncertainty", "distances", "labels", "candidate_uncertainty"):
         np.testing.assert_array_equal(getattr(subset, name), getattr(results, name)[rows])
     assert (len(subset), subset.depth, subset.votes) == (len(np.arange(20)[rows]), 40, None)
 
@@ -123,7 +130,7 @@ def scored(queries):
     results, relevant, totals = queries(60, seed=0)
     relevant[:2], totals[:2] = False, 0
     score_function = Quantile(np.sort(queries(40, seed=1)[0].uncertainty))
-    return LabelledResults.of(results, relevant, totals).scored(score_function)
+    return score(score_function, LabelledResults.of(results, relevant, totals))
 
 
 def naive_loss(risk, columns, relevant, total):
@@ -136,7 +143,7 @@ def naive_loss(risk, columns, relevant, total):
 
 
 def thresholds_of(labelled):
-    finite = labelled.candidate_scores[np.isfinite(labelled.candidate_scores)]
+    finite = labelled.scores[np.isfinite(labelled.scores)]
     extra = np.array([0.0, 0.37, 5.25, 1e6], np.float32)
     return np.unique(np.concatenate([finite, extra]))
 
@@ -148,8 +155,8 @@ def test_losses_are_those_of_each_set(risk, scored):
     assert losses.shape == (60, len(thresholds))
     for g in range(0, len(thresholds), 5):
         for i in range(60):
-            columns = [k for k in range(12) if scored.candidate_scores[i, k] <= thresholds[g]]
-            expected = naive_loss(risk, columns, scored.relevant[i], scored.totals[i])
+            columns = [k for k in range(12) if scored.scores[i, k] <= thresholds[g]]
+            expected = naive_loss(risk, columns, scored.relevant[i], scored.n_relevant[i])
             assert losses[i, g] == pytest.approx(expected, abs=1e-15), (i, g)
         alone = find_risk(risk).losses(scored, thresholds[g : g + 1])
         np.testing.assert_array_equal(alone[:, 0], losses[:, g])
@@ -164,7 +171,7 @@ def one_query(scores, relevant, total):
         "uncertainty": np.zeros(1),
         "selection_score": np.zeros(1),
     }
-    return LabelledResults.from_arrays(arrays)
+    return ScoredResults.from_arrays(arrays)
 
 
 def test_padding_is_in_no_set_and_in_no_denominator():
@@ -183,32 +190,33 @@ def test_a_threshold_in_double_precision_means_the_same_set_for_every_risk():
 def test_ranks_and_scores_are_those_of_the_first_match(scored):
     for i in range(60):
         matches = [k for k in range(12) if scored.relevant[i, k]]
-        assert scored.ranks[i] == (matches[0] + 1 if matches else np.inf)
-        assert scored.scores[i] == (scored.candidate_scores[i, matches[0]] if matches else np.inf)
+        assert scored.match_rank[i] == (matches[0] + 1 if matches else np.inf)
+        expected = scored.scores[i, matches[0]] if matches else np.inf
+        assert scored.match_score[i] == expected
 
 
 def test_subsets_and_stored_arrays_keep_every_value(scored):
     clustered = replace(scored, clusters=np.arange(60) // 4, cluster="video")
     rows = np.array([7, 2, 40])
     arrays = {name: values.copy() for name, values in clustered.arrays().items()}
-    restored = LabelledResults.from_arrays(arrays, cluster="video")
+    restored = ScoredResults.from_arrays(arrays, cluster="video")
     for name in (*STORED, "clusters"):
         expected = getattr(clustered, name)
         np.testing.assert_array_equal(getattr(clustered[rows], name), expected[rows])
         np.testing.assert_array_equal(getattr(restored, name), expected)
         assert getattr(restored, name).dtype == expected.dtype
     assert scored[rows].clusters is None
-    assert LabelledResults.from_arrays(scored.arrays()).clusters is None
+    assert ScoredResults.from_arrays(scored.arrays()).clusters is None
 
 
 def test_labels_that_do_not_fit_are_refused(scored):
     results, two = SearchResults(np.zeros(2), 3), np.zeros((2, 3), bool)
     for relevant, totals in ((two[:, :2], np.ones(2, int)), (two, np.ones(3, int))):
-        with pytest.raises(InvalidData, match="needed"):
+        with pytest.raises(InvalidData, match="expected"):
             LabelledResults.of(results, relevant, totals)
     with pytest.raises(InvalidData, match="n >= 1"):
         LabelledResults.of(results[:0], two[:0], np.ones(0, int))
-    with pytest.raises(InvalidData, match="totals"):
+    with pytest.raises(InvalidData, match="n_relevant"):
         LabelledResults.of(results, ~two, np.array([3, 2]))
     for relevant, totals in ((two.astype(int), np.ones(2, int)), (two, np.ones(2))):
         with pytest.raises(InvalidData, match="type"):
@@ -234,24 +242,24 @@ def test_the_loss_of_a_cluster_is_the_mean_of_its_queries(scored):
 
 @pytest.mark.parametrize("number", [2, 17, 10_000])
 def test_steps_are_scores_between_which_the_mean_size_grows_by_a_constant_factor(number, scored):
-    every = sorted(scored.candidate_scores[np.isfinite(scored.candidate_scores)].tolist())
+    every = sorted(scored.scores[np.isfinite(scored.scores)].tolist())
     largest = len(every) / 60
     means = [largest ** (place / (number - 1)) for place in range(number)]
     expected = {every[min(int(mean * 60 + 1e-9), len(every)) - 1] for mean in means}
-    steps = scored.steps(number).tolist()
+    steps = scored.size_thresholds(number).tolist()
     assert steps == sorted(steps)
     assert len(set(steps) ^ expected) <= 2  # rounding
     assert (steps[0], steps[-1]) == (0, every[-1])
 
 
 def test_joined_queries_follow_each_other(queries):
-    first, second = (LabelledResults.of(*queries(n, seed=n)).scored(Constant()) for n in (20, 13))
+    first, second = (score(Constant(), LabelledResults.of(*queries(n, seed=n))) for n in (20, 13))
     both = first.joined(second)
-    for name in (*STORED, "ranks"):
+    for name in (*STORED, "match_rank", "match_score"):
         values = np.concatenate([getattr(first, name), getattr(second, name)])
         np.testing.assert_array_equal(getattr(both, name), values)
         assert getattr(both, name).dtype == getattr(first, name).dtype
-    shallow = LabelledResults.of(*queries(13, seed=1, depth=5)).scored(Constant())
+    shallow = score(Constant(), LabelledResults.of(*queries(13, seed=1, depth=5)))
     clustered = replace(second, clusters=np.arange(13), cluster="video")
     grouped = replace(second, groups=np.array(["a"] * 13))
     for one, other in ((first, shallow), (first, clustered), (clustered, first), (first, grouped)):

@@ -23,7 +23,7 @@ TOLERATED = 1 + 1e-3  # times the threshold
 def with_shared_keys(uncertainty, depth=DEPTH):
     """Queries whose candidates share keys two by two."""
     keys = np.tile(np.arange(depth) // 2, (len(uncertainty), 1))
-    return SearchResults(np.asarray(uncertainty, float), depth, keys=keys)
+    return SearchResults(np.asarray(uncertainty, float), depth, labels=keys)
 
 
 def draw_queries(n=400, seed=2, depth=DEPTH):
@@ -47,7 +47,7 @@ def score_function(request):
 
 def places(score_function, results, ranks):
     """Places, in the order of the score function, of ranks counted nearest first."""
-    _, columns = score_function.ordered(results)
+    columns = score_function.rank(results).columns
     if columns is None:
         return [int(rank) for rank in ranks]
     return [row.index(int(rank) - 1) + 1 for row, rank in zip(columns.tolist(), ranks, strict=True)]
@@ -73,15 +73,16 @@ def test_sizes_follow_the_definition_query_by_query(threshold):
 @pytest.mark.parametrize("kind", SCALED)
 def test_a_scaled_score_is_the_rank_over_the_scale_in_single_precision(kind):
     fitted, queries = kind.fit(*draw_split()), draw_queries(n=20)
-    scores = fitted.candidate_scores(queries)
+    ranking = fitted.rank(queries)
+    scores = ranking.scores
     assert scores.dtype == np.float32
     for row, scale in zip(scores, fitted.scale(queries.uncertainty), strict=True):
         assert row.tolist() == [float(np.float32(k) / np.float32(scale)) for k in range(DEPTH)]
-    assert fitted.selection_score(queries, 3).tolist() == queries.uncertainty.tolist()
+    assert ranking.selection_score.tolist() == queries.uncertainty.tolist()
 
 
 def test_scores_start_at_zero_and_never_fall(score_function):
-    scores = score_function.candidate_scores(draw_queries())
+    scores = score_function.rank(draw_queries()).scores
     assert (scores.shape, scores.dtype) == ((404, DEPTH), np.float32)
     assert (scores[:, 0] == 0).all()
     assert (np.diff(scores, axis=1) >= 0).all()
@@ -101,7 +102,8 @@ def test_sizes_never_shrink_as_the_threshold_grows(score_function):
 def test_a_score_is_the_smallest_sufficient_threshold_within_a_thousandth(score_function, seed):
     queries = draw_queries(n=40, seed=seed)
     ranks = np.random.default_rng(seed).integers(2, DEPTH + 1, len(queries))
-    scores, needed = score_function.scores(queries, ranks), places(score_function, queries, ranks)
+    needed = places(score_function, queries, ranks)
+    scores = score_function.match_scores(queries, ranks)
     assert sum(place > 1 for place in needed) > 30
     for query, (place, score) in enumerate(zip(needed, scores.tolist(), strict=True)):
         one = queries[query : query + 1]
@@ -116,9 +118,9 @@ def test_the_score_of_a_rank_is_that_of_its_candidate_and_infinite_without_a_mat
     ranks = np.random.default_rng(4).integers(1, DEPTH + 1, len(queries)).astype(float)
     lost = np.arange(len(queries)) % 7 == 0
     needed = places(score_function, queries, ranks)
-    scores = score_function.candidate_scores(queries).tolist()
+    scores = score_function.rank(queries).scores.tolist()
     expected = [np.inf if lost[i] else scores[i][place - 1] for i, place in enumerate(needed)]
-    assert score_function.scores(queries, np.where(lost, np.inf, ranks)).tolist() == expected
+    assert score_function.match_scores(queries, np.where(lost, np.inf, ranks)).tolist() == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -173,21 +175,16 @@ def test_all_matches_are_fitted_like_the_first_ones(score_function):
     matches = np.arange(1, DEPTH + 1) == ranks[:, None]
     matches[:, 1:] |= matches[:, :-1]  # the other candidate of the same key
     fitted, queries = type(score_function).fit(results, matches), draw_queries()
-    np.testing.assert_array_equal(
-        fitted.candidate_scores(queries), score_function.candidate_scores(queries)
-    )
+    expected = score_function.rank(queries).scores
+    np.testing.assert_array_equal(fitted.rank(queries).scores, expected)
 
 
 def test_a_stored_state_gives_the_same_scores(score_function):
     state = {name: values.copy() for name, values in score_function.state().items()}
     restored, queries = type(score_function).from_state(state), draw_queries()
-    np.testing.assert_array_equal(
-        restored.candidate_scores(queries), score_function.candidate_scores(queries)
-    )
-    for size in (1, 4):
-        np.testing.assert_array_equal(
-            restored.selection_score(queries, size), score_function.selection_score(queries, size)
-        )
+    ranking, expected = restored.rank(queries), score_function.rank(queries)
+    np.testing.assert_array_equal(ranking.scores, expected.scores)
+    np.testing.assert_array_equal(ranking.selection_score, expected.selection_score)
 
 
 def test_an_unknown_score_function_is_refused_with_the_choices():

@@ -21,7 +21,7 @@ from rcir.risk import (
     fit_score_function,
     score_function_class,
 )
-from rcir.risk.fits import Fits
+from rcir.risk.selection import Fits
 
 ALPHAS = (0.05, 0.1, 0.2)
 FEW_WITHOUT_KEYS = ("constant", "minmax", "quantile", "learned")
@@ -152,9 +152,9 @@ def cross_fitted(kind, results, relevant):
         score_function = kind.fit(results[rest], relevant[rest])
         for i in range(fold, n, 5):
             one = results[i : i + 1]
-            columns = score_function.ordered(one)[1]
-            scores[i] = score_function.candidate_scores(one)[0]
-            matches[i] = relevant[i] if columns is None else relevant[i][columns[0]]
+            ranking = score_function.rank(one)
+            scores[i] = ranking.scores[0]
+            matches[i] = ranking.take(relevant[i : i + 1])[0]
     return scores, matches
 
 
@@ -173,7 +173,7 @@ def measure(scores, matches, totals, threshold, risk):
 @pytest.mark.parametrize("kind", [Constant, Quantile, MatchProbability])
 def test_cross_fitted_sets_are_compared_at_every_level(kind, risk, one_key):
     results, relevant, totals = one_key(120, 3)
-    _, compared = fit_score_function("auto", results, relevant, risk=risk, totals=totals)
+    _, compared = fit_score_function("auto", results, relevant, risk=risk, n_relevant=totals)
     sizes = compared[kind.name]
     scores, matches = cross_fitted(kind, results, relevant)
     thresholds = np.unique(scores[np.isfinite(scores)]).tolist()
@@ -192,7 +192,9 @@ def test_cross_fitted_sets_are_compared_at_every_level(kind, risk, one_key):
 @pytest.mark.parametrize("seed", range(3))
 def test_match_probability_is_chosen_where_candidates_are_informative(risk, seed, one_key):
     results, relevant, totals = one_key(400, seed)
-    score_function, sizes = fit_score_function("auto", results, relevant, risk=risk, totals=totals)
+    score_function, sizes = fit_score_function(
+        "auto", results, relevant, risk=risk, n_relevant=totals
+    )
     assert tuple(sizes) == ("constant", "minmax", "quantile", "match-probability")
     assert score_function.name == "match-probability"
     chosen, constant = sizes["match-probability"], sizes["constant"]
@@ -201,9 +203,7 @@ def test_match_probability_is_chosen_where_candidates_are_informative(risk, seed
     # Large sets are alike; where they must not be, it gives smaller ones, or some at all.
     assert min(ratios) < 0.9 or len(chosen) > len(constant)
     whole = MatchProbability.fit(results, relevant)
-    np.testing.assert_array_equal(
-        score_function.candidate_scores(results), whole.candidate_scores(results)
-    )
+    np.testing.assert_array_equal(score_function.rank(results).scores, whole.rank(results).scores)
 
 
 @pytest.mark.parametrize("risk", OTHER_RISKS)
@@ -238,18 +238,17 @@ def test_a_score_function_that_attains_more_levels_is_chosen():
 
 def test_misses_compare_every_suitable_score_function(one_key):
     results, relevant, totals = one_key(1000, 0)
-    score_function, sizes = fit_score_function("auto", results, relevant, totals=totals)
-    assert set(sizes) == set(SCORE_FUNCTIONS) - {"boosted"}  # for candidates without labels
+    score_function, sizes = fit_score_function("auto", results, relevant, n_relevant=totals)
+    assert set(sizes) == set(SCORE_FUNCTIONS)
     assert score_function.name == "reranked"  # the candidates tell which key is right
     means = {name: np.mean(np.log(list(of.values()))) for name, of in sizes.items()}
     assert means["reranked"] == min(means.values())
-    unlabelled = replace(results, keys=None)
-    _, many = fit_score_function("auto", unlabelled, relevant)
-    _, fewer = fit_score_function("auto", unlabelled[:999], relevant[:999])
-    assert set(many) - set(fewer) == {"boosted"}
+    unlabelled = replace(results, labels=None)
+    _, without = fit_score_function("auto", unlabelled, relevant)
+    assert set(sizes) - set(without) == {"reranked"}
     several = relevant.copy()
     several[0, :3] = True
-    results.keys[0, :3] = [0, 1, 2]
+    results.labels[0, :3] = [0, 1, 2]
     _, others = fit_score_function("auto", results[:200], several[:200])
     assert "reranked" not in others
 
@@ -270,12 +269,12 @@ def test_fits_shared_by_images_and_labels_equal_separate_fits(one_key):
     fits = Fits(split)
     for kind in (Learned, MatchProbability, Reranked):
         fits.fitted(kind)
-    fits.crossed(Reranked)
-    shared, separate = fits.distinct(), Fits(split.distinct())
+    fits.cross_fitted(Reranked)
+    shared, separate = fits.first_of_each_label(), Fits(split.first_of_each_label())
     for fold in (None, 0, 3):
         weights = [each.fitted(Reranked, fold).weights for each in (shared, separate)]
         np.testing.assert_allclose(*weights, rtol=1e-6, atol=1e-9)
-    scores = [each.crossed(Reranked).scores for each in (shared, separate)]
+    scores = [each.cross_fitted(Reranked).match_score for each in (shared, separate)]
     np.testing.assert_allclose(*scores, rtol=1e-6)
     for kind in (Learned, MatchProbability):
         weights = [each.fitted(kind).weights for each in (shared, separate)]
