@@ -1,4 +1,4 @@
-"""A retrieval problem of which everything is known, and the one check that all simulations make."""
+"""A retrieval problem with known risks, and the check that all simulations share."""
 
 from dataclasses import dataclass
 
@@ -10,15 +10,17 @@ from rcir.errors import RiskUnattainable
 from rcir.risk import (
     SCORE_FUNCTIONS,
     LabelledResults,
+    ScoredResults,
     ScoreFunction,
     SearchResults,
     fit_score_function,
+    score,
 )
-from rcir.risk.score_functions import TOLERANCE
+from rcir.risk.results import widened
 
-POPULATION, SPLIT, DEPTH, DRAWS, KEYS = 20_000, 400, 12, 2_000, 15
-# Without --full, a module takes one in so many of the draws that it names; FEWER of its own says
-# otherwise, where broken variants would not be noticed any more.
+POPULATION, SPLIT, DEPTH, DRAWS, LABELS = 20_000, 400, 12, 2_000, 15
+# Without --full, these constants of a module are divided by these numbers. A module that needs
+# more draws to notice a broken variant defines a FEWER of its own.
 FEWER = {"DRAWS": 4, "STREAMS": 4, "SAMPLES": 4}
 
 
@@ -38,50 +40,35 @@ def _fewer(request, full):
 
 
 @dataclass(frozen=True)
-class Queries:
-    """Labelled queries: their candidates, which of them match, and all matches in the gallery."""
-
-    results: SearchResults
-    relevant: np.ndarray
-    totals: np.ndarray
-
-    @property
-    def ranks(self):
-        return np.where(self.relevant.any(1), self.relevant.argmax(1) + 1.0, np.inf)
-
-    def __getitem__(self, rows):
-        return Queries(self.results[rows], self.relevant[rows], self.totals[rows])
-
-
-@dataclass(frozen=True)
 class World:
-    """A score function, the split that it was fitted on, and the queries there are, both as it
-    scores them.
-    """
+    """A score function, and the tuning split and the population scored by it."""
 
     score_function: ScoreFunction
-    tuning: LabelledResults
-    population: LabelledResults
+    tuning: ScoredResults
+    population: ScoredResults
 
 
 def draw_queries(n, seed):
-    """Skewed hardness, seen with noise; matches thin out along the ranks, one rival does not."""
+    """Draw labelled queries of skewed hardness, which the uncertainty shows with noise.
+
+    True matches become rarer along the ranks; the candidates of one wrong label do not.
+    """
     rng = np.random.default_rng(seed)
     hardness = rng.gamma(2.0, size=n)
     number = np.arange(1.0, DEPTH + 1)
     match = rng.uniform(size=(n, DEPTH)) < expit(3.5 - hardness[:, None] - 0.8 * np.log(number))
-    key = rng.integers(KEYS, size=(n, 1))
-    rival = (key + rng.integers(1, KEYS, size=(n, 1))) % KEYS
-    other = (key + rng.integers(1, KEYS, size=(n, DEPTH))) % KEYS
-    keys = np.where(match, key, np.where(rng.uniform(size=(n, DEPTH)) < 0.4, rival, other))
+    label = rng.integers(LABELS, size=(n, 1))
+    rival = (label + rng.integers(1, LABELS, size=(n, 1))) % LABELS
+    other = (label + rng.integers(1, LABELS, size=(n, DEPTH))) % LABELS
+    labels = np.where(match, label, np.where(rng.uniform(size=(n, DEPTH)) < 0.4, rival, other))
     results = SearchResults(
         hardness * rng.lognormal(sigma=0.3, size=n),
         DEPTH,
         distances=np.cumsum(rng.exponential(0.2 + 0.1 * hardness[:, None], (n, DEPTH)), axis=1),
-        keys=keys,
+        labels=labels,
         candidate_uncertainty=rng.gamma(2.0, size=(n, DEPTH)) - match,
     )
-    return Queries(results, match, match.sum(axis=1) + rng.poisson(1, n))
+    return LabelledResults.of(results, match, match.sum(axis=1) + rng.poisson(1, n))
 
 
 @pytest.fixture(scope="session")
@@ -97,30 +84,26 @@ def split():
 
 @pytest.fixture(scope="session")
 def everybody():
-    """The population that calibration queries are drawn from, and of which the risk is known."""
+    """The population that calibration queries are drawn from; its mean loss is the true risk."""
     return draw_queries(POPULATION, seed=0)
 
 
 @pytest.fixture(scope="session")
 def worlds(split, everybody):
-    """By name of the score function."""
+    """A world for each score function, by its name."""
 
     def world(name):
-        score_function, _ = fit_score_function(name, split.results, split.ranks)
-        tuning, population = (
-            LabelledResults.of(part.results, part.relevant, part.totals).scored(score_function)
-            for part in (split, everybody)
-        )
-        return World(score_function, tuning, population)
+        score_function, _ = fit_score_function(name, split, split.ranks)
+        return World(score_function, *(score(score_function, part) for part in (split, everybody)))
 
     return {name: world(name) for name in SCORE_FUNCTIONS}
 
 
 @pytest.fixture(scope="session")
 def draws(full):
-    """`draws(n)`: the rows of n calibration queries, drawn with replacement, DRAWS times.
+    """`draws(n)`: (DRAWS, n) rows of calibration queries, drawn with replacement.
 
-    Without --full, one in four times, or another share of them.
+    Without --full, DRAWS is divided by `one_in`.
     """
 
     def draws(n, seed=2, size=POPULATION, one_in=4):
@@ -131,51 +114,50 @@ def draws(full):
 
 
 @pytest.fixture(scope="session")
-def answers():
-    """Call `ask` on each controller; NaN if the request is unattainable."""
+def thresholds_of():
+    """`thresholds_of(certify, samples)`: a threshold of each sample, NaN if unattainable."""
 
-    def answers(ask, controllers, met=0.5):
-        found = []
-        for controller in controllers:
+    def thresholds_of(certify, samples, met=0.5):
+        thresholds = []
+        for sample in samples:
             try:
-                found.append(ask(controller))
+                thresholds.append(certify(sample))
             except RiskUnattainable:
-                found.append(np.nan)
-        assert np.isfinite(found).mean() > met, "too few requests are met to show anything"
-        return np.array(found)
+                thresholds.append(np.nan)
+        assert np.isfinite(thresholds).mean() > met, "too few requests are met to show anything"
+        return np.array(thresholds)
 
-    return answers
+    return thresholds_of
 
 
 @pytest.fixture(scope="session")
 def true_risk():
-    """`true_risk(labelled, risk)`: a function from thresholds to the exact mean loss of all
-    labelled results.
+    """`true_risk(scored, risk)`: a function from thresholds to the exact mean loss of all queries.
 
-    Of the sets that are given out, which hold what scores up to a tolerance more than threshold.
-    The loss of a query changes by a known amount at the score of each candidate, so that one sort
-    of all scores and the running sum of the changes give the risk of every threshold.
+    The loss is that of the sets that are returned, which include a tolerance. The loss of a query
+    changes by a known amount at the score of each candidate, so that one sort of all scores and
+    the running sum of the changes give the risk of every threshold.
     """
 
-    def true_risk(labelled, risk):
-        hits = np.cumsum(labelled.relevant, axis=1)
+    def true_risk(scored, risk):
+        hits = np.cumsum(scored.relevant, axis=1)
         losses = {
             "miss": (hits == 0).astype(float),
-            "recall": 1 - hits / np.maximum(labelled.totals, 1)[:, None],
+            "recall": 1 - hits / np.maximum(scored.n_relevant, 1)[:, None],
             "false-discovery": 1 - hits / np.arange(1, hits.shape[1] + 1),
         }[risk]
         changes = np.diff(losses, axis=1, prepend=0)
-        known = np.isfinite(labelled.candidate_scores)
-        order = np.argsort(labelled.candidate_scores[known])
-        all_scores = labelled.candidate_scores[known][order]
-        risks = np.concatenate([[0], np.cumsum(changes[known][order])]) / len(labelled)
+        finite = np.isfinite(scored.scores)
+        order = np.argsort(scored.scores[finite])
+        all_scores = scored.scores[finite][order]
+        risks = np.concatenate([[0], np.cumsum(changes[finite][order])]) / len(scored)
 
         def of(thresholds):
             thresholds = np.asarray(thresholds, np.float64)
-            largest = np.minimum(thresholds * (1 + TOLERANCE), np.finfo(np.float32).max)
-            place = np.searchsorted(all_scores, largest.astype(np.float32), side="right")
+            limits = np.minimum(widened(thresholds), np.finfo(np.float32).max)
+            places = np.searchsorted(all_scores, limits.astype(np.float32), side="right")
             # Rounded, so that a risk of exactly alpha is not above it.
-            return np.where(np.isnan(thresholds), np.nan, np.round(risks[place], 9))
+            return np.where(np.isnan(thresholds), np.nan, np.round(risks[places], 9))
 
         return of
 
@@ -184,10 +166,10 @@ def true_risk():
 
 @pytest.fixture(scope="session")
 def excess(full):
-    """Return how many standard errors the failure rate lies above `level`.
+    """`excess(failures, level)`: standard errors by which the failure rate lies above `level`.
 
-    A simulation asserts at most 3, that of a broken variant more than 3. Numbers in place of
-    failures are compared with `level` by their mean.
+    A simulation asserts at most 3, that of a broken variant more than 3. If the failures are
+    numbers, their mean is compared with `level`.
     """
 
     def excess(failures, level):

@@ -1,32 +1,31 @@
-"""Queries of which the risk at every threshold is known."""
+"""Scored queries whose risk is known at every threshold."""
 
 import numpy as np
 
-from rcir.risk import LabelledResults
+from rcir.risk import ScoredResults
 
 
-def labelled(candidate_scores, relevant, totals=None, uncertainty=None):
-    """Queries with these scores and matches; unless given, all of their matches are candidates."""
+def scored_queries(scores, relevant, n_relevant=None, uncertainty=None):
+    """Return queries with these scores; by default all of their matches are candidates."""
     ones = np.ones(len(relevant))
-    return LabelledResults.from_arrays(
-        {
-            "candidate_scores": np.asarray(candidate_scores, np.float32),
-            "relevant": relevant,
-            "totals": relevant.sum(axis=1) if totals is None else totals,
-            "uncertainty": ones if uncertainty is None else uncertainty,
-            "selection_score": ones,
-        }
+    return ScoredResults.of(
+        np.asarray(scores, np.float32),
+        relevant,
+        n_relevant=relevant.sum(axis=1) if n_relevant is None else n_relevant,
+        uncertainty=ones if uncertainty is None else uncertainty,
+        selection_score=ones,
     )
 
 
-def matched_at(scores, uncertainty=None):
-    """Queries whose second candidate is their only match, at these scores."""
-    candidate_scores = np.stack([np.zeros(len(scores)), scores], axis=1)
-    return labelled(candidate_scores, np.tile([False, True], (len(scores), 1)), None, uncertainty)
+def matched_at(match_scores, uncertainty=None):
+    """Return queries whose second candidate is their only match, at these scores."""
+    scores = np.stack([np.zeros(len(match_scores)), match_scores], axis=1)
+    relevant = np.tile([False, True], (len(scores), 1))
+    return scored_queries(scores, relevant, None, uncertainty)
 
 
 def first_matches_only(queries):
-    """The same queries with their first match alone: sets lack all or nothing."""
+    """Return the same queries with their first match alone: recall is 0 or 1."""
     first = queries.relevant & (np.cumsum(queries.relevant, axis=1) == 1)
     ones = np.ones(len(queries), np.int64)
-    return labelled(queries.candidate_scores, first, ones, queries.uncertainty)
+    return scored_queries(queries.scores, first, ones, queries.uncertainty)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rcir.risk import AbstentionController, LabelledResults, p_value
+from rcir.risk import ScoredResults, p_value, selective
 
 pytestmark = pytest.mark.statistical
 
@@ -11,18 +11,13 @@ N, DELTA, POPULATION = 300, 0.1, 20_000
 
 
 def answered(selection_score, missed):
-    """Queries that are missed or not, were they answered with their first candidate."""
-    return LabelledResults(
-        selection_score,
-        1,
-        relevant=~missed[:, None],
-        totals=(~missed).astype(int),
-        selection_score=selection_score,
-    )
+    """Return queries whose first candidate is wrong where they are missed."""
+    scores = np.zeros((len(missed), 1), np.float32)
+    return ScoredResults.of(scores, ~missed[:, None], selection_score=selection_score)
 
 
 def true_miss_rates(population, thresholds):
-    """(m,) the exact miss rate among the population's answers at (m,) thresholds."""
+    """(m,) exact miss rates among the answers to the population at (m,) thresholds."""
     order = np.argsort(population.selection_score)
     misses = np.concatenate([[0], np.cumsum(~population.relevant[order, 0])])
     counts = np.searchsorted(population.selection_score[order], thresholds, side="right")
@@ -31,45 +26,43 @@ def true_miss_rates(population, thresholds):
 
 @pytest.fixture(scope="module")
 def uninformative():
-    """A tuning split and a population whose selection score says nothing: all thresholds are
-    alike.
-    """
+    """A tuning split and a population whose selection score is independent of misses."""
     rng = np.random.default_rng(5)
     return [answered(rng.uniform(size=n), rng.uniform(size=n) < 0.2) for n in (400, POPULATION)]
 
 
 @pytest.fixture(scope="module")
-def failures(draws, answers):
-    """Return for each draw of queries whether the true miss rate of answers is above alpha."""
+def failures(draws, thresholds_of):
+    """For each draw of calibration queries, True if answers are missed more often than alpha."""
 
-    def failures(population, threshold, alpha, met=0.5):
-        thresholds = answers(threshold, (population[row] for row in draws(N)), met)
+    def failures(population, certify, alpha, met=0.5):
+        thresholds = thresholds_of(certify, (population[row] for row in draws(N)), met)
         return true_miss_rates(population, thresholds) > alpha
 
     return failures
 
 
 @pytest.mark.parametrize("alpha", [0.15, 0.2])
-# The other score functions rank queries as `constant` does.
+# With the other score functions, the order of the queries is that of `constant`.
 @pytest.mark.parametrize("name", ["constant", "learned"])
 def test_misses_among_answers_exceed_alpha_in_at_most_delta_of_the_calibrations(
     worlds, failures, excess, name, alpha
 ):
     tuning, population = worlds[name].tuning, worlds[name].population
 
-    def threshold(calibration):
-        return AbstentionController(calibration, tuning).threshold(alpha, DELTA)
+    def certify(calibration):
+        return selective(alpha, DELTA, calibration, tuning).selection_threshold
 
-    assert excess(failures(population, threshold, alpha), DELTA) <= 3
+    assert excess(failures(population, certify, alpha), DELTA) <= 3
 
 
-def test_an_uninformative_selection_score_seldom_seems_to_separate(uninformative, failures, excess):
+def test_an_uninformative_selection_score_seldom_seems_informative(uninformative, failures, excess):
     tuning, population = uninformative
 
-    def threshold(calibration):
-        return AbstentionController(calibration, tuning).threshold(0.19, DELTA)
+    def certify(calibration):
+        return selective(0.19, DELTA, calibration, tuning).selection_threshold
 
-    assert excess(failures(population, threshold, 0.19, met=0), DELTA) <= 3
+    assert excess(failures(population, certify, 0.19, met=0), DELTA) <= 3
 
 
 def test_the_best_of_all_thresholds_without_correction_would_be_noticed(
@@ -77,14 +70,14 @@ def test_the_best_of_all_thresholds_without_correction_would_be_noticed(
 ):
     _, population = uninformative
 
-    def threshold(calibration):
+    def certify(calibration):
         order = np.argsort(calibration.selection_score)
         misses = np.cumsum(~calibration.relevant[order, 0])
         values = [p_value(int(count), n, 0.19) for n, count in enumerate(misses, start=1)]
         certified = np.flatnonzero(np.array(values) <= DELTA)
         return calibration.selection_score[order][certified[-1]] if len(certified) else np.nan
 
-    assert excess(failures(population, threshold, 0.19, met=0), DELTA) > 3
+    assert excess(failures(population, certify, 0.19, met=0), DELTA) > 3
 
 
 def test_a_sequence_that_starts_where_the_calibration_queries_look_safest_would_be_noticed(
@@ -92,7 +85,7 @@ def test_a_sequence_that_starts_where_the_calibration_queries_look_safest_would_
 ):
     _, population = uninformative
 
-    def threshold(calibration):
-        return AbstentionController(calibration, calibration).threshold(0.19, DELTA)
+    def certify(calibration):
+        return selective(0.19, DELTA, calibration, calibration).selection_threshold
 
-    assert excess(failures(population, threshold, 0.19, met=0), DELTA) > 3
+    assert excess(failures(population, certify, 0.19, met=0), DELTA) > 3

@@ -1,16 +1,16 @@
-"""Calibration while labelled queries arrive: no moment to stop at is one too many."""
+"""Calibration while labelled queries arrive, stopped at any moment."""
 
 import numpy as np
 import pytest
 
 from rcir.errors import RiskUnattainable
 from rcir.risk import (
-    Constant,
-    MissController,
+    ScoredResults,
     allowed_misses,
     anytime_allowed_misses,
     anytime_miss_rate_bound,
     miss_rate_bound,
+    order_statistic,
 )
 
 pytestmark = pytest.mark.statistical
@@ -25,10 +25,10 @@ def scores():
 
 
 def ever_wrong(scores, alpha, allowed):
-    """Return whether the threshold after some number of queries has a risk above alpha.
+    """(streams,) True if the certified threshold ever has a risk above alpha.
 
-    It has if the scores from 1 - alpha on, which the threshold of risk alpha would not serve, are
-    at most as many as misses are allowed.
+    It has if the number of scores from 1 - alpha on, which are misses at the threshold of risk
+    alpha, is at most the number of allowed misses.
     """
     misses = np.cumsum(scores >= 1 - alpha, axis=1)
     return (misses <= [allowed(n) for n in range(1, scores.shape[1] + 1)]).any(axis=1)
@@ -42,30 +42,30 @@ def test_the_risk_is_ever_above_alpha_with_probability_delta_at_most(scores, exc
 
     wrong = ever_wrong(scores, alpha, allowed)
     assert excess(wrong, delta) <= 3
-    assert wrong.mean() > delta / 4  # looking often is not allowed for twice
+    assert wrong.mean() > delta / 4  # the bound is not needlessly wide
 
 
-def looks(scores, alpha, delta, anytime):
+def largest_risks(scores, alpha, delta, anytime):
     """(streams,) the risk at the moment when sets are smallest; 0 where nothing is certified."""
     numbers = np.unique(np.geomspace(20, 600, 25).astype(int))
     risks = np.zeros(len(scores))
     for stream, row in enumerate(scores):
         for n in numbers:
-            controller = MissController(Constant(), row[:n], depth=5)
+            calibration = ScoredResults(row[:n], depth=5)
             try:
-                threshold = controller.threshold(alpha, delta, anytime=anytime)
+                certificate = order_statistic(alpha, delta, calibration, anytime=anytime)
             except RiskUnattainable:
                 continue
-            risks[stream] = max(risks[stream], 1 - threshold)
+            risks[stream] = max(risks[stream], 1 - certificate.threshold)
     return risks
 
 
-def test_stopping_when_the_sets_are_smallest_keeps_the_promise(scores, excess):
-    assert excess(looks(scores, 0.15, 0.1, anytime=True) > 0.15, 0.1) <= 3
+def test_the_risk_holds_if_calibration_stops_when_the_sets_are_smallest(scores, excess):
+    assert excess(largest_risks(scores, 0.15, 0.1, anytime=True) > 0.15, 0.1) <= 3
 
 
-def test_stopping_a_plain_calibration_when_the_sets_are_smallest_would_be_noticed(scores, excess):
-    assert excess(looks(scores, 0.15, 0.1, anytime=False) > 0.15, 0.1) > 3
+def test_a_plain_calibration_that_stops_when_the_sets_are_smallest_would_be_noticed(scores, excess):
+    assert excess(largest_risks(scores, 0.15, 0.1, anytime=False) > 0.15, 0.1) > 3
 
 
 @pytest.mark.parametrize("alpha", [0.02, 0.1, 0.4])
@@ -77,12 +77,12 @@ def test_the_exact_bound_of_one_number_applied_at_every_number_would_be_noticed(
 
 
 def ever_below(scores, rate, bound):
-    """Return for each stream whether the bound of a miss rate is below it at any number."""
+    """(streams,) True if the bound of a miss rate is below it at any number of queries."""
     misses = np.cumsum(scores[:, :400] < rate, axis=1)
     wrong = np.zeros(STREAMS, bool)
     for n in range(1, 401):
         counts, where = np.unique(misses[:, n - 1], return_inverse=True)
-        few = counts[counts <= rate * n]  # of more misses no bound is below their share
+        few = counts[counts <= rate * n]  # with more misses, no bound is below the rate
         bounds = [bound(int(count), n, 0.1) for count in few]
         wrong |= np.append(bounds, np.ones(len(counts) - len(few)))[where] < rate
     return wrong

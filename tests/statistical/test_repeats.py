@@ -1,27 +1,24 @@
-"""The same picture twice voids the guarantee; without those that come twice it holds."""
+"""Duplicate images void the guarantee; without the duplicates it holds."""
 
 import numpy as np
 import pytest
 
 from rcir.errors import RiskUnattainable
-from rcir.risk import Learned, MissController
+from rcir.risk import Learned, ScoredResults, order_statistic
 
 pytestmark = pytest.mark.statistical
 
 N, ALPHA, DELTA = 300, 0.125, 0.1
 
 
+def certify(scores, alpha=ALPHA):
+    return order_statistic(alpha, DELTA, ScoredResults(scores, depth=12)).threshold
+
+
 @pytest.fixture(scope="module")
-def thresholds(worlds, answers):
-    """The calibrated threshold of each row of calibration scores."""
-    world = worlds["minmax"]
-    depth = world.population.candidate_scores.shape[1]
-
-    def thresholds(scores):
-        controllers = [MissController(world.score_function, np.sort(row), depth) for row in scores]
-        return answers(lambda controller: controller.threshold(ALPHA, DELTA), controllers)
-
-    return thresholds
+def thresholds(thresholds_of):
+    """The certified threshold of each row of calibration scores."""
+    return lambda scores: thresholds_of(certify, scores)
 
 
 @pytest.fixture(scope="module")
@@ -32,66 +29,64 @@ def risk(worlds, true_risk):
 
 @pytest.fixture(scope="module")
 def overlapping(queries, draws):
-    """Return for each draw whether the risk is above alpha, in two arrays.
+    """For each draw, True if the risk is above alpha, in two arrays.
 
-    The first is for calibration on the pictures of the tuning split, and the risk of all pictures;
-    the second for calibration on other pictures, each once, and the risk of all of these.
+    The first is for calibration on the images of the tuning split, and the risk of all images; the
+    second for calibration on other images, each once, and the risk of these.
     """
     alpha, n = 0.15, 60
-    pictures = queries(1_000, seed=3)
+    images = queries(1_000, seed=3)
 
-    def exceeds(score_function, calibration, asked):
-        controller = MissController(score_function, np.sort(calibration), pictures.results.depth)
+    def exceeds(calibration, in_use):
         try:
-            return bool(np.mean(asked > controller.threshold(alpha, DELTA)) > alpha)
+            return bool(np.mean(in_use > certify(calibration, alpha)) > alpha)
         except RiskUnattainable:
             return False
 
-    again, apart = [], []
+    repeated, distinct = [], []
     for tuned, drawn in zip(draws(n, 5, 1_000, 2), draws(n, 6, 1_000, 2), strict=True):
-        split = pictures[tuned]
-        score_function = Learned.fit(split.results, split.ranks)
-        scores = score_function.scores(pictures.results, pictures.ranks)
+        split = images[tuned]
+        scores = Learned.fit(split, split.ranks).match_scores(images, images.ranks)
         others = np.setdiff1d(np.arange(1_000), tuned)
-        again.append(exceeds(score_function, scores[tuned], scores))
-        apart.append(exceeds(score_function, scores[np.intersect1d(drawn, others)], scores[others]))
-    return np.array(again), np.array(apart)
+        repeated.append(exceeds(scores[tuned], scores))
+        distinct.append(exceeds(scores[np.intersect1d(drawn, others)], scores[others]))
+    return np.array(repeated), np.array(distinct)
 
 
 @pytest.mark.slow
-def test_the_pictures_of_the_tuning_split_calibrate_nothing(overlapping, excess):
-    again, apart = overlapping
-    assert excess(apart, DELTA) <= 3
-    assert excess(again, DELTA) > 3
+def test_calibration_on_images_of_the_tuning_split_would_be_noticed(overlapping, excess):
+    repeated, distinct = overlapping
+    assert excess(distinct, DELTA) <= 3
+    assert excess(repeated, DELTA) > 3
 
 
-def test_five_pictures_that_come_sixty_times_are_five(worlds, draws, thresholds, risk, excess):
-    scores = worlds["minmax"].population.scores[draws(5)]
+def test_five_images_that_occur_sixty_times_are_five(worlds, draws, thresholds, risk, excess):
+    scores = worlds["minmax"].population.match_score[draws(5)]
     assert excess(risk(thresholds(np.repeat(scores, N // 5, axis=1))) > ALPHA, DELTA) > 3
     with pytest.raises(RiskUnattainable):
-        MissController(worlds["minmax"].score_function, np.sort(scores[0]), 12).threshold(
-            ALPHA, DELTA
-        )
+        certify(scores[0])
 
 
-def test_pictures_may_come_twice_where_they_do_in_use(worlds, draws, thresholds, true_risk, excess):
-    """In use there are 50 pictures, and every query is one of them."""
+def test_images_may_recur_in_calibration_if_they_recur_in_use(
+    worlds, draws, thresholds, true_risk, excess
+):
+    """In use there are 50 images, and every query is one of them."""
     population = worlds["minmax"].population
     few = population[np.arange(50)]
-    found = thresholds(few.scores[draws(N, size=50)])
-    assert excess(true_risk(few, "miss")(found) > ALPHA, DELTA) <= 3
+    certified = thresholds(few.match_score[draws(N, size=50)])
+    assert excess(true_risk(few, "miss")(certified) > ALPHA, DELTA) <= 3
 
 
 @pytest.mark.parametrize("share", [0.1, 1.0])
-def test_pictures_of_the_gallery_find_themselves(
+def test_calibration_queries_that_are_in_the_gallery_would_be_noticed(
     worlds, everybody, draws, thresholds, risk, excess, share
 ):
-    """As calibration queries these are at rank 1; pictures to come are where they are."""
+    """Their match, the same image, is at rank 1."""
     world = worlds["minmax"]
-    own = np.random.default_rng(7).uniform(size=(len(draws(N)), N)) < share
-    ranked_first = world.score_function.scores(everybody.results, np.ones(len(everybody.ranks)))
-    scores = np.where(own, ranked_first[draws(N)], world.population.scores[draws(N)])
+    in_gallery = np.random.default_rng(7).uniform(size=(len(draws(N)), N)) < share
+    ranked_first = world.score_function.match_scores(everybody, np.ones(len(everybody)))
+    scores = np.where(in_gallery, ranked_first[draws(N)], world.population.match_score[draws(N)])
     assert excess(risk(thresholds(scores)) > ALPHA, DELTA) > 3
     if share < 1:
-        left = [row[~out] for row, out in zip(scores, own, strict=True)]
-        assert excess(risk(thresholds(left)) > ALPHA, DELTA) <= 3
+        others = [row[~out] for row, out in zip(scores, in_gallery, strict=True)]
+        assert excess(risk(thresholds(others)) > ALPHA, DELTA) <= 3

@@ -1,73 +1,76 @@
-"""Pictures that recur: calibrated in a batch, asked later one by one, with other last digits."""
+"""Images that recur, with scores that differ in the last digits from those of calibration."""
+
+from importlib import import_module
 
 import numpy as np
 import pytest
 
 from rcir.errors import RiskUnattainable
 from rcir.risk import (
-    AbstentionController,
-    JointController,
-    LabelledResults,
-    MissController,
-    MonotoneController,
     Quantile,
+    ScoredResults,
     SearchResults,
+    find_risk,
+    learn_then_test,
+    mean_loss,
+    order_statistic,
+    score_ranks,
+    selective,
 )
-from rcir.risk.score_functions import score_at_rank, set_sizes
+from rcir.risk.results import set_sizes
 
 pytestmark = pytest.mark.statistical
 
-DRAWS, PICTURES, N, DEPTH, DELTA = 2_000, 25, 1_000, 12, 0.1
-ALPHA = 0.215  # 5 of 25 pictures may be missed, half a picture more may not
-ASKED = np.array([-1, -0.5, 0.5, 1])  # times the noise: how far off the scores of an asking are
+DRAWS, IMAGES, N, DEPTH, DELTA = 2_000, 25, 1_000, 12, 0.1
+ALPHA = 0.215  # 5 of 25 images may be missed, but not 5.5
+ERRORS = np.array([-1, -0.5, 0.5, 1])  # relative errors of scores, in units of the noise
 NOISE = 1e-5
 FEWER = {"DRAWS": 2}
 
 
-def to_the_last_digit(candidate_scores, threshold):
-    """Set sizes that allow no tolerance: what `set_sizes` is not."""
-    return np.count_nonzero(candidate_scores <= np.float32(threshold), axis=1)
+def exact_sizes(scores, threshold):
+    """Broken: return set sizes without a tolerance."""
+    return np.count_nonzero(scores <= np.float32(threshold), axis=1)
 
 
 def risks(pool, threshold, noise, count):
-    """The exact risks where each picture is asked as often, each time as far off."""
-    candidate_scores = np.concatenate(
-        [pool.candidate_scores * (1 + noise * asked) for asked in ASKED]
-    )
-    relevant, totals = np.tile(pool.relevant, (len(ASKED), 1)), np.tile(pool.totals, len(ASKED))
-    sizes = count(candidate_scores.astype(np.float32), threshold)
+    """Return the exact risks if each image recurs equally often with each error."""
+    scores = np.concatenate([pool.scores * (1 + noise * error) for error in ERRORS])
+    relevant = np.tile(pool.relevant, (len(ERRORS), 1))
+    n_relevant = np.tile(pool.n_relevant, len(ERRORS))
+    sizes = count(scores.astype(np.float32), threshold)
     hits = (relevant & (np.arange(DEPTH) < sizes[:, None])).sum(axis=1)
     return {
         "miss": np.mean(hits == 0),
-        "recall": np.mean(1 - hits / np.maximum(totals, 1)),
+        "recall": np.mean(1 - hits / np.maximum(n_relevant, 1)),
         "false-discovery": np.mean(1 - hits / np.maximum(sizes, 1)),
     }
 
 
 @pytest.fixture(scope="module")
 def drawn():
-    """For each draw: its pictures, and which of them the tuning split and calibration take."""
+    """For each draw, its images, and the tuning and calibration queries among them."""
     rng = np.random.default_rng(0)
     return [
-        (rng.integers(20_000, size=PICTURES), *(rng.integers(PICTURES, size=n) for n in (100, N)))
+        (rng.integers(20_000, size=IMAGES), *(rng.integers(IMAGES, size=n) for n in (100, N)))
         for _ in range(DRAWS)
     ]
 
 
 @pytest.fixture(scope="module")
 def violated(worlds, drawn):
-    """Return for each draw whether a risk is above its alpha when calibration queries recur."""
+    """For each draw, True if a risk of recurring calibration queries is above its alpha."""
 
-    def violated(name, threshold_of, alphas, count=set_sizes, noise=NOISE):
+    def violated(name, certify, alphas, count=set_sizes, noise=NOISE):
         failed = np.zeros(DRAWS, bool)
         for draw, (rows, tuning, calibration) in enumerate(drawn):
             pool = worlds[name].population[rows]
             try:
-                threshold = threshold_of(pool[calibration], pool[tuning])
+                threshold = certify(pool[calibration], pool[tuning]).threshold
             except RiskUnattainable:
                 continue
-            found = risks(pool, threshold, noise, count)
-            failed[draw] = any(found[risk] > alpha + 1e-9 for risk, alpha in alphas.items())
+            exact = risks(pool, threshold, noise, count)
+            failed[draw] = any(exact[risk] > alpha + 1e-9 for risk, alpha in alphas.items())
         return failed
 
     return violated
@@ -77,115 +80,112 @@ def violated(worlds, drawn):
 @pytest.mark.parametrize(
     ("name", "alpha"), [("minmax", ALPHA), ("learned", ALPHA), ("reranked", 0.095)]
 )
-def test_pictures_asked_again_are_missed_as_seldom_as_promised(
-    violated, excess, name, alpha, noise
-):
-    def threshold(calibration, _):
-        return MissController(None, calibration.scores, DEPTH).threshold(alpha, DELTA)
+def test_the_miss_risk_of_recurring_images_holds(violated, excess, name, alpha, noise):
+    def certify(calibration, _):
+        return order_statistic(alpha, DELTA, calibration)
 
-    assert excess(violated(name, threshold, {"miss": alpha}, noise=noise), DELTA) <= 3
-    assert excess(violated(name, threshold, {"miss": alpha}, to_the_last_digit, noise), DELTA) > 3
+    assert excess(violated(name, certify, {"miss": alpha}, noise=noise), DELTA) <= 3
+    assert excess(violated(name, certify, {"miss": alpha}, exact_sizes, noise), DELTA) > 3
 
 
-def test_sets_of_pictures_asked_again_lack_no_more_matches(violated, excess):
-    def threshold(calibration, tuning):
-        return MonotoneController(calibration, tuning, "recall").threshold(0.5, DELTA)
+def test_the_recall_risk_of_recurring_images_holds(violated, excess):
+    def certify(calibration, tuning):
+        return mean_loss(find_risk("recall"), 0.5, DELTA, calibration, tuning)
 
-    assert excess(violated("reranked", threshold, {"recall": 0.5}), DELTA) <= 3
-    assert excess(violated("reranked", threshold, {"recall": 0.5}, to_the_last_digit), DELTA) > 3
+    assert excess(violated("reranked", certify, {"recall": 0.5}), DELTA) <= 3
+    assert excess(violated("reranked", certify, {"recall": 0.5}, exact_sizes), DELTA) > 3
 
 
-def test_several_risks_of_pictures_asked_again_hold_together(violated, excess, monkeypatch):
+@pytest.fixture
+def without_tolerance(monkeypatch):
+    """Break a module: compare with its values as they are, without a tolerance."""
+    return lambda module: monkeypatch.setattr(
+        import_module(f"rcir.risk.{module}"), "widened", lambda values: values
+    )
+
+
+def test_several_risks_of_recurring_images_hold_together(violated, excess, without_tolerance):
     alphas = {"miss": ALPHA, "false-discovery": 0.65}
 
-    def threshold(calibration, tuning):
-        few = tuning[:25]  # hence few thresholds to test
-        return JointController(calibration, few).threshold(alphas, DELTA)
+    def certify(calibration, tuning):  # few tuning queries, hence few thresholds to test
+        return learn_then_test(alphas, DELTA, calibration, tuning[:25])
 
-    assert excess(violated("learned", threshold, alphas), DELTA) <= 3
-    monkeypatch.setattr("rcir.risk.joint.widened", lambda thresholds: thresholds)
-    assert excess(violated("learned", threshold, alphas, to_the_last_digit), DELTA) > 3
+    assert excess(violated("learned", certify, alphas), DELTA) <= 3
+    without_tolerance("learn_then_test")
+    assert excess(violated("learned", certify, alphas, exact_sizes), DELTA) > 3
 
 
 def answered_wrongly(alpha):
-    """Return for each draw of pictures that recur whether too many answers to them are wrong.
+    """For each draw of recurring images, True if too many answers to them are wrong.
 
     The second-to-last query by selection score is correct and frequent; the last is wrong and
-    frequent. A threshold between them answers the former in a batch; to the last digit, it answers
-    it half as often in a request of its own.
+    frequent. In a batch, a threshold between them answers the former. Without a tolerance, it
+    answers only half of the single queries with the former.
     """
     failed, rng = np.zeros(DRAWS, bool), np.random.default_rng(1)
-    weight = np.array([0.35 / (PICTURES - 2)] * (PICTURES - 2) + [0.35, 0.3])
+    weight = np.array([0.35 / (IMAGES - 2)] * (IMAGES - 2) + [0.35, 0.3])
     for draw in range(DRAWS):
-        selection_score = np.sort(rng.gamma(2.0, size=PICTURES))
-        missed = np.append(rng.uniform(size=PICTURES - 2) < 0.3, [False, True])
+        selection_score = np.sort(rng.gamma(2.0, size=IMAGES))
+        missed = np.append(rng.uniform(size=IMAGES - 2) < 0.3, [False, True])
         split, calibration = (
-            LabelledResults(
-                selection_score[some],
-                1,
-                relevant=~missed[some, None],
-                totals=np.ones(len(some), int),
+            ScoredResults.of(
+                np.zeros((len(some), 1), np.float32),
+                ~missed[some, None],
                 selection_score=selection_score[some],
             )
-            for some in (rng.choice(PICTURES, n, p=weight) for n in (200, N))
+            for some in (rng.choice(IMAGES, n, p=weight) for n in (200, N))
         )
         try:
-            threshold = AbstentionController(calibration, split).threshold(alpha, DELTA)
+            threshold = selective(alpha, DELTA, calibration, split).selection_threshold
         except RiskUnattainable:
             continue
-        asked = weight * np.mean(
-            selection_score[:, None] * (1 + NOISE * ASKED) <= threshold, axis=1
+        answers = weight * np.mean(
+            selection_score[:, None] * (1 + NOISE * ERRORS) <= threshold, axis=1
         )
-        failed[draw] = asked @ missed / max(asked.sum(), 1e-12) > alpha + 1e-9
+        failed[draw] = answers @ missed / max(answers.sum(), 1e-12) > alpha + 1e-9
     return failed
 
 
-def test_answers_to_pictures_asked_again_are_wrong_as_seldom_as_promised(excess, monkeypatch):
+def test_the_risk_among_answers_to_recurring_images_holds(excess, without_tolerance):
     assert excess(answered_wrongly(0.2), DELTA) <= 3
-    monkeypatch.setattr("rcir.risk.risks.abstention.widened", lambda thresholds: thresholds)
+    without_tolerance("learn_then_test")
     assert excess(answered_wrongly(0.2), DELTA) > 3
 
 
 @pytest.fixture(scope="module")
-def in_the_split(everybody, drawn):
-    """Return for each draw whether queries in both tuning and calibration split miss too often."""
+def in_both_splits(everybody, drawn):
+    """For each draw, True if images of the tuning and the calibration split miss too often."""
 
-    def in_the_split():
+    def in_both_splits():
         failed = np.zeros(DRAWS, bool)
         for draw, (rows, tuning, calibration) in enumerate(drawn):
-            ranks, uncertainty = everybody.ranks[rows], everybody.results.uncertainty[rows]
+            ranks, uncertainty = everybody.ranks[rows], everybody.uncertainty[rows]
             score_function = Quantile(np.sort(uncertainty[tuning]))
-            scores = score_function.scores(SearchResults(uncertainty, DEPTH), ranks)
+            scored = score_ranks(score_function, SearchResults(uncertainty, DEPTH), ranks)
             try:
-                threshold = MissController(score_function, scores[calibration], DEPTH).threshold(
-                    ALPHA, DELTA
-                )
+                threshold = order_statistic(ALPHA, DELTA, scored[calibration]).threshold
             except RiskUnattainable:
                 continue
-            again = [SearchResults(uncertainty * (1 + NOISE * asked), DEPTH) for asked in ASKED]
+            again = [SearchResults(uncertainty * (1 + NOISE * error), DEPTH) for error in ERRORS]
             missed = [score_function.sizes(queries, threshold) < ranks for queries in again]
             failed[draw] = np.mean(missed) > ALPHA
         return failed
 
-    return in_the_split
+    return in_both_splits
 
 
-def test_pictures_of_the_tuning_split_are_scaled_alike_when_they_are_asked_again(
-    in_the_split, excess, monkeypatch
+def test_recurring_images_of_the_tuning_split_are_scaled_alike(
+    in_both_splits, excess, without_tolerance
 ):
-    assert excess(in_the_split(), DELTA) <= 3
-    monkeypatch.setattr("rcir.risk.score_functions.widened", lambda values: values)
-    assert excess(in_the_split(), DELTA) > 3
+    assert excess(in_both_splits(), DELTA) <= 3
+    without_tolerance("score_functions")
+    assert excess(in_both_splits(), DELTA) > 3
 
 
-@pytest.mark.parametrize("name", ["minmax", "learned", "boosted", "reranked"])
-def test_the_tolerance_makes_sets_larger_by_less_than_half_a_percent(worlds, name):
+@pytest.mark.parametrize("name", ["minmax", "learned", "reranked"])
+def test_the_tolerance_enlarges_sets_by_less_than_half_a_percent(worlds, name):
     population = worlds[name].population
-    all_scores = population.candidate_scores[np.isfinite(population.candidate_scores)]
-    for threshold in np.quantile(
-        score_at_rank(population.candidate_scores, population.ranks), [0.8, 0.85, 0.9]
-    ):
-        exact = np.searchsorted(np.sort(all_scores), np.float32(threshold), side="right") / len(
-            population
-        )
-        assert set_sizes(population.candidate_scores, float(threshold)).mean() <= 1.005 * exact
+    all_scores = np.sort(population.scores[np.isfinite(population.scores)])
+    for threshold in np.quantile(population.match_score, [0.8, 0.85, 0.9]):
+        exact = np.searchsorted(all_scores, np.float32(threshold), side="right") / len(population)
+        assert population.sizes(float(threshold)).mean() <= 1.005 * exact

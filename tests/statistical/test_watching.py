@@ -1,4 +1,4 @@
-"""Monitors in use: false alarms are as rare as promised, and increased risks are detected."""
+"""Monitors: false alarms are rare enough, and increased risks are detected."""
 
 from dataclasses import replace
 from functools import cache
@@ -22,14 +22,14 @@ LENGTHS = {"misses": 1_000, "shares": 1_000, "waves": 1_000}
 
 
 def streams(source, risk):
-    """Losses of this mean, one stream of queries after the other."""
+    """Yield streams of losses with this mean."""
     rng = np.random.default_rng(0)
     for _ in range(STREAMS):
         if source == "misses":
             yield rng.uniform(size=LENGTHS[source]) < risk
-        elif source == "shares":  # losses in between, as of recall
+        elif source == "shares":  # losses between 0 and 1, as of recall
             yield rng.binomial(3, risk, LENGTHS[source]) / 3
-        else:  # of this mean only after easier ones, which make it look like a rise
+        else:  # this mean alternates with a lower one, which makes it look like a rise
             yield rng.uniform(size=LENGTHS[source]) < np.repeat([risk / 10, risk], 100)[ROUND]
 
 
@@ -37,7 +37,7 @@ ROUND = np.arange(LENGTHS["waves"]) % 200
 
 
 def watched(losses):
-    """The monitors that have seen the streams."""
+    """Return a monitor of each stream, updated with it."""
     monitors = []
     for stream in losses:
         monitors.append(RiskMonitor(ALPHA))
@@ -46,7 +46,7 @@ def watched(losses):
 
 
 @pytest.mark.parametrize("source", LENGTHS)
-def test_a_kept_promise_raises_an_alarm_with_probability_level_at_most(excess, source):
+def test_a_risk_of_alpha_raises_an_alarm_with_probability_at_most_level(excess, source):
     monitors = watched(streams(source, ALPHA))
     for level in (0.01, 0.05, 0.1, 0.3):
         alarms = [replace(monitor, level=level).alarm for monitor in monitors]
@@ -54,9 +54,9 @@ def test_a_kept_promise_raises_an_alarm_with_probability_level_at_most(excess, s
 
 
 @pytest.mark.parametrize("source", ["misses", "shares"])
-def test_a_broken_promise_raises_the_alarm(source):
-    seen = watched(stream[:500] for stream in streams(source, 0.2))
-    assert np.mean([monitor.alarm for monitor in seen]) > 0.99
+def test_a_risk_above_alpha_raises_the_alarm(source):
+    monitors = watched(stream[:500] for stream in streams(source, 0.2))
+    assert np.mean([monitor.alarm for monitor in monitors]) > 0.99
 
 
 def test_a_fixed_sample_test_at_every_query_would_be_noticed(excess):
@@ -68,8 +68,8 @@ def test_a_fixed_sample_test_at_every_query_would_be_noticed(excess):
     assert excess(wrong, 0.05) > 3
 
 
-def test_bets_that_are_not_paid_for_would_be_noticed(excess):
-    """A bet of 1 from each query on is worth n after n queries, at no risk above alpha."""
+def test_bets_without_a_stake_would_be_noticed(excess):
+    """A bet of 1 that starts at each query has a total wealth of n after n queries."""
     wrong = []
     for stream in streams("misses", ALPHA):
         detector = ChangeDetector(ALPHA, mean_time=1 / 0.05)
@@ -78,7 +78,7 @@ def test_bets_that_are_not_paid_for_would_be_noticed(excess):
 
 
 def without_restarts(losses):
-    """Return whether a single bet, uniform over the risks above alpha, ever has a wealth of 100."""
+    """Return True if one bet, uniform over the risks above alpha, ever has a wealth of 100."""
     n, total = np.arange(1, len(losses) + 1), np.cumsum(losses)
     with np.errstate(divide="ignore"):
         above = np.log(betaincc(total + 1, n - total + 1, ALPHA))
@@ -103,7 +103,7 @@ MEAN_TIME = 200
 
 @pytest.fixture(scope="module")
 def false_alarms():
-    """For each of 2,000 streams at alpha, when the mean and when the best of the bets says so."""
+    """(2, 2,000) queries until the alarm of the mean, and of the best, of the bets at alpha."""
     rng, risks = np.random.default_rng(2), ALPHA ** (1 - (np.arange(1, 12) / 12) ** 2)
     bets = np.zeros((STREAMS, len(risks)))
     stopped = np.zeros((2, STREAMS), int)
@@ -113,28 +113,28 @@ def false_alarms():
         for row, wealth in enumerate((bets.mean(axis=1), bets.max(axis=1))):
             stopped[row, (stopped[row] == 0) & (wealth >= MEAN_TIME)] = n
         bets[stopped.all(axis=0)] = 0
-    stopped[stopped == 0] = 4_000  # at least
+    stopped[stopped == 0] = 4_000  # a lower bound
     return stopped
 
 
-def test_false_alarms_of_a_detector_are_as_far_apart_as_promised(excess):
-    """In one stream that goes on after each alarm; queries are seen 50 at a time."""
+def test_the_mean_time_between_false_alarms_of_a_detector_holds(excess):
+    """One stream continues after each alarm; queries arrive 50 at a time."""
     rng, detector, apart = np.random.default_rng(3), ChangeDetector(ALPHA, MEAN_TIME), []
     while len(apart) < 2_000:
         if detector.update(rng.uniform(size=50) < ALPHA):
-            apart.append(detector.n - 49.0)  # the alarm was at one of the 50, at least the first
+            apart.append(detector.n - 49.0)  # the alarm came at the first of the 50 or later
             detector.reset()
     assert excess(-np.array(apart), -MEAN_TIME) <= 3
 
 
-def test_a_detector_by_hand_agrees_and_the_best_bet_alone_would_be_noticed(excess, false_alarms):
+def test_a_naive_detector_agrees_and_the_best_bet_alone_would_be_noticed(excess, false_alarms):
     mean, best = false_alarms
     assert excess(-mean.astype(float), -MEAN_TIME) <= 3
     assert excess(-best.astype(float), -MEAN_TIME) > 3
 
 
 @pytest.mark.parametrize("before", [0, 10_000])
-def test_a_detector_tells_a_rise_whenever_it_comes(before):
+def test_a_detector_detects_a_late_rise(before):
     rng, alarms = np.random.default_rng(4), []
     for _ in range(100):
         detector = ChangeDetector(ALPHA, mean_time=100_000)
@@ -143,17 +143,17 @@ def test_a_detector_tells_a_rise_whenever_it_comes(before):
     assert np.mean(alarms) > 0.5
 
 
-def scored(rng, factor, n):
-    """Queries whose scores are uniform up to a factor; the uncertainty says nothing of them."""
+def uniform_queries(rng, factor, n):
+    """Return queries with scores that are uniform up to a factor and independent uncertainties."""
     return matched_at(factor * rng.uniform(size=n), rng.normal(size=n))
 
 
 @pytest.fixture(scope="module")
 def compared(worlds, draws):
-    """For each draw, the test of 150 calibration against 80 recent queries."""
+    """For each draw, the test of 150 calibration queries against 80 recent queries."""
 
     def compared(source):
-        smooth = scored(np.random.default_rng(8), 1.0, 20_000)
+        smooth = uniform_queries(np.random.default_rng(8), 1.0, 20_000)
         population = worlds["learned"].population if source == "retrieval" else smooth
         pairs = zip(draws(150, seed=6), draws(80, seed=7), strict=True)
         return [check_exchangeability(population[old], population[new]) for old, new in pairs]
@@ -163,7 +163,7 @@ def compared(worlds, draws):
 
 @pytest.mark.parametrize("source", ["retrieval", "smooth"])
 @pytest.mark.parametrize("level", [0.01, 0.05, 0.2])
-def test_queries_of_one_source_are_told_apart_with_probability_level_at_most(
+def test_queries_of_one_source_are_contradicted_with_probability_at_most_level(
     compared, excess, level, source
 ):
     assert excess([test.contradicted(level) for test in compared(source)], level) <= 3
@@ -174,58 +174,58 @@ def test_the_smaller_of_two_p_values_without_correction_would_be_noticed(compare
     assert excess(wrong, 0.2) > 3
 
 
-def test_harder_queries_than_the_calibration_queries_are_told_apart(worlds, draws):
+def test_harder_queries_than_the_calibration_queries_are_detected(worlds, draws):
     population = worlds["learned"].population
     hard = np.flatnonzero(population.uncertainty > np.quantile(population.uncertainty, 0.5))
-    found = [
+    contradicted = [
         check_exchangeability(population[old], population[hard[new]]).contradicted()
         for old, new in zip(draws(150)[:200], draws(80, size=len(hard))[:200], strict=True)
     ]
-    assert np.mean(found) > 0.99
+    assert np.mean(contradicted) > 0.99
 
 
-ASKED, RECENT = 0.1, 200
+CERTIFIED, RECENT = 0.1, 200
 
 
 @pytest.fixture(scope="module")
-def answered():
-    """`answered(risk)`: 2,000 checks of 200 recent queries of this risk at the certified threshold.
+def checks_of():
+    """`checks_of(risk)`: 2,000 checks of 200 recent queries with this risk at the threshold.
 
     The scores of 1,000 calibration queries are uniform; those of recent queries are too, or larger
-    by a factor. Only calibrations that keep the promise count: of others the risk is above alpha.
+    by a factor. Calibrations whose certificate does not hold are left out.
     """
 
-    def answered(risk):
+    def checks_of(risk):
         rng, checks = np.random.default_rng(9), []
-        allowed = allowed_misses(1000, ASKED, 0.1)
+        allowed = allowed_misses(1000, CERTIFIED, 0.1)
         while len(checks) < STREAMS:
-            calibration = scored(rng, 1.0, 1000)
-            threshold = float(np.sort(calibration.scores)[-1 - allowed])
-            if threshold >= 1 - ASKED:
+            calibration = uniform_queries(rng, 1.0, 1000)
+            threshold = float(np.sort(calibration.match_score)[-1 - allowed])
+            if threshold >= 1 - CERTIFIED:
                 factor = 1.0 if risk is None else threshold / (1 - risk)
-                recent = scored(rng, factor, RECENT)
+                recent = uniform_queries(rng, factor, RECENT)
                 checks.append(
-                    check_exchangeability(calibration, recent, certified=(threshold, ASKED))
+                    check_exchangeability(calibration, recent, certified=(threshold, CERTIFIED))
                 )
         return checks
 
-    return cache(answered)
+    return cache(checks_of)
 
 
 @pytest.mark.parametrize("level", [0.01, 0.05, 0.2])
-def test_a_kept_promise_is_contradicted_with_probability_level_at_most(answered, excess, level):
-    checks = answered(None)
+def test_a_valid_certificate_is_seldom_contradicted(checks_of, excess, level):
+    checks = checks_of(None)
     assert excess([check.contradicted(level) for check in checks], level) <= 3
     assert excess([check.p_values["risk"] <= level for check in checks], level) <= 3
 
 
-def test_the_smallest_of_three_p_values_would_be_noticed(answered, excess):
-    wrong = [min(check.p_values.values()) <= 0.2 for check in answered(None)]
+def test_the_smallest_of_three_p_values_would_be_noticed(checks_of, excess):
+    wrong = [min(check.p_values.values()) <= 0.2 for check in checks_of(None)]
     assert excess(wrong, 0.2) > 3
 
 
-def test_200_queries_detect_twice_the_risk(answered):
-    checks = answered(0.2)
+def test_200_queries_detect_twice_the_risk(checks_of):
+    checks = checks_of(0.2)
     assert np.mean([check.misses for check in checks]) == pytest.approx(40, abs=0.5)
     assert np.mean([check.contradicted() for check in checks]) >= 0.9
     without = [2 * min(check.p_values["uncertainty"], check.p_values["score"]) for check in checks]
