@@ -1,4 +1,4 @@
-"""Retrieval problems of which everything is known: what a simulation calibrates on."""
+"""Retrieval problems with known risks, for simulations of calibration."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from scipy.special import expit
 
 from rcir.errors import RiskUnattainable
 from rcir.risk import (
-    RISKS,
     LabelledResults,
     Request,
-    RiskController,
     SearchResults,
+    certify,
+    find_risk,
     fit_score_function,
+    score,
 )
-from rcir.metrics.labels import take_columns
-from rcir.risk.results import TOLERANCE
+from rcir.risk.results import widened
 
 POPULATION, SPLIT, TUNING = 4_000, 300, 60
 LARGEST = float(np.finfo(np.float32).max)
@@ -31,36 +31,31 @@ Generator = np.random.Generator
 
 
 class World:
-    """A population scored by a score function, a tuning split, and the exact risk of every
-    threshold.
-    """
+    """A population scored by a score function, its tuning split, and the exact risks."""
 
-    def __init__(self, name: str, results: SearchResults, relevant: NDArray[np.bool_]) -> None:
-        split, rest = slice(0, SPLIT), slice(SPLIT, None)
-        self.score_function, _ = fit_score_function(name, results[split], relevant[split])
+    def __init__(self, name: str, labelled: LabelledResults) -> None:
+        split, rest = labelled[:SPLIT], labelled[SPLIT:]
+        self.score_function, _ = fit_score_function(name, split, split.relevant)
         self.tuning, self.population = (
-            LabelledResults.of(results[rows], relevant[rows], relevant[rows].sum(axis=1)).scored(
-                self.score_function
-            )
-            for rows in (slice(0, TUNING), rest)
+            score(self.score_function, part) for part in (split[:TUNING], rest)
         )
-        hard = self.population.uncertainty
+        hard = self.population.require("uncertainty")
         self.groups = (1 * (hard > np.median(hard)) + (hard > np.quantile(hard, 0.8))).astype(str)
         self.names = sorted(set(self.groups.tolist()))
 
     def risk(self, risk: str, thresholds: Any, rows: Any = slice(None)) -> Array:
-        """(n,) the mean loss of all, or of some rows, at (n,) thresholds; NaN where these are."""
+        """(n,) mean losses of all or some rows at (n,) thresholds; NaN where these are."""
         thresholds = np.atleast_1d(np.asarray(thresholds, np.float64))
-        known, where = np.unique(thresholds[~np.isnan(thresholds)], return_inverse=True)
-        losses = RISKS[risk].losses(
-            self.population[rows], np.minimum(known * (1 + TOLERANCE), LARGEST)
-        )
-        found = np.full(thresholds.shape, np.nan)
-        found[~np.isnan(thresholds)] = losses.mean(axis=0).round(9)[where]
-        return found
+        certified = ~np.isnan(thresholds)
+        distinct, where = np.unique(thresholds[certified], return_inverse=True)
+        limits = np.minimum(widened(distinct), LARGEST)
+        losses = find_risk(risk).losses(self.population[rows], limits)
+        risks = np.full(thresholds.shape, np.nan)
+        risks[certified] = losses.mean(axis=0).round(9)[where]
+        return risks
 
     def level(self, risk: str, rng: Generator, rows: Any = slice(None)) -> float:
-        """An alpha that the largest or the smallest sets meet, not far from .05 to .3."""
+        """Return an alpha near .05 to .3 that the largest or the smallest sets satisfy."""
         ends = self.risk(risk, [0.0, LARGEST], rows)
         least = max(0.05, float(ends.min()) + 0.02)
         most = min(max(0.3, least + 0.1), max(float(ends.max()), least + 0.01))
@@ -69,59 +64,50 @@ class World:
     def thresholds(
         self, draws: NDArray[np.int64], requests: Sequence[Request], clusters: Any = None
     ) -> Array:
-        """(requests, draws) what each calibration certifies; NaN where it refuses.
+        """(requests, draws) certified thresholds of each calibration; NaN if unattainable.
 
         Args:
             draws: (draws, n) rows of the population.
             requests: to each of the calibrations.
             clusters: (n,) of the queries, if they come in clusters.
         """
-        tuning = self.tuning
+        tuning, cluster = self.tuning, None if clusters is None else "video"
         if clusters is not None:
-            tuning = replace(tuning, clusters=np.arange(TUNING) // 3, cluster="video")
-        found = np.full((len(requests), len(draws)), np.nan)
+            tuning = replace(tuning, clusters=np.arange(TUNING) // 3, cluster=cluster)
+        thresholds = np.full((len(requests), len(draws)), np.nan)
         for draw, rows in enumerate(draws):
-            controller = RiskController(
-                self.score_function,
-                tuning,
-                replace(
-                    self.population[rows],
-                    groups=self.groups[rows],
-                    clusters=clusters,
-                    cluster=None if clusters is None else "video",
-                ),
+            calibration = replace(
+                self.population[rows], groups=self.groups[rows], clusters=clusters, cluster=cluster
             )
             for number, request in enumerate(requests):
                 with suppress(RiskUnattainable):
-                    found[number, draw] = controller.decide(request).threshold
-        return found
+                    thresholds[number, draw] = certify(request, calibration, tuning).threshold
+        return thresholds
 
 
 def drawn_world(name: str, rng: Generator, distinct: bool = False) -> World:
-    """A random population, in sets of distinct keys if asked for."""
-    n, depth, keys = SPLIT + POPULATION, int(rng.integers(4, 16)), int(rng.integers(4, 40))
+    """Draw a population; with `distinct`, candidates have distinct labels."""
+    n, depth, labels = SPLIT + POPULATION, int(rng.integers(4, 16)), int(rng.integers(4, 40))
     hardness = rng.gamma(rng.uniform(0.7, 4), size=n)
     hardness *= rng.uniform(1, 2) / hardness.mean()
     number = np.arange(1.0, depth + 1)
     logit = rng.uniform(2.5, 4.0) - hardness[:, None] - rng.uniform(0, 1) * np.log(number)
     match = rng.uniform(size=(n, depth)) < expit(logit)
-    key = rng.integers(keys, size=(n, 1))
-    shown = np.where(match, key, (key + rng.integers(1, keys, size=(n, depth))) % keys)
+    label = rng.integers(labels, size=(n, 1))
+    found = np.where(match, label, (label + rng.integers(1, labels, size=(n, depth))) % labels)
     distances = np.cumsum(rng.exponential(0.2 + 0.1 * hardness[:, None], (n, depth)), axis=1)
     uncertainty = hardness * rng.lognormal(sigma=rng.uniform(0.1, 1), size=n)
     if rng.uniform() < 0.5:  # ties
         uncertainty, distances = np.ceil(4 * uncertainty) / 4, np.ceil(8 * distances) / 8
     if rng.uniform() < 0.3:  # a gallery in which some queries have fewer candidates
         beyond = number > rng.integers(2, depth + 1, size=(n, 1)) + depth // 2
-        distances[beyond], shown[beyond], match[beyond] = np.inf, -1, False
-    results = SearchResults(uncertainty, depth, distances, shown)
-    if distinct:
-        results, columns = results.distinct(), results.key_columns
-        match = take_columns(match, columns, False)
-    return World(name, results, match)
+        distances[beyond], found[beyond], match[beyond] = np.inf, -1, False
+    results = SearchResults(uncertainty, depth, distances, found)
+    labelled = LabelledResults.of(results, match, match.sum(axis=1))
+    return World(name, labelled.first_of_each_label() if distinct else labelled)
 
 
 def rows_of(rng: Generator, draws: int, least: int, most: int) -> NDArray[np.int64]:
-    """(draws, n) rows of a population, n between two numbers, log-uniform."""
+    """(draws, n) rows of a population; n is log-uniform between two numbers."""
     n = round(float(np.exp(rng.uniform(np.log(least), np.log(most)))))
     return rng.integers(POPULATION, size=(draws, n))

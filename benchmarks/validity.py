@@ -1,11 +1,11 @@
-"""Whether every kind of guarantee holds: the share of calibrations whose risk exceeds alpha.
+"""Violations of every kind of guarantee: the share of calibrations whose risk exceeds alpha.
 
-Populations of queries are drawn by the seed: how hard queries are and how well that shows, depth,
-keys, ties, galleries with fewer candidates; each with a score function fitted on queries of its
-own. For every mode, calibration queries are drawn from each of them with replacement, so that the
-risk of what is certified is known exactly, of sets as they are given out. A refusal violates
-nothing. The excess is the share of violations minus delta; on average, it is the mean risk minus
-alpha.
+The seed decides the populations of queries: hardness, how well the uncertainty shows it, depth,
+labels, ties, and galleries with fewer candidates. Each has a score function that is fitted on
+separate queries. For every mode, calibration queries are drawn from the population with
+replacement, so that the risk of a certified threshold is known exactly, for the sets that are
+returned. An unattainable request violates nothing. The excess is the share of violations minus
+delta; for guarantees on average, it is the mean risk minus alpha.
 """
 
 from __future__ import annotations
@@ -19,27 +19,29 @@ from populations import POPULATION, Array, Generator, World, drawn_world, rows_o
 
 from rcir.errors import RiskUnattainable
 from rcir.risk import (
-    AbstentionController,
+    SCORE_FUNCTIONS,
     Certified,
-    MissController,
+    MatchProbability,
     Request,
     anytime_allowed_misses,
     corrected,
+    order_statistic,
+    selective,
     smallest_certified,
 )
-from rcir.risk.choice import KNOWN
 from rcir.risk.results import set_sizes
 
 DELTA = 0.1
-PICTURES, ASKED = 25, np.array([-1, -0.5, 0.5, 1])  # of those that recur; times the noise
+IMAGES, ERRORS = 25, np.array([-1, -0.5, 0.5, 1])  # recurring images; errors in units of the noise
+NAMES = (*SCORE_FUNCTIONS, MatchProbability.name)
 
 
 def above(risks: Array, alpha: float | Array) -> Array:
-    """1 where a risk is above alpha, 0 where not, NaN where there was no certificate."""
+    """Return 1 where a risk is above alpha, 0 where it is not, NaN without a certificate."""
     return np.where(np.isnan(risks), np.nan, risks > alpha)
 
 
-# Modes: of a world, a generator and a number of draws to (draws,) violations, NaN where refused.
+# A mode returns (draws,) violations in a world, NaN where a request is unattainable.
 
 
 def single_risk(risk: str, most: int) -> Callable[[World, Generator, int], Array]:
@@ -64,18 +66,20 @@ def joint(world: World, rng: Generator, draws: int) -> Array:
 
 def abstention(world: World, rng: Generator, draws: int) -> Array:
     everybody = world.population
-    selection_score, missed = everybody.known("selection_score"), ~everybody.relevant[:, 0]
+    selection_score = everybody.require("selection_score")
+    missed = ~everybody.require("relevant")[:, 0]
     alpha = float(rng.uniform(0.3, 0.9) * missed.mean())
     order = np.argsort(selection_score)
     misses = np.append(0, np.cumsum(missed[order]))
-    found = np.full(draws, np.nan)
+    wrong = np.full(draws, np.nan)
     for draw, rows in enumerate(rows_of(rng, draws, 60, 1000)):
         with suppress(RiskUnattainable):
-            controller = AbstentionController(everybody[rows], world.tuning)
-            threshold = controller.threshold(alpha, DELTA)
-            answered = np.searchsorted(selection_score[order], threshold, side="right")
-            found[draw] = misses[answered] / max(answered, 1) > alpha
-    return found
+            certificate = selective(alpha, DELTA, everybody[rows], world.tuning)
+            limit = certificate.selection_threshold
+            assert limit is not None
+            answered = np.searchsorted(selection_score[order], limit, side="right")
+            wrong[draw] = misses[answered] / max(answered, 1) > alpha
+    return wrong
 
 
 def group(world: World, rng: Generator, draws: int) -> Array:
@@ -109,7 +113,7 @@ def given_mix(world: World, rng: Generator, draws: int) -> Array:
 def any_alpha(world: World, rng: Generator, draws: int) -> Array:
     alphas = np.unique([world.level("miss", rng) for _ in range(6)])
     requests = [Request(float(alpha), DELTA, simultaneous=True) for alpha in alphas]
-    n = int(rng.choice([60, 150, 300]))  # few numbers: the band of each takes a while
+    n = int(rng.choice([60, 150, 300]))  # few numbers: each needs a band, which takes a while
     thresholds = world.thresholds(rng.integers(POPULATION, size=(draws, n)), requests)
     wrong = [
         above(world.risk("miss", row), alpha) for row, alpha in zip(thresholds, alphas, strict=True)
@@ -119,7 +123,7 @@ def any_alpha(world: World, rng: Generator, draws: int) -> Array:
 
 def any_moment(world: World, rng: Generator, draws: int) -> Array:
     alpha = world.level("miss", rng)
-    scores = world.population.scores[rng.integers(POPULATION, size=(draws, 600))]
+    scores = world.population.match_score[rng.integers(POPULATION, size=(draws, 600))]
     wrong = np.full(draws, np.nan)
     for n in np.unique(np.geomspace(30, 600, 40).astype(int)):
         allowed = anytime_allowed_misses(int(n), alpha, DELTA)
@@ -131,7 +135,7 @@ def any_moment(world: World, rng: Generator, draws: int) -> Array:
 
 
 def clusters(world: World, rng: Generator, draws: int) -> Array:
-    """Queries of a cluster are fresh ones or, more and more often, ones that it had before."""
+    """Queries of a cluster are new or, with growing probability, repeat earlier ones of it."""
     number, size, fresh = int(rng.integers(30, 100)), 20, 1 / rng.uniform(0.1, 0.3) - 1
     rows = rng.integers(POPULATION, size=(size, draws, number))
     for place in range(1, size):
@@ -145,24 +149,18 @@ def clusters(world: World, rng: Generator, draws: int) -> Array:
 
 
 def recurring(world: World, rng: Generator, draws: int) -> Array:
-    """Pictures of a pool, asked one at a time, with other last digits than in calibration."""
-    noise, found = 10 ** rng.uniform(-6, -4), np.full(draws, np.nan)
+    """Images of a pool recur, with scores that differ in the last digits from calibration."""
+    noise, wrong = 10 ** rng.uniform(-6, -4), np.full(draws, np.nan)
     for draw in range(draws):
-        pool = world.population[rng.integers(POPULATION, size=PICTURES)]
+        pool = world.population[rng.integers(POPULATION, size=IMAGES)]
         alpha = float(rng.uniform(0.05, 0.3))
-        scores = pool.scores[rng.integers(PICTURES, size=300)]
+        calibration = pool[rng.integers(IMAGES, size=300)]
         with suppress(RiskUnattainable):
-            controller = MissController(
-                world.score_function, scores, pool.candidate_scores.shape[1]
-            )
-            threshold = controller.threshold(alpha, DELTA)
-            candidate_scores = pool.candidate_scores * (1 + noise * ASKED[:, None, None])
-            sizes = set_sizes(
-                candidate_scores.reshape(-1, pool.candidate_scores.shape[1]).astype(np.float32),
-                threshold,
-            )
-            found[draw] = np.mean(sizes < np.tile(pool.ranks, len(ASKED))) > alpha
-    return found
+            threshold = order_statistic(alpha, DELTA, calibration).threshold
+            scores = pool.require("scores") * (1 + noise * ERRORS[:, None, None])
+            sizes = set_sizes(scores.reshape(-1, pool.depth).astype(np.float32), threshold)
+            wrong[draw] = np.mean(sizes < np.tile(pool.require("match_rank"), len(ERRORS))) > alpha
+    return wrong
 
 
 def chosen(among: int) -> Callable[[World, Generator, int], Array]:
@@ -171,20 +169,20 @@ def chosen(among: int) -> Callable[[World, Generator, int], Array]:
         ranks = np.floor(scale * hardness * rng.exponential(size=(among, POPULATION)))
         depth, alpha = int(ranks.max()) + 1, float(rng.uniform(0.05, 0.3))
         scores, all_scores = ranks.astype(np.float32), np.arange(depth, dtype=np.float32)[None]
-        found = np.full(draws, np.nan)
+        wrong = np.full(draws, np.nan)
         for draw, rows in enumerate(rows_of(rng, draws, 100, 400)):
             runs = [[Certified(each[rows], all_scores)] for each in scores]
             best = smallest_certified(runs, alpha, DELTA, among)
             if best is not None:
                 (size,) = runs[best][0].sizes(alpha, corrected(DELTA, among))
-                found[draw] = np.mean(ranks[best] >= size) > alpha
-        return found
+                wrong[draw] = np.mean(ranks[best] >= size) > alpha
+        return wrong
 
     return mode
 
 
 def on_average(risk: str) -> Callable[[World, Generator, int], Array]:
-    """The risk minus alpha, and delta more, in place of violations."""
+    """A mode of risks in place of violations: the risk minus alpha plus delta."""
 
     def mode(world: World, rng: Generator, draws: int) -> Array:
         alpha = world.level(risk, rng)
@@ -196,7 +194,7 @@ def on_average(risk: str) -> Callable[[World, Generator, int], Array]:
 
 MODES: Mapping[str, Callable[[World, Generator, int], Array]] = {
     "miss": single_risk("miss", 1000),
-    "miss, distinct keys": single_risk("miss", 1000),
+    "miss, distinct labels": single_risk("miss", 1000),
     "recall": single_risk("recall", 200),
     "false discovery": single_risk("false-discovery", 200),
     "two risks": joint,
@@ -209,7 +207,7 @@ MODES: Mapping[str, Callable[[World, Generator, int], Array]] = {
     "misses on average": on_average("miss"),
     "recall on average": on_average("recall"),
     "clusters": clusters,
-    "recurring, asked one at a time": recurring,
+    "recurring images": recurring,
     "choice among 3": chosen(3),
     "choice among 12": chosen(12),
 }
@@ -217,41 +215,41 @@ FIGURES = {
     "misses on average": "average_excess",
     "recall on average": "average_excess",
     "clusters": "cluster_excess",
-    "recurring, asked one at a time": "worst_single_excess",
+    "recurring images": "worst_single_excess",
     "choice among 3": "choice_excess",
     "choice among 12": "choice_excess",
 }
 
 
 def measured(seed: int, draws: int) -> tuple[list[tuple[str, ...]], dict[str, float]]:
-    """Rows of the table, and the figures, of at least so many draws of each mode."""
+    """Return the rows of the table and the figures, of at least this many draws of each mode."""
     rng = np.random.default_rng(seed)
-    names = [*KNOWN] * max(1, min(4, draws // 500))
+    names = NAMES * max(1, min(4, draws // 500))
     worlds = [drawn_world(name, rng) for name in names]
-    of_keys = [drawn_world(name, rng, distinct=True) for name in names]
+    distinct_worlds = [drawn_world(name, rng, distinct=True) for name in names]
     rows: list[tuple[str, ...]] = []
     figures: dict[str, float] = {}
     for name, mode in MODES.items():
-        those = of_keys if "distinct" in name else worlds
-        each = -(-draws // len(those))
-        found = np.concatenate([mode(world, rng, each) for world in those])
-        share = float(np.nan_to_num(found).mean())
-        shown = "" if "average" in name else f"{share:.4f}"
-        certified = f"{np.isfinite(found).mean():.2f}"
-        rows.append((name, str(len(found)), certified, shown, f"{share - DELTA:+.4f}"))
+        populations = distinct_worlds if "distinct" in name else worlds
+        each = -(-draws // len(populations))
+        violations = np.concatenate([mode(world, rng, each) for world in populations])
+        share = float(np.nan_to_num(violations).mean())
+        violated = "" if "average" in name else f"{share:.4f}"
+        certified = f"{np.isfinite(violations).mean():.2f}"
+        rows.append((name, str(len(violations)), certified, violated, f"{share - DELTA:+.4f}"))
         figure = FIGURES.get(name, "worst_excess")
         figures[figure] = max(figures.get(figure, -1.0), share - DELTA)
     return rows, figures | {"modes": len(MODES)}
 
 
 def main() -> None:
-    """All modes."""
+    """Measure all modes."""
     command = parser(__doc__)
     command.add_argument("--seed", type=int, default=1, help="decides populations and draws")
     command.add_argument("--draws", type=int, default=sized(2_000, 9), help="of each mode")
     options = command.parse_args()
     rows, figures = measured(options.seed, options.draws)
-    title = f"violations of guarantees with delta {DELTA}, {len(KNOWN)} score functions"
+    title = f"violations of guarantees with delta {DELTA}, {len(NAMES)} score functions"
     columns = ["mode", "calibrations", "certified", "violated", "excess"]
     report(title, columns, rows, figures, options.json)
 
