@@ -1,12 +1,13 @@
-"""Risk control against its peers: how fast it calibrates, how small its sets are, whether it holds.
+"""Risk control: how fast it calibrates, how small its sets are, and whether its guarantees hold.
 
-(a) On 100,000 calibration queries, against the procedure of Cai et al. (AAAI 2025), a loop over a
-grid of thresholds; on 3,000, against MAPIE, which takes the problem as recall with one relevant
-item. (b) On encoders trained here: mean set size, and the share of 2,000 calibrations of 3,000
-queries, drawn with replacement from the calibration and test queries, whose risk, known exactly on
-all of them, exceeds alpha. Every score function is fitted on the tuning split. The fair baseline of
-`auto`, one size for all queries, takes the same items in the same order: one of each label where
-`auto` does so. "constant" takes the nearest items, several of one label too.
+(a) On 100,000 calibration queries, compared with the procedure of Cai et al. (AAAI 2025), a loop
+over a grid of thresholds; on 3,000, compared with MAPIE, which treats the problem as recall with
+one relevant item. (b) On encoders trained here: mean set size, and the share of 2,000 calibrations
+whose risk exceeds alpha. Each uses 3,000 queries, drawn with replacement from the calibration and
+test queries, so that the risk is known exactly. Every score function is fitted on the tuning split.
+The fair baseline of `auto` has one size for all queries and takes the same items in the same order:
+one of each label where `auto` does so. "constant" takes the nearest items, several of one label
+too. (c) The same for other risks. (d) Queries until a monitor detects a higher risk.
 """
 
 from __future__ import annotations
@@ -32,22 +33,25 @@ from rcir.data import ImageSet, load_splits
 from rcir.errors import RiskUnattainable
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import (
-    RISKS,
     SCORE_FUNCTIONS,
-    Constant,
-    LabelledResults,
+    Bound,
+    Certificate,
     MinMax,
-    MissController,
     Request,
-    RiskController,
     RiskMonitor,
+    ScoredResults,
     ScoreFunction,
     SearchResults,
     allowed_misses,
+    certify,
+    find_risk,
     fit_score_function,
     local_level,
+    order_statistic,
+    score,
+    score_ranks,
 )
-from rcir.risk.results import set_sizes, widened
+from rcir.risk.results import widened
 from rcir.runs import folder as runs
 
 QUERIES, DEPTH, STEP = sized(100_000, 1000), 200, 0.2
@@ -63,12 +67,12 @@ SETS = {"digits": "digits-btl", "fashion": "fashion-btl", "omniglot": "omniglot-
 SETS = sized(SETS, dict.fromkeys(SETS, "digits-btl"))
 SHORTER = sized((), ("--epochs", "1", "--data.options", json.dumps(DIGITS)))
 FAIR = "one size, order of auto"
-BOUNDS = {"Hoeffding": "hoeffding", "exact": "binomial", "betting": "betting"}
+BOUNDS: dict[str, Bound] = {"Hoeffding": "hoeffding", "exact": "binomial", "betting": "betting"}
 CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 def seconds(call: Callable[[], object], repeats: int) -> float:
-    """Median duration of a call."""
+    """Return the median duration of a call."""
     durations = []
     for _ in range(repeats):
         started = time.perf_counter()
@@ -78,7 +82,7 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def population(n: int, depth: int) -> tuple[SearchResults, NDArray[np.float64]]:
-    """Skewed uncertainties, and ranks of the first match that they predict."""
+    """Draw queries with skewed uncertainties, and ranks of first matches that depend on them."""
     rng = np.random.default_rng(0)
     uncertainty = rng.lognormal(size=n)
     ranks = 1 + np.floor(rng.exponential(2 * uncertainty))
@@ -106,7 +110,7 @@ def grid_search(scales: list[float], ranks: list[float], alpha: float) -> float 
 def grid_search_of_arrays(
     scale: NDArray[np.float64], ranks: NDArray[np.float64], alpha: float
 ) -> float | None:
-    """The same with all queries of a step at once."""
+    """Return the threshold of `grid_search`, with all queries of a step at once."""
     margin = math.sqrt(math.log(1 / DELTA) / (2 * len(ranks)))
     for threshold in np.arange(0, DEPTH * len(ranks), STEP):
         sizes = np.maximum(1, np.ceil(threshold * scale))
@@ -116,32 +120,34 @@ def grid_search_of_arrays(
 
 
 def speed() -> tuple[list[tuple[str, ...]], dict[str, float]]:
-    """Part (a)."""
+    """Measure part (a)."""
     alpha = 0.1
     results, ranks = population(QUERIES, DEPTH)
     score_function = MinMax.fit(*population(3_000, DEPTH))
-    controller = MissController.calibrate(score_function, results, ranks)
-    paper = MissController(score_function, controller.scores, DEPTH, "hoeffding")
-    fit = seconds(lambda: MissController.calibrate(score_function, results, ranks), 20)
-    ask = seconds(lambda: controller.threshold(alpha, DELTA), 200)
+    scored = score_ranks(score_function, results, ranks)
+
+    def exact() -> float:
+        return order_statistic(alpha, DELTA, scored).threshold
+
+    def hoeffding() -> float:
+        return order_statistic(alpha, DELTA, scored, "hoeffding").threshold
+
+    def calibrated(bound: Bound) -> Certificate:
+        return order_statistic(alpha, DELTA, score_ranks(score_function, results, ranks), bound)
+
+    fit = seconds(lambda: calibrated("binomial"), 20)
+    exact()  # sorts the scores
+    one_threshold = seconds(exact, 200)
     scale = score_function.scale(results.uncertainty)
     started = time.perf_counter()
-    found = grid_search(scale.tolist(), ranks.tolist(), alpha)
+    by_loop = grid_search(scale.tolist(), ranks.tolist(), alpha)
     loop = time.perf_counter() - started
     arrays = seconds(lambda: grid_search_of_arrays(scale, ranks, alpha), 3)
-    rows = [
-        (f"rcir: fit, {QUERIES:,} queries", f"{fit:.4g}", ""),
-        (
-            "rcir: one threshold, exact bound",
-            f"{ask:.4g}",
-            f"{controller.threshold(alpha, DELTA):.2f}",
-        ),
-        (
-            "rcir: one threshold, Hoeffding",
-            f"{seconds(lambda: paper.threshold(alpha, DELTA), 200):.4g}",
-            f"{paper.threshold(alpha, DELTA):.2f}",
-        ),
-        ("Cai et al.: loop, step 0.2", f"{loop:.4g}", f"{found:.2f}"),
+    rows: list[tuple[str, ...]] = [
+        (f"rcir: fit and threshold, {QUERIES:,} queries", f"{fit:.4g}", ""),
+        ("rcir: one threshold, exact bound", f"{one_threshold:.4g}", f"{exact():.2f}"),
+        ("rcir: one threshold, Hoeffding", f"{seconds(hoeffding, 200):.4g}", f"{hoeffding():.2f}"),
+        ("Cai et al.: loop, step 0.2", f"{loop:.4g}", f"{by_loop:.2f}"),
         (
             "the same loop, all queries of a step at once",
             f"{arrays:.4g}",
@@ -149,13 +155,11 @@ def speed() -> tuple[list[tuple[str, ...]], dict[str, float]]:
         ),
     ]
     results, ranks = population(MAPIE_QUERIES, MAPIE_DEPTH)
-    served = np.isfinite(ranks)
-    results, ranks = results[served], ranks[served]  # MAPIE refuses queries without a match
-    controller = MissController.calibrate(score_function, results, ranks)
-    paper = MissController(score_function, controller.scores, MAPIE_DEPTH, "hoeffding")
-    candidate_scores = score_function.candidate_scores(results)
-    largest = float(paper.threshold(alpha, DELTA)) * 2
-    grid = np.linspace(0, largest, MAPIE_GRID)
+    matched = np.isfinite(ranks)
+    results, ranks = results[matched], ranks[matched]  # MAPIE refuses queries without a match
+    scored = score_ranks(score_function, results, ranks)
+    scores = score_function.rank(results).scores
+    grid = np.linspace(0, 2 * hoeffding(), MAPIE_GRID)
     y = (np.arange(1, MAPIE_DEPTH + 1) == ranks[:, None]).astype(int)
     peer = MultiLabelClassificationController(
         predict_function=lambda all_scores: 1 / (1 + all_scores),
@@ -167,35 +171,30 @@ def speed() -> tuple[list[tuple[str, ...]], dict[str, float]]:
         predict_params=np.sort(1 / (1 + grid)) - 1e-9,
     )
     started = time.perf_counter()
-    peer.calibrate(candidate_scores, y)
+    peer.calibrate(scores, y)
     duration = time.perf_counter() - started
     theirs = 1 / float(np.ravel(peer.best_predict_param)[0]) - 1
-    both = seconds(
-        lambda: MissController.calibrate(score_function, results, ranks, "hoeffding").threshold(
-            alpha, DELTA
-        ),
-        20,
-    )
+    both = seconds(lambda: calibrated("hoeffding"), 20)
     rows += [
         (f"MAPIE: fit and threshold, {len(ranks):,} queries", f"{duration:.4g}", f"{theirs:.2f}"),
         (
             f"rcir: fit and threshold, {len(ranks):,}, Hoeffding",
             f"{both:.4g}",
-            f"{paper.threshold(alpha, DELTA):.2f}",
+            f"{hoeffding():.2f}",
         ),
-        ("rcir: the same, exact bound", "", f"{controller.threshold(alpha, DELTA):.2f}"),
+        ("rcir: the same, exact bound", "", f"{exact():.2f}"),
     ]
     return rows, {
         "fit_seconds_100k": fit,
-        "threshold_seconds": ask,
-        "speedup_over_grid": loop / ask,
-        "speedup_over_grid_of_arrays": arrays / ask,
+        "threshold_seconds": one_threshold,
+        "speedup_over_grid": loop / one_threshold,
+        "speedup_over_grid_of_arrays": arrays / one_threshold,
         "speedup_over_mapie": duration / both,
     }
 
 
 def trained(name: str, folder: Path) -> runs.RunFolder:
-    """The training run of a configuration, trained unless it is there."""
+    """Return the training run of a configuration; train it if it does not exist."""
     run = folder / sized(name, f"{name}-short")
     if not (run / "run.json").is_file():
         config = ["--config", str(CONFIGS / f"{name}.yaml"), *SHORTER]
@@ -205,7 +204,7 @@ def trained(name: str, folder: Path) -> runs.RunFolder:
 
 
 class Case:
-    """One data set: tuning split and population, by pictures or by distinct labels."""
+    """The tuning split and the population of a data set, by images or by distinct labels."""
 
     def __init__(self, run: runs.RunFolder, distinct: bool, labels: bool = True) -> None:
         splits = load_splits(run.data)
@@ -213,42 +212,42 @@ class Case:
         parts = []
         for images in (splits.tuning, _together(splits.calibration, splits.test)):
             labelled = retriever.search_labelled(images)
-            labelled = labelled.distinct() if distinct else labelled
+            labelled = labelled.first_of_each_label() if distinct else labelled
             if not labels:
-                labelled = replace(labelled, keys=None)
+                labelled = replace(labelled, labels=None)
             parts.append(labelled)
         self.split, self.queries = parts
-        self._scored: dict[int, tuple[ScoreFunction, LabelledResults]] = {}
+        self._scored: tuple[ScoreFunction, ScoredResults] | None = None
 
     def fitted(self, name: str, risk: str = "miss") -> ScoreFunction:
-        """A score function of the tuning split."""
+        """Fit a score function on the tuning split."""
         split = self.split
-        return fit_score_function(name, split, split.relevant, ALPHAS, DELTA, risk, split.totals)[0]
+        return fit_score_function(
+            name, split, split.relevant, ALPHAS, DELTA, risk, split.n_relevant
+        )[0]
 
-    def scored(
-        self, score_function: ScoreFunction, order: ScoreFunction | None = None
-    ) -> LabelledResults:
-        """The population with the scores of a score function, by rank in the order of another.
-
-        The scores of the last score function are kept.
-        """
-        if id(score_function) not in self._scored:
-            queries = self.queries if order is None else order.ordered(self.queries)[0]
-            self._scored = {id(score_function): (score_function, queries.scored(score_function))}
-        return self._scored[id(score_function)][1]
+    def scored(self, score_function: ScoreFunction) -> ScoredResults:
+        """Return the scored population; that of the last score function is kept."""
+        if self._scored is None or self._scored[0] is not score_function:
+            self._scored = score_function, score(score_function, self.queries)
+        return self._scored[1]
 
     def measured(
         self,
         score_function: ScoreFunction,
-        bound: str,
+        bound: Bound,
         alpha: float,
         level: float = DELTA,
-        order: ScoreFunction | None = None,
+        constant: bool = False,
     ) -> tuple[float, float]:
-        """Mean set size, and share of calibrations whose true risk exceeds alpha."""
-        known = self.scored(score_function, order)
-        scores, n = known.scores, len(known)
-        paid, ordered = np.sort(known.candidate_scores, axis=None), np.sort(scores)
+        """Return the mean set size, and the share of calibrations whose risk exceeds alpha.
+
+        With `constant`, all queries get the same size, in the order of the score function.
+        """
+        scored = self.scored(score_function)
+        scored = scored.of_constant_size() if constant else scored
+        scores, n = scored.match_score, len(scored)
+        all_scores, ascending = np.sort(scored.require("scores"), axis=None), np.sort(scores)
         place = CALIBRATION - 1 - allowed_misses(CALIBRATION, alpha, level, bound)
         rng = np.random.default_rng(1)
         thresholds = np.array(
@@ -257,29 +256,27 @@ class Case:
                 for _ in range(DRAWS)
             ]
         )
-        served = widened(thresholds)  # as sets are given out
-        risks = (n - np.searchsorted(ordered, served, side="right")) / n
-        sizes = np.searchsorted(paid, served, side="right") / n
-        # What cannot be certified is refused, and violates nothing.
+        limits = widened(thresholds)  # those of the sets that are returned
+        risks = (n - np.searchsorted(ascending, limits, side="right")) / n
+        sizes = np.searchsorted(all_scores, limits, side="right") / n
+        # A request that is unattainable violates nothing.
         return float(sizes[np.isfinite(thresholds)].mean()), float((risks > alpha).mean())
 
     def of_all_matches(self, name: str, risk: str, alpha: float) -> tuple[float, float]:
-        """Mean set size, and mean number of true matches in it, over a few calibrations."""
-        order = self.fitted("auto", risk)
-        score_function = Constant() if name == FAIR else order
-        known = self.scored(score_function, order)
-        tuning = order.ordered(self.split)[0].scored(score_function)
+        """Return the mean set size, and the mean number of true matches in a set."""
+        score_function = self.fitted("auto", risk)
+        tuning, scored = score(score_function, self.split), self.scored(score_function)
+        if name == FAIR:
+            tuning, scored = tuning.of_constant_size(), scored.of_constant_size()
         rng = np.random.default_rng(2)
+        request, relevant = Request(alpha, DELTA, risk), scored.require("relevant")
         sizes, matches = [], []
         for _ in range(FEW):
-            drawn = known[rng.integers(0, len(known), CALIBRATION)]
-            decision = RiskController(score_function, tuning, drawn).decide(
-                Request(alpha, DELTA, risk)
-            )
-            size = set_sizes(known.candidate_scores, decision.threshold)
-            held = np.arange(known.candidate_scores.shape[1]) < size[:, None]
+            calibration = scored[rng.integers(0, len(scored), CALIBRATION)]
+            size = scored.sizes(certify(request, calibration, tuning).threshold)
+            within = np.arange(scored.depth) < size[:, None]
             sizes.append(size.mean())
-            matches.append((known.relevant & held).sum(axis=1).mean())
+            matches.append((relevant & within).sum(axis=1).mean())
         return float(np.mean(sizes)), float(np.mean(matches))
 
 
@@ -292,27 +289,26 @@ def _together(first: ImageSet, second: ImageSet) -> ImageSet:
 
 
 def sizes(folder: Path, sets: list[str]) -> tuple[list[tuple[str, ...]], dict[str, float]]:
-    """Part (b)."""
+    """Measure part (b)."""
     rows: list[tuple[str, ...]] = []
     figures: dict[str, float] = {}
     excess = []
     for name in sets:
         run = trained(SETS[name], folder)
         cases = {
-            "pictures": (Case(run, distinct=False), (*SCORE_FUNCTIONS, "auto", FAIR), BOUNDS),
+            "images": (Case(run, distinct=False), (*SCORE_FUNCTIONS, "auto", FAIR), BOUNDS),
             "labels": (Case(run, distinct=True), (*SCORE_FUNCTIONS, "auto", FAIR), BOUNDS),
-            "pictures, no labels": (
+            "images, no labels": (
                 Case(run, distinct=False, labels=False),
                 ("constant", "auto", FAIR),
                 {"exact": BOUNDS["exact"]},
             ),
         }
-        found: dict[tuple[str, str, str, float], float] = {}
+        certified: dict[tuple[str, str, str, float], float] = {}
         for kind, (case, score_functions, bounds) in cases.items():
             for score_function_name in score_functions:
                 fair = score_function_name == FAIR
-                order = case.fitted("auto") if fair else None
-                score_function = Constant() if fair else case.fitted(score_function_name)
+                score_function = case.fitted("auto" if fair else score_function_name)
                 shown = (
                     f"auto ({score_function.name})"
                     if score_function_name == "auto"
@@ -320,38 +316,41 @@ def sizes(folder: Path, sets: list[str]) -> tuple[list[tuple[str, ...]], dict[st
                 )
                 for title, bound in bounds.items():
                     cells = [
-                        case.measured(score_function, bound, alpha, order=order) for alpha in ALPHAS
+                        case.measured(score_function, bound, alpha, constant=fair)
+                        for alpha in ALPHAS
                     ]
                     texts = (f"{size:.2f} ({violated:.3f})" for size, violated in cells)
                     rows.append((name, kind, shown, title, *texts))
                     for alpha, (size, violated) in zip(ALPHAS, cells, strict=True):
-                        found[kind, score_function_name, bound, alpha] = size
+                        certified[kind, score_function_name, bound, alpha] = size
                         excess.append(violated - DELTA)
-        unlabelled, hoeffding = "pictures, no labels", found["pictures", "minmax", "hoeffding", 0.1]
+        unlabelled = "images, no labels"
+        hoeffding = certified["images", "minmax", "hoeffding", 0.1]
         figures |= {
             f"{name}_auto_over_one_size": (
-                found["pictures", "auto", "binomial", 0.1]
-                / found["pictures", FAIR, "binomial", 0.1]
+                certified["images", "auto", "binomial", 0.1]
+                / certified["images", FAIR, "binomial", 0.1]
             ),
             f"{name}_auto_without_labels_over_one_size": (
-                found[unlabelled, "auto", "binomial", 0.1]
-                / found[unlabelled, FAIR, "binomial", 0.1]
+                certified[unlabelled, "auto", "binomial", 0.1]
+                / certified[unlabelled, FAIR, "binomial", 0.1]
             ),
             f"{name}_auto_without_labels_over_minmax_hoeffding": (
-                found[unlabelled, "auto", "binomial", 0.1] / hoeffding
+                certified[unlabelled, "auto", "binomial", 0.1] / hoeffding
             ),
             f"{name}_largest_auto_over_one_size": max(
-                found[kind, "auto", "binomial", alpha] / found[kind, FAIR, "binomial", alpha]
+                certified[kind, "auto", "binomial", alpha]
+                / certified[kind, FAIR, "binomial", alpha]
                 for kind in cases
                 for alpha in ALPHAS
             ),
             f"{name}_labels_reranked_over_learned": (
-                found["labels", "reranked", "binomial", 0.1]
-                / found["labels", "learned", "binomial", 0.1]
+                certified["labels", "reranked", "binomial", 0.1]
+                / certified["labels", "learned", "binomial", 0.1]
             ),
         }
         if name == "digits":
-            case = cases["pictures"][0]
+            case = cases["images"][0]
             score_function = case.fitted("auto")
             figures["simultaneous_over_pointwise"] = (
                 case.measured(score_function, "binomial", 0.03, local_level(CALIBRATION, DELTA))[0]
@@ -362,7 +361,7 @@ def sizes(folder: Path, sets: list[str]) -> tuple[list[tuple[str, ...]], dict[st
 
 
 def of_all_matches(folder: Path, sets: list[str]) -> tuple[list[tuple[str, ...]], dict[str, float]]:
-    """Part (c)."""
+    """Measure part (c)."""
     rows: list[tuple[str, ...]] = []
     figures: dict[str, float] = {}
     for name in sets:
@@ -370,18 +369,18 @@ def of_all_matches(folder: Path, sets: list[str]) -> tuple[list[tuple[str, ...]]
         for risk, levels in LEVELS.items():
             ratios = []
             for alpha in levels:
-                found = []
+                pairs = []
                 for score_function in (FAIR, "auto"):
                     try:
-                        found.append(case.of_all_matches(score_function, risk, alpha))
-                    except RiskUnattainable:  # of "auto" alone: worse than any size
-                        known = score_function == "auto" and not math.isnan(found[0][0])
-                        found.append((math.inf, 0.0) if known else (math.nan, math.nan))
-                (alike, few), (size, many) = found
+                        pairs.append(case.of_all_matches(score_function, risk, alpha))
+                    except RiskUnattainable:  # for "auto" alone: worse than any size
+                        worse = score_function == "auto" and not math.isnan(pairs[0][0])
+                        pairs.append((math.inf, 0.0) if worse else (math.nan, math.nan))
+                (alike, few), (size, many) = pairs
                 texts = (f"{number:.2f}" for number in (alike, size, few, many))
                 rows.append((name, risk, f"{alpha:g}", *texts))
                 ratios.append(
-                    size / alike if RISKS[risk].falls else few / many if many else math.inf
+                    size / alike if find_risk(risk).monotone else few / many if many else math.inf
                 )
             key = risk.replace("-", "_")
             if risk == "recall" and not math.isnan(ratios[levels.index(0.3)]):
@@ -392,14 +391,14 @@ def of_all_matches(folder: Path, sets: list[str]) -> tuple[list[tuple[str, ...]]
 
 
 def alarms() -> tuple[list[tuple[str, ...]], dict[str, float]]:
-    """Part (d): a risk that jumps from 0.05 to 0.3 after 10,000 queries, watched at 0.1."""
+    """Measure part (d): a risk that jumps from 0.05 to 0.3 after 10,000 queries, at alpha 0.1."""
     rng = np.random.default_rng(0)
     late, fresh = [], []
     for _ in range(JUMPS):
-        watched = RiskMonitor(0.1, 0.01)
-        watched.update(rng.uniform(size=10_000) < 0.05)
+        monitor = RiskMonitor(0.1, 0.01)
+        monitor.update(rng.uniform(size=10_000) < 0.05)
         jump = rng.uniform(size=400) < 0.3
-        late.append(_delay(watched, jump))
+        late.append(_delay(monitor, jump))
         fresh.append(_delay(RiskMonitor(0.1, 0.01), jump))
     rows = [
         (title, *(f"{np.quantile(delays, q):.0f}" for q in (0.1, 0.5, 0.9)))
@@ -409,7 +408,7 @@ def alarms() -> tuple[list[tuple[str, ...]], dict[str, float]]:
 
 
 def _delay(monitor: RiskMonitor, losses: NDArray[np.bool_]) -> int:
-    """How many of the losses it takes to raise the alarm; all of them if they do not."""
+    """Return the number of losses until the alarm, or of all losses if there is none."""
     state = asdict(monitor)
     low, high = 0, len(losses)
     while high - low > 1:
@@ -422,7 +421,7 @@ def _delay(monitor: RiskMonitor, losses: NDArray[np.bool_]) -> int:
 
 
 def main() -> None:
-    """All parts."""
+    """Measure all parts."""
     command = parser(__doc__)
     command.add_argument("--runs", type=Path, help="where training runs are, or go to")
     command.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
