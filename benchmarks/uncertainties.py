@@ -1,8 +1,8 @@
-"""What tells, on frozen features, whether the nearest picture is wrong: uncertainties compared.
+"""Comparison of uncertainties by how well they predict a wrong nearest image.
 
-On vectors of birds by a network that ImageNet trained (`cub.py`), over random halves: the AUROC of
-a wrong first picture, and the mean set size certified by each uncertainty alone (`Quantile` sizes)
-over that of one size for all. Those that retrievers have come first.
+The features of birds are those of a network pre-trained on ImageNet (`cub.py`). Over random halves,
+it reports the AUROC of a wrong first image, and the certified mean set size of each uncertainty
+alone (`Quantile` sizes), divided by that of constant sizes. Uncertainties of retrievers come first.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from sklearn.metrics import roc_auc_score
 import rcir
 from rcir.errors import RiskUnattainable
 from rcir.risk import (
-    Boosted,
     Constant,
     LabelledResults,
     Learned,
     Quantile,
     Request,
-    RiskController,
+    SetRule,
+    score,
 )
 
 HALVES = sized(10, 2)
 ALPHA, DELTA = sized(0.1, 0.4), 0.1
-SHARES = (0.3, 0.7)  # where calibration begins, and where it ends
+SHARES = (0.3, 0.7)  # the ends of the tuning and the calibration queries
 
 
 def uncertainties(
-    retriever: rcir.Retriever, gallery: np.ndarray, found: LabelledResults, tuning: np.ndarray
+    retriever: rcir.Retriever, gallery: np.ndarray, results: LabelledResults, tuning: np.ndarray
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Names and values (n,) of all that is compared.
+    """Yield the names and the values (n,) of all uncertainties.
 
     Args:
-        retriever: that searched.
-        gallery: (n, d) the vectors that it searched.
-        found: search results of all queries.
+        retriever: the retriever.
+        gallery: (n, d) vectors of its gallery.
+        results: search results of all queries.
         tuning: rows to fit on.
     """
     for kind in retriever.uncertainties[1:]:
-        yield kind, retriever.judged(found, kind).uncertainty
-    distances, keys = found.known("distances"), found.known("keys")
-    same = keys == keys[:, :1]
+        yield kind, retriever.judged(results, kind).uncertainty
+    distances, labels = results.require("distances"), results.require("labels")
+    same = labels == labels[:, :1]
     for k in (5, 10):
         yield f"vote of {k}", 1 - same[:, :k].mean(axis=1)
     squared = distances[:, :30] ** 2
@@ -62,30 +62,28 @@ def uncertainties(
     for prior in (1.0, 100.0):
         yield (
             f"Laplace: variance of a linear last layer, prior {prior:g}",
-            last_layer(found.known("vectors"), gallery, prior),
+            last_layer(results.require("vectors"), gallery, prior),
         )
-    vectors, wrong = found.known("vectors"), ~found.relevant[:, 0]
+    vectors, wrong = results.require("vectors"), ~results.relevant[:, 0]
     predicted = LogisticRegression(C=1.0).fit(vectors[tuning], wrong[tuning])
     yield "predicted from the vector", predicted.decision_function(vectors)
     shares = [same[:, :k].mean(axis=1) for k in (5, 10, 30)]
     profile = np.column_stack([distances[:, [0, 1, 4, 9, 29]], *shares])
-    ranks = np.log(np.minimum(found.ranks, found.depth + 1))
+    ranks = np.log(np.minimum(results.ranks, results.depth + 1))
     upper = GradientBoostingRegressor(loss="quantile", alpha=1 - ALPHA, n_estimators=50)
     yield (
         "quantile of the rank, regressed",
         upper.fit(profile[tuning], ranks[tuning]).predict(profile),
     )
-    for kind in (Learned, Boosted):
-        part = found[tuning]
-        fitted = kind.fit(part, part.relevant)
-        ordered, _ = fitted.ordered(found)
-        yield f"{kind.name}: of the neighbourhood", fitted.selection_score(ordered, size=1)
+    split = results[tuning]
+    learned = Learned.fit(split, split.relevant)
+    yield "learned: of the neighbourhood", learned.rank(results).selection_score
 
 
 def last_layer(vectors: np.ndarray, fitted: np.ndarray, prior: float) -> np.ndarray:
     """(n,) predictive variances of a linear layer under Laplace's approximation.
 
-    Whatever the labels, with a Gaussian likelihood: the Hessian is of the inputs alone.
+    With a Gaussian likelihood, the Hessian depends on the inputs alone, not on the labels.
     """
     rows = fitted / np.linalg.norm(fitted, axis=1, keepdims=True)
     precision = rows.T @ rows + prior * np.eye(rows.shape[1])
@@ -93,10 +91,10 @@ def last_layer(vectors: np.ndarray, fitted: np.ndarray, prior: float) -> np.ndar
 
 
 def mean_size(fitted: Quantile | Constant, parts: list[LabelledResults]) -> float:
-    """Certified mean size of the test queries."""
-    controller = RiskController(fitted, *parts[:2])
-    guarantee = controller.decide(Request(ALPHA, DELTA))
-    return float(controller.sets(parts[2], guarantee)[1].mean())
+    """Return the certified mean size of the test queries."""
+    tuning, calibration, test = parts
+    rule = SetRule(fitted, score(fitted, tuning), score(fitted, calibration))
+    return float(rule.sets(test, rule.guarantee(Request(ALPHA, DELTA)))[1].mean())
 
 
 def main() -> None:
@@ -109,22 +107,22 @@ def main() -> None:
         gallery, queries = gallery_and_queries(table, half)
         retriever = rcir.Retriever.from_embeddings(gallery.vectors, gallery.ids, gallery.labels)
         labelled = retriever.labelled(queries.vectors, queries.labels)
-        found = retriever.search_labelled(labelled)
-        n = len(found)
+        results = retriever.search_labelled(labelled)
+        n = len(results)
         bounds = [round(share * n) for share in SHARES]
         rows = np.split(np.random.default_rng(half).permutation(n), bounds)
-        wrong = ~found.relevant[:, 0]
+        wrong = ~results.relevant[:, 0]
         try:
-            constant = mean_size(Constant(), [found[part] for part in rows])
+            constant = mean_size(Constant(), [results[part] for part in rows])
         except RiskUnattainable:
             continue
-        for name, values in uncertainties(retriever, gallery.vectors, found, rows[0]):
-            judged = replace(found, uncertainty=np.asarray(values, np.float64))
-            parts = [judged[part] for part in rows]
+        for name, values in uncertainties(retriever, gallery.vectors, results, rows[0]):
+            changed = replace(results, uncertainty=np.asarray(values, np.float64))
+            parts = [changed[part] for part in rows]
             fitted = Quantile.fit(parts[0], parts[0].relevant)
             aurocs.setdefault(name, []).append(roc_auc_score(wrong[rows[2]], values[rows[2]]))
             ratios.setdefault(name, []).append(mean_size(fitted, parts) / constant)
-    shown = [
+    table_rows = [
         [name, *(f"{value:.3f}" for value in (np.mean(each), np.std(each), np.mean(ratios[name])))]
         for name, each in aurocs.items()
     ]
@@ -134,7 +132,7 @@ def main() -> None:
         for figure, values in (("auroc_miss", aurocs), ("size_over_constant", ratios))
     }
     columns = ["uncertainty", "AUROC", "deviation", "size over constant"]
-    report(f"Frozen features, alpha {ALPHA}", columns, shown, figures, options.json)
+    report(f"Frozen features, alpha {ALPHA}", columns, table_rows, figures, options.json)
 
 
 if __name__ == "__main__":
