@@ -42,7 +42,7 @@ class CalibrationConfig:
     run: str
     output: str | None = None
     score_function: Literal[
-        "auto", "constant", "minmax", "quantile", "learned", "boosted", "reranked"
+        "auto", "constant", "minmax", "quantile", "learned", "reranked"
     ] = "auto"
     uncertainty: str = "auto"
     bound: Bound = "binomial"

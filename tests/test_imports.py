@@ -42,11 +42,11 @@ from rcir.risk import *
 rng = np.random.default_rng(0)
 queries, relevant = SearchResults(rng.uniform(size=300), depth=4), rng.uniform(size=(300, 4)) < 0.5
 score_function, _ = fit_score_function("quantile", queries, np.full(300, 2))
-scored = LabelledResults.of(queries, relevant, relevant.sum(axis=1)).scored(score_function)
-control = RiskController(score_function, scored, scored)
+labelled = LabelledResults.of(queries, relevant, relevant.sum(axis=1))
+scored = score(score_function, labelled)
 for risk in ("miss", "recall", "false-discovery"):
-    control.decide(Request(0.9, 0.1, risk))
-control.decide(Request(0.9, 0.1, abstain=True))
+    certify(Request(0.9, 0.1, risk), scored, scored)
+certify(Request(0.9, 0.1, abstain=True), scored, scored)
 RiskMonitor(0.1).update([1, 0])
 ChangeDetector(0.1, 100).update([1, 0])
 check_exchangeability(scored, scored, certified=(1.0, 0.1))

@@ -18,7 +18,7 @@ from rcir.data import DataConfig
 from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidImage, reporting_errors
 from rcir.printable import printable
-from rcir.risk import Guarantee, GuaranteeRequest
+from rcir.risk import Certificate, Guarantee, GuaranteeRequest
 from training import train
 
 # Not UTF-8; a formula that cannot be parsed; markup of rich and of HTML; a hidden label of a
@@ -99,5 +99,5 @@ def test_errors_and_guarantees_show_names_as_text(capsys):
         raise InvalidImage("\x1b[31mred\n.png cannot be read")
     assert capsys.readouterr().err == "error: \\x1b[31mred\\n.png cannot be read\n"
     request = GuaranteeRequest(0.1, 0.1, mix={"\x1b[31mred": 0.4, "b": 0.6})
-    guarantee = Guarantee(request, 1.0, "binomial", "constant", 100, 0.1, n_groups=2)
+    guarantee = Guarantee(request, Certificate(1.0, "binomial", 0.1), "constant", 100)
     assert r"\x1b[31mred 0.4, b 0.6" in str(guarantee)

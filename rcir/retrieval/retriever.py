@@ -423,7 +423,7 @@ class Retriever:
             tuning: queries that fit the sizes and certify nothing.
             calibration: other queries, drawn independently of each other from the same source as
                 future queries; if they come in clusters, clusters are.
-            score_function: "constant", "minmax", "quantile", "learned", "boosted", "reranked", or
+            score_function: "constant", "minmax", "quantile", "learned", "reranked", or
                 "auto", which chooses for each risk the one with the smallest sets on the tuning
                 split; see `rcir.risk.fit_score_function`.
             bound: confidence bound of the risk, see `rcir.risk.p_value`.

@@ -176,7 +176,7 @@ def blur(loaded):
     [
         (lambda loaded: loaded.origin.pop("data"), InvalidData, "which queries"),
         (lambda loaded: loaded.origin.pop("queries"), InvalidData, "which queries"),
-        (lambda loaded: loaded.controllers.clear(), InvalidData, "was not made by"),
+        (lambda loaded: setattr(loaded, "calibration", None), InvalidData, "was not made by"),
         (lambda loaded: loaded.origin["data"].update(seed=7), InvalidData, "another gallery"),
         (lambda loaded: loaded.origin["queries"].update(test="0"), InvalidData, "other queries"),
         (blur, StaleCalibration, "has changed"),

@@ -8,7 +8,7 @@ from calibration import reindex
 from rcir.cli import main
 from rcir.errors import InvalidData
 from rcir.index import IndexConfig
-from rcir.risk.choice import crossed_sizes
+from rcir.risk.selection import cross_fitted_sizes
 
 CENTRES = np.random.default_rng(0).standard_normal((20, 8))
 
@@ -67,7 +67,7 @@ def test_of_several_the_fastest_with_sets_as_small_is_taken(folder, tmp_path):
     assert loaded.chosen_among == 1  # the calibration queries had no part in it
     before = rcir.load(folder)
     searched = before.search_labelled(before.tuning_queries)
-    assert crossed_sizes(searched, "quantile", (0.1,), 0.1)[0.1] == exact.sizes[0.1]
+    assert cross_fitted_sizes(searched, "quantile", (0.1,), 0.1)[0.1] == exact.sizes[0.1]
 
 
 def test_where_exact_search_certifies_nothing_no_index_is_taken(folder, tmp_path):

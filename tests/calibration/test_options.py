@@ -43,7 +43,7 @@ def test_constant_sizes_are_the_same_for_all_and_larger_by_a_looser_bound(traine
     images = list(exact.splits.test.images[:9])
     assert len({each.size for each in rcir.load(exact.folder).retrieve(images, 0.3, 0.1)}) == 1
     assert loose.evaluation.rows[0].threshold > exact.evaluation.rows[0].threshold
-    assert rcir.load(loose.folder).controllers[None].bound == "hoeffding"
+    assert rcir.load(loose.folder).calibration.main.bound == "hoeffding"
     assert capsys.readouterr().err == ""
 
 
@@ -96,7 +96,7 @@ def test_by_default_the_score_function_with_the_smallest_sets_is_chosen(chosen):
         key=lambda name: np.prod(ratios[name]),
     )
     assert {row.score_function for row in evaluation.rows} == {smallest}
-    assert rcir.load(chosen.folder).controllers[None].score_function.name == smallest
+    assert rcir.load(chosen.folder).calibration.main.score_function.name == smallest
     results = json.loads((chosen.folder.parent / "results.json").read_text())
     assert results["score_function_comparison"] == json.loads(json.dumps(comparison))
 
@@ -153,7 +153,7 @@ def test_run_and_index_are_named_on_the_command_line(trained, capsys):
     assert main([*command, "--index.kind", "ivf", "--index.options", options]) == 0
     assert "retriever: by-id/retriever" in " ".join(capsys.readouterr().out.split())
     loaded = rcir.load("by-id/retriever")
-    assert loaded.controllers[None].miss().n_calibration == 300
+    assert len(loaded.calibration.main.calibration) == 300
     index = IndexConfig.of(loaded.index)
     assert (index.kind, index.options["nlist"]) == ("ivf", 4)
 
@@ -169,7 +169,7 @@ def test_without_an_output_everything_lands_in_the_run_and_replaces_what_was_the
         )
     assert outcome.folder == moved / "retriever"
     assert names(moved) - names(trained.path) == WRITTEN
-    assert rcir.load(outcome.folder).controllers[None].score_function.name == "constant"
+    assert rcir.load(outcome.folder).calibration.main.score_function.name == "constant"
 
 
 @pytest.mark.usefixtures("never_embedded")

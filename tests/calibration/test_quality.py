@@ -290,7 +290,7 @@ def expected_numbers(case):
             for ranking, total in zip(rankings, totals, strict=True)
         ]
         found["map_at_r"] = np.mean(at_r)
-    tuning = retriever.controllers[None].tuning.uncertainty
+    tuning = retriever.calibration.main.tuning.uncertainty
     found |= calibration_errors(uncertainty, tuning.min(), tuning.max(), hits, precisions)
 
     items = retriever.item_uncertainty
@@ -435,8 +435,8 @@ def test_whole_rankings_are_of_the_first_queries(cases, monkeypatch):
 
 def test_uncertainties_beyond_those_of_the_tuning_split_are_counted(cases):
     case = cases["certain"]
-    assert (case.test.totals > 0).all()
-    tuning = case.retriever.controllers[None].tuning.uncertainty
+    assert (case.test.n_relevant > 0).all()
+    tuning = case.retriever.calibration.main.tuning.uncertainty
     uncertainty = np.full(125, np.median(tuning))
     uncertainty[:20], uncertainty[20:50] = tuning.max() + 1, tuning.min() - 1
     uncertainty[100], uncertainty[101] = tuning.max(), tuning.min()

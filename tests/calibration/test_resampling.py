@@ -14,10 +14,12 @@ from rcir.risk import (
     Constant,
     LabelledResults,
     MinMax,
-    MissController,
     Quantile,
-    RiskController,
     SearchResults,
+    SetRule,
+    order_statistic,
+    score,
+    score_ranks,
 )
 
 ALPHAS, DELTA = (0.001, 0.2, 0.3), 0.05
@@ -38,13 +40,14 @@ def synthetic(n_calibration, n_test, score_function=MinMax, bound="binomial"):
     rng = np.random.default_rng(3)
     parts = [judged(rng, n) for n in (200, n_calibration, n_test)]
     fitted = score_function.fit(parts[0], parts[0].ranks)
-    controller = RiskController(fitted, *parts[:2], bound)
+    rule = SetRule(fitted, *(score(fitted, part) for part in parts[:2]), bound)
+    calibrated = SimpleNamespace(main=rule)
 
     def judged_by(results, uncertainty):
         assert uncertainty == "cosine"
         return replace(results, uncertainty=results.distances[:, 0].astype(np.float64) ** 2 / 2)
 
-    return SimpleNamespace(controllers={None: controller}, judged=judged_by), *parts
+    return SimpleNamespace(require_calibration=lambda: calibrated, judged=judged_by), *parts
 
 
 class Naive:
@@ -58,7 +61,7 @@ class Naive:
         own = np.concatenate([calibration.uncertainty, test.uncertainty])
         near = distances[:, 0].astype(float) ** 2 / 2
         self.ranks = np.concatenate([calibration.ranks, test.ranks])
-        fitted = retriever.controllers[None].score_function
+        fitted = retriever.require_calibration().main.score_function
         cosine = SearchResults(tuning.distances[:, 0].astype(float) ** 2 / 2, tuning.depth)
         depth = distances.shape[1]
         self.rules = {
@@ -76,11 +79,10 @@ class Naive:
         """Set sizes of the second part of a split; None where nothing is certified."""
         first, second = self.splits[split]
         score_function, results = self.rules[rule]
-        controller = MissController.calibrate(
-            score_function, results[first], self.ranks[first], self.bound
-        )
+        scored = score_ranks(score_function, results[first], self.ranks[first])
         try:
-            return controller.sizes(results[second], controller.threshold(alpha, delta))
+            certificate = order_statistic(alpha, delta, scored, self.bound)
+            return score_function.sizes(results[second], certificate.threshold)
         except RiskUnattainable:
             return None
 
@@ -88,7 +90,7 @@ class Naive:
         """The smallest set sizes that miss at most alpha of the first part."""
         first, second = self.splits[split]
         score_function, results = self.rules[self.first]
-        scores = score_function.scores(results[first], self.ranks[first])
+        scores = score_function.match_scores(results[first], self.ranks[first])
         good = [
             threshold
             for threshold in np.unique(scores[np.isfinite(scores)])
@@ -169,7 +171,7 @@ def test_without_control_as_many_are_missed_as_alpha_allows(monkeypatch):
     naive = Naive(*parts)
     score_function, results = naive.rules["minmax"]
     for split, (first, second) in enumerate(naive.splits):
-        scores = np.sort(score_function.scores(results[first], naive.ranks[first]))
+        scores = np.sort(score_function.match_scores(results[first], naive.ranks[first]))
         for column, misses in enumerate((29, 57, 58)):
             sizes = score_function.sizes(results[second], float(scores[-1 - misses]))
             naive.assert_measured(rule, (split, column), sizes)

@@ -13,8 +13,15 @@ from rcir.data.relevance import SameLabel, SharedLabel, relevance_of
 from rcir.data.votes import count_matches
 from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidData
-from rcir.risk import LabelledResults, MatchProbability, Request, RiskController, SearchResults
-from rcir.risk.keys import VOTERS
+from rcir.metrics.labels import VOTERS
+from rcir.risk import (
+    LabelledResults,
+    MatchProbability,
+    Request,
+    SearchResults,
+    certify,
+    score,
+)
 
 N_QUERIES, N_GALLERY = 23, 41
 
@@ -337,12 +344,14 @@ def test_votes_make_sets_of_places_smaller_and_better():
             replace(labelled, votes=counts if with_votes else None) for labelled, counts in parts
         )
         score_function = MatchProbability.fit(tuning, tuning.relevant)
-        controller = RiskController(score_function, tuning, calibration)
-        scored = test.scored(score_function)
-        half = controller.decide(Request(0.5, 0.1, "recall")).threshold
+        tuning, calibration, scored = (
+            score(score_function, part) for part in (tuning, calibration, test)
+        )
+        half = certify(Request(0.5, 0.1, "recall"), calibration, tuning).threshold
         set_sizes[with_votes] = scored.sizes(half).mean()
-        wrong = controller.decide(Request(0.5, 0.1, "false-discovery")).threshold
-        n_matches[with_votes] = scored.held(np.array([wrong]), scored.relevant).mean()
+        request = Request(0.5, 0.1, "false-discovery")
+        wrong = certify(request, calibration, tuning).threshold
+        n_matches[with_votes] = scored.n_within(np.array([wrong]), scored.relevant).mean()
     assert set_sizes[True] < 0.9 * set_sizes[False]  # 45.3 against 53.0
     assert n_matches[True] > 1.05 * n_matches[False]  # 3.94 against 3.68 true matches
 

@@ -21,7 +21,7 @@ from rcir.errors import (
 )
 from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import SCORE_FUNCTIONS, Guarantee, GuaranteeRequest, request_options
+from rcir.risk import SCORE_FUNCTIONS, Certificate, Guarantee, GuaranteeRequest
 from tests.retrieval.retrievers import build, calibrate, guarantee, missed, plain, retrieve
 from tests.retrieval.whole_numbers import CALIBRATION, DELTA, GALLERY, TEST
 
@@ -304,19 +304,20 @@ def test_names_that_are_not_one_to_one_are_ignored(names):
 
 GUARANTEE = Guarantee(
     GuaranteeRequest(0.05, 0.1),
-    threshold=12.5,
-    bound="binomial",
+    Certificate(12.5, "binomial", risk_bound=0.0498),
     score_function="quantile",
     n_calibration=3000,
-    risk_bound=0.0498,
 )
 
 
 def changed(**changes):
-    """The guarantee with other options of its request, or other values of its own."""
-    names = {one.name for one in request_options()}
-    options = {name: changes.pop(name) for name in names & changes.keys()}
-    return replace(GUARANTEE, request=replace(GUARANTEE.request, **options), **changes)
+    """The guarantee with other values of its request, of its certificate, or of its own."""
+    parts = {}
+    for name in ("request", "certificate"):
+        part = getattr(GUARANTEE, name)
+        values = {key: changes.pop(key) for key in vars(part).keys() & changes.keys()}
+        parts[name] = replace(part, **values)
+    return replace(GUARANTEE, **parts, **changes)
 
 
 def retrieval(labels=(4, 7)):

@@ -187,7 +187,7 @@ def test_a_table_of_matches_counts_as_the_labels_do(tmp_path):
         for one, labels in ((own, TABLE), (by_label, KINDS[QUERY_LABELS]))
     )
     np.testing.assert_array_equal(found.relevant, expected.relevant)
-    np.testing.assert_array_equal(found.totals, expected.totals)
+    np.testing.assert_array_equal(found.n_relevant, expected.n_relevant)
     own.calibrate(QUERIES, TABLE, "quantile")
     loaded = rcir.load(own.save(tmp_path / "table"))
     assert loaded.recalibrate() == own.recalibrate()
@@ -378,7 +378,7 @@ def test_an_item_finds_neither_itself_nor_its_copies():
         np.take_along_axis(apart, found.positions, axis=1), nearest, rtol=1e-9
     )
     matches = (labels[:, None] == labels[copies]) & ~itself
-    np.testing.assert_array_equal(found.totals, matches.sum(1))
+    np.testing.assert_array_equal(found.n_relevant, matches.sum(1))
 
 
 def test_an_item_is_not_a_match_of_itself():
@@ -387,7 +387,7 @@ def test_an_item_is_not_a_match_of_itself():
     assert own.depth == 149
     found = own.search_labelled(own.labelled(vectors, labels))
     expected = (labels[:, None] == labels).sum(1) - 1
-    np.testing.assert_array_equal(found.totals, expected)
+    np.testing.assert_array_equal(found.n_relevant, expected)
     np.testing.assert_array_equal(found.relevant.sum(1), expected)  # all items were searched
 
 
@@ -428,15 +428,13 @@ def test_the_risk_of_gallery_items_is_controlled_only_if_each_is_left_out(reques
     whole = own.search_labelled(own.labelled(vectors, labels))
     cheating = with_itself.search_labelled(with_itself.labelled(vectors, labels))
     assert (cheating.ranks == 1).all()
-    violated = {"left out": 0, "itself": 0}
+    violated, constant = {"left out": 0, "itself": 0}, rcir.risk.Constant()
     for _ in range(divisions):
         rows = rng.permutation(700)
         for name, results in (("left out", whole), ("itself", cheating)):
-            controller = rcir.risk.RiskController(
-                rcir.risk.Constant(), results[rows[:100]], results[rows[100:400]]
-            )
-            guarantee = controller.decide(rcir.risk.Request(alpha, delta))
-            _, sizes = controller.sets(whole[rows[400:]], guarantee)
+            calibration = rcir.risk.score(constant, results[rows[100:400]])
+            threshold = rcir.risk.order_statistic(alpha, delta, calibration).threshold
+            sizes = constant.sizes(whole[rows[400:]], threshold)
             violated[name] += (whole.ranks[rows[400:]] > sizes).mean() > alpha
     # The 300 test items are as noisy as the calibration.
     assert violated["left out"] <= 0.25 * divisions

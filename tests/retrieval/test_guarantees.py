@@ -65,7 +65,7 @@ def test_recall_is_certified_with_the_smallest_possible_threshold(certified, alp
 
     def p_value(threshold):  # scores are stored in single precision
         hits = (sets(threshold, tolerance=1e-6) & CALIBRATION.relevant).sum(axis=1)
-        return hoeffding_bentkus(1 - hits / CALIBRATION.totals, alpha)
+        return hoeffding_bentkus(1 - hits / CALIBRATION.n_relevant, alpha)
 
     place = np.argmin(np.abs(scores - found.threshold))
     assert found.threshold == pytest.approx(scores[place], rel=1e-6)
@@ -91,7 +91,7 @@ def test_every_requested_risk_is_certified_by_the_calibration_queries(certified,
     hits = (sets(found.threshold) & CALIBRATION.relevant).sum(axis=1)
     losses = {
         "miss": hits == 0,
-        "recall": 1 - hits / CALIBRATION.totals,
+        "recall": 1 - hits / CALIBRATION.n_relevant,
         "false-discovery": 1 - hits / sets(found.threshold).sum(axis=1),
     }
     for risk in names:
@@ -168,7 +168,7 @@ def test_without_delta_the_risk_is_bounded_on_average(certified):
     scores = np.unique((np.arange(DEPTH) / CALIBRATION.scale[:, None])[CALIBRATION.relevant])
     place = np.argmin(np.abs(scores - recall.threshold))
     before, after = (
-        (np.sum(1 - (sets(x) & CALIBRATION.relevant).sum(1) / CALIBRATION.totals) + 1) / 401
+        (np.sum(1 - (sets(x) & CALIBRATION.relevant).sum(1) / CALIBRATION.n_relevant) + 1) / 401
         for x in scores[[place - 1, place]]
     )
     assert after <= 0.6 < before

@@ -159,7 +159,7 @@ def test_among_close_sizes_the_one_that_predicts_misses_better_is_chosen(monkeyp
     ranks, noise = rng.integers(1, 3, 200), rng.uniform(size=200)
     candidates = {"noise": results(noise, ranks), "telling": results(noise + ranks, ranks)}
     sizes = iter([{0.1: 2.0}, {0.1: size}])
-    monkeypatch.setattr("rcir.risk.choice._sizes", lambda *_: next(sizes))
+    monkeypatch.setattr("rcir.risk.selection._sizes", lambda *_: next(sizes))
     assert smallest_uncertainty(candidates, alphas=(0.1,))[0] == chosen
 
 
@@ -168,7 +168,7 @@ def test_choosing_an_uncertainty_on_the_tuning_split_keeps_the_guarantee(request
     """Choosing the noise with the smallest sets on the calibration queries breaks it."""
     trials = 400 if request.config.getoption("full") else 40
     alpha = delta = 0.1
-    asked = rcir.risk.Request(alpha, delta)
+    wanted = rcir.risk.Request(alpha, delta)
     violated = {"tuning": 0, "calibration": 0}
     for trial in range(trials):
         rng = np.random.default_rng(trial)
@@ -180,11 +180,10 @@ def test_choosing_an_uncertainty_on_the_tuning_split_keeps_the_guarantee(request
             return results(noises[kind][parts[part]], ranks[parts[part]])
 
         def sets(kind, fitted_on, measured, split=split):
-            tuning, calibration = split(kind, 0), split(kind, 1)
             fitted = split(kind, fitted_on)
             function = rcir.risk.Quantile.fit(fitted, fitted.ranks)
-            controller = rcir.risk.RiskController(function, tuning, calibration)
-            return controller.sets(split(kind, measured), controller.decide(asked))[1]
+            certificate = rcir.risk.certify(wanted, rcir.risk.score(function, split(kind, 1)))
+            return function.sizes(split(kind, measured), certificate.threshold)
 
         kind, _ = smallest_uncertainty({k: split(k, 0) for k in noises})
         violated["tuning"] += (ranks[parts[2]] > sets(kind, 0, 2)).mean() > alpha

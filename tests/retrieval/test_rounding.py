@@ -10,9 +10,8 @@ import torch
 from rcir.data import Preprocessing
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import fit_score_function
-from rcir.risk.choice import KNOWN
-from rcir.risk.score_functions import TOLERANCE
+from rcir.risk import SCORE_FUNCTIONS, fit_score_function
+from rcir.risk.results import TOLERANCE
 from tests.retrieval.retrievers import build, calibrate, guarantee, missed, plain, retrieve
 from tests.retrieval.whole_numbers import CALIBRATION, DELTA, TUNING, Part
 
@@ -99,7 +98,7 @@ def searched(splits):
     "name",
     [
         name if name in ("minmax", "learned") else pytest.param(name, marks=pytest.mark.slow)
-        for name in KNOWN
+        for name in (*SCORE_FUNCTIONS, "match-probability")
     ],
 )
 def test_scores_of_an_image_in_other_batches_and_threads_differ_by_far_less_than_the_tolerance(
@@ -110,13 +109,11 @@ def test_scores_of_an_image_in_other_batches_and_threads_differ_by_far_less_than
     score_function, _ = fit_score_function(name, labelled, labelled.relevant)
 
     def values(found):
-        results, _ = score_function.ordered(found)
-        scores = score_function.candidate_scores(results)
-        selection = score_function.selection_score(found, size=1)
-        return np.column_stack([scores, selection]).astype(np.float64)
+        ranking = score_function.rank(found)
+        return np.column_stack([ranking.scores, ranking.selection_score]).astype(np.float64)
 
     def places(found):
-        return np.hstack([found.positions, score_function.ordered(found)[0].positions])
+        return np.hstack([found.positions, score_function.rank(found).take(found.positions)])
 
     for parts in others:
         alike = (np.concatenate(list(map(places, parts))) == places(batch)).all(axis=1)

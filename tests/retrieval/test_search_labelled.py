@@ -33,31 +33,31 @@ def test_true_matches_are_counted_one_by_one(depth):
     found = search(own, replace(TEST, labels=labels))
     assert found.positions.shape == (100, min(depth, 300))
     for row, label in enumerate(labels.tolist()):
-        assert found.totals[row] == gallery.tolist().count(label)
+        assert found.n_relevant[row] == gallery.tolist().count(label)
         right = [gallery[position] == label for position in found.positions[row]]
         assert found.relevant[row].tolist() == right
         assert found.ranks[row] == (1 + right.index(True) if any(right) else np.inf)
         assert found.groups[row] == ("hard" if TEST.uncertainty[row] > 50 else "easy")
     assert not np.isin(strange, gallery).any()
-    assert (found.totals[:3] == 0).all()
+    assert (found.n_relevant[:3] == 0).all()
 
 
 @pytest.mark.parametrize("depth", [7, 150])
 def test_each_label_counts_once_among_distinct_labels(depth):
     found = search(build(depth=depth), TEST)
-    once = found.distinct()
+    once = found.first_of_each_label()
     for row, label in enumerate(TEST.labels.tolist()):
         seen = {}
         for rank, position in enumerate(TEST.order[row, :depth]):
             seen.setdefault(int(GALLERY.labels[position]), rank)
         width, columns = len(seen), list(seen.values())
-        assert once.keys[row, :width].tolist() == list(seen)
+        assert once.labels[row, :width].tolist() == list(seen)
         np.testing.assert_array_equal(once.positions[row, :width], TEST.order[row, columns])
         np.testing.assert_array_equal(once.distances[row, :width], found.distances[row, columns])
         assert (once.positions[row, width:] == -1).all()
         assert np.isposinf(once.distances[row, width:]).all()
         assert once.relevant[row].sum() == (label in seen)
-    assert (once.totals == 1).all()
+    assert (once.n_relevant == 1).all()
     np.testing.assert_array_equal(once.groups, found.groups)
     np.testing.assert_array_equal(once.uncertainty, TEST.uncertainty)
 
@@ -80,9 +80,9 @@ def test_attributes_of_images_name_their_groups(retriever, splits):
         lambda found: {"relevant": found.relevant[:, 0]},
         lambda found: {"relevant": found.relevant.astype(np.uint8)},
         lambda found: {"relevant": found.relevant.astype(float)},
-        lambda found: {"totals": found.totals[:-1]},
-        lambda found: {"totals": found.totals[:, None]},
-        lambda found: {"totals": found.totals * 0},
+        lambda found: {"n_relevant": found.n_relevant[:-1]},
+        lambda found: {"n_relevant": found.n_relevant[:, None]},
+        lambda found: {"n_relevant": found.n_relevant * 0},
         lambda found: {"groups": np.array(["a"] * 99)},
         lambda found: {"groups": np.array([["a"]] * 100)},
         lambda found: {"groups": np.arange(100) % 2},
@@ -92,7 +92,7 @@ def test_attributes_of_images_name_their_groups(retriever, splits):
 )
 def test_parts_of_labelled_results_that_do_not_fit_together_are_refused(certified, change):
     found = search(certified, TEST)
-    with pytest.raises(InvalidData, match=r"queries, |bool|string|matches"):
+    with pytest.raises(InvalidData, match=r"queries|bool|string|relevant|shape"):
         replace(found, **change(found))
 
 
@@ -127,7 +127,7 @@ def test_the_relevance_of_the_gallery_is_a_copy_that_cannot_be_written_to(kind):
     after = own.search_labelled(queries)
     assert before.relevant.any()
     np.testing.assert_array_equal(after.relevant, before.relevant)
-    np.testing.assert_array_equal(after.totals, before.totals)
+    np.testing.assert_array_equal(after.n_relevant, before.n_relevant)
     for values in arrays_of(own.relevance):
         with pytest.raises(ValueError, match="read-only"):
             values[0] = 1
@@ -155,9 +155,9 @@ def test_a_gallery_without_labels_is_calibrated_with_relevance_given_by_hand(
     with pytest.raises(InvalidData, match="labels"):
         unlabelled.search_labelled(splits.calibration)
     with pytest.raises(InvalidData, match="label"):
-        unlabelled.search([query]).distinct()
+        unlabelled.search([query]).first_of_each_label()
     parts = [by_hand(unlabelled, splits, part) for part in (splits.tuning, splits.calibration)]
-    with pytest.raises(InvalidData, match="labels"):
+    with pytest.raises(InvalidData, match="label"):
         unlabelled.calibrate_splits(*parts, "reranked")
     unlabelled.calibrate_splits(*parts, "quantile")
     with pytest.raises(InvalidConfig, match="labels"):

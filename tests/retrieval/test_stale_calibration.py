@@ -10,8 +10,7 @@ import rcir
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.search import Searcher
-from rcir.risk import Request
-from tests.retrieval.retrievers import build, calibrate, guarantee, plain, retrieve, search
+from tests.retrieval.retrievers import build, guarantee, retrieve, search
 from tests.retrieval.whole_numbers import GALLERY, TEST
 
 
@@ -62,10 +61,6 @@ def change_uncertainty(retriever):
     retriever.calibration = replace(retriever.calibration, uncertainty="cosine")
 
 
-def edit_score_function(retriever):
-    next(iter(retriever.controller.score_function.state().values()))[...] *= 1.01
-
-
 @pytest.mark.parametrize(
     ("change", "name"),
     [
@@ -77,7 +72,6 @@ def edit_score_function(retriever):
         (change_preprocessing, "preprocessing"),
         (change_depth, "depth"),
         (change_uncertainty, "uncertainty"),
-        (edit_score_function, "score function"),
     ],
 )
 def test_a_change_in_memory_makes_the_calibration_stale(loaded, splits, change, name):
@@ -109,20 +103,6 @@ def test_removing_a_hook_restores_the_calibration(loaded, splits):
         loaded.retrieve(image, 0.3, 0.1)
     handle.remove()
     assert loaded.retrieve(image, 0.3, 0.1).to_dict() == before.to_dict()
-
-
-@pytest.mark.parametrize("risk", ["miss", "recall"])
-def test_an_edited_score_function_of_any_risk_makes_all_requests_stale(risk):
-    own = calibrate(build(depth=20), "learned", groups=False)
-    before = plain(retrieve(own, 0.3))
-    weights = own.controller.for_risk(Request(0.9, 0.1, risk)).score_function.weights
-    original = weights.copy()
-    weights[0] += 1e-6
-    for request in ({}, {"risk": "recall"}):
-        with pytest.raises(StaleCalibration, match="score function"):
-            retrieve(own, 0.95, **request)
-    weights[:] = original
-    assert plain(retrieve(own, 0.3)) == before
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_every_score_function_survives(tmp_path, score_function, change):
             assert before == after
     assert guarantee(loaded, 0.5).score_function == score_function
     # Those that learn which match is first tell nothing about the others.
-    learns = score_function in ("learned", "boosted", "reranked")
+    learns = score_function in ("learned", "reranked")
     for risk in ("recall", "false-discovery"):
         expected = "match-probability" if learns else score_function
         assert guarantee(loaded, 0.95, risk=risk).score_function == expected

@@ -51,7 +51,7 @@ class Part:
         return GALLERY.labels[self.order] == self.labels[:, None]
 
     @cached_property
-    def totals(self):
+    def n_relevant(self):
         """(n,) number of gallery items with the label of the query."""
         return (self.labels[:, None] == GALLERY.labels).sum(axis=1)
 

@@ -11,6 +11,7 @@ import rcir
 from calibration import EvaluationConfig, evaluate_retriever
 from rcir.data import DataConfig, load_splits
 from rcir.errors import CorruptRetriever, InvalidConfig, RiskUnattainable
+from rcir.retrieval.calibration import RuleSet
 from rcir.retrieval.storage import load, save
 from rcir.runs.compare import LOOKED
 from rcir.runs.results import TEST, RunResults
@@ -119,7 +120,9 @@ def test_an_invalid_choice_is_refused_and_marks_nothing(copies, trained, compare
     shutil.copy(one / TEST, two / TEST)
     assert "calibrate again" in refused(one, two)
     retriever = load(three / "retriever")
-    retriever.controllers[None].bound = "hoeffding"
+    main = replace(retriever.calibration.main, bound="hoeffding")
+    rules = {**retriever.calibration.rules, None: RuleSet(main)}
+    retriever.calibration = replace(retriever.calibration, rules=rules)
     save(retriever, three / "retriever")
     assert "--bound binomial" in refused(one, three)
     extended = load(one / "retriever")

@@ -418,7 +418,7 @@ def test_queries_that_changed_are_certified_again(vectors, place, file):
     assert recalibrate(place, feedback=file).n_calibration == 400
     loaded = rcir.load(place)
     assert risk_of(loaded, noise, 2000) <= ALPHA
-    assert loaded.controller.score_function.name == "quantile"
+    assert loaded.calibration.main.score_function.name == "quantile"
     assert len(loaded.tuning_queries) == len(vectors.tuning_queries)
     # The answers were those of the previous version; there is no feedback on this one.
     with pytest.raises(InvalidData, match="no labelled feedback"):

@@ -9,7 +9,7 @@ import pytest
 from rcir.data import ImageSet
 from rcir.data.relevance import SharedLabel
 from rcir.data.within_radius import WithinRadius
-from rcir.risk.score_functions import Constant
+from rcir.risk import Constant
 from tests.training.helpers import match_rank_bounds
 from training import certification
 from training.certification import certify_folds, fold_roles

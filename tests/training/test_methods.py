@@ -64,8 +64,8 @@ def test_a_trained_encoder_is_calibrated_stored_and_answers_as_it_was_measured(m
     loaded = rcir.load(outcome.folder)
     assert (loaded.item_uncertainty is None) == (method in CERTAIN)
     answers = loaded.retrieve(list(outcome.splits.test.images[:100]), 0.9, 0.1)
-    scored = outcome.test[:100].scored(loaded.controller.score_function)
-    expected = scored.sizes(loaded.controller.decide(rcir.risk.Request(0.9, 0.1)).threshold)
+    rule = loaded.calibration.main
+    _, expected = rule.sets(outcome.test[:100], rule.guarantee(rcir.risk.Request(0.9, 0.1)))
     assert [answer.size for answer in answers] == expected.tolist()
 
 
