@@ -214,10 +214,14 @@ def _conflict(request: GuaranteeRequest) -> str | None:
             return f"{name}=True is for the {exact} risk alone, of all answers"
     if request.simultaneous and request.anytime:
         return "simultaneous=True and anytime=True exclude each other: take one"
-    if request.delta is None and (not falls or request.anytime or request.mix is not None):
-        return f"delta=None is for the {falling} risk alone: give a delta"
+    sequential = request.simultaneous or request.anytime
+    if request.delta is None and (not falls or sequential or request.mix is not None):
+        return (
+            f"delta=None is for the {falling} risk without simultaneous, anytime and mix: give a "
+            f"delta, such as {DELTA}"
+        )
     if request.mix is not None and (not falls or request.group is not None):
         return f"mix is for the {falling} risk, of all answers and groups"
-    if isinstance(request.mix, Mapping) and (request.simultaneous or request.anytime):
+    if isinstance(request.mix, Mapping) and sequential:
         return "a mix of shares goes with neither simultaneous nor anytime"
     return None
