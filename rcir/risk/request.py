@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import cache
 from numbers import Integral, Real
-from typing import Any, Literal, TypedDict, get_args, get_type_hints
+from types import NoneType
+from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 from rcir.errors import InvalidConfig
 from rcir.levels import ALPHA, DELTA
@@ -140,6 +141,8 @@ class RequestOption:
         choices: the values that it may have; empty if there are too many.
         default: its value if it is not requested.
         help: its meaning, in one sentence.
+        table: whether it may also be numbers by name.
+        nullable: whether None is a value other than the default.
     """
 
     name: str
@@ -147,6 +150,38 @@ class RequestOption:
     choices: tuple[str, ...]
     default: Any
     help: str
+    table: bool
+    nullable: bool
+
+    def parse(self, words: Sequence[str]) -> Any:
+        """Return the value that words of a command line state.
+
+        Raises:
+            InvalidConfig: they state none; the message says what is allowed.
+
+        Example:
+            >>> alpha, delta = request_options()[:2]
+            >>> alpha.parse(["0.1"]), alpha.parse(["miss=0.1", "recall=0.3"]), delta.parse(["none"])
+            (0.1, {'miss': 0.1, 'recall': 0.3}, None)
+        """
+        word, *more = words
+        try:
+            if self.table and (more or "=" in word):
+                pairs = [each.rpartition("=") for each in words]
+                table = {name: float(number) for name, _, number in pairs}
+                if all(table) and len(table) == len(words):
+                    return table
+            elif self.nullable and word == "none":
+                return None
+            elif not self.choices or word in self.choices:
+                return self.kind(word)
+        except ValueError:
+            pass
+        kinds = {float: "a number", int: "a whole number", str: "a text"}
+        allowed = " or ".join(self.choices) or kinds[self.kind]
+        allowed += ", or none" * self.nullable
+        allowed += ", or NAME=NUMBER for each of several different names" * self.table
+        raise InvalidConfig(f"{' '.join(words)!r} is not a value of {self.name}: give {allowed}")
 
 
 @cache
@@ -170,7 +205,15 @@ def request_options() -> list[RequestOption]:
         choices = tuple(given()) if given else tuple(literals)
         kind = next((each for each in types if each in (bool, int, float, str)), str)
         options.append(
-            RequestOption(field.name, kind, choices, field.default, field.metadata["help"])
+            RequestOption(
+                name=field.name,
+                kind=kind,
+                choices=choices,
+                default=field.default,
+                help=field.metadata["help"],
+                table=any(get_origin(each) is Mapping for each in types),
+                nullable=NoneType in types and field.default is not None,
+            )
         )
     return options
 

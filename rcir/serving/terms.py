@@ -23,7 +23,8 @@ from rcir.levels import DELTA
 from rcir.risk.request import GuaranteeRequest, request_options
 
 Kind = TypeVar("Kind", bound=BaseModel)
-STRUCTURED = ("alpha", "delta", "mix")  # fields of a form that may be more than a text
+# Fields of a form that may be more than a text.
+STRUCTURED = tuple(one.name for one in request_options() if one.table or one.nullable)
 
 
 class Body(BaseModel):
