@@ -13,7 +13,11 @@ from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.levels import ALPHAS, DELTA
 from rcir.retrieval.calibration_report import CalibrationReport, report
 from rcir.retrieval.queries import Queries, require_alike
-from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES, check_uncertainty
+from rcir.retrieval.query_uncertainty import (
+    QUERY_UNCERTAINTIES,
+    checked_uncertainty,
+    current_name,
+)
 from rcir.retrieval.search import Searcher
 from rcir.retrieval.splits import check_clusters, check_repeats
 from rcir.risk import (
@@ -42,11 +46,11 @@ class CalibrationOptions:
     alphas: Sequence[float] = ALPHAS
     delta: float = DELTA
     recurring: bool = False
-    uncertainty: str = "own"
+    uncertainty: str = "auto"
 
     def __post_init__(self) -> None:
         check_bound(self.bound)
-        check_uncertainty(self.uncertainty)
+        object.__setattr__(self, "uncertainty", checked_uncertainty(self.uncertainty))
         if not isinstance(self.alphas, Sequence | np.ndarray) or not len(self.alphas):
             raise InvalidConfig(f"alphas is {self.alphas!r}; give a list of at least one")
         object.__setattr__(self, "alphas", tuple(self.alphas))
@@ -74,6 +78,11 @@ class Calibration:
     tuning_queries: Queries
     calibration_queries: Queries
     chosen_among: int = 1
+
+    def __post_init__(self) -> None:
+        parts = {part: current_name(value) for part, value in self.fingerprints.items()}
+        object.__setattr__(self, "fingerprints", parts)
+        object.__setattr__(self, "uncertainty", current_name(self.uncertainty))
 
     @property
     def controller(self) -> RiskController:
@@ -206,7 +215,7 @@ def check_searched(searcher: Searcher, queries: LabelledResults) -> None:
 
 def keeps_embeddings(searcher: Searcher, uncertainty: str) -> bool:
     """Return whether queries are searched again by all that the encoder states of them."""
-    by_draws = QUERY_UNCERTAINTIES[uncertainty].by_draws
+    by_draws = QUERY_UNCERTAINTIES[current_name(uncertainty)].by_draws
     return by_draws or (searcher.encoder is not None and searcher.encoder.reranks)
 
 

@@ -154,8 +154,8 @@ def overlap_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[n
 
 
 QUERY_UNCERTAINTIES: Mapping[str, QueryUncertainty] = {
-    "own": QueryUncertainty(
-        "the encoder's own uncertainty, or else 1 - cosine", lambda _: True, stated_uncertainty
+    "encoder": QueryUncertainty(
+        "the encoder's uncertainty, or else 1 - cosine", lambda _: True, stated_uncertainty
     ),
     "cosine": QueryUncertainty(
         "1 - cosine to the nearest item", lambda _: True, cosine_uncertainty
@@ -186,9 +186,27 @@ QUERY_UNCERTAINTIES: Mapping[str, QueryUncertainty] = {
 }
 
 
-def check_uncertainty(name: str) -> None:
-    """Raise `InvalidConfig` unless it is a kind of uncertainty, or "auto"."""
-    if name not in (*QUERY_UNCERTAINTIES, "auto"):
+class Kinds(tuple[str, ...]):
+    """Kinds of uncertainty, which contain "own" as well, the former name of "encoder"."""
+
+    def __contains__(self, name: object) -> bool:
+        return name == "own" or super().__contains__(name)
+
+
+def current_name(name: str) -> str:
+    """Return the name of an uncertainty; stored ones may be "own", the former name of "encoder"."""
+    return "encoder" if name == "own" else name
+
+
+def checked_uncertainty(name: str) -> str:
+    """Return the name of a kind of uncertainty, or "auto".
+
+    Raises:
+        InvalidConfig: there is no such kind.
+    """
+    kinds = Kinds((*QUERY_UNCERTAINTIES, "auto"))
+    if name not in kinds:
         raise InvalidConfig(
-            f"uncertainty {name!r} is unknown; choose one of {', '.join(QUERY_UNCERTAINTIES)}, auto"
+            f"query_uncertainty {name!r} is unknown; choose one of {', '.join(kinds)}"
         )
+    return current_name(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
@@ -34,6 +35,7 @@ from rcir.retrieval.calibration import (
 from rcir.retrieval.calibration_report import CalibrationReport
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.queries import Queries, require_alike
+from rcir.retrieval.query_uncertainty import current_name
 from rcir.retrieval.search import Asked, Found, Searcher
 from rcir.retrieval.splits import digests_of, divide_queries, vector_distances
 from rcir.retrieval.vector_options import Metric, VectorOptions
@@ -66,6 +68,16 @@ def _of_search(name: str, doc: str) -> Any:
         lambda self, value: setattr(self.searcher, name, value),
         doc=doc,
     )
+
+
+def _renamed(query_uncertainty: str, judged_by: str | None) -> str:
+    """Return the uncertainty of queries that a caller chooses, warning of former names."""
+    chosen = query_uncertainty if judged_by is None else judged_by
+    if judged_by is not None:
+        warnings.warn("judged_by is now query_uncertainty", DeprecationWarning, stacklevel=3)
+    if chosen == "own":
+        warnings.warn('uncertainty "own" is now "encoder"', DeprecationWarning, stacklevel=3)
+    return current_name(chosen)
 
 
 class Retriever:
@@ -242,7 +254,7 @@ class Retriever:
     @property
     def uncertainty(self) -> str:
         """The uncertainty of queries that sizes depend on, see `judged`."""
-        return "own" if self.calibration is None else self.calibration.uncertainty
+        return "encoder" if self.calibration is None else self.calibration.uncertainty
 
     @property
     def tuning_queries(self) -> Queries | None:
@@ -378,7 +390,8 @@ class Retriever:
         delta: float = DELTA,
         recurring: bool = False,
         *,
-        judged_by: str = "own",
+        query_uncertainty: str = "auto",
+        judged_by: str | None = None,
         seed: int = 0,
         **known: Any,
     ) -> CalibrationReport:
@@ -388,7 +401,8 @@ class Retriever:
             queries: vectors (n, d), drawn independently of each other from the same source as
                 future queries; if they come in clusters, clusters are.
             labels: of each, of the kind that the gallery has (`Retriever.from_embeddings`).
-            score_function, bound, alphas, delta, recurring, judged_by: see `calibrate_splits`.
+            score_function, bound, alphas, delta, recurring, query_uncertainty, judged_by: see
+                `calibrate_splits`.
             seed: decides which vectors tune and which calibrate.
             known: see `labelled`: uncertainty, model, groups, clusters.
 
@@ -408,6 +422,7 @@ class Retriever:
             >>> retriever.calibrate(vectors[400:], labels[400:]).n_calibration
             350
         """
+        query_uncertainty = _renamed(query_uncertainty, judged_by)
         if isinstance(queries, LabelledResults):
             raise InvalidConfig("these queries were searched already: call `calibrate_splits`")
         divided = divide_queries(self.labelled(queries, labels, **known), seed)
@@ -420,7 +435,7 @@ class Retriever:
             alphas,
             delta,
             recurring,
-            judged_by=judged_by,
+            query_uncertainty=query_uncertainty,
         )
 
     def calibrate_splits(
@@ -433,7 +448,8 @@ class Retriever:
         delta: float = DELTA,
         recurring: bool = False,
         *,
-        judged_by: str = "own",
+        query_uncertainty: str = "auto",
+        judged_by: str | None = None,
     ) -> CalibrationReport:
         """Calibrate on two splits that this retriever has searched, see `search_labelled`.
 
@@ -449,9 +465,10 @@ class Retriever:
             recurring: allow calibration queries that are in the tuning split too, or come twice:
                 for images that recur in use exactly as they do here, each query drawn
                 independently of all others. Copies of one list of images are not.
-            judged_by: uncertainty of the queries: one of `uncertainties`, see `judged`; or "auto",
-                which chooses the one with the smallest sets on the tuning split, see
+            query_uncertainty: the uncertainty of queries: one of `uncertainties`, see `judged`; or
+                "auto", which chooses the one with the smallest sets on the tuning split, see
                 `rcir.risk.smallest_uncertainty`.
+            judged_by: the former name of `query_uncertainty`.
 
         Returns:
             What is certified; `print` it.
@@ -477,7 +494,8 @@ class Retriever:
             >>> retriever.retrieve(query, 0.1, 0.1, group="True").guarantee.n_calibration < 3000
             True
         """
-        options = CalibrationOptions(score_function, bound, alphas, delta, recurring, judged_by)
+        kind = _renamed(query_uncertainty, judged_by)
+        options = CalibrationOptions(score_function, bound, alphas, delta, recurring, kind)
         self.calibration, made = calibrate(self.searcher, tuning, calibration, options)
         return made
 

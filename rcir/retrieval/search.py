@@ -31,7 +31,7 @@ from rcir.inputs import as_numpy, as_vectors
 from rcir.retrieval.fingerprints import Fingerprints
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.queries import Queries
-from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
+from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES, Kinds, current_name
 from rcir.retrieval.templates import template_digests, templates_of
 from rcir.retrieval.vector_options import VectorOptions
 from rcir.risk import LabelledResults, SearchResults
@@ -513,9 +513,9 @@ class Searcher:
     @property
     def uncertainties(self) -> tuple[str, ...]:
         """What the uncertainty of queries can be, see `judged`."""
-        return tuple(name for name, kind in QUERY_UNCERTAINTIES.items() if kind.known(self))
+        return Kinds(name for name, kind in QUERY_UNCERTAINTIES.items() if kind.known(self))
 
-    def judged(self, results: Found, uncertainty: str = "own") -> Found:
+    def judged(self, results: Found, uncertainty: str = "encoder") -> Found:
         """Return search results with another uncertainty of the queries.
 
         Args:
@@ -530,7 +530,8 @@ class Searcher:
                 f"uncertainty {uncertainty!r} is not available for this gallery and encoder; "
                 f"choose one of {', '.join(self.uncertainties)}"
             )
-        return replace(results, uncertainty=QUERY_UNCERTAINTIES[uncertainty].of(self, results))
+        kind = QUERY_UNCERTAINTIES[current_name(uncertainty)]
+        return replace(results, uncertainty=kind.of(self, results))
 
     def fingerprints(self) -> dict[str, str]:
         """Digests of everything that calibration depends on, see `Fingerprints`."""
