@@ -155,7 +155,7 @@ class Retriever:
                 tensor of PyTorch, or a column or frame of pandas or Arrow.
             ids: a name for each; "0", "1", ... unless given.
             labels: of each, whole numbers or texts; lists of texts, where items match that share
-                one; or a `Relevance`, such as places (`rcir.data.within_radius`). None: the labels
+                one; or a `Relevance`, such as places (`rcir.data.WithinRadius`). None: the labels
                 of queries are lists of the ids of their true matches.
             metric, model, leave_one_out: see `VectorOptions`.
             uncertainty: (n,) of the items, larger is less certain.
