@@ -97,7 +97,9 @@ def calibrated(index: object, gallery: tuple, queries: tuple) -> rcir.Retriever:
         norms=np.linalg.norm(vectors, axis=1).astype(np.float32),
     )
     retriever = rcir.Retriever(searcher)
-    retriever.calibrate(*queries, "quantile", alphas=(ALPHA,), delta=DELTA)
+    retriever.calibrate(
+        *queries, "quantile", alphas=(ALPHA,), delta=DELTA, query_uncertainty="encoder"
+    )
     return retriever
 
 

@@ -3,7 +3,7 @@
 On two-digit numbers, 400 pictures of each kind of Fashion-MNIST, 240 characters of Omniglot (small
 networks, trained by each method) and 50 kinds of birds (heads on the features of EfficientNet-Lite0
 as ImageNet left it), half of the classes trained on and the others measured on: recall at 1 and
-expected calibration error of test queries, AUROC of a wrong first image by the encoder's own
+expected calibration error of test queries, AUROC of a wrong first image by the encoder's
 uncertainty (where it has one) and by the one that sizes go by, AUROC of telling MNIST's digits by
 the latter, mean certified sizes at delta = 0.1 by `auto` (score function and uncertainty, chosen on
 the tuning split), the last over one size for all, and how long an embedding takes beside the
@@ -123,7 +123,7 @@ def numbers_of(name: str, method: str, runs: Path) -> tuple[dict[str, float | No
     states = outcome.retriever.item_uncertainty is not None
     found: dict[str, float | None] = {
         "R@1": numbers["recall_at_1"],
-        "own": numbers.get("auroc_miss_own") if states else None,
+        "encoder": numbers.get("auroc_miss_encoder") if states else None,
         "AUROC": numbers.get("auroc_miss"),
         "OOD": numbers.get("ood_auroc"),
         "ECE": evaluation.quality.reliability.error,

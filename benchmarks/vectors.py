@@ -46,9 +46,7 @@ def on_birds() -> tuple[list[list[str]], dict[str, float]]:
         for _ in range(DIVISIONS):
             calibrating, left = np.split(rng.permutation(len(labelled)), [CALIBRATION])
             tuning, test = np.split(left, [len(left) // 2])
-            own = retriever.calibrate_splits(
-                found[tuning], found[calibrating], alphas=(ALPHA,), judged_by="auto"
-            )
+            own = retriever.calibrate_splits(found[tuning], found[calibrating], alphas=(ALPHA,))
             answers = retriever.retrieve(queries.vectors[test], ALPHA, DELTA)
             truth = np.asarray(queries.labels)[test].tolist()
             missed = [
@@ -97,7 +95,7 @@ def at_size() -> dict[str, float]:
         if outcome.returncode not in (0, 3):
             raise RuntimeError(f"rcir certify ended with status {outcome.returncode}")
     retriever = rcir.Retriever.from_embeddings(gallery[0], labels=gallery[1])
-    retriever.calibrate(*queries)
+    retriever.calibrate(*queries, query_uncertainty="encoder")
     retriever.add(new[0], [f"new {row}" for row in range(GROWN)], new[1])
     unit = retriever.options.checked(queries[0])
     index = build_index(retriever.options.checked(np.concatenate([gallery[0], new[0]])))

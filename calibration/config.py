@@ -8,7 +8,7 @@ from typing import Literal
 from rcir.errors import InvalidConfig
 from rcir.index import DEPTH, IndexConfig, check_depth
 from rcir.levels import ALPHAS, DELTA
-from rcir.retrieval.query_uncertainty import check_uncertainty
+from rcir.retrieval.query_uncertainty import checked_uncertainty
 from rcir.risk import Bound, check_level
 
 
@@ -22,9 +22,8 @@ class CalibrationConfig:
             `rcir compare` reads; the run's own unless given.
         score_function: how set size depends on the query; "auto" takes, for each risk, what needs
             the smallest sets at the same risk.
-        uncertainty: of the queries: "own" of the encoder, without which it is "cosine", one minus
-            the cosine to the nearest item; "gap", "vote", "spread", "agreement" or "overlap", see
-            docs/methods.md; "auto" takes what needs the smallest sets.
+        query_uncertainty: "encoder", "cosine", "gap", "vote", "spread", "agreement" or "overlap",
+            see docs/methods.md; "auto" chooses the one with the smallest sets.
         bound: confidence bound; "binomial" is exact, "hoeffding" that of Cai et al. (AAAI 2025).
         group: attribute of the queries, such as a camera; the retriever then answers per group.
         cluster: attribute of the queries, such as a video or a patient, whose queries are not
@@ -44,7 +43,7 @@ class CalibrationConfig:
     score_function: Literal[
         "auto", "constant", "minmax", "quantile", "learned", "reranked"
     ] = "auto"
-    uncertainty: str = "auto"
+    query_uncertainty: str = "auto"
     bound: Bound = "binomial"
     group: str | None = None
     cluster: str | None = None
@@ -58,7 +57,8 @@ class CalibrationConfig:
 
     def __post_init__(self) -> None:
         check_levels(self.alphas, self.delta)
-        check_uncertainty(self.uncertainty)
+        kind = checked_uncertainty(self.query_uncertainty)
+        object.__setattr__(self, "query_uncertainty", kind)
         if self.num_workers < 0:
             raise InvalidConfig(f"num_workers is {self.num_workers}; at least 0")
         check_depth(self.depth)

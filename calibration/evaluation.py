@@ -47,7 +47,7 @@ class Evaluation:
         comparison: mean set size of each score function at each level on the tuning split, if
             compared.
         uncertainties: mean set size at each level on the tuning split if sizes depended on one
-            uncertainty alone, if compared; without "own" if the encoder states none.
+            uncertainty alone, if compared; without "encoder" if it states none.
         quality: of rankings and uncertainties.
         parts: the risk of parts of the test queries, at the certified level nearest to `ALPHA`.
         parts_alpha: that level; None if nothing is certified.
@@ -186,8 +186,8 @@ def evaluate(
     if baseline is not None:
         quality.numbers["recall_at_1_pixels"] = baseline
     uncertainties = dict(calibrated.uncertainties) if calibrated else {}
-    if test.require("queries").uncertainty is None:  # then "own" is the cosine's
-        uncertainties.pop("own", None)
+    if test.require("queries").uncertainty is None:  # then "encoder" is the cosine's
+        uncertainties.pop("encoder", None)
     evaluation = Evaluation(
         dataset=dataset,
         uncertainty=retriever.uncertainty,

@@ -119,7 +119,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
                 config.bound,
                 config.alphas,
                 config.delta,
-                judged_by=config.uncertainty,
+                query_uncertainty=config.query_uncertainty,
             )
         queries = queries.judged(retriever)
         outside = uncertainty_outside(retriever, asked, embedder)

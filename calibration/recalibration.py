@@ -134,7 +134,7 @@ def _calibrated(retriever: Retriever, queries: Queries, labels: list[Any]) -> Ca
         options.alphas,
         options.delta,
         options.recurring,
-        judged_by=retriever.uncertainty,
+        query_uncertainty=retriever.uncertainty,
     )
 
 

@@ -71,7 +71,7 @@ def render(evaluation: Evaluation, drawn: dict[str, str]) -> str:
         evaluation=evaluation,
         summary=summary,
         titles={
-            name: f"{name}: {kind.title}" if name != "own" else "the encoder's own uncertainty"
+            name: f"{name}: {kind.title}" if name != "encoder" else "the encoder's uncertainty"
             for name, kind in QUERY_UNCERTAINTIES.items()
         },
         delta=delta,

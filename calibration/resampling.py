@@ -214,7 +214,7 @@ class _Rule:
         for column in range(len(levels)):
             certified = np.flatnonzero(np.isfinite(thresholds[:, column]))
             values, places = np.unique(thresholds[certified, column], return_inverse=True)
-            limits = widened(values)
+            limits = np.minimum(widened(values), np.finfo(np.float32).max).astype(np.float32)
             sizes = self._sizes(limits)
             for split, place in zip(certified, places, strict=True):
                 second = self.splits[split][1]
@@ -230,10 +230,10 @@ class _Rule:
             return math.floor(alpha * n + 1e-9)  # 0.29 * 100 < 29
         return allowed_misses(n, alpha, delta, self.bound)
 
-    def _sizes(self, limits: NDArray[np.float64]) -> NDArray[np.int64]:
+    def _sizes(self, limits: NDArray[np.float32]) -> NDArray[np.int64]:
         """Return (g, n) set sizes of all queries at g ascending limits of the scores."""
         n, width = len(self.candidate_scores), len(limits) + 1
-        enters = np.searchsorted(limits.astype(np.float32), self.candidate_scores, side="left")
+        enters = np.searchsorted(limits, self.candidate_scores, side="left")
         cells = enters + width * np.arange(n)[:, None]
         counts = np.bincount(cells.ravel(), minlength=n * width).reshape(n, width)
         return np.ascontiguousarray(np.cumsum(counts[:, :-1], axis=1).T)

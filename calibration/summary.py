@@ -74,7 +74,7 @@ def limit(evaluation: Evaluation) -> str:
 
 
 def size_source(evaluation: Evaluation) -> str:
-    """State what sizes the sets, and what the encoder's own uncertainty alone would have given."""
+    """State what sizes the sets, and what the encoder's uncertainty alone would have given."""
     score_function, name = evaluation.rows[0].score_function, evaluation.uncertainty
     if score_function == "constant":
         return "All sets have the same size: constant sizes use no uncertainty."
@@ -93,9 +93,9 @@ def size_source(evaluation: Evaluation) -> str:
     if chosen is not None:
         sentence += f"these sets hold {chosen:.2f} images; "
     sentence += f"sized by {name!r} alone they would hold {levels[alpha]:.2f}"
-    own = evaluation.uncertainties.get("own", {}).get(alpha)
-    if name != "own" and own is not None:
-        sentence += f", and by the encoder's own uncertainty alone {own:.2f}"
+    by_encoder = evaluation.uncertainties.get("encoder", {}).get(alpha)
+    if name != "encoder" and by_encoder is not None:
+        sentence += f", and by the encoder's uncertainty alone {by_encoder:.2f}"
     return (
         f"{sentence}. Of the uncertainties that give nearly the smallest sets, the one is taken "
         "that best predicts a wrong first image."

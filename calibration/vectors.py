@@ -129,7 +129,6 @@ def certify(config: CertificationConfig) -> Certification:
                 config.score_function,
                 alphas=config.alphas,
                 delta=config.delta,
-                judged_by="auto",
             )
         queries = SearchedSplits(tuning, calibration, test).judged(retriever)
         held = _image_set(retriever, asked, labelled, splits[2])

@@ -113,6 +113,7 @@ def retriever(splits):
         built.search_labelled(splits.tuning, "occluded"),
         built.search_labelled(splits.calibration, "occluded"),
         score_function="quantile",
+        query_uncertainty="encoder",
     )
     return built
 

@@ -55,6 +55,9 @@ def error_of(capsys, *arguments):
         (["--simultaneous"], {"simultaneous": True}),
         (["--anytime"], {"anytime": True}),
         (["--mix", "any"], {"mix": "any"}),
+        (["--mix", "True=0.3", "False=0.7"], {"mix": {"True": 0.3, "False": 0.7}}),
+        (["--delta", "none"], {"delta": None}),
+        (["--alpha", "miss=.9", "recall=.95"], {"alpha": {"miss": 0.9, "recall": 0.95}}),
         (
             ["--distinct", "label", "--risk", "recall", "--group", "False"],
             {"distinct": "label", "risk": "recall", "group": "False"},
@@ -63,18 +66,16 @@ def error_of(capsys, *arguments):
     ids=str,
 )
 def test_every_option_gives_the_answer_of_the_library(folder, image, capsys, words, options):
-    answer = rcir.load(folder).retrieve(image, 0.9, 0.2, **options)
-    command = ["retrieve", image, "--retriever", str(folder), "--alpha", ".9", "--delta", ".2"]
-    assert main([*command, *words, "--json"]) == 0
+    options = {"alpha": 0.9, "delta": 0.2} | options
+    answer = rcir.load(folder).retrieve(image, **options)
+    command = ["retrieve", "--retriever", str(folder), "--alpha", ".9", "--delta", ".2"]
+    assert main([*command, *words, image, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed == json.loads(json.dumps(answer.to_dict()))
     assert printed["ids"] == list(answer.ids)
     guarantee = printed["guarantee"]
-    assert {name: guarantee[name] for name in ("alpha", "delta", *options)} == {
-        **{"alpha": 0.9, "delta": 0.2},
-        **options,
-    }
-    main([*command, *words])
+    assert {name: guarantee[name] for name in options} == options
+    main([*command, image, *words])
     assert capsys.readouterr().out == f"{answer}\n"
 
 
@@ -171,7 +172,10 @@ def test_installed_script_prints_the_answer_of_the_library(folder, image):
         (["retrieve"], "image"),
         (["retrieve", "a.png", "--loud"], "--loud"),
         (["retrieve", "a.png", "--alpha", "much"], "--alpha"),
-        (["retrieve", "a.png", "--risk", "hits"], "--risk"),
+        (["retrieve", "a.png", "--risk", "hits"], "false-discovery"),
+        (["retrieve", "a.png", "--alpha", "0.1", "recall=0.2"], "NAME=NUMBER"),
+        (["retrieve", "a.png", "--mix", "a=much"], "give any, or NAME=NUMBER"),
+        (["retrieve", "a.png", "--delta", "null"], "give a number, or none"),
         (["demo", "--output"], "--output"),
         (["data"], "data"),
         (["data", "check"], "name"),

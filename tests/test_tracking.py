@@ -18,7 +18,7 @@ from rcir import tracking
 from rcir.data import load_splits
 from rcir.errors import TrackingUnavailable
 from rcir.files import owner
-from rcir.registry.register import register
+from rcir.registry import register
 from rcir.runs.folder import RunFolder
 from rcir.runs.trained_on import TrainedOn
 from tests.kills import DEAD, Killed

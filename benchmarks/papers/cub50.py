@@ -67,9 +67,9 @@ ENCODERS += [(False, method) for method in METHODS if method != "mc-dropout"]
 SCORES = ("R@1", "mAP@5", "AUROC", "AUSC", "ECE@1")
 # How sets are sized: score function, uncertainty, bound.
 RULES: dict[str, tuple[str, str, Bound]] = {
-    "constant": ("constant", "own", "binomial"),
-    "minmax, own, Hoeffding": ("minmax", "own", "hoeffding"),
-    "minmax, own": ("minmax", "own", "binomial"),
+    "constant": ("constant", "encoder", "binomial"),
+    "minmax, encoder, Hoeffding": ("minmax", "encoder", "hoeffding"),
+    "minmax, encoder": ("minmax", "encoder", "binomial"),
     "minmax, 1 - cosine": ("minmax", "cosine", "binomial"),
     "auto": ("auto", "auto", "binomial"),
 }
@@ -188,7 +188,7 @@ def of_division(
     for rule, (score_function, uncertainty, bound) in RULES.items():
         halved = results[tuning], results[calibrating]
         retriever.calibrate_splits(
-            *halved, score_function, bound, ALPHAS, DELTA, judged_by=uncertainty
+            *halved, score_function, bound, ALPHAS, DELTA, query_uncertainty=uncertainty
         )
         controller = retriever.controller
         asked = retriever.judged(results[measured]).scored(controller.score_function)

@@ -21,7 +21,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     """Register, and print where it is and why."""
-    from rcir.registry.register import register
+    from rcir.registry import register
 
     found = register(
         *(options.run, options.name, options.alias),

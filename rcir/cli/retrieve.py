@@ -2,30 +2,60 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Action, ArgumentError, ArgumentParser, Namespace
+from functools import partial
 from json import dumps
 from typing import Any
 
+from rcir.errors import InvalidConfig
 from rcir.printable import printable
-from rcir.risk.request import request_options
+from rcir.risk.request import RequestOption, request_options
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments: queries, the retriever, the guarantee."""
-    parser.add_argument(
-        "image", nargs="+", help="image file; for a retriever of vectors, a file of vectors"
+    images = parser.add_argument(
+        "image",
+        nargs="+",
+        action="extend",
+        help="image file; for a retriever of vectors, a file of vectors",
     )
     parser.add_argument(
         "--retriever", help="folder or MLflow URI; without it, RCIR_RETRIEVER names it"
     )
     for one in request_options():
-        kind: dict[str, Any] = {"type": one.kind, "choices": one.choices or None}
-        if one.kind is bool:
-            kind = {"action": "store_true"}
+        kind: dict[str, Any] = {"action": "store_true"}
+        if one.kind is not bool:
+            value = "|".join(one.choices) or one.name.upper()
+            kind = {
+                "action": partial(_Values, option=one, images=images),
+                "nargs": "+" if one.table else 1,
+                "metavar": (value, "NAME=NUMBER") if one.table else value,
+            }
         parser.add_argument(f"--{one.name}", default=one.default, help=one.help, **kind)
     parser.add_argument(
         "--json", action="store_true", help="print JSON: of several pictures, a list"
     )
+
+
+class _Values(Action):
+    """Read the value of an option; words that follow NAME=NUMBER, or one value, are images."""
+
+    def __init__(self, *, option: RequestOption, images: Action, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.option, self.images = option, images
+
+    def __call__(
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, flag: str | None = None
+    ) -> None:
+        last = next((n for n, word in enumerate(values) if n and "=" not in word), len(values))
+        try:
+            setattr(namespace, self.dest, self.option.parse(values[:last]))
+        except InvalidConfig as error:
+            raise ArgumentError(self, str(error)) from None
+        if images := values[last:]:
+            self.images(parser, namespace, images)
+            self.images.required = False
 
 
 def run(options: Namespace) -> None:
@@ -55,7 +85,6 @@ def _vectors(files: list[str]) -> tuple[list[str], dict[str, Any]]:
     from pathlib import Path
 
     from rcir.data.vector_shards import read_all_vectors
-    from rcir.errors import InvalidConfig
 
     if len(files) > 1:
         raise InvalidConfig(f"{len(files)} files: of vectors give one, with a row for each query")

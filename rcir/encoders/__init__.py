@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 
+from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, NoOptions
 from rcir.encoders.btl import BayesianTriplet
 from rcir.encoders.config import EncoderConfig
 from rcir.encoders.deep_ensemble import DeepEnsemble
 from rcir.encoders.deterministic import Deterministic
+from rcir.encoders.features import build_features
 from rcir.encoders.hib import HedgedInstance
 from rcir.encoders.hub import model_preprocessing
 from rcir.encoders.lam import LaplacianMetric
@@ -41,6 +43,7 @@ __all__ = [
     "BayesianTriplet",
     "DeepEnsemble",
     "Deterministic",
+    "Embedding",
     "Encoder",
     "EncoderConfig",
     "HedgedInstance",
@@ -53,6 +56,7 @@ __all__ = [
     "TripReg",
     "VonMisesFisher",
     "build_encoder",
+    "build_features",
     "find_method",
     "method_name",
     "model_preprocessing",

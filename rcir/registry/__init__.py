@@ -1,1 +1,16 @@
 """Retrievers in MLflow's model registry: a model with its card, versions, and who is champion."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rcir.import_paths import lazily
+
+if TYPE_CHECKING:
+    from rcir.registry.registration import register
+
+_HOMES = {"rcir.registry.registration": ("register",)}
+
+__all__ = ["register"]
+
+__getattr__, __dir__ = lazily(__name__, globals(), _HOMES)

@@ -49,7 +49,7 @@ class CalibrationOptions:
     alphas: Sequence[float] = ALPHAS
     delta: float = DELTA
     recurring: bool = False
-    uncertainty: str = "own"
+    uncertainty: str = "auto"
 
     def __post_init__(self) -> None:
         check_bound(self.bound)

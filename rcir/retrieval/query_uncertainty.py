@@ -154,8 +154,8 @@ def overlap_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[n
 
 
 QUERY_UNCERTAINTIES: Mapping[str, QueryUncertainty] = {
-    "own": QueryUncertainty(
-        "the encoder's own uncertainty, or else 1 - cosine", lambda _: True, stated_uncertainty
+    "encoder": QueryUncertainty(
+        "the encoder's uncertainty, or else 1 - cosine", lambda _: True, stated_uncertainty
     ),
     "cosine": QueryUncertainty(
         "1 - cosine to the nearest item", lambda _: True, cosine_uncertainty
@@ -188,7 +188,8 @@ QUERY_UNCERTAINTIES: Mapping[str, QueryUncertainty] = {
 
 def check_uncertainty(name: str) -> None:
     """Raise `InvalidConfig` unless it is a kind of uncertainty, or "auto"."""
-    if name not in (*QUERY_UNCERTAINTIES, "auto"):
+    kinds = (*QUERY_UNCERTAINTIES, "auto")
+    if name not in kinds:
         raise InvalidConfig(
-            f"uncertainty {name!r} is unknown; choose one of {', '.join(QUERY_UNCERTAINTIES)}, auto"
+            f"query_uncertainty {name!r} is unknown; choose one of {', '.join(kinds)}"
         )

@@ -147,7 +147,7 @@ class Retriever:
                 tensor of PyTorch, or a column or frame of pandas or Arrow.
             ids: a name for each; "0", "1", ... unless given.
             labels: of each, whole numbers or texts; lists of texts, where items match that share
-                one; or a `Relevance`, such as places (`rcir.data.within_radius`). None: the labels
+                one; or a `Relevance`, such as places (`rcir.data.WithinRadius`). None: the labels
                 of queries are lists of the ids of their true matches.
             metric, model, leave_one_out: see `VectorOptions`.
             uncertainty: (n,) of the items, larger is less certain.
@@ -232,7 +232,7 @@ class Retriever:
     @property
     def uncertainty(self) -> str:
         """The uncertainty of queries that sizes depend on, see `judged`."""
-        return "own" if self.calibration is None else self.calibration.uncertainty
+        return "encoder" if self.calibration is None else self.calibration.uncertainty
 
     @property
     def tuning_queries(self) -> Queries | None:
@@ -360,7 +360,7 @@ class Retriever:
         delta: float = DELTA,
         recurring: bool = False,
         *,
-        judged_by: str = "own",
+        query_uncertainty: str = "auto",
         seed: int = 0,
         **known: Any,
     ) -> CalibrationReport:
@@ -370,7 +370,8 @@ class Retriever:
             queries: vectors (n, d), drawn independently of each other from the same source as
                 future queries; if they come in clusters, clusters are.
             labels: of each, of the kind that the gallery has (`Retriever.from_embeddings`).
-            score_function, bound, alphas, delta, recurring, judged_by: see `calibrate_splits`.
+            score_function, bound, alphas, delta, recurring, query_uncertainty: see
+                `calibrate_splits`.
             seed: decides which vectors tune and which calibrate.
             known: see `labelled`: uncertainty, model, groups, clusters.
 
@@ -402,7 +403,7 @@ class Retriever:
             alphas,
             delta,
             recurring,
-            judged_by=judged_by,
+            query_uncertainty=query_uncertainty,
         )
 
     def calibrate_splits(
@@ -415,7 +416,7 @@ class Retriever:
         delta: float = DELTA,
         recurring: bool = False,
         *,
-        judged_by: str = "own",
+        query_uncertainty: str = "auto",
     ) -> CalibrationReport:
         """Calibrate on two splits that this retriever has searched, see `search_labelled`.
 
@@ -431,8 +432,8 @@ class Retriever:
             recurring: allow calibration queries that are in the tuning split too, or come twice:
                 for images that recur in use exactly as they do here, each query drawn
                 independently of all others. Copies of one list of images are not.
-            judged_by: uncertainty of the queries: one of `uncertainties`, see `judged`; or "auto",
-                which chooses the one with the smallest sets on the tuning split, see
+            query_uncertainty: the uncertainty of queries: one of `uncertainties`, see `judged`; or
+                "auto", which chooses the one with the smallest sets on the tuning split, see
                 `rcir.risk.smallest_uncertainty`.
 
         Returns:
@@ -459,7 +460,9 @@ class Retriever:
             >>> retriever.retrieve(query, 0.1, 0.1, group="True").guarantee.n_calibration < 3000
             True
         """
-        options = CalibrationOptions(score_function, bound, alphas, delta, recurring, judged_by)
+        options = CalibrationOptions(
+            score_function, bound, alphas, delta, recurring, query_uncertainty
+        )
         self.calibration, made = calibrate(self.searcher, tuning, calibration, options)
         return made
 

@@ -515,7 +515,7 @@ class Searcher:
         """What the uncertainty of queries can be, see `judged`."""
         return tuple(name for name, kind in QUERY_UNCERTAINTIES.items() if kind.known(self))
 
-    def judged(self, results: Found, uncertainty: str = "own") -> Found:
+    def judged(self, results: Found, uncertainty: str = "encoder") -> Found:
         """Return search results with another uncertainty of the queries.
 
         Args:

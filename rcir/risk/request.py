@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import cache
 from numbers import Integral, Real
-from typing import Any, Literal, TypedDict, get_args, get_type_hints
+from types import NoneType
+from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 from rcir.errors import InvalidConfig
 from rcir.levels import ALPHA, DELTA
@@ -149,6 +150,8 @@ class RequestOption:
         choices: the values that it may have; empty if there are too many.
         default: its value if it is not requested.
         help: its meaning, in one sentence.
+        table: whether it may also be numbers by name.
+        nullable: whether None is a value other than the default.
     """
 
     name: str
@@ -156,6 +159,38 @@ class RequestOption:
     choices: tuple[str, ...]
     default: Any
     help: str
+    table: bool
+    nullable: bool
+
+    def parse(self, words: Sequence[str]) -> Any:
+        """Return the value that words of a command line state.
+
+        Raises:
+            InvalidConfig: they state none; the message says what is allowed.
+
+        Example:
+            >>> alpha, delta = request_options()[:2]
+            >>> alpha.parse(["0.1"]), alpha.parse(["miss=0.1", "recall=0.3"]), delta.parse(["none"])
+            (0.1, {'miss': 0.1, 'recall': 0.3}, None)
+        """
+        word, *more = words
+        try:
+            if self.table and (more or "=" in word):
+                pairs = [each.rpartition("=") for each in words]
+                table = {name: float(number) for name, _, number in pairs}
+                if all(table) and len(table) == len(words):
+                    return table
+            elif self.nullable and word == "none":
+                return None
+            elif not self.choices or word in self.choices:
+                return self.kind(word)
+        except ValueError:
+            pass
+        kinds = {float: "a number", int: "a whole number", str: "a text"}
+        allowed = " or ".join(self.choices) or kinds[self.kind]
+        allowed += ", or none" * self.nullable
+        allowed += ", or NAME=NUMBER for each of several different names" * self.table
+        raise InvalidConfig(f"{' '.join(words)!r} is not a value of {self.name}: give {allowed}")
 
 
 @cache
@@ -179,7 +214,15 @@ def request_options() -> list[RequestOption]:
         choices = tuple(given()) if given else tuple(literals)
         kind = next((each for each in types if each in (bool, int, float, str)), str)
         options.append(
-            RequestOption(field.name, kind, choices, field.default, field.metadata["help"])
+            RequestOption(
+                name=field.name,
+                kind=kind,
+                choices=choices,
+                default=field.default,
+                help=field.metadata["help"],
+                table=any(get_origin(each) is Mapping for each in types),
+                nullable=NoneType in types and field.default is not None,
+            )
         )
     return options
 
@@ -236,12 +279,16 @@ def conflict(
             return f"{name}=True is for the {exact} risk alone, of all answers"
     if request.simultaneous and request.anytime:
         return "simultaneous=True and anytime=True exclude each other: choose one"
-    if request.delta is None and (not monotone or request.anytime or request.mix is not None):
-        return f"delta=None is for the {names} risk alone: give a delta"
+    of_several_levels = request.simultaneous or request.anytime
+    if request.delta is None and (not monotone or of_several_levels or request.mix is not None):
+        return (
+            f"delta=None is for the {names} risk without simultaneous, anytime and mix: give a "
+            f"delta, such as {DELTA}"
+        )
     if request.mix is not None and (not monotone or request.group is not None):
         return f"mix is for the {names} risk, of all answers and groups"
     shares = isinstance(request.mix, Mapping)
-    if shares and (request.simultaneous or request.anytime):
+    if shares and of_several_levels:
         return "a mix of shares goes with neither simultaneous nor anytime"
     if cluster is not None:
         for name in ("simultaneous", "anytime", "abstain"):

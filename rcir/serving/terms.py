@@ -20,10 +20,11 @@ from pydantic_core import from_json
 
 from rcir.errors import InvalidConfig
 from rcir.levels import DELTA
-from rcir.risk.request import Distinct, GuaranteeRequest, request_options
+from rcir.risk.request import GuaranteeRequest, request_options
 
 Kind = TypeVar("Kind", bound=BaseModel)
-STRUCTURED = ("alpha", "delta", "mix")  # fields of a form that may be more than a text
+# Fields of a form that may be more than a text.
+STRUCTURED = tuple(one.name for one in request_options() if one.table or one.nullable)
 
 
 class Body(BaseModel):
@@ -32,12 +33,13 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
 
-def _request_fields() -> dict[str, Any]:
-    """Return type, default and description of each option of a request."""
+def _request_fields(*names: str) -> dict[str, Any]:
+    """Return type, default and description of options of a request, all unless named."""
     hints = get_type_hints(GuaranteeRequest)
     return {
         one.name: (hints[one.name], Field(one.default, description=one.help))
         for one in request_options()
+        if not names or one.name in names
     }
 
 
@@ -45,16 +47,17 @@ if TYPE_CHECKING:
 
     class _RequestBody(Body):
         def __getattr__(self, name: str) -> Any: ...
+
+    _ExploreBody = _RequestBody
 else:
     _RequestBody = create_model("_RequestBody", __base__=Body, **_request_fields())
+    _ExploreBody = create_model(
+        "_ExploreBody", __base__=Body, **_request_fields("delta", "distinct", "group")
+    )
 
 
-class ExploreTerms(Body):
+class ExploreTerms(_ExploreBody):
     """The guarantee at all alphas, see `Retriever.at_levels`."""
-
-    delta: float = Field(DELTA, description="Probability that the guarantee fails.")
-    distinct: Distinct = Field(None, description="One item of each label.")
-    group: str | None = Field(None, description="The group that the query belongs to.")
 
 
 class Terms(_RequestBody):
@@ -148,14 +151,16 @@ def terms_of(form: Mapping[str, str], kind: type[Kind]) -> Kind:
 
 
 def checked(kind: type[Kind], fields: Mapping[str, Any] | bytes) -> Kind:
-    """Values, or those of a JSON text, as a body of some kind.
+    """Return values, or those of a JSON text, as a body of some kind.
+
+    Values may be text, as those of forms are; JSON must have the types of the fields.
 
     Raises:
         InvalidConfig: they are none; every fault is named.
     """
     try:
         if isinstance(fields, bytes):
-            return kind.model_validate_json(fields)
+            return kind.model_validate_json(fields, strict=True)
         return kind.model_validate(fields)
     except ValidationError as error:
         raise InvalidConfig(faults_of(error.errors())) from None

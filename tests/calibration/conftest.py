@@ -16,7 +16,7 @@ def outcome(trained, tracking_uri, tmp_path_factory):
                 str(trained.path),
                 str(output),
                 score_function="minmax",
-                uncertainty="own",
+                query_uncertainty="encoder",
                 group="occluded",
                 depth=150,
                 alphas=(0.001, 0.2, 0.3),

@@ -248,7 +248,7 @@ def test_an_interrupted_calibration_embeds_what_is_missing(trained, monkeypatch,
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("kind", ["cosine", "vote"])
 def test_sizes_depend_on_the_chosen_uncertainty(trained, kind, capsys):
-    outcome = calibrated(trained, uncertainty=kind, score_function="minmax", alphas=(0.4,))
+    outcome = calibrated(trained, query_uncertainty=kind, score_function="minmax", alphas=(0.4,))
     numbers = outcome.evaluation.quality.numbers
     assert numbers["auroc_miss"] == numbers[f"auroc_miss_{kind}"]
     print_table(outcome.evaluation)

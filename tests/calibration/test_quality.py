@@ -174,7 +174,7 @@ def cases(encoders):
         encoder = encoders[name != "certain"]
         retriever = Retriever.build(encoder, Preprocessing(), sets["gallery"], depth)
         parts = [retriever.search_labelled(sets[part]) for part in ("tuning", "calibration")]
-        retriever.calibrate_splits(*parts, score_function="minmax")
+        retriever.calibrate_splits(*parts, "minmax", query_uncertainty="encoder")
         test = retriever.search_labelled(sets["test"])
         cross = [[match(one, other) for other in numbers["gallery"]] for one in numbers["test"]]
         outside = None if name == "certain" else OUTSIDE

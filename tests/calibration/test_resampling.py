@@ -21,6 +21,7 @@ from rcir.risk import (
     score,
     score_ranks,
 )
+from rcir.risk.score_functions import widened
 
 ALPHAS, DELTA = (0.001, 0.2, 0.3), 0.05
 
@@ -203,6 +204,18 @@ def test_expected_violations_include_the_noise_of_the_test_queries(n, m, delta):
     measured = true + rng.normal(0, noise / np.sqrt(m), draws)
     assert resampled.expected == pytest.approx(np.mean(measured > alpha), abs=0.005)
     assert np.mean(true > alpha) == pytest.approx(delta, abs=0.005)
+
+
+def test_a_query_whose_match_is_in_its_set_is_not_missed():
+    """Whatever float32 makes of the threshold and its tolerance."""
+    thresholds = np.arange(1, 100, dtype=np.float32) / 7
+    limits = widened(thresholds).astype(np.float32)
+    for threshold, limit in zip(thresholds, limits, strict=True):
+        scores = np.array([threshold] * 30 + [limit] * 10)
+        candidates = np.stack([np.zeros(40, np.float32), scores], axis=1)
+        split = [np.arange(30), np.arange(30, 40)]
+        rule = resampling._Rule(candidates, scores, "binomial", [split]).at([(0.2, 0.1)])
+        assert (rule.risk.item(), rule.mean.item()) == (0, 2)
 
 
 def test_the_summary_is_of_the_splits_that_certified_something(resampled_run, outcome):

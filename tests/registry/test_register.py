@@ -12,8 +12,8 @@ from scipy.stats import binom
 import rcir
 from rcir.cli import main
 from rcir.errors import InvalidConfig, InvalidData, PromotionRefused
+from rcir.registry import register
 from rcir.registry.promotion import Contender, judge
-from rcir.registry.register import register
 from rcir.retrieval.storage import load, save
 from rcir.runs.results import TEST, RunResults
 from tests.registry.conftest import certified, write

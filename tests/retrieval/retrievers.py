@@ -23,6 +23,7 @@ def search(retriever, part, groups=True, **options):
 def calibrate(retriever, score_function="quantile", groups=True, **options):
     """Tune and calibrate on the two splits; returns the retriever."""
     tuning, calibration = (search(retriever, part, groups) for part in (TUNING, CALIBRATION))
+    options = {"query_uncertainty": "encoder"} | options
     retriever.calibrate_splits(tuning, calibration, score_function, **options)
     return retriever
 

@@ -55,7 +55,8 @@ def built(method="btl"):
 
 def calibrate(retriever, kind, queries=QUERIES):
     halves = [queries.subset(np.arange(len(queries))[part::2]) for part in (0, 1)]
-    retriever.calibrate_splits(*map(retriever.search_labelled, halves), "quantile", judged_by=kind)
+    searched = map(retriever.search_labelled, halves)
+    retriever.calibrate_splits(*searched, "quantile", query_uncertainty=kind)
     return retriever
 
 
@@ -105,10 +106,10 @@ def test_draws_need_a_variance_and_an_index_that_returns_vectors_and_agreement_n
         (GALLERY, "btl", brute, ()),
     ):
         one = Retriever.build(encoder_of(method), PREPROCESSING, gallery, index=index)
-        assert one.uncertainties == ("own", "cosine", "gap", "vote", *more)
+        assert one.uncertainties == ("encoder", "cosine", "gap", "vote", *more)
     encoder = build_encoder(EncoderConfig("deterministic", dim=6), 1, (8, 8))
     certain = Retriever.build(encoder, PREPROCESSING, GALLERY)
-    assert certain.uncertainties == ("own", "cosine", "gap", "vote")
+    assert certain.uncertainties == ("encoder", "cosine", "gap", "vote")
     with pytest.raises(InvalidConfig, match="overlap"):
         certain.judged(certain.search(GALLERY.images[:2]), "overlap")
 
@@ -128,14 +129,14 @@ def test_answers_by_draws_are_stored_loaded_and_recalibrated(method, kind, tmp_p
 
 
 def test_queries_are_kept_with_their_variance_only_if_draws_calibrate():
-    retriever = calibrate(built(), "own")
+    retriever = calibrate(built(), "encoder")
     kept = retriever.tuning_queries, retriever.calibration_queries
     assert kept[1].embedding is None
     again = [retriever.search_labelled(queries) for queries in kept]
     with pytest.raises(InvalidData, match="draws"):
         retriever.judged(again[0], "agreement")
-    report = retriever.calibrate_splits(*again, "quantile", judged_by="auto")
-    assert set(report.uncertainties) == {"own", "cosine", "gap", "vote"}
+    report = retriever.calibrate_splits(*again, "quantile")
+    assert set(report.uncertainties) == {"encoder", "cosine", "gap", "vote"}
     calibrate(retriever, "overlap")
     assert "variance" in retriever.calibration_queries.embedding.tensors
 

@@ -101,7 +101,8 @@ def test_seven_queries_certify_nothing(built):
 
 def test_uncertainties_that_calibrated_are_required_of_every_query(built, tmp_path):
     stated = np.arange(500.0)
-    built.calibrate(QUERIES, KINDS[QUERY_LABELS], "minmax", uncertainty=stated)
+    options = {"uncertainty": stated, "query_uncertainty": "encoder"}
+    built.calibrate(QUERIES, KINDS[QUERY_LABELS], "minmax", **options)
     kept = (built.tuning_queries.uncertainty, built.calibration_queries.uncertainty)
     assert np.sort(np.concatenate(kept)).tolist() == stated.tolist()
     for own in (built, rcir.load(built.save(tmp_path / "own"))):

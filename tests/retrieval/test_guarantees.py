@@ -184,7 +184,7 @@ def test_without_delta_the_risk_is_bounded_on_average(certified):
         (float("nan"), 0.1, {}, InvalidRiskLevel, "alpha"),
         (0.3, 0.0, {"risk": "false-discovery"}, InvalidRiskLevel, "delta"),
         ({"miss": 1.0, "recall": 0.9}, 0.1, {}, InvalidRiskLevel, "miss"),
-        (0.3, None, {"simultaneous": True}, InvalidRiskLevel, "delta"),
+        (0.3, None, {"simultaneous": True}, InvalidConfig, "delta"),
         (0.3, 0.1, {"risk": "hits"}, InvalidConfig, "hits"),
         ({}, 0.1, {}, InvalidConfig, "risk"),
         (0.3, 0.1, {"distinct": "id"}, InvalidConfig, "distinct"),

@@ -13,7 +13,7 @@ from rcir.risk import LabelledResults, SearchResults, smallest_uncertainty
 from tests.retrieval.retrievers import build, search
 from tests.retrieval.whole_numbers import CALIBRATION, FURTHER, GALLERY, TEST, TUNING
 
-KINDS = ("own", "cosine", "vote", "gap")
+KINDS = ("encoder", "cosine", "vote", "gap")
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def by_hand(part):
         cdist(part.vectors, GALLERY.vectors, "cosine"), part.order[:, :1], axis=1
     )[:, 0]
     return {
-        "own": cosine,
+        "encoder": cosine,
         "cosine": cosine,
         "vote": 1 - (labels[:, :30] == first).mean(1),
         "gap": nearest / other,
@@ -53,13 +53,13 @@ def test_the_uncertainty_of_its_own_is_what_a_query_came_with(own):
     np.testing.assert_array_equal(found.uncertainty, TEST.uncertainty)
     voted = own.judged(found, "vote")
     np.testing.assert_allclose(voted.uncertainty, by_hand(TEST)["vote"])
-    np.testing.assert_array_equal(own.judged(voted, "own").uncertainty, TEST.uncertainty)
+    np.testing.assert_array_equal(own.judged(voted, "encoder").uncertainty, TEST.uncertainty)
 
 
 def test_places_vote_and_spread():
     places = np.random.default_rng(1).integers(0, 10, (300, 2)).astype(float)
     own = build(WithinRadius(places, 3.5), uncertainty=None)
-    assert own.uncertainties == ("own", "cosine", "gap", "vote", "spread")
+    assert own.uncertainties == ("encoder", "cosine", "gap", "vote", "spread")
     found = own.search(TEST.vectors)
     near = cdist(places, places) <= 3.5
     expected = [1 - near[row[0], row[:30]].mean() for row in TEST.order]
@@ -86,7 +86,7 @@ def test_the_gap_without_labels_is_to_the_second_candidate():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_use_the_uncertainty_that_calibrated(own, tmp_path, kind):
-    own.calibrate(FURTHER.vectors, FURTHER.labels, "minmax", judged_by=kind)
+    own.calibrate(FURTHER.vectors, FURTHER.labels, "minmax", query_uncertainty=kind)
     loaded = rcir.load(own.save(tmp_path / "own"))
     for one in (own, loaded):
         found = [answer.uncertainty for answer in one.retrieve(TEST.vectors, 0.3, 0.1)]
@@ -98,23 +98,36 @@ def test_answers_use_the_uncertainty_that_calibrated(own, tmp_path, kind):
 
 def test_auto_chooses_the_uncertainty_that_needs_the_smallest_sets(own):
     part = CALIBRATION + FURTHER
-    report = own.calibrate(part.vectors, part.labels, "quantile", judged_by="auto")
+    report = own.calibrate(part.vectors, part.labels, "quantile")
     assert report.uncertainties.keys() == set(KINDS)
     chosen = own.uncertainty
     # Sizes that are close count as equal.
     smallest = min(sizes[0.1] for sizes in report.uncertainties.values())
     assert report.uncertainties[chosen][0.1] <= 1.2 * smallest
     sizes = {
-        kind: own.calibrate(part.vectors, part.labels, "quantile", judged_by=kind).rows[1].mean_size
+        kind: own.calibrate(part.vectors, part.labels, "quantile", query_uncertainty=kind)
+        .rows[1]
+        .mean_size
         for kind in ("cosine", chosen)
     }
     assert sizes[chosen] < sizes["cosine"]
 
 
+def test_the_former_name_is_read_from_folders_for_one_release(own, tmp_path, sign):
+    own.calibrate(FURTHER.vectors, FURTHER.labels, "minmax", query_uncertainty="encoder")
+    path = own.save(tmp_path / "own") / "retriever.json"
+    path.write_text(path.read_text().replace(': "encoder"', ': "own"'))
+    sign(path.parent)
+    loaded = rcir.load(path.parent)
+    answers = [one.retrieve(TEST.vectors[0], 0.3, 0.1).to_dict() for one in (own, loaded)]
+    assert answers[0] == answers[1]
+    assert own.uncertainty == loaded.uncertainty == "encoder"
+
+
 @pytest.mark.parametrize("kind", ["variance", 3, None])
 def test_an_unknown_uncertainty_is_refused(own, kind):
     with pytest.raises(InvalidConfig, match="unknown"):
-        own.calibrate(TUNING.vectors, TUNING.labels, judged_by=kind)
+        own.calibrate(TUNING.vectors, TUNING.labels, query_uncertainty=kind)
 
 
 def test_a_gallery_without_labels_does_not_vote(retriever, splits):

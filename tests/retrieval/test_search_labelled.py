@@ -159,7 +159,7 @@ def test_a_gallery_without_labels_is_calibrated_with_relevance_given_by_hand(
     parts = [by_hand(unlabelled, splits, part) for part in (splits.tuning, splits.calibration)]
     with pytest.raises(InvalidData, match="label"):
         unlabelled.calibrate_splits(*parts, "reranked")
-    unlabelled.calibrate_splits(*parts, "quantile")
+    unlabelled.calibrate_splits(*parts, "quantile", query_uncertainty="encoder")
     with pytest.raises(InvalidConfig, match="labels"):
         unlabelled.retrieve(query, 0.3, 0.1, distinct="label")
     # Requests that need no labels get the answers of the labelled gallery.

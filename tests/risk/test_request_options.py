@@ -12,7 +12,7 @@ from rcir.cli import retrieve
 from rcir.registry.answers import PARAMETERS
 from rcir.risk import GuaranteeRequest, request_options
 from rcir.risk.request import RequestOptions
-from rcir.serving.terms import Terms
+from rcir.serving.terms import ExploreTerms, Terms
 
 NAMES = [field.name for field in fields(GuaranteeRequest)]
 DOCUMENT = Path(__file__).parents[2] / "docs" / "guarantee.md"
@@ -30,6 +30,8 @@ def test_flags_http_fields_and_model_parameters_are_the_options():
     defaults = {one.name: one.default for one in request_options()}
     assert {name: flags[name] for name in NAMES} == defaults
     assert {name: field.default for name, field in Terms.model_fields.items()} == defaults
+    for name, field in ExploreTerms.model_fields.items():
+        assert field.asdict() == Terms.model_fields[name].asdict()
     assert {name: value for name, (_, value) in PARAMETERS.items()} == defaults
     assert set(Terms.model_json_schema()["properties"]) == set(NAMES)
 

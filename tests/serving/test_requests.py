@@ -145,6 +145,8 @@ INVALID = {
     "an unknown field": ({"vector": QUERY, "alhpa": 0.1}, "invalid-request"),
     "half a letter": (b'{"vector": [1.0], "group": "\\ud800"}', "invalid-request"),
     "no JSON": (b'{"vector": [1.0', "invalid-request"),
+    "a truth value as a number": ({"vector": QUERY, "max_size": True}, "invalid-request"),
+    "text as a number": ({"vector": QUERY, "alpha": "0.1"}, "invalid-request"),
     "an unknown risk": ({"vector": QUERY, "risk": "luck"}, "invalid-request"),
     "an unknown group": ({"vector": QUERY, "group": "night"}, "invalid-request"),
     "an uncertainty without calibration": ({"vector": QUERY, "uncertainty": 0.5}, "invalid-data"),

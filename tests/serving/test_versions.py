@@ -11,7 +11,7 @@ import pytest
 import rcir
 from calibration import CertificationConfig, certify
 from rcir.errors import InvalidConfig, NoRetriever
-from rcir.registry.register import register
+from rcir.registry import register
 from rcir.retrieval.retriever import Retriever
 from rcir.serving import service
 from rcir.serving.sources import ready_to_serve, source_of
