@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.retrieval.gallery import Gallery
-from rcir.retrieval.storage.checks import (
+from rcir.retrieval.stored_parts import (
     CONTROLLER,
     require,
     require_array,
