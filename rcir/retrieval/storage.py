@@ -95,8 +95,8 @@ Result = TypeVar("Result")
 def save(retriever: Retriever, folder: str | os.PathLike[str]) -> Path:
     """Write a retriever to a folder as its current version.
 
-    A process that is killed meanwhile leaves the previous version or the new one as the current
-    one. Another process that saves to the folder is waited for.
+    Waits while another process saves to the folder. If this process is killed, the current version
+    is the previous one or the new one.
 
     Raises:
         CorruptRetriever: the folder contains something other than a retriever, which is kept.
@@ -202,11 +202,12 @@ def locked(folder: Path) -> Iterator[None]:
     writers wait until the block ends. A folder without a retriever is not locked.
 
     Raises:
-        CorruptRetriever: the file that names the current version is damaged.
+        CorruptRetriever: as `current_version` and `check_place` do.
     """
     if _find_version(folder) is None:
         yield
         return
+    check_place(folder)
     with _lock(folder):
         yield
 
@@ -282,10 +283,10 @@ def _point_to(version: Path) -> None:
     folder = version.parent.parent
     aside = folder / f".{POINTER}"
     aside.write_text(json.dumps({"format": LAYOUT, "version": version.name}))
-    sync(aside)
-    aside.replace(folder / POINTER)
-    for path in (folder, folder.parent):
+    for path in (aside, folder.parent):
         sync(path)
+    aside.replace(folder / POINTER)
+    sync(folder)
 
 
 def _clean(folder: Path, previous: Path | None) -> None:
