@@ -106,7 +106,7 @@ def reindex(
     Args:
         folder: of the retriever.
         config: the index; None to compare several.
-        output: folder to write to; the retriever's own, which is replaced, unless given.
+        output: folder to write to; unless given, the retriever's own gets a new version.
         alphas, delta: levels of the sizes that are compared; those that the retriever was
             calibrated at, unless given.
 

@@ -37,7 +37,7 @@ def recalibrate(
     Where its calibration was tracked, a run of its own holds the new retriever in MLflow.
 
     Args:
-        folder: of the retriever, which is replaced.
+        folder: of the retriever, which gets a new version.
         add: file of vectors that come into the gallery, see `rcir.data.vector_files`; for a
             retriever without an encoder.
         remove: file with the ids of those that go, one on each line.
