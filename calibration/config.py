@@ -8,7 +8,7 @@ from typing import Literal
 from rcir.errors import InvalidConfig
 from rcir.index import DEPTH, IndexConfig, check_depth
 from rcir.levels import ALPHAS, DELTA
-from rcir.retrieval.query_uncertainty import checked_uncertainty
+from rcir.retrieval.query_uncertainty import check_uncertainty
 from rcir.risk import Bound, check_level
 
 
@@ -40,9 +40,9 @@ class CalibrationConfig:
 
     run: str
     output: str | None = None
-    score_function: Literal[
-        "auto", "constant", "minmax", "quantile", "learned", "reranked"
-    ] = "auto"
+    score_function: Literal["auto", "constant", "minmax", "quantile", "learned", "reranked"] = (
+        "auto"
+    )
     query_uncertainty: str = "auto"
     bound: Bound = "binomial"
     group: str | None = None
@@ -57,8 +57,7 @@ class CalibrationConfig:
 
     def __post_init__(self) -> None:
         check_levels(self.alphas, self.delta)
-        kind = checked_uncertainty(self.query_uncertainty)
-        object.__setattr__(self, "query_uncertainty", kind)
+        check_uncertainty(self.query_uncertainty)
         if self.num_workers < 0:
             raise InvalidConfig(f"num_workers is {self.num_workers}; at least 0")
         check_depth(self.depth)

@@ -100,17 +100,18 @@ def reindex(
     Without an index named, several are compared, and the fastest is taken whose sets are at most 5%
     larger than those of exact search, at every level that exact search certifies. That is decided
     by the tuning queries alone: the calibration queries are searched through the index that was
-    taken and no other, so that its guarantee needs no correction for the choice.
+    taken and no other, so that its guarantee needs no correction for the choice. The folder that is
+    written is locked meanwhile.
 
     Args:
         folder: of the retriever.
         config: the index; None to compare several.
-        output: folder to write to; the retriever's own, which is replaced, unless given.
+        output: folder to write to; unless given, the retriever's own gets a new version.
         alphas, delta: levels of the sizes that are compared; those that the retriever was
             calibrated at, unless given.
 
     Raises:
-        NoRetriever, CorruptRetriever: of the folder.
+        NoRetriever, CorruptRetriever: the folder contains no retriever, or a damaged one.
         InvalidConfig: of the index.
         InvalidRiskLevel: an alpha or delta is out of range.
         InvalidData: the index holds no vectors, or there are too few tuning queries; or exact
@@ -119,6 +120,17 @@ def reindex(
     """
     place = folder if output is None else output
     storage.check_place(place)
+    with storage.locked(place):
+        return _reindex(folder, config, place, alphas, delta)
+
+
+def _reindex(
+    folder: Path,
+    config: IndexConfig | None,
+    place: Path,
+    alphas: Sequence[float] | None,
+    delta: float | None,
+) -> IndexChoice:
     retriever = storage.load(folder)
     calibration = retriever.require_calibration()
     queries = calibration.tuning_queries

@@ -32,10 +32,12 @@ def recalibrate(
 ) -> CalibrationReport:
     """Change the gallery of a retriever in its folder, and calibrate with the queries it keeps.
 
+    The folder is locked meanwhile: a second call waits, and changes what the first one saved.
+
     Where its calibration was tracked, a run of its own holds the new retriever in MLflow.
 
     Args:
-        folder: of the retriever, which is replaced.
+        folder: of the retriever, which gets a new version.
         add: file of vectors that come into the gallery, see `rcir.data.vector_files`; for a
             retriever without an encoder.
         remove: file with the ids of those that go, one on each line.
@@ -47,7 +49,7 @@ def recalibrate(
             is asked together certify neither.
 
     Raises:
-        NoRetriever, CorruptRetriever: of the folder.
+        NoRetriever, CorruptRetriever: the folder contains no retriever, or a damaged one.
         DataUnavailable: there is no such file.
         InvalidData: of what is added or removed, or of some items it is not known which queries
             they match. The folder, and an index on a server, stay as they were.
@@ -55,9 +57,20 @@ def recalibrate(
         DataUnavailable: a server fails. What it had changed before is in the folder, which is to be
             recalibrated.
     """
-    retriever = storage.load(folder)
     if since is not None and feedback is None:
         raise InvalidConfig("since is for the queries of feedback: name its file, too")
+    with storage.locked(folder):
+        return _recalibrate(folder, add, remove, feedback, since)
+
+
+def _recalibrate(
+    folder: Path,
+    add: Path | None,
+    remove: Path | None,
+    feedback: Path | None,
+    since: datetime | None,
+) -> CalibrationReport:
+    retriever = storage.load(folder)
     labelled = None if feedback is None else _labelled(folder, retriever, feedback, since)
     gone = None if remove is None else _ids(remove)
     added = None if add is None else read_all_vectors(add)
@@ -78,14 +91,14 @@ def recalibrate(
 
 
 def save_recalibrated(retriever: Retriever, folder: Path) -> None:
-    """Write a retriever; where its calibration was tracked, in MLflow too, in a run of its own."""
+    """Save a retriever; if its calibration was tracked, log it in an MLflow run of its own, too."""
     tracked = _tracked(retriever, folder)
     with tracked.active() if tracked else nullcontext():
-        if tracked is None:
-            retriever.save(folder)
-        else:
+        if tracked is not None:
             retriever.origin["calibration"] = tracked.id
-            tracked.log_folder(retriever.save(folder), "retriever")
+        retriever.save(folder)
+        if tracked is not None:
+            tracked.log_folder(storage.current_version(folder), "retriever")
 
 
 def _labelled(

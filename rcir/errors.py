@@ -30,6 +30,10 @@ class CorruptRetriever(RcirError):
     """A retriever folder is incomplete, was changed, or has a format this version cannot read."""
 
 
+class SaveConflict(RcirError):
+    """Another version of a retriever was saved to its folder after this one was loaded."""
+
+
 class StaleCalibration(RcirError):
     """Encoder, preprocessing, gallery or index are not those the controller was calibrated on."""
 

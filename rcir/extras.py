@@ -9,7 +9,7 @@ from rcir.errors import MissingPackage
 
 EXTRAS = {
     **dict.fromkeys(("torch", "torchvision", "ray", "mlflow", "optuna", "PIL", "pandas"), "train"),
-    **dict.fromkeys(("jsonargparse", "yaml", "filelock"), "train"),
+    **dict.fromkeys(("jsonargparse", "yaml"), "train"),
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "pydantic"), "serve"),
     **dict.fromkeys(("prometheus_client", "python_multipart"), "serve"),
     "grpc_reflection": "ray-serve",

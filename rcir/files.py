@@ -2,7 +2,7 @@
 
 What is written lies aside, under a hidden name that says who writes it: host, process and when that
 process began. A process that finds such names, and none of a living process, takes up where the
-dead one stopped (`settle`): that is done before anything is written, and before a folder is read.
+dead one stopped (`settle`): that is done before anything is written.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     try:
         fill(aside)
         for path in (*aside.rglob("*"), aside):  # on disk before anything is replaced
-            _sync(path)
+            sync(path)
         _replace(folder, aside)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -98,6 +98,15 @@ def settle(path: Path) -> None:
     for one, end, dead in begun:
         if dead:
             _remove(one, end)
+
+
+def sync(path: Path) -> None:
+    """Write cached changes of a file or folder to disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def owner() -> str:
@@ -142,7 +151,7 @@ def _replace(folder: Path, aside: Path) -> None:
         if not os.path.lexists(folder) and old.exists():
             old.rename(folder)
         raise
-    _sync(folder.parent)
+    sync(folder.parent)
     _remove(old, "-old")
 
 
@@ -182,12 +191,3 @@ def _start(number: int) -> int:
         return 0
     state, *numbers = stat.rpartition(b")")[2].split()
     return -1 if state in (b"Z", b"X") else int(numbers[18])
-
-
-def _sync(path: Path) -> None:
-    """Have the system write to disk what it holds of a file or a folder."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

@@ -107,8 +107,7 @@ PARTIAL = [
     [],
     [".rcir-demo", "training/lock"],
     [".rcir-demo", "training/.run.json-0"],
-    [".rcir-demo", "training/run.json", "embeddings/part-0", ".retriever-0/index/vectors.npy"],
-    [".rcir-demo", "training/run.json", ".retriever-0-old/manifest.json", ".report.html-0"],
+    [".rcir-demo", "training/run.json", "embeddings/part-0", "retriever/lock", ".report.html-0"],
     [".rcir-demo", "queries/easy.png", "results.json"],  # while it removes an earlier output
     ["training/run.json", "results.json"],  # written by a version without the marker file
 ]

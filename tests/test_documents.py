@@ -77,7 +77,7 @@ def test_commands_of_the_readme_run_in_order(demo, tmp_path, shell):
             line = f"{line} --fail --retry 60 --retry-connrefused --retry-delay 1"
         shell(" ".join([line, *(more for part, more in options.items() if part in line)]))
     shell("curl --fail --retry 60 --retry-connrefused --retry-delay 1 http://127.0.0.1:5000")
-    assert (tmp_path / "runs" / "digits-btl" / "retriever" / "manifest.json").is_file()
+    assert (tmp_path / "runs" / "digits-btl" / "retriever" / "current.json").is_file()
     if not weights.is_file():
         pytest.skip(
             f"`rcir embed` of the README was not run: needs RCIR_DATA/models/{weights.name}"

@@ -1,9 +1,7 @@
 """Files and folders are written as a whole or not at all: kills at every file-system step."""
 
 import os
-import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -166,47 +164,3 @@ def test_later_of_two_concurrent_writes_wins(tmp_path, monkeypatch):
     assert first
     assert contents(target) == OLD
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
-
-
-REAL = """
-import os, signal, sys
-from pathlib import Path
-from rcir.files import write_folder
-left = int(sys.argv[2])
-def step(event, arguments):
-    global left
-    if event == "os.rename":
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        left -= 1
-sys.addaudithook(step)
-def fill(folder):
-    for name in "ab":
-        (folder / name).write_text("new")
-write_folder(Path(sys.argv[1]), fill)
-"""
-
-
-@pytest.mark.parametrize(("renames", "expected"), [(0, OLD), (1, NEW), (2, NEW)])
-def test_folder_survives_sigkill(tmp_path, renames, expected):
-    target = tmp_path / "it"
-    write_folder(target, fill("old"))
-    process = subprocess.run([sys.executable, "-c", REAL, str(target), str(renames)], check=False)
-    assert process.returncode == -signal.SIGKILL
-    assert target.exists() == (renames != 1)
-    settle(target)
-    assert contents(target) == expected
-    assert [path.name for path in tmp_path.iterdir()] == ["it"]
-
-
-def test_settling_a_read_only_folder_is_not_an_error(tmp_path, monkeypatch):
-    target = tmp_path / "it"
-    (tmp_path / f".it-{DEAD}-00000000-old").mkdir()
-
-    def refuse(*_arguments, **_options):
-        raise PermissionError("read-only file system")
-
-    monkeypatch.setattr(os, "rename", refuse)
-    settle(target)
-    settle(tmp_path / "nowhere" / "it")
-    assert not target.exists()

@@ -28,7 +28,7 @@ from torch import nn
 
 from rcir.errors import CheckpointFailed, InvalidData
 from rcir.files import write_folder
-from rcir.retrieval.storage import save_tensors
+from rcir.retrieval.stored_parts import save_tensors
 from training.validation import CERTIFIED_SIZE, MEAN_AVERAGE_PRECISION, Validation
 
 SHARED_FOLDER_DELAY = 60  # seconds after which a shared folder shows what another node wrote

@@ -49,7 +49,7 @@ from rcir.metrics import (
     verification_ap,
 )
 from rcir.mining import MiningConfig
-from rcir.retrieval.storage import load_encoder
+from rcir.retrieval.stored_parts import load_encoder
 from rcir.runs.folder import RunFolder
 from training import Change, OptimizerConfig, TrainingConfig, train
 from training.checkpoint import best_epoch, checkpoint_folder

@@ -14,6 +14,7 @@ from rcir.errors import DataUnavailable, InvalidData
 from rcir.registry.answers import IMAGE, UNCERTAINTY, VECTOR, asks_uncertainty, signature
 from rcir.registry.card import card
 from rcir.registry.requirements import requirements
+from rcir.retrieval import storage
 from rcir.retrieval.retriever import Retriever
 from rcir.runs.find import RETRIEVER
 from rcir.runs.results import RESULTS, TEST
@@ -44,7 +45,7 @@ def log_calibration(
         written.write_text(card(retriever, read_results(output)))
         parts = tracking.ModelParts(
             CODE,
-            output / RETRIEVER,
+            storage.current_version(output / RETRIEVER),
             [written, output / RESULTS, output / TEST],
             signature(retriever),
             example,

@@ -19,7 +19,7 @@ from rcir.registry.logged_model import example_of, log_calibration, read_results
 from rcir.registry.promotion import Contender, judge
 from rcir.retrieval import storage
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.storage.manifest import MANIFEST
+from rcir.retrieval.storage import MANIFEST
 from rcir.risk import check_level
 from rcir.runs.find import RETRIEVER
 from rcir.runs.folder import FOLDER_TAG
@@ -141,7 +141,7 @@ def _found(reference: str) -> Iterator[Calibration]:
         if run is not None and model is not None:
             manifest = f"runs:/{run.id}/{tracking.INSIDE_RUN}/{MANIFEST}"
             there = tracking.with_downloaded(manifest, Path.read_bytes)
-            if there != (folder / RETRIEVER / MANIFEST).read_bytes():
+            if there != storage.read_manifest(folder / RETRIEVER):
                 model = None  # it was changed since
         yield Calibration(folder, retriever, *_numbers(folder), run, model)
         return

@@ -83,6 +83,7 @@ class Retriever:
             whole, and `update` replaces both together.
         origin: where the retriever comes from, as plain values: the configuration of its data set
             ("data") and the MLflow run of its training ("run"), if known. No answer depends on it.
+        version_folder: the version on disk that it was loaded from or last saved as; None before.
     """
 
     encoder: Encoder | None = _of_search("encoder", "The encoder; None if vectors were given.")
@@ -110,6 +111,7 @@ class Retriever:
     def __init__(self, searcher: Searcher, calibration: Calibration | None = None) -> None:
         self._version = searcher, calibration
         self.origin: dict[str, Any] = {}
+        self.version_folder: Path | None = None
 
     @classmethod
     def build(
@@ -189,11 +191,13 @@ class Retriever:
         return cls(built)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write this retriever to a folder, replacing a retriever that is there.
+        """Write this retriever to a folder as its current version, see `rcir.retrieval.storage`.
 
         Raises:
-            CorruptRetriever: what is there is not a retriever and nothing else; it is kept.
+            CorruptRetriever: the folder contains something other than a retriever, which is kept.
             InvalidConfig: encoder or index could not be built again from their configuration.
+            SaveConflict: this retriever was loaded from or saved to this folder, and another
+                version has been saved to it since.
         """
         from rcir.retrieval import storage  # which needs this module
 
@@ -201,10 +205,10 @@ class Retriever:
 
     @staticmethod
     def load(folder: str | os.PathLike[str]) -> Retriever:
-        """Read a retriever from a folder, every file of it checked against its checksum.
+        """Read the current version of a retriever, checking every file against its checksum.
 
         Raises:
-            NoRetriever: there is none.
+            NoRetriever: there is no retriever in the folder.
             CorruptRetriever: it is incomplete or was changed.
         """
         from rcir.retrieval import storage

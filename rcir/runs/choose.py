@@ -153,13 +153,14 @@ def _refusals(rules: Sequence[SetRule], request: Request, among: int) -> list[Ri
 
 def _mark(folder: Path, among: int) -> bool:
     """Mark a retriever as chosen, and its copy in MLflow; return whether there it could be."""
-    retriever = storage.load(folder)
-    retriever.calibration = replace(retriever.require_calibration(), chosen_among=among)
-    storage.save(retriever, folder)
-    try:
-        tracked = tracking.find_tracked_run(retriever.origin.get("calibration", ""))
-        if tracked is not None:
-            tracking.log_retriever(tracked, folder)
-    except TrackingUnavailable:
-        return False
+    with storage.locked(folder):
+        retriever = storage.load(folder)
+        retriever.calibration = replace(retriever.require_calibration(), chosen_among=among)
+        storage.save(retriever, folder)
+        try:
+            tracked = tracking.find_tracked_run(retriever.origin.get("calibration", ""))
+            if tracked is not None:
+                tracking.log_retriever(tracked, storage.current_version(folder))
+        except TrackingUnavailable:
+            return False
     return tracked is not None

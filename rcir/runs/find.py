@@ -14,7 +14,8 @@ from typing import Any, get_args
 
 from rcir import tracking
 from rcir.config import flatten
-from rcir.errors import InvalidData, RcirError, TrackingUnavailable
+from rcir.errors import InvalidData, RcirError
+from rcir.retrieval import storage
 from rcir.risk import mean_size
 from rcir.runs.folder import FOLDER_TAG, RUN_FILE, RunFolder, find_run, read_run
 from rcir.runs.results import TEST, VALIDATION, RunResults, Split
@@ -113,7 +114,7 @@ def _run(folder: Path, name: str) -> Run | None:
     options = _calibration_options(folder)
     try:
         trained = find_run(_retriever(folder)["origin"]["run"])
-    except (OSError, ValueError, KeyError, TypeError, TrackingUnavailable):
+    except (OSError, ValueError, KeyError, TypeError, RcirError):
         return Run(name, folder, "calibrated", options, measured)  # elsewhere than it was trained
     path = trained.path / VALIDATION
     if path.is_file():
@@ -123,8 +124,11 @@ def _run(folder: Path, name: str) -> Run | None:
 
 def _retriever(folder: Path) -> dict[str, Any]:
     """The description of the retriever that a calibration left in a folder."""
-    described: dict[str, Any] = json.loads((folder / RETRIEVER / "retriever.json").read_text())
-    return described
+    text = storage.read_current(
+        folder / RETRIEVER, lambda version: (version / storage.DESCRIPTION_FILE).read_text()
+    )
+    description: dict[str, Any] = json.loads(text)
+    return description
 
 
 def _calibration_options(folder: Path) -> dict[str, Any]:
@@ -139,7 +143,7 @@ def _calibration_options(folder: Path) -> dict[str, Any]:
             f"{CALIBRATION}.group": described["origin"].get("group"),
             f"{CALIBRATION}.cluster": described["origin"].get("cluster"),
         }
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RcirError):
         return {}
 
 

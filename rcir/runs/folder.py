@@ -21,7 +21,7 @@ from rcir.encoders import EncoderConfig
 from rcir.encoders.base import Encoder
 from rcir.errors import InvalidData
 from rcir.files import write_json
-from rcir.retrieval.storage import load_encoder, save_encoder
+from rcir.retrieval.stored_parts import load_encoder, save_encoder
 
 # Options that say where and with what a run is trained, not what: its continuation may have others.
 RESOURCES = (

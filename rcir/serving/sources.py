@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from rcir import api, tracking
 from rcir.errors import InvalidConfig, NoRetriever, StaleCalibration
-from rcir.files import settle
+from rcir.retrieval import storage
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.storage.manifest import MANIFEST
 from rcir.serving.served import Served
-
-REPLACED = 0.5  # seconds that a folder may be away while it is replaced
 
 
 class RetrieverSource(Protocol):
@@ -43,21 +39,19 @@ class RetrieverSource(Protocol):
 
 
 class Folder:
-    """A retriever's folder, which `Retriever.save` replaces at once."""
+    """A retriever folder, whose current version is served.
+
+    The name of a version here is the digest of its manifest.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.name = folder, str(folder)
 
     def version(self) -> str:
-        end = time.monotonic() + REPLACED
-        while True:
-            settle(self.folder)
-            try:
-                return _digest((self.folder / MANIFEST).read_bytes())
-            except OSError as error:
-                if time.monotonic() > end:
-                    raise NoRetriever(f"{self.folder} holds no retriever ({error})") from error
-            time.sleep(REPLACED / 10)
+        try:
+            return _digest(storage.read_manifest(self.folder))
+        except OSError as error:
+            raise NoRetriever(f"there is no retriever in {self.folder} ({error})") from error
 
     def load(self, version: str) -> Served:
         retriever, version = _loaded(lambda _: self.folder, self.version, version)
@@ -83,7 +77,7 @@ class RegistryName:
                     f"MLflow's registry has no {self.name}: make it with `rcir register`"
                 )
             name = f"{name}/{found.version}"
-        manifest = f"models:/{name}/{tracking.INSIDE}/{MANIFEST}"
+        manifest = f"models:/{name}/{tracking.INSIDE}/{storage.MANIFEST}"
         return f"{name}-{_digest(tracking.read_file(manifest))}"
 
     def load(self, version: str) -> Served:

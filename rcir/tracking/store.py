@@ -14,6 +14,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock
+
 from rcir.errors import TrackingUnavailable
 from rcir.extras import naming_extras
 
@@ -44,8 +46,6 @@ def client_of(uri: str) -> MlflowClient:
     once would leave a broken store: they wait for each other, half a minute at most.
     """
     with naming_extras():
-        from filelock import FileLock
-
         connect = mlflow_package().MlflowClient
     file = sqlite_file(uri)
     with ExitStack() as alone:

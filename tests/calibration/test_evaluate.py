@@ -27,7 +27,7 @@ from rcir.errors import (
     InvalidData,
     StaleCalibration,
 )
-from rcir.retrieval.storage import save
+from rcir.retrieval.storage import current_version, save
 from training import train
 
 LEVELS = ["--alphas", "0.001", "0.2", "0.3", "--delta", "0.05"]
@@ -191,7 +191,7 @@ def test_its_own_data_set_is_not_out_of_distribution(copy):
     refused(copy, InvalidConfig, "ood is digits", ood="digits")
     refused(copy, InvalidConfig, "birdsong", ood="birdsong")
     refused(copy, InvalidConfig, "alphas", alphas=())
-    (copy / "gallery.json").write_text("[]")
+    (current_version(copy) / "gallery.json").write_text("[]")
     refused(copy, CorruptRetriever, "gallery.json")
 
 

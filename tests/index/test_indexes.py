@@ -258,9 +258,9 @@ def test_a_retriever_with_a_users_index_is_saved_and_loaded(retrievers, tmp_path
         [answer.to_dict() for answer in one.retrieve(queries, 0.3, 0.1)] for one in (own, loaded)
     )
     assert before == after
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = json.loads((loaded.version_folder / "manifest.json").read_text())
     assert "index/parts/first.npy" in manifest["files"]
-    loaded.save(folder)  # a folder with nested folders is replaced
+    loaded.save(folder)
     loaded.add(queries[:1], ["new"], [0])
     with pytest.raises(StaleCalibration, match="index"):
         loaded.retrieve(queries, 0.3, 0.1)

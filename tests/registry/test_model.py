@@ -29,6 +29,7 @@ from rcir.registry.logged_model import (
     vector_example,
 )
 from rcir.registry.requirements import requirements
+from rcir.retrieval.storage import current_version
 
 ROOT = Path(__file__).parents[2]
 PARAMS = [
@@ -177,7 +178,8 @@ def test_a_changed_file_is_refused(certifications, tmp_path):
 def test_the_latest_model_of_a_run_is_loaded(certifications):
     one = certifications["coarse"]
     run = tracking.start_run("again", {})
-    tracking.log_retriever(run, one.folder / "retriever")  # as a folder, without a model
+    version = current_version(one.folder / "retriever")
+    tracking.log_retriever(run, version)  # as a folder, without a model
     assert tracking.find_model(run) is None
     assert rcir.load(f"runs:/{run.id}/retriever").options.metric == "cosine"
     example = vector_example(one.retriever)

@@ -14,7 +14,7 @@ from rcir.cli import main
 from rcir.errors import InvalidConfig, InvalidData, PromotionRefused
 from rcir.registry import register
 from rcir.registry.promotion import Contender, judge
-from rcir.retrieval.storage import load, save
+from rcir.retrieval.storage import current_version, load, save
 from rcir.runs.results import TEST, RunResults
 from tests.registry.conftest import certified, write
 
@@ -242,7 +242,7 @@ def make_stale(folder):
 
 
 def tamper(folder):
-    ids = folder / "retriever" / "gallery.json"
+    ids = current_version(folder / "retriever") / "gallery.json"
     ids.write_text(ids.read_text().replace("gallery 7", "gallery 8"))
 
 

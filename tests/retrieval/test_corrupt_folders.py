@@ -16,6 +16,7 @@ from rcir.errors import (
     StaleCalibration,
 )
 from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.storage import current_version
 from rcir.risk import SCORE_FUNCTIONS
 from tests.retrieval.retrievers import build, calibrate, plain, retrieve
 from tests.retrieval.whole_numbers import TEST
@@ -31,16 +32,16 @@ def files(folder, suffix=""):
 
 @pytest.fixture(scope="module")
 def saved(retriever, splits, tmp_path_factory):
-    """Folders of a retriever of images and of one of vectors, with functions that query them."""
+    """Versions of a retriever of images and of one of vectors, with functions that query them."""
     folders, images = tmp_path_factory.mktemp("saved"), list(splits.test.images[:3])
     vectors = calibrate(build(depth=40))
     return {
         "images": (
-            retriever.save(folders / "images"),
+            current_version(retriever.save(folders / "images")),
             lambda one: plain(one.retrieve(images, 0.5, 0.1)),
         ),
         "vectors": (
-            vectors.save(folders / "vectors"),
+            current_version(vectors.save(folders / "vectors")),
             lambda one: plain(retrieve(one, 0.5, part=QUERIES)),
         ),
     }
@@ -122,6 +123,18 @@ def test_a_place_without_a_manifest_holds_no_retriever(vectors, tmp_path, kind):
 def edit_manifest(folder, **changes):
     path = folder / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes, indent=1))
+
+
+def test_an_invalid_pointer_is_refused_and_kept(tmp_path):
+    retriever, name = build(), "20260101T000000Z-00000000"
+    folder = retriever.save(tmp_path / "own")
+    other = [{"format": 1, "version": "../own"}, {"format": 2, "version": name}]
+    for content in ("", "[]", "[" * 100_000, *map(json.dumps, other)):
+        (folder / "current.json").write_text(content)
+        for use in (Retriever.load, retriever.save):
+            with pytest.raises(CorruptRetriever):
+                use(folder)
+        assert (folder / "current.json").read_text() == content
 
 
 @pytest.mark.parametrize("version", [0, 99, "7", True, None])
@@ -278,7 +291,10 @@ def test_other_tensors_of_a_file_are_refused(saved, tmp_path, sign, kind, name):
 )
 def test_other_numbers_of_a_calibration_are_refused(tmp_path, sign, score_function):
     own = calibrate(build(depth=20), score_function)
-    saved = own.save(tmp_path / "own"), lambda one: plain(retrieve(one, 0.5, part=QUERIES))
+    saved = (
+        current_version(own.save(tmp_path / "own")),
+        lambda one: plain(retrieve(one, 0.5, part=QUERIES)),
+    )
     folder, answers = _edited(saved, tmp_path, sign)
     path = folder / "controller.safetensors"
     arrays = load_file(path)
@@ -346,7 +362,7 @@ def test_an_invalid_relevance_is_refused(vectors, arrays):
 def test_shared_labels_that_point_outside_their_memory_are_refused(tmp_path, sign, key):
     """SciPy does not check them."""
     relevance = SharedLabel.of_lists([[row % 3, 3] for row in range(300)], 4)
-    folder = build(relevance, uncertainty=None).save(tmp_path / "own")
+    folder = current_version(build(relevance, uncertainty=None).save(tmp_path / "own"))
     path = folder / "relevance.safetensors"
     arrays = load_file(path)
     for place in (0, 1, -1):

@@ -16,6 +16,7 @@ from rcir.encoders.deterministic import Deterministic
 from rcir.errors import CorruptRetriever, InvalidConfig, InvalidData
 from rcir.index import IndexConfig
 from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.storage import current_version
 from tests.methods import config_of
 
 PREPROCESSING = Preprocessing((8, 8), 1)
@@ -151,7 +152,7 @@ def test_queries_are_kept_with_their_variance_only_if_draws_calibrate():
     ids=["removed", "not numbers", "of others"],
 )
 def test_kept_embeddings_that_are_not_those_of_the_queries_are_refused(harm, tmp_path, sign):
-    folder = calibrate(built(), "overlap").save(tmp_path / "kept")
+    folder = current_version(calibrate(built(), "overlap").save(tmp_path / "kept"))
     path = folder / "queries.safetensors"
     harmed = {name: harm(name, values) for name, values in load_file(path).items()}
     save_file({name: values for name, values in harmed.items() if values is not None}, path)

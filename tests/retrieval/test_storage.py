@@ -4,8 +4,11 @@ import pickle
 import pickletools
 import shutil
 import stat
+import subprocess
+import sys
 import zipfile
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ import torch
 
 from rcir.data import Preprocessing
 from rcir.encoders import METHODS, build_encoder
-from rcir.errors import CorruptRetriever, NoRetriever, StaleCalibration
+from rcir.errors import CorruptRetriever, StaleCalibration
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import SCORE_FUNCTIONS
 from tests.methods import CERTAIN, config_of
@@ -46,8 +49,10 @@ def test_a_loaded_retriever_answers_as_before(retriever, loaded, splits):
     )
 
 
-def test_a_saved_copy_of_a_loaded_retriever_has_the_same_files(loaded, folder, tmp_path):
-    assert contents(loaded.save(tmp_path / "copy")) == contents(folder)
+def test_a_saved_copy_of_a_loaded_retriever_has_the_same_files(loaded, tmp_path):
+    before = contents(loaded.version_folder)
+    loaded.save(tmp_path / "copy")
+    assert contents(loaded.version_folder) == before
 
 
 REQUESTS = (
@@ -157,44 +162,43 @@ def test_no_file_is_a_pickle_and_none_is_unpickled(folder, splits, monkeypatch):
 # The folder
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "manifest.json"])
+@pytest.fixture
+def pair(tmp_path_factory):
+    """Folders of two small retrievers, the second of which replaces the first."""
+    folders, vectors, labels = [], GALLERY.vectors[::5], GALLERY.labels[::5]
+    for name in ("first", "second"):
+        ids = [f"{name}-{row}" for row in range(60)]
+        own = Retriever.from_embeddings(vectors, ids, labels, "euclidean", depth=20)
+        own.calibrate(TUNING.vectors, TUNING.labels, "minmax")
+        folders.append(own.save(tmp_path_factory.mktemp(name) / "retriever"))
+    return folders
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "manifest.json", "current.json", "versions/one/a"])
 def test_a_folder_with_other_content_is_left_alone(certified, tmp_path, name):
     target = tmp_path / "mine"
-    target.mkdir()
+    (target / name).parent.mkdir(parents=True)
     (target / name).write_text('{"name": "a web page"}')
     before = contents(target)
-    with pytest.raises(CorruptRetriever, match="left alone"):
-        certified.save(target)
-    with pytest.raises(CorruptRetriever, match="left alone"):
-        certified.save(target / name)
+    for place in (target, target / name):
+        with pytest.raises(CorruptRetriever, match="left alone"):
+            certified.save(place)
     assert contents(target) == before
     assert list(tmp_path.iterdir()) == [target]
 
 
-@pytest.fixture(scope="module")
-def pair():
-    """Two small retrievers: the one that is saved first, and the one that replaces it."""
-
-    def small(prefix):
-        ids = [f"{prefix}-{row}" for row in range(60)]
-        vectors, labels = GALLERY.vectors[::5], GALLERY.labels[::5]
-        own = Retriever.from_embeddings(vectors, ids, labels, "euclidean", depth=20)
-        own.calibrate(TUNING.vectors, TUNING.labels, "minmax")
-        return own
-
-    return small("first"), small("second")
+def test_a_version_is_complete_by_itself_and_never_replaced(pair, tmp_path):
+    loaded = load(pair[0])
+    copy = shutil.copytree(loaded.version_folder, tmp_path / "copy")
+    assert load(copy).fingerprints() == loaded.fingerprints()
+    with pytest.raises(CorruptRetriever, match="never changes"):
+        loaded.save(loaded.version_folder)
+    loaded.save(copy)  # the layout of earlier releases
+    assert {path.name for path in copy.iterdir()} == {"current.json", "lock", "versions"}
 
 
-def test_a_retriever_and_an_empty_folder_are_replaced(pair, tmp_path):
-    folder = tmp_path / "retriever"
-    folder.mkdir()
-    for one in pair:
-        assert load(one.save(folder)).ids[0] == one.ids[0]
-    assert list(tmp_path.iterdir()) == [folder]
-
-
-def test_a_save_that_fails_leaves_the_old_folder_and_nothing_else(pair, tmp_path, monkeypatch):
-    folder = pair[0].save(tmp_path / "retriever")
+def test_a_save_that_fails_changes_nothing(pair, tmp_path, monkeypatch):
+    folder, retriever = pair[0], load(pair[1])
     before = contents(folder)
 
     def full(*_arguments, **_options):
@@ -203,48 +207,112 @@ def test_a_save_that_fails_leaves_the_old_folder_and_nothing_else(pair, tmp_path
     monkeypatch.setattr(np, "save", full)
     for target in (folder, tmp_path / "new"):
         with pytest.raises(OSError, match="no space left"):
-            pair[1].save(target)
-        assert contents(folder) == before
-        assert list(tmp_path.iterdir()) == [folder]
+            retriever.save(target)
+    assert contents(folder) == before
+    assert list(contents(tmp_path / "new")) == ["lock"]
 
 
-def test_a_retriever_survives_a_kill_at_every_step_of_saving(pair, tmp_path, kill):
-    first, second = pair
-    known = {one.ids[0]: one.fingerprints() for one in pair}
-    folder, steps, died, seen = tmp_path / "retriever", 0, True, []
-    while died:
-        first.save(folder)
-        died = kill(steps, lambda: second.save(folder))
-        loaded = load(folder)
-        assert loaded.fingerprints() == known[loaded.ids[0]], steps
-        assert [path.name for path in tmp_path.iterdir()] == ["retriever"], steps
-        seen.append(loaded.ids[0])
-        steps += 1
-    assert steps > 15
-    # Once it is the new one, it stays that.
-    assert seen == sorted(seen)
-    assert set(seen) == known.keys()
+# Other processes
+
+COMMON = """
+import multiprocessing, os, shutil, signal, sys
+from pathlib import Path
+import rcir
+from tests import kills
+
+first, second, folder = map(Path, sys.argv[1:4])
+fingerprints = {one.ids[0]: one.fingerprints() for one in map(rcir.load, (first, second))}
+
+def load():
+    retriever = rcir.load(folder)
+    assert retriever.fingerprints() == fingerprints[retriever.ids[0]]
+    return retriever.ids[0]
+
+def start(work, *arguments):
+    process = multiprocessing.get_context("fork").Process(target=work, args=arguments)
+    process.start()
+    return process
+
+def finish(processes):
+    return [process.join() or process.exitcode for process in processes]
+"""
+KILLED = """
+class Killed(BaseException):
+    def __init__(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def save():
+    retriever = rcir.load(second)
+    kills.Killed = Killed
+    kills._plan.update(left=steps, under=str(folder))
+    retriever.save(folder)
+
+steps, seen, code = 0, [], -signal.SIGKILL
+while code == -signal.SIGKILL:
+    shutil.rmtree(folder, ignore_errors=True)
+    if sys.argv[4] == "versions":
+        rcir.load(first).save(folder)
+    elif sys.argv[4] == "flat":
+        shutil.copytree(rcir.load(first).version_folder, folder)
+    (code,) = finish([start(save)])
+    try:
+        seen.append(load())
+    except rcir.NoRetriever:
+        seen.append("")
+    rcir.load(first).save(folder)
+    assert load() == "first-0"
+    assert set(os.listdir(folder)) == {"current.json", "lock", "versions"}
+    assert len(os.listdir(folder / "versions")) <= 2
+    steps += 1
+assert steps > 15 and code == 0 and seen == sorted(seen), (steps, code, seen)
+assert set(seen) == {"" if sys.argv[4] == "nothing" else "first-0", "second-0"}
+"""
+READ = """
+def read():
+    while not folder.with_name("done").exists():
+        load()
+
+shutil.copytree(rcir.load(first).version_folder, folder)
+readers = [start(read) for _ in range(2)]
+for source in [second, first] * 40:
+    rcir.load(source).save(folder)
+folder.with_name("done").touch()
+assert finish(readers) == [0, 0]
+"""
+WRITE = """
+def write(name):
+    retriever = rcir.load(folder)
+    loaded.wait()
+    retriever.remove([name])
+    try:
+        retriever.save(folder)
+    except rcir.SaveConflict:
+        sys.exit(3)
+
+rcir.load(first).save(folder)
+loaded, names = multiprocessing.get_context("fork").Barrier(3), ["first-1", "first-2", "first-3"]
+codes = finish([start(write, name) for name in names])
+assert sorted(codes) == [0, 3, 3], codes
+assert set(rcir.load(first).ids) - set(rcir.load(folder).ids) == {names[codes.index(0)]}
+"""
 
 
-def test_a_first_save_that_was_killed_leaves_nothing_or_all(pair, tmp_path, kill):
-    steps, died = 0, True
-    while died:
-        folder = tmp_path / str(steps) / "retriever"
-        folder.parent.mkdir()
-        died = kill(steps, lambda folder=folder: pair[0].save(folder))
-        try:
-            assert load(folder).fingerprints() == pair[0].fingerprints()
-            left = ["retriever"]
-        except NoRetriever:
-            left = []
-        assert [path.name for path in folder.parent.iterdir()] == left, steps
-        steps += 1
+@pytest.mark.parametrize(
+    ("script", "before"),
+    [*((KILLED, name) for name in ("versions", "flat", "nothing")), (READ, ""), (WRITE, "")],
+    ids=["killed", "killed, flat", "killed, new", "readers", "writers"],
+)
+def test_processes_see_complete_versions_and_lose_no_update(pair, tmp_path, script, before):
+    command = [sys.executable, "-c", COMMON + script, *map(str, pair), str(tmp_path / "it"), before]
+    root = Path(__file__).parents[2]
+    process = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
 
 
 def test_others_may_read_what_the_umask_allows(folder, tmp_path):
     (tmp_path / "plain").mkdir()
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in (folder, tmp_path / "plain")}
-    assert len(modes) == 1
+    paths = (folder, load(folder).version_folder, tmp_path / "plain")
+    assert len({stat.S_IMODE(path.stat().st_mode) for path in paths}) == 1
 
 
 def test_a_folder_may_be_moved(folder, retriever, splits, tmp_path):

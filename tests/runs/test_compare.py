@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 
+from rcir.retrieval.storage import current_version
 from rcir.risk import Certified
 from rcir.runs.folder import RunFolder
 from rcir.runs.results import TEST, VALIDATION, RunResults
@@ -110,9 +111,9 @@ def test_the_options_of_a_calibration_from_another_machine_are_unknown(copies, c
     """That machine has neither the run nor its MLflow run; sizes are compared all the same."""
     here = compare.json(*copies[:2], *LEVELS)
     for folder in copies[:2]:
-        path = folder / "retriever" / "retriever.json"
+        path = current_version(folder / "retriever") / "retriever.json"
         path.write_text(json.dumps({"origin": {"run": "0" * 32}}))
-    (copies[1] / "retriever" / "retriever.json").unlink()
+    path.unlink()
     there = compare.json(*copies[:2], *LEVELS)
     for one, other in zip(there["runs"], here["runs"], strict=True):
         assert one["options"] == {}

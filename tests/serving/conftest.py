@@ -2,6 +2,7 @@
 
 import io
 from contextlib import contextmanager
+from copy import copy
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def vectors():
 @pytest.fixture
 def place(vectors, tmp_path):
     """The folder in which it is saved."""
-    return vectors.save(tmp_path / "vectors")
+    return copy(vectors).save(tmp_path / "vectors")
 
 
 @pytest.fixture

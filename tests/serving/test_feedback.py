@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from copy import copy
 from dataclasses import replace
 from datetime import datetime
 
@@ -432,7 +433,7 @@ def test_queries_that_changed_are_certified_again(vectors, place, file):
 def test_the_guarantee_holds_over_calibrations_by_feedback(vectors, place, tmp_path):
     noise, risks = 1.3, []
     for seed in range(40):
-        vectors.save(place)
+        copy(vectors).save(place)
         file = tmp_path / f"{seed}.db"
         keep_feedback(vectors, place, file, *drawn(300, 100 + seed, noise))
         recalibrate(place, feedback=file)
@@ -453,9 +454,9 @@ def test_repeated_queries_gallery_items_and_old_queries_are_left_out(vectors, pl
     parts = [np.concatenate(each) for each in ((queries, queries[:50]), (more, more[:50]))]
     keep_feedback(vectors, place, file, *parts)
     assert recalibrate(place, feedback=file, since=changed).n_calibration == 300
-    vectors.save(place)
+    copy(vectors).save(place)
     assert recalibrate(place, feedback=file).n_calibration == 500
-    vectors.save(place)
+    copy(vectors).save(place)
     with pytest.raises(InvalidData, match="2100"):
         recalibrate(place, feedback=file, since=datetime(2100, 1, 1))
     with pytest.raises(InvalidConfig, match="since"):

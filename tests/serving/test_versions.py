@@ -13,6 +13,7 @@ from calibration import CertificationConfig, certify
 from rcir.errors import InvalidConfig, NoRetriever
 from rcir.registry import register
 from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.storage import current_version
 from rcir.serving import service
 from rcir.serving.sources import ready_to_serve, source_of
 from rcir.serving.store import StoreUnavailable
@@ -70,9 +71,10 @@ def test_a_new_version_takes_over_while_requests_are_answered(place, serving):
 
 
 def damage(place):
-    (place / "norms.npy").write_bytes(b"nothing")
-    manifest = json.loads((place / "manifest.json").read_text())
-    (place / "manifest.json").write_text(json.dumps(manifest | {"note": "x"}))
+    version = current_version(place)
+    (version / "norms.npy").write_bytes(b"nothing")
+    manifest = json.loads((version / "manifest.json").read_text())
+    (version / "manifest.json").write_text(json.dumps(manifest | {"note": "x"}))
 
 
 def save_uncalibrated(place):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rcir.retrieval.calibration import Calibration, RuleSet
 from rcir.retrieval.gallery import Gallery
-from rcir.retrieval.storage.checks import (
+from rcir.retrieval.stored_parts import (
     CONTROLLER,
     require,
     require_array,

@@ -1,0 +1,547 @@
+"""A stored retriever: a folder of immutable versions and one file that names the current version.
+
+    current.json                  format of this layout, and the name of the current version
+    lock                          held by a process while it saves
+    versions/NAME/
+        manifest.json             format of the version, and the SHA-256 of every other file
+        retriever.json            encoder, preprocessing, index, depth, controllers, what it was
+                                  calibrated on, and how many retrievers it was chosen among
+        encoder.safetensors       weights, if it has an encoder
+        controller.safetensors    score functions, and labelled results of both query splits
+        index/                    the files of the index
+        gallery.json              ids
+        relevance.safetensors     labels of the gallery items, or what else defines matches
+        uncertainty.npy           uncertainties of the gallery items, if the encoder provides any
+        norms.npy                 lengths of their vectors, unless all are 1
+        items.safetensors         embeddings of the gallery items, if the encoder re-ranks by them
+        digests.npy               digests of the gallery items; for templates, of all pictures
+        queries.safetensors       vectors, uncertainties and relevance of the queries of both splits
+        queries.json              their groups and clusters
+        queries.npy               their digests
+
+A reader opens one version and never sees a mixture of two. A writer holds the lock, writes a new
+version, replaces `current.json`, and keeps the previous version for readers that have opened it.
+
+A version is complete by itself: its folder can be copied and loaded, which is what MLflow stores.
+Earlier releases stored retrievers in this form, without versions; saving over one converts it.
+
+Nothing in the folder is, or is read as, a pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from filelock import BaseFileLock, FileLock
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save as save_arrays
+
+from rcir.errors import (
+    CorruptRetriever,
+    DataUnavailable,
+    MissingPackage,
+    NoRetriever,
+    RcirError,
+    SaveConflict,
+    StaleCalibration,
+)
+from rcir.extras import naming_extras
+from rcir.files import sync, write_folder
+from rcir.index import IndexConfig, find_index
+from rcir.retrieval.calibration import Calibration, CalibrationOptions, needs_embeddings
+from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.search import Searcher
+from rcir.retrieval.stored_calibration import describe_rules, rules_of
+from rcir.retrieval.stored_parts import (
+    DESCRIPTION,
+    load_encoder,
+    load_gallery,
+    load_index,
+    load_queries,
+    require,
+    require_fields,
+    require_finite,
+    require_loadable,
+    require_texts,
+    save_encoder,
+    save_gallery,
+    save_index,
+    save_queries,
+)
+from rcir.retrieval.vector_options import VectorOptions
+from rcir.risk.bounds import check_among
+
+LAYOUT, FORMAT = 1, 7  # formats of the folder and of a version
+POINTER, LOCK, VERSIONS = "current.json", "lock", "versions"
+MANIFEST, DESCRIPTION_FILE = "manifest.json", "retriever.json"
+WEIGHTS, CONTROLLER_FILE = "encoder.safetensors", "controller.safetensors"
+REQUIRED_FILES = {DESCRIPTION_FILE, "gallery.json"}
+VERSION_NAME = r"\d{8}T\d{6}Z-[0-9a-f]{8}"
+LAYOUT_FILES = re.compile(rf"{LOCK}|\.?current\.json|{VERSIONS}/\.?{VERSION_NAME}[^/]*/.*")
+Result = TypeVar("Result")
+
+
+def save(retriever: Retriever, folder: str | os.PathLike[str]) -> Path:
+    """Write a retriever to a folder as its current version.
+
+    Waits while another process saves to the folder. If this process is killed, the current version
+    is the previous one or the new one.
+
+    Raises:
+        CorruptRetriever: the folder contains something other than a retriever, which is kept.
+        InvalidConfig: encoder or index could not be built again from their configuration.
+        SaveConflict: the retriever was loaded from or saved to this folder, and another version
+            has been saved to it since.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np, rcir
+        >>> vectors = np.random.default_rng(0).standard_normal((100, 8))
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     folder = save(rcir.Retriever.from_embeddings(vectors), f"{place}/retriever")
+        ...     print(*sorted(path.name for path in folder.iterdir()), len(load(folder).ids))
+        current.json lock versions 100
+    """
+    target = Path(folder)
+    if retriever.encoder is not None:
+        require_loadable(retriever.encoder)
+    IndexConfig.of(retriever.index)
+    check_place(target)
+    target.mkdir(parents=True, exist_ok=True)
+    with _lock(target):
+        place = target.resolve()
+        previous = _find_version(place)
+        _check_conflict(retriever, place, previous)
+        name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
+        version = place / VERSIONS / name
+        try:
+            write_folder(version, lambda aside: _write_version(retriever, aside))
+            _point_to(version)
+        finally:
+            _clean(place, previous)
+        retriever.version_folder = version
+    return target
+
+
+def load(folder: str | os.PathLike[str]) -> Retriever:
+    """Read the current version of a retriever, checking every file against its checksum first.
+
+    Args:
+        folder: of the retriever, or one of its versions.
+
+    Raises:
+        NoRetriever: there is no such folder, or no retriever in it.
+        CorruptRetriever: a file is missing or was changed, or this version of rcir does not read
+            the format.
+        DataUnavailable, MissingPackage, StaleCalibration: the index is stored elsewhere, and is
+            unavailable or was changed.
+    """
+    return read_current(Path(folder), _load_version)
+
+
+def read_current(folder: Path, read: Callable[[Path], Result]) -> Result:
+    """Call `read` with the folder of the current version, and return the result.
+
+    If the call fails and another version has become current meanwhile, it is repeated with that
+    version, since writers delete old versions.
+
+    Raises:
+        NoRetriever, CorruptRetriever: as `current_version` does; and whatever `read` raises.
+    """
+    while True:
+        version = current_version(folder)
+        try:
+            return read(version)
+        except (RcirError, OSError):
+            if _find_version(folder) == version:
+                raise
+
+
+def current_version(folder: Path) -> Path:
+    """Return the folder of the current version of a retriever.
+
+    Raises:
+        NoRetriever: there is no retriever in the folder.
+        CorruptRetriever: the file that names the current version is damaged.
+    """
+    version = _find_version(folder)
+    if version is None:
+        raise NoRetriever(
+            f"there is no retriever in {folder} (neither {POINTER} nor {MANIFEST}): make one with "
+            "`rcir demo` or `python -m calibration`"
+        )
+    return version
+
+
+def read_manifest(folder: Path) -> bytes:
+    """Return the manifest of the current version, whose digest identifies what is stored.
+
+    Raises:
+        NoRetriever, CorruptRetriever: as `current_version` does.
+        OSError: the manifest cannot be read.
+    """
+    return read_current(folder, lambda version: (version / MANIFEST).read_bytes())
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes and threads from saving to a retriever folder.
+
+    Inside the block a retriever can be loaded, changed and saved without a `SaveConflict`. Other
+    writers wait until the block ends. A folder without a retriever is not locked.
+
+    Raises:
+        CorruptRetriever: as `current_version` and `check_place` do.
+    """
+    if _find_version(folder) is None:
+        yield
+        return
+    check_place(folder)
+    with _lock(folder):
+        yield
+
+
+def check_place(folder: Path) -> None:
+    """Check that a retriever can be saved to a folder without losing anything else.
+
+    Raises:
+        CorruptRetriever: the path is not a folder, or the folder contains something other than a
+            retriever, or it is a version in the folder of a retriever.
+    """
+    place = folder.resolve()
+    if place.parent.name == VERSIONS and (place.parent.parent / POINTER).is_file():
+        raise CorruptRetriever(
+            f"{folder} is a version of a retriever and never changes: save to "
+            f"{place.parent.parent} or to another folder"
+        )
+    if os.path.lexists(folder) and not _is_replaceable(folder):
+        raise CorruptRetriever(
+            f"{folder} contains something other than a retriever, which is left alone: choose "
+            "another folder"
+        )
+
+
+# Versions
+
+
+def _find_version(folder: Path) -> Path | None:
+    """Return the folder of the current version, or None if there is no retriever.
+
+    In the layout without versions, that is the folder itself.
+    """
+    has_manifest = (folder / MANIFEST).is_file()  # read first: a writer removes it last
+    pointer = folder / POINTER
+    try:
+        values = json.loads(pointer.read_text())
+        layout, name = values["format"], str(values["version"])
+        require(re.fullmatch(VERSION_NAME, name) is not None, f"version {name!r}")
+    except (FileNotFoundError, NotADirectoryError):
+        return folder if has_manifest else None
+    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
+        raise CorruptRetriever(
+            f"{pointer} is damaged ({error}): copy the folder again, or calibrate again"
+        ) from error
+    if layout != LAYOUT:
+        raise CorruptRetriever(
+            f"{pointer} has format {layout}, this version of rcir reads format {LAYOUT}: use the "
+            "version that wrote it, or calibrate again with this one"
+        )
+    return folder / VERSIONS / name
+
+
+def _check_conflict(retriever: Retriever, folder: Path, current: Path | None) -> None:
+    """Raise `SaveConflict` if the retriever comes from another version in this folder."""
+    version = retriever.version_folder
+    if version is None or current in (None, version):
+        return
+    if folder in (version, version.parent.parent):
+        raise SaveConflict(
+            f"another version of the retriever was saved to {folder} after this one was loaded or "
+            "saved, and would be lost: load the retriever again and repeat the change, or save to "
+            "another folder"
+        )
+
+
+def _lock(folder: Path) -> BaseFileLock:
+    """Return the lock of a folder; a thread that holds it can acquire it again."""
+    return FileLock(folder.resolve() / LOCK, is_singleton=True)
+
+
+def _point_to(version: Path) -> None:
+    """Make a version the current one."""
+    folder = version.parent.parent
+    aside = folder / f".{POINTER}"
+    aside.write_text(json.dumps({"format": LAYOUT, "version": version.name}))
+    for path in (aside, folder.parent):
+        sync(path)
+    aside.replace(folder / POINTER)
+    sync(folder)
+
+
+def _clean(folder: Path, previous: Path | None) -> None:
+    """Delete all versions but the current and the previous one, and partial versions.
+
+    If there are versions, files of the layout without versions are deleted, too. What cannot be
+    deleted is left to the next writer.
+    """
+    current = _find_version(folder)
+    with suppress(OSError):
+        for path in (folder / VERSIONS).iterdir():
+            if path not in (current, previous):
+                shutil.rmtree(path, ignore_errors=True)
+    if current == folder:
+        return
+    names = {name.partition("/")[0] for name in _listed_files(folder)} - {POINTER, LOCK, VERSIONS}
+    with suppress(OSError):
+        for name in sorted(names, key=MANIFEST.__eq__):  # last the manifest, which lists the others
+            if (folder / name).is_dir():
+                shutil.rmtree(folder / name)
+            else:
+                (folder / name).unlink(missing_ok=True)
+
+
+def _is_replaceable(folder: Path) -> bool:
+    """Return whether a path is a folder that contains no files but those of a retriever."""
+    if not folder.is_dir():
+        return False
+    listed = _listed_files(folder)  # read first: a writer removes the manifest last
+    try:
+        _find_version(folder)
+    except CorruptRetriever:
+        return False
+    return all(LAYOUT_FILES.fullmatch(name) for name in _files(folder) - listed)
+
+
+# Files of a version, and their checksums
+
+
+def _write_manifest(folder: Path) -> None:
+    """List all files of a version with their checksums."""
+    checksums = {name: _checksum(folder / name) for name in sorted(_files(folder))}
+    (folder / MANIFEST).write_text(_manifest_text(checksums))
+
+
+def _verified_files(folder: Path) -> set[str]:
+    """Compare all files of a version with their checksums; return their names.
+
+    Names of files in inner folders contain slashes.
+
+    Raises:
+        CorruptRetriever: a file is missing or was changed, or has another format.
+    """
+    manifest = folder / MANIFEST
+    try:
+        text = manifest.read_text()
+        version, files = _parse_manifest(text)
+    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
+        raise CorruptRetriever(
+            f"{manifest} is damaged ({error}): copy the folder again, or calibrate again"
+        ) from error
+    if version != FORMAT or isinstance(version, bool):
+        raise CorruptRetriever(
+            f"{folder} has format {version}, this version of rcir reads format {FORMAT}: use the "
+            "version that wrote it, or calibrate again with this one (python -m calibration --run "
+            "RUN)"
+        )
+    if missing := REQUIRED_FILES - files.keys():
+        raise CorruptRetriever(
+            f"{manifest} does not list {', '.join(sorted(missing))}: copy the folder again, or "
+            "calibrate again"
+        )
+    for name, checksum in files.items():
+        path = folder / name
+        if not _is_relative(name) or not path.is_file():
+            raise CorruptRetriever(f"{path} is missing: copy the folder again, or calibrate again")
+        if _checksum(path) != checksum:
+            raise CorruptRetriever(
+                f"{path} was changed since it was written (its checksum differs): copy the folder "
+                "again, or calibrate again"
+            )
+    if text != _manifest_text(files):
+        raise CorruptRetriever(
+            f"{manifest} was changed since it was written: copy the folder again, or calibrate "
+            "again"
+        )
+    return set(files)
+
+
+def _listed_files(folder: Path) -> set[str]:
+    """Return the manifest and the files that it lists; none if there is no valid manifest."""
+    try:
+        names = _parse_manifest((folder / MANIFEST).read_text())[1]
+        return {MANIFEST, *filter(_is_relative, names)}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return set()
+
+
+def _parse_manifest(text: str) -> tuple[Any, dict[str, str]]:
+    """Return the format of a version, and the checksums of its files by name."""
+    manifest = json.loads(text)
+    return manifest["format"], dict(manifest["files"])
+
+
+def _manifest_text(files: Mapping[str, str]) -> str:
+    return json.dumps({"format": FORMAT, "files": files}, indent=1)
+
+
+def _files(folder: Path) -> set[str]:
+    """Return the names of all files in a folder and its inner folders."""
+    return {
+        (Path(parent) / name).relative_to(folder).as_posix()
+        for parent, _, names in os.walk(folder)
+        for name in names
+    }
+
+
+def _is_relative(name: str) -> bool:
+    """Return whether a name is the plain relative path of a file inside a folder."""
+    return "\0" not in name and not any(part in ("", ".", "..") for part in name.split("/"))
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# Retrievers
+
+
+def _write_version(retriever: Retriever, folder: Path) -> None:
+    """Write all files of a version to an empty folder."""
+    calibration = retriever.calibration
+    rules, arrays = ([], {}) if calibration is None else describe_rules(calibration)
+    options = CalibrationOptions() if calibration is None else calibration.options
+    description: dict[str, Any] = {
+        "encoder": None,
+        "preprocessing": None,
+        "index": save_index(retriever.index, folder),
+        "max_depth": retriever.max_depth,
+        "calibrated_on": {} if calibration is None else dict(calibration.fingerprints),
+        "origin": retriever.origin,
+        "chosen_among": retriever.chosen_among,
+        "options": asdict(retriever.options),
+        "uncertainty": retriever.uncertainty,
+        "calibrated_with": asdict(options),
+        "label_names": {str(label): name for label, name in retriever.label_names.items()},
+        "controllers": rules,
+    }
+    if retriever.encoder is not None and retriever.preprocessing is not None:
+        description["encoder"] = asdict(retriever.encoder.config)
+        description["preprocessing"] = retriever.preprocessing.to_dict()
+        save_encoder(retriever.encoder, folder / WEIGHTS)
+    if calibration is not None:
+        (folder / CONTROLLER_FILE).write_bytes(save_arrays(arrays))
+        save_queries(calibration, folder)
+    save_gallery(retriever.searcher, folder)
+    (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1))
+    _write_manifest(folder)
+
+
+def _load_version(folder: Path) -> Retriever:
+    """Read a version after all of its files were compared with their checksums."""
+    files = _verified_files(folder)
+    with _as_corrupt(folder):
+        description = _read_description(folder)
+    # A missing package, or a missing class of the user's own, does not make the folder invalid.
+    encoder, index = description["encoder"] or {}, description["index"]
+    if encoder:
+        with naming_extras():
+            from rcir.encoders import find_method
+
+        if ":" in str(encoder.get("method")):
+            find_method(encoder["method"])
+    if ":" in str(index.get("kind")):
+        find_index(index["kind"])
+    with _as_corrupt(folder):
+        retriever = _read_version(folder, files, description)
+    retriever.version_folder = folder.resolve()
+    return retriever
+
+
+@contextmanager
+def _as_corrupt(folder: Path) -> Iterator[None]:
+    """Raise `CorruptRetriever` for any error of files that anybody could have written.
+
+    An index outside the folder can be unavailable, or another one, without any damage to it.
+    """
+    try:
+        yield
+    except (DataUnavailable, MissingPackage, StaleCalibration):
+        raise
+    except Exception as error:
+        raise CorruptRetriever(
+            f"{folder} cannot be read although its checksums are right ({error!r}): it was "
+            "written by something else; calibrate again"
+        ) from error
+
+
+def _read_description(folder: Path) -> dict[str, Any]:
+    description: dict[str, Any] = json.loads((folder / DESCRIPTION_FILE).read_text())
+    require_fields(description, DESCRIPTION, DESCRIPTION_FILE)
+    for name in ("encoder", "preprocessing", "index"):
+        require_finite(description[name], name)
+    for name in ("calibrated_on", "label_names"):
+        require_texts(description[name], name)
+    # Earlier releases called the uncertainty "encoder" by the name "own".
+    for values in (description, description["calibrated_on"], description["calibrated_with"]):
+        if values.get("uncertainty") == "own":
+            values["uncertainty"] = "encoder"
+    return description
+
+
+def _read_version(folder: Path, files: Set[str], description: Mapping[str, Any]) -> Retriever:
+    encoder = preprocessing = None
+    if description["encoder"] is not None:
+        from rcir.data.preprocessing import Preprocessing
+        from rcir.encoders import EncoderConfig
+
+        preprocessing = Preprocessing.from_dict(description["preprocessing"])
+        config = EncoderConfig(**description["encoder"])
+        encoder = load_encoder(config, preprocessing, folder / WEIGHTS)
+    require((encoder is not None) == (WEIGHTS in files), "weights without an encoder")
+    searcher = Searcher(
+        encoder,
+        preprocessing,
+        load_index(description["index"], folder),
+        depth=description["max_depth"],
+        options=VectorOptions(**description["options"]),
+        **load_gallery(folder, files),
+    )
+    retriever = Retriever(searcher)
+    retriever.origin = description["origin"]
+    names = description["label_names"].items()
+    retriever.label_names = {int(label): str(name) for label, name in names}
+    uncertainty = description["uncertainty"]
+    require(uncertainty in retriever.uncertainties, "uncertainty")
+    chosen_among = check_among(description["chosen_among"])
+    if description["controllers"]:
+        arrays = load_arrays(folder / CONTROLLER_FILE)
+        rules, sequential = rules_of(description["controllers"], arrays, retriever.gallery)
+        main = rules[None].main
+        sizes = len(main.tuning), len(main.calibration)
+        tuning, calibration = load_queries(folder, sizes)
+        if needs_embeddings(searcher, uncertainty):
+            complete = tuning.embedding is not None and calibration.embedding is not None
+            require(complete, "embeddings of the queries")
+        retriever.calibration = Calibration(
+            rules=rules,
+            fingerprints=description["calibrated_on"],
+            options=CalibrationOptions(**description["calibrated_with"]),
+            uncertainty=uncertainty,
+            tuning_queries=tuning,
+            calibration_queries=calibration,
+            chosen_among=chosen_among,
+            sequential=sequential,
+        )
+    return retriever

@@ -1,0 +1,376 @@
+"""The parts of a stored retriever: encoder, index, gallery and calibration queries.
+
+Each part has a function that writes its files to a folder and one that reads and checks them.
+Readers raise `ValueError`, `KeyError`, `RcirError` and other exceptions for invalid files;
+`rcir.retrieval.storage.load` turns them into a `CorruptRetriever`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Set
+from dataclasses import asdict
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save as save_arrays
+
+from rcir.data.digests import BYTES
+from rcir.data.relevance import relevance_of
+from rcir.data.relevance_protocol import Relevance
+from rcir.embedding import Embedding
+from rcir.errors import InvalidConfig, InvalidData
+from rcir.files import read_array
+from rcir.index import Index, IndexConfig, find_index
+from rcir.retrieval.queries import Queries
+
+if TYPE_CHECKING:  # vectors need no torch
+    from torch import Tensor
+
+    from rcir.data.preprocessing import Preprocessing
+    from rcir.encoders import Encoder, EncoderConfig
+    from rcir.retrieval.calibration import Calibration
+    from rcir.retrieval.search import Searcher
+
+Kinds = type | tuple[type, ...]
+DESCRIPTION: dict[str, Kinds] = {
+    "encoder": (dict, NoneType),
+    "preprocessing": (dict, NoneType),
+    "index": dict,
+    "max_depth": int,
+    "calibrated_on": dict,
+    "origin": dict,
+    "chosen_among": int,
+    "options": dict,
+    "uncertainty": str,
+    "calibrated_with": dict,
+    "label_names": dict,
+    "controllers": list,
+}
+CONTROLLER: dict[str, Kinds] = {
+    "distinct": (str, NoneType),
+    "score_functions": dict,
+    "bound": str,
+    "groups": (list, NoneType),
+    "cluster": (str, NoneType),
+    "growing": bool,
+}
+DIGESTS = np.dtype(f"S{2 * BYTES}")
+GALLERY_ARRAYS: dict[str, tuple[str, Any]] = {  # arrays (n,): file and type
+    "uncertainty": ("uncertainty.npy", np.float64),
+    "digests": ("digests.npy", DIGESTS),
+    "norms": ("norms.npy", np.float32),
+}
+QUERY_SPLITS = ("tuning", "calibration")
+QUERY_NAMES = ("groups", "clusters")
+
+
+# Checks
+
+
+def require(condition: bool | np.bool_, message: str) -> None:
+    """Raise `ValueError` with the message unless the condition is true."""
+    if not condition:
+        raise ValueError(message)
+
+
+def require_fields(values: Any, kinds: Mapping[str, Kinds], what: str) -> None:
+    """Raise `ValueError` unless a dictionary has exactly these fields with values of these types.
+
+    A boolean is not accepted as an integer.
+    """
+    require(isinstance(values, dict) and values.keys() == kinds.keys(), f"fields of {what}")
+    for name, kind in kinds.items():
+        value = values[name]
+        valid = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        require(valid, f"{what}: {name} is {str(value)[:40]!r}")
+
+
+def require_texts(values: Any, what: str) -> None:
+    """Raise `ValueError` unless a list, or the keys and values of a dictionary, are strings."""
+    items = [*values.keys(), *values.values()] if isinstance(values, dict) else values
+    valid = isinstance(items, list) and all(isinstance(item, str) for item in items)
+    require(valid, f"{what}: some items are not strings")
+
+
+def require_finite(values: Any, what: str) -> None:
+    """Raise `ValueError` if nested lists and dictionaries contain NaN or infinity."""
+    if isinstance(values, dict):
+        values = list(values.values())
+    if isinstance(values, list):
+        for value in values:
+            require_finite(value, what)
+    elif isinstance(values, float):
+        require(bool(np.isfinite(values)), f"{what} contains {values}")
+
+
+def require_array(
+    values: NDArray[Any], dtype: Any, shape: tuple[int | None, ...], what: str
+) -> None:
+    """Raise `ValueError` unless an array has this type and shape and no NaN or infinity.
+
+    None in the shape stands for any length.
+    """
+    valid = len(values.shape) == len(shape) and all(
+        expected in (None, length) for expected, length in zip(shape, values.shape, strict=True)
+    )
+    require(valid and values.dtype == dtype, f"{what}: {values.dtype} of shape {values.shape}")
+    if values.dtype.kind == "f":
+        require(np.isfinite(values).all(), f"{what}: some numbers are NaN or infinite")
+
+
+# Encoder
+
+
+def require_loadable(encoder: Encoder) -> None:
+    """Raise `InvalidConfig` unless the configuration of an encoder names its class."""
+    from rcir.encoders import find_method, method_name
+
+    kind = type(encoder)
+    name = method_name(kind)
+    if kind.__module__ == "__main__":
+        raise InvalidConfig(
+            f"{kind.__name__} is defined in the program itself, which other programs cannot "
+            "import: move it to a module, and set encoder.method to its import path"
+        )
+    if find_method(encoder.config.method) is not kind:
+        raise InvalidConfig(
+            f"the encoder is a {name}, but its configuration names {encoder.config.method}, which "
+            f'would be loaded instead: build it with EncoderConfig("{name}", ...)'
+        )
+
+
+def save_encoder(encoder: Encoder, path: Path) -> None:
+    """Write the weights of an encoder as safetensors."""
+    save_tensors(encoder.state_dict(), path)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors as safetensors, with the permissions that the umask allows."""
+    from safetensors.torch import save
+
+    path.write_bytes(save({name: values.contiguous() for name, values in tensors.items()}))
+
+
+def load_encoder(config: EncoderConfig, preprocessing: Preprocessing, path: Path) -> Encoder:
+    """Build an encoder in evaluation mode with the weights in a file.
+
+    Raises:
+        InvalidData: some weights are NaN or infinite, or do not fit the configuration.
+    """
+    from safetensors.torch import load_file
+
+    from rcir.encoders import build_encoder
+
+    weights = load_file(path)
+    for name, values in weights.items():
+        if not values.isfinite().all():
+            raise InvalidData(f"{path}: some of {name} are NaN or infinite")
+    # Without pretrained weights nothing is downloaded: the file has all of them.
+    plan = (config.without_weights(), preprocessing.channels, preprocessing.size)
+    _require_shapes(plan, weights)
+    encoder = build_encoder(*plan)
+    encoder.load_state_dict(weights)
+    encoder.config = config
+    return encoder.eval()
+
+
+def _require_shapes(
+    plan: tuple[EncoderConfig, int, tuple[int, int]], weights: Mapping[str, Tensor]
+) -> None:
+    """Raise `InvalidData` for weights of another encoder, before memory is allocated for it.
+
+    An edited configuration could request any amount of memory.
+    """
+    import torch
+
+    from rcir.encoders import build_encoder
+
+    try:
+        with torch.device("meta"):
+            expected = build_encoder(*plan).state_dict()
+    except (RuntimeError, NotImplementedError):
+        return  # the constructor of this encoder computes with its weights
+    for name in expected.keys() | weights.keys():
+        shapes = [tuple(each[name].shape) for each in (expected, weights) if name in each]
+        if len(shapes) < 2 or shapes[0] != shapes[1]:
+            raise InvalidData(f"weights {name} do not fit the configuration of the encoder")
+
+
+# Index and gallery
+
+
+def save_index(index: Index, folder: Path) -> dict[str, Any]:
+    """Write an index to the folder `index`; return its configuration and why it was chosen."""
+    target = folder / "index"
+    target.mkdir()
+    index.save(target)
+    reason = {"why": index.why} if hasattr(index, "why") else {}
+    return asdict(IndexConfig.of(index)) | reason
+
+
+def load_index(description: Mapping[str, Any], folder: Path) -> Index:
+    """Read an index that `save_index` wrote and described."""
+    config = IndexConfig(**{name: v for name, v in description.items() if name != "why"})
+    index: Any = find_index(config.kind).load(folder / "index", config.index_options())
+    if "why" in description:
+        require(isinstance(description["why"], str), "why the index was chosen")
+        index.why = description["why"]
+    loaded: Index = index
+    return loaded
+
+
+def save_gallery(searcher: Searcher, folder: Path) -> None:
+    """Write ids, relevance, embeddings and the other arrays of the gallery items."""
+    (folder / "gallery.json").write_text(json.dumps(searcher.ids.tolist()))
+    if searcher.relevance is not None:
+        relevance = save_arrays(searcher.relevance.arrays())
+        (folder / "relevance.safetensors").write_bytes(relevance)
+    if searcher.items is not None:
+        (folder / "items.safetensors").write_bytes(save_arrays(searcher.items.arrays()))
+    for name, (file, _) in GALLERY_ARRAYS.items():
+        values = getattr(searcher.gallery, name)
+        if values is not None and not (name == "norms" and (values == 1).all()):
+            np.save(folder / file, values, allow_pickle=False)
+
+
+def load_gallery(folder: Path, files: Set[str]) -> dict[str, Any]:
+    """Read a gallery as arguments of a `Searcher`.
+
+    Args:
+        folder: where `save_gallery` wrote it.
+        files: names of the files in the folder.
+    """
+    ids = json.loads((folder / "gallery.json").read_text())
+    require_texts(ids, "gallery.json")
+    arguments: dict[str, Any] = {"ids": ids}
+    if "relevance.safetensors" in files:
+        arrays = load_arrays(folder / "relevance.safetensors")
+        arguments["labels"] = _relevance(arrays, len(ids))
+    if "items.safetensors" in files:
+        items = load_arrays(folder / "items.safetensors")
+        for name, values in items.items():
+            require_array(values, values.dtype, (len(ids), *(None,) * (values.ndim - 1)), name)
+        arguments["items"] = Embedding.from_arrays(items)
+    for name, (file, dtype) in GALLERY_ARRAYS.items():
+        if file in files:
+            values = read_array(folder / file)
+            per_picture = name == "digests" and values.ndim == 2  # of templates
+            require_array(values, dtype, (len(ids), None)[: 1 + per_picture], file)
+            arguments["item_uncertainty" if name == "uncertainty" else name] = values
+    norms = arguments.get("norms")
+    require(norms is None or (norms >= 0).all(), "norms.npy: some are negative")
+    return arguments
+
+
+def _relevance(arrays: Mapping[str, NDArray[Any]], n: int) -> Relevance:
+    """Build the relevance of n images from its arrays, checking what SciPy does not check."""
+    if arrays.keys() == {"labels"}:
+        require_array(arrays["labels"], np.int64, (n,), "labels")
+    elif arrays.keys() == {"places", "radius"}:
+        require_array(arrays["places"], np.float64, (n, None), "places")
+        require_array(arrays["radius"], np.float64, (1,), "radius")
+    else:
+        matrix = arrays
+        if all(name.startswith("table.") for name in arrays):
+            matrix = {name.removeprefix("table."): values for name, values in arrays.items()}
+        require(matrix.keys() == {"shape", "indptr", "indices"}, "arrays of relevance.safetensors")
+        require_array(matrix["shape"], np.int64, (2,), "shape")
+        indptr, indices = matrix["indptr"], matrix["indices"]
+        for name, values in (("indptr", indptr), ("indices", indices)):
+            require(values.ndim == 1 and values.dtype in (np.int32, np.int64), name)
+        rows, labels = matrix["shape"].tolist()
+        require(rows == n and 0 <= labels < 2**31, "shape")
+        require(len(indptr) == n + 1 and indptr[0] == 0 and indptr[-1] == len(indices), "indptr")
+        require((np.diff(indptr) >= 0).all(), "indptr decreases")
+        require(((indices >= 0) & (indices < labels)).all(), "indices")
+    return relevance_of(arrays)
+
+
+# Calibration queries
+
+
+def save_queries(calibration: Calibration, folder: Path) -> None:
+    """Write the queries of the tuning and the calibration split."""
+    arrays: dict[str, Any] = {}
+    texts: dict[str, Any] = {}
+    for split in QUERY_SPLITS:
+        queries: Queries = getattr(calibration, f"{split}_queries")
+        arrays[f"{split}.vectors"] = queries.vectors
+        if queries.uncertainty is not None:
+            arrays[f"{split}.uncertainty"] = queries.uncertainty
+        for part in ("relevance", "embedding"):
+            values = getattr(queries, part)
+            if values is not None:
+                arrays |= {f"{split}.{part}.{key}": v for key, v in values.arrays().items()}
+        texts[split] = {"cluster": queries.cluster}
+        for name in QUERY_NAMES:
+            values = getattr(queries, name)
+            texts[split][name] = None if values is None else values.tolist()
+    contiguous = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
+    (folder / "queries.safetensors").write_bytes(save_arrays(contiguous))
+    (folder / "queries.json").write_text(json.dumps(texts))
+    np.save(folder / "queries.npy", calibration.query_digests, allow_pickle=False)
+
+
+def load_queries(folder: Path, sizes: tuple[int, int]) -> tuple[Queries, Queries]:
+    """Read the queries of the tuning and the calibration split.
+
+    Args:
+        folder: where `save_queries` wrote them.
+        sizes: the number of queries in each split.
+    """
+    arrays = load_arrays(folder / "queries.safetensors")
+    texts = json.loads((folder / "queries.json").read_text())
+    require_fields(texts, dict.fromkeys(QUERY_SPLITS, dict), "queries.json")
+    digests = read_array(folder / "queries.npy")
+    require_array(digests, DIGESTS, (sum(sizes),), "queries.npy")
+    splits = []
+    for split, part in zip(QUERY_SPLITS, np.split(digests, [sizes[0]]), strict=True):
+        prefix = f"{split}."
+        names = [name for name in arrays if name.startswith(prefix)]
+        values = {name.removeprefix(prefix): arrays.pop(name) for name in names}
+        splits.append(_queries(values, texts[split], part))
+    require(not arrays, f"there are further arrays: {', '.join(arrays)}")
+    tuning, calibration = splits
+    same = (tuning.uncertainty is None) == (calibration.uncertainty is None)
+    require(same, "only one split has uncertainties")
+    return tuning, calibration
+
+
+def _queries(arrays: dict[str, Any], texts: dict[str, Any], digests: NDArray[Any]) -> Queries:
+    n = len(digests)
+    vectors = arrays.pop("vectors")
+    require_array(vectors, np.float32, (n, None), "vectors of the queries")
+    uncertainty = arrays.pop("uncertainty", None)
+    if uncertainty is not None:
+        require_array(uncertainty, np.float64, (n,), "uncertainty of the queries")
+    parts: dict[str, dict[str, Any]] = {"relevance": {}, "embedding": {}}
+    for name, values in arrays.items():
+        part, _, key = name.partition(".")
+        parts[part][key] = values
+    relevance, embedding = parts["relevance"], parts["embedding"]
+    same = np.array_equal(embedding.get("vectors", vectors[:0]), vectors)
+    require(same or not embedding, "embeddings of the queries")
+    for name, values in embedding.items():
+        require(len(values) == n and np.isfinite(values).all(), f"{name} of the queries")
+    require(texts.keys() == {"cluster", *QUERY_NAMES}, "fields of queries.json")
+    names = {}
+    for name in QUERY_NAMES:
+        values = texts[name]
+        valid = values is None or (len(values) == n and all(isinstance(v, str) for v in values))
+        require(valid, f"{name} of the queries")
+        names[name] = None if values is None else np.array(values, str)
+    return Queries(
+        vectors,
+        uncertainty,
+        digests=digests,
+        embedding=Embedding.from_arrays(embedding) if embedding else None,
+        relevance=_relevance(relevance, n) if relevance else None,
+        cluster=texts["cluster"],
+        **names,
+    )
