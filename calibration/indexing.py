@@ -131,7 +131,7 @@ def _reindex(
     alphas: Sequence[float] | None,
     delta: float | None,
 ) -> IndexChoice:
-    retriever = storage.load(folder)
+    retriever = Retriever.load(folder)
     calibration = retriever.require_calibration()
     queries = calibration.tuning_queries
     if len(queries) < 5:

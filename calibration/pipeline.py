@@ -116,9 +116,9 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
                 queries.tuning,
                 queries.calibration,
                 config.score_function,
-                config.bound,
-                config.alphas,
-                config.delta,
+                bound=config.bound,
+                alphas=config.alphas,
+                delta=config.delta,
                 query_uncertainty=config.query_uncertainty,
             )
         queries = queries.judged(retriever)
@@ -139,7 +139,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
         tracked = start_tracking("calibration", config, output, run.tracked)
     with tracked.active():
         retriever.origin["calibration"] = tracked.id
-        folder = storage.save(retriever, place)
+        folder = retriever.save(place)
         page = publish(
             *(output, retriever, evaluation, queries.test, splits.test, splits.gallery),
             *(tracked, started),

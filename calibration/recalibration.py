@@ -70,17 +70,19 @@ def _recalibrate(
     feedback: Path | None,
     since: datetime | None,
 ) -> CalibrationReport:
-    retriever = storage.load(folder)
+    retriever = Retriever.load(folder)
     labelled = None if feedback is None else _labelled(folder, retriever, feedback, since)
     gone = None if remove is None else _ids(remove)
     added = None if add is None else read_all_vectors(add)
     # First without the index: a server's could not be changed back.
     rehearsed = copy(retriever)
     rehearsed.searcher = copy(retriever.searcher)
-    unbuilt: Any = UnbuiltIndex(len(retriever.index), retriever.kept_queries()[0].vectors.shape[1])
+    calibration = retriever.require_calibration()
+    tuning, _ = calibration.queries_to_search(retriever.searcher)
+    unbuilt: Any = UnbuiltIndex(len(retriever.index), tuning.vectors.shape[1])
     rehearsed.index = unbuilt
     _change(rehearsed, gone, added)
-    rehearsed.kept_queries()
+    calibration.queries_to_search(rehearsed.searcher)
     for change in ((gone, None), (None, added)):
         _change(retriever, *change)
         if isinstance(retriever.index, IsRemote) and change != (None, None):
@@ -143,10 +145,10 @@ def _calibrated(retriever: Retriever, queries: Queries, labels: list[Any]) -> Ca
         retriever.search_labelled(calibration.tuning_queries),
         retriever.search_labelled(replace(queries, relevance=relevance)),
         options.score_function,
-        options.bound,
-        options.alphas,
-        options.delta,
-        options.recurring,
+        bound=options.bound,
+        alphas=options.alphas,
+        delta=options.delta,
+        recurring=options.recurring,
         query_uncertainty=retriever.uncertainty,
     )
 

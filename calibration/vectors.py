@@ -28,9 +28,8 @@ from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import DEPTH, IndexConfig, check_depth, dropped_on_error
 from rcir.levels import ALPHAS, DELTA
 from rcir.retrieval import storage
-from rcir.retrieval.queries import Queries
+from rcir.retrieval.queries import Metric, Queries
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.vector_options import Metric
 from rcir.risk import required_calibration
 from rcir.runs.results import TEST
 

@@ -7,7 +7,6 @@ import re
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from rcir.errors import NoRetriever
-from rcir.retrieval import storage
 from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.retriever import Retriever
 from rcir.risk.request import Alpha, RequestOptions
@@ -39,8 +38,8 @@ def load(source: str | os.PathLike[str]) -> Retriever:
     if re.match(r"[a-z][a-z0-9+.-]+:/", str(source)):
         from rcir import tracking
 
-        return tracking.with_downloaded(str(source), storage.load)
-    return storage.load(source)
+        return tracking.with_downloaded(str(source), Retriever.load)
+    return Retriever.load(source)
 
 
 def use(source: str | os.PathLike[str] | Retriever) -> Retriever:

@@ -27,7 +27,6 @@ from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.mining import MiningConfig
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.storage import save
 from tests.kills import kill  # noqa: F401  (a fixture)
 
 
@@ -121,7 +120,7 @@ def retriever(splits):
 @pytest.fixture
 def folder(retriever, tmp_path):
     """The retriever, saved."""
-    return save(retriever, tmp_path / "retriever")
+    return retriever.save(tmp_path / "retriever")
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,6 @@ from rcir.embedding import Embedding
 from rcir.encoders import Encoder, EncoderConfig
 from rcir.errors import InvalidConfig
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.storage import save
 from tests.toy import Toy
 from tests.training.helpers import equal, unfinish
 from training import Change, TrainingConfig, train
@@ -134,7 +133,8 @@ def test_gallery_grows_to_the_same_tensors(run, toy_splits):
 
 
 def test_loading_without_its_module_names_the_method(run, toy_splits, tmp_path, monkeypatch):
-    save(Retriever.build(run.encoder(), run.preprocessing, toy_splits.gallery), tmp_path / "saved")
+    built = Retriever.build(run.encoder(), run.preprocessing, toy_splits.gallery)
+    built.save(tmp_path / "saved")
     monkeypatch.setitem(sys.modules, "tests.toy", None)  # an import fails
     with pytest.raises(InvalidConfig, match=r"tests.toy:Toy.*PYTHONPATH"):
         rcir.load(tmp_path / "saved")
@@ -155,7 +155,7 @@ def test_encoder_that_could_not_be_loaded_is_not_saved(splits, tmp_path):
     encoder = Plain(EncoderConfig("btl"), 1, (8, 16))
     built = Retriever.build(encoder, Preprocessing(), splits.gallery)
     with pytest.raises(InvalidConfig, match="Plain"):
-        save(built, tmp_path / "saved")
+        built.save(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
     with pytest.raises(InvalidConfig, match="Linear"):
         Retriever.build(torch.nn.Linear(3, 2), Preprocessing(), splits.gallery)

@@ -188,7 +188,12 @@ def of_division(
     for rule, (score_function, uncertainty, bound) in RULES.items():
         halved = results[tuning], results[calibrating]
         retriever.calibrate_splits(
-            *halved, score_function, bound, ALPHAS, DELTA, query_uncertainty=uncertainty
+            *halved,
+            score_function,
+            bound=bound,
+            alphas=ALPHAS,
+            delta=DELTA,
+            query_uncertainty=uncertainty,
         )
         controller = retriever.controller
         asked = retriever.judged(results[measured]).scored(controller.score_function)

@@ -135,7 +135,7 @@ def _found(reference: str) -> Iterator[Calibration]:
     """The calibration of a folder or, where that is not on this machine, of an MLflow run."""
     if Path(reference).is_dir():
         folder = Path(reference)
-        retriever = _calibrated(storage.load(folder / RETRIEVER), reference)
+        retriever = _calibrated(Retriever.load(folder / RETRIEVER), reference)
         run = tracking.find_tracked_run(retriever.origin.get("calibration", ""))
         model = tracking.find_model(run) if run else None
         if run is not None and model is not None:
@@ -157,7 +157,7 @@ def _found(reference: str) -> Iterator[Calibration]:
         folder = Path(place)
         # What lies beside the retriever comes with it.
         tracking.with_downloaded(f"models:/{model}", lambda local: _laid_out(local, folder))
-        retriever = _calibrated(storage.load(folder / RETRIEVER), reference)
+        retriever = _calibrated(Retriever.load(folder / RETRIEVER), reference)
         yield Calibration(folder, retriever, *_numbers(folder), run, model)
 
 

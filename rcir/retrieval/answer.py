@@ -1,4 +1,4 @@
-"""Answers: the set that a query gets, with its guarantee."""
+"""Answers: from prepared queries and a guarantee to the sets that they get."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.printable import printable
-from rcir.risk import Guarantee
+from rcir.retrieval.calibration import Calibration
+from rcir.retrieval.queries import Queries
+from rcir.retrieval.search import Searcher
+from rcir.risk import Guarantee, SearchResults
+from rcir.risk.request import Distinct
+from rcir.risk.results import set_sizes
+from rcir.risk.score_functions import Ranking
+
+QUERY_BATCH_SIZE = 512  # larger batches need more memory, smaller ones more time per query
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -18,12 +26,12 @@ class Retrieval:
 
     Attributes:
         ids: names of the items.
-        distances: (size,) L2 distances in embedding space; ascending, unless the sizes rank
-            candidates anew ("reranked", "match-probability").
+        distances: (size,) L2 distances in embedding space; ascending, unless the score function
+            reorders candidates ("reranked", "match-probability").
         uncertainty: of the query; larger is less certain; comparable within one retriever only.
         guarantee: what is guaranteed of this set.
-        labels: labels of the items, if the gallery has labels: names where its data set names them,
-            else numbers.
+        labels: of the items, if the gallery has labels: names if its data set has them, else
+            numbers.
     """
 
     ids: tuple[str, ...]
@@ -44,7 +52,7 @@ class Retrieval:
 
     @property
     def abstained(self) -> bool:
-        """Whether no answer was given, for want of certainty."""
+        """True if no answer was given because the query is too uncertain."""
         return self.size == 0
 
     def __str__(self) -> str:
@@ -65,11 +73,11 @@ class Retrieval:
         return "\n".join([head, f"rank  distance  {names[0]}", *rows, str(self.guarantee)])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """Return plain values, ready for JSON."""
         return self.own_values() | {"guarantee": self.guarantee.to_dict()}
 
     def own_values(self) -> dict[str, Any]:
-        """Plain values of this answer alone: its guarantee is that of others, too."""
+        """Return plain values without the guarantee, which answers share."""
         return {
             "ids": list(self.ids),
             "labels": None if self.labels is None else list(self.labels),
@@ -82,11 +90,11 @@ class Retrieval:
 
 @dataclass(frozen=True, eq=False)
 class AtLevels:
-    """The sets of one query at several alphas: each holds those of all larger alphas.
+    """The sets of one query at several alphas: each contains those of all larger alphas.
 
     Attributes:
         alphas: the levels that are certified, ascending.
-        sizes: (m,) of the set at each; it holds so many of the first items of `largest`.
+        sizes: (m,) size of the set at each; it holds the first items of `largest`.
         largest: the answer at the smallest alpha.
         guarantees: what is guaranteed of the set at each alpha.
     """
@@ -95,3 +103,81 @@ class AtLevels:
     sizes: NDArray[np.int64]
     largest: Retrieval
     guarantees: tuple[Guarantee, ...]
+
+
+def answer(
+    searcher: Searcher, calibration: Calibration, queries: Queries, guarantee: Guarantee
+) -> list[Retrieval]:
+    """Answer queries with sets that satisfy a guarantee, in batches.
+
+    Args:
+        searcher: finds the candidates.
+        calibration: of this searcher, which certified the guarantee.
+        queries: n prepared queries.
+        guarantee: what is guaranteed of the sets.
+    """
+    rule = calibration.rule_for(guarantee.request)
+    answers: list[Retrieval] = []
+    for start in range(0, len(queries), QUERY_BATCH_SIZE):
+        batch = queries[start : start + QUERY_BATCH_SIZE]
+        results = _search(searcher, calibration, batch, guarantee.request.distinct)
+        answers += _retrievals(searcher, results, *rule.sets(results, guarantee), guarantee)
+    return answers
+
+
+def answer_at_levels(
+    searcher: Searcher, calibration: Calibration, queries: Queries, guarantees: list[Guarantee]
+) -> list[AtLevels]:
+    """Answer queries at several levels from one search.
+
+    Args:
+        searcher, calibration, queries: as for `answer`.
+        guarantees: with ascending alphas, all for the same kind of sets.
+    """
+    strictest = guarantees[0]
+    results = _search(searcher, calibration, queries, strictest.request.distinct)
+    ranking, largest = calibration.rule_for(strictest.request).sets(results, strictest)
+    sizes = np.stack([set_sizes(ranking.scores, each.threshold) for each in guarantees], axis=1)
+    answers = _retrievals(searcher, results, ranking, largest, strictest)
+    alphas = tuple(each.alpha for each in guarantees)
+    return [
+        AtLevels(alphas, by_level, one, tuple(guarantees))
+        for by_level, one in zip(sizes, answers, strict=True)
+    ]
+
+
+def _search(
+    searcher: Searcher, calibration: Calibration, queries: Queries, distinct: Distinct
+) -> SearchResults:
+    results = searcher.judged(searcher.candidates(queries), calibration.uncertainty)
+    return results if distinct is None else results.first_of_each_label()
+
+
+def _retrievals(
+    searcher: Searcher,
+    results: SearchResults,
+    ranking: Ranking,
+    sizes: NDArray[np.int64],
+    guarantee: Guarantee,
+) -> list[Retrieval]:
+    # One look-up for all items; each answer is a slice of it.
+    row = np.repeat(np.arange(len(sizes)), sizes)
+    rank = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    column = rank if ranking.columns is None else ranking.columns[row, rank]
+    positions = results.require("positions")[row, column]
+    distances = results.require("distances")[row, column]
+    ids = searcher.ids[positions].tolist()
+    labels = searcher.named_labels(positions)
+    retrievals, start = [], 0
+    for size, uncertainty in zip(sizes.tolist(), results.uncertainty.tolist(), strict=True):
+        part = slice(start, start := start + size)
+        retrievals.append(
+            Retrieval(
+                tuple(ids[part]),
+                distances[part],
+                uncertainty,
+                guarantee,
+                None if labels is None else labels[part],
+            )
+        )
+    return retrievals

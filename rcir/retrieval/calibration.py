@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.clusters import draw_by_cluster
 from rcir.data.digests import digests
-from rcir.data.repeats import require_no_repeats, warn_of_bursts, warn_of_copies, warn_of_twins
+from rcir.data.repeats import (
+    require_new,
+    require_no_repeats,
+    warn_of_bursts,
+    warn_of_copies,
+    warn_of_twins,
+)
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalibration
 from rcir.index import build_index
 from rcir.levels import ALPHAS, DELTA
@@ -22,10 +28,12 @@ from rcir.retrieval.search import Searcher
 from rcir.risk import (
     RISKS,
     Bound,
+    Exchangeability,
     Guarantee,
     GuaranteeRequest,
     LabelledResults,
     SetRule,
+    check_exchangeability,
     fit_score_function,
     score,
     smallest_uncertainty,
@@ -40,20 +48,47 @@ TUNING_SHARE = 0.3  # of labelled queries that are divided at random
 MAX_GUARANTEES = 1000  # certified requests that a calibration remembers
 
 
+class CalibrationKeywords(TypedDict, total=False):
+    """The keyword arguments of `Retriever.calibrate` for editors; a test compares them."""
+
+    bound: Bound
+    alphas: Sequence[float]
+    delta: float
+    recurring: bool
+    query_uncertainty: str
+
+
 @dataclass(frozen=True)
 class CalibrationOptions:
-    """How a retriever is calibrated, see `Retriever.calibrate`."""
+    """How to calibrate a retriever.
+
+    Attributes:
+        score_function: "constant", "minmax", "quantile", "learned", "reranked", or "auto", which
+            chooses for each risk the one with the smallest sets on the tuning split; see
+            `rcir.risk.fit_score_function`.
+        bound: confidence bound of the risk, see `rcir.risk.p_value`.
+        alphas, delta: levels at which "auto" compares, and to report.
+        recurring: allow calibration queries that are in the tuning split too, or come twice: for
+            images that recur in use exactly as they do here, each query drawn independently of all
+            others. Copies of one list of images are not.
+        query_uncertainty: the uncertainty of queries: one of `Retriever.uncertainties`; or "auto",
+            which chooses the one with the smallest sets on the tuning split, see
+            `rcir.risk.smallest_uncertainty`.
+
+    Raises:
+        InvalidConfig: an option has no such value.
+    """
 
     score_function: str = "auto"
     bound: Bound = "binomial"
     alphas: Sequence[float] = ALPHAS
     delta: float = DELTA
     recurring: bool = False
-    uncertainty: str = "auto"
+    query_uncertainty: str = "auto"
 
     def __post_init__(self) -> None:
         check_bound(self.bound)
-        check_uncertainty(self.uncertainty)
+        check_uncertainty(self.query_uncertainty)
         if not isinstance(self.alphas, Sequence | np.ndarray) or not len(self.alphas):
             raise InvalidConfig(f"alphas is {self.alphas!r}; give a list of at least one")
         object.__setattr__(self, "alphas", tuple(self.alphas))
@@ -134,10 +169,35 @@ class Calibration:
         splits = (self.tuning_queries, self.calibration_queries)
         return np.concatenate([digests([]), *(queries.identities for queries in splits)])
 
-    def changed(self, fingerprints: Mapping[str, str]) -> list[str]:
-        """Return the names of what differs from what it depends on."""
-        parts = dict.fromkeys([*fingerprints, *self.fingerprints])
-        return [part for part in parts if fingerprints.get(part) != self.fingerprints.get(part)]
+    def changes(self, searcher: Searcher) -> list[str]:
+        """Return the names of what has changed since: then the calibration is stale."""
+        current = dict(searcher.fingerprints(), uncertainty=self.uncertainty)
+        parts = dict.fromkeys([*current, *self.fingerprints])
+        changes = [part for part in parts if current.get(part) != self.fingerprints.get(part)]
+        if self.main.calibration.depth != searcher.depth:
+            changes.append("search depth")
+        return changes
+
+    def queries_to_search(self, searcher: Searcher) -> tuple[Queries, Queries]:
+        """Return the tuning and calibration queries, to be searched anew.
+
+        Raises:
+            StaleCalibration: the encoder has changed, so that their vectors are no longer its own.
+            InvalidData: it is not known which queries some gallery items match.
+        """
+        for part in self.changes(searcher):
+            if part in ("encoder", "preprocessing", "options"):
+                raise StaleCalibration(
+                    f"the {part} changed since calibration, so that the vectors of its queries are "
+                    "no longer what it makes: search the labelled queries again and `calibrate`"
+                )
+        splits = self.tuning_queries, self.calibration_queries
+        if searcher.relevance is None or any(queries.relevance is None for queries in splits):
+            raise InvalidData(
+                "it is not known which queries the gallery items match, so that the queries cannot "
+                "be searched anew: give labelled queries to `calibrate`"
+            )
+        return splits
 
     def rule_for(self, request: GuaranteeRequest) -> SetRule:
         """Return the rule that answers a request.
@@ -172,6 +232,25 @@ class Calibration:
                 self._guarantees.clear()
             self._guarantees[request] = guarantee
         return guarantee
+
+    def attainable(self, requests: Sequence[GuaranteeRequest]) -> list[Guarantee]:
+        """Certify requests with ascending alphas; those that nothing certifies are left out.
+
+        Raises:
+            RiskUnattainable: nothing certifies any of them.
+            InvalidData: there is no request.
+        """
+        if not requests:
+            raise InvalidData("there are no alphas: give at least one")
+        guarantees: list[Guarantee] = []
+        for request in reversed(requests):  # the error of the largest alpha is the most helpful
+            try:
+                guarantees.insert(0, self.guarantee(request))
+            except RiskUnattainable:
+                if not guarantees:
+                    raise
+                break
+        return guarantees
 
     def extended(self, queries: LabelledResults, added: Queries, recurring: bool) -> Calibration:
         """Return the calibration with further queries; it is sequential from now on.
@@ -369,6 +448,58 @@ def fit_rules(
     return RuleSet(main, by_risk), compared
 
 
+def extend(
+    searcher: Searcher, calibration: Calibration, queries: LabelledResults, recurring: bool
+) -> Calibration:
+    """Return a calibration with further queries, see `Retriever.extend_calibration`."""
+    check_searched(searcher, queries)
+    require_alike(queries.require("queries"), calibration.calibration_queries)
+    queries = searcher.judged(queries, calibration.uncertainty)
+    added = queries_to_store(searcher, queries, calibration.uncertainty)
+    gallery = None if searcher.options.leave_one_out else searcher.digests
+    require_new(gallery, calibration.query_digests, digests_of(queries), recurring)
+    if not searcher.options.leave_one_out:
+        distances = vector_distances(searcher, queries)
+        warn_of_copies("queries to add", distances, searcher.digests is not None)
+    return calibration.extended(queries, added, recurring)
+
+
+def check_recent(
+    searcher: Searcher,
+    calibration: Calibration,
+    recent: LabelledResults,
+    alpha: float,
+    delta: float,
+) -> Exchangeability:
+    """Compare recent queries with those of a calibration, see `Retriever.check`."""
+    rule = calibration.main
+    check_searched(searcher, recent)
+    require_alike(recent.require("queries"), calibration.calibration_queries)
+    cluster = rule.calibration.cluster or recent.cluster
+    if cluster is not None:
+        raise InvalidData(
+            f"queries come in clusters ({cluster}), and are compared as independent ones: "
+            "calibrate and check with one query of each"
+        )
+    request = GuaranteeRequest(alpha, delta, anytime=calibration.sequential)
+    threshold = calibration.guarantee(request).threshold
+    scored = score(rule.score_function, searcher.judged(recent, calibration.uncertainty))
+    return check_exchangeability(rule.calibration, scored, certified=(threshold, alpha))
+
+
+def known_digests(searcher: Searcher, calibration: Calibration | None) -> NDArray[np.bytes_]:
+    """(n,) ascending digests of the queries that are no evidence for further ones.
+
+    Those that tuned or calibrated, and the items of the gallery, unless these are the queries; none
+    if queries recur.
+    """
+    if calibration is not None and calibration.options.recurring:
+        return digests([])
+    queries = digests([]) if calibration is None else calibration.query_digests
+    gallery = None if searcher.options.leave_one_out else searcher.digests
+    return np.sort(queries if gallery is None else np.concatenate([queries, gallery.ravel()]))
+
+
 def check_searched(searcher: Searcher, queries: LabelledResults) -> None:
     """Raise `StaleCalibration` unless the searcher, as it is now, searched the queries."""
     if queries.fingerprints != searcher.fingerprints() or queries.depth != searcher.depth:
@@ -414,8 +545,8 @@ def _choose_uncertainty(
 ) -> tuple[str, ComparedSizes]:
     if like:
         return like.uncertainty, {}
-    if options.uncertainty != "auto":
-        return options.uncertainty, {}
+    if options.query_uncertainty != "auto":
+        return options.query_uncertainty, {}
     embedded = tuning.require("queries").embedding is not None
     candidates = {
         kind: searcher.judged(tuning, kind)

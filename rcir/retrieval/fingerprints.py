@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rcir.index import Index
 from rcir.retrieval.gallery import Gallery
-from rcir.retrieval.vector_options import VectorOptions
+from rcir.retrieval.queries import VectorOptions
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,4 +1,4 @@
-"""The gallery: ids, labels and further facts of the images whose vectors the index holds."""
+"""The gallery: ids, relevance and digests of the items whose vectors are in the index."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 
 from rcir.data.labelling import added_relevance, query_relevance, require_same_kind
 from rcir.data.match_table import MatchTable
+from rcir.data.records import ImageSet
 from rcir.data.relevance import SameLabel, SharedLabel, relevance_of
 from rcir.data.relevance_protocol import Relevance
 from rcir.embedding import Embedding
 from rcir.errors import InvalidData
 from rcir.inputs import as_numpy
+
+MISSING = ("", "None", "nan", "<NA>", "NaT")  # values of an attribute that name no template
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +35,7 @@ class Gallery:
         relevance: which queries match them; None if that is not known.
         uncertainty: (n,) of an encoder that states it; or None.
         digests: (n,) see `rcir.data.digests`; of templates (n, m), see
-            `rcir.retrieval.templates.template_digests`; or None.
+            `template_digests`; or None.
         items: embeddings, for an encoder that re-ranks by them; or None.
 
     Raises:
@@ -262,3 +265,91 @@ def _listed(ids: object) -> list[Any]:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + ", ..." * (len(names) > 3)
+
+
+def templates_of(images: ImageSet, attribute: str) -> tuple[ImageSet, NDArray[np.int64]]:
+    """Return the templates of an image set, and the template of each image.
+
+    A template is a gallery item that stands for several images of one thing.
+
+    Args:
+        images: n of them.
+        attribute: the attribute that names the template of each image.
+
+    Returns:
+        The first image of each template, in the order of the images, under the template's name and
+        with its relevance; and (n,) the number of each image's template.
+
+    Raises:
+        InvalidData: there is no such attribute, an image has none, or images of one template match
+            different queries.
+
+    Example:
+        >>> images = ImageSet(
+        ...     np.zeros((3, 8, 8), np.uint8), np.array([4, 2, 4]), ["a", "b", "c"],
+        ...     {"person": np.array(["Ann", "Bo", "Ann"])},
+        ... )
+        >>> templates, number = templates_of(images, "person")
+        >>> templates.ids, templates.labels.tolist(), number.tolist()
+        (['Ann', 'Bo'], [4, 2], [0, 1, 0])
+    """
+    if not isinstance(attribute, str) or attribute not in images.attributes:
+        names = ", ".join(images.attributes) or "none"
+        raise InvalidData(f"the gallery has no attribute {attribute!r}; it has {names}")
+    values = images.attributes[attribute].astype(str)
+    if nameless := int(np.isin(values, MISSING).sum()):
+        raise InvalidData(
+            f"{nameless} images of the gallery have no {attribute}: name the template of each; an "
+            "image that stands alone can have its own id"
+        )
+    templates, first, number = np.unique(values, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    first, number = first[order], np.argsort(order)[number]
+    _check_templates(images, attribute, first[number])
+    return replace(images.subset(first), ids=templates[order].tolist()), number
+
+
+def template_digests(
+    digests: NDArray[np.bytes_], template: NDArray[np.int64]
+) -> NDArray[np.bytes_]:
+    """Return the digests of the images of each template.
+
+    Args:
+        digests: (n,) of the images, see `rcir.data.digests`.
+        template: (n,) the template of each, numbered from 0 on.
+
+    Returns:
+        (number of templates, m), empty where a template has fewer than m images.
+
+    Example:
+        >>> template_digests(np.array([b"a", b"b", b"c"]), np.array([0, 1, 0])).tolist()
+        [[b'a', b'c'], [b'b', b'']]
+    """
+    counts = np.bincount(template)
+    order = np.argsort(template, kind="stable")
+    place = np.arange(len(template)) - np.repeat(np.cumsum(counts) - counts, counts)
+    by_template = np.zeros((len(counts), counts.max()), digests.dtype)
+    by_template[template[order], place] = digests[order]
+    return by_template
+
+
+def _check_templates(images: ImageSet, attribute: str, first: NDArray[np.int64]) -> None:
+    """Raise `InvalidData` unless each image matches what the first of its template matches."""
+    if _same_relevance(images, images.subset(first)):
+        return
+    for row, of_template in enumerate(first.tolist()):
+        image, other = images.subset(np.array([row])), images.subset(np.array([of_template]))
+        if _same_relevance(image, other):
+            continue
+        raise InvalidData(
+            f"{image.ids[0]} and {other.ids[0]} are images of one template "
+            f"({attribute} {image.attributes[attribute][0]}), and match different queries: give "
+            "images of a template the same label, or name templates by another attribute"
+        )
+
+
+def _same_relevance(images: ImageSet, others: ImageSet) -> bool:
+    arrays = others.relevance.arrays()
+    return all(
+        np.array_equal(values, arrays[name]) for name, values in images.relevance.arrays().items()
+    )

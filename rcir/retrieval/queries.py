@@ -1,39 +1,123 @@
-"""Embedded queries, with what is known of them: to be searched, and kept to be searched again."""
+"""Queries and the vectors of people's own: checked, searched, and kept to be searched again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from rcir.data.digests import digests
 from rcir.data.relevance_protocol import Relevance
-from rcir.errors import InvalidData
+from rcir.errors import InvalidConfig, InvalidData
+from rcir.index import check_vectors
+from rcir.inputs import as_numpy, as_vectors
+from rcir.printable import printable
+from rcir.stored_vectors import StoredVectors, batches
 
 if TYPE_CHECKING:
     from rcir.embedding import Embedding
 
+Metric = Literal["cosine", "euclidean"]
+
+
+@dataclass(frozen=True)
+class VectorOptions:
+    """How vectors that something else embedded are searched.
+
+    Args:
+        metric: "cosine" scales all vectors to unit length, so that the nearest by angle is the
+            nearest by distance; "euclidean" leaves them as they are.
+        model: name of what embedded them, with its version; vectors of another one are refused.
+        leave_one_out: True if queries may be gallery items; items with the same vector are left out
+            of their search. Otherwise such queries cannot calibrate.
+    """
+
+    metric: Metric = "euclidean"
+    model: str | None = None
+    leave_one_out: bool = False
+
+    def __post_init__(self) -> None:
+        if self.metric not in get_args(Metric):
+            raise InvalidConfig(
+                f"metric {self.metric!r} is unknown; choose one of {', '.join(get_args(Metric))}"
+            )
+
+    def checked(self, vectors: ArrayLike, dim: int | None = None) -> NDArray[np.float32]:
+        """Return vectors (n, d) ready to be searched.
+
+        Args:
+            vectors: real numbers, (n, d). Those of a `numpy.memmap` are never all in memory: the
+                result is mapped from a temporary file.
+            dim: the required d.
+
+        Raises:
+            InvalidData: see `rcir.index.check_vectors`; or some vectors are zero and have no angle.
+
+        Example:
+            >>> VectorOptions("cosine").checked([[3.0, 4.0]]).tolist()
+            [[0.6000000238418579, 0.800000011920929]]
+        """
+        if isinstance(vectors, np.memmap) and vectors.ndim == 2:
+            return self._stored(vectors, dim)
+        array = as_vectors(vectors)  # None is refused by the next line
+        checked = check_vectors(vectors if array is None else array, dim)
+        return checked if self.metric == "euclidean" else _of_unit_length(checked)
+
+    def _stored(self, vectors: NDArray[Any], dim: int | None) -> NDArray[np.float32]:
+        """Return memory-mapped vectors ready to be searched, in a temporary file."""
+        stored = StoredVectors(vectors.shape[1])
+        for rows in batches(*vectors.shape):
+            batch = check_vectors(vectors[rows], dim)
+            unit = self.metric == "cosine"
+            stored.append(_of_unit_length(batch, rows.start) if unit else batch)
+        return stored.vectors
+
+    @staticmethod
+    def uncertainties(values: ArrayLike | None) -> NDArray[np.float64] | None:
+        """(n,) uncertainties that come with vectors; None without any.
+
+        Raises:
+            InvalidData: they are not numbers.
+        """
+        if values is None:
+            return None
+        try:
+            return np.atleast_1d(np.asarray(as_numpy(values), np.float64))
+        except (TypeError, ValueError):
+            raise InvalidData(
+                "uncertainty contains values that are not numbers: give a number for each vector, "
+                "larger where it is less certain"
+            ) from None
+
+    def require_model(self, model: str | None) -> None:
+        """Raise `InvalidData` if vectors are known to be of another model than the gallery's."""
+        if None not in (model, self.model) and model != self.model:
+            raise InvalidData(
+                f"the vectors are of {printable(str(model))}, those of the gallery of "
+                f"{printable(str(self.model))}: embed both with the same model"
+            )
+
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """n queries; what is not known is None.
+    """n embedded queries; values that are not known are None.
 
     Attributes:
-        vectors: (n, d) what is searched.
-        uncertainty: (n,) of their own, larger is less certain; without, one minus the cosine to the
-            nearest gallery item is taken.
-        images: pictures, where these were asked.
-        digests: (n,) by which the same query is known again, see `identified`.
-        embedding: all that the encoder says of them, if it re-ranks or several draws of it count.
+        vectors: (n, d) to be searched.
+        uncertainty: (n,) of the encoder, or given with the vectors; larger is less certain. Without
+            it, one minus the cosine to the nearest gallery item is used.
+        images: the images, if there are any.
+        digests: (n,) by which the same query is recognised, see `identified`.
+        embedding: everything that the encoder returned, if it re-ranks or draws samples.
         relevance: which gallery items they match.
         groups, clusters: (n,) strings: the group of each, and the cluster it came in.
         cluster: what the clusters are, such as "video".
 
     Raises:
-        InvalidData: they are not as many of each, or an uncertainty is NaN or infinite.
+        InvalidData: lengths differ, or an uncertainty is NaN or infinite.
     """
 
     vectors: NDArray[np.float32]
@@ -49,9 +133,7 @@ class Queries:
     def __post_init__(self) -> None:
         for name, values in self._parts().items():
             if len(values) != len(self.vectors):
-                raise InvalidData(
-                    f"{len(self.vectors)} queries, {name} of {len(values)}: give each one"
-                )
+                raise InvalidData(f"got {len(values)} {name} for {len(self.vectors)} queries")
         if self.uncertainty is not None and not np.isfinite(self.uncertainty).all():
             bad = int(np.count_nonzero(~np.isfinite(self.uncertainty)))
             raise InvalidData(f"{bad} of {len(self)} uncertainties are NaN or infinite")
@@ -60,55 +142,55 @@ class Queries:
         return len(self.vectors)
 
     def __getitem__(self, rows: slice | NDArray[Any]) -> Queries:
-        """Some of the queries."""
-        taken = np.arange(len(self))[rows]
+        """Return some of the queries."""
+        selected = np.arange(len(self))[rows]
         some: dict[str, Any] = {}
         for name, values in self._parts().items():
             if name == "relevance":
-                some[name] = values.subset(taken)
+                some[name] = values.subset(selected)
             elif name == "images" and not isinstance(values, np.ndarray):
-                some[name] = [values[row] for row in taken]
+                some[name] = [values[row] for row in selected]
             else:
                 some[name] = values[rows]
         return replace(self, **some)
 
     def identified(self) -> Queries:
-        """The same, known by digests in place of pictures, see `rcir.data.digests`."""
+        """Return the queries with digests in place of images, see `rcir.data.digests`."""
         if self.digests is not None:
             return self
-        known_by = digests(self.vectors if self.images is None else self.images)
-        return replace(self, images=None, digests=known_by)
+        of = self.vectors if self.images is None else self.images
+        return replace(self, images=None, digests=digests(of))
 
     @property
     def identities(self) -> NDArray[np.bytes_]:
-        """(n,) digests by which the same query is known again."""
-        found = self.identified().digests
-        assert found is not None
-        return found
+        """(n,) digests by which the same query is recognised."""
+        identities = self.identified().digests
+        assert identities is not None
+        return identities
 
     @staticmethod
     def joined(parts: Sequence[Queries]) -> Queries:
-        """The queries of several parts of which the same is known, one after the other."""
+        """Return the queries of several parts, one after the other."""
         from rcir.embedding import Embedding
 
         first, *others = parts
-        known: dict[str, Any] = {}
+        joined: dict[str, Any] = {}
         for name, values in first._parts().items():
             all_of = [values, *(getattr(other, name) for other in others)]
             if any(each is None for each in all_of):
-                raise InvalidData(f"{name} is known of some queries only: give it for all, or none")
+                raise InvalidData(f"only some queries have {name}: give it for all, or none")
             if name == "relevance":
                 for other in all_of[1:]:
                     values = values.joined(other)
-                known[name] = values
+                joined[name] = values
             elif name == "embedding":
-                known[name] = Embedding.concatenate(all_of)
+                joined[name] = Embedding.concatenate(all_of)
             else:
-                known[name] = np.concatenate(all_of)
-        return replace(first, **known)
+                joined[name] = np.concatenate(all_of)
+        return replace(first, **joined)
 
     def _parts(self) -> dict[str, Any]:
-        """What is known of each query, by name."""
+        """Return the values of the queries that are not None, by name."""
         return {
             each.name: getattr(self, each.name)
             for each in fields(self)
@@ -117,15 +199,28 @@ class Queries:
 
 
 def require_alike(queries: Queries, others: Queries | None) -> None:
-    """Raise `InvalidData` unless queries have uncertainties of their own if and only if others do.
+    """Raise `InvalidData` unless queries come with uncertainties if and only if others do.
 
     Args:
-        queries: that ask, or calibrate.
-        others: those that were tuned or calibrated with; None where there are none to compare.
+        queries: to be answered, or to calibrate with.
+        others: the queries of the calibration; None if there are none to compare.
     """
     if others is not None and (others.uncertainty is None) != (queries.uncertainty is None):
-        known = "without" if others.uncertainty is None else "with"
+        word = "without" if others.uncertainty is None else "with"
         raise InvalidData(
-            f"the retriever was calibrated {known} uncertainties of the queries' own: ask {known} "
-            "them, for they decide set sizes"
+            f"the retriever was calibrated {word} uncertainties of the queries: query it {word} "
+            "them, because set sizes depend on them"
         )
+
+
+def _of_unit_length(vectors: NDArray[np.float32], first: int = 0) -> NDArray[np.float32]:
+    """Return vectors (n, d) over their lengths; `first` is the row of the first, for messages."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    zero = np.flatnonzero(norms == 0)
+    if len(zero):
+        raise InvalidData(
+            f"{len(zero)} of {len(vectors)} vectors are zero, first in row {first + zero[0]}, and "
+            'have no angle to others: leave them out, or take metric="euclidean"'
+        )
+    unit: NDArray[np.float32] = vectors / norms
+    return unit

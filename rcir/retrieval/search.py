@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rcir.data.digests import digests
+from rcir.data.labelling import gallery_relevance
 from rcir.data.records import ImageSet
 from rcir.data.relevance import SameLabel
 from rcir.data.relevance_protocol import Relevance
@@ -30,11 +32,9 @@ from rcir.index import (
 from rcir.inputs import as_numpy, as_vectors
 from rcir.metrics.labels import VOTERS
 from rcir.retrieval.fingerprints import Fingerprints
-from rcir.retrieval.gallery import Gallery
-from rcir.retrieval.queries import Queries
+from rcir.retrieval.gallery import Gallery, template_digests, templates_of
+from rcir.retrieval.queries import Queries, VectorOptions
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
-from rcir.retrieval.templates import template_digests, templates_of
-from rcir.retrieval.vector_options import VectorOptions
 from rcir.risk import LabelledResults, SearchResults
 
 if TYPE_CHECKING:  # what needs no encoder needs no torch
@@ -186,6 +186,43 @@ class Searcher:
         built.take(build_index(vectors, index))  # last: it may be a table on a server
         return built
 
+    @classmethod
+    def from_embeddings(
+        cls,
+        vectors: ArrayLike,
+        ids: Sequence[str] | None = None,
+        labels: object = None,
+        uncertainty: NDArray[np.floating[Any]] | None = None,
+        depth: int = DEPTH,
+        index: IndexConfig | None = None,
+        options: VectorOptions | None = None,
+    ) -> Self:
+        """Index vectors that something else embedded, see `Retriever.from_embeddings`."""
+        options = options or VectorOptions()
+        checked = options.checked(vectors)
+        if not len(checked):
+            raise InvalidData("the gallery is empty: give at least one vector")
+        names = [str(row) for row in range(len(checked))] if ids is None else ids
+        empty = Gallery(np.empty(0, object), np.empty(0, np.float32))
+        new_ids = empty.new_ids(names, len(checked)).tolist()
+        relevance, label_names = gallery_relevance(labels, new_ids)
+        unbuilt: Any = UnbuiltIndex(*checked.shape)
+        built = cls(
+            encoder=None,
+            preprocessing=None,
+            index=unbuilt,
+            ids=new_ids,
+            labels=relevance,
+            depth=depth,
+            item_uncertainty=options.uncertainties(uncertainty),
+            digests=digests(checked),
+            norms=lengths(checked),
+            options=options,
+        )
+        built.label_names = label_names
+        built.take(build_index(checked, index))  # last: it may be a table on a server
+        return built
+
     def take(self, index: Index) -> None:
         """Search an index of the same images from now on.
 
@@ -194,6 +231,60 @@ class Searcher:
         """
         _require_one_each(index, self.gallery)
         self.index = index
+
+    def add(
+        self,
+        images: Asked,
+        ids: Sequence[str],
+        labels: object = None,
+        uncertainty: NDArray[np.floating[Any]] | None = None,
+        model: str | None = None,
+    ) -> None:
+        """Add items to the gallery. A calibration is stale from then on: `Retriever.recalibrate`.
+
+        Args:
+            images: images, or as for `search`.
+            ids: a name for each, other than those of the gallery items.
+            labels: of each, if and only if the gallery has labels, of the same kind; or its
+                `Relevance`.
+            uncertainty: (n,) of vectors, if and only if those of the gallery have any.
+            model: what embedded the vectors, see `VectorOptions`.
+
+        Raises:
+            InvalidData: ids, labels, vectors or uncertainties are unsuitable; nothing was added.
+            InvalidConfig, InvalidImage: as `embed` does.
+        """
+        if isinstance(images, str | bytes | os.PathLike):
+            raise InvalidData(f"images is {images!r}: give a list, of one image per id")
+        new_ids = self.gallery.new_ids(ids, len(images))
+        numbered = self.encoder is not None  # then its data set gave the labels their numbers
+        relevance, names = self.gallery.new_relevance(labels, new_ids, self.label_names, numbered)
+        queries = self.prepared(images, None, uncertainty, model)
+        longer = self.gallery.joined(
+            Gallery(
+                new_ids,
+                lengths(queries.vectors),
+                relevance,
+                queries.uncertainty,
+                None if self.digests is None else queries.identified().digests,
+                queries.embedding,
+            )
+        )
+        self.index.add(queries.vectors)
+        self.gallery, self.label_names = longer, names
+
+    def remove(self, ids: Sequence[str]) -> None:
+        """Remove items from the gallery. A calibration is stale from then on.
+
+        Raises:
+            InvalidData: some ids are not in the gallery, or no item would be left; nothing was
+                removed.
+        """
+        rows = self.gallery.positions(ids)
+        if len(rows) == len(self.gallery):
+            raise InvalidData("no image would be left in the gallery: build another one")
+        self.index.remove(rows)
+        self.gallery = self.gallery.subset(np.delete(np.arange(len(self.gallery)), rows))
 
     @property
     def ids(self) -> NDArray[np.object_]:

@@ -38,7 +38,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,7 +60,7 @@ from rcir.extras import naming_extras
 from rcir.files import sync, write_folder
 from rcir.index import IndexConfig, find_index
 from rcir.retrieval.calibration import Calibration, CalibrationOptions, needs_embeddings
-from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.queries import VectorOptions
 from rcir.retrieval.search import Searcher
 from rcir.retrieval.stored_calibration import describe_rules, rules_of
 from rcir.retrieval.stored_parts import (
@@ -79,7 +79,6 @@ from rcir.retrieval.stored_parts import (
     save_index,
     save_queries,
 )
-from rcir.retrieval.vector_options import VectorOptions
 from rcir.risk.bounds import check_among
 
 LAYOUT, FORMAT = 1, 7  # formats of the folder and of a version
@@ -92,8 +91,23 @@ LAYOUT_FILES = re.compile(rf"{LOCK}|\.?current\.json|{VERSIONS}/\.?{VERSION_NAME
 Result = TypeVar("Result")
 
 
-def save(retriever: Retriever, folder: str | os.PathLike[str]) -> Path:
-    """Write a retriever to a folder as its current version.
+@dataclass(frozen=True)
+class StoredRetriever:
+    """The parts of a retriever that are stored.
+
+    Attributes:
+        searcher, calibration, origin: see `rcir.Retriever`.
+        version_folder: the version that it was loaded from or saved as; None if it is new.
+    """
+
+    searcher: Searcher
+    calibration: Calibration | None
+    origin: dict[str, Any]
+    version_folder: Path | None
+
+
+def save(retriever: StoredRetriever, folder: str | os.PathLike[str]) -> Path:
+    """Write a retriever to a folder as its current version; return the folder of the version.
 
     Waits while another process saves to the folder. If this process is killed, the current version
     is the previous one or the new one.
@@ -103,26 +117,17 @@ def save(retriever: Retriever, folder: str | os.PathLike[str]) -> Path:
         InvalidConfig: encoder or index could not be built again from their configuration.
         SaveConflict: the retriever was loaded from or saved to this folder, and another version
             has been saved to it since.
-
-    Example:
-        >>> import tempfile
-        >>> import numpy as np, rcir
-        >>> vectors = np.random.default_rng(0).standard_normal((100, 8))
-        >>> with tempfile.TemporaryDirectory() as place:
-        ...     folder = save(rcir.Retriever.from_embeddings(vectors), f"{place}/retriever")
-        ...     print(*sorted(path.name for path in folder.iterdir()), len(load(folder).ids))
-        current.json lock versions 100
     """
     target = Path(folder)
-    if retriever.encoder is not None:
-        require_loadable(retriever.encoder)
-    IndexConfig.of(retriever.index)
+    if retriever.searcher.encoder is not None:
+        require_loadable(retriever.searcher.encoder)
+    IndexConfig.of(retriever.searcher.index)
     check_place(target)
     target.mkdir(parents=True, exist_ok=True)
     with _lock(target):
         place = target.resolve()
         previous = _find_version(place)
-        _check_conflict(retriever, place, previous)
+        _check_conflict(retriever.version_folder, place, previous)
         name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
         version = place / VERSIONS / name
         try:
@@ -130,11 +135,10 @@ def save(retriever: Retriever, folder: str | os.PathLike[str]) -> Path:
             _point_to(version)
         finally:
             _clean(place, previous)
-        retriever.version_folder = version
-    return target
+    return version
 
 
-def load(folder: str | os.PathLike[str]) -> Retriever:
+def load(folder: str | os.PathLike[str]) -> StoredRetriever:
     """Read the current version of a retriever, checking every file against its checksum first.
 
     Args:
@@ -260,9 +264,8 @@ def _find_version(folder: Path) -> Path | None:
     return folder / VERSIONS / name
 
 
-def _check_conflict(retriever: Retriever, folder: Path, current: Path | None) -> None:
-    """Raise `SaveConflict` if the retriever comes from another version in this folder."""
-    version = retriever.version_folder
+def _check_conflict(version: Path | None, folder: Path, current: Path | None) -> None:
+    """Raise `SaveConflict` if a retriever comes from another version in this folder."""
     if version is None or current in (None, version):
         return
     if folder in (version, version.parent.parent):
@@ -417,38 +420,38 @@ def _checksum(path: Path) -> str:
 # Retrievers
 
 
-def _write_version(retriever: Retriever, folder: Path) -> None:
+def _write_version(retriever: StoredRetriever, folder: Path) -> None:
     """Write all files of a version to an empty folder."""
-    calibration = retriever.calibration
+    searcher, calibration = retriever.searcher, retriever.calibration
     rules, arrays = ([], {}) if calibration is None else describe_rules(calibration)
     options = CalibrationOptions() if calibration is None else calibration.options
     description: dict[str, Any] = {
         "encoder": None,
         "preprocessing": None,
-        "index": save_index(retriever.index, folder),
-        "max_depth": retriever.max_depth,
+        "index": save_index(searcher.index, folder),
+        "max_depth": searcher.max_depth,
         "calibrated_on": {} if calibration is None else dict(calibration.fingerprints),
         "origin": retriever.origin,
-        "chosen_among": retriever.chosen_among,
-        "options": asdict(retriever.options),
-        "uncertainty": retriever.uncertainty,
+        "chosen_among": 1 if calibration is None else calibration.chosen_among,
+        "options": asdict(searcher.options),
+        "uncertainty": "encoder" if calibration is None else calibration.uncertainty,
         "calibrated_with": asdict(options),
-        "label_names": {str(label): name for label, name in retriever.label_names.items()},
+        "label_names": {str(label): name for label, name in searcher.label_names.items()},
         "controllers": rules,
     }
-    if retriever.encoder is not None and retriever.preprocessing is not None:
-        description["encoder"] = asdict(retriever.encoder.config)
-        description["preprocessing"] = retriever.preprocessing.to_dict()
-        save_encoder(retriever.encoder, folder / WEIGHTS)
+    if searcher.encoder is not None and searcher.preprocessing is not None:
+        description["encoder"] = asdict(searcher.encoder.config)
+        description["preprocessing"] = searcher.preprocessing.to_dict()
+        save_encoder(searcher.encoder, folder / WEIGHTS)
     if calibration is not None:
         (folder / CONTROLLER_FILE).write_bytes(save_arrays(arrays))
         save_queries(calibration, folder)
-    save_gallery(retriever.searcher, folder)
+    save_gallery(searcher, folder)
     (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1))
     _write_manifest(folder)
 
 
-def _load_version(folder: Path) -> Retriever:
+def _load_version(folder: Path) -> StoredRetriever:
     """Read a version after all of its files were compared with their checksums."""
     files = _verified_files(folder)
     with _as_corrupt(folder):
@@ -464,9 +467,7 @@ def _load_version(folder: Path) -> Retriever:
     if ":" in str(index.get("kind")):
         find_index(index["kind"])
     with _as_corrupt(folder):
-        retriever = _read_version(folder, files, description)
-    retriever.version_folder = folder.resolve()
-    return retriever
+        return _read_version(folder, files, description)
 
 
 @contextmanager
@@ -497,10 +498,13 @@ def _read_description(folder: Path) -> dict[str, Any]:
     for values in (description, description["calibrated_on"], description["calibrated_with"]):
         if values.get("uncertainty") == "own":
             values["uncertainty"] = "encoder"
+    options = description["calibrated_with"]
+    if "uncertainty" in options:
+        options["query_uncertainty"] = options.pop("uncertainty")
     return description
 
 
-def _read_version(folder: Path, files: Set[str], description: Mapping[str, Any]) -> Retriever:
+def _read_version(folder: Path, files: Set[str], description: Mapping[str, Any]) -> StoredRetriever:
     encoder = preprocessing = None
     if description["encoder"] is not None:
         from rcir.data.preprocessing import Preprocessing
@@ -518,30 +522,27 @@ def _read_version(folder: Path, files: Set[str], description: Mapping[str, Any])
         options=VectorOptions(**description["options"]),
         **load_gallery(folder, files),
     )
-    retriever = Retriever(searcher)
-    retriever.origin = description["origin"]
     names = description["label_names"].items()
-    retriever.label_names = {int(label): str(name) for label, name in names}
-    uncertainty = description["uncertainty"]
-    require(uncertainty in retriever.uncertainties, "uncertainty")
+    searcher.label_names = {int(label): str(name) for label, name in names}
+    uncertainty, calibration = description["uncertainty"], None
+    require(uncertainty in searcher.uncertainties, "uncertainty")
     chosen_among = check_among(description["chosen_among"])
     if description["controllers"]:
         arrays = load_arrays(folder / CONTROLLER_FILE)
-        rules, sequential = rules_of(description["controllers"], arrays, retriever.gallery)
+        rules, sequential = rules_of(description["controllers"], arrays, searcher.gallery)
         main = rules[None].main
-        sizes = len(main.tuning), len(main.calibration)
-        tuning, calibration = load_queries(folder, sizes)
+        tuned, calibrated = load_queries(folder, (len(main.tuning), len(main.calibration)))
         if needs_embeddings(searcher, uncertainty):
-            complete = tuning.embedding is not None and calibration.embedding is not None
+            complete = tuned.embedding is not None and calibrated.embedding is not None
             require(complete, "embeddings of the queries")
-        retriever.calibration = Calibration(
+        calibration = Calibration(
             rules=rules,
             fingerprints=description["calibrated_on"],
             options=CalibrationOptions(**description["calibrated_with"]),
             uncertainty=uncertainty,
-            tuning_queries=tuning,
-            calibration_queries=calibration,
+            tuning_queries=tuned,
+            calibration_queries=calibrated,
             chosen_among=chosen_among,
             sequential=sequential,
         )
-    return retriever
+    return StoredRetriever(searcher, calibration, description["origin"], folder.resolve())

@@ -100,7 +100,7 @@ def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> 
         )
     rules, among = [], 0
     for run in runs:  # one encoder in memory at a time
-        retriever = storage.load(run.folder / RETRIEVER)
+        retriever = Retriever.load(run.folder / RETRIEVER)
         rules.append(_rule(retriever, run))
         among += retriever.chosen_among
     parts = [run.measured["test"].parts for run in runs]
@@ -154,9 +154,9 @@ def _refusals(rules: Sequence[SetRule], request: Request, among: int) -> list[Ri
 def _mark(folder: Path, among: int) -> bool:
     """Mark a retriever as chosen, and its copy in MLflow; return whether there it could be."""
     with storage.locked(folder):
-        retriever = storage.load(folder)
+        retriever = Retriever.load(folder)
         retriever.calibration = replace(retriever.require_calibration(), chosen_among=among)
-        storage.save(retriever, folder)
+        retriever.save(folder)
         try:
             tracked = tracking.find_tracked_run(retriever.origin.get("calibration", ""))
             if tracked is not None:

@@ -148,7 +148,7 @@ def test_clusters_that_are_not_named_are_warned_of_and_never_extended(run, tmp_p
     # The test queries of the data set may have extended the calibration.
     with pytest.warns(UserWarning, match="cluster='cluster'"):
         loaded.extend_calibration(loaded.search_labelled(outcome.splits.test))
-    folder = rcir.retrieval.storage.save(loaded, tmp_path / "grown")
+    folder = loaded.save(tmp_path / "grown")
     with pytest.raises(InvalidData, match="were added"):
         evaluate_retriever(EvaluationConfig(str(folder), alphas=(0.6,)))
     assert not (tmp_path / "evaluation").exists()

@@ -27,7 +27,7 @@ from rcir.errors import (
     InvalidData,
     StaleCalibration,
 )
-from rcir.retrieval.storage import current_version, save
+from rcir.retrieval.storage import current_version
 from training import train
 
 LEVELS = ["--alphas", "0.001", "0.2", "0.3", "--delta", "0.05"]
@@ -73,7 +73,7 @@ def changed(outcome, tmp_path, change):
     """The folder of the retriever after a change of what is loaded."""
     loaded = rcir.load(outcome.folder)
     change(loaded)
-    return save(loaded, tmp_path / "changed")
+    return loaded.save(tmp_path / "changed")
 
 
 def test_the_numbers_are_those_of_the_calibration_and_of_other_data(evaluated, outcome):
@@ -308,7 +308,7 @@ def test_a_table_that_says_something_else_now_gives_another_gallery(table, tmp_p
     copy = shutil.copytree(folder, tmp_path / "copy")
     retriever = rcir.load(folder / outcome.folder)
     retriever.origin["data"]["root"] = str(copy)
-    save(retriever, copy / "retriever")
+    retriever.save(copy / "retriever")
     changed = pd.read_csv(copy / "table.csv")
     if kind == "labels":
         changed["labels"] = "tens 1"

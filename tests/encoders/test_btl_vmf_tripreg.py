@@ -16,7 +16,6 @@ from rcir.encoders.wood import draw_von_mises_fisher
 from rcir.errors import InvalidConfig
 from rcir.losses import PointLossOptions, bessel_ratio
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.storage import load, save
 
 
 def pictures(n=5):
@@ -62,7 +61,7 @@ def test_candidates_are_ranked_by_the_expected_distance_on_request(method, split
     encoder = build(method, spread=2.0, distance="expected")
     retriever = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=300)
     images = splits.test.images[:20]
-    results = load(save(retriever, tmp_path / "retriever")).search(images)
+    results = Retriever.load(retriever.save(tmp_path / "retriever")).search(images)
     query, item = (
         embed_all(encoder, Preprocessing(), part) for part in (images, splits.gallery.images)
     )

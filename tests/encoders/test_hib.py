@@ -16,7 +16,6 @@ from rcir.encoders.batches import embed as embed_all
 from rcir.errors import InvalidConfig
 from rcir.losses import HedgedOptions
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.storage import load, save
 
 KINDS = [0, 1, 2]
 
@@ -149,7 +148,7 @@ def test_a_loaded_retriever_answers_like_the_saved_one(splits, tmp_path):
     built.calibrate_splits(
         *(built.search_labelled(part) for part in (splits.tuning, splits.calibration))
     )
-    loaded = load(save(built, tmp_path / "retriever"))
+    loaded = Retriever.load(built.save(tmp_path / "retriever"))
     before, after = (
         [answer.to_dict() for answer in each.retrieve(list(splits.test.images[:20]), 0.5, 0.1)]
         for each in (built, loaded)

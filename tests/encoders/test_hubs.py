@@ -17,7 +17,6 @@ from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import EncoderConfig, build_encoder, model_preprocessing
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, MissingPackage
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.storage import load, save
 
 SIZE = (64, 64)
 TINY_VIT = {
@@ -209,10 +208,10 @@ def test_a_saved_retriever_needs_neither_file_nor_hub(hub, tiny_clip, vit_folder
     gallery = load_splits(DataConfig("digits")).gallery.subset(np.arange(30))
     preprocessing = Preprocessing(SIZE, 3)
     retriever = Retriever.build(encoder, preprocessing, gallery, depth=5)
-    folder = save(retriever, tmp_path / "retriever")
+    folder = retriever.save(tmp_path / "retriever")
     for file in (*path.iterdir(), *vit_folder[1].iterdir()):
         file.unlink()
-    again = load(folder)
+    again = Retriever.load(folder)
     assert again.encoder.fingerprint() == encoder.fingerprint()
     queries = gallery.images[:3]
     assert torch.equal(again.embed(queries).vectors, retriever.embed(queries).vectors)

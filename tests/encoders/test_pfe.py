@@ -15,7 +15,6 @@ from rcir.encoders.posthoc import TrainingImages
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.losses import PointLossOptions
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.storage import load, save
 
 
 def build(method="pfe", seed=0, **options):
@@ -88,7 +87,7 @@ def test_the_fit_is_decided_by_the_seed_and_leaves_the_base_alone(fitted, splits
 
 def test_candidates_are_ranked_by_the_mutual_likelihood_of_scipy(fitted, splits, tmp_path):
     retriever = Retriever.build(fitted, Preprocessing(), splits.gallery, depth=300)
-    found = load(save(retriever, tmp_path / "retriever")).search(splits.test.images[:20])
+    found = Retriever.load(retriever.save(tmp_path / "retriever")).search(splits.test.images[:20])
     parts = (splits.test.images[:20], splits.gallery.images)
     query, item = (embed(fitted, Preprocessing(), part).map(torch.Tensor.double) for part in parts)
     total = (query.variance[:, None] + item.variance).numpy()
@@ -124,9 +123,9 @@ def test_weights_of_a_base_are_loaded_once_and_not_needed_again(splits, tmp_path
     images = splits.test.images[:20]
     expected = embed(trained, Preprocessing(), images).vectors
     retriever = Retriever.build(encoder, Preprocessing(), splits.gallery)
-    folder = save(retriever, tmp_path / "retriever")
+    folder = retriever.save(tmp_path / "retriever")
     file.unlink()
-    loaded = load(folder)
+    loaded = Retriever.load(folder)
     assert torch.equal(embed(loaded.encoder, Preprocessing(), images).vectors, expected)
     assert loaded.fingerprints() == retriever.fingerprints()
 

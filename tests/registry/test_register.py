@@ -14,7 +14,8 @@ from rcir.cli import main
 from rcir.errors import InvalidConfig, InvalidData, PromotionRefused
 from rcir.registry import register
 from rcir.registry.promotion import Contender, judge
-from rcir.retrieval.storage import current_version, load, save
+from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.storage import current_version
 from rcir.runs.results import TEST, RunResults
 from tests.registry.conftest import certified, write
 
@@ -94,9 +95,9 @@ def test_an_untracked_calibration_is_logged_first(name, client, tmp_path, monkey
 
 def test_a_retriever_that_was_marked_as_chosen_is_logged_again(pictured, client, name, tmp_path):
     folder = shutil.copytree(pictured.folder, tmp_path / "marked")
-    marked = load(folder / "retriever")
+    marked = Retriever.load(folder / "retriever")
     marked.calibration = replace(marked.calibration, chosen_among=3)
-    save(marked, folder / "retriever")
+    marked.save(folder / "retriever")
     registered = register(str(folder), name)
     version = client.get_model_version(name, "1")
     assert version.source != pictured.uri
@@ -228,17 +229,17 @@ def test_a_champion_of_something_else_cannot_be_compared(certifications, client,
 
 def recalibrate(folder):
     """Calibrate a retriever anew, beside what was measured of it before."""
-    retriever = load(folder / "retriever")
+    retriever = Retriever.load(folder / "retriever")
     rng = np.random.default_rng(3)
     labels = rng.choice([*retriever.label_names.values()], size=600)
     retriever.calibrate(rng.standard_normal((600, 8)), labels, "constant")
-    save(retriever, folder / "retriever")
+    retriever.save(folder / "retriever")
 
 
 def make_stale(folder):
-    retriever = load(folder / "retriever")
+    retriever = Retriever.load(folder / "retriever")
     retriever.remove(["gallery 7"])
-    save(retriever, folder / "retriever")
+    retriever.save(folder / "retriever")
 
 
 def tamper(folder):

@@ -11,7 +11,7 @@ from calibration import CalibrationConfig, calibrate
 from rcir.cli import main
 from rcir.index import IndexConfig
 from rcir.registry.logged_model import image_example, log_calibration
-from rcir.retrieval.storage import load, save
+from rcir.retrieval.retriever import Retriever
 from rcir.tracking import start_run
 from training import train
 
@@ -45,9 +45,9 @@ def copies(calibrations, tmp_path):
     """Copies of these folders that a test may change, without a run in MLflow."""
     folders = [shutil.copytree(folder, tmp_path / folder.name) for folder in calibrations]
     for folder in folders:
-        retriever = load(folder / "retriever")
+        retriever = Retriever.load(folder / "retriever")
         del retriever.origin["calibration"]
-        save(retriever, folder / "retriever")
+        retriever.save(folder / "retriever")
     return folders
 
 
@@ -57,9 +57,9 @@ def tracked_copies(copies, splits, new_store, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", new_store(tmp_path / "mlflow.db"))
     for folder in copies[:2]:
         run = start_run(folder.name, {})
-        retriever = load(folder / "retriever")
+        retriever = Retriever.load(folder / "retriever")
         retriever.origin["calibration"] = run.id
-        save(retriever, folder / "retriever")
+        retriever.save(folder / "retriever")
         log_calibration(run, folder, retriever, image_example(splits.test.images[0]))
         run.end("FINISHED")
     return copies[:2]

@@ -12,7 +12,7 @@ from calibration import EvaluationConfig, evaluate_retriever
 from rcir.data import DataConfig, load_splits
 from rcir.errors import CorruptRetriever, InvalidConfig, RiskUnattainable
 from rcir.retrieval.calibration import RuleSet
-from rcir.retrieval.storage import load, save
+from rcir.retrieval.retriever import Retriever
 from rcir.runs.compare import LOOKED
 from rcir.runs.results import TEST, RunResults
 
@@ -26,7 +26,7 @@ def choose(compare):
 
 
 def chosen_among(folders):
-    return [load(folder / "retriever").chosen_among for folder in folders]
+    return [Retriever.load(folder / "retriever").chosen_among for folder in folders]
 
 
 def size_by_scipy(folder, among):
@@ -56,7 +56,7 @@ def test_the_chosen_one_answers_at_delta_over_k_and_states_it(
 ):
     screen = compare.screen("--choose", *copies, *LEVELS)
     (folder,) = (folder for folder in copies if chosen_among([folder]) == [3])
-    retriever = load(folder / "retriever")
+    retriever = Retriever.load(folder / "retriever")
     answer = retriever.retrieve(splits.test.images[0], ALPHA, DELTA)
     assert "Chosen among 3" in str(answer.guarantee)
     assert str(answer.guarantee) in screen
@@ -77,7 +77,7 @@ def test_the_chosen_one_answers_at_delta_over_k_and_states_it(
 def test_the_copy_in_mlflow_is_marked_too(tracked_copies, choose):
     assert choose(*tracked_copies)["choice"]["marked_in_mlflow"]
     (folder,) = (folder for folder in tracked_copies if chosen_among([folder]) == [2])
-    run = load(folder / "retriever").origin["calibration"]
+    run = Retriever.load(folder / "retriever").origin["calibration"]
     assert rcir.load(f"runs:/{run}/retriever").chosen_among == 2
 
 
@@ -88,9 +88,9 @@ def test_the_screen_says_that_copies_are_not_marked_where_there_is_none_in_mlflo
 def test_one_that_was_chosen_before_counts_as_all_of_its_contenders(copies, choose):
     """Chosen among 2, among 5, and not chosen: 8 certificates hold together."""
     for folder, among in zip(copies, (2, 5, 1), strict=True):
-        retriever = load(folder / "retriever")
+        retriever = Retriever.load(folder / "retriever")
         retriever.calibration = replace(retriever.calibration, chosen_among=among)
-        save(retriever, folder / "retriever")
+        retriever.save(folder / "retriever")
     choice = choose(*copies)["choice"]
     assert choice["guarantee"]["chosen_among"] == 8
     sizes = [size_by_scipy(folder, 8) for folder in copies]
@@ -119,24 +119,24 @@ def test_an_invalid_choice_is_refused_and_marks_nothing(copies, trained, compare
     assert "queries differ" in refused(one, two)
     shutil.copy(one / TEST, two / TEST)
     assert "calibrate again" in refused(one, two)
-    retriever = load(three / "retriever")
+    retriever = Retriever.load(three / "retriever")
     main = replace(retriever.calibration.main, bound="hoeffding")
     rules = {**retriever.calibration.rules, None: RuleSet(main)}
     retriever.calibration = replace(retriever.calibration, rules=rules)
-    save(retriever, three / "retriever")
+    retriever.save(three / "retriever")
     assert "--bound binomial" in refused(one, three)
-    extended = load(one / "retriever")
+    extended = Retriever.load(one / "retriever")
     test_queries = load_splits(DataConfig(**extended.origin["data"])).test
     extended.extend_calibration(extended.search_labelled(test_queries), recurring=True)
-    save(extended, one / "retriever")
+    extended.save(one / "retriever")
     assert "one by one" in refused(one, three)
     assert chosen_among(copies) == [1, 1, 1]
 
 
 def test_the_mark_is_saved_and_calibrating_anew_removes_it(folder, splits):
-    retriever = load(folder)
+    retriever = Retriever.load(folder)
     retriever.calibration = replace(retriever.calibration, chosen_among=12)
-    loaded = load(save(retriever, folder))
+    loaded = Retriever.load(retriever.save(folder))
     assert loaded.chosen_among == 12
     with pytest.raises(InvalidConfig, match="12"):
         loaded.retrieve(splits.test.images[0], 0.5, None)
@@ -149,6 +149,6 @@ def test_the_mark_is_saved_and_calibrating_anew_removes_it(folder, splits):
     )
     assert loaded.chosen_among == 1
     retriever.calibration = replace(retriever.calibration, chosen_among=0)
-    save(retriever, folder)
+    retriever.save(folder)
     with pytest.raises(CorruptRetriever, match="chosen among 0"):
-        load(folder)
+        Retriever.load(folder)

@@ -13,7 +13,6 @@ import uvicorn
 from PIL import Image
 
 import rcir
-from rcir.retrieval.storage import save
 from rcir.serving import Settings, create_app
 from rcir.serving.server import listen
 from rcir.serving.sources import source_of
@@ -63,10 +62,10 @@ def chromium():
 def pictures(retriever, tmp_path_factory):
     """The folder of a retriever of pictures that names its data set."""
     folder = tmp_path_factory.mktemp("pictures")
-    loaded = rcir.load(save(retriever, folder / "plain"))
+    loaded = rcir.load(retriever.save(folder / "plain"))
     options = SERVED_DATA | {"calibration": 400}
     loaded.origin = {"data": {"name": "digits", "options": options}}
-    return save(loaded, folder / "retriever")
+    return loaded.save(folder / "retriever")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from rcir.encoders.features import FrozenBackbone, frozen_backbone
 from rcir.errors import InvalidConfig
 from rcir.mining import MiningConfig
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.storage import load, save
 from tests.methods import CERTAIN, OPTIONS, TRAINED
 from tests.training.helpers import Stop, equal, same_weights
 from training import train
@@ -104,7 +103,7 @@ def test_every_method_learns_on_features_that_are_computed_once(
     # Images are answered by backbone and heads, from the folder alone.
     gallery = splits.gallery.subset(np.arange(40))
     retriever = Retriever.build(encoder, run.preprocessing, gallery, depth=10)
-    again = load(save(retriever, tmp_path / "retriever"))
+    again = Retriever.load(retriever.save(tmp_path / "retriever"))
     results = again.search(gallery.images[:4])
     assert results.positions[:, 0].tolist() == [0, 1, 2, 3]
     embedding = again.embed(gallery.images[:4])

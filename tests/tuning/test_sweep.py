@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from rcir.config import flatten, parse
 from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.errors import InvalidConfig, InvalidImage
-from rcir.retrieval.storage import load
+from rcir.retrieval.retriever import Retriever
 from rcir.runs.folder import read_run
 from rcir.runs.results import VALIDATION, RunResults
 from tests.methods import config_of
@@ -280,7 +280,7 @@ def test_the_command_shows_a_sweep_and_calibrates_its_best_trial(tmp_path, capsy
     assert main([*arguments, "--calibrate"]) == 0
     assert first in capsys.readouterr().out
     run = read_run(folder / names[0])
-    retriever, test = load(run.path / "retriever"), load_splits(run.data).test
+    retriever, test = Retriever.load(run.path / "retriever"), load_splits(run.data).test
     answers = retriever.retrieve(list(test.images), alpha=0.3, delta=0.1)
     missed = [label not in one.labels for one, label in zip(answers, test.labels, strict=True)]
     assert 0 < np.mean(missed) < 0.3 + 3 * (0.3 * 0.7 / 300) ** 0.5
