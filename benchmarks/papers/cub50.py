@@ -1,22 +1,23 @@
-"""Photographs of birds, CUB-200-2011, with the encoders of Cai et al. (AAAI 2025): 50 kinds.
+"""CUB-200-2011 with the encoders of Cai et al. (AAAI 2025), on 50 of its classes.
 
-EfficientNet-Lite0 as ImageNet left it, with heads trained on its frozen features, and fine-tuned,
-on kinds 1 to 25, by `configs/cai2025`; measured on kinds 26 to 50. All of their images are searched
-among themselves for recall at 1, mAP@5, the AUROC of a wrong first image, AUSC, and the ECE at 1,
-whose range of uncertainties is that of a random half and whose error is that of the other. Encoders
-without an uncertainty have one minus the cosine to the nearest image.
+The backbone is EfficientNet-Lite0, pre-trained on ImageNet. Heads on its frozen features, and
+fine-tuned encoders, are trained on classes 1 to 25 by `configs/cai2025` and measured on classes 26
+to 50. All test images are searched among themselves for recall at 1, mAP@5, the AUROC of a wrong
+first image, AUSC, and the ECE at 1: a random half sets its range of uncertainties, and its error is
+that of the other half. The uncertainty of encoders without one is one minus the cosine to the
+nearest image.
 
-Sizes of sets are certified at delta = 0.1 over random halves of each kind into gallery and queries:
-of these, 300 calibrate, half of the others tune, and the rest is measured. "one size, order of
-auto" gives every query the same number of images, in the order in which `auto` takes them: one of
-each label where `auto` does so; "constant" takes the nearest images. "-" is what some division does
-not certify.
+Set sizes are certified at delta = 0.1 over random halves of each class into gallery and queries:
+300 queries calibrate, half of the others tune, and the rest is measured. "one size, order of auto"
+gives every query the same number of images, in the order in which `auto` takes them: one of each
+label where `auto` does so. "constant" takes the nearest images. "-" is what cannot be certified in
+some division.
 
-The deterministic encoders of three seeds are the members of the deep ensemble, of which there is
-one. Frozen backbones see no augmentation. Fine-tuning is cut down to what two cores do: `EPOCHS` of
-batches of 8 kinds by 4 images, mined within, as `configs/own-folder-pretrained.yaml` has it, and no
-MC dropout, whose twenty passes through the whole network take too long. Trained runs in `--runs`
-are used again. RCIR_DATA names the data.
+The deterministic encoders of three seeds are the members of the one deep ensemble. Frozen backbones
+see no augmentation. Fine-tuning is short enough for two CPU cores: `EPOCHS` of batches of 8 classes
+by 4 images, mined within the batch, as in `configs/own-folder-pretrained.yaml`. MC dropout is not
+fine-tuned, because twenty passes through the whole network take too long. Trained runs in `--runs`
+are reused. RCIR_DATA is the folder of the data sets.
 """
 
 from __future__ import annotations
@@ -42,14 +43,7 @@ from rcir.encoders.batches import embed
 from rcir.encoders.features import BackboneFeatures, frozen_backbone
 from rcir.errors import RiskUnattainable
 from rcir.metrics import OutOfDistribution, reliability_btl_width
-from rcir.risk import (
-    Bound,
-    Constant,
-    LabelledResults,
-    Request,
-    RiskController,
-    constant_baseline,
-)
+from rcir.risk import Bound, Request, ScoredResults, certify, score
 from rcir.runs.folder import RunFolder, find_run
 from training import TrainingConfig, train
 from training.frozen import FeaturePreprocessing
@@ -65,7 +59,7 @@ METHODS = ("deterministic", "mc-dropout", "deep-ensemble", "btl")
 ENCODERS = [(True, method) for method in METHODS]
 ENCODERS += [(False, method) for method in METHODS if method != "mc-dropout"]
 SCORES = ("R@1", "mAP@5", "AUROC", "AUSC", "ECE@1")
-# How sets are sized: score function, uncertainty, bound.
+# Score function, uncertainty and bound.
 RULES: dict[str, tuple[str, str, Bound]] = {
     "constant": ("constant", "encoder", "binomial"),
     "minmax, encoder, Hoeffding": ("minmax", "encoder", "hoeffding"),
@@ -74,7 +68,7 @@ RULES: dict[str, tuple[str, str, Bound]] = {
     "auto": ("auto", "auto", "binomial"),
 }
 FAIR = "one size, order of auto"
-# R@1, mAP@5 and ECE@1 of ResNet-50 on 100 kinds that it was not trained on.
+# R@1, mAP@5 and ECE@1 of ResNet-50 on 100 classes that it was not trained on.
 PUBLISHED = {
     "Warburg et al. (2021): triplet": ".648 .505 - - -",
     "Warburg et al. (2021): BTL": ".612 .467 - - .119",
@@ -82,17 +76,17 @@ PUBLISHED = {
 
 
 def preprocessing(config: EncoderConfig) -> Preprocessing:
-    """What the backbone wants."""
-    own = model_preprocessing(config)
-    return sized(own, replace(own, size=(64, 64)))
+    """Return the preprocessing of the backbone."""
+    full = model_preprocessing(config)
+    return sized(full, replace(full, size=(64, 64)))
 
 
 def configuration(method: str, frozen: bool, seed: int, runs: Path) -> TrainingConfig:
-    """The recipe of one training."""
+    """Return the configuration of one training run."""
     kinds = sorted(each.name for each in pictures(runs).iterdir())
     data = {"path": str(pictures(runs).absolute()), "train": kinds[: len(TRAINED)]}
     published = ("cai2025/recipe.yaml", f"cai2025/{method}.yaml")
-    given = [
+    arguments = [
         *(part for file in published for part in ("--config", str(CONFIGS / file))),
         *("--name", f"cub50-{'frozen' if frozen else 'tuned'}-{method}-{seed}"),
         *("--storage", str(runs), "--seed", str(seed), "--data.name", "folder"),
@@ -101,8 +95,8 @@ def configuration(method: str, frozen: bool, seed: int, runs: Path) -> TrainingC
         *("--encoder.checkpoint_path", str(weights())),
     ]
     if method == "deep-ensemble":
-        given += ["--encoder.options", json.dumps({"members": MEMBERS})]
-    config = parse(TrainingConfig, given, "cub50", "")
+        arguments += ["--encoder.options", json.dumps({"members": MEMBERS})]
+    config = parse(TrainingConfig, arguments, "cub50", "")
     config = replace(config, preprocessing=preprocessing(config.encoder))
     if frozen:
         encoder = replace(config.encoder, freeze=True)
@@ -112,138 +106,137 @@ def configuration(method: str, frozen: bool, seed: int, runs: Path) -> TrainingC
 
 
 def pictures(runs: Path) -> Path:
-    """Class folders of the photographs."""
+    """Return the class folders of the photographs."""
     return class_folders(runs / "pictures", range(TRAINED[0], KINDS[-1] + 1))
 
 
 def runs_of(method: str, frozen: bool, seeds: int, runs: Path) -> list[RunFolder]:
-    """The trained runs of an encoder."""
+    """Train the runs of an encoder."""
     ensemble = method in ("deterministic", "deep-ensemble")
     name = "deep-ensemble" if ensemble else method
-    found = [
+    trained = [
         train(configuration(name, frozen, seed, runs)) for seed in range(1 if ensemble else seeds)
     ]
     if method != "deterministic":
-        return found
-    members = found[0].path / "members"
+        return trained
+    members = trained[0].path / "members"
     return [find_run(str(members / f"member-{seed}")) for seed in range(MEMBERS)]
 
 
 def features_of(test: ImageSet) -> tuple[Encoder, ImageSet]:
-    """The backbone as ImageNet left it, and the test images as the features that it makes of them.
+    """Return the pre-trained backbone, and the test images as its features.
 
-    Encoders with a frozen backbone take these in the place of images.
+    Encoders with a frozen backbone take features in place of images.
     """
     config = EncoderConfig("pretrained", MODEL, "gem", checkpoint_path=str(weights()), freeze=True)
-    wanted = preprocessing(config)
-    encoder = build_encoder(config, wanted.channels, wanted.size)
+    prepared = preprocessing(config)
+    encoder = build_encoder(config, prepared.channels, prepared.size)
     backbone = frozen_backbone(encoder)
     assert backbone is not None
-    made = embed(BackboneFeatures(backbone, config), wanted, test.images)
-    return encoder, replace(test, images=made.vectors.numpy())
+    features = embed(BackboneFeatures(backbone, config), prepared, test.images)
+    return encoder, replace(test, images=features.vectors.numpy())
 
 
-def scores(found: Searched, test: ImageSet) -> dict[str, float]:
-    """The scores of all test images searched among themselves."""
-    ranked = retrieval_scores(found, test)
+def scores(searched: Searched, test: ImageSet) -> dict[str, float]:
+    """Return the scores of all test images searched among themselves."""
+    ranked = retrieval_scores(searched, test)
     labels = np.asarray(test.labels)
-    right = labels[found.positions[:, 0]] == labels
-    stated = found.uncertainty
-    ranging, measured = np.array_split(np.random.default_rng(0).permutation(len(labels)), 2)
-    low, high = stated[ranging].min(), stated[ranging].max()
-    error = reliability_btl_width(stated[measured], right[measured].astype(float), low, high).error
+    right = labels[searched.positions[:, 0]] == labels
+    uncertainty = searched.uncertainty
+    first, second = np.array_split(np.random.default_rng(0).permutation(len(labels)), 2)
+    low, high = uncertainty[first].min(), uncertainty[first].max()
+    error = reliability_btl_width(uncertainty[second], right[second].astype(float), low, high).error
     return {
         "R@1": ranked["mAP@1"],
         "mAP@5": ranked["mAP@5"],
-        "AUROC": OutOfDistribution.of(stated[right], stated[~right]).auroc,
+        "AUROC": OutOfDistribution.of(uncertainty[right], uncertainty[~right]).auroc,
         "AUSC": ranked["AUSC"],
         "ECE@1": error,
     }
 
 
-def certified(found: Searched, test: ImageSet) -> dict[tuple[str, float], tuple[float, float]]:
-    """Mean size and risk by rule and alpha; the size is infinite where some division has none."""
+def certified(searched: Searched, test: ImageSet) -> dict[tuple[str, float], tuple[float, float]]:
+    """Return mean size and risk by rule and alpha; sizes are infinite if uncertified somewhere."""
     measured: dict[tuple[str, float], list[tuple[float, float]]] = {}
     for split in range(SPLITS):
-        for key, values in of_division(found, np.asarray(test.labels), split):
+        for key, values in of_division(searched, np.asarray(test.labels), split):
             measured.setdefault(key, []).append(values)
     return {key: tuple(np.mean(values, axis=0)) for key, values in measured.items()}
 
 
 def of_division(
-    found: Searched, labels: NDArray[np.generic], seed: int
+    searched: Searched, labels: NDArray[np.generic], seed: int
 ) -> Iterator[tuple[tuple[str, float], tuple[float, float]]]:
-    """The same of one division into gallery and queries, and of these."""
-    vectors, own = found.vectors.numpy(), found.uncertainty
+    """Yield the same for one division into gallery and queries."""
+    vectors, uncertainties = searched.vectors.numpy(), searched.uncertainty
     gallery, queries = halves(labels, seed)
-    first, second = (own[rows] if found.stated else None for rows in (gallery, queries))
+    first, second = (
+        uncertainties[rows] if searched.stated else None for rows in (gallery, queries)
+    )
     retriever = rcir.Retriever.from_embeddings(
         vectors[gallery], labels=labels[gallery], uncertainty=first
     )
     results = retriever.search_labelled(
         retriever.labelled(vectors[queries], labels[queries], uncertainty=second)
     )
-    calibrating, left = np.split(np.arange(len(queries)), [CALIBRATION])
-    tuning, measured = np.split(left, [len(left) // 2])
+    calibration, left = np.split(np.arange(len(queries)), [CALIBRATION])
+    tuning, test = np.split(left, [len(left) // 2])
     for rule, (score_function, uncertainty, bound) in RULES.items():
-        halved = results[tuning], results[calibrating]
         retriever.calibrate_splits(
-            *halved,
+            results[tuning],
+            results[calibration],
             score_function,
             bound=bound,
             alphas=ALPHAS,
             delta=DELTA,
             query_uncertainty=uncertainty,
         )
-        controller = retriever.controller
-        asked = retriever.judged(results[measured]).scored(controller.score_function)
-        yield from at_levels(rule, controller, asked)
+        main = retriever.require_calibration().main
+        measured = score(main.score_function, retriever.judged(results[test]))
+        yield from at_levels(rule, bound, main.calibration, measured)
         if rule == "auto":
-            score_function = controller.score_function
-            halved = tuple(map(retriever.judged, halved))
-            ordered, _ = score_function.ordered(retriever.judged(results[measured]))
-            baseline = constant_baseline(score_function, *halved, bound)
-            yield from at_levels(FAIR, baseline, ordered.scored(Constant()))
+            one_size = main.of_constant_size().calibration
+            yield from at_levels(FAIR, bound, one_size, measured.of_constant_size())
 
 
 def at_levels(
-    rule: str, controller: RiskController, queries: LabelledResults
+    rule: str, bound: Bound, calibration: ScoredResults, measured: ScoredResults
 ) -> Iterator[tuple[tuple[str, float], tuple[float, float]]]:
-    """Mean size and risk of scored queries at each level."""
+    """Yield the mean size and the risk of scored queries at each level."""
     for alpha in ALPHAS:
         try:
-            threshold = controller.decide(Request(alpha, DELTA)).threshold
+            threshold = certify(Request(alpha, DELTA), calibration, bound=bound).threshold
         except RiskUnattainable:
             yield (rule, alpha), (np.inf, 0.0)
             continue
-        missed = float(np.mean(queries.scores > threshold))
-        yield (rule, alpha), (float(queries.sizes(threshold).mean()), missed)
+        missed = float(np.mean(measured.match_score > threshold))
+        yield (rule, alpha), (float(measured.sizes(threshold).mean()), missed)
 
 
 def main() -> None:
     """Train, measure and print."""
-    asked = options(__doc__)
-    data = configuration("btl", True, 0, asked.runs).data.options
+    arguments = options(__doc__)
+    data = configuration("btl", True, 0, arguments.runs).data.options
     test = read(Path(), data["path"], data["train"]).queries
     backbone, features = features_of(test)
-    as_it_is = FeaturePreprocessing()
-    searched = {PLAIN: [search(as_it_is, backbone, features)]}
+    unchanged = FeaturePreprocessing()
+    searched = {PLAIN: [search(unchanged, backbone, features)]}
     runs: dict[str, RunFolder] = {}
     for frozen, method in ENCODERS:
         name = f"{'frozen' if frozen else 'fine-tuned'}: {method}"
-        found = runs_of(method, frozen, asked.seeds, asked.runs)
+        trained = runs_of(method, frozen, arguments.seeds, arguments.runs)
         searched[name] = [
-            search(as_it_is, run.encoder(), features)
+            search(unchanged, run.encoder(), features)
             if frozen
             else search(run.preprocessing, run.encoder(), test)
-            for run in found
+            for run in trained
         ]
         if method != "deterministic":  # members of the ensemble
-            runs |= {f"{name}, seed {seed}": run for seed, run in enumerate(found)}
+            runs |= {f"{name}, seed {seed}": run for seed, run in enumerate(trained)}
     rows, sizes, figures = [], [], {}
     for name, seeds in searched.items():
-        scored = [scores(each, test) for each in seeds]
-        rows.append((name, *(spread([one[score] for one in scored]) for score in SCORES)))
+        measured = [scores(each, test) for each in seeds]
+        rows.append((name, *(spread([one[score] for one in measured]) for score in SCORES)))
         sets = [certified(each, test) for each in seeds]
         for rule in (*RULES, FAIR):
             means = {
@@ -252,7 +245,7 @@ def main() -> None:
             cells = (f"{size:.2f} ({risk:.3f})" for size, risk in means.values())
             sizes.append((name, rule, *(cell if "inf" not in cell else "-" for cell in cells)))
             figures[name, rule] = float(means[MAIN][0])
-        figures[name, "recall"] = float(np.mean([one["R@1"] for one in scored]))
+        figures[name, "recall"] = float(np.mean([one["R@1"] for one in measured]))
     rows += [(name, *text.split()) for name, text in PUBLISHED.items()]
     tuned = "fine-tuned: btl"
     named = {
@@ -262,8 +255,8 @@ def main() -> None:
         "cub_finetuned_auto_over_one_size": figures[tuned, "auto"] / figures[tuned, FAIR],
     }
     columns = ("encoder", "sizes", *(f"alpha {alpha:g}: size (risk)" for alpha in ALPHAS))
-    title = f"CUB-200-2011, kinds 26 to 50, {asked.seeds} seeds from 0"
-    show(title, ("encoder", *SCORES), rows, named, runs, asked.json)
+    title = f"CUB-200-2011, classes 26 to 50, {arguments.seeds} seeds from 0"
+    show(title, ("encoder", *SCORES), rows, named, runs, arguments.json)
     print("\nSizes of sets:\n")
     print(markdown(columns, sizes))
     for name, value in named.items():

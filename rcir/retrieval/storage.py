@@ -494,13 +494,14 @@ def _read_description(folder: Path) -> dict[str, Any]:
         require_finite(description[name], name)
     for name in ("calibrated_on", "label_names"):
         require_texts(description[name], name)
-    # Earlier releases called the uncertainty "encoder" by the name "own".
-    for values in (description, description["calibrated_on"], description["calibrated_with"]):
-        if values.get("uncertainty") == "own":
-            values["uncertainty"] = "encoder"
+    # Earlier releases had other names.
     options = description["calibrated_with"]
     if "uncertainty" in options:
         options["query_uncertainty"] = options.pop("uncertainty")
+    for values in (description, description["calibrated_on"], options):
+        for name in ("uncertainty", "query_uncertainty"):
+            if values.get(name) == "own":
+                values[name] = "encoder"
     return description
 
 

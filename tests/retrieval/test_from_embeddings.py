@@ -116,7 +116,7 @@ def test_uncertainties_that_calibrated_are_required_of_every_query(built, tmp_pa
 def test_an_uncertainty_that_did_not_calibrate_is_refused(calibrated):
     with pytest.raises(InvalidData, match="without uncertainties"):
         calibrated.retrieve(QUERIES[0], 0.3, 0.1, uncertainty=0.5)
-    with pytest.raises(InvalidData, match="uncertainty of 1"):
+    with pytest.raises(InvalidData, match="1 uncertainty"):
         calibrated.retrieve(QUERIES[:2], 0.3, 0.1, uncertainty=0.5)
 
 
@@ -262,16 +262,16 @@ REPEATED = np.r_[np.arange(500), np.arange(300)]
         ({"queries": QUERIES[:, :5]}, "needed"),
         ({"queries": np.full_like(QUERIES, np.nan)}, "NaN"),
         ({"queries": np.zeros_like(QUERIES)}, "zero"),
-        ({"labels": KINDS[QUERY_LABELS][:9]}, "relevance of 9"),
+        ({"labels": KINDS[QUERY_LABELS][:9]}, "9 relevance"),
         ({"labels": None}, "no labels"),
         ({"labels": QUERY_LABELS / 3}, "whole numbers"),
         ({"labels": QUERY_LABELS}, "type int64"),
         ({"labels": [["kind 1"]] * 500}, "lists"),
         ({"labels": WithinRadius(np.zeros((500, 2)), 1.0)}, "WithinRadius"),
         ({"uncertainty": ["high"] * 500}, "number"),
-        ({"uncertainty": [1.0]}, "uncertainty of 1"),
+        ({"uncertainty": [1.0]}, "1 uncertainty"),
         ({"uncertainty": np.full(500, np.nan)}, "NaN"),
-        ({"groups": ["a"]}, "groups of 1"),
+        ({"groups": ["a"]}, "1 groups"),
         (
             {
                 "queries": np.concatenate([GALLERY[:9], QUERIES]),
