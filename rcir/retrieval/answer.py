@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,9 +119,7 @@ def answer(
     """
     rule = calibration.rule_for(guarantee.request)
     answers: list[Retrieval] = []
-    for start in range(0, len(queries), QUERY_BATCH_SIZE):
-        batch = queries[start : start + QUERY_BATCH_SIZE]
-        results = _search(searcher, calibration, batch, guarantee.request.distinct)
+    for results in _search(searcher, calibration, queries, guarantee.request.distinct):
         answers += _retrievals(searcher, results, *rule.sets(results, guarantee), guarantee)
     return answers
 
@@ -128,29 +127,32 @@ def answer(
 def answer_at_levels(
     searcher: Searcher, calibration: Calibration, queries: Queries, guarantees: list[Guarantee]
 ) -> list[AtLevels]:
-    """Answer queries at several levels from one search.
+    """Answer queries at several levels from one search, in batches.
 
     Args:
         searcher, calibration, queries: as for `answer`.
         guarantees: with ascending alphas, all for the same kind of sets.
     """
-    strictest = guarantees[0]
-    results = _search(searcher, calibration, queries, strictest.request.distinct)
-    ranking, largest = calibration.rule_for(strictest.request).sets(results, strictest)
-    sizes = np.stack([set_sizes(ranking.scores, each.threshold) for each in guarantees], axis=1)
-    answers = _retrievals(searcher, results, ranking, largest, strictest)
-    alphas = tuple(each.alpha for each in guarantees)
-    return [
-        AtLevels(alphas, by_level, one, tuple(guarantees))
-        for by_level, one in zip(sizes, answers, strict=True)
-    ]
+    strictest, alphas = guarantees[0], tuple(each.alpha for each in guarantees)
+    rule = calibration.rule_for(strictest.request)
+    answers: list[AtLevels] = []
+    for results in _search(searcher, calibration, queries, strictest.request.distinct):
+        ranking, largest = rule.sets(results, strictest)
+        sizes = np.stack([set_sizes(ranking.scores, one.threshold) for one in guarantees], axis=1)
+        sets = _retrievals(searcher, results, ranking, largest, strictest)
+        for by_level, largest_set in zip(sizes, sets, strict=True):
+            answers.append(AtLevels(alphas, by_level, largest_set, tuple(guarantees)))
+    return answers
 
 
 def _search(
     searcher: Searcher, calibration: Calibration, queries: Queries, distinct: Distinct
-) -> SearchResults:
-    results = searcher.judged(searcher.candidates(queries), calibration.uncertainty)
-    return results if distinct is None else results.first_of_each_label()
+) -> Iterator[SearchResults]:
+    """Yield the search results of queries, batch by batch."""
+    for start in range(0, len(queries), QUERY_BATCH_SIZE):
+        candidates = searcher.candidates(queries[start : start + QUERY_BATCH_SIZE])
+        results = searcher.judged(candidates, calibration.uncertainty)
+        yield results if distinct is None else results.first_of_each_label()
 
 
 def _retrievals(

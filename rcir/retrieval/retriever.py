@@ -14,7 +14,6 @@ from typing import (
     Any,
     Concatenate,
     ParamSpec,
-    Self,
     TypeVar,
     Unpack,
     overload,
@@ -27,7 +26,7 @@ from rcir.data.records import ImageSet
 from rcir.data.relevance_protocol import Relevance
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
-from rcir.index import DEPTH, Index, IndexConfig, IsRemote
+from rcir.index import Index, IsRemote
 from rcir.inputs import as_vectors
 from rcir.levels import ALPHA, DELTA
 from rcir.retrieval import storage
@@ -44,7 +43,7 @@ from rcir.retrieval.calibration import (
     known_digests,
 )
 from rcir.retrieval.gallery import Gallery
-from rcir.retrieval.queries import Metric, Queries, VectorOptions, require_alike
+from rcir.retrieval.queries import Queries, VectorOptions, require_alike
 from rcir.retrieval.search import Asked, Found, Searcher
 from rcir.retrieval.storage import StoredRetriever
 from rcir.risk import Exchangeability, Guarantee, GuaranteeRequest, LabelledResults, SearchResults
@@ -81,6 +80,17 @@ def _method(
     return update_wrapper(call, method)
 
 
+def _constructor(
+    make: Callable[Options, Searcher],
+) -> classmethod[Retriever, Options, Retriever]:
+    """Return a constructor of the retriever that calls the constructor of its search."""
+
+    def call(cls: type[Retriever], /, *args: Options.args, **options: Options.kwargs) -> Retriever:
+        return cls(make(*args, **options))
+
+    return classmethod(update_wrapper(call, make.__func__))  # type: ignore[attr-defined]
+
+
 class Retriever:
     """Answers queries with sets of gallery items whose risk is certified.
 
@@ -111,6 +121,8 @@ class Retriever:
     items: Embedding | None = _attribute("items", "Embeddings of the items, to re-rank by.")
     uncertainties: tuple[str, ...] = _attribute("uncertainties", "Those of queries, see `judged`.")
 
+    build = _constructor(Searcher.build)
+    from_embeddings = _constructor(Searcher.from_embeddings)
     embed = _method(Searcher.embed)
     prepared = _method(Searcher.prepared)
     labelled = _method(Searcher.labelled)
@@ -122,64 +134,6 @@ class Retriever:
         self._version = searcher, calibration
         self.origin: dict[str, Any] = {}
         self.version_folder: Path | None = None
-
-    @classmethod
-    def build(
-        cls,
-        encoder: Encoder,
-        preprocessing: Preprocessing,
-        gallery: ImageSet,
-        depth: int = DEPTH,
-        embedder: Embed | None = None,
-        index: IndexConfig | None = None,
-        templates: str | None = None,
-    ) -> Self:
-        """Embed and index a gallery, see `Searcher.build`; the result has to be calibrated."""
-        return cls(
-            Searcher.build(encoder, preprocessing, gallery, depth, embedder, index, templates)
-        )
-
-    @classmethod
-    def from_embeddings(
-        cls,
-        vectors: NDArray[np.floating[Any]],
-        ids: Sequence[str] | None = None,
-        labels: object = None,
-        metric: Metric = "cosine",
-        uncertainty: NDArray[np.floating[Any]] | None = None,
-        depth: int = DEPTH,
-        index: IndexConfig | None = None,
-        model: str | None = None,
-        leave_one_out: bool = False,
-    ) -> Self:
-        """Index vectors that something else embedded; the result still has to be calibrated.
-
-        Args:
-            vectors: (n, d) of the gallery items; like all columns here a NumPy array, a list, a
-                tensor of PyTorch, or a column or frame of pandas or Arrow.
-            ids: a name for each; by default "0", "1", ...
-            labels: of each, whole numbers or texts; lists of texts, where items match that share
-                one; or a `Relevance`, such as places (`rcir.data.WithinRadius`). None: the labels
-                of queries are lists of the ids of their true matches.
-            metric, model, leave_one_out: see `VectorOptions`.
-            uncertainty: (n,) of the items, larger is less certain.
-            depth: candidates searched for each query; no set is larger.
-            index: which index; an exact one by default.
-
-        Raises:
-            InvalidData: vectors, ids, labels or uncertainties are unsuitable.
-
-        Example:
-            >>> import rcir
-            >>> vectors = np.random.default_rng(0).standard_normal((100, 8))
-            >>> retriever = rcir.Retriever.from_embeddings(vectors, labels=np.arange(100) % 5)
-            >>> retriever.search(vectors[:2]).positions[:, 0]
-            array([0, 1])
-        """
-        options = VectorOptions(metric, model, leave_one_out)
-        return cls(
-            Searcher.from_embeddings(vectors, ids, labels, uncertainty, depth, index, options)
-        )
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write this retriever to a folder as its current version.

@@ -33,7 +33,7 @@ from rcir.inputs import as_numpy, as_vectors
 from rcir.metrics.labels import VOTERS
 from rcir.retrieval.fingerprints import Fingerprints
 from rcir.retrieval.gallery import Gallery, template_digests, templates_of
-from rcir.retrieval.queries import Queries, VectorOptions
+from rcir.retrieval.queries import Metric, Queries, VectorOptions
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.risk import LabelledResults, SearchResults
 
@@ -192,13 +192,38 @@ class Searcher:
         vectors: ArrayLike,
         ids: Sequence[str] | None = None,
         labels: object = None,
+        metric: Metric = "cosine",
         uncertainty: NDArray[np.floating[Any]] | None = None,
         depth: int = DEPTH,
         index: IndexConfig | None = None,
-        options: VectorOptions | None = None,
+        model: str | None = None,
+        leave_one_out: bool = False,
     ) -> Self:
-        """Index vectors that something else embedded, see `Retriever.from_embeddings`."""
-        options = options or VectorOptions()
+        """Index vectors that something else embedded; the result still has to be calibrated.
+
+        Args:
+            vectors: (n, d) of the gallery items; like all columns here a NumPy array, a list, a
+                tensor of PyTorch, or a column or frame of pandas or Arrow.
+            ids: a name for each; by default "0", "1", ...
+            labels: of each, whole numbers or texts; lists of texts, where items match that share
+                one; or a `Relevance`, such as places (`rcir.data.WithinRadius`). None: the labels
+                of queries are lists of the ids of their true matches.
+            metric, model, leave_one_out: see `VectorOptions`.
+            uncertainty: (n,) of the items, larger is less certain.
+            depth: candidates searched for each query; no set is larger.
+            index: which index; an exact one by default.
+
+        Raises:
+            InvalidData: vectors, ids, labels or uncertainties are unsuitable.
+
+        Example:
+            >>> import rcir
+            >>> vectors = np.random.default_rng(0).standard_normal((100, 8))
+            >>> retriever = rcir.Retriever.from_embeddings(vectors, labels=np.arange(100) % 5)
+            >>> retriever.search(vectors[:2]).positions[:, 0]
+            array([0, 1])
+        """
+        options = VectorOptions(metric, model, leave_one_out)
         checked = options.checked(vectors)
         if not len(checked):
             raise InvalidData("the gallery is empty: give at least one vector")

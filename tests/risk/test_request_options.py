@@ -10,6 +10,7 @@ import pytest
 
 from rcir.cli import retrieve
 from rcir.registry.answers import PARAMETERS
+from rcir.retrieval.calibration import CalibrationKeywords, CalibrationOptions
 from rcir.risk import GuaranteeRequest, request_options
 from rcir.risk.request import RequestOptions
 from rcir.serving.terms import ExploreTerms, Terms
@@ -21,6 +22,8 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "guarantee.md"
 def test_keyword_arguments_for_editors_have_the_names_and_types_of_the_options():
     hints, declared = get_type_hints(RequestOptions), get_type_hints(GuaranteeRequest)
     assert hints == {name: declared[name] for name in NAMES if name not in ("alpha", "delta")}
+    declared = get_type_hints(CalibrationOptions)
+    assert get_type_hints(CalibrationKeywords) | {"score_function": str} == declared
 
 
 def test_flags_http_fields_and_model_parameters_are_the_options():
