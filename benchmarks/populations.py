@@ -103,7 +103,7 @@ def drawn_world(name: str, rng: Generator, distinct: bool = False) -> World:
         beyond = number > rng.integers(2, depth + 1, size=(n, 1)) + depth // 2
         distances[beyond], found[beyond], match[beyond] = np.inf, -1, False
     results = SearchResults(uncertainty, depth, distances, found)
-    labelled = LabelledResults.of(results, match, match.sum(axis=1))
+    labelled = LabelledResults(results, match, match.sum(axis=1))
     return World(name, labelled.first_of_each_label() if distinct else labelled)
 
 

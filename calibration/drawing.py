@@ -68,7 +68,7 @@ def _of_sizes(
             ),
         }
     sizes = {
-        f"alpha = {row.alpha:g}": score_function.sizes(test, float(row.threshold or 0))
+        f"alpha = {row.alpha:g}": score_function.sizes(test.results, float(row.threshold or 0))
         for row in evaluation.certified
     }
     return drawn | ({"sizes": figures.size_distributions(sizes)} if sizes else {})
@@ -109,13 +109,13 @@ def _of_uncertainty(
             "gallery images",
         )
     if quality.outside is not None:
-        drawn["outside"] = figures.in_and_out(test.uncertainty, quality.outside)
-    n, dim = test.require("vectors").shape
+        drawn["outside"] = figures.in_and_out(test.results.uncertainty, quality.outside)
+    n, dim = test.results.require("vectors").shape
     if n >= 4 and dim >= 2:
-        points, rows = figures.project(test.require("vectors"), limit=PROJECTED)
+        points, rows = figures.project(test.results.require("vectors"), limit=PROJECTED)
         classes = images.attributes.get("class", images.labels)
         drawn["projection"] = figures.projection(
-            points, None if classes is None else classes[rows], test.uncertainty[rows]
+            points, None if classes is None else classes[rows], test.results.uncertainty[rows]
         )
     return drawn
 
@@ -133,10 +133,13 @@ def _of_queries(
     from rcir.data import read_image
 
     row = min(evaluation.certified, key=lambda row: abs(row.alpha - ALPHA))
-    ranking = retriever.require_calibration().main.score_function.rank(test)
+    ranking = retriever.require_calibration().main.score_function.rank(test.results)
     sizes = set_sizes(ranking.scores, float(row.threshold or 0))
-    positions, relevant = ranking.take(test.require("positions")), ranking.take(test.relevant)
-    order = np.argsort(test.uncertainty, kind="stable")
+    positions, relevant = (
+        ranking.take(test.results.require("positions")),
+        ranking.take(test.relevant),
+    )
+    order = np.argsort(test.results.uncertainty, kind="stable")
     drawn = {}
     for title, chosen in (
         ("most_certain", order[:SHOWN_QUERIES]),
@@ -147,7 +150,7 @@ def _of_queries(
             names = images.attributes.get("class", images.labels)
             name = images.ids[query] if names is None else names[query]
             title_of_set = (
-                f"query: {printable(name)}\nu = {test.uncertainty[query]:.2g}, size {size}"
+                f"query: {printable(name)}\nu = {test.results.uncertainty[query]:.2g}, size {size}"
             )
             shown = [gallery.images[item] for item in positions[query, : min(size, SET_COLUMNS)]]
             sets.append(

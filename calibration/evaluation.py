@@ -186,7 +186,7 @@ def evaluate(
     if baseline is not None:
         quality.numbers["recall_at_1_pixels"] = baseline
     uncertainties = dict(calibrated.uncertainties) if calibrated else {}
-    if test.require("queries").uncertainty is None:  # then "encoder" is the cosine's
+    if test.results.require("queries").uncertainty is None:  # then "encoder" is the cosine's
         uncertainties.pop("encoder", None)
     evaluation = Evaluation(
         dataset=dataset,

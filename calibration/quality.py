@@ -98,11 +98,13 @@ def assess(
     low, high = float(tuning.min()), float(tuning.max())
     scores = score_rankings(test.relevant, test.n_relevant, [k for k in KS if k <= retriever.depth])
     matched = np.flatnonzero(test.n_relevant > 0)
-    uncertainty, hit = test.uncertainty[matched], scores.hits[matched]
+    uncertainty, hit = test.results.uncertainty[matched], scores.hits[matched]
     precision = scores.average_precisions[matched]
     pair = uncertainty
     if retriever.item_uncertainty is not None:
-        pair = uncertainty + retriever.item_uncertainty[test.require("positions")[matched, 0]]
+        pair = (
+            uncertainty + retriever.item_uncertainty[test.results.require("positions")[matched, 0]]
+        )
     sparse = sparsification(pair, hit[:, 0])
     numbers = _ranking(scores)
     curves = _curves(uncertainty, hit, precision, scores.ks, low, high)
@@ -111,7 +113,7 @@ def assess(
         "auroc_miss": _auroc(~hit[:, 0], uncertainty),
         **{
             f"auroc_miss_{kind}": _auroc(
-                ~hit[:, 0], retriever.judged(test, kind).uncertainty[matched]
+                ~hit[:, 0], retriever.judged(test, kind).results.uncertainty[matched]
             )
             for kind in retriever.uncertainties
         },
@@ -123,7 +125,7 @@ def assess(
     }
     occluded = images.attributes.get("occluded")
     if occluded is not None:
-        numbers["auroc_occlusion"] = _auroc(occluded.astype(bool), test.uncertainty)
+        numbers["auroc_occlusion"] = _auroc(occluded.astype(bool), test.results.uncertainty)
     if isinstance(images.relevance, SameLabel) and retriever.labels is not None:
         numbers |= _of_labels(retriever, test, matched, images.relevance.labels, rng)
         numbers |= _of_draws(retriever, images.subset(np.arange(min(len(images), DRAWN))))
@@ -134,7 +136,7 @@ def assess(
         numbers |= of_whole
         whole = len(rows)
     if outside is not None:
-        found = OutOfDistribution.of(test.uncertainty, outside)
+        found = OutOfDistribution.of(test.results.uncertainty, outside)
         numbers |= {
             "ood_auroc": found.auroc,
             "ood_auprc": found.auprc,
@@ -179,13 +181,13 @@ def _of_labels(
 ) -> dict[str, float]:
     """Metrics of one label per image: votes of neighbours, and telling pairs of queries apart."""
     numbers = {}
-    uncertainty = test.uncertainty
+    uncertainty = test.results.uncertainty
     if retriever.labels is not None and retriever.depth >= NEIGHBOURS:
-        found = retriever.labels[test.require("positions")[matched]]
+        found = retriever.labels[test.results.require("positions")[matched]]
         right = knn_correct(found, labels[matched], NEIGHBOURS)
         numbers["knn_accuracy_gallery"] = float(right.mean())
     if len(labels) > max(NEIGHBOURS, BINS):
-        others = nearest_others(test.require("vectors"), NEIGHBOURS)[1]
+        others = nearest_others(test.results.require("vectors"), NEIGHBOURS)[1]
         right = knn_correct(labels[others], labels, NEIGHBOURS)
         numbers["knn_accuracy"] = float(right.mean())
         numbers["kendall_knn"] = kendall_over_bins(uncertainty, right, BINS)
@@ -193,7 +195,7 @@ def _of_labels(
     if len(counts) > 1 and counts.max() > 1:
         left, other = sample_pairs(labels, PAIRS, rng).T
         match = labels[left] == labels[other]
-        vectors = test.require("vectors")
+        vectors = test.results.require("vectors")
         score = -np.linalg.norm(vectors[left] - vectors[other], axis=1)
         numbers["verification_ap"] = verification_ap(score, match)
         pair = (uncertainty[left] + uncertainty[other]) / 2
@@ -229,7 +231,7 @@ def _whole_rankings(
     """
     assert retriever.relevance is not None
     _, positions, _ = retriever.searcher.nearest(
-        test.require("vectors")[rows], len(retriever.index)
+        test.results.require("vectors")[rows], len(retriever.index)
     )
     if positions.min(initial=0) < 0:
         return {}, None
@@ -237,7 +239,7 @@ def _whole_rankings(
     relevant = relevance.of(retriever.relevance, positions)
     precision = average_precision(relevant, test.n_relevant[rows])
     numbers = {"map": float(precision.mean())}
-    uncertainty = test.uncertainty[rows]
+    uncertainty = test.results.uncertainty[rows]
     if len(rows) >= 2:
         numbers["pearson_average_precision"] = pearson(uncertainty, precision)
     if len(rows) >= PERCENTILES:

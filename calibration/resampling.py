@@ -147,7 +147,7 @@ def resample(
     main = retriever.require_calibration().main
     score_function, n = main.score_function, len(calibration.ranks)
     splits = [np.split(rng.permutation(n + len(test.ranks)), [n]) for _ in range(SPLITS)]
-    cosine = MinMax.fit(retriever.judged(tuning, "cosine"), tuning.ranks)
+    cosine = MinMax.fit(retriever.judged(tuning, "cosine").results, tuning.ranks)
     scored: dict[str, list[ScoredResults]] = {"own": [], "constant": [], "cosine": []}
     for part in (calibration, test):
         by_own = score(score_function, part)
@@ -190,7 +190,7 @@ def _in_order_of(
     scored: ScoredResults, score_function: MinMax, queries: LabelledResults
 ) -> ScoredResults:
     """Return the scores by another uncertainty of candidates in the order of scored results."""
-    scale = score_function.scale(queries.uncertainty).astype(np.float32)[:, None]
+    scale = score_function.scale(queries.results.uncertainty).astype(np.float32)[:, None]
     constant = scored.of_constant_size()
     return ScoredResults.of(constant.require("scores") / scale, scored.require("relevant"))
 

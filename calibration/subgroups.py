@@ -58,7 +58,7 @@ def subgroups(
     sizes = scored.sizes(threshold)
     missed = scored.require("match_rank") > sizes
     independent = test.clusters is None
-    order = np.argsort(test.uncertainty, kind="stable")
+    order = np.argsort(test.results.uncertainty, kind="stable")
     decile = np.empty(len(order), np.int64)
     decile[order] = np.arange(len(order)) * min(DECILES, len(order)) // len(order) + 1
     parts = _parts("uncertainty", decile, missed, sizes, independent)

@@ -106,7 +106,7 @@ def _clear(output: Path) -> None:
 def _show_queries(outcome: Calibrated, folder: Path) -> Path:
     """Retrieve for three test queries, easy to hard; save them as PNG; return the hardest."""
     test = outcome.splits.test
-    order = np.argsort(outcome.test.uncertainty, kind="stable")
+    order = np.argsort(outcome.test.results.uncertainty, kind="stable")
     folder.mkdir()
     print(f"\nThree test queries and their sets at alpha = {ALPHA}:")
     for name, quantile in (("easy", 0.05), ("medium", 0.6), ("hard", 0.9)):

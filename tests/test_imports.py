@@ -42,7 +42,7 @@ from rcir.risk import *
 rng = np.random.default_rng(0)
 queries, relevant = SearchResults(rng.uniform(size=300), depth=4), rng.uniform(size=(300, 4)) < 0.5
 score_function, _ = fit_score_function("quantile", queries, np.full(300, 2))
-labelled = LabelledResults.of(queries, relevant, relevant.sum(axis=1))
+labelled = LabelledResults(queries, relevant, relevant.sum(axis=1))
 scored = score(score_function, labelled)
 for risk in ("miss", "recall", "false-discovery"):
     certify(Request(0.9, 0.1, risk), scored, scored)

@@ -368,13 +368,13 @@ def calibrate(
         StaleCalibration: the searcher has changed since it searched.
         InvalidData: the queries are unsuitable, see `Retriever.calibrate`.
     """
-    if tuning is calibration or tuning.vectors is calibration.vectors:
+    if tuning is calibration or tuning.results.vectors is calibration.results.vectors:
         raise InvalidData(
             "tuning split and calibration queries are the same: the guarantee needs others"
         )
     for queries in (tuning, calibration):
         check_searched(searcher, queries)
-    require_alike(calibration.require("queries"), tuning.require("queries"))
+    require_alike(calibration.results.require("queries"), tuning.results.require("queries"))
     _check_clusters(tuning, calibration)
     _check_repeats(searcher, tuning, calibration, options.recurring, like is not None)
     uncertainty, uncertainties = _choose_uncertainty(searcher, tuning, options, like)
@@ -424,7 +424,7 @@ def fit_rules(
         before = None if like is None else like.by_risk.get(risk, like.main).score_function.name
         fitted, compared = fit_score_function(
             before or options.score_function,
-            tuning,
+            tuning.results,
             tuning.relevant,
             options.alphas,
             options.delta,
@@ -453,7 +453,7 @@ def extend(
 ) -> Calibration:
     """Return a calibration with further queries, see `Retriever.extend_calibration`."""
     check_searched(searcher, queries)
-    require_alike(queries.require("queries"), calibration.calibration_queries)
+    require_alike(queries.results.require("queries"), calibration.calibration_queries)
     queries = searcher.judged(queries, calibration.uncertainty)
     added = queries_to_store(searcher, queries, calibration.uncertainty)
     gallery = None if searcher.options.leave_one_out else searcher.digests
@@ -474,7 +474,7 @@ def check_recent(
     """Compare recent queries with those of a calibration, see `Retriever.check`."""
     rule = calibration.main
     check_searched(searcher, recent)
-    require_alike(recent.require("queries"), calibration.calibration_queries)
+    require_alike(recent.results.require("queries"), calibration.calibration_queries)
     cluster = rule.calibration.cluster or recent.cluster
     if cluster is not None:
         raise InvalidData(
@@ -502,7 +502,9 @@ def known_digests(searcher: Searcher, calibration: Calibration | None) -> NDArra
 
 def check_searched(searcher: Searcher, queries: LabelledResults) -> None:
     """Raise `StaleCalibration` unless the searcher, as it is now, searched the queries."""
-    if queries.fingerprints != searcher.fingerprints() or queries.depth != searcher.depth:
+    if queries.results.fingerprints != searcher.fingerprints() or (
+        queries.results.depth != searcher.depth
+    ):
         raise StaleCalibration(
             "the queries were searched by another retriever, or this one has changed since: "
             "search them again"
@@ -520,10 +522,10 @@ def queries_to_store(searcher: Searcher, results: LabelledResults, uncertainty: 
 
     Their relevance is stored if the relevance of the results follows from it.
     """
-    queries: Queries = results.require("queries").identified()
+    queries: Queries = results.results.require("queries").identified()
     relevance = queries.relevance
     if relevance is not None and searcher.relevance is not None:
-        relevant = relevance.of(searcher.relevance, results.require("positions"))
+        relevant = relevance.of(searcher.relevance, results.results.require("positions"))
         if not np.array_equal(relevant, results.relevant):
             relevance = None
     clusters = results.clusters
@@ -547,7 +549,7 @@ def _choose_uncertainty(
         return like.uncertainty, {}
     if options.query_uncertainty != "auto":
         return options.query_uncertainty, {}
-    embedded = tuning.require("queries").embedding is not None
+    embedded = tuning.results.require("queries").embedding is not None
     candidates = {
         kind: searcher.judged(tuning, kind)
         for kind in searcher.uncertainties
@@ -673,22 +675,22 @@ def vector_distances(searcher: Searcher, results: LabelledResults) -> NDArray[np
 
     Distances that an encoder re-ranks by are not comparable with those among queries.
     """
-    distances: NDArray[np.floating[Any]] = results.require("distances")
+    distances: NDArray[np.floating[Any]] = results.results.require("distances")
     if searcher.items is not None:
-        distances = searcher.nearest(results.require("vectors"), min(2, searcher.depth))[0]
+        distances = searcher.nearest(results.results.require("vectors"), min(2, searcher.depth))[0]
     return distances
 
 
 def digests_of(results: LabelledResults) -> NDArray[np.bytes_]:
     """(n,) digests of the queries of search results."""
-    identities: NDArray[np.bytes_] = results.require("queries").identities
+    identities: NDArray[np.bytes_] = results.results.require("queries").identities
     return identities
 
 
 def _nearest_other(tuning: LabelledResults, calibration: LabelledResults) -> NDArray[np.float32]:
     """(n,) distance of each calibration query to the nearest other query of the two splits."""
-    vectors = calibration.require("vectors")
-    index = build_index(np.concatenate([vectors, tuning.require("vectors")]))
+    vectors = calibration.results.require("vectors")
+    index = build_index(np.concatenate([vectors, tuning.results.require("vectors")]))
     distances, positions = index.search(vectors, 2)
     itself = positions[:, 0] == np.arange(len(vectors))
     return np.where(itself, distances[:, 1], distances[:, 0])

@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # what needs no encoder needs no torch
     from rcir.encoders.base import Encoder
     from rcir.encoders.batches import Embed, Images
 
-Found = TypeVar("Found", bound=SearchResults)
+Found = TypeVar("Found", SearchResults, LabelledResults)
 Asked: TypeAlias = "Images | NDArray[np.floating[Any]] | Embedding | Queries"
 
 
@@ -616,7 +616,7 @@ class Searcher:
         if self._left_out:
             own = queries.relevance.of(relevance, np.maximum(self.itself(queries.vectors), -1))
             totals = totals - np.count_nonzero(own, axis=1)
-        return LabelledResults.of(
+        return LabelledResults(
             found,
             queries.relevance.of(relevance, found.require("positions")),
             totals,
@@ -646,7 +646,8 @@ class Searcher:
                 f"uncertainty {uncertainty!r} is not available for this gallery and encoder; "
                 f"choose one of {', '.join(self.uncertainties)}"
             )
-        return replace(results, uncertainty=QUERY_UNCERTAINTIES[uncertainty].of(self, results))
+        searched = results.results if isinstance(results, LabelledResults) else results
+        return results.with_uncertainty(QUERY_UNCERTAINTIES[uncertainty].of(self, searched))
 
     def fingerprints(self) -> dict[str, str]:
         """Digests of everything that calibration depends on, see `Fingerprints`."""

@@ -140,11 +140,11 @@ class SetRule:
         >>> from rcir.risk import Constant, LabelledResults, score
         >>> relevant = np.array([[True, False]] * 900 + [[False, True]] * 100)
         >>> queries = SearchResults(np.zeros(1000), depth=2)
-        >>> labelled = LabelledResults.of(queries, relevant, np.ones(1000, int))
+        >>> labelled = LabelledResults(queries, relevant, np.ones(1000, int))
         >>> scored = score(Constant(), labelled)
         >>> rule = SetRule(Constant(), scored[::2], scored[1::2])
         >>> guarantee = rule.guarantee(GuaranteeRequest(0.05, 0.1))
-        >>> rule.sets(labelled[:3], guarantee)[1].tolist()
+        >>> rule.sets(queries[:3], guarantee)[1].tolist()
         [2, 2, 2]
     """
 

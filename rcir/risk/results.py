@@ -81,7 +81,7 @@ class SearchResults:
     }
 
     def __post_init__(self) -> None:
-        self._require_arrays("uncertainty", *self.FILLERS, "vectors")
+        require_arrays(self, "uncertainty", *self.FILLERS, "vectors")
         if self.uncertainty.ndim != 1 or self.depth < 1:
             raise InvalidData(
                 f"uncertainty has shape {self.uncertainty.shape} and depth is {self.depth}; "
@@ -113,14 +113,8 @@ class SearchResults:
 
     def __getitem__(self, rows: slice | NDArray[Any]) -> Self:
         """Return the results of some queries."""
-        selected: dict[str, Any] = {
-            each.name: getattr(self, each.name)[rows]
-            for each in fields(self)
-            if isinstance(getattr(self, each.name), np.ndarray)
-        }
-        if self.queries is not None:
-            selected["queries"] = self.queries[rows]
-        return replace(self, **selected)
+        queries = None if self.queries is None else self.queries[rows]
+        return replace(self, queries=queries, **rows_of(self, rows))
 
     def require(self, name: str) -> Any:
         """Return an attribute, such as "positions", or raise `InvalidData` if it is None."""
@@ -157,6 +151,10 @@ class SearchResults:
         if self.votes is None:
             selected["votes"] = take_columns(self.label_votes, columns, 0)
         return replace(self, depth=columns.shape[1], one_per_label=True, **selected)
+
+    def with_uncertainty(self, uncertainty: NDArray[np.float64]) -> SearchResults:
+        """Return the results with another uncertainty (n,) of the queries."""
+        return replace(self, uncertainty=uncertainty)
 
     def vote_uncertainty(self) -> NDArray[np.float64]:
         """(n,) one minus the share of the first 30 candidates that match the first one.
@@ -199,12 +197,6 @@ class SearchResults:
             raise InvalidData("the candidates have no labels: label the gallery to rank its labels")
         return self.labels
 
-    def _require_arrays(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, np.ndarray):
-                raise InvalidData(f"{name} is a {type(value).__name__}: pass an array")
-
     def _per_candidate(self) -> list[tuple[str, NDArray[Any], float]]:
         """Return name, values and filler of each array (n, depth) that is not None."""
         return [
@@ -214,11 +206,12 @@ class SearchResults:
         ]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class LabelledResults(SearchResults):
+@dataclass(frozen=True, eq=False)
+class LabelledResults:
     """Search results of n >= 1 queries whose relevant candidates are known.
 
     Attributes:
+        results: of the search.
         relevant: (n, depth) True where the candidate is a true match.
         n_relevant: (n,) number of true matches in the whole gallery, within the search depth or
             not.
@@ -235,11 +228,12 @@ class LabelledResults(SearchResults):
     Example:
         >>> relevant = np.array([[False, True, True], [True, False, False]])
         >>> queries = SearchResults(np.zeros(2), depth=3)
-        >>> labelled = LabelledResults.of(queries, relevant, n_relevant=np.array([2, 4]))
+        >>> labelled = LabelledResults(queries, relevant, n_relevant=np.array([2, 4]))
         >>> labelled.ranks.tolist()
         [2.0, 1.0]
     """
 
+    results: SearchResults
     relevant: NDArray[np.bool_]
     n_relevant: NDArray[np.int64]
     groups: NDArray[np.str_] | None = None
@@ -247,54 +241,53 @@ class LabelledResults(SearchResults):
     cluster: str | None = None
     one_label: bool = False
 
-    FILLERS: ClassVar[Mapping[str, float]] = {**SearchResults.FILLERS, "relevant": False}
-
     def __post_init__(self) -> None:
-        self._require_arrays("uncertainty", "relevant", "n_relevant", "groups", "clusters")
-        n, shape = len(self.uncertainty), (len(self.uncertainty), self.depth)
-        for name, expected in (("relevant", shape), ("n_relevant", (n,))):
+        require_arrays(self, "relevant", "n_relevant", "groups", "clusters")
+        n = len(self.results)
+        shape = (n, self.results.depth)
+        for name, expected, kinds, kind in (
+            ("relevant", shape, "b", "bool"),
+            ("n_relevant", (n,), "iu", "integer"),
+        ):
             values = getattr(self, name)
-            if np.shape(values) != expected or n == 0:
+            if values.shape != expected or n == 0:
                 raise InvalidData(
-                    f"{name} has shape {np.shape(values)} for {n} queries; expected {expected} and "
+                    f"{name} has shape {values.shape} for {n} queries; expected {expected} and "
                     "n >= 1"
                 )
-        super().__post_init__()
-        for name, kinds, kind in (("relevant", "b", "bool"), ("n_relevant", "iu", "integer")):
-            if getattr(self, name).dtype.kind not in kinds:
-                raise InvalidData(
-                    f"{name} is of type {getattr(self, name).dtype}; it must be {kind}"
-                )
+            if values.dtype.kind not in kinds:
+                raise InvalidData(f"{name} is of type {values.dtype}; it must be {kind}")
         if (self.n_relevant < np.count_nonzero(self.relevant, axis=1)).any():
             raise InvalidData("n_relevant: some queries have more relevant candidates than that")
         check_groups_and_clusters(n, self.groups, self.clusters, self.cluster)
 
-    @classmethod
-    def of(
-        cls,
-        results: SearchResults,
-        relevant: NDArray[np.bool_],
-        n_relevant: NDArray[np.int64],
-        **attributes: Any,
-    ) -> Self:
-        """Label search results.
+    def __len__(self) -> int:
+        return len(self.results)
 
-        Args:
-            results: of the search.
-            relevant, n_relevant: see the attributes.
-            attributes: further ones by name: groups, clusters, cluster, one_label.
-        """
-        searched = {each.name: getattr(results, each.name) for each in fields(SearchResults)}
-        return cls(**searched, relevant=relevant, n_relevant=n_relevant, **attributes)
+    def __getitem__(self, rows: slice | NDArray[Any]) -> LabelledResults:
+        """Return the results of some queries."""
+        return replace(self, results=self.results[rows], **rows_of(self, rows))
 
-    def first_of_each_label(self, columns: NDArray[np.int64] | None = None) -> Self:
+    def first_of_each_label(self) -> LabelledResults:
         """Return the results with one candidate of each label, relevant if the nearest is.
 
         Unless each query has one true label, there may be as many true labels as true images:
         recall is then understated.
+
+        Raises:
+            InvalidData: the candidates have no labels.
         """
         n_relevant = self.n_relevant > 0 if self.one_label else self.n_relevant
-        return replace(super().first_of_each_label(columns), n_relevant=n_relevant.astype(np.int64))
+        return replace(
+            self,
+            results=self.results.first_of_each_label(),
+            relevant=take_columns(self.relevant, self.results.label_columns, False),
+            n_relevant=n_relevant.astype(np.int64),
+        )
+
+    def with_uncertainty(self, uncertainty: NDArray[np.float64]) -> LabelledResults:
+        """Return the results with another uncertainty (n,) of the queries."""
+        return replace(self, results=self.results.with_uncertainty(uncertainty))
 
     @cached_property
     def ranks(self) -> NDArray[np.float64]:
@@ -390,12 +383,7 @@ class ScoredResults:
 
     def __getitem__(self, rows: slice | NDArray[Any]) -> Self:
         """Return the results of some queries."""
-        selected: dict[str, Any] = {
-            each.name: getattr(self, each.name)[rows]
-            for each in fields(self)
-            if isinstance(getattr(self, each.name), np.ndarray)
-        }
-        return replace(self, **selected)
+        return replace(self, **rows_of(self, rows))
 
     def require(self, name: str) -> Any:
         """Return an attribute, such as "scores", or raise `InvalidData` if it is None."""
@@ -560,6 +548,20 @@ class ScoredResults:
         values["relevant"] = values["relevant"].astype(bool)
         clusters = arrays.get("clusters")
         return cls.of(**values, groups=groups, clusters=clusters, cluster=cluster)
+
+
+def require_arrays(record: object, *names: str) -> None:
+    """Raise `InvalidData` unless the attributes of these names are arrays or None."""
+    for name in names:
+        value = getattr(record, name)
+        if value is not None and not isinstance(value, np.ndarray):
+            raise InvalidData(f"{name} is a {type(value).__name__}: pass an array")
+
+
+def rows_of(record: Any, rows: slice | NDArray[Any]) -> dict[str, Any]:
+    """Return rows of all attributes of a dataclass that are arrays, by name."""
+    values = {each.name: getattr(record, each.name) for each in fields(record)}
+    return {name: value[rows] for name, value in values.items() if isinstance(value, np.ndarray)}
 
 
 def check_groups_and_clusters(

@@ -133,16 +133,16 @@ def score(score_function: ScoreFunction, labelled: LabelledResults) -> ScoredRes
     Example:
         >>> relevant = np.array([[False, True, True], [True, False, False]])
         >>> queries = SearchResults(np.zeros(2), depth=3)
-        >>> labelled = LabelledResults.of(queries, relevant, n_relevant=np.array([2, 4]))
+        >>> labelled = LabelledResults(queries, relevant, n_relevant=np.array([2, 4]))
         >>> score(Constant(), labelled).match_score.tolist()
         [1.0, 0.0]
     """
-    ranking = score_function.rank(labelled)
+    ranking = score_function.rank(labelled.results)
     return ScoredResults.of(
         ranking.scores,
         ranking.take(labelled.relevant),
         n_relevant=labelled.n_relevant,
-        uncertainty=labelled.uncertainty,
+        uncertainty=labelled.results.uncertainty,
         selection_score=ranking.selection_score,
         groups=labelled.groups,
         clusters=labelled.clusters,

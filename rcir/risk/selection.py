@@ -61,7 +61,7 @@ class Fits:
             split = self.split
             if held_out is not None:
                 split = split[np.arange(len(split)) % FOLDS != held_out]
-            self._fitted[key] = kind.fit(split, split.relevant)
+            self._fitted[key] = kind.fit(split.results, split.relevant)
         return self._fitted[key]
 
     def cross_fitted(self, kind: type[ScoreFunction]) -> ScoredResults:
@@ -73,7 +73,7 @@ class Fits:
 
     def _scored(self, kind: type[ScoreFunction], fold: int) -> ScoredResults:
         queries = self.split[fold::FOLDS]
-        independent = LabelledResults.of(queries, queries.relevant, queries.n_relevant)
+        independent = LabelledResults(queries.results, queries.relevant, queries.n_relevant)
         return score(self.fitted(kind, fold), independent)
 
     def first_of_each_label(self) -> Fits:
@@ -149,7 +149,7 @@ def fit_score_function(
     if np.ndim(truth) == 1:  # for misses no other match counts
         truth = np.arange(1, results.depth + 1) == ranks[:, None]
     totals = truth.sum(axis=1) if n_relevant is None else np.asarray(n_relevant)
-    fits = fits or Fits(LabelledResults.of(results, truth, totals))
+    fits = fits or Fits(LabelledResults(results, truth, totals))
     kinds = SCORE_FUNCTIONS.values() if target.first_match else _OF_ALL_MATCHES
     comparison = {}
     for kind in kinds:
@@ -227,7 +227,7 @@ def _auroc_miss(results: LabelledResults) -> float:
     n, m = int(wrong.sum()), int((~wrong).sum())
     if not n or not m:
         return 0.5
-    return float((rankdata(results.uncertainty)[wrong].sum() - n * (n + 1) / 2) / (n * m))
+    return float((rankdata(results.results.uncertainty)[wrong].sum() - n * (n + 1) / 2) / (n * m))
 
 
 def _sizes(

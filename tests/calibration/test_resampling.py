@@ -33,7 +33,7 @@ def judged(rng, n, depth=12):
     relevant = ranks[:, None] == np.arange(1, depth + 1)
     distances = np.sort(rng.uniform(0.1, 1.9, (n, depth)), axis=1).astype(np.float32)
     found = SearchResults(uncertainty, depth, distances)
-    return LabelledResults.of(found, relevant, np.ones(n, np.int64))
+    return LabelledResults(found, relevant, np.ones(n, np.int64))
 
 
 def synthetic(n_calibration, n_test, score_function=MinMax, bound="binomial"):

@@ -327,7 +327,7 @@ def simulated_places(n, seed, world):
         distances[:, 0] ** 2 / 2, 60, distances, votes=None, positions=positions
     )
     gallery, queries = WithinRadius(places, 25.0), WithinRadius(where, 25.0)
-    labelled = LabelledResults.of(results, queries.of(gallery, positions), queries.totals(gallery))
+    labelled = LabelledResults(results, queries.of(gallery, positions), queries.totals(gallery))
     return labelled, count_matches(gallery, positions, VOTERS)
 
 

@@ -359,7 +359,7 @@ def test_relevance_given_by_hand_cannot_be_recalibrated():
     parts = []
     for part in (TUNING, CALIBRATION):
         found = own.search(part.vectors)
-        parts.append(LabelledResults.of(found, part.relevant, part.n_relevant))
+        parts.append(LabelledResults(found, part.relevant, part.n_relevant))
     corrected = search(own, replace(CALIBRATION, labels=np.roll(CALIBRATION.labels, 1)), False)
     corrected = replace(corrected, relevant=CALIBRATION.relevant, n_relevant=CALIBRATION.n_relevant)
     stated = search(own, TUNING, groups=False), corrected

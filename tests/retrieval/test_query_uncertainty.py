@@ -145,7 +145,7 @@ def test_a_gallery_without_labels_does_not_vote(retriever, splits):
 def results(uncertainty, ranks, depth=30):
     relevant = ranks[:, None] == np.arange(1, depth + 1)
     found = SearchResults(uncertainty, depth)
-    return LabelledResults.of(found, relevant, np.ones(len(ranks), np.int64))
+    return LabelledResults(found, relevant, np.ones(len(ranks), np.int64))
 
 
 def test_the_first_uncertainty_stays_unless_another_is_better():

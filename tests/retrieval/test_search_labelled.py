@@ -138,7 +138,7 @@ def by_hand(retriever, splits, queries):
     found = retriever.search(queries.images)
     relevant = splits.gallery.labels[found.positions] == queries.labels[:, None]
     totals = np.array([np.sum(splits.gallery.labels == label) for label in queries.labels])
-    return LabelledResults.of(found, relevant, totals)
+    return LabelledResults(found, relevant, totals)
 
 
 @pytest.fixture

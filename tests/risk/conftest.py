@@ -44,7 +44,7 @@ def _queries(n, seed, depth=12, matches=0.25):
 
 def _labelled(n, seed, depth=12, matches=0.25, score_function=None):
     results, relevant, totals = _queries(n, seed, depth, matches)
-    return score(score_function or Constant(), LabelledResults.of(results, relevant, totals))
+    return score(score_function or Constant(), LabelledResults(results, relevant, totals))
 
 
 def _describe(results, i, k, split):

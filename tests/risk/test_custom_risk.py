@@ -48,7 +48,7 @@ def register(monkeypatch):
 def draw(n, seed):
     """Queries whose candidates match with probability 0.7, independently."""
     relevant = np.random.default_rng(seed).uniform(size=(n, DEPTH)) < 0.7
-    return LabelledResults.of(SearchResults(np.zeros(n), DEPTH), relevant, relevant.sum(axis=1))
+    return LabelledResults(SearchResults(np.zeros(n), DEPTH), relevant, relevant.sum(axis=1))
 
 
 @pytest.fixture

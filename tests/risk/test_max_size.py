@@ -28,7 +28,7 @@ def queries(rng, n):
     ranks = 1 + rng.poisson(5 * uncertainty)
     relevant = ranks[:, None] == np.arange(1, DEPTH + 1)
     results = SearchResults(uncertainty, DEPTH)
-    return LabelledResults.of(results, relevant, np.ones(n, np.int64))
+    return LabelledResults(results, relevant, np.ones(n, np.int64))
 
 
 @pytest.mark.parametrize("kind", [Constant, Learned], ids=lambda kind: kind.name)

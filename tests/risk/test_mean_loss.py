@@ -150,7 +150,7 @@ def with_hits(hits, depth=4):
     """Queries with `depth` matches each, of which the first `hits` candidates are some."""
     relevant = np.arange(depth) < np.array(hits)[:, None]
     results = SearchResults(np.zeros(len(hits)), depth)
-    return score(Constant(), LabelledResults.of(results, relevant, np.full(len(hits), depth)))
+    return score(Constant(), LabelledResults(results, relevant, np.full(len(hits), depth)))
 
 
 def recall(alpha, delta, queries, bound="hoeffding-bentkus", weights=None):
@@ -235,7 +235,7 @@ def test_a_bet_calculated_by_hand():
     """Two losses of 1 in a rare group that makes up three quarters of the new mix."""
     relevant = np.array([[True]] * 8 + [[False]] * 2)
     results = SearchResults(np.zeros(10), 1)
-    queries = score(Constant(), LabelledResults.of(results, relevant, np.ones(10, int)))
+    queries = score(Constant(), LabelledResults(results, relevant, np.ones(10, int)))
 
     def missed(alpha, delta, weights):
         certificate = mean_loss(find_risk("miss"), alpha, delta, queries, queries, weights=weights)

@@ -283,7 +283,7 @@ def draw(n, seed, shift=0.0, later=0.0, depth=8):
     first = np.minimum(rng.poisson(1 + later, n), depth)  # no match at all if it is the depth
     relevant = np.arange(depth) == first[:, None]
     results = SearchResults(rng.normal(shift, size=n), depth)
-    return score(Constant(), LabelledResults.of(results, relevant, np.ones(n, int)))
+    return score(Constant(), LabelledResults(results, relevant, np.ones(n, int)))
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.3])
@@ -345,7 +345,7 @@ def test_a_certified_risk_is_tested_by_scipys_binomial_test(later, alpha):
 
 def test_queries_without_a_match_have_the_largest_score_and_are_always_missed():
     none, results = np.zeros((100, 8), bool), SearchResults(draw(100, 5).uncertainty, 8)
-    lost = score(Constant(), LabelledResults.of(results, none, np.zeros(100, int)))
+    lost = score(Constant(), LabelledResults(results, none, np.zeros(100, int)))
     assert check_exchangeability(draw(300, 0), lost).p_values["score"] < 1e-10
     assert check_exchangeability(lost, lost).p_values["score"] == 1.0
     assert check_exchangeability(lost, lost, certified=(7.0, 0.5)).misses == 100

@@ -176,7 +176,7 @@ def test_match_scores_are_those_of_the_place_of_the_first_match(fitted, one_key,
     results, relevant, totals = one_key(200, 4)
     ranking = fitted.rank(results)
     columns, scores = ranking.columns, ranking.scores
-    scored = score(fitted, LabelledResults.of(results, relevant, totals))
+    scored = score(fitted, LabelledResults(results, relevant, totals))
     moved = np.take_along_axis(relevant, columns, axis=1)
     np.testing.assert_array_equal(scored.relevant, moved)
     np.testing.assert_array_equal(scored.scores, scores)
@@ -211,7 +211,7 @@ def test_rankings_that_hold_every_key_once_are_reranked_alike(split, one_key, fi
         assert order == every.columns[i, : len(labels)].tolist()
         some = slice(None, len(labels))
         np.testing.assert_allclose(again.scores[i, some], every.scores[i, some], rtol=1e-6)
-    labelled = LabelledResults.of(*split, one_label=True).first_of_each_label()
+    labelled = LabelledResults(*split, one_label=True).first_of_each_label()
     for truth in (
         Reranked.fit(labelled, labelled.relevant),
         Reranked.fit(split[0], first_ranks(split[1])),
@@ -300,7 +300,7 @@ def test_reranked_sets_are_smaller_than_those_in_order_of_distance(one_key, firs
 
 def test_sets_by_match_probability_hold_more_matches_than_constant_ones(split, one_key):
     results, relevant, totals = one_key(1000, 5)
-    labelled = LabelledResults.of(results, relevant, totals)
+    labelled = LabelledResults(results, relevant, totals)
     constant, fitted = (
         score(score_function, labelled)
         for score_function in (Constant(), MatchProbability.fit(*split[:2]))
@@ -317,7 +317,7 @@ def test_sets_by_match_probability_hold_more_matches_than_constant_ones(split, o
 def test_the_constant_baseline_takes_the_candidates_in_the_order_of_the_sets(one_key, kind):
     """One candidate of each key where the sets take one, counted query by query."""
     tuning, calibration = (
-        LabelledResults.of(results, relevant, relevant.sum(axis=1))
+        LabelledResults(results, relevant, relevant.sum(axis=1))
         for results, relevant, *_ in (one_key(150, 0), one_key(300, 1))
     )
     fitted = kind.fit(tuning, tuning.relevant)

@@ -176,7 +176,7 @@ def test_abstention_answers_with_one_candidate_or_none(rule, tuning, calibration
 def test_abstention_uses_the_selection_score_of_a_learned_score_function(queries):
     split, tuned, calibrated = (queries(600, seed) for seed in range(3))
     score_function = Learned.fit(split[0], split[1])
-    splits = (score(score_function, LabelledResults.of(*each)) for each in (tuned, calibrated))
+    splits = (score(score_function, LabelledResults(*each)) for each in (tuned, calibrated))
     rule = SetRule(score_function, *splits)
     guarantee = rule.guarantee(Request(0.25, 0.1, abstain=True))
     selection_score = 1 - score_function.hazard(calibrated[0])[:, 0]
@@ -406,7 +406,7 @@ def test_labels_that_are_not_arrays_are_refused_by_name(name, value, queries):
     results, relevant, totals = queries(60, 0)
     options = {"relevant": relevant, "n_relevant": totals, name: value}
     with pytest.raises(InvalidData, match=name):
-        LabelledResults.of(results, cluster="video" if name == "clusters" else None, **options)
+        LabelledResults(results, cluster="video" if name == "clusters" else None, **options)
 
 
 @pytest.mark.parametrize("name", ["distances", "labels", "candidate_uncertainty", "positions"])

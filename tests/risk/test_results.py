@@ -130,7 +130,7 @@ def scored(queries):
     results, relevant, totals = queries(60, seed=0)
     relevant[:2], totals[:2] = False, 0
     score_function = Quantile(np.sort(queries(40, seed=1)[0].uncertainty))
-    return score(score_function, LabelledResults.of(results, relevant, totals))
+    return score(score_function, LabelledResults(results, relevant, totals))
 
 
 def naive_loss(risk, columns, relevant, total):
@@ -213,14 +213,14 @@ def test_labels_that_do_not_fit_are_refused(scored):
     results, two = SearchResults(np.zeros(2), 3), np.zeros((2, 3), bool)
     for relevant, totals in ((two[:, :2], np.ones(2, int)), (two, np.ones(3, int))):
         with pytest.raises(InvalidData, match="expected"):
-            LabelledResults.of(results, relevant, totals)
+            LabelledResults(results, relevant, totals)
     with pytest.raises(InvalidData, match="n >= 1"):
-        LabelledResults.of(results[:0], two[:0], np.ones(0, int))
+        LabelledResults(results[:0], two[:0], np.ones(0, int))
     with pytest.raises(InvalidData, match="n_relevant"):
-        LabelledResults.of(results, ~two, np.array([3, 2]))
+        LabelledResults(results, ~two, np.array([3, 2]))
     for relevant, totals in ((two.astype(int), np.ones(2, int)), (two, np.ones(2))):
         with pytest.raises(InvalidData, match="type"):
-            LabelledResults.of(results, relevant, totals)
+            LabelledResults(results, relevant, totals)
     with pytest.raises(InvalidData, match="clusters"):
         replace(scored, clusters=np.zeros(59, int), cluster="video")
     with pytest.raises(InvalidConfig, match="false-discovery"):
@@ -253,13 +253,13 @@ def test_steps_are_scores_between_which_the_mean_size_grows_by_a_constant_factor
 
 
 def test_joined_queries_follow_each_other(queries):
-    first, second = (score(Constant(), LabelledResults.of(*queries(n, seed=n))) for n in (20, 13))
+    first, second = (score(Constant(), LabelledResults(*queries(n, seed=n))) for n in (20, 13))
     both = first.joined(second)
     for name in (*STORED, "match_rank", "match_score"):
         values = np.concatenate([getattr(first, name), getattr(second, name)])
         np.testing.assert_array_equal(getattr(both, name), values)
         assert getattr(both, name).dtype == getattr(first, name).dtype
-    shallow = score(Constant(), LabelledResults.of(*queries(13, seed=1, depth=5)))
+    shallow = score(Constant(), LabelledResults(*queries(13, seed=1, depth=5)))
     clustered = replace(second, clusters=np.arange(13), cluster="video")
     grouped = replace(second, groups=np.array(["a"] * 13))
     for one, other in ((first, shallow), (first, clustered), (clustered, first), (first, grouped)):

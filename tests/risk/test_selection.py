@@ -265,7 +265,7 @@ def test_reranked_is_compared_by_the_score_of_the_right_key(one_key):
 
 
 def test_fits_shared_by_images_and_labels_equal_separate_fits(one_key):
-    split = LabelledResults.of(*one_key(200, 0), one_label=True)
+    split = LabelledResults(*one_key(200, 0), one_label=True)
     fits = Fits(split)
     for kind in (Learned, MatchProbability, Reranked):
         fits.fitted(kind)

@@ -68,7 +68,7 @@ def draw_queries(n, seed):
         labels=labels,
         candidate_uncertainty=rng.gamma(2.0, size=(n, DEPTH)) - match,
     )
-    return LabelledResults.of(results, match, match.sum(axis=1) + rng.poisson(1, n))
+    return LabelledResults(results, match, match.sum(axis=1) + rng.poisson(1, n))
 
 
 @pytest.fixture(scope="session")

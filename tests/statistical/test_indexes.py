@@ -104,7 +104,7 @@ def searched(request):
     def of(name, way="at once", sizes="constant"):
         results = answered(name, way)
         n_relevant = np.bincount(labels, minlength=60)[query_labels]
-        labelled = LabelledResults.of(results, results.labels == query_labels[:, None], n_relevant)
+        labelled = LabelledResults(results, results.labels == query_labels[:, None], n_relevant)
         tuning = labelled[:TUNING]
         score_function, _ = fit_score_function(sizes, tuning, tuning.ranks)
         return score(score_function, tuning), score(score_function, labelled[TUNING:])
