@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from typing import Any
 import pytest
 from filelock import FileLock
 from mlflow import MlflowClient
+
+from rcir.risk import losses
 
 # Documents and modules whose examples use the retriever that the demo calibrates.
 DEMO_EXAMPLES = ("README.md", "api.py", "retriever.py")
@@ -123,6 +125,15 @@ def pytest_terminal_summary(
         terminalreporter.write_line(f"skipped {number}: {reason}", yellow=True)
     if slow := config.stash.get(NUMBER_OF_SLOW, 0):
         terminalreporter.write_line(f"{slow} slow tests were not run: make test-all", yellow=True)
+
+
+@pytest.fixture(autouse=True)
+def _no_further_risks() -> Iterator[None]:
+    """Remove the risks that a test or an example registered."""
+    before = dict(losses._table)
+    yield
+    losses._table.clear()
+    losses._table.update(before)
 
 
 @pytest.fixture(scope="session")

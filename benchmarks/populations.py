@@ -35,7 +35,7 @@ class World:
 
     def __init__(self, name: str, labelled: LabelledResults) -> None:
         split, rest = labelled[:SPLIT], labelled[SPLIT:]
-        self.score_function, _ = fit_score_function(name, split, split.relevant)
+        self.score_function, _ = fit_score_function(name, split.results, split.relevant)
         self.tuning, self.population = (
             score(self.score_function, part) for part in (split[:TUNING], rest)
         )

@@ -223,7 +223,7 @@ class Case:
         """Fit a score function on the tuning split."""
         split = self.split
         return fit_score_function(
-            name, split, split.relevant, ALPHAS, DELTA, risk, split.n_relevant
+            name, split.results, split.relevant, ALPHAS, DELTA, risk, split.n_relevant
         )[0]
 
     def scored(self, score_function: ScoreFunction) -> ScoredResults:

@@ -76,7 +76,7 @@ def uncertainties(
         upper.fit(profile[tuning], ranks[tuning]).predict(profile),
     )
     split = results[tuning]
-    learned = Learned.fit(split, split.relevant)
+    learned = Learned.fit(split.results, split.relevant)
     yield "learned: of the neighbourhood", learned.rank(results).selection_score
 
 

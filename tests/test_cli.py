@@ -15,6 +15,7 @@ from rcir import api
 from rcir.cli import main
 from rcir.data import DATASETS
 from rcir.retrieval.search import Searcher
+from rcir.retrieval.storage import current_version
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +148,7 @@ def test_unreadable_image_or_retriever_is_one_line(folder, image, tmp_path, caps
 
 
 def test_changed_byte_of_the_retriever_is_one_line(folder, image, capsys):
-    path = folder / "controller.safetensors"
+    path = current_version(folder) / "controller.safetensors"
     content = bytearray(path.read_bytes())
     content[-2] ^= 1
     path.write_bytes(content)

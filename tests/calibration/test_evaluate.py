@@ -82,7 +82,10 @@ def test_the_numbers_are_those_of_the_calibration_and_of_other_data(evaluated, o
     for each in (results, expected):
         assert each.pop("seconds") > 0
     quality = results.pop("quality")
-    inside, outside = outcome.test.uncertainty, rcir.load(outcome.folder).search(NOISE).uncertainty
+    inside, outside = (
+        outcome.test.results.uncertainty,
+        rcir.load(outcome.folder).search(NOISE).uncertainty,
+    )
     positive, score = np.repeat([0, 1], [len(inside), 60]), np.r_[inside, outside]
     assert quality["ood_auroc"] == pytest.approx(roc_auc_score(positive, score))
     assert quality["ood_auprc"] == pytest.approx(average_precision_score(positive, score))

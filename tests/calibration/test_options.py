@@ -256,4 +256,6 @@ def test_sizes_depend_on_the_chosen_uncertainty(trained, kind, capsys):
     assert f"the uncertainty {kind!r}" in shown
     assert ("better than chance" in shown) == (numbers["auroc_miss"] < 0.55)
     answer = rcir.load(outcome.folder).retrieve(outcome.splits.test.images[3], 0.4, 0.1)
-    assert answer.uncertainty == pytest.approx(outcome.test.uncertainty[3], rel=1e-4, abs=1e-6)
+    assert answer.uncertainty == pytest.approx(
+        outcome.test.results.uncertainty[3], rel=1e-4, abs=1e-6
+    )

@@ -266,11 +266,11 @@ def expected_numbers(case):
     retriever, test, images, gallery = case.retriever, case.test, case.images, case.gallery
     cross, outside = case.cross, case.quality.outside
     g, depth = len(gallery), retriever.depth
-    _, order = retriever.index.search(test.vectors, g)
-    np.testing.assert_array_equal(order[:, :depth], test.positions)
+    _, order = retriever.index.search(test.results.vectors, g)
+    np.testing.assert_array_equal(order[:, :depth], test.results.positions)
     rows = [row for row in range(len(images)) if cross[row].any()]
     rankings = [cross[row][order[row]] for row in rows]
-    all_uncertain = test.uncertainty
+    all_uncertain = test.results.uncertainty
     uncertainty = all_uncertain[rows]
     found, hits, precisions = {}, {}, {}
     for k in (k for k in KS if k <= depth):
@@ -299,7 +299,7 @@ def expected_numbers(case):
     right = hits[1].astype(float)
     found["auroc_miss"] = roc_auc_score(1 - right, uncertainty)
     for kind in retriever.uncertainties:  # what each of them is, tests/retrieval checks
-        judged = retriever.judged(test, kind).uncertainty[rows]
+        judged = retriever.judged(test, kind).results.uncertainty[rows]
         found[f"auroc_miss_{kind}"] = roc_auc_score(1 - right, judged)
     found["ausc"] = area(pair, right)
     found["ausc_query_only"] = area(uncertainty, right)
@@ -328,7 +328,7 @@ def expected_numbers(case):
             [vote(gallery.labels[order[row, :5]].tolist()) == images.labels[row] for row in rows]
         )
         found["knn_accuracy_gallery"] = votes.mean()
-        apart = cdist(test.vectors, test.vectors)
+        apart = cdist(test.results.vectors, test.results.vectors)
         np.fill_diagonal(apart, np.inf)
         nearest = images.labels[np.argsort(apart, axis=1, kind="stable")[:, :5]].tolist()
         votes = np.array(
@@ -338,7 +338,7 @@ def expected_numbers(case):
         found["kendall_knn"] = falling(votes, all_uncertain, lambda values, _: values.mean())
         pairs = sample_pairs(images.labels, 10_000, rng)
         matching = images.labels[pairs[:, 0]] == images.labels[pairs[:, 1]]
-        cosine = np.sum(np.prod(test.vectors[pairs].astype(float), axis=1), axis=1)
+        cosine = np.sum(np.prod(test.results.vectors[pairs].astype(float), axis=1), axis=1)
         found["verification_ap"] = average_precision_score(matching, cosine)
         found["kendall_verification"] = falling(
             matching,
@@ -425,11 +425,11 @@ def test_whole_rankings_are_of_the_first_queries(cases, monkeypatch):
     case = cases["unmatched"]
     quality = assess(case.retriever, case.test, case.images)
     assert quality.whole == 60
-    _, order = case.retriever.index.search(case.test.vectors, len(case.gallery))
+    _, order = case.retriever.index.search(case.test.results.vectors, len(case.gallery))
     rows = np.flatnonzero(case.cross.any(axis=1))[:60]
     whole = [whole_precision(case.cross[row][order[row]]) for row in rows]
     assert quality.numbers["map"] == pytest.approx(np.mean(whole))
-    expected = np.corrcoef(case.test.uncertainty[rows], whole)[0, 1]
+    expected = np.corrcoef(case.test.results.uncertainty[rows], whole)[0, 1]
     assert quality.numbers["pearson_average_precision"] == pytest.approx(expected)
 
 

@@ -1,7 +1,6 @@
 """The guarantee over random splits, each calibrated and measured by hand."""
 
 import statistics
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -40,13 +39,14 @@ def synthetic(n_calibration, n_test, score_function=MinMax, bound="binomial"):
     """Return the arguments of `resample` for queries without an encoder."""
     rng = np.random.default_rng(3)
     parts = [judged(rng, n) for n in (200, n_calibration, n_test)]
-    fitted = score_function.fit(parts[0], parts[0].ranks)
+    fitted = score_function.fit(parts[0].results, parts[0].ranks)
     rule = SetRule(fitted, *(score(fitted, part) for part in parts[:2]), bound)
     calibrated = SimpleNamespace(main=rule)
 
     def judged_by(results, uncertainty):
         assert uncertainty == "cosine"
-        return replace(results, uncertainty=results.distances[:, 0].astype(np.float64) ** 2 / 2)
+        nearest = results.results.distances[:, 0].astype(np.float64)
+        return results.with_uncertainty(nearest**2 / 2)
 
     return SimpleNamespace(require_calibration=lambda: calibrated, judged=judged_by), *parts
 
@@ -58,12 +58,14 @@ class Naive:
         rng = np.random.default_rng(0)
         n, m = len(calibration.ranks), len(test.ranks)
         self.splits = [np.split(rng.permutation(n + m), [n]) for _ in range(resampling.SPLITS)]
-        distances = np.concatenate([calibration.distances, test.distances])
-        own = np.concatenate([calibration.uncertainty, test.uncertainty])
+        distances = np.concatenate([calibration.results.distances, test.results.distances])
+        own = np.concatenate([calibration.results.uncertainty, test.results.uncertainty])
         near = distances[:, 0].astype(float) ** 2 / 2
         self.ranks = np.concatenate([calibration.ranks, test.ranks])
         fitted = retriever.require_calibration().main.score_function
-        cosine = SearchResults(tuning.distances[:, 0].astype(float) ** 2 / 2, tuning.depth)
+        cosine = SearchResults(
+            tuning.results.distances[:, 0].astype(float) ** 2 / 2, tuning.results.depth
+        )
         depth = distances.shape[1]
         self.rules = {
             fitted.name: (fitted, SearchResults(own, depth, distances)),

@@ -341,9 +341,13 @@ def test_votes_make_sets_of_places_smaller_and_better():
     set_sizes, n_matches = {}, {}
     for with_votes in (False, True):
         tuning, calibration, test = (
-            replace(labelled, votes=counts if with_votes else None) for labelled, counts in parts
+            replace(
+                labelled,
+                results=replace(labelled.results, votes=counts if with_votes else None),
+            )
+            for labelled, counts in parts
         )
-        score_function = MatchProbability.fit(tuning, tuning.relevant)
+        score_function = MatchProbability.fit(tuning.results, tuning.relevant)
         tuning, calibration, scored = (
             score(score_function, part) for part in (tuning, calibration, test)
         )

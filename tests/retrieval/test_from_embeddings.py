@@ -141,7 +141,7 @@ def test_items_match_that_share_a_label(tmp_path):
     own = rcir.Retriever.from_embeddings(GALLERY, labels=lists)
     labels = [[KINDS[label], "unheard of"] for label in QUERY_LABELS]
     found = own.search_labelled(own.labelled(QUERIES, labels))
-    expected = LABELS[found.positions] == QUERY_LABELS[:, None]
+    expected = LABELS[found.results.positions] == QUERY_LABELS[:, None]
     np.testing.assert_array_equal(found.relevant, expected)
     own.calibrate(QUERIES, labels, "quantile")
     loaded = rcir.load(own.save(tmp_path / "own"))
@@ -170,7 +170,7 @@ def test_places_match_within_a_radius(tmp_path):
     asked_at = WithinRadius(asked.astype(float), 5.5)
     own.calibrate(queries, asked_at, "quantile")
     found = own.search_labelled(own.labelled(queries, asked_at))
-    expected = np.take_along_axis(cdist(asked, places), found.positions, axis=1) <= 5.5
+    expected = np.take_along_axis(cdist(asked, places), found.results.positions, axis=1) <= 5.5
     np.testing.assert_array_equal(found.relevant, expected)
     loaded = rcir.load(own.save(tmp_path / "places"))
     assert loaded.recalibrate() == own.recalibrate()
@@ -374,10 +374,9 @@ def test_an_item_finds_neither_itself_nor_its_copies():
     itself = apart == 0
     assert itself.sum(1).tolist() == [3] * 10 + [2] * 20 + [1] * 120
     nearest = np.sort(np.where(itself, np.inf, apart), axis=1)[:, :20]
-    np.testing.assert_allclose(found.distances, nearest, rtol=1e-5)
-    np.testing.assert_allclose(
-        np.take_along_axis(apart, found.positions, axis=1), nearest, rtol=1e-9
-    )
+    np.testing.assert_allclose(found.results.distances, nearest, rtol=1e-5)
+    reached = np.take_along_axis(apart, found.results.positions, axis=1)
+    np.testing.assert_allclose(reached, nearest, rtol=1e-9)
     matches = (labels[:, None] == labels[copies]) & ~itself
     np.testing.assert_array_equal(found.n_relevant, matches.sum(1))
 
@@ -435,7 +434,7 @@ def test_the_risk_of_gallery_items_is_controlled_only_if_each_is_left_out(reques
         for name, results in (("left out", whole), ("itself", cheating)):
             calibration = rcir.risk.score(constant, results[rows[100:400]])
             threshold = rcir.risk.order_statistic(alpha, delta, calibration).threshold
-            sizes = constant.sizes(whole[rows[400:]], threshold)
+            sizes = constant.sizes(whole.results[rows[400:]], threshold)
             violated[name] += (whole.ranks[rows[400:]] > sizes).mean() > alpha
     # The 300 test items are as noisy as the calibration.
     assert violated["left out"] <= 0.25 * divisions

@@ -51,9 +51,9 @@ def test_uncertainties_are_those_by_hand(own, kind):
 
 def test_the_uncertainty_of_its_own_is_what_a_query_came_with(own):
     found = search(own, TEST)
-    np.testing.assert_array_equal(found.uncertainty, TEST.uncertainty)
+    np.testing.assert_array_equal(found.results.uncertainty, TEST.uncertainty)
     voted = own.judged(found, "vote")
-    np.testing.assert_allclose(voted.uncertainty, by_hand(TEST)["vote"])
+    np.testing.assert_allclose(voted.results.uncertainty, by_hand(TEST)["vote"])
     np.testing.assert_array_equal(own.judged(voted, "encoder").uncertainty, TEST.uncertainty)
 
 
@@ -195,9 +195,9 @@ def test_choosing_an_uncertainty_on_the_tuning_split_keeps_the_guarantee(request
 
         def sets(kind, fitted_on, measured, split=split):
             fitted = split(kind, fitted_on)
-            function = rcir.risk.Quantile.fit(fitted, fitted.ranks)
+            function = rcir.risk.Quantile.fit(fitted.results, fitted.ranks)
             certificate = rcir.risk.certify(wanted, rcir.risk.score(function, split(kind, 1)))
-            return function.sizes(split(kind, measured), certificate.threshold)
+            return function.sizes(split(kind, measured).results, certificate.threshold)
 
         kind, _ = smallest_uncertainty({k: split(k, 0) for k in noises})
         violated["tuning"] += (ranks[parts[2]] > sets(kind, 0, 2)).mean() > alpha

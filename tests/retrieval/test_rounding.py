@@ -106,7 +106,7 @@ def test_scores_of_an_image_in_other_batches_and_threads_differ_by_far_less_than
 ):
     """If its candidates have the same ranks, as they do unless two are equally near."""
     labelled, batch, others = searched(method)
-    score_function, _ = fit_score_function(name, labelled, labelled.relevant)
+    score_function, _ = fit_score_function(name, labelled.results, labelled.relevant)
 
     def values(found):
         ranking = score_function.rank(found)

@@ -31,10 +31,10 @@ def test_true_matches_are_counted_one_by_one(depth):
     gallery = np.where(GALLERY.labels == 3, 4, GALLERY.labels)
     own = build(gallery, depth=depth)
     found = search(own, replace(TEST, labels=labels))
-    assert found.positions.shape == (100, min(depth, 300))
+    assert found.results.positions.shape == (100, min(depth, 300))
     for row, label in enumerate(labels.tolist()):
         assert found.n_relevant[row] == gallery.tolist().count(label)
-        right = [gallery[position] == label for position in found.positions[row]]
+        right = [gallery[position] == label for position in found.results.positions[row]]
         assert found.relevant[row].tolist() == right
         assert found.ranks[row] == (1 + right.index(True) if any(right) else np.inf)
         assert found.groups[row] == ("hard" if TEST.uncertainty[row] > 50 else "easy")
@@ -45,7 +45,8 @@ def test_true_matches_are_counted_one_by_one(depth):
 @pytest.mark.parametrize("depth", [7, 150])
 def test_each_label_counts_once_among_distinct_labels(depth):
     found = search(build(depth=depth), TEST)
-    once = found.first_of_each_label()
+    labelled = found.first_of_each_label()
+    once = labelled.results
     for row, label in enumerate(TEST.labels.tolist()):
         seen = {}
         for rank, position in enumerate(TEST.order[row, :depth]):
@@ -53,12 +54,14 @@ def test_each_label_counts_once_among_distinct_labels(depth):
         width, columns = len(seen), list(seen.values())
         assert once.labels[row, :width].tolist() == list(seen)
         np.testing.assert_array_equal(once.positions[row, :width], TEST.order[row, columns])
-        np.testing.assert_array_equal(once.distances[row, :width], found.distances[row, columns])
+        np.testing.assert_array_equal(
+            once.distances[row, :width], found.results.distances[row, columns]
+        )
         assert (once.positions[row, width:] == -1).all()
         assert np.isposinf(once.distances[row, width:]).all()
-        assert once.relevant[row].sum() == (label in seen)
-    assert (once.n_relevant == 1).all()
-    np.testing.assert_array_equal(once.groups, found.groups)
+        assert labelled.relevant[row].sum() == (label in seen)
+    assert (labelled.n_relevant == 1).all()
+    np.testing.assert_array_equal(labelled.groups, found.groups)
     np.testing.assert_array_equal(once.uncertainty, TEST.uncertainty)
 
 
@@ -86,8 +89,7 @@ def test_attributes_of_images_name_their_groups(retriever, splits):
         lambda found: {"groups": np.array(["a"] * 99)},
         lambda found: {"groups": np.array([["a"]] * 100)},
         lambda found: {"groups": np.arange(100) % 2},
-        lambda found: {"vectors": found.vectors[:9]},
-        lambda found: {"queries": found.queries[:9]},
+        lambda found: {"results": found.results[:9]},
     ],
 )
 def test_parts_of_labelled_results_that_do_not_fit_together_are_refused(certified, change):

@@ -67,7 +67,7 @@ def test_it_is_certified_at_the_smallest_size_with_few_enough_losses(alpha, rule
     guarantee = rule.guarantee(Request(alpha, DELTA, "fewer-than-two"))
     lost = [(hits[:, k] < 2).sum() for k in range(DEPTH)]
     size = next(k for k in range(DEPTH) if binom.cdf(lost[k], 400, alpha) <= DELTA) + 1
-    assert rule.sets(draw(3, 2), guarantee)[1].tolist() == [size] * 3
+    assert rule.sets(draw(3, 2).results, guarantee)[1].tolist() == [size] * 3
     assert guarantee.bound == "binomial"
     assert "fewer than two true matches" in str(guarantee)
     assert rule.guarantee(Request(alpha, DELTA)).threshold < guarantee.threshold
@@ -98,7 +98,9 @@ def test_the_table_is_read_only_and_names_are_unique(register):
 
 def test_its_score_function_can_be_chosen_automatically(register):
     split = draw(400, 3)
-    chosen, compared = fit_score_function("auto", split, split.relevant, risk="fewer-than-two")
+    chosen, compared = fit_score_function(
+        "auto", split.results, split.relevant, risk="fewer-than-two"
+    )
     assert chosen.name in compared
     assert set(compared["constant"]) <= {0.1, 0.2, 0.3, 0.5}
 

@@ -36,7 +36,7 @@ def queries(rng, n):
 def test_candidates_beyond_count_as_misses_of_the_calibration_queries(kind, size):
     rng = np.random.default_rng(0)
     tuning, calibration, test = (queries(rng, n) for n in (300, 400, 200))
-    fitted = kind.fit(tuning, tuning.ranks)
+    fitted = kind.fit(tuning.results, tuning.ranks)
     rule = SetRule(fitted, score(fitted, tuning), score(fitted, calibration))
     scores = rule.calibration.match_score
     lost = calibration.ranks > size
@@ -55,7 +55,7 @@ def test_candidates_beyond_count_as_misses_of_the_calibration_queries(kind, size
     guarantee = rule.guarantee(request)
     assert guarantee.threshold == min(thresholds)
     assert guarantee.request == request
-    _, sizes = rule.sets(test, guarantee)
+    _, sizes = rule.sets(test.results, guarantee)
     assert sizes.max() <= size
 
 
@@ -63,7 +63,7 @@ def test_candidates_beyond_count_as_misses_of_the_calibration_queries(kind, size
 def test_the_risk_is_controlled_only_if_sets_are_cut_before_certifying():
     rng, violations, broken, draws = np.random.default_rng(1), 0, 0, 300
     tuning, population = queries(rng, 300), queries(rng, 20_000)
-    score_function = Learned.fit(tuning, tuning.ranks)
+    score_function = Learned.fit(tuning.results, tuning.ranks)
     whole = score(score_function, population)
 
     def violated(certificate):

@@ -213,7 +213,7 @@ def test_rankings_that_hold_every_key_once_are_reranked_alike(split, one_key, fi
         np.testing.assert_allclose(again.scores[i, some], every.scores[i, some], rtol=1e-6)
     labelled = LabelledResults(*split, one_label=True).first_of_each_label()
     for truth in (
-        Reranked.fit(labelled, labelled.relevant),
+        Reranked.fit(labelled.results, labelled.relevant),
         Reranked.fit(split[0], first_ranks(split[1])),
     ):
         np.testing.assert_allclose(truth.weights, fitted.weights, rtol=1e-6, atol=1e-9)
@@ -320,12 +320,12 @@ def test_the_constant_baseline_takes_the_candidates_in_the_order_of_the_sets(one
         LabelledResults(results, relevant, relevant.sum(axis=1))
         for results, relevant, *_ in (one_key(150, 0), one_key(300, 1))
     )
-    fitted = kind.fit(tuning, tuning.relevant)
+    fitted = kind.fit(tuning.results, tuning.relevant)
     rule = SetRule(fitted, score(fitted, tuning), score(fitted, calibration))
-    columns = fitted.rank(calibration).columns
-    order = np.tile(np.arange(calibration.depth), (300, 1)) if columns is None else columns
+    columns = fitted.rank(calibration.results).columns
+    order = np.tile(np.arange(calibration.results.depth), (300, 1)) if columns is None else columns
     for alpha in (0.3, 0.5):
-        for size in range(1, calibration.depth + 1):
+        for size in range(1, calibration.results.depth + 1):
             hits = [calibration.relevant[i, order[i, :size]].any() for i in range(300)]
             if binom.cdf(hits.count(False), 300, alpha) <= 0.1:
                 break

@@ -93,7 +93,7 @@ def worlds(split, everybody):
     """A world for each score function, by its name."""
 
     def world(name):
-        score_function, _ = fit_score_function(name, split, split.ranks)
+        score_function, _ = fit_score_function(name, split.results, split.ranks)
         return World(score_function, *(score(score_function, part) for part in (split, everybody)))
 
     return {name: world(name) for name in SCORE_FUNCTIONS}

@@ -61,10 +61,10 @@ def test_the_exact_risk_is_the_mean_loss_of_the_sets_of_the_population(
     thresholds = np.quantile(
         population.scores[np.isfinite(population.scores)], [0, 0.2, 0.5, 0.9], method="lower"
     )
-    relevant = score_function.rank(everybody).take(everybody.relevant)
+    relevant = score_function.rank(everybody.results).take(everybody.relevant)
     exact = true_risk(population, risk)(thresholds)
     for threshold, risk_at_threshold in zip(thresholds, exact, strict=True):
-        sizes = score_function.sizes(everybody, threshold)
+        sizes = score_function.sizes(everybody.results, threshold)
         hits = (relevant & (np.arange(relevant.shape[1]) < sizes[:, None])).sum(axis=1)
         share = {
             "miss": hits > 0,
@@ -109,9 +109,9 @@ def test_the_certified_risk_below_alpha_holds_and_is_not_too_large(
 def test_the_risk_of_sets_of_distinct_labels_holds(
     split, everybody, draws, thresholds_of, true_risk, excess, kind
 ):
-    tuning, results = split.first_of_each_label(), everybody.first_of_each_label()
-    score_function, _ = fit_score_function(kind, tuning, tuning.ranks)
-    population = score(score_function, results)
+    tuning, labelled = split.first_of_each_label(), everybody.first_of_each_label()
+    score_function, _ = fit_score_function(kind, tuning.results, tuning.ranks)
+    population, results = score(score_function, labelled), labelled.results
     thresholds = thresholds_of(at(0.1), calibrations(population, draws(N)))
     assert excess(true_risk(population, "miss")(thresholds) > 0.1, DELTA) <= 3
     sizes = score_function.sizes(results, np.nanmedian(thresholds))
@@ -139,11 +139,11 @@ def test_scaling_by_the_range_of_each_batch_would_be_noticed(
 ):
     def certify(row):
         batch = everybody[row]
-        of_batch = MinMax.fit(batch, batch.ranks)  # fitted on the calibration queries
-        return at(ALPHA)(score_ranks(of_batch, batch, batch.ranks))
+        of_batch = MinMax.fit(batch.results, batch.ranks)  # fitted on the calibration queries
+        return at(ALPHA)(score_ranks(of_batch, batch.results, batch.ranks))
 
     thresholds = thresholds_of(certify, draws(N))
-    of_test_batch = MinMax.fit(everybody, everybody.ranks)
+    of_test_batch = MinMax.fit(everybody.results, everybody.ranks)
     risk = true_risk(score(of_test_batch, everybody), "miss")
     assert excess(risk(thresholds) > ALPHA, DELTA) > 3
 
@@ -157,7 +157,7 @@ def few(queries):
 def exceeds(batch, few, score_function, alpha=0.15):
     """Return True if the true risk of the certified sets is above alpha."""
     try:
-        threshold = at(alpha)(score_ranks(score_function, batch, batch.ranks))
+        threshold = at(alpha)(score_ranks(score_function, batch.results, batch.ranks))
     except RiskUnattainable:
         return False
     population = score(score_function, few)
@@ -167,7 +167,7 @@ def exceeds(batch, few, score_function, alpha=0.15):
 
 def test_the_risk_holds_for_any_choice_on_the_tuning_split(queries, few, draws, excess):
     splits = [queries(60, seed) for seed in range(100, 140)]  # so few that the choice varies
-    chosen = [fit_score_function("auto", split, split.ranks)[0] for split in splits]
+    chosen = [fit_score_function("auto", split.results, split.ranks)[0] for split in splits]
     assert len({score_function.name for score_function in chosen}) >= 3
     rows = enumerate(draws(60, size=1_000))
     failed = [exceeds(few[row], few, chosen[draw % len(chosen)]) for draw, row in rows]
@@ -178,8 +178,8 @@ def test_a_score_function_fitted_on_the_calibration_queries_would_be_noticed(
     queries, few, draws, excess
 ):
     split = queries(60, seed=4)
-    honest = Learned.fit(split, split.ranks)
+    honest = Learned.fit(split.results, split.ranks)
     batches = [few[row] for row in draws(60, size=1_000)]
     assert excess([exceeds(batch, few, honest) for batch in batches], DELTA) <= 3
-    refitted = [exceeds(batch, few, Learned.fit(batch, batch.ranks)) for batch in batches]
+    refitted = [exceeds(batch, few, Learned.fit(batch.results, batch.ranks)) for batch in batches]
     assert excess(refitted, DELTA) > 3

@@ -106,7 +106,7 @@ def searched(request):
         n_relevant = np.bincount(labels, minlength=60)[query_labels]
         labelled = LabelledResults(results, results.labels == query_labels[:, None], n_relevant)
         tuning = labelled[:TUNING]
-        score_function, _ = fit_score_function(sizes, tuning, tuning.ranks)
+        score_function, _ = fit_score_function(sizes, tuning.results, tuning.ranks)
         return score(score_function, tuning), score(score_function, labelled[TUNING:])
 
     return of

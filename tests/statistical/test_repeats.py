@@ -46,7 +46,7 @@ def overlapping(queries, draws):
     repeated, distinct = [], []
     for tuned, drawn in zip(draws(n, 5, 1_000, 2), draws(n, 6, 1_000, 2), strict=True):
         split = images[tuned]
-        scores = Learned.fit(split, split.ranks).match_scores(images, images.ranks)
+        scores = Learned.fit(split.results, split.ranks).match_scores(images.results, images.ranks)
         others = np.setdiff1d(np.arange(1_000), tuned)
         repeated.append(exceeds(scores[tuned], scores))
         distinct.append(exceeds(scores[np.intersect1d(drawn, others)], scores[others]))
@@ -84,7 +84,7 @@ def test_calibration_queries_that_are_in_the_gallery_would_be_noticed(
     """Their match, the same image, is at rank 1."""
     world = worlds["minmax"]
     in_gallery = np.random.default_rng(7).uniform(size=(len(draws(N)), N)) < share
-    ranked_first = world.score_function.match_scores(everybody, np.ones(len(everybody)))
+    ranked_first = world.score_function.match_scores(everybody.results, np.ones(len(everybody)))
     scores = np.where(in_gallery, ranked_first[draws(N)], world.population.match_score[draws(N)])
     assert excess(risk(thresholds(scores)) > ALPHA, DELTA) > 3
     if share < 1:

@@ -90,7 +90,7 @@ def test_a_mean_over_n_instead_of_n_plus_one_would_be_noticed(
 @pytest.fixture(scope="module")
 def night(everybody):
     """The group of each query of the population; night queries are harder."""
-    dark = everybody.uncertainty > np.quantile(everybody.uncertainty, 0.6)
+    dark = everybody.results.uncertainty > np.quantile(everybody.results.uncertainty, 0.6)
     return np.where(dark, "night", "day")
 
 

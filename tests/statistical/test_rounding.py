@@ -159,7 +159,7 @@ def in_both_splits(everybody, drawn):
     def in_both_splits():
         failed = np.zeros(DRAWS, bool)
         for draw, (rows, tuning, calibration) in enumerate(drawn):
-            ranks, uncertainty = everybody.ranks[rows], everybody.uncertainty[rows]
+            ranks, uncertainty = everybody.ranks[rows], everybody.results.uncertainty[rows]
             score_function = Quantile(np.sort(uncertainty[tuning]))
             scored = score_ranks(score_function, SearchResults(uncertainty, DEPTH), ranks)
             try:
