@@ -228,7 +228,7 @@ def with_row_7(value):
         ({"vectors": GALLERY[[7] * 300], "leave_one_out": True}, "nothing"),
         ({"ids": named(299)}, "299"),
         ({"ids": ["twice"] * 2 + named(298)}, "twice"),
-        ({"ids": list(range(300))}, "texts"),
+        ({"ids": list(range(300))}, "strings"),
         ({"labels": LABELS[:7]}, "7 relevance"),
         ({"labels": LABELS / 2}, "whole numbers"),
         ({"labels": [*KINDS[LABELS[:299]], 5]}, "whole numbers"),

@@ -62,8 +62,8 @@ def state(retriever):
         ("ab", "str"),
         (None, "NoneType"),
         (["a"], "one id per image"),
-        (["a", 3], "texts"),
-        (np.array([[1, 2], [3, 4]]), "texts"),
+        (["a", 3], "strings"),
+        (np.array([[1, 2], [3, 4]]), "strings"),
     ],
     ids=str,
 )
