@@ -1,4 +1,4 @@
-"""Digests of all that a calibration depends on."""
+"""Digests of everything that a calibration depends on."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 
 
 class Fingerprints:
-    """Digests of encoder, preprocessing, gallery and index; computed once per change.
+    """Digests of encoder, preprocessing, gallery and index, recomputed only after a change.
 
-    A change in memory is noticed where a part is replaced, the index has another version, torch
-    writes to a weight or replaces its memory (as a change of precision does), or a forward hook
-    comes or goes; not where a weight is written to behind torch's back (`.data`, NumPy views).
+    A change in memory is detected if a part is replaced, the version of the index changes, torch
+    writes to a weight or replaces its memory (as a change of precision does), or a forward hook is
+    added or removed. Writes to a weight that torch does not count are not detected (`.data`, NumPy
+    views).
     """
 
     def __init__(self) -> None:
         # Parts, counts, tensors (which keep their addresses while they are referred to) and
-        # digests, replaced in one assignment: several threads may ask.
+        # digests, replaced in one assignment, because several threads may request them.
         self._last: tuple[list[object], list[object], list[Tensor], dict[str, str]] | None = None
 
     def of(
@@ -40,13 +41,17 @@ class Fingerprints:
         gallery: Gallery,
         options: VectorOptions,
     ) -> dict[str, str]:
-        """The digests, by what they are of; those of an encoder only if there is one."""
+        """Return the digests by the name of the part.
+
+        With an encoder these are "gallery", "index", "encoder" and "preprocessing"; without one,
+        "options" replaces the last two.
+        """
         parts: list[object] = [encoder, preprocessing, index, gallery, options]
         weights, hooks = ([], []) if encoder is None else encoder.parts()
         parts += hooks
-        # Torch counts its writes to a tensor.
+        # Torch counts its writes to a tensor in `_version`.
         counts: list[object] = [index.version, len(parts)]
-        counts += [number for values in weights for number in (values._version, values.data_ptr())]
+        counts += [count for weight in weights for count in (weight._version, weight.data_ptr())]
         last = self._last
         if last is not None and last[1] == counts and all(map(operator.is_, last[0], parts)):
             return last[3]
@@ -56,10 +61,10 @@ class Fingerprints:
             fingerprints["preprocessing"] = _digest(preprocessing)
         else:
             fingerprints["options"] = _digest(options)
-        self._last = parts, counts, [values.data for values in weights], fingerprints
+        self._last = parts, counts, [weight.data for weight in weights], fingerprints
         return fingerprints
 
 
-def _digest(described: Preprocessing | VectorOptions) -> str:
-    plain = json.dumps(asdict(described), sort_keys=True)
+def _digest(options: Preprocessing | VectorOptions) -> str:
+    plain = json.dumps(asdict(options), sort_keys=True)
     return hashlib.sha256(plain.encode()).hexdigest()

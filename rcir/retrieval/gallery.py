@@ -22,24 +22,24 @@ from rcir.embedding import Embedding
 from rcir.errors import InvalidData
 from rcir.inputs import as_numpy
 
-MISSING = ("", "None", "nan", "<NA>", "NaT")  # values of an attribute that name no template
+MISSING_VALUES = ("", "None", "nan", "<NA>", "NaT")  # attribute values for "no template name"
 
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """n images, in the order of the index; copies that nobody can write to.
+    """n gallery items in the order of the index, as read-only copies.
 
     Attributes:
-        ids: (n,) names, texts.
-        norms: (n,) float32, lengths of their vectors.
-        relevance: which queries match them; None if that is not known.
-        uncertainty: (n,) of an encoder that states it; or None.
-        digests: (n,) see `rcir.data.digests`; of templates (n, m), see
-            `template_digests`; or None.
-        items: embeddings, for an encoder that re-ranks by them; or None.
+        ids: (n,) names, strings.
+        norms: (n,) float32, lengths of the vectors.
+        relevance: which queries match the items; None if unknown.
+        uncertainty: (n,) uncertainties from the encoder or passed with the vectors; or None.
+        digests: digests of the images or vectors, see `rcir.data.digests`, (n,), or for templates
+            (n, m), see `template_digests`; or None.
+        items: embeddings, for an encoder that re-ranks with them; or None.
 
     Raises:
-        InvalidData: they are not as many of each, or not numbers.
+        InvalidData: lengths differ, or norms or uncertainties are not finite numbers.
     """
 
     ids: NDArray[np.object_]
@@ -50,14 +50,12 @@ class Gallery:
     items: Embedding | None = None
 
     def __post_init__(self) -> None:
-        for name, kind in (
-            *(("ids", object), ("norms", np.float32)),
-            *(("uncertainty", np.float64), ("digests", np.bytes_)),
-        ):
+        dtypes = {"ids": object, "norms": np.float32, "uncertainty": np.float64, "digests": bytes}
+        for name, dtype in dtypes.items():
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, _read_only(np.array(getattr(self, name), kind)))
+                object.__setattr__(self, name, _read_only(np.array(getattr(self, name), dtype)))
         if self.relevance is not None:
-            object.__setattr__(self, "relevance", _own(self.relevance))
+            object.__setattr__(self, "relevance", _read_only_copy(self.relevance))
         lengths = {
             field.name: len(getattr(self, field.name))
             for field in fields(self)
@@ -65,139 +63,155 @@ class Gallery:
         }
         if set(lengths.values()) != {len(self.ids)}:
             raise InvalidData(
-                f"{len(self.ids)} gallery images: "
+                "the gallery has "
                 + ", ".join(f"{count} {name}" for name, count in lengths.items())
-                + "; give one each"
+                + ": pass one of each per item"
             )
         for name in ("norms", "uncertainty"):
             values = getattr(self, name)
             if values is not None and (values.ndim != 1 or not np.isfinite(values).all()):
-                raise InvalidData(f"{name} of the gallery images: some are NaN or infinite")
+                raise InvalidData(
+                    f"{name} of the gallery has shape {values.shape}; expected one number for each "
+                    "item, not NaN or infinite"
+                )
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def labels(self) -> NDArray[np.int64] | None:
-        """(n,) if images match by having the same."""
+        """The labels (n,) of the items; None unless items match by having the same label."""
         return self.relevance.labels if isinstance(self.relevance, SameLabel) else None
 
     def relevance_for(self, queries: Relevance | None) -> Relevance:
-        """The relevance, which is of the kind of the queries'.
+        """Return the relevance of the items, if it is of the same kind as that of the queries.
 
         Raises:
-            InvalidData: it is not, or not known.
+            InvalidData: the kinds differ, or the relevance is unknown.
         """
-        if self.relevance is None:
-            raise InvalidData("the gallery has no labels: what is a true match cannot be told")
-        require_same_kind(queries, self.relevance)
-        return self.relevance
+        relevance = self._known_relevance()
+        require_same_kind(queries, relevance)
+        return relevance
 
     def query_relevance(
         self, labels: object, names: dict[int, str]
     ) -> tuple[Relevance, dict[int, str]]:
-        """The relevance of queries, and the names of all labels, see `rcir.data.labelling`."""
+        """Return the relevance of queries and the names of all labels, see `rcir.data.labelling`.
+
+        Raises:
+            InvalidData: the labels do not suit the gallery, or its relevance is unknown.
+        """
+        return query_relevance(labels, self._known_relevance(), names)
+
+    def _known_relevance(self) -> Relevance:
         if self.relevance is None:
-            raise InvalidData("the gallery has no labels: what is a true match cannot be told")
-        return query_relevance(labels, self.relevance, names)
+            raise InvalidData(
+                "the gallery has no labels, so true matches are unknown: build it with labels"
+            )
+        return self.relevance
 
     @cached_property
     def by_digest(self) -> tuple[NDArray[np.bytes_], NDArray[np.int64]]:
-        """The digests, ascending, and the position of each."""
+        """The digests in ascending order, and the position of each; `InvalidData` without any."""
         if self.digests is None:
-            raise InvalidData("the digests of the gallery images are not known")
+            raise InvalidData("the gallery has no digests of its items: pass `digests`")
         order = np.argsort(self.digests, kind="stable")
         return self.digests[order], order
 
     @cached_property
     def copies(self) -> int:
-        """How many images the one with most copies stands for, itself among them."""
+        """The largest number of items with the same digest, at least 1."""
         return int(np.unique(self.by_digest[0], return_counts=True)[1].max(initial=1))
 
     def digest(self) -> str:
-        """Of all that an answer may depend on."""
-        found = hashlib.sha256(json.dumps(self.ids.tolist()).encode())
-        facts = {} if self.relevance is None else self.relevance.arrays()
+        """Return a SHA-256 digest of everything in the gallery that an answer may depend on."""
+        sha256 = hashlib.sha256(json.dumps(self.ids.tolist()).encode())
+        arrays = {} if self.relevance is None else self.relevance.arrays()
         if self.uncertainty is not None:
-            facts = facts | {"uncertainty": self.uncertainty}
+            arrays = arrays | {"uncertainty": self.uncertainty}
         if self.items is not None:
-            facts = facts | self.items.arrays()
+            arrays = arrays | self.items.arrays()
         if (self.norms != 1).any():
-            facts = facts | {"norms": self.norms}
-        for name, values in facts.items():
-            found.update(name.encode() + values.tobytes())
-        return found.hexdigest()
+            arrays = arrays | {"norms": self.norms}
+        for name, values in arrays.items():
+            sha256.update(name.encode() + values.tobytes())
+        return sha256.hexdigest()
 
     def joined(self, others: Gallery) -> Gallery:
-        """These images, then others of which as much is known; what more is known is left out."""
+        """Return these items, then others; attributes that only the others have are dropped.
+
+        Raises:
+            InvalidData: only these items have uncertainties, or the kinds of relevance differ.
+        """
         if self.uncertainty is not None and others.uncertainty is None:
-            raise InvalidData("the gallery has uncertainties: give those of the images to add")
+            raise InvalidData("the gallery has uncertainties: pass those of the new images")
 
         def both(name: str) -> Any:
             values, further = getattr(self, name), getattr(others, name)
             return None if values is None else np.concatenate([values, further])
 
         return Gallery(
-            *(both("ids"), both("norms")),
-            None if self.relevance is None else self.relevance.joined(others.relevance),
-            both("uncertainty"),
-            None if self.digests is None else _digests(self.digests, others.digests),
-            None
+            ids=both("ids"),
+            norms=both("norms"),
+            relevance=None if self.relevance is None else self.relevance.joined(others.relevance),
+            uncertainty=both("uncertainty"),
+            digests=None if self.digests is None else _joined(self.digests, others.digests),
+            items=None
             if self.items is None or others.items is None
             else Embedding.concatenate([self.items, others.items]),
         )
 
     def subset(self, rows: NDArray[np.int64]) -> Gallery:
-        """Some of the images, in that order."""
+        """Return the items of some rows, in that order."""
 
-        def some(values: Any) -> Any:
+        def selected(values: Any) -> Any:
             return None if values is None else values[rows]
 
         return replace(
             self,
-            ids=some(self.ids),
-            norms=some(self.norms),
+            ids=selected(self.ids),
+            norms=selected(self.norms),
             relevance=None if self.relevance is None else self.relevance.subset(rows),
-            uncertainty=some(self.uncertainty),
-            digests=some(self.digests),
-            items=some(self.items),
+            uncertainty=selected(self.uncertainty),
+            digests=selected(self.digests),
+            items=selected(self.items),
         )
 
-    def new_ids(self, given: object, images: int) -> NDArray[np.object_]:
-        """Ids of images to add.
+    def new_ids(self, ids: object, images: int) -> NDArray[np.object_]:
+        """Return the ids of a number of images to add as an array.
 
         Raises:
-            InvalidData: they are not as many texts as there are images, all different from each
-                other and from those known.
+            InvalidData: there is not one string per image, two ids are equal, or an id is already
+                in the gallery.
         """
-        ids = _listed(given)
-        if len(ids) != images:
-            raise InvalidData(f"{images} images, {len(ids)} ids: give one id per image")
-        if wrong := [name for name in ids if not isinstance(name, str)]:
+        names = _as_list(ids)
+        if len(names) != images:
+            raise InvalidData(f"got {len(names)} ids for {images} images: pass one id per image")
+        if others := [name for name in names if not isinstance(name, str)]:
             raise InvalidData(
-                f"{len(wrong)} ids are no texts ({wrong[0]!r} is a {type(wrong[0]).__name__}): "
-                "give each image a text"
+                f"{len(others)} ids are not strings ({others[0]!r} is of type "
+                f"{type(others[0]).__name__}): pass a string for each image"
             )
-        there = set(self.ids.tolist())
-        if taken := [name for name in ids if name in there]:
+        gallery_ids = set(self.ids.tolist())
+        if duplicates := [name for name in names if name in gallery_ids]:
             raise InvalidData(
-                f"{len(taken)} of {len(ids)} ids are those of gallery images already "
-                f"({_some(taken)}): `remove` these first, or give other ids"
+                f"{len(duplicates)} of {len(names)} ids are already in the gallery "
+                f"({_abbreviated(duplicates)}): `remove` these first, or choose other ids"
             )
-        if repeated := [name for name, times in Counter(ids).items() if times > 1]:
-            raise InvalidData(f"ids stand more than once ({_some(repeated)}): give different ones")
-        return np.array(ids, object)
+        if repeated := [name for name, count in Counter(names).items() if count > 1]:
+            raise InvalidData(f"ids occur more than once: {_abbreviated(repeated)}")
+        return np.array(names, object)
 
-    def positions(self, given: object) -> NDArray[np.int64]:
-        """Positions (m,) of images by their ids, ascending, each once.
+    def positions(self, ids: object) -> NDArray[np.int64]:
+        """Return the positions (m,) of items by their ids, ascending, each once.
 
         Raises:
-            InvalidData: some are none's.
+            InvalidData: some ids are not in the gallery.
         """
-        asked = set(_listed(given))
-        if absent := sorted(map(repr, asked.difference(self.ids.tolist()))):
-            raise InvalidData(f"{len(absent)} ids are of no gallery image: {_some(absent)}")
-        return np.flatnonzero([name in asked for name in self.ids.tolist()])
+        names = set(_as_list(ids))
+        if absent := sorted(map(repr, names.difference(self.ids.tolist()))):
+            raise InvalidData(f"{len(absent)} ids are not in the gallery: {_abbreviated(absent)}")
+        return np.flatnonzero([name in names for name in self.ids.tolist()])
 
     def new_relevance(
         self,
@@ -206,17 +220,18 @@ class Gallery:
         names: dict[int, str],
         numbered: bool = False,
     ) -> tuple[Relevance | None, dict[int, str]]:
-        """The relevance of images to add, and the names of all labels.
+        """Return the relevance of images to add, and the names of all labels.
 
         Args:
-            labels: of the kind that the gallery's are, see `rcir.data.labelling`; or a `Relevance`.
-            ids: of the images to add.
-            names: of the gallery's labels.
+            labels: labels of the kind that the gallery has, see `rcir.data.labelling`; or a
+                `Relevance`.
+            ids: ids of the images to add.
+            names: names of the gallery's labels, by label.
             numbered: see `rcir.data.labelling.added_relevance`.
 
         Raises:
-            InvalidData: the gallery knows of no labels and some are given, or the other way round;
-                or they are of another number, type or kind.
+            InvalidData: only the gallery or only the images have labels; or the number, type or
+                kind of the labels is wrong.
         """
         if isinstance(self.relevance, MatchTable) and labels is None:
             first = self.relevance.labels.shape[1]
@@ -224,46 +239,46 @@ class Gallery:
         if self.relevance is None or labels is None:
             if self.relevance is labels:
                 return None, names
-            known = "none" if self.relevance is None else f"them ({type(self.relevance).__name__})"
-            raise InvalidData(f"give labels if and only if the gallery has labels: it has {known}")
+            kind = "none" if self.relevance is None else f"some ({type(self.relevance).__name__})"
+            raise InvalidData(f"pass labels if and only if the gallery has labels; it has {kind}")
         return added_relevance(labels, len(ids), self.relevance, names, numbered)
 
 
-def _own(relevance: Relevance) -> Relevance:
-    """A copy that nobody else can write to."""
-    own = relevance_of(
+def _read_only_copy(relevance: Relevance) -> Relevance:
+    """Return a copy whose arrays cannot be written to."""
+    copy = relevance_of(
         {name: _read_only(values.copy()) for name, values in relevance.arrays().items()}
     )
-    if isinstance(own, SharedLabel):  # its matrix has arrays of its own
-        for values in (own.labels.data, own.labels.indices, own.labels.indptr):
+    if isinstance(copy, SharedLabel):  # its sparse matrix has further arrays
+        for values in (copy.labels.data, copy.labels.indices, copy.labels.indptr):
             _read_only(values)
-    return own
+    return copy
 
 
-def _digests(digests: NDArray[np.bytes_], further: NDArray[np.bytes_] | None) -> NDArray[np.bytes_]:
-    """Of images, then of others, any of which may be templates of several pictures."""
+def _joined(digests: NDArray[np.bytes_], further: NDArray[np.bytes_] | None) -> NDArray[np.bytes_]:
+    """Return the digests of items, then those of others; either may be templates, (n, m)."""
     assert further is not None
     parts = [each.reshape(len(each), -1) for each in (digests, further)]
-    found = np.zeros((len(digests) + len(further), max(each.shape[1] for each in parts)), "S32")
-    found[: len(digests), : parts[0].shape[1]] = parts[0]
-    found[len(digests) :, : parts[1].shape[1]] = parts[1]
-    return found[:, 0] if digests.ndim == further.ndim == 1 else found
+    joined = np.zeros((len(digests) + len(further), max(each.shape[1] for each in parts)), "S32")
+    joined[: len(digests), : parts[0].shape[1]] = parts[0]
+    joined[len(digests) :, : parts[1].shape[1]] = parts[1]
+    return joined[:, 0] if digests.ndim == further.ndim == 1 else joined
 
 
 def _read_only(values: NDArray[Any]) -> NDArray[Any]:
-    """Calibration depends on it."""
+    """Make an array read-only, because calibration depends on it, and return it."""
     values.setflags(write=False)
     return values
 
 
-def _listed(ids: object) -> list[Any]:
+def _as_list(ids: object) -> list[Any]:
     ids = as_numpy(ids)
     if isinstance(ids, str) or not isinstance(ids, Sequence | np.ndarray):
-        raise InvalidData(f"ids is a {type(ids).__name__}: give a list of texts")
+        raise InvalidData(f"ids is of type {type(ids).__name__}: pass a list of strings")
     return list(ids)
 
 
-def _some(names: Sequence[str]) -> str:
+def _abbreviated(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + ", ..." * (len(names) > 3)
 
 
@@ -273,16 +288,16 @@ def templates_of(images: ImageSet, attribute: str) -> tuple[ImageSet, NDArray[np
     A template is a gallery item that stands for several images of one thing.
 
     Args:
-        images: n of them.
+        images: n images.
         attribute: the attribute that names the template of each image.
 
     Returns:
-        The first image of each template, in the order of the images, under the template's name and
-        with its relevance; and (n,) the number of each image's template.
+        The first image of each template, in the order of the images, with the name of the template
+        as its id; and the number (n,) of each image's template.
 
     Raises:
-        InvalidData: there is no such attribute, an image has none, or images of one template match
-            different queries.
+        InvalidData: the images do not have the attribute, it is missing for some images, or images
+            of one template match different queries.
 
     Example:
         >>> images = ImageSet(
@@ -297,10 +312,10 @@ def templates_of(images: ImageSet, attribute: str) -> tuple[ImageSet, NDArray[np
         names = ", ".join(images.attributes) or "none"
         raise InvalidData(f"the gallery has no attribute {attribute!r}; it has {names}")
     values = images.attributes[attribute].astype(str)
-    if nameless := int(np.isin(values, MISSING).sum()):
+    if missing := int(np.isin(values, MISSING_VALUES).sum()):
         raise InvalidData(
-            f"{nameless} images of the gallery have no {attribute}: name the template of each; an "
-            "image that stands alone can have its own id"
+            f"{missing} gallery images have no {attribute}: name the template of each image; for a "
+            "template of one image, its id will do"
         )
     templates, first, number = np.unique(values, return_index=True, return_inverse=True)
     order = np.argsort(first)
@@ -315,11 +330,12 @@ def template_digests(
     """Return the digests of the images of each template.
 
     Args:
-        digests: (n,) of the images, see `rcir.data.digests`.
-        template: (n,) the template of each, numbered from 0 on.
+        digests: (n,) digests of the images, see `rcir.data.digests`.
+        template: (n,) template of each image, numbered from 0.
 
     Returns:
-        (number of templates, m), empty where a template has fewer than m images.
+        (number of templates, m) digests, m for the largest template; empty in the last columns of
+        smaller ones.
 
     Example:
         >>> template_digests(np.array([b"a", b"b", b"c"]), np.array([0, 1, 0])).tolist()
@@ -327,24 +343,24 @@ def template_digests(
     """
     counts = np.bincount(template)
     order = np.argsort(template, kind="stable")
-    place = np.arange(len(template)) - np.repeat(np.cumsum(counts) - counts, counts)
+    column = np.arange(len(template)) - np.repeat(np.cumsum(counts) - counts, counts)
     by_template = np.zeros((len(counts), counts.max()), digests.dtype)
-    by_template[template[order], place] = digests[order]
+    by_template[template[order], column] = digests[order]
     return by_template
 
 
 def _check_templates(images: ImageSet, attribute: str, first: NDArray[np.int64]) -> None:
-    """Raise `InvalidData` unless each image matches what the first of its template matches."""
+    """Raise `InvalidData` if an image and the first image of its template match differently."""
     if _same_relevance(images, images.subset(first)):
         return
-    for row, of_template in enumerate(first.tolist()):
-        image, other = images.subset(np.array([row])), images.subset(np.array([of_template]))
+    for row, first_row in enumerate(first.tolist()):
+        image, other = images.subset(np.array([row])), images.subset(np.array([first_row]))
         if _same_relevance(image, other):
             continue
         raise InvalidData(
             f"{image.ids[0]} and {other.ids[0]} are images of one template "
-            f"({attribute} {image.attributes[attribute][0]}), and match different queries: give "
-            "images of a template the same label, or name templates by another attribute"
+            f"({attribute} {image.attributes[attribute][0]}) but match different queries: give all "
+            "images of a template the same label, or choose another attribute for templates"
         )
 
 

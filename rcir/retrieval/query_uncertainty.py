@@ -1,4 +1,4 @@
-"""The uncertainties of queries: stated by the encoder, or seen in what was retrieved."""
+"""Uncertainties of queries: stated by the encoder, or computed from the search results."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rcir.risk import SearchResults
 if TYPE_CHECKING:
     from rcir.encoders.base import Encoder
 
-NEAREST = 10  # candidates whose places, or whose ranks by several draws, are compared
+COMPARED_CANDIDATES = 10  # first candidates that "spread" and "overlap" depend on
 
 
 class Search(Protocol):
-    """What an uncertainty may depend on besides search results; a `Searcher` is one."""
+    """The parts of a search that an uncertainty may depend on; a `Searcher` has them."""
 
     encoder: Encoder | None
     index: Index
@@ -36,42 +36,45 @@ class Search(Protocol):
 
 @dataclass(frozen=True)
 class QueryUncertainty:
-    """One kind of uncertainty, larger is less certain.
+    """One kind of query uncertainty; larger is less certain.
 
     Attributes:
-        title: for reports.
-        known: whether a searcher can tell it.
-        of: (n,) of the queries of search results.
-        by_draws: whether it takes all that the encoder says of the queries, see `draw_columns`.
+        title: description for reports.
+        available: returns True if the uncertainty can be computed for a searcher.
+        of: computes the uncertainties (n,) of the n queries of search results.
+        by_draws: True if it needs the complete embeddings of the queries, see `draw_columns`.
     """
 
     title: str
-    known: Callable[[Search], bool]
+    available: Callable[[Search], bool]
     of: Callable[[Search, SearchResults], NDArray[np.float64]]
     by_draws: bool = False
 
 
 def stated_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.float64]:
-    """(n,) of the encoder, or that vectors came with; without one, `cosine_uncertainty`."""
-    own: NDArray[np.float64] | None = results.require("queries").uncertainty
-    return cosine_uncertainty(searcher, results) if own is None else own
+    """Return the uncertainties (n,) from the encoder or passed with the vectors.
+
+    Without any, return `cosine_uncertainty`.
+    """
+    stated: NDArray[np.float64] | None = results.require("queries").uncertainty
+    return cosine_uncertainty(searcher, results) if stated is None else stated
 
 
 def cosine_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.float64]:
-    """(n,) one minus the cosine to the nearest item."""
+    """Return one minus the cosine to the nearest item, (n,)."""
     vectors = results.require("vectors")
-    if searcher.gallery.items is not None:  # ranked anew
+    if searcher.gallery.items is not None:  # after re-ranking, the nearest item may not be first
         return searcher.nearest(vectors, 1)[2]
     nearest = searcher.gallery.norms[results.require("positions")[:, 0]]
     return one_minus_cosine(results.require("distances")[:, 0], lengths(vectors), nearest)
 
 
 def gap_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.float64]:
-    """(n,) distance of the first candidate over that of the first with another label, in [0, 1].
+    """Return the ratio (n,) of the distances to the nearest candidates of the first two labels.
 
-    The ratio test of Lowe ("Distinctive image features from scale-invariant keypoints", IJCV 2004).
-    Without labels, over that of the second candidate; 0 where there is no other. Of candidates that
-    the encoder re-ranked, both are its own distances.
+    The ratio test of Lowe ("Distinctive image features from scale-invariant keypoints", IJCV 2004);
+    the ratio is in [0, 1]. Without labels, it compares the first two candidates; without a second
+    one, it is 0. If the encoder re-ranks, both are distances of the encoder.
     """
     distances = np.asarray(results.require("distances"), np.float64)
     others = np.arange(results.depth) > 0
@@ -80,71 +83,75 @@ def gap_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.floa
     second = np.where(others & results.is_candidate, distances, np.inf).min(axis=1)
     with np.errstate(invalid="ignore"):
         ratio = distances[:, 0] / second
-    return np.where(second > 0, ratio, 1.0)  # 0 / 0: neither is nearer
+    return np.where(second > 0, ratio, 1.0)  # both distances are 0: neither is nearer
 
 
 def vote_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.float64]:
-    """(n,) one minus the share of the first 30 candidates that match the first one."""
+    """Return one minus the share of the first 30 candidates that match the first one, (n,)."""
     return results.vote_uncertainty()
 
 
 def spread_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.float64]:
-    """(n,) root mean square distance of the places of the first 10 candidates from their mean.
+    """Return the root mean square distance of the first 10 locations from their mean, (n,).
 
     After Zaffar, Nan and Kooij, "On the estimation of image-matching uncertainty in visual place
     recognition" (CVPR 2024), without their weights.
     """
     assert isinstance(searcher.gallery.relevance, WithinRadius)
-    near = results.require("positions")[:, :NEAREST]
-    there = (near >= 0)[:, :, None]
-    places = searcher.gallery.relevance.places[near]
-    steps = places - places.mean(axis=1, keepdims=True, where=there)
-    squared: NDArray[np.float64] = np.square(steps).sum(axis=2).mean(axis=1, where=there[:, :, 0])
+    positions = results.require("positions")[:, :COMPARED_CANDIDATES]
+    is_candidate = positions >= 0
+    places = searcher.gallery.relevance.places[positions]
+    steps = places - places.mean(axis=1, keepdims=True, where=is_candidate[:, :, None])
+    squared: NDArray[np.float64] = np.square(steps).sum(axis=2).mean(axis=1, where=is_candidate)
     return np.sqrt(squared)
 
 
 def can_draw(searcher: Search) -> bool:
-    """Whether several draws of a query can rank its candidates, see `draw_columns`."""
+    """Return True if several draws of a query can rank its candidates, see `draw_columns`."""
     if searcher.encoder is None or not searcher.encoder.draws:
         return False
     return searcher.gallery.items is not None or isinstance(searcher.index, HoldsVectors)
 
 
 def draw_columns(searcher: Search, results: SearchResults, nearest: int) -> NDArray[np.int64]:
-    """(n, t, nearest) which of the first 30 candidates t draws of each query find nearest.
+    """Rank the first 30 candidates of each query by t draws of its embedding.
 
     Args:
-        searcher: that `can_draw`.
-        results: of n queries of it.
-        nearest: number of candidates, at most, of each draw.
+        searcher: a searcher for which `can_draw` is True.
+        results: search results of n queries by this searcher.
+        nearest: maximum number of candidates to return for each draw.
+
+    Returns:
+        (n, t, nearest) columns of the candidates in the results, nearest first.
 
     Raises:
-        InvalidData: the queries were kept without what draws need.
+        InvalidData: the queries were stored without their embeddings.
     """
-    from rcir.encoders.draws import nearest_of_draws  # what needs no encoder needs no torch
+    from rcir.encoders.draws import nearest_of_draws  # imports torch
 
     def vectors(positions: NDArray[np.int64]) -> NDArray[np.float32]:
         if searcher.gallery.items is not None:
             return searcher.gallery.items.vectors.numpy()[positions]
-        held: Any = searcher.index
-        return np.asarray(held.vectors_at(positions))
+        index: Any = searcher.index
+        return np.asarray(index.vectors_at(positions))
 
     assert searcher.encoder is not None
     positions = results.require("positions")[:, :VOTERS]
     queries = results.require("queries").embedding
     if queries is None:
         raise InvalidData(
-            "these queries were kept without what draws of them need, for they calibrated by "
-            "another uncertainty: search their pictures again"
+            "these queries were stored without the embeddings that draws need, because they "
+            "calibrated with another uncertainty: search their images again"
         )
     nearest = min(nearest, positions.shape[1])
     return nearest_of_draws(searcher.encoder, queries, positions, vectors, nearest)
 
 
 def agreement_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.float64]:
-    """(n,) one minus the largest share of draws whose first candidates have one label.
+    """Return one minus the largest share of draws whose first candidates have one label, (n,).
 
-    Draws are the members of a deep ensemble, or of the variance; see `Encoder.draw_distances`.
+    Draws are the members of a deep ensemble, or samples from the predicted variance; see
+    `Encoder.draw_distances`.
     """
     assert results.labels is not None
     first = draw_columns(searcher, results, 1)[:, :, 0]
@@ -155,8 +162,8 @@ def agreement_uncertainty(searcher: Search, results: SearchResults) -> NDArray[n
 
 
 def overlap_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.float64]:
-    """(n,) one minus the share that two draws have in common of their first 10 candidates."""
-    columns = draw_columns(searcher, results, NEAREST)
+    """Return one minus the share of first 10 candidates that two draws have in common, (n,)."""
+    columns = draw_columns(searcher, results, COMPARED_CANDIDATES)
     n, draws, k = columns.shape
     width = results.depth
     cells = columns.reshape(n, -1) + width * np.arange(n)[:, None]
@@ -168,30 +175,32 @@ def overlap_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.
 
 QUERY_UNCERTAINTIES: Mapping[str, QueryUncertainty] = {
     "encoder": QueryUncertainty(
-        "the encoder's uncertainty, or else 1 - cosine", lambda _: True, stated_uncertainty
+        "the encoder's uncertainty, otherwise 1 - cosine", lambda _: True, stated_uncertainty
     ),
     "cosine": QueryUncertainty(
         "1 - cosine to the nearest item", lambda _: True, cosine_uncertainty
     ),
     "gap": QueryUncertainty(
-        "the first distance over that of another label", lambda _: True, gap_uncertainty
+        "the distance ratio of the nearest two labels", lambda _: True, gap_uncertainty
     ),
     "vote": QueryUncertainty(
-        "the neighbours' vote", lambda one: one.gallery.relevance is not None, vote_uncertainty
+        "the neighbours' vote",
+        lambda searcher: searcher.gallery.relevance is not None,
+        vote_uncertainty,
     ),
     "spread": QueryUncertainty(
-        "the spread of the neighbours' places",
-        lambda one: isinstance(one.gallery.relevance, WithinRadius),
+        "the spread of the neighbours' locations",
+        lambda searcher: isinstance(searcher.gallery.relevance, WithinRadius),
         spread_uncertainty,
     ),
     "agreement": QueryUncertainty(
-        "the labels that several draws find first",
-        lambda one: can_draw(one) and one.gallery.labels is not None,
+        "the agreement of several draws on the first label",
+        lambda searcher: can_draw(searcher) and searcher.gallery.labels is not None,
         agreement_uncertainty,
         by_draws=True,
     ),
     "overlap": QueryUncertainty(
-        "what several draws have in common of their neighbours",
+        "the overlap between the neighbours of several draws",
         can_draw,
         overlap_uncertainty,
         by_draws=True,
@@ -200,7 +209,7 @@ QUERY_UNCERTAINTIES: Mapping[str, QueryUncertainty] = {
 
 
 def check_uncertainty(name: str) -> None:
-    """Raise `InvalidConfig` unless it is a kind of uncertainty, or "auto"."""
+    """Raise `InvalidConfig` unless the name is a kind of uncertainty or "auto"."""
     kinds = (*QUERY_UNCERTAINTIES, "auto")
     if name not in kinds:
         raise InvalidConfig(

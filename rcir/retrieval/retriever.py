@@ -44,7 +44,7 @@ from rcir.retrieval.calibration import (
 )
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.queries import Queries, VectorOptions, require_alike
-from rcir.retrieval.search import Asked, Found, Searcher
+from rcir.retrieval.search import QueryInput, Results, Searcher
 from rcir.retrieval.storage import StoredRetriever
 from rcir.risk import Exchangeability, Guarantee, GuaranteeRequest, LabelledResults, SearchResults
 from rcir.risk.request import Alpha, Distinct, RequestOptions
@@ -204,7 +204,7 @@ class Retriever:
         """Number of retrievers that this one was chosen among, see `rcir compare --choose`."""
         return 1 if self.calibration is None else self.calibration.chosen_among
 
-    def search(self, queries: Asked, embedder: Embed | None = None) -> SearchResults:
+    def search(self, queries: QueryInput, embedder: Embed | None = None) -> SearchResults:
         """Find the nearest gallery items of each query without a guarantee.
 
         See `Searcher.search`; queries have the uncertainty of the calibration.
@@ -223,7 +223,7 @@ class Retriever:
         version = copy(self)
         return version.judged(version.searcher.search_labelled(queries, group, embedder, cluster))
 
-    def judged(self, results: Found, uncertainty: str | None = None) -> Found:
+    def judged(self, results: Results, uncertainty: str | None = None) -> Results:
         """Return search results with an uncertainty, by default that of the calibration.
 
         Raises:

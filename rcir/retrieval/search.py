@@ -1,4 +1,4 @@
-"""Search: the nearest gallery items of a query, without any guarantee."""
+"""Search for the nearest gallery items of queries, without a guarantee."""
 
 from __future__ import annotations
 
@@ -37,35 +37,38 @@ from rcir.retrieval.queries import Metric, Queries, VectorOptions
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.risk import LabelledResults, SearchResults
 
-if TYPE_CHECKING:  # what needs no encoder needs no torch
+if TYPE_CHECKING:  # without an encoder, torch is not needed
     from rcir.data.preprocessing import Preprocessing
     from rcir.encoders.base import Encoder
     from rcir.encoders.batches import Embed, Images
 
-Found = TypeVar("Found", SearchResults, LabelledResults)
-Asked: TypeAlias = "Images | NDArray[np.floating[Any]] | Embedding | Queries"
+Results = TypeVar("Results", SearchResults, LabelledResults)
+QueryInput: TypeAlias = "Images | NDArray[np.floating[Any]] | Embedding | Queries"
 
 
 class Searcher:
-    """Finds the nearest gallery items of a query.
+    """Finds the nearest gallery items of queries.
 
-    `embed` turns images into vectors, and `search` finds the neighbours of vectors. Without an
-    encoder, queries are vectors.
+    `embed` turns images into vectors, and `search` finds the nearest items. Without an encoder,
+    queries are vectors.
 
     Attributes:
-        encoder, preprocessing: how images are embedded; None if the gallery was given as vectors.
-        index: how vectors are searched.
+        encoder, preprocessing: how images are embedded; None if the gallery consists of vectors.
+        index: the index of the gallery's vectors.
         gallery: the items in the order of the index, with their labels.
-        max_depth: number of candidates to search for each query, if the gallery has as many.
-        options: how given vectors are searched.
-        label_names: names of the gallery's labels, by label; empty if they have none. No search
-            depends on them.
+        max_depth: number of candidates to search for each query; a small gallery has fewer.
+        options: how vectors are searched that were embedded elsewhere.
+        label_names: names of the gallery's labels, by label; empty if they have none. They do not
+            affect the search.
 
     Args:
-        labels: of the gallery images, or their relevance: which queries they match.
+        labels: labels of the gallery images, or their `Relevance`.
         depth: `max_depth`.
-        item_uncertainty, digests, items, norms: see `Gallery`; vectors have unit length unless
-            norms are given.
+        item_uncertainty, digests, items, norms: see `Gallery`; norms are 1 by default.
+
+    Raises:
+        InvalidConfig: only one of encoder and preprocessing is passed, or depth is below 1.
+        InvalidData: the parts do not fit together.
     """
 
     def __init__(
@@ -87,14 +90,14 @@ class Searcher:
 
             require_encoder(encoder)
         if (encoder is None) != (preprocessing is None):
-            raise InvalidConfig("give an encoder and its preprocessing, or neither")
+            raise InvalidConfig("pass an encoder and its preprocessing, or neither")
         if isinstance(labels, np.ndarray):
             labels = SameLabel(np.asarray(labels, np.int64))
         norms = np.ones(len(ids), np.float32) if norms is None else norms
-        named = np.array(ids, dtype=object)
-        gallery = Gallery(named, norms, labels, item_uncertainty, digests, items)
+        names = np.array(ids, dtype=object)
+        gallery = Gallery(names, norms, labels, item_uncertainty, digests, items)
         check_depth(depth)
-        _require_one_each(index, gallery)
+        _require_same_length(index, gallery)
         self.encoder = encoder
         self.preprocessing = preprocessing
         self.index = index
@@ -107,14 +110,14 @@ class Searcher:
             raise InvalidData("leave_one_out needs the digests of the gallery's vectors")
         if self.depth < 1:
             raise InvalidData(
-                f"of {len(gallery)} gallery items nothing is left when an item is left out with "
-                "its exact copies: give others as well"
+                f"a gallery of {len(gallery)} items has no candidates, because an item is left out "
+                "with its exact copies: add items with other vectors"
             )
         if encoder is not None and encoder.reranks and items is None:
-            raise InvalidData("the encoder re-ranks: give the embeddings of the gallery as items")
+            raise InvalidData("the encoder re-ranks: pass the gallery's embeddings as `items`")
 
     def __copy__(self) -> Self:
-        """Return a searcher of the same parts, each of which can be replaced on its own."""
+        """Return a searcher with the same parts; replacing one does not affect the original."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__, _fingerprints=Fingerprints())
         return other
@@ -133,16 +136,21 @@ class Searcher:
         """Embed and index a gallery; the result still has to be calibrated.
 
         Args:
-            embedder: what embeds, see `rcir.encoders.embedder.Embedder`; `embed` unless given.
-            index: which index; an exact one unless given.
+            encoder, preprocessing: how images are embedded.
+            gallery: the images with their labels.
+            depth: number of candidates searched for each query; no set is larger.
+            embedder: computes the embeddings, see `rcir.encoders.embedder.Embedder`; by default
+                `rcir.encoders.batches.embed`.
+            index: configuration of the index; by default an exact one.
             templates: the attribute of the gallery that names the template of each image, such as
-                a person. The images of a template become one item, under its name, whose embedding
-                is fused of theirs (`rcir.encoders.fusion.fuse`). None for an item of each image.
+                a person. The images of a template become one item with the name of the template,
+                and their embeddings are fused (`rcir.encoders.fusion.fuse`). By default, every
+                image is an item.
 
         Raises:
-            InvalidData: the gallery is empty, or has no such attribute; or images of one template
-                match different things, or their embeddings cannot be fused.
-            InvalidImage: of an image that cannot be read.
+            InvalidData: the gallery is empty or does not have the attribute, or images of one
+                template match different queries or their embeddings cannot be fused.
+            InvalidImage: an image cannot be read.
 
         Example:
             >>> from rcir.data import Preprocessing
@@ -155,7 +163,7 @@ class Searcher:
             array(['Ann', 'Bo'], dtype=object)
         """
         if len(gallery) == 0:
-            raise InvalidData("the gallery is empty: give at least one image")
+            raise InvalidData("the gallery is empty: pass at least one image")
         from rcir.encoders import require_encoder
         from rcir.encoders.batches import embed
 
@@ -164,26 +172,34 @@ class Searcher:
             (gallery, None) if templates is None else templates_of(gallery, templates)
         )
         embedding = (embedder or embed)(encoder, preprocessing, gallery.images)
-        known = digests(gallery.images)
+        item_digests = digests(gallery.images)
         if template is not None:
             import torch
 
             from rcir.encoders.fusion import fuse
 
-            of = torch.from_numpy(template).to(embedding.vectors.device)
-            if not encoder.draws:  # what it calls a variance is of no vector
+            if not encoder.draws:  # its variance is not a variance of the vectors
                 embedding = replace(embedding, variance=None)
-            embedding = fuse(embedding, of, len(entries))
-            known = template_digests(known, template)
-        vectors, uncertainty = _arrays(embedding)
+            templates_on_device = torch.from_numpy(template).to(embedding.vectors.device)
+            embedding = fuse(embedding, templates_on_device, len(entries))
+            item_digests = template_digests(item_digests, template)
+        vectors, uncertainty = _to_numpy(embedding)
         items = embedding.map(lambda values: values.cpu()) if encoder.reranks else None
         unbuilt: Any = UnbuiltIndex(*vectors.shape)
         built = cls(
-            *(encoder, preprocessing, unbuilt, entries.ids, entries.relevance, depth),
-            *(uncertainty, known, items, lengths(vectors)),
+            encoder=encoder,
+            preprocessing=preprocessing,
+            index=unbuilt,
+            ids=entries.ids,
+            labels=entries.relevance,
+            depth=depth,
+            item_uncertainty=uncertainty,
+            digests=item_digests,
+            items=items,
+            norms=lengths(vectors),
         )
         built.label_names = gallery.label_names
-        built.take(build_index(vectors, index))  # last: it may be a table on a server
+        built.take(build_index(vectors, index))  # last, because it may create a table on a server
         return built
 
     @classmethod
@@ -199,19 +215,20 @@ class Searcher:
         model: str | None = None,
         leave_one_out: bool = False,
     ) -> Self:
-        """Index vectors that something else embedded; the result still has to be calibrated.
+        """Index precomputed embeddings; the result still has to be calibrated.
 
         Args:
-            vectors: (n, d) of the gallery items; like all columns here a NumPy array, a list, a
-                tensor of PyTorch, or a column or frame of pandas or Arrow.
-            ids: a name for each; by default "0", "1", ...
-            labels: of each, whole numbers or texts; lists of texts, where items match that share
-                one; or a `Relevance`, such as places (`rcir.data.WithinRadius`). None: the labels
-                of queries are lists of the ids of their true matches.
+            vectors: (n, d) embeddings of the gallery items. Vectors, ids, labels and uncertainties
+                may be NumPy arrays, lists, PyTorch tensors, or columns or frames of pandas or
+                Arrow.
+            ids: (n,) names of the items; by default "0", "1", ...
+            labels: (n,) integers or strings; or a list of strings for each item, where items that
+                share a string match; or a `Relevance`, such as `rcir.data.WithinRadius`. If None,
+                the labels of a query are a list of the ids of its true matches.
             metric, model, leave_one_out: see `VectorOptions`.
-            uncertainty: (n,) of the items, larger is less certain.
-            depth: candidates searched for each query; no set is larger.
-            index: which index; an exact one by default.
+            uncertainty: (n,) uncertainties of the items; larger is less certain.
+            depth: number of candidates searched for each query; no set is larger.
+            index: configuration of the index; by default an exact one.
 
         Raises:
             InvalidData: vectors, ids, labels or uncertainties are unsuitable.
@@ -226,7 +243,7 @@ class Searcher:
         options = VectorOptions(metric, model, leave_one_out)
         checked = options.checked(vectors)
         if not len(checked):
-            raise InvalidData("the gallery is empty: give at least one vector")
+            raise InvalidData("the gallery is empty: pass at least one vector")
         names = [str(row) for row in range(len(checked))] if ids is None else ids
         empty = Gallery(np.empty(0, object), np.empty(0, np.float32))
         new_ids = empty.new_ids(names, len(checked)).tolist()
@@ -245,119 +262,120 @@ class Searcher:
             options=options,
         )
         built.label_names = label_names
-        built.take(build_index(checked, index))  # last: it may be a table on a server
+        built.take(build_index(checked, index))  # last, because it may create a table on a server
         return built
 
     def take(self, index: Index) -> None:
-        """Search an index of the same images from now on.
+        """Replace the index by another index of the same items.
 
         Raises:
-            InvalidData: it holds more or fewer.
+            InvalidData: the number of items differs.
         """
-        _require_one_each(index, self.gallery)
+        _require_same_length(index, self.gallery)
         self.index = index
 
     def add(
         self,
-        images: Asked,
+        images: QueryInput,
         ids: Sequence[str],
         labels: object = None,
         uncertainty: NDArray[np.floating[Any]] | None = None,
         model: str | None = None,
     ) -> None:
-        """Add items to the gallery. A calibration is stale from then on: `Retriever.recalibrate`.
+        """Add items to the gallery; a calibration is then stale, see `Retriever.recalibrate`.
 
         Args:
-            images: images, or as for `search`.
-            ids: a name for each, other than those of the gallery items.
-            labels: of each, if and only if the gallery has labels, of the same kind; or its
-                `Relevance`.
-            uncertainty: (n,) of vectors, if and only if those of the gallery have any.
-            model: what embedded the vectors, see `VectorOptions`.
+            images: n images, embeddings or vectors, as for `search`.
+            ids: (n,) names that no gallery item has.
+            labels: labels of the same kind as the gallery's, or a `Relevance`; required if and only
+                if the gallery has labels.
+            uncertainty: (n,) uncertainties of vectors; required if the gallery has uncertainties.
+            model: name of the model that embedded the vectors, see `VectorOptions`.
 
         Raises:
             InvalidData: ids, labels, vectors or uncertainties are unsuitable; nothing was added.
-            InvalidConfig, InvalidImage: as `embed` does.
+            InvalidConfig, InvalidImage: see `embed`.
         """
         if isinstance(images, str | bytes | os.PathLike):
-            raise InvalidData(f"images is {images!r}: give a list, of one image per id")
+            raise InvalidData(f"images is {images!r}: pass a list with one image per id")
         new_ids = self.gallery.new_ids(ids, len(images))
-        numbered = self.encoder is not None  # then its data set gave the labels their numbers
+        numbered = self.encoder is not None  # the data set assigned the numbers of the labels
         relevance, names = self.gallery.new_relevance(labels, new_ids, self.label_names, numbered)
         queries = self.prepared(images, None, uncertainty, model)
-        longer = self.gallery.joined(
+        gallery = self.gallery.joined(
             Gallery(
-                new_ids,
-                lengths(queries.vectors),
-                relevance,
-                queries.uncertainty,
-                None if self.digests is None else queries.identified().digests,
-                queries.embedding,
+                ids=new_ids,
+                norms=lengths(queries.vectors),
+                relevance=relevance,
+                uncertainty=queries.uncertainty,
+                digests=None if self.digests is None else queries.identified().digests,
+                items=queries.embedding,
             )
         )
         self.index.add(queries.vectors)
-        self.gallery, self.label_names = longer, names
+        self.gallery, self.label_names = gallery, names
 
     def remove(self, ids: Sequence[str]) -> None:
-        """Remove items from the gallery. A calibration is stale from then on.
+        """Remove items from the gallery; a calibration is then stale.
 
         Raises:
-            InvalidData: some ids are not in the gallery, or no item would be left; nothing was
+            InvalidData: some ids are not in the gallery, or no item would remain; nothing was
                 removed.
         """
         rows = self.gallery.positions(ids)
         if len(rows) == len(self.gallery):
-            raise InvalidData("no image would be left in the gallery: build another one")
+            raise InvalidData("cannot remove all gallery items: keep at least one")
         self.index.remove(rows)
         self.gallery = self.gallery.subset(np.delete(np.arange(len(self.gallery)), rows))
 
     @property
     def ids(self) -> NDArray[np.object_]:
-        """(n,) names of the gallery images."""
+        """The names (n,) of the gallery items."""
         return self.gallery.ids
 
     @property
     def labels(self) -> NDArray[np.int64] | None:
-        """(n,) labels of the gallery images, if images match by having the same."""
+        """The labels (n,) of the items; None unless items match by having the same label."""
         return self.gallery.labels
 
     @property
     def relevance(self) -> Relevance | None:
-        """Which queries match the gallery images, if that is known."""
+        """The relevance of the gallery items, which defines true matches; None if unknown."""
         return self.gallery.relevance
 
     @property
     def item_uncertainty(self) -> NDArray[np.float64] | None:
-        """(n,) of the gallery images, if the encoder states it."""
+        """The uncertainties (n,) of the gallery items, if there are any."""
         return self.gallery.uncertainty
 
     @property
     def digests(self) -> NDArray[np.bytes_] | None:
-        """Of the gallery images, all those of its templates, see `rcir.data.digests`; None if they
-        are not known.
+        """Digests of all gallery images, including every image of a template; None if unknown.
+
+        See `rcir.data.digests`.
         """
-        known = self.gallery.digests
-        return None if known is None else known[known != b""]
+        values = self.gallery.digests
+        return None if values is None else values[values != b""]
 
     @property
     def items(self) -> Embedding | None:
-        """The embeddings of the gallery images, if the encoder re-ranks by them."""
+        """The embeddings of the gallery items, if the encoder re-ranks with them."""
         return self.gallery.items
 
     @property
     def depth(self) -> int:
-        """Number of candidates searched for each query; no set is larger."""
-        return min(self.max_depth, len(self.gallery) - self._left_out)
+        """The number of candidates searched for each query; no set is larger."""
+        return min(self.max_depth, len(self.gallery) - self._max_left_out)
 
     @property
-    def _left_out(self) -> int:
-        """How many gallery items are left out of a search, at most."""
+    def _max_left_out(self) -> int:
+        """The largest number of gallery items that the search of a query leaves out."""
         return self.gallery.copies if self.options.leave_one_out else 0
 
     def named_labels(
         self, positions: NDArray[np.int64]
     ) -> tuple[int, ...] | tuple[str, ...] | None:
-        """Labels of some gallery images, by name where labels have names; None without labels."""
+        """Return labels of gallery items, by name if labels have names; None without labels."""
         if self.labels is None:
             return None
         labels = self.labels[positions].tolist()
@@ -366,62 +384,62 @@ class Searcher:
         return tuple(self.label_names.get(label, str(label)) for label in labels)
 
     def keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """(n, depth) labels at positions, -1 where there is no candidate; None without labels."""
+        """Return the labels at positions (n, depth), -1 for no candidate; None without labels."""
         if self.labels is None:
             return None
-        found = self.labels.take(positions)
-        if len(positions) and positions[:, -1].min() < 0:  # those of no candidate come last
-            found[positions < 0] = -1
-        return found
+        labels = self.labels.take(positions)
+        if len(positions) and positions[:, -1].min() < 0:  # missing candidates come last
+            labels[positions < 0] = -1
+        return labels
 
     def nearest(
         self, vectors: NDArray[np.float32], depth: int | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float64]]:
-        """The nearest gallery vectors of vectors (n, d), without `itself` where that is left out.
+        """Return the nearest gallery items of vectors; with leave_one_out, without `itself`.
 
         Args:
-            vectors: ready to be searched.
-            depth: number of candidates; as many as are searched for each query unless given.
+            vectors: (n, d) vectors ready to be searched.
+            depth: number of candidates; by default `self.depth`.
 
         Returns:
-            L2 distances and positions, each (n, depth), nearest first; and (n,) one minus the
-            cosine to the first of them.
+            L2 distances and positions, each (n, depth), nearest first; and one minus the cosine to
+            the first candidate, (n,).
         """
         depth = depth or self.depth
-        distances, positions = self.index.search(vectors, depth + self._left_out)
-        if self._left_out:
-            own = (positions[:, :, None] == self.itself(vectors)[:, None, :]).any(axis=2)
-            columns = np.argsort(own, axis=1, kind="stable")[:, :depth]
+        distances, positions = self.index.search(vectors, depth + self._max_left_out)
+        if self._max_left_out:
+            is_itself = (positions[:, :, None] == self.itself(vectors)[:, None, :]).any(axis=2)
+            columns = np.argsort(is_itself, axis=1, kind="stable")[:, :depth]
             distances = np.take_along_axis(distances, columns, axis=1)
             positions = np.take_along_axis(positions, columns, axis=1)
         norms = self.gallery.norms[positions[:, 0]]
         return distances, positions, one_minus_cosine(distances[:, 0], lengths(vectors), norms)
 
     def itself(self, vectors: NDArray[np.float32]) -> NDArray[np.int64]:
-        """(n, c) positions of the gallery items of the very same vector, then -2."""
-        known, order = self.gallery.by_digest
-        asked = digests(vectors)
-        first = np.searchsorted(known, asked, "left")
-        count = np.searchsorted(known, asked, "right") - first
-        steps = np.arange(self._left_out)
-        places = np.minimum(first[:, None] + steps, len(known) - 1)
-        return np.where(steps < count[:, None], order[places], -2)
+        """Return the positions (n, c) of gallery items with exactly the same vector, then -2."""
+        gallery_digests, order = self.gallery.by_digest
+        query_digests = digests(vectors)
+        first = np.searchsorted(gallery_digests, query_digests, "left")
+        count = np.searchsorted(gallery_digests, query_digests, "right") - first
+        steps = np.arange(self._max_left_out)
+        rows = np.minimum(first[:, None] + steps, len(gallery_digests) - 1)
+        return np.where(steps < count[:, None], order[rows], -2)
 
     def embed(self, images: Images, embedder: Embed | None = None) -> Embedding:
-        """The embeddings of pictures, with what the encoder knows of their uncertainty.
+        """Return the embeddings of images, with their uncertainty if the encoder states one.
 
         Args:
-            images: n of what `rcir.data.read_image` takes.
-            embedder: as in `build`.
+            images: n images that `rcir.data.read_image` accepts.
+            embedder: see `build`.
 
         Raises:
             InvalidConfig: there is no encoder.
-            InvalidImage: of an image that cannot be read.
+            InvalidImage: an image cannot be read.
         """
         if self.encoder is None or self.preprocessing is None:
             raise InvalidConfig(
-                "this retriever has no encoder, and takes vectors only: give an array (n, d) of "
-                "floats, from what embedded the gallery"
+                "this retriever has no encoder and accepts only vectors: pass an array (n, d) of "
+                "floats from the model that embedded the gallery"
             )
         from rcir.encoders.batches import embed
 
@@ -429,59 +447,62 @@ class Searcher:
 
     def prepared(
         self,
-        queries: Asked,
+        queries: QueryInput,
         embedder: Embed | None = None,
         uncertainty: NDArray[np.floating[Any]] | float | None = None,
         model: str | None = None,
     ) -> Queries:
-        """Queries ready to be searched, which `search` and `Retriever.retrieve` take.
+        """Return queries ready to be searched, for `search` and `Retriever.retrieve`.
 
         Args:
-            queries: as for `search`.
-            embedder: as in `build`.
+            queries: see `search`.
+            embedder: see `build`.
             uncertainty, model: of vectors, see `Retriever.retrieve`.
 
         Returns:
-            The queries; of pictures their digests are left out.
+            The queries; digests of images are not computed yet.
 
         Raises:
-            InvalidConfig, InvalidImage: as `embed` does.
-            InvalidData: they are no such vectors, or of another model than the gallery's.
+            InvalidConfig, InvalidImage: see `embed`.
+            InvalidData: the vectors are unsuitable, or come from another model than the gallery's.
         """
         if isinstance(queries, Queries):
             return queries
         if self.encoder is not None and not (uncertainty is None and model is None):
             raise InvalidConfig(
-                "uncertainty and model are told of vectors; of pictures the encoder knows them"
+                "uncertainty and model describe vectors, but this retriever has an encoder: leave "
+                "them out"
             )
-        given = queries
-        if not isinstance(given, Embedding):
-            found = as_vectors(given) if self.encoder is None else None
-            if found is not None:
+        images: Any = None
+        if isinstance(queries, Embedding):
+            embedding = queries
+        else:
+            array = as_vectors(queries) if self.encoder is None else None
+            if array is not None:
                 self.options.require_model(model)
-                stated = self.options.uncertainties(uncertainty)
-                return Queries(self.options.checked(found), stated)
-            pictures: Any = given
-            given = self.embed(pictures, embedder)
-        vectors, stated = _arrays(given)
+                uncertainties = self.options.uncertainties(uncertainty)
+                return Queries(self.options.checked(array), uncertainties)
+            images = queries
+            embedding = self.embed(images, embedder)
+        vectors, uncertainties = _to_numpy(embedding)
         if self.encoder is None:
             vectors = self.options.checked(vectors)
-        held = None
+        stored = None
         if self.encoder is not None and (self.encoder.reranks or self.encoder.draws):
-            held = given.map(lambda values: values.cpu())
-        return Queries(vectors, stated, None if given is queries else queries, embedding=held)
+            stored = embedding.map(lambda values: values.cpu())
+        return Queries(vectors, uncertainties, images, embedding=stored)
 
-    def search(self, queries: Asked, embedder: Embed | None = None) -> SearchResults:
-        """The nearest gallery images of each query, without any guarantee.
+    def search(self, queries: QueryInput, embedder: Embed | None = None) -> SearchResults:
+        """Return the nearest gallery items of each query, without a guarantee.
 
         Args:
-            queries: what `embed` returns; or pictures, which are embedded first; or, where there is
-                no encoder, vectors (n, d).
-            embedder: as in `build`.
+            queries: the result of `embed` or `prepared`; or images, which are embedded first; or,
+                without an encoder, vectors (n, d).
+            embedder: see `build`.
 
         Raises:
-            InvalidConfig, InvalidImage: as `embed` does.
-            InvalidData: of vectors of another length than those of the gallery, NaN or infinite.
+            InvalidConfig, InvalidImage: see `embed`.
+            InvalidData: vectors have another dimension than the gallery's, or are NaN or infinite.
         """
         return self.candidates(self.prepared(queries, embedder), self.fingerprints())
 
@@ -491,24 +512,24 @@ class Searcher:
         """Return the search results of prepared queries.
 
         Args:
-            queries: what `prepared` returns.
-            fingerprints: to be noted in the results, so that they can calibrate.
+            queries: the result of `prepared`.
+            fingerprints: `self.fingerprints()`, stored in the results; calibration requires them.
         """
         distances, positions, cosine = self.nearest(queries.vectors)
         if self.items is not None and self.encoder is not None and queries.embedding is not None:
             from rcir.encoders.rerank import reranked
 
             distances, positions = reranked(self.encoder, queries.embedding, self.items, positions)
-        items, votes = self.item_uncertainty, None
-        if self.relevance is not None and self.labels is None:  # of labels, keys tell
+        uncertainty, votes = self.item_uncertainty, None
+        if self.relevance is not None and self.labels is None:  # labels are counted on demand
             votes = count_matches(self.relevance, positions, VOTERS)
         return SearchResults(
-            cosine if queries.uncertainty is None else queries.uncertainty,
-            self.depth,
-            distances,
-            self.keys(positions),
-            None if items is None else items.take(positions),
-            votes,
+            uncertainty=cosine if queries.uncertainty is None else queries.uncertainty,
+            depth=self.depth,
+            distances=distances,
+            labels=self.keys(positions),
+            candidate_uncertainty=None if uncertainty is None else uncertainty.take(positions),
+            votes=votes,
             positions=positions,
             vectors=queries.vectors,
             queries=queries,
@@ -522,32 +543,31 @@ class Searcher:
         embedder: Embed | None = None,
         cluster: str | None = None,
     ) -> LabelledResults:
-        """Search queries of which it is known which gallery images they match.
+        """Search queries with known relevance.
 
         Args:
-            queries: images with labels, or with what else makes them match, see
-                `rcir.data.relevance_protocol`; or what `labelled` returns.
-            group: which of their attributes says what group each belongs to.
-            embedder: as in `build`.
-            cluster: which of their attributes says in what cluster each came, such as a video, a
-                patient or a place: queries that are not independent of each other. It warns where
-                the images know of clusters and none are named.
+            queries: images with labels or another `Relevance`; or the result of `labelled`.
+            group: name of the attribute of the images that contains their groups.
+            embedder: see `build`.
+            cluster: name of the attribute that contains their clusters, such as videos, patients or
+                places; queries of one cluster are not independent. Without it, a warning is issued
+                if the images come with clusters.
 
         Raises:
-            InvalidData: the gallery has no labels, or of another kind than the queries, or the
-                queries have no such attribute.
+            InvalidData: the gallery has no labels or labels of another kind than the queries, or
+                the queries do not have an attribute.
         """
         if isinstance(queries, Queries):
-            return self._labelled(queries)
+            return self._search_labelled(queries)
         self.gallery.relevance_for(queries.relevance)
         for name in (group, cluster):
             if name is not None and not (isinstance(name, str) and name in queries.attributes):
-                known = ", ".join(queries.attributes) or "none"
-                raise InvalidData(f"the queries have no attribute {name!r}; they have {known}")
+                attributes = ", ".join(queries.attributes) or "none"
+                raise InvalidData(f"the queries have no attribute {name!r}; they have {attributes}")
         if cluster is None and queries.cluster is not None:
             warnings.warn(
-                f"the queries come in clusters ({queries.cluster}), of which a guarantee for "
-                f"independent queries says too much: name them with cluster={queries.cluster!r}",
+                f"the queries come in clusters ({queries.cluster}), for which a guarantee for "
+                f"independent queries does not hold: pass cluster={queries.cluster!r}",
                 stacklevel=2,
             )
         groups, clusters = (
@@ -555,7 +575,7 @@ class Searcher:
             for name in (group, cluster)
         )
         embedded = self.prepared(queries.images, embedder)
-        return self._labelled(
+        return self._search_labelled(
             replace(
                 embedded,
                 relevance=queries.relevance,
@@ -575,23 +595,25 @@ class Searcher:
         clusters: Sequence[str] | NDArray[Any] | None = None,
         cluster: str = "cluster",
     ) -> Queries:
-        """Vectors with their labels, to be searched by `search_labelled`.
+        """Return labelled vectors as queries for `search_labelled`.
 
         Args:
-            vectors: (n, d) of queries.
-            labels: of each, of the kind that the gallery has.
-            uncertainty: (n,) of their own, larger is less certain; then every query needs it.
-            model: what embedded them, see `VectorOptions`.
-            groups: (n,) of each, such as a camera; the retriever then answers per group.
-            clusters: (n,) of each, such as a video; queries of one cluster depend on each other.
-            cluster: what the clusters are.
+            vectors: (n, d) vectors of the queries.
+            labels: (n,) labels of the kind that the gallery has.
+            uncertainty: (n,) uncertainties, larger is less certain; all later queries then need
+                them, too.
+            model: name of the model that embedded the vectors, see `VectorOptions`.
+            groups: (n,) group of each query, such as a camera; certificates are then per group.
+            clusters: (n,) cluster of each query, such as a video; queries of one cluster are not
+                independent.
+            cluster: what a cluster is, such as "video".
 
         Raises:
-            InvalidData: they are no such vectors or labels, or not as many of each.
+            InvalidData: the vectors or labels are unsuitable, or their lengths differ.
         """
         relevance, names = self.gallery.query_relevance(labels, self.label_names)
-        given: Any = vectors
-        embedded = self.prepared(given, None, uncertainty, model)
+        queries: Any = vectors
+        embedded = self.prepared(queries, None, uncertainty, model)
         self.label_names = names
         return replace(
             embedded,
@@ -601,25 +623,26 @@ class Searcher:
             cluster=None if clusters is None else cluster,
         )
 
-    def _labelled(self, queries: Queries) -> LabelledResults:
-        """Search queries with their relevance."""
+    def _search_labelled(self, queries: Queries) -> LabelledResults:
+        """Search prepared queries with known relevance."""
         if self.options.leave_one_out and queries.clusters is not None:
             raise InvalidData(
-                f"queries come in clusters ({queries.cluster}) and are gallery items, so that each "
-                "finds the others of its cluster, as queries of further clusters would not: keep "
-                f"one of each {queries.cluster} in the gallery, or keep queries apart from it"
+                f"the queries come in clusters ({queries.cluster}) and may be gallery items: they "
+                "would find items of their own cluster, unlike future queries. Use queries outside "
+                f"the gallery, or keep one item per {queries.cluster} and pass no clusters"
             )
         relevance = self.gallery.relevance_for(queries.relevance)
         assert queries.relevance is not None
-        totals = queries.relevance.totals(relevance)
-        found = self.candidates(queries, self.fingerprints())
-        if self._left_out:
-            own = queries.relevance.of(relevance, np.maximum(self.itself(queries.vectors), -1))
-            totals = totals - np.count_nonzero(own, axis=1)
+        n_relevant = queries.relevance.totals(relevance)
+        results = self.candidates(queries, self.fingerprints())
+        if self._max_left_out:
+            left_out = np.maximum(self.itself(queries.vectors), -1)
+            matches = queries.relevance.of(relevance, left_out)
+            n_relevant = n_relevant - np.count_nonzero(matches, axis=1)
         return LabelledResults(
-            found,
-            queries.relevance.of(relevance, found.require("positions")),
-            totals,
+            results,
+            relevant=queries.relevance.of(relevance, results.require("positions")),
+            n_relevant=n_relevant,
             groups=queries.groups,
             clusters=queries.clusters,
             cluster=queries.cluster,
@@ -628,18 +651,18 @@ class Searcher:
 
     @property
     def uncertainties(self) -> tuple[str, ...]:
-        """What the uncertainty of queries can be, see `judged`."""
-        return tuple(name for name, kind in QUERY_UNCERTAINTIES.items() if kind.known(self))
+        """The names of the available uncertainties of queries, see `judged`."""
+        return tuple(name for name, kind in QUERY_UNCERTAINTIES.items() if kind.available(self))
 
-    def judged(self, results: Found, uncertainty: str = "encoder") -> Found:
+    def judged(self, results: Results, uncertainty: str = "encoder") -> Results:
         """Return search results with another uncertainty of the queries.
 
         Args:
-            results: of a search of this searcher.
+            results: results of this searcher.
             uncertainty: one of `uncertainties`, see `rcir.retrieval.query_uncertainty`.
 
         Raises:
-            InvalidConfig: there is no such uncertainty here.
+            InvalidConfig: the uncertainty is not available.
         """
         if uncertainty not in self.uncertainties:
             raise InvalidConfig(
@@ -650,23 +673,23 @@ class Searcher:
         return results.with_uncertainty(QUERY_UNCERTAINTIES[uncertainty].of(self, searched))
 
     def fingerprints(self) -> dict[str, str]:
-        """Digests of everything that calibration depends on, see `Fingerprints`."""
+        """Return digests of everything that a calibration depends on, see `Fingerprints`."""
         return self._fingerprints.of(
             self.encoder, self.preprocessing, self.index, self.gallery, self.options
         )
 
 
-def _arrays(embedding: Embedding) -> tuple[NDArray[np.float32], NDArray[np.float64] | None]:
-    """Vectors, and uncertainties if there are any."""
+def _to_numpy(embedding: Embedding) -> tuple[NDArray[np.float32], NDArray[np.float64] | None]:
+    """Return the vectors of an embedding, and its uncertainty or None."""
     uncertainty = embedding.uncertainty
     return embedding.vectors.cpu().numpy(), (
         None if uncertainty is None else uncertainty.cpu().numpy().astype(np.float64)
     )
 
 
-def _require_one_each(index: Index, gallery: Gallery) -> None:
+def _require_same_length(index: Index, gallery: Gallery) -> None:
     if len(gallery) != len(index):
         raise InvalidData(
-            f"the index holds {len(index)} images, and of {len(gallery)} there are ids: give one "
-            "each"
+            f"the index has {len(index)} vectors and the gallery {len(gallery)} items: pass one "
+            "vector per item"
         )

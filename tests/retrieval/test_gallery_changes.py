@@ -62,8 +62,8 @@ def state(retriever):
         ("ab", "str"),
         (None, "NoneType"),
         (["a"], "one id per image"),
-        (["a", 3], "texts"),
-        (np.array([[1, 2], [3, 4]]), "texts"),
+        (["a", 3], "strings"),
+        (np.array([[1, 2], [3, 4]]), "strings"),
     ],
     ids=str,
 )
@@ -149,7 +149,7 @@ def test_items_that_are_not_there_cannot_be_removed(own, ids, word):
 
 
 def test_the_last_item_cannot_be_removed(own):
-    with pytest.raises(InvalidData, match="no image would be left"):
+    with pytest.raises(InvalidData, match="all gallery items"):
         own.remove(own.ids.tolist())
     own.remove(own.ids[1:].tolist())
     assert own.depth == len(own.index) == 1

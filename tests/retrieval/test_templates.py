@@ -163,7 +163,7 @@ def test_images_of_one_template_must_match_the_same_things(splits, kind):
 @pytest.mark.parametrize("missing", ["", None, float("nan")])
 def test_images_without_a_template_are_refused(splits, missing):
     gallery = set_of(splits.gallery.images[:3], ["a", "a", missing], np.zeros(3, np.int64))
-    with pytest.raises(InvalidData, match="1 images"):
+    with pytest.raises(InvalidData, match="1 gallery images"):
         build(gallery)
 
 
