@@ -12,14 +12,8 @@ from rcir.risk.bounds import (
     required_calibration,
     risk_interval,
 )
-from rcir.risk.certify import certify, mean_loss, minimum_alpha, order_statistic
+from rcir.risk.certification import certify, mean_loss, minimum_alpha, order_statistic
 from rcir.risk.guarantee import Guarantee, SetRule
-from rcir.risk.learn_then_test import (
-    bonferroni_holm,
-    fixed_sequence,
-    learn_then_test,
-    selective,
-)
 from rcir.risk.learned import Learned, MatchProbability, Reranked
 from rcir.risk.losses import RISKS, Risk, find_risk, register_risk
 from rcir.risk.monitor import (
@@ -50,6 +44,12 @@ from rcir.risk.sequential import (
     anytime_required_calibration,
     band_required_calibration,
     local_level,
+)
+from rcir.risk.testing import (
+    bonferroni_holm,
+    fixed_sequence,
+    learn_then_test,
+    selective,
 )
 
 __all__ = [

@@ -1,4 +1,7 @@
-"""How large certified sets are: of queries that calibrate and of others that are measured."""
+"""Mean sizes of certified sets, with bootstrap intervals for each run and for differences of runs.
+
+Calibration queries determine the threshold; measured queries are those whose set sizes are counted.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,23 @@ from rcir.errors import InvalidData
 from rcir.risk.bounds import allowed_misses, check_level, corrected, fewest_queries
 from rcir.risk.results import set_sizes, widened
 
-INTERVAL_LEVEL = 0.95  # of intervals
-FEWEST_BEYOND = 5  # draws beyond each end
-FEWEST_MISSES = 5  # that must be allowed for an interval, see `why_no_interval`
+INTERVAL_LEVEL = 0.95  # coverage probability of the intervals
+MIN_TAIL_DRAWS = 5  # draws beyond each end of a percentile interval
+MIN_ALLOWED_MISSES = 5  # allowed misses from which on there is an interval, see `why_no_interval`
 
 
 @dataclass(frozen=True)
 class Certified:
-    """A calibration on some queries, and others that it sizes, scored by one score function.
+    """The scores of n calibration queries, and of m measured queries whose sets they certify.
+
+    All scores come from one score function. A run has one such part, or one for each fold of
+    cross-fitting.
 
     Attributes:
-        scores: (n,) smallest threshold that serves each calibration query; infinite if none does.
-        candidate_scores: (m, depth) scores of the candidates of the measured queries, never
-            falling along a row.
+        scores: (n,) match scores of the calibration queries: the smallest threshold at which the
+            set contains a true match; infinite if there is none.
+        candidate_scores: (m, depth) scores of the candidates of the measured queries,
+            non-decreasing along each row.
 
     Example:
         >>> scores = np.repeat(np.array([0, 1, 4, np.inf], np.float32), [86, 6, 6, 2])
@@ -39,19 +46,19 @@ class Certified:
     candidate_scores: NDArray[np.float32]
 
     def threshold(self, alpha: float, delta: float) -> float:
-        """The smallest threshold that certifies alpha at delta, infinite if none does.
+        """Return the smallest threshold that certifies (alpha, delta), infinite if none does.
 
         Raises:
-            InvalidRiskLevel: alpha or delta out of range.
+            InvalidRiskLevel: alpha or delta is out of range.
         """
         allowed = allowed_misses(len(self.scores), alpha, delta)
         return float(np.sort(self.scores)[::-1][allowed]) if allowed >= 0 else float("inf")
 
     def sizes(self, alpha: float, delta: float) -> NDArray[np.int64]:
-        """(m,) set sizes; the whole depth where (alpha, delta) cannot be certified.
+        """Return the (m,) set sizes; all candidates if (alpha, delta) cannot be certified.
 
         Raises:
-            InvalidRiskLevel: alpha or delta out of range.
+            InvalidRiskLevel: alpha or delta is out of range.
         """
         return set_sizes(self.candidate_scores, self.threshold(alpha, delta))
 
@@ -62,44 +69,44 @@ class Certified:
         alpha: float,
         delta: float,
     ) -> NDArray[np.float64]:
-        """(draws,) the mean of `sizes` with other queries in each draw.
+        """Return the (draws,) means of `sizes` for resampled queries.
 
         Args:
-            calibrating: (draws, n) the calibration queries of each draw.
-            measured: (draws, m) the measured queries of each draw.
+            calibrating: (draws, n) rows of the calibration queries of each draw.
+            measured: (draws, m) rows of the measured queries of each draw.
             alpha, delta: as in `sizes`.
         """
         n = len(self.scores)
         allowed = allowed_misses(n, alpha, delta)
         thresholds = np.full(len(calibrating), np.inf, np.float32)
         if allowed >= 0:
-            place = n - 1 - allowed
-            thresholds = np.partition(self.scores[calibrating], place, axis=1)[:, place]
-        # Draws have few thresholds, scores around one quantile: the sizes of all queries at each.
-        known, which = np.unique(thresholds, return_inverse=True)
-        limits = np.minimum(widened(known), np.finfo(np.float32).max).astype(np.float32)
+            kth = n - 1 - allowed
+            thresholds = np.partition(self.scores[calibrating], kth, axis=1)[:, kth]
+        # The thresholds are scores near one quantile and take few distinct values: size all queries
+        # at each of them.
+        distinct, inverse = np.unique(thresholds, return_inverse=True)
+        limits = np.minimum(widened(distinct), np.finfo(np.float32).max).astype(np.float32)
         sizes = self._sizes_at(limits)
-        found: NDArray[np.float64] = sizes[which[:, None], measured].mean(axis=1)
-        return found
+        means: NDArray[np.float64] = sizes[inverse[:, None], measured].mean(axis=1)
+        return means
 
     def _sizes_at(self, thresholds: NDArray[np.float32]) -> NDArray[np.int32]:
-        """(g, m) set sizes at g increasing thresholds: of each score, from which threshold on it is
-        within.
-        """
+        """Return the (g, m) set sizes at g ascending thresholds, without a tolerance."""
         width = len(thresholds) + 1
-        enters = np.searchsorted(thresholds, self.candidate_scores, side="left")
-        enters += np.arange(len(self.candidate_scores))[:, None] * width
-        counts = np.bincount(enters.ravel(), minlength=len(self.candidate_scores) * width)
+        # A histogram per query of the first threshold that admits each candidate, accumulated.
+        bins = np.searchsorted(thresholds, self.candidate_scores, side="left")
+        bins += np.arange(len(self.candidate_scores))[:, None] * width
+        counts = np.bincount(bins.ravel(), minlength=len(self.candidate_scores) * width)
         sizes = np.cumsum(counts.reshape(-1, width)[:, :-1], axis=1, dtype=np.int32)
         return np.ascontiguousarray(sizes.T)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and the interval that noise leaves it.
+    """An estimate with its confidence interval.
 
     Attributes:
-        value: the number.
+        value: the estimate.
         low, high: ends of the interval; both None if there is none, see `why_no_interval`.
     """
 
@@ -109,40 +116,41 @@ class Estimate:
 
     @property
     def beyond_noise(self) -> bool:
-        """Whether there is an interval, and 0 is outside of it."""
+        """True if there is an interval and it excludes 0."""
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
 
 def is_certified(parts: Sequence[Certified], alpha: float, delta: float) -> bool:
-    """Whether (alpha, delta) can be certified in all parts: otherwise sizes are the whole depth."""
+    """Return True if (alpha, delta) can be certified in all parts."""
     return all(np.isfinite(part.threshold(alpha, delta)) for part in parts)
 
 
 def mean_size(parts: Sequence[Certified], alpha: float, delta: float) -> float:
-    """The mean set size over the measured queries of all parts, see `Certified.sizes`."""
+    """Return the mean set size over the measured queries of all parts, see `Certified.sizes`."""
     return float(np.concatenate([part.sizes(alpha, delta) for part in parts]).mean())
 
 
 def smallest_certified(
     runs: Sequence[Sequence[Certified]], alpha: float, delta: float, among: int
 ) -> int | None:
-    """The position of the run with the smallest mean size, each certified at delta / `among`.
+    """Return the index of the run with the smallest mean set size, certified at delta / `among`.
 
     Args:
         runs: the parts of each run, see `rcir.risk.mean_size`.
-        alpha, delta: levels of the guarantee of the run that is chosen.
-        among: number of runs that are chosen among; more than `runs` if some of these were chosen
-            before.
+        alpha, delta: levels of the guarantee of the chosen run.
+        among: number of runs that the choice is among; larger than the number of `runs` if some of
+            them were themselves chosen among others.
 
     Returns:
-        The position, the first of equals; None if nothing is certified of any.
+        The index, the first one in a tie; None if no run is certified in all its parts.
 
     Raises:
         InvalidRiskLevel, InvalidConfig: alpha, delta or `among` is out of range.
 
     Example:
-        >>> known, asked = np.ones(99, np.float32), np.tile(np.arange(9, dtype=np.float32), (5, 1))
-        >>> runs = [[Certified(rank * known, asked)] for rank in (4, 2, 3)]
+        >>> scores = np.ones(99, np.float32)
+        >>> candidate_scores = np.tile(np.arange(9, dtype=np.float32), (5, 1))
+        >>> runs = [[Certified(rank * scores, candidate_scores)] for rank in (4, 2, 3)]
         >>> smallest_certified(runs, alpha=0.1, delta=0.1, among=3)
         1
     """
@@ -162,99 +170,103 @@ def bootstrap(
     draws: int = 1000,
     seed: int = 0,
 ) -> NDArray[np.float64]:
-    """Mean set sizes as they would be with other queries, for several runs on the same queries.
+    """Return bootstrap draws of the mean set size, for several runs on the same queries.
 
-    In each draw, calibration queries and measured queries are drawn with replacement, threshold is
-    calibrated anew on the former, and the latter are measured. The draws are the same for all runs,
-    so that what makes queries hard for all of them cancels out of differences.
+    Each draw samples calibration queries and measured queries with replacement, calibrates a
+    threshold on the sampled calibration queries, and sizes the sampled measured queries. All runs
+    share the draws (a paired bootstrap), so that the difficulty of the queries cancels in
+    differences between runs.
 
-    The spread of the result is the noise of the calibration queries and of the measured queries.
-    Not in it is what the queries do not decide: the tuning split, the gallery, and the seed of the
-    training. Parts are drawn apart, and so are the two roles of a query that calibrates in one
-    part and is measured in another. Of few queries, or of runs that err on the same ones, the
-    intervals of differences are rather too wide than too narrow. Where only a few misses are
-    allowed, the spread is too small: see `why_no_interval`.
+    The draws vary with the calibration queries and the measured queries only. They do not account
+    for the tuning split, the gallery or the training seed. Parts are resampled independently, even
+    if the calibration queries of one part are the measured queries of another. With few queries, or
+    if the runs fail on the same queries, the intervals of differences tend to be too wide rather
+    than too narrow. If only a few misses are allowed, the draws vary too little: see
+    `why_no_interval`.
 
     Args:
         runs: the parts of each run; row i of part p is the same query in all runs.
         alpha, delta: as in `Certified.sizes`.
         draws: number of draws.
-        seed: decides them.
+        seed: seed of the draws.
 
     Returns:
-        (runs, draws) means as of `mean_size`.
+        (runs, draws) mean sizes, see `mean_size`.
 
     Raises:
-        InvalidData: the runs are not of equally many queries.
-        InvalidRiskLevel: alpha or delta out of range.
+        InvalidData: there is no run or no part, or the numbers of queries differ between runs.
+        InvalidRiskLevel: alpha or delta is out of range.
     """
-    shape = _shape(runs)
+    shape = _numbers_of_queries(runs)
     rng = np.random.default_rng(seed)
     sums = np.zeros((len(runs), draws))
-    for number, (n, m) in enumerate(shape):
+    for part, (n, m) in enumerate(shape):
         calibrating = rng.integers(n, size=(draws, n), dtype=np.int32)
         measured = rng.integers(m, size=(draws, m), dtype=np.int32)
         for run, parts in enumerate(runs):
-            sums[run] += m * parts[number].redrawn(calibrating, measured, alpha, delta)
+            sums[run] += m * parts[part].redrawn(calibrating, measured, alpha, delta)
     return sums / sum(m for _, m in shape)
 
 
 def interval(
     values: NDArray[np.float64], level: float = INTERVAL_LEVEL, widened: bool = False
 ) -> tuple[float, float]:
-    """The percentile interval of draws: as many lie below as above it, a share `level` within.
+    """Return the equal-tailed percentile interval of bootstrap draws.
 
-    Where fewer than five draws would lie beyond each end, the interval of a normal distribution
-    with their mean and spread.
+    If fewer than five draws would be beyond each end, return instead the interval of a normal
+    distribution with the mean and standard deviation of the draws.
 
     Args:
         values: the draws.
-        level: share of them within.
-        widened: take the wider of both at each end. Sizes are whole numbers, so that percentiles
-            may coincide with each other although the mean lies between two sizes.
+        level: share of the draws within the interval, in (0, 1).
+        widened: True to use, at each end, the wider of the percentile and the normal interval. Set
+            sizes are integers, so that both percentiles may be the same although the mean is
+            between two sizes.
 
     Example:
         >>> interval(np.arange(1001.0), level=0.5)
         (250.0, 750.0)
     """
     tail = (1 - check_level("level", level)) / 2
-    reach = -ndtri(tail) * values.std()
-    normal = float(values.mean() - reach), float(values.mean() + reach)
-    if tail * len(values) < FEWEST_BEYOND:
+    half_width = -ndtri(tail) * values.std()
+    normal = float(values.mean() - half_width), float(values.mean() + half_width)
+    if tail * len(values) < MIN_TAIL_DRAWS:
         return normal
     low, high = (float(end) for end in np.quantile(values, [tail, 1 - tail]))
     return (min(low, normal[0]), max(high, normal[1])) if widened else (low, high)
 
 
 def why_no_interval(parts: Sequence[Certified], alpha: float, delta: float) -> str | None:
-    """The reason, in words, why sizes on these queries have no interval; None if they have one.
+    """Return the reason why mean sizes on these queries have no interval; None if they have one.
 
-    With M misses allowed, the threshold is the (M + 1)-th largest score. Near the maximum the
-    bootstrap is inconsistent (Bickel and Freedman, Annals of Statistics 1981, section 6): draws
-    with replacement never exceed it. In simulations, 95% intervals held the mean size in a third
-    to half of the cases with M = 0, in 75% to 86% with M = 1 and in 92% with M = 2 (each query
-    measured once); from M = 5 on in 94% or more.
+    With M misses allowed, the threshold is the (M + 1)-th largest score. The bootstrap is
+    inconsistent near the maximum, which draws with replacement never exceed (Bickel and Freedman,
+    Annals of Statistics 1981, section 6). In simulations that measured each query once, 95%
+    intervals covered the mean size in a third to half of the cases for M = 0, in 75% to 86% for
+    M = 1, in 92% for M = 2, and in at least 94% from M = 5 on.
 
     Example:
-        >>> one = Certified(np.zeros(45, np.float32), np.zeros((9, 5), np.float32))
-        >>> print(why_no_interval([one], alpha=0.05, delta=0.1))
-        no interval: 45 calibration queries allow no miss at alpha 0.05, so that one query ...
-        >>> why_no_interval([one], alpha=0.2, delta=0.1) is None
+        >>> part = Certified(np.zeros(45, np.float32), np.zeros((9, 5), np.float32))
+        >>> print(why_no_interval([part], alpha=0.05, delta=0.1))
+        no interval: 45 calibration queries allow no miss at alpha 0.05, so 1 query determines ...
+        >>> why_no_interval([part], alpha=0.2, delta=0.1) is None
         True
     """
     n = min(len(part.scores) for part in parts)
     allowed = allowed_misses(n, alpha, delta)
-    if allowed >= FEWEST_MISSES:
+    if allowed >= MIN_ALLOWED_MISSES:
         return None
-    misses, decide = "no miss", "one query decides"
-    if allowed > 0:
-        misses = "1 miss" if allowed == 1 else f"{allowed} misses"
-        decide = f"{allowed + 1} queries decide"
-    enough = fewest_queries(lambda m: allowed_misses(m, alpha, delta) >= FEWEST_MISSES)
-    queries = "calibration queries" + (" of a part" if len(parts) > 1 else "")
+    if allowed < 0:
+        problem = f"cannot certify alpha {alpha:g}"
+    else:
+        misses = {0: "no miss", 1: "1 miss"}.get(allowed, f"{allowed} misses")
+        determine = "1 query determines" if allowed == 0 else f"{allowed + 1} queries determine"
+        problem = f"allow {misses} at alpha {alpha:g}, so {determine} the size"
+    needed = fewest_queries(lambda m: allowed_misses(m, alpha, delta) >= MIN_ALLOWED_MISSES)
+    queries = "calibration queries" + (" in the smallest part" if len(parts) > 1 else "")
     return (
-        f"no interval: {n} {queries} allow {misses} at alpha {alpha:g}, so that {decide} the size "
-        f"({enough or 'more than a billion'} would give an interval)"
+        f"no interval: {n} {queries} {problem}; an interval needs "
+        f"{needed or 'more than half a billion'} calibration queries"
     )
 
 
@@ -265,43 +277,54 @@ def compare_sizes(
     draws: int = 1000,
     first_is_best: bool = False,
 ) -> tuple[list[Estimate], list[Estimate]]:
-    """The mean set size of each run, and how much each of the others differs from the first.
+    """Return the mean set size of each run, and the difference of each other run from the first.
 
-    Both with 95% intervals of `bootstrap`, of which the docstring says what noise they hold, or
-    with none for the reason of `why_no_interval`. Those of differences hold all together
-    (Bonferroni): of runs that do not differ at all, about 1 comparison in 20 shows a difference
-    beyond noise, however many runs there are.
+    The intervals come from `bootstrap`, whose docstring states which noise they include; there are
+    none if `why_no_interval` gives a reason. The interval of each size has a level of 95%. The
+    intervals of the differences have a joint level of 95% (Bonferroni): if all runs are equally
+    good, any difference is beyond noise in about 1 comparison in 20, for any number of runs.
 
     Args:
         runs, alpha, delta, draws: as in `bootstrap`.
-        first_is_best: whether the first was made the first for its size, which it then takes the
-            intervals of all pairs to allow for.
+        first_is_best: True if the first run was chosen because its mean size is the smallest. The
+            intervals of the differences are then corrected for all pairs of runs.
+
+    Returns:
+        An estimate for each run, and one for each run but the first.
+
+    Raises:
+        InvalidData, InvalidRiskLevel: see `bootstrap`.
     """
-    _shape(runs)
+    _numbers_of_queries(runs)
     values = [mean_size(parts, alpha, delta) for parts in runs]
     if why_no_interval(runs[0], alpha, delta) is not None:
         sizes = [Estimate(value, None, None) for value in values]
         return sizes, [Estimate(value - values[0], None, None) for value in values[1:]]
-    drawn = bootstrap(runs, alpha, delta, draws)
+    resampled = bootstrap(runs, alpha, delta, draws)
     sizes = [
         Estimate(value, *interval(row, widened=True))
-        for value, row in zip(values, drawn, strict=True)
+        for value, row in zip(values, resampled, strict=True)
     ]
     others = max(1, len(runs) - 1)
-    level = 1 - (1 - INTERVAL_LEVEL) / (others * len(runs) / 2 if first_is_best else others)
+    comparisons = others * len(runs) / 2 if first_is_best else others
+    level = 1 - (1 - INTERVAL_LEVEL) / comparisons
     differences = [
-        Estimate(value - values[0], *interval(row - drawn[0], level))
-        for value, row in zip(values[1:], drawn[1:], strict=True)
+        Estimate(value - values[0], *interval(row - resampled[0], level))
+        for value, row in zip(values[1:], resampled[1:], strict=True)
     ]
     return sizes, differences
 
 
-def _shape(runs: Sequence[Sequence[Certified]]) -> list[tuple[int, int]]:
-    """How many queries calibrate and are measured in each part, the same for all runs."""
+def _numbers_of_queries(runs: Sequence[Sequence[Certified]]) -> list[tuple[int, int]]:
+    """Return the numbers of calibration and of measured queries of each part, equal for all runs.
+
+    Raises:
+        InvalidData: there is no run or no part, or the numbers differ between runs.
+    """
     shapes = [[(len(part.scores), len(part.candidate_scores)) for part in parts] for parts in runs]
     if not shapes or not shapes[0] or any(shape != shapes[0] for shape in shapes):
         raise InvalidData(
-            f"calibration and measured queries of each part of each run: {shapes}; these must be "
-            "the same for all runs"
+            f"the numbers of calibration and measured queries in the parts of each run are {shapes}"
+            "; pass at least one run, and runs on the same queries"
         )
     return shapes[0]

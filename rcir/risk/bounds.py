@@ -1,7 +1,7 @@
-"""How many misses among n calibration queries certify a risk, and the risk that misses certify.
+"""Confidence bounds: how many calibration misses certify a risk, and which risk they certify.
 
-A miss is a 0/1 loss: the returned set holds no true match. Counts are integers throughout; sums of
-losses anywhere in [0, 1] are not.
+A miss is a loss of 1: the returned set contains no true match. Numbers of misses are integers
+throughout; sums of losses in [0, 1] need not be.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Certificate:
     """The threshold that certifies a request.
 
     Attributes:
-        threshold: candidates of at most this score are in the set, up to
+        threshold: candidates with at most this score are in the set, up to the relative tolerance
             `rcir.risk.results.TOLERANCE`.
-        bound: the confidence bound, or "band" (simultaneous), "anytime" or "conformal" (on
+        bound: name of the confidence bound, or "band" (simultaneous), "anytime" or "conformal" (on
             average).
-        risk_bound: the certified level, at most alpha (misses are whole numbers); None with several
-            risks.
-        selection_threshold: with `abstain`, queries up to this selection score are answered.
-        n_groups: number of groups whose mix is arbitrary.
+        risk_bound: the certified level; at most alpha, because misses are whole numbers; None for
+            several risks.
+        selection_threshold: with `abstain`, queries with at most this selection score are answered.
+        n_groups: number of groups, if the certificate holds for all group weights.
     """
 
     threshold: float
@@ -44,7 +44,7 @@ class Certificate:
 
 
 def check_level(name: str, value: float) -> float:
-    """A probability strictly between 0 and 1, or `InvalidRiskLevel`.
+    """Return a probability, or raise `InvalidRiskLevel` unless it is strictly between 0 and 1.
 
     Example:
         >>> check_level("alpha", 0.1)
@@ -58,7 +58,7 @@ def check_level(name: str, value: float) -> float:
 
 
 def check_bound(bound: str) -> None:
-    """Raise `InvalidConfig` for a name that is no bound's."""
+    """Raise `InvalidConfig` unless this is the name of a bound."""
     if bound not in get_args(Bound):
         raise InvalidConfig(
             f"bound {bound!r} is unknown; choose one of {', '.join(get_args(Bound))}"
@@ -66,46 +66,56 @@ def check_bound(bound: str) -> None:
 
 
 def p_value(total: float, n: int, alpha: float, bound: Bound = "binomial") -> float:
-    """How improbable losses this small are if their mean is alpha or more.
+    """Return a p-value of the hypothesis that the mean loss is at least alpha.
 
-    For every delta, the probability of a p-value of at most delta is then at most delta.
+    Under the hypothesis, the p-value is at most delta with probability at most delta, for every
+    delta in (0, 1).
 
     - "binomial": ``P(Binomial(n, alpha) <= total)``; losses 0 or 1, exact (Clopper-Pearson).
     - "hoeffding": ``exp(-2 n (alpha - total / n)^2)`` (Bates et al., JACM 2021).
     - "bentkus": ``e P(Binomial(n, alpha) <= ceil(total))`` (Bates et al., eq. 13).
-    - "hoeffding-bentkus": the smaller of the last and Hoeffding's ``exp(-n kl(total / n, alpha))``.
-    - "betting": the inverse of what a bettor owns who stakes on every loss the fraction that is
-      best at the edge of the certificate (Waudby-Smith and Ramdas, JRSS-B 2024, with a bet fixed
-      beforehand, which 0/1 losses, of known variance at alpha, allow): ``exp(-n kl(...))``.
+    - "hoeffding-bentkus": the smaller of "bentkus" and ``exp(-n kl(total / n, alpha))``, which is
+      Hoeffding's inequality with the Kullback-Leibler divergence kl.
+    - "betting": ``exp(-n kl(total / n, alpha))``. It is at most delta if and only if a test
+      martingale with one constant bet, which is optimal at the largest sum that certifies alpha,
+      has a wealth of at least 1 / delta (Waudby-Smith and Ramdas, JRSS-B 2024). The bet can be
+      fixed beforehand, because 0/1 losses of mean alpha have a known variance.
 
-    All but the first hold for losses anywhere in [0, 1].
+    All but "binomial" are valid for any losses in [0, 1].
 
     Args:
         total: sum of the n losses, in [0, n].
         n: number of losses, at least 1.
-        alpha: mean to refute, in (0, 1).
-        bound: which of the five.
+        alpha: mean loss to reject, in (0, 1).
+        bound: one of the five names.
+
+    Raises:
+        InvalidConfig: the bound is unknown.
+        InvalidData: n or the sum is out of range, or the sum of a binomial bound is not an integer.
+        InvalidRiskLevel: alpha is out of range.
 
     Example:
         >>> round(p_value(3, 100, 0.1), 6)  # P(Binomial(100, 0.1) <= 3)
         0.007836
     """
     if n < 1 or not 0 <= total <= n:
-        raise InvalidData(f"the losses sum to {total} over n = {n}; needed: n >= 1, 0 <= sum <= n")
+        raise InvalidData(
+            f"the sum of n = {n} losses is {total}; pass n >= 1 and a sum between 0 and n"
+        )
     return float(p_values(np.asarray(total, np.float64), n, alpha, bound))
 
 
 def p_values(
     totals: NDArray[np.float64], n: int | NDArray[np.int64], alpha: float, bound: Bound = "binomial"
 ) -> NDArray[np.float64]:
-    """`p_value` of arrays of sums and of numbers of losses, each at least 1."""
+    """Return `p_value` for arrays of sums and of numbers of losses, each number at least 1."""
     alpha = check_level("alpha", alpha)
     check_bound(bound)
     if bound == "binomial":
         if (totals != np.floor(totals)).any():
             raise InvalidData(
-                f"the losses sum to {totals}: the binomial bound is for losses 0 or 1; choose "
-                "another bound, for instance hoeffding-bentkus"
+                f"the sum of the losses is {totals}, but the binomial bound requires losses 0 or "
+                "1; choose another bound, for instance hoeffding-bentkus"
             )
         return bdtr(totals, n, alpha)  # type: ignore[no-any-return]
     rates = totals / n
@@ -122,19 +132,24 @@ def p_values(
 
 
 def allowed_misses(n: int, alpha: float, delta: float, bound: Bound = "binomial") -> int:
-    """The largest number of misses among n queries that certifies a risk of at most alpha.
+    """Return the largest number of misses among n queries that certifies a risk of at most alpha.
 
-    ``max{m : p_value(m, n, alpha, bound) <= delta}``. The binomial bound is the exact one and
-    never smaller than another; "hoeffding" is that of Cai et al. (AAAI 2025).
+    This is ``max{m : p_value(m, n, alpha, bound) <= delta}``. The binomial bound is exact and
+    allows at least as many misses as any other. "hoeffding" is the bound of Cai et al. (AAAI 2025).
 
     Args:
         n: number of calibration queries, at least 0.
         alpha: risk to certify, in (0, 1).
-        delta: probability of the certificate to be wrong, in (0, 1).
+        delta: probability, in (0, 1), that the certificate is wrong.
         bound: see `p_value`.
 
     Returns:
         An integer in {-1, ..., n - 1}; -1 if not even 0 misses certify alpha.
+
+    Raises:
+        InvalidConfig: the bound is unknown.
+        InvalidData: n is not an integer of at least 0.
+        InvalidRiskLevel: alpha or delta is out of range.
 
     Example:
         >>> allowed_misses(3000, 0.05, 0.1), allowed_misses(3000, 0.05, 0.1, "hoeffding")
@@ -145,22 +160,23 @@ def allowed_misses(n: int, alpha: float, delta: float, bound: Bound = "binomial"
     alpha, delta = check_level("alpha", alpha), check_level("delta", delta)
     check_bound(bound)
     if not isinstance(n, Integral) or n < 0:
-        raise InvalidData(f"n is {n!r}; a number of queries is an integer, at least 0")
+        raise InvalidData(f"n is {n!r}; the number of queries must be an integer, at least 0")
     return most_misses(n, lambda misses: _certifies(misses, n, alpha, delta, bound))
 
 
 def most_misses(n: int, certifies: Callable[[int], bool]) -> int:
-    """The largest number of misses, below n, that certifies; -1 if none does.
+    """Return the largest number of misses below n that certifies; -1 if none does.
 
     Args:
         n: number of calibration queries.
-        certifies: whether a number of misses does; true up to some number and false from there.
+        certifies: returns True if a number of misses certifies. It must be True up to some number
+            of misses and False above it.
 
     Example:
         >>> most_misses(100, lambda misses: misses <= 7)
         7
     """
-    low, high = -1, n  # `low` misses certify, `high` do not
+    low, high = -1, n  # `low` misses certify, `high` misses do not
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if certifies(middle) else (low, middle)
@@ -168,9 +184,21 @@ def most_misses(n: int, certifies: Callable[[int], bool]) -> int:
 
 
 def miss_rate_bound(misses: int, n: int, delta: float, bound: Bound = "binomial") -> float:
-    """Upper confidence bound, at level 1 - delta, of a miss rate of which n draws show `misses`.
+    """Return the smallest alpha that a number of misses among n queries certifies.
 
-    The inverse of `allowed_misses`: the smallest alpha that this number of misses certifies.
+    This is the inverse of `allowed_misses`, and an upper confidence bound of the miss rate at level
+    1 - delta.
+
+    Args:
+        misses: number of misses, in {0, ..., n}.
+        n: number of queries, at least 1.
+        delta: probability, in (0, 1), that the miss rate exceeds the bound.
+        bound: see `p_value`.
+
+    Raises:
+        InvalidConfig: the bound is unknown.
+        InvalidData: misses or n is not an integer, or out of range.
+        InvalidRiskLevel: delta is out of range.
 
     Example:
         >>> round(miss_rate_bound(0, 100, 0.1), 6) == round(1 - 0.1 ** 0.01, 6)
@@ -178,22 +206,23 @@ def miss_rate_bound(misses: int, n: int, delta: float, bound: Bound = "binomial"
     """
     delta = check_level("delta", delta)
     check_bound(bound)
-    whole = isinstance(misses, Integral) and isinstance(n, Integral)
-    if not whole or not 0 <= misses <= n or n < 1:
+    integers = isinstance(misses, Integral) and isinstance(n, Integral)
+    if not integers or not 0 <= misses <= n or n < 1:
         raise InvalidData(
-            f"misses is {misses!r} of n = {n!r}; needed: integers, 0 <= misses <= n and n >= 1"
+            f"misses is {misses!r} and n is {n!r}; they must be integers with 0 <= misses <= n and "
+            "n >= 1"
         )
     return mean_bound(misses, n, delta, bound)
 
 
 def mean_bound(total: float, n: int, delta: float, bound: Bound) -> float:
-    """The smallest mean that n losses with this sum refute at delta, 1 if there is none below."""
+    """Return the smallest mean below 1 that n losses with this sum reject at delta, or 1."""
     if total >= n:
         return 1.0
     if bound == "binomial":
         return float(exact_bounds(np.array([total]), n, delta)[0][0])
     if bound == "hoeffding":
-        return min(1.0, _hoeffding(total, n, delta))
+        return min(1.0, _hoeffding_bound(total, n, delta))
     return smallest_mean(
         lambda alpha: p_value(total, n, alpha, bound), max(total / n, math.ulp(0.0)), delta
     )
@@ -202,20 +231,23 @@ def mean_bound(total: float, n: int, delta: float, bound: Bound) -> float:
 def risk_interval(
     total: float, n: int, binary: bool = True, level: float = 0.95
 ) -> tuple[float, float]:
-    """Confidence interval of a risk that was measured on independent test queries.
+    """Return a confidence interval of a risk that was measured on independent test queries.
 
-    It covers the true risk with at least the stated probability for any number of queries: Clopper
-    and Pearson's exact interval of losses 0 or 1, else the inverted Hoeffding-Bentkus bound of
-    losses anywhere in [0, 1] (Bates et al., JACM 2021). Both ends have equal error probabilities.
+    For any number of queries, the interval covers the true risk with probability at least `level`.
+    For losses 0 or 1 it is the exact Clopper-Pearson interval; for other losses in [0, 1] it
+    inverts the Hoeffding-Bentkus bound (Bates et al., JACM 2021). The error probability is divided
+    equally between both ends.
 
     Args:
         total: sum of the losses, in [0, n].
-        n: number of independent losses, at least 1: of queries, or the mean losses of clusters.
-        binary: whether each loss is 0 or 1.
-        level: probability of covering the true risk, in (0, 1).
+        n: number of independent losses, at least 1; a loss is that of a query, or the mean loss of
+            a cluster.
+        binary: True if each loss is 0 or 1.
+        level: coverage probability, in (0, 1).
 
     Raises:
-        InvalidData: the total is not a sum of n losses, or not a whole number of binary ones.
+        InvalidData: n or the sum is out of range, or the sum of binary losses is not an integer.
+        InvalidRiskLevel: the level is out of range.
 
     Example:
         >>> low, high = risk_interval(293, 3000)
@@ -224,45 +256,49 @@ def risk_interval(
     """
     tail = (1 - check_level("level", level)) / 2
     bound: Bound = "binomial" if binary else "hoeffding-bentkus"
-    p_value(total, n, 0.5, bound)  # refuses what is not a sum of n losses
+    p_value(total, n, 0.5, bound)  # validates total and n
     return 1 - mean_bound(n - total, n, tail, bound), mean_bound(total, n, tail, bound)
 
 
 def exact_bounds(
     misses: NDArray[Any], n: int, delta: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Clopper-Pearson's upper bounds of a miss rate, and one minus them, both in full precision.
+    """Return Clopper-Pearson upper bounds of a miss rate, and one minus them, in full precision.
 
-    SciPy's inverse is far off for a few arguments (999 misses of 21,163, at any delta): where it
-    does not invert, another of its algorithms is taken, which has nine digits.
+    SciPy's inverse of the incomplete beta function is far off for a few arguments, such as 999
+    misses of 21,163 at any delta. Each result is therefore checked. Where the check fails, another
+    SciPy algorithm, which is accurate to nine digits, replaces it.
 
     Args:
-        misses: (k,) whole numbers below n.
-        n: number of draws.
-        delta: in (0, 1).
+        misses: (k,) integers below n.
+        n: number of queries.
+        delta: probability, in (0, 1), that a miss rate exceeds its bound.
+
+    Returns:
+        (k,) bounds and (k,) complements.
 
     Example:
-        >>> rates, rest = exact_bounds(np.array([0, 999]), 21_163, 0.1)
-        >>> rates.round(6).tolist(), rest.round(6).tolist()
+        >>> rates, complements = exact_bounds(np.array([0, 999]), 21_163, 0.1)
+        >>> rates.round(6).tolist(), complements.round(6).tolist()
         ([0.000109, 0.049128], [0.999891, 0.950872])
     """
     a, b = misses + 1, n - misses
-    rates, rest = betainccinv(a, b, delta), betaincinv(b, a, delta)
-    # Of a number near 1, digits are lost: then the other one tells.
-    back = np.where(rates < 0.5, betaincc(a, b, rates), betainc(b, a, rest))
-    wrong = ~(np.abs(back - delta) <= 1e-6 * delta)
-    rates[wrong] = bdtri(misses[wrong], n, delta)
-    rest[wrong] = 1 - rates[wrong]
-    return rates, rest
+    rates, complements = betainccinv(a, b, delta), betaincinv(b, a, delta)
+    # A number near 1 has lost digits: check whichever of rate and complement is smaller.
+    tails = np.where(rates < 0.5, betaincc(a, b, rates), betainc(b, a, complements))
+    inaccurate = ~(np.abs(tails - delta) <= 1e-6 * delta)
+    rates[inaccurate] = bdtri(misses[inaccurate], n, delta)
+    complements[inaccurate] = 1 - rates[inaccurate]
+    return rates, complements
 
 
 def smallest_mean(p_value: Callable[[float], float], lowest: float, delta: float) -> float:
-    """The smallest alpha from `lowest` with a p-value of at most delta, 1 if there is none below.
+    """Return the smallest alpha in [lowest, 1) with a p-value of at most delta, or 1 if none has.
 
     Args:
-        p_value: of alpha in (0, 1), nowhere rising from `lowest` on.
-        lowest: where to begin, in (0, 1).
-        delta: in (0, 1).
+        p_value: returns the p-value of an alpha in (0, 1); non-increasing on [lowest, 1).
+        lowest: lower end of the search, in (0, 1).
+        delta: level, in (0, 1).
 
     Example:
         >>> round(smallest_mean(lambda alpha: (1 - alpha) ** 2, 0.01, 0.25), 12)
@@ -279,26 +315,29 @@ def smallest_mean(p_value: Callable[[float], float], lowest: float, delta: float
 
     from scipy.optimize import brentq  # slow to import
 
-    found = float(brentq(excess, lowest, largest, xtol=1e-300, rtol=1e-15, maxiter=1000))
-    while p_value(found) > delta:  # on the safe side of the root
-        found = math.nextafter(found, 2.0) if found == 0 else min(found * (1 + 1e-15), largest)
-    return found
+    root = float(brentq(excess, lowest, largest, xtol=1e-300, rtol=1e-15, maxiter=1000))
+    while p_value(root) > delta:  # move to the safe side of the root
+        root = math.nextafter(root, 2.0) if root == 0 else min(root * (1 + 1e-15), largest)
+    return root
 
 
 def required_calibration(
     alpha: float, delta: float, bound: Bound = "binomial", unmatched: float = 0.0
 ) -> int | None:
-    """A number of calibration queries with which alpha can be certified.
-
-    The smallest one if `unmatched` is 0; else about the smallest.
+    """Return the number of calibration queries that are needed to certify alpha.
 
     Args:
         alpha, delta, bound: as in `allowed_misses`.
-        unmatched: share in [0, 1] of queries that no set size serves (no match within the search
-            depth); they count as misses.
+        unmatched: share, in [0, 1], of queries without a match within the search depth; they are
+            misses at every threshold.
 
     Returns:
-        The number, or None if there is none below a billion: `unmatched` is too close to alpha.
+        The smallest number if `unmatched` is 0, otherwise approximately the smallest; None if it
+        is above 2^29, half a billion, for example because `unmatched` is too close to alpha.
+
+    Raises:
+        InvalidConfig: the bound is unknown.
+        InvalidRiskLevel: alpha or delta is out of range.
 
     Example:
         >>> required_calibration(0.1, 0.1), required_calibration(0.05, 0.01)
@@ -306,17 +345,17 @@ def required_calibration(
         >>> required_calibration(0.1, 0.1, unmatched=0.2) is None
         True
     """
-
     return fewest_queries(
         lambda n: allowed_misses(n, alpha, delta, bound) >= math.ceil(unmatched * n)
     )
 
 
 def fewest_queries(enough: Callable[[int], bool]) -> int | None:
-    """The smallest number of queries that is enough; None if there is none below a billion.
+    """Return the smallest number of queries that is enough; None above 2^29, half a billion.
 
     Args:
-        enough: whether a number of queries is; false up to some number and true from there.
+        enough: returns True if a number of queries is enough. It must be False up to some number
+            of queries and True above it.
 
     Example:
         >>> fewest_queries(lambda n: n >= 22)
@@ -335,34 +374,36 @@ def fewest_queries(enough: Callable[[int], bool]) -> int | None:
 
 
 def _certifies(misses: int, n: int, alpha: float, delta: float, bound: Bound) -> bool:
-    if bound == "hoeffding":  # as the sources write it, for equality at ties
-        return _hoeffding(misses, n, delta) <= alpha
+    if bound == "hoeffding":  # in the form of the sources, so that ties are decided as there
+        return _hoeffding_bound(misses, n, delta) <= alpha
     if bound == "binomial":
         return bool(bdtr(misses, n, alpha) <= delta)
     return p_value(misses, n, alpha, bound) <= delta
 
 
-def _hoeffding(total: float, n: int, delta: float) -> float:
+def _hoeffding_bound(total: float, n: int, delta: float) -> float:
     return total / n + math.sqrt(math.log(1 / delta) / (2 * n))
 
 
 def check_among(among: int) -> int:
     """Return a number of retrievers, or raise `InvalidConfig` unless it is at least 1."""
     if isinstance(among, bool) or not isinstance(among, Integral) or among < 1:
-        raise InvalidConfig(f"chosen among {among!r}; it is a number of retrievers, at least 1")
+        raise InvalidConfig(
+            f"the number of retrievers chosen among is {among!r}; it must be an integer, at least 1"
+        )
     return int(among)
 
 
 def corrected(delta: float, among: int) -> float:
-    """Return the delta at which each of several retrievers is certified, for one to be chosen.
+    """Return the delta at which to certify each of several retrievers if one will be chosen.
 
-    Each of k certificates at (alpha, delta / k) is wrong with probability at most delta / k, so
-    that all hold together with probability at least 1 - delta, and so does that of the one that is
-    chosen, by whatever rule (Bonferroni). They may be calibrated on the same queries.
+    Each of k certificates at (alpha, delta / k) is wrong with probability at most delta / k. With
+    probability at least 1 - delta, all of them hold (Bonferroni), including that of the retriever
+    that is chosen, by whatever rule. All may be calibrated on the same queries.
 
     Args:
-        delta: probability, in (0, 1), that the certificate of the chosen one is wrong.
-        among: number of retrievers.
+        delta: probability, in (0, 1), that the certificate of the chosen retriever is wrong.
+        among: number of retrievers, at least 1.
 
     Raises:
         InvalidRiskLevel, InvalidConfig: delta or `among` is out of range.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.printable import printable
 from rcir.risk.bounds import Bound, Certificate, check_among, check_bound, corrected
-from rcir.risk.certify import certify
+from rcir.risk.certification import certify
 from rcir.risk.losses import find_risk
 from rcir.risk.request import GuaranteeRequest, conflict
 from rcir.risk.results import ScoredResults, SearchResults, set_sizes
@@ -130,7 +130,7 @@ class SetRule:
     Attributes:
         score_function: fitted on the tuning split.
         tuning, calibration: the two splits, scored by it.
-        bound: of the miss risk, see `rcir.risk.certify.certify`.
+        bound: of the miss risk, see `rcir.risk.certify`.
 
     Raises:
         InvalidConfig: there is no such bound.

@@ -1,7 +1,7 @@
 """Risks: the loss of one query, and the words for its mean.
 
 A risk is data. Which procedure certifies it follows from its attributes, see
-`rcir.risk.certify.certify`.
+`rcir.risk.certify`.
 """
 
 from __future__ import annotations

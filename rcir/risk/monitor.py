@@ -1,14 +1,16 @@
-"""Watching a guarantee in use: alarms when what is seen contradicts it.
+"""Monitoring of a guarantee: tests by betting on the losses, and a test of exchangeability.
 
-Both alarms bet on the next loss, at odds that are fair where the risk is alpha: the wealth is
-multiplied by 1 + lambda (loss - alpha), where lambda >= 0 may depend on all losses before, and is
-bounded so that nothing becomes negative. For losses 0 or 1 that is the likelihood ratio of a risk
-q against alpha, lambda = (q - alpha) / (alpha (1 - alpha)); in between it is linear, so that losses
-in [0, 1] are taken as well, for instance 1 - recall. While the risk is at most alpha, whatever the
-past, no such bet gains on average (Waudby-Smith and Ramdas, JRSS-B 2024).
+`RiskMonitor` and `ChangeDetector` bet on the next loss at odds that are fair if the risk is alpha.
+A bet multiplies the wealth by the factor 1 + lambda (loss - alpha). The fraction lambda >= 0 may
+depend on all previous losses, and is bounded so that no factor is negative. For losses 0 or 1, the
+factor is the likelihood ratio of a risk q against alpha, with
+lambda = (q - alpha) / (alpha (1 - alpha)). The factor is linear in the loss, so that any losses in
+[0, 1] are valid, for example 1 - recall. While the risk given the past is at most alpha, no bet
+has a positive expected gain (Waudby-Smith and Ramdas, JRSS-B 2024).
 
-What was bet from the first query on is lost when the risk rises late. So a new bet is added at each
-query; the sum of all of them follows one recursion, `_staked`.
+A bet that is made from the first query on has lost most of its wealth if the risk rises late.
+Therefore a new bet starts at each query. The total wealth of all bets follows a linear recursion,
+see `_log_recursion`.
 """
 
 from __future__ import annotations
@@ -28,45 +30,54 @@ from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk.bounds import check_level
 from rcir.risk.results import ScoredResults, widened
 
-ALTERNATIVES = 12  # that the risk may have risen to
-LATER = 0.25  # share of the wealth that is not bet from the first query on
-FROM_START = 0.3  # odds of a risk above alpha from the first query on, against the usual risk
-CHANGES = 5000  # queries between changes that the forecast expects; more the longer there is none
-MISSES = 100  # that the usual risk is estimated from, about
-LOSSES_TOGETHER = 2**16  # queries at a time, to bound the memory
+N_ALTERNATIVES = 12  # alternative risks: those to which the risk may have risen
+RESERVE_SHARE = 0.25  # share of the wealth for bets that start after the first query
+INITIAL_ODDS = 0.3  # prior odds that the risk is an alternative from the first query on
+CHANGE_INTERVAL = 5000  # the prior odds of a change before query n + 1 are 1 / (this + n)
+BASELINE_WINDOW = 100  # the baseline risk is averaged over about this / alpha queries
+BLOCK_SIZE = 2**16  # losses that are processed at a time, to limit memory use
 
 
 @dataclass
 class RiskMonitor:
-    """A test martingale against "the risk is at most alpha", valid at every moment.
+    """A test martingale for the hypothesis that the risk is at most alpha, valid at every query.
 
-    Its wealth is that of one bet from each query t on, with a share w_t of the first wealth, 1:
-    ``M_n = sum_{t <= n} w_t f_t ... f_n + sum_{t > n} w_t``, where the w_t sum to 1 and the factors
-    f_t are as above. While the risk is at most alpha, whatever the past, this is a non-negative
-    supermartingale that starts at 1, so that it ever reaches 1 / level with probability at most
-    level (Ville): queries may be watched one by one for ever.
+    The initial wealth is 1. A share w_t of it is bet from query t on:
+    ``M_n = sum_{t <= n} w_t f_t ... f_n + sum_{t > n} w_t``, where the w_t sum to 1 and f_t is the
+    factor of query t, as defined in `rcir.risk.monitor`. While the risk given the past is at most
+    alpha, the wealth M_n is a non-negative supermartingale. The probability that it ever reaches
+    1 / level is then at most level (Ville's inequality), so that the stream can be tested after
+    every query, without end.
 
-    The bets follow a forecast of the loss, and are none while that is at most alpha. The forecast
-    is the usual risk of late, unless the risk has risen, at any query, to one of 12 risks from
-    alpha on, each as probable as the losses make it (Shiryaev's statistic). So little is lost in
-    good times, and a change shows against the usual risk, not against alpha. How good the forecast
-    is decides how soon an alarm comes, never how often it is false. A risk above alpha by less than
-    a few hundredths of it may never be told.
+    The bets depend on a forecast of the next loss; nothing is bet while the forecast is at most
+    alpha. The forecast averages over two possibilities: the risk is still the baseline risk, which
+    is estimated from recent losses, or it has risen, at any earlier query, to one of 12 alternative
+    risks from alpha upwards. The losses determine the posterior probability of each (Shiryaev's
+    statistic). Little wealth is therefore lost while the risk is low, and a rise is detected
+    relative to the baseline risk instead of alpha. The quality of the forecast affects how soon an
+    alarm is raised, never the probability of a false alarm. A risk that exceeds alpha by less than
+    a few percent of alpha may never be detected.
 
-    An alarm says that the risk is above alpha: the queries have changed, or the calibration was
-    among the share delta. With `delta=None` many valid calibrations are: watch a larger alpha then.
+    An alarm means that the risk is above alpha: the queries have changed, or the certificate was
+    wrong from the start, which has probability at most delta. With `delta=None`, the risk is above
+    alpha after many calibrations, although it is not on average: monitor a larger alpha then.
 
     Attributes:
-        alpha: the risk that is guaranteed.
+        alpha: the guaranteed risk.
         level: probability of a false alarm over the whole, unlimited stream.
         n: number of losses so far.
-        total: their sum.
-        peak: the largest log of the wealth.
-        staked: log of what the next loss is bet with.
-        usual: log of the sum of the late losses, older ones counting less.
-        odds: (12,) log odds that the risk is each of the larger ones, against the usual risk.
+        total: sum of the losses so far.
+        peak: log of the largest wealth so far.
+        staked: log of the wealth at stake on the next loss.
+        usual: log of the discounted sum of past losses, from which the baseline risk is estimated.
+        odds: (12,) log posterior odds of each alternative risk against the baseline risk, before
+            division by the number of alternatives.
 
-    The attributes are all there is to store: `RiskMonitor(**dataclasses.asdict(monitor))` goes on.
+    These attributes are the complete state: `RiskMonitor(**dataclasses.asdict(monitor))` continues
+    where `monitor` stopped.
+
+    Raises:
+        InvalidRiskLevel: alpha or level is out of range.
 
     Example:
         >>> monitor = RiskMonitor(alpha=0.1, level=0.01)
@@ -81,9 +92,9 @@ class RiskMonitor:
     n: int = 0
     total: float = 0.0
     peak: float = 0.0
-    staked: float = math.log(1 - LATER)
+    staked: float = math.log(1 - RESERVE_SHARE)
     usual: float = math.log(0.5)
-    odds: list[float] = field(default_factory=lambda: [math.log(FROM_START)] * ALTERNATIVES)
+    odds: list[float] = field(default_factory=lambda: [math.log(INITIAL_ODDS)] * N_ALTERNATIVES)
 
     def __post_init__(self) -> None:
         check_level("alpha", self.alpha)
@@ -91,88 +102,99 @@ class RiskMonitor:
 
     @property
     def alarm(self) -> bool:
-        """Whether the losses so far contradict the guarantee; once raised it stays."""
+        """True once the losses have contradicted the guarantee; it is never cleared."""
         return self.peak >= math.log(1 / self.level)
 
     @property
     def evidence(self) -> float:
-        """The largest wealth so far, from 1; an alarm from 1 / level."""
+        """The largest wealth so far, at least 1; the alarm is raised at 1 / level."""
         return math.exp(min(self.peak, 700.0))
 
     def update(self, losses: ArrayLike) -> bool:
-        """Take the losses of further queries, in their order; return `alarm`.
+        """Add the losses of further queries, in the order of the queries, and return `alarm`.
 
         Args:
-            losses: one, or (m,), each in [0, 1]; a miss is 1 or True.
+            losses: a number or (m,) numbers in [0, 1]; a miss is 1 or True.
 
         Raises:
-            InvalidData: one is outside [0, 1] or NaN; then none is taken.
+            InvalidData: a loss is not a number in [0, 1]; the state is then unchanged.
         """
-        for block in _blocks(losses):
-            self._take(block)
+        for block in _loss_blocks(losses):
+            self._add_block(block)
         return self.alarm
 
-    def _take(self, losses: NDArray[np.float64]) -> None:
+    def _add_block(self, losses: NDArray[np.float64]) -> None:
         n = self.n + np.arange(1, len(losses) + 1)
-        gains = self._factors(losses, n)
-        # Kept for bets from later queries on: LATER / (1 + log n), so that w_t ~ 1 / (t log^2 t).
-        kept = LATER / (1 + np.log(n))
-        fresh = kept * np.log1p(1 / n) / (1 + np.log(n + 1))
-        staked = _staked(np.float64(self.staked), gains, np.log(fresh))
-        wealth = np.logaddexp(staked[:-1] + gains, np.log(kept))
+        log_factors = self._log_factors(losses, n)
+        # A reserve of RESERVE_SHARE / (1 + log n) is left after n queries: w_t ~ 1 / (t log^2 t).
+        reserve = RESERVE_SHARE / (1 + np.log(n))
+        weights = reserve * np.log1p(1 / n) / (1 + np.log(n + 1))
+        log_stakes = _log_recursion(np.float64(self.staked), log_factors, np.log(weights))
+        log_wealth = np.logaddexp(log_stakes[:-1] + log_factors, np.log(reserve))
         self.n, self.total = int(n[-1]), self.total + float(losses.sum())
-        self.peak, self.staked = max(self.peak, float(wealth.max())), float(staked[-1])
+        self.peak, self.staked = max(self.peak, float(log_wealth.max())), float(log_stakes[-1])
 
-    def _factors(self, losses: NDArray[np.float64], n: NDArray[np.int64]) -> NDArray[np.float64]:
-        """(m,) log of the factor of each loss, where n of them are known with it."""
-        # Half a miss among 1 / alpha queries is taken as seen before, and goes on to be.
-        forgotten = self.alpha / MISSES
-        fading = np.full(len(losses), math.log1p(-forgotten))
-        late = _staked(np.float64(self.usual), fading, np.log(losses + forgotten / 2))
-        queries = 1 - MISSES * np.expm1((n - 1) * fading)  # times alpha
-        usual = np.minimum(self.alpha * np.exp(late[:-1]) / queries, self.alpha)[:, None]
+    def _log_factors(
+        self, losses: NDArray[np.float64], n: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Return the (m,) log factors of m losses, and update the forecast.
 
-        risks, rest = _risks(self.alpha)
-        ratios = _log_factor(losses[:, None], risks / usual, rest / (1 - usual))
-        odds = _staked(np.array(self.odds), ratios, -np.log(CHANGES + n)[:, None])
-        self.usual, self.odds = float(late[-1]), odds[-1].tolist()
+        Args:
+            losses: (m,) in [0, 1].
+            n: (m,) number of losses up to and including each of them.
+        """
+        # The prior counts as half a miss among 1 / alpha queries, and is not discounted.
+        discount_rate = self.alpha / BASELINE_WINDOW
+        log_discounts = np.full(len(losses), math.log1p(-discount_rate))
+        log_misses = _log_recursion(
+            np.float64(self.usual), log_discounts, np.log(losses + discount_rate / 2)
+        )
+        # The discounted number of queries, times alpha.
+        n_queries = 1 - BASELINE_WINDOW * np.expm1((n - 1) * log_discounts)
+        baseline = np.minimum(self.alpha * np.exp(log_misses[:-1]) / n_queries, self.alpha)[:, None]
 
-        odds = odds[:-1] - math.log(ALTERNATIVES)
+        risks, complements = _alternative_risks(self.alpha)
+        ratios = _log_linear(losses[:, None], risks / baseline, complements / (1 - baseline))
+        odds = _log_recursion(np.array(self.odds), ratios, -np.log(CHANGE_INTERVAL + n)[:, None])
+        self.usual, self.odds = float(log_misses[-1]), odds[-1].tolist()
+
+        odds = odds[:-1] - math.log(N_ALTERNATIVES)
         odds -= np.logaddexp(0, logsumexp(odds, axis=1, keepdims=True))
-        risen = np.exp(odds)
-        same = np.maximum(1 - risen.sum(axis=1), 0)
-        forecast = same * usual[:, 0] + risen @ risks
-        above = np.maximum(forecast / self.alpha, 1)
-        below = np.minimum((same * (1 - usual[:, 0]) + risen @ rest) / (1 - self.alpha), 1)
-        return _log_factor(losses, above, below)
+        p_alternative = np.exp(odds)
+        p_baseline = np.maximum(1 - p_alternative.sum(axis=1), 0)
+        forecast = p_baseline * baseline[:, 0] + p_alternative @ risks
+        complement = p_baseline * (1 - baseline[:, 0]) + p_alternative @ complements
+        factor_at_one = np.maximum(forecast / self.alpha, 1)
+        factor_at_zero = np.minimum(complement / (1 - self.alpha), 1)
+        return _log_linear(losses, factor_at_one, factor_at_zero)
 
 
 @dataclass
 class ChangeDetector:
-    """An alarm when the risk rises above alpha, with a chosen mean time between false ones.
+    """A detector of a risk above alpha, with a chosen mean number of queries between false alarms.
 
-    For streams in which alarms are answered and the watch goes on (`reset`). Where `RiskMonitor`
-    spreads one wealth over all queries, here every query starts a bet of 1, on each of some larger
-    risks alike; the alarm comes when the wealth of all together, per risk, reaches `mean_time`.
-    While the risk is at most alpha, whatever the past, it gains at most 1 per query on average, so
-    that the mean number of queries until a false alarm is at least `mean_time` (the e-detector of
-    Shiryaev and Roberts' kind; Shin, Ramdas and Rinaldo, NEJSDS 2024). A false alarm comes some
-    day.
+    Use it if monitoring continues after an alarm: call `reset` when the alarm has been handled.
+    `RiskMonitor` divides one initial wealth among all queries; here, a new bet of 1 on each of 11
+    alternative risks starts at every query. The alarm is raised when the total wealth, averaged
+    over the alternatives, reaches `mean_time`. While the risk given the past is at most alpha, the
+    expected wealth grows by at most 1 per query, so that the mean number of queries until a false
+    alarm is at least `mean_time` (Shiryaev-Roberts e-detector; Shin, Ramdas and Rinaldo, NEJSDS
+    2024). In an unlimited stream, a false alarm must be expected eventually.
 
     Attributes:
-        alpha: the risk that is guaranteed.
-        mean_time: number of queries between false alarms, on average at least; above 1.
+        alpha: the guaranteed risk.
+        mean_time: lower bound of the mean number of queries until a false alarm; above 1.
         n: number of losses since the last `reset`.
-        total: their sum.
-        peak: the largest log of the wealth.
-        staked: (11,) log of what the next loss is bet with, for each of the larger risks.
+        total: sum of the losses since the last `reset`.
+        peak: log of the largest wealth since the last `reset`, at least 0.
+        staked: (11,) log of the wealth at stake on the next loss, for each alternative risk.
 
-    The attributes are all there is to store: `ChangeDetector(**dataclasses.asdict(detector))` goes
-    on.
+    These attributes are the complete state: `ChangeDetector(**dataclasses.asdict(detector))`
+    continues where `detector` stopped.
 
     Raises:
         InvalidRiskLevel: alpha is out of range.
-        InvalidConfig: mean_time is.
+        InvalidConfig: mean_time is out of range.
 
     Example:
         >>> detector = ChangeDetector(alpha=0.1, mean_time=10_000)
@@ -190,99 +212,120 @@ class ChangeDetector:
     n: int = 0
     total: float = 0.0
     peak: float = 0.0
-    staked: list[float] = field(default_factory=lambda: [0.0] * (ALTERNATIVES - 1))
+    staked: list[float] = field(default_factory=lambda: [0.0] * (N_ALTERNATIVES - 1))
 
     def __post_init__(self) -> None:
         check_level("alpha", self.alpha)
         if not isinstance(self.mean_time, Real) or not 1 < self.mean_time < math.inf:
             raise InvalidConfig(
-                f"mean_time is {self.mean_time!r}; it must be a number of queries above 1, for "
-                "instance 10000"
+                f"mean_time is {self.mean_time!r}; it must be a finite number of queries above 1, "
+                "for instance 10000"
             )
 
     @property
     def alarm(self) -> bool:
-        """Whether the wealth has reached `mean_time` since the last `reset`."""
+        """True if the wealth has reached `mean_time` since the last `reset`."""
         return self.peak >= math.log(self.mean_time)
 
     def reset(self) -> None:
-        """Begin again, after an alarm was answered."""
+        """Clear the alarm and start again without any losses."""
         self.n, self.total, self.peak = 0, 0.0, 0.0
-        self.staked = [0.0] * (ALTERNATIVES - 1)
+        self.staked = [0.0] * (N_ALTERNATIVES - 1)
 
     def update(self, losses: ArrayLike) -> bool:
-        """Take the losses of further queries, in their order; return `alarm`.
+        """Add the losses of further queries, in the order of the queries, and return `alarm`.
 
         Args:
-            losses: one, or (m,), each in [0, 1]; a miss is 1 or True.
+            losses: a number or (m,) numbers in [0, 1]; a miss is 1 or True.
 
         Raises:
-            InvalidData: one is outside [0, 1] or NaN; then none is taken.
+            InvalidData: a loss is not a number in [0, 1]; the state is then unchanged.
         """
-        # Without alpha itself: a bet on it is none, and would only count the queries.
-        above, below = (part[1:] for part in _risks(self.alpha))
-        for block in _blocks(losses):
-            gains = _log_factor(block[:, None], above / self.alpha, below / (1 - self.alpha))
-            staked = _staked(np.array(self.staked), gains, np.zeros((1, 1)))
-            wealth = logsumexp(staked[:-1] + gains, axis=1) - math.log(ALTERNATIVES - 1)
+        # The first alternative is alpha itself, on which every factor is 1: it is left out.
+        risks, complements = (values[1:] for values in _alternative_risks(self.alpha))
+        at_one, at_zero = risks / self.alpha, complements / (1 - self.alpha)
+        for block in _loss_blocks(losses):
+            log_factors = _log_linear(block[:, None], at_one, at_zero)
+            log_stakes = _log_recursion(np.array(self.staked), log_factors, np.zeros((1, 1)))
+            log_sums = logsumexp(log_stakes[:-1] + log_factors, axis=1)
+            log_wealth = log_sums - math.log(N_ALTERNATIVES - 1)
             self.n, self.total = self.n + len(block), self.total + float(block.sum())
-            self.peak, self.staked = max(self.peak, float(wealth.max())), staked[-1].tolist()
+            self.peak = max(self.peak, float(log_wealth.max()))
+            self.staked = log_stakes[-1].tolist()
         return self.alarm
 
 
-def _staked(
-    first: Any, log_factors: NDArray[np.float64], log_starts: NDArray[np.float64]
+def _log_recursion(
+    log_start: Any, log_factors: NDArray[np.float64], log_increments: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """(m + 1, ...) log of U_0, ..., U_m: ``U_n = f_n U_{n-1} + w_n``, U_0 = exp(first).
+    """Return (m + 1, ...) logs of U_0, ..., U_m, where ``U_n = f_n U_{n-1} + w_n``.
 
-    What is bet with before each loss, if each is followed by a new bet of w_n; f_n are exp of
-    `log_factors` (m, ...), w_n of `log_starts`. In logs, where nothing overflows.
+    For example, U_n is the wealth at stake after n losses if a new bet of w_n follows each loss.
+    Everything is computed in logs, so that nothing overflows.
+
+    Args:
+        log_start: log of U_0.
+        log_factors: (m, ...) logs of f_1, ..., f_m.
+        log_increments: logs of w_1, ..., w_m; broadcast to the shape of `log_factors`.
     """
-    grown = np.concatenate([np.zeros_like(log_factors[:1]), np.cumsum(log_factors, axis=0)])
-    starts = np.concatenate([np.asarray(first)[None], log_starts - grown[1:]])
-    return grown + np.logaddexp.accumulate(starts, axis=0)
+    log_products = np.concatenate([np.zeros_like(log_factors[:1]), np.cumsum(log_factors, axis=0)])
+    terms = np.concatenate([np.asarray(log_start)[None], log_increments - log_products[1:]])
+    return log_products + np.logaddexp.accumulate(terms, axis=0)
 
 
-def _log_factor(
+def _log_linear(
     losses: NDArray[np.float64], at_one: NDArray[np.float64], at_zero: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Log of the factors that are linear in the loss."""
+    """Return logs of factors that are linear in the loss, given their values at losses 1 and 0."""
     return np.log(losses * at_one + (1 - losses) * at_zero)
 
 
-def _risks(alpha: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Risks from alpha on, below 1, denser next to alpha; and 1 - risk, exact next to 1."""
-    logs = math.log(alpha) * (1 - (np.arange(ALTERNATIVES) / ALTERNATIVES) ** 2)
+def _alternative_risks(alpha: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return risks in [alpha, 1), denser near alpha, and their complements 1 - risk.
+
+    The complements are accurate for risks near 1.
+    """
+    logs = math.log(alpha) * (1 - (np.arange(N_ALTERNATIVES) / N_ALTERNATIVES) ** 2)
     return np.exp(logs), -np.expm1(logs)
 
 
-def _blocks(losses: ArrayLike) -> Iterator[NDArray[np.float64]]:
-    """Losses of a caller, checked, as arrays of a bounded length; none if there are none."""
+def _loss_blocks(losses: ArrayLike) -> Iterator[NDArray[np.float64]]:
+    """Validate losses and return them in blocks of at most `BLOCK_SIZE`; no block if empty."""
     try:
         values = np.atleast_1d(np.asarray(losses, np.float64))
     except (TypeError, ValueError) as error:
-        raise InvalidData(f"losses are no numbers ({error}): give numbers in [0, 1]") from error
-    if values.ndim != 1 or not ((values >= 0) & (values <= 1)).all():
-        raise InvalidData("losses must be one number or (m,) numbers in [0, 1], without NaN")
-    return (
-        values[start : start + LOSSES_TOGETHER] for start in range(0, len(values), LOSSES_TOGETHER)
-    )
+        raise InvalidData(
+            f"the losses are not numeric ({error}); pass a number or (m,) numbers in [0, 1]"
+        ) from error
+    if values.ndim != 1:
+        raise InvalidData(
+            f"losses have shape {values.shape}; pass a number or (m,) numbers in [0, 1]"
+        )
+    invalid = ~((values >= 0) & (values <= 1))
+    if invalid.any():
+        raise InvalidData(
+            f"{int(invalid.sum())} of {len(values)} losses are NaN or outside [0, 1], the first is "
+            f"{values[invalid][0]}; pass 0 for a hit, 1 for a miss, or a number between them"
+        )
+    return (values[start : start + BLOCK_SIZE] for start in range(0, len(values), BLOCK_SIZE))
 
 
 @dataclass(frozen=True)
 class Exchangeability:
-    """A test of "recent and calibration queries have one distribution, at a risk <= alpha".
+    """Result of testing whether recent and calibration queries have the same distribution.
+
+    With a certified threshold, the hypothesis is also that the risk at this threshold is at most
+    alpha.
 
     Attributes:
-        p_values: of the two-sample Kolmogorov-Smirnov test of each quantity: "uncertainty" of the
-            queries, and "score", the smallest threshold that serves them; and, where a risk was
-            certified, of the one-sided binomial test of "risk", the share of recent queries that
-            the certified threshold misses.
-        p_value: of all together (Bonferroni); where the hypothesis is true, it is at most x with
-            probability at most x.
-        n_calibration, n_recent: numbers of queries.
-        misses: number of recent queries that the certified threshold misses; None without one.
-        alpha: the certified risk; None without one.
+        p_values: by name, p-values of two-sample Kolmogorov-Smirnov tests of "uncertainty", that of
+            the queries, and of "score", their match score; with a certified threshold also of the
+            one-sided binomial test of "risk", the share of misses among the recent queries.
+        n_calibration: number of calibration queries.
+        n_recent: number of recent queries.
+        misses: number of recent queries that are missed at the certified threshold; None without
+            one.
+        alpha: the certified risk; None without a certified threshold.
     """
 
     p_values: Mapping[str, float]
@@ -293,22 +336,29 @@ class Exchangeability:
 
     @property
     def p_value(self) -> float:
+        """Joint p-value (Bonferroni): under the hypothesis, P(p_value <= x) <= x for every x."""
         return min(1.0, len(self.p_values) * min(self.p_values.values()))
 
     def contradicted(self, level: float = 0.01) -> bool:
-        """Return True if the test rejects at a level in (0, 1): then the guarantee is void."""
+        """Return True if the hypothesis is rejected at a level in (0, 1).
+
+        The guarantee must then not be relied on.
+
+        Raises:
+            InvalidRiskLevel: the level is out of range.
+        """
         return self.p_value <= check_level("level", level)
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {value:.3g}" for name, value in self.p_values.items())
-        hypothesis = "that they come from one source"
+        hypothesis = "equal distributions"
         missed = ""
         if self.alpha is not None:
-            hypothesis += f" and at most {self.alpha:g} are missed"
-            missed = f"; {self.misses} of the recent ones were missed"
+            hypothesis += f" and a risk of at most {self.alpha:g}"
+            missed = f"; {self.misses} recent queries were missed"
         return (
             f"{self.n_recent} recent against {self.n_calibration} calibration queries: p-value "
-            f"{self.p_value:.3g} {hypothesis} ({parts}){missed}."
+            f"{self.p_value:.3g} for {hypothesis} ({parts}){missed}."
         )
 
 
@@ -317,19 +367,21 @@ def check_exchangeability(
     recent: ScoredResults,
     certified: tuple[float, float] | None = None,
 ) -> Exchangeability:
-    """Test whether recent labelled queries look like the calibration queries.
+    """Test whether recent labelled queries have the same distribution as the calibration queries.
 
-    A small p-value shows that they do not; a large one proves nothing. Queries without a match
-    among their candidates have the largest score. With `certified`, the risk of the recent queries
-    is tested too, which detects a higher risk sooner than the comparison does. The risk may also be
-    higher without any change, if the calibration was among the share delta.
+    A small p-value is evidence that they do not; a large one is not evidence that they do. Queries
+    without a match among their candidates have an infinite match score. With `certified`, the risk
+    of the recent queries is tested as well, which detects an increased risk with fewer queries than
+    the comparison of distributions. The risk can be above alpha without any change, if the
+    certificate was wrong from the start, which has probability at most delta.
 
     Args:
-        calibration, recent: queries that were scored by the same score function.
-        certified: (threshold, alpha): a threshold and the miss rate that it was certified for.
+        calibration: the scored calibration queries.
+        recent: recent queries, scored by the same score function; at least 2.
+        certified: (threshold, alpha): a threshold and the miss rate that it certifies.
 
     Raises:
-        InvalidData: fewer than 2 recent queries.
+        InvalidData: there are fewer than 2 recent queries, or some queries have no uncertainty.
         InvalidRiskLevel: alpha is out of range.
 
     Example:
@@ -346,7 +398,7 @@ def check_exchangeability(
         True
     """
     if len(recent) < 2:
-        raise InvalidData(f"{len(recent)} recent queries; at least 2 are needed to compare")
+        raise InvalidData(f"got {len(recent)} recent queries; pass at least 2")
     pairs = {
         "uncertainty": (calibration.require("uncertainty"), recent.require("uncertainty")),
         "score": (calibration.match_score, recent.match_score),
@@ -354,13 +406,13 @@ def check_exchangeability(
     from scipy.stats import ks_2samp  # slow to import
 
     with warnings.catch_warnings():
-        # SciPy says so where the exact p-value is out of reach, and takes the asymptotic one.
+        # SciPy warns if it has to replace the exact p-value by the asymptotic one.
         warnings.filterwarnings("ignore", "ks_2samp: Exact calculation", RuntimeWarning)
         p_values = {name: float(ks_2samp(*pair).pvalue) for name, pair in pairs.items()}
     if certified is None:
         return Exchangeability(p_values, len(calibration), len(recent))
     threshold, alpha = certified[0], check_level("alpha", certified[1])
     misses = int(np.count_nonzero(recent.match_score > widened(threshold).astype(np.float32)))
-    # P(Binomial(n, alpha) >= misses)
+    # The p-value P(Binomial(n, alpha) >= misses).
     p_values["risk"] = float(bdtrc(misses - 1, len(recent), alpha)) if misses else 1.0
     return Exchangeability(p_values, len(calibration), len(recent), misses, alpha)

@@ -150,5 +150,5 @@ def test_the_mark_is_saved_and_calibrating_anew_removes_it(folder, splits):
     assert loaded.chosen_among == 1
     retriever.calibration = replace(retriever.calibration, chosen_among=0)
     retriever.save(folder)
-    with pytest.raises(CorruptRetriever, match="chosen among 0"):
+    with pytest.raises(CorruptRetriever, match="chosen among is 0"):
         Retriever.load(folder)

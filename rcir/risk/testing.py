@@ -221,7 +221,7 @@ def selective(
     chosen = certified(alpha)
     if len(chosen) == 0:
         smallest = _smallest_of_steps(lambda level: len(certified(level)) > 0)
-        needed = required_calibration(alpha, delta) or "a billion"
+        needed = required_calibration(alpha, delta) or "half a billion"
         advice = "" if smallest is None else f"ask for alpha >= {smallest:.4f} on new queries, or "
         raise RiskUnattainable(
             f"alpha = {alpha:g} at delta = {delta:g} cannot be certified among answered queries, "

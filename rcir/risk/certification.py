@@ -29,7 +29,6 @@ from rcir.risk.bounds import (
     miss_rate_bound,
     p_value,
 )
-from rcir.risk.learn_then_test import learn_then_test, selective
 from rcir.risk.losses import Risk
 from rcir.risk.request import GuaranteeRequest, conflict
 from rcir.risk.results import ScoredResults
@@ -40,6 +39,7 @@ from rcir.risk.sequential import (
     band_required_calibration,
     local_level,
 )
+from rcir.risk.testing import learn_then_test, selective
 
 
 def certify(
