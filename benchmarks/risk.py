@@ -214,7 +214,7 @@ class Case:
             labelled = retriever.search_labelled(images)
             labelled = labelled.first_of_each_label() if distinct else labelled
             if not labels:
-                labelled = replace(labelled, labels=None)
+                labelled = replace(labelled, results=replace(labelled.results, labels=None))
             parts.append(labelled)
         self.split, self.queries = parts
         self._scored: tuple[ScoreFunction, ScoredResults] | None = None

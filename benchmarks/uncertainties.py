@@ -46,8 +46,8 @@ def uncertainties(
         tuning: rows to fit on.
     """
     for kind in retriever.uncertainties[1:]:
-        yield kind, retriever.judged(results, kind).uncertainty
-    distances, labels = results.require("distances"), results.require("labels")
+        yield kind, retriever.judged(results, kind).results.uncertainty
+    distances, labels = results.results.require("distances"), results.results.require("labels")
     same = labels == labels[:, :1]
     for k in (5, 10):
         yield f"vote of {k}", 1 - same[:, :k].mean(axis=1)
@@ -62,9 +62,9 @@ def uncertainties(
     for prior in (1.0, 100.0):
         yield (
             f"Laplace: variance of a linear last layer, prior {prior:g}",
-            last_layer(results.require("vectors"), gallery, prior),
+            last_layer(results.results.require("vectors"), gallery, prior),
         )
-    vectors, wrong = results.require("vectors"), ~results.relevant[:, 0]
+    vectors, wrong = results.results.require("vectors"), ~results.relevant[:, 0]
     predicted = LogisticRegression(C=1.0).fit(vectors[tuning], wrong[tuning])
     yield "predicted from the vector", predicted.decision_function(vectors)
     shares = [same[:, :k].mean(axis=1) for k in (5, 10, 30)]
@@ -94,7 +94,7 @@ def mean_size(fitted: Quantile | Constant, parts: list[LabelledResults]) -> floa
     """Return the certified mean size of the test queries."""
     tuning, calibration, test = parts
     rule = SetRule(fitted, score(fitted, tuning), score(fitted, calibration))
-    return float(rule.sets(test, rule.guarantee(Request(ALPHA, DELTA)))[1].mean())
+    return float(rule.sets(test.results, rule.guarantee(Request(ALPHA, DELTA)))[1].mean())
 
 
 def main() -> None:
