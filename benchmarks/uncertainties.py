@@ -8,7 +8,6 @@ alone (`Quantile` sizes), divided by that of constant sizes. Uncertainties of re
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 from common import parser, report, sized
@@ -35,19 +34,20 @@ SHARES = (0.3, 0.7)  # the ends of the tuning and the calibration queries
 
 
 def uncertainties(
-    retriever: rcir.Retriever, gallery: np.ndarray, results: LabelledResults, tuning: np.ndarray
+    retriever: rcir.Retriever, gallery: np.ndarray, labelled: LabelledResults, tuning: np.ndarray
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the names and the values (n,) of all uncertainties.
 
     Args:
         retriever: the retriever.
         gallery: (n, d) vectors of its gallery.
-        results: search results of all queries.
+        labelled: search results of all queries.
         tuning: rows to fit on.
     """
     for kind in retriever.uncertainties[1:]:
-        yield kind, retriever.judged(results, kind).results.uncertainty
-    distances, labels = results.results.require("distances"), results.results.require("labels")
+        yield kind, retriever.judged(labelled, kind).results.uncertainty
+    results = labelled.results
+    distances, labels = results.require("distances"), results.require("labels")
     same = labels == labels[:, :1]
     for k in (5, 10):
         yield f"vote of {k}", 1 - same[:, :k].mean(axis=1)
@@ -62,20 +62,20 @@ def uncertainties(
     for prior in (1.0, 100.0):
         yield (
             f"Laplace: variance of a linear last layer, prior {prior:g}",
-            last_layer(results.results.require("vectors"), gallery, prior),
+            last_layer(results.require("vectors"), gallery, prior),
         )
-    vectors, wrong = results.results.require("vectors"), ~results.relevant[:, 0]
+    vectors, wrong = results.require("vectors"), ~labelled.relevant[:, 0]
     predicted = LogisticRegression(C=1.0).fit(vectors[tuning], wrong[tuning])
     yield "predicted from the vector", predicted.decision_function(vectors)
     shares = [same[:, :k].mean(axis=1) for k in (5, 10, 30)]
     profile = np.column_stack([distances[:, [0, 1, 4, 9, 29]], *shares])
-    ranks = np.log(np.minimum(results.ranks, results.depth + 1))
+    ranks = np.log(np.minimum(labelled.ranks, results.depth + 1))
     upper = GradientBoostingRegressor(loss="quantile", alpha=1 - ALPHA, n_estimators=50)
     yield (
         "quantile of the rank, regressed",
         upper.fit(profile[tuning], ranks[tuning]).predict(profile),
     )
-    split = results[tuning]
+    split = labelled[tuning]
     learned = Learned.fit(split.results, split.relevant)
     yield "learned: of the neighbourhood", learned.rank(results).selection_score
 
@@ -106,20 +106,20 @@ def main() -> None:
     for half in range(HALVES):
         gallery, queries = gallery_and_queries(table, half)
         retriever = rcir.Retriever.from_embeddings(gallery.vectors, gallery.ids, gallery.labels)
-        labelled = retriever.labelled(queries.vectors, queries.labels)
-        results = retriever.search_labelled(labelled)
-        n = len(results)
+        vectors = retriever.labelled(queries.vectors, queries.labels)
+        labelled = retriever.search_labelled(vectors)
+        n = len(labelled)
         bounds = [round(share * n) for share in SHARES]
         rows = np.split(np.random.default_rng(half).permutation(n), bounds)
-        wrong = ~results.relevant[:, 0]
+        wrong = ~labelled.relevant[:, 0]
         try:
-            constant = mean_size(Constant(), [results[part] for part in rows])
+            constant = mean_size(Constant(), [labelled[part] for part in rows])
         except RiskUnattainable:
             continue
-        for name, values in uncertainties(retriever, gallery.vectors, results, rows[0]):
-            changed = replace(results, uncertainty=np.asarray(values, np.float64))
+        for name, values in uncertainties(retriever, gallery.vectors, labelled, rows[0]):
+            changed = labelled.with_uncertainty(np.asarray(values, np.float64))
             parts = [changed[part] for part in rows]
-            fitted = Quantile.fit(parts[0], parts[0].relevant)
+            fitted = Quantile.fit(parts[0].results, parts[0].relevant)
             aurocs.setdefault(name, []).append(roc_auc_score(wrong[rows[2]], values[rows[2]]))
             ratios.setdefault(name, []).append(mean_size(fitted, parts) / constant)
     table_rows = [
