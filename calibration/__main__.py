@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Sequence
 
 from rcir.errors import reporting_errors
 from rcir.extras import naming_extras
-
-
-def _renamed(word: str) -> str:
-    """Return an argument with the present name of `--query_uncertainty`."""
-    former = "--uncertainty"
-    if word != former and not word.startswith(f"{former}="):
-        return word
-    warnings.warn(f"{former} is now --query_uncertainty", DeprecationWarning, stacklevel=3)
-    return word.replace(former, "--query_uncertainty", 1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,12 +15,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from calibration.config import CalibrationConfig
         from rcir.config import parse
 
-        arguments = [_renamed(word) for word in (sys.argv[1:] if argv is None else argv)]
         config = parse(
-            CalibrationConfig,
-            arguments,
-            "python -m calibration",
-            "Give a trained encoder a guarantee.",
+            CalibrationConfig, argv, "python -m calibration", "Give a trained encoder a guarantee."
         )
         from calibration.pipeline import calibrate
         from calibration.table import NOTHING_CERTIFIED, print_evaluation
