@@ -440,9 +440,8 @@ def test_uncertainties_beyond_those_of_the_tuning_split_are_counted(cases):
     uncertainty = np.full(125, np.median(tuning))
     uncertainty[:20], uncertainty[20:50] = tuning.max() + 1, tuning.min() - 1
     uncertainty[100], uncertainty[101] = tuning.max(), tuning.min()
-    numbers = assess(
-        case.retriever, replace(case.test, uncertainty=uncertainty), case.images
-    ).numbers
+    test = case.test.with_uncertainty(uncertainty)
+    numbers = assess(case.retriever, test, case.images).numbers
     assert numbers["outside_range"] == 0.4
 
 
