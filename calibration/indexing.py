@@ -210,7 +210,6 @@ def _measured(
     delta: float,
 ) -> MeasuredIndex:
     other, queries = copy(retriever), retriever.tuning_queries
-    other.searcher = copy(retriever.searcher)
     assert queries is not None
     other.index = index
     started = time.perf_counter()

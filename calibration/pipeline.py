@@ -65,9 +65,9 @@ class Calibrated:
 
 
 def calibrate(config: CalibrationConfig) -> Calibrated:
-    """Index the gallery, fit score function and controller, measure, write and track.
+    """Index the gallery, calibrate, measure, write and track.
 
-    The score function is fitted on the tuning split, the controller on the calibration split, and
+    The score function is fitted on the tuning split, the calibration split certifies, and
     what is reported is measured on the test split; no query is in two of them, and pictures that
     stand in two places are left out (`rcir.data.without_repeats`). What was embedded is kept in the
     folder `embeddings` of the output until the retriever is saved.

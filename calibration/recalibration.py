@@ -76,7 +76,6 @@ def _recalibrate(
     added = None if add is None else read_all_vectors(add)
     # First without the index: a server's could not be changed back.
     rehearsed = copy(retriever)
-    rehearsed.searcher = copy(retriever.searcher)
     calibration = retriever.require_calibration()
     tuning, _ = calibration.queries_to_search(retriever.searcher)
     unbuilt: Any = UnbuiltIndex(len(retriever.index), tuning.vectors.shape[1])

@@ -12,8 +12,8 @@ from rcir.errors import RiskUnattainable
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import (
     RISKS,
+    GuaranteeRequest,
     LabelledResults,
-    Request,
     ScoredResults,
     SetRule,
     risk_interval,
@@ -97,7 +97,7 @@ def rows(
     scored: dict[int, ScoredResults] = {}  # the test queries, by the rule that scored them
 
     def measured(guarantee: str, given: dict[str, Any]) -> list[RiskResult]:
-        requests = [Request(alpha, delta, **given) for alpha in alphas]
+        requests = [GuaranteeRequest(alpha, delta, **given) for alpha in alphas]
         rule = calibration.rule_for(requests[0])
         if id(rule) not in scored:
             distinct = requests[0].distinct is not None
@@ -109,7 +109,9 @@ def rows(
     return measured("miss", {}), others
 
 
-def _measure(guarantee: str, request: Request, rule: SetRule, test: ScoredResults) -> RiskResult:
+def _measure(
+    guarantee: str, request: GuaranteeRequest, rule: SetRule, test: ScoredResults
+) -> RiskResult:
     """Measure one guarantee on the test queries that it covers.
 
     Args:
@@ -151,7 +153,7 @@ def _measure(guarantee: str, request: Request, rule: SetRule, test: ScoredResult
     )
 
 
-def _constant_size(rule: SetRule, request: Request, test: ScoredResults) -> float | None:
+def _constant_size(rule: SetRule, request: GuaranteeRequest, test: ScoredResults) -> float | None:
     """Return the mean size if every query gets the same; None if that certifies nothing."""
     try:
         certified = rule.of_constant_size().guarantee(request)

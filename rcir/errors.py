@@ -35,7 +35,7 @@ class SaveConflict(RcirError):
 
 
 class StaleCalibration(RcirError):
-    """Encoder, preprocessing, gallery or index are not those the controller was calibrated on."""
+    """Encoder, preprocessing, gallery or index have changed since calibration."""
 
 
 class DataUnavailable(RcirError):

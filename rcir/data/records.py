@@ -112,7 +112,7 @@ class Splits:
 
     `train` fits the encoder; `validation` (searched against itself, each image left out of its own
     search) chooses the epoch; `gallery` is what is searched; `tuning`, `calibration` and `test`
-    are queries: the first fits the score function, the second the controller, the third measures.
+    are queries: the first fits the score function, the second certifies, the third measures.
     """
 
     train: ImageSet

@@ -11,7 +11,7 @@ import numpy as np
 from rcir.errors import InvalidData, RiskUnattainable
 from rcir.printable import printable
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import Request
+from rcir.risk import GuaranteeRequest
 from rcir.runs.results import RunResults
 
 VOIDS = (
@@ -98,7 +98,7 @@ def require_measured(
 def _threshold(retriever: Retriever, row: Mapping[str, Any]) -> float | None:
     """The threshold at the level of a row, as it was measured: before any choice; or None."""
     try:
-        request = Request(row["alpha"], row["delta"])
+        request = GuaranteeRequest(row["alpha"], row["delta"])
         return retriever.require_calibration().main.guarantee(request).threshold  # type: ignore[no-any-return]
     except RiskUnattainable:
         return None
@@ -116,7 +116,7 @@ def _promise(retriever: Retriever, rows: list[Mapping[str, Any]]) -> list[str]:
     """The sentence at the first level that is certified, and what a choice makes of the rows."""
     lines = []
     for row in rows:
-        request = Request(row["alpha"], row["delta"])
+        request = GuaranteeRequest(row["alpha"], row["delta"])
         try:
             guarantee = retriever.require_calibration().guarantee(request)
         except RiskUnattainable:

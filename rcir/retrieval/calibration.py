@@ -36,9 +36,10 @@ from rcir.risk import (
     check_exchangeability,
     fit_score_function,
     score,
+    score_function_class,
     smallest_uncertainty,
 )
-from rcir.risk.bounds import check_bound
+from rcir.risk.bounds import check_bound, check_level
 from rcir.risk.guarantee import stated_confidence
 from rcir.risk.losses import MISS
 from rcir.risk.request import Distinct, conflict
@@ -91,7 +92,12 @@ class CalibrationOptions:
         check_uncertainty(self.query_uncertainty)
         if not isinstance(self.alphas, Sequence | np.ndarray) or not len(self.alphas):
             raise InvalidConfig(f"alphas is {self.alphas!r}; give a list of at least one")
-        object.__setattr__(self, "alphas", tuple(self.alphas))
+        alphas = tuple(check_level("alpha", alpha) for alpha in np.asarray(self.alphas).tolist())
+        object.__setattr__(self, "alphas", alphas)
+        object.__setattr__(self, "delta", check_level("delta", self.delta))
+        object.__setattr__(self, "recurring", bool(self.recurring))
+        if self.score_function != "auto":
+            score_function_class(self.score_function)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +126,12 @@ class RuleSet:
         """
         if self.main.calibration.cluster is not None or queries.cluster is not None:
             raise InvalidData("no queries can be added if they come in clusters: calibrate again")
+        groups = set() if queries.groups is None else set(queries.groups.tolist())
+        if new := groups.difference(self.main.calibration.group_names()):
+            raise InvalidData(
+                f"queries of new groups ({', '.join(sorted(new))}) cannot be added, because delta "
+                "is divided by the number of groups: calibrate again"
+            )
 
         def extended(rule: SetRule) -> SetRule:
             added = score(rule.score_function, queries)
@@ -368,6 +380,8 @@ def calibrate(
         StaleCalibration: the searcher has changed since it searched.
         InvalidData: the queries are unsuitable, see `Retriever.calibrate`.
     """
+    for split in (tuning, calibration):
+        check_labelled(split)
     if tuning is calibration or tuning.results.vectors is calibration.results.vectors:
         raise InvalidData(
             "tuning split and calibration queries are the same: the guarantee needs others"
@@ -452,6 +466,7 @@ def extend(
     searcher: Searcher, calibration: Calibration, queries: LabelledResults, recurring: bool
 ) -> Calibration:
     """Return a calibration with further queries, see `Retriever.extend_calibration`."""
+    check_labelled(queries)
     check_searched(searcher, queries)
     require_alike(queries.results.require("queries"), calibration.calibration_queries)
     queries = searcher.judged(queries, calibration.uncertainty)
@@ -473,6 +488,7 @@ def check_recent(
 ) -> Exchangeability:
     """Compare recent queries with those of a calibration, see `Retriever.check`."""
     rule = calibration.main
+    check_labelled(recent)
     check_searched(searcher, recent)
     require_alike(recent.results.require("queries"), calibration.calibration_queries)
     cluster = rule.calibration.cluster or recent.cluster
@@ -498,6 +514,14 @@ def known_digests(searcher: Searcher, calibration: Calibration | None) -> NDArra
     queries = digests([]) if calibration is None else calibration.query_digests
     gallery = None if searcher.options.leave_one_out else searcher.digests
     return np.sort(queries if gallery is None else np.concatenate([queries, gallery.ravel()]))
+
+
+def check_labelled(queries: object) -> None:
+    """Raise `InvalidData` unless queries are labelled search results."""
+    if not isinstance(queries, LabelledResults):
+        raise InvalidData(
+            f"queries are a {type(queries).__name__}: pass what `search_labelled` returns"
+        )
 
 
 def check_searched(searcher: Searcher, queries: LabelledResults) -> None:

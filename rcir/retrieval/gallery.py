@@ -208,7 +208,10 @@ class Gallery:
         Raises:
             InvalidData: some ids are not in the gallery.
         """
-        names = set(_as_list(ids))
+        try:
+            names = set(_as_list(ids))
+        except TypeError:
+            raise InvalidData(f"ids is {ids!r}: pass a list of strings") from None
         if absent := sorted(map(repr, names.difference(self.ids.tolist()))):
             raise InvalidData(f"{len(absent)} ids are not in the gallery: {_abbreviated(absent)}")
         return np.flatnonzero([name in names for name in self.ids.tolist()])

@@ -1,4 +1,4 @@
-"""Queries and the vectors of people's own: checked, searched, and kept to be searched again."""
+"""Queries, and vectors of any model: checked, searched, and stored to be searched again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Metric = Literal["cosine", "euclidean"]
 
 @dataclass(frozen=True)
 class VectorOptions:
-    """How vectors that something else embedded are searched.
+    """How vectors of another model are searched.
 
     Args:
         metric: "cosine" scales all vectors to unit length, so that the nearest by angle is the
@@ -40,6 +40,7 @@ class VectorOptions:
     leave_one_out: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "leave_one_out", bool(self.leave_one_out))
         if self.metric not in get_args(Metric):
             raise InvalidConfig(
                 f"metric {self.metric!r} is unknown; choose one of {', '.join(get_args(Metric))}"

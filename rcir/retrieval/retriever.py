@@ -47,6 +47,7 @@ from rcir.retrieval.queries import Queries, VectorOptions, require_alike
 from rcir.retrieval.search import QueryInput, Results, Searcher
 from rcir.retrieval.storage import StoredRetriever
 from rcir.risk import Exchangeability, Guarantee, GuaranteeRequest, LabelledResults, SearchResults
+from rcir.risk.bounds import check_level
 from rcir.risk.request import Alpha, Distinct, RequestOptions
 
 if TYPE_CHECKING:  # vectors need no torch
@@ -55,13 +56,16 @@ if TYPE_CHECKING:  # vectors need no torch
     from rcir.encoders.base import Encoder
     from rcir.encoders.batches import Embed
 
-_SWAP = threading.Lock()  # of versions, see `Retriever.update`
+_SWAP = threading.RLock()  # held while a version is replaced
 Options = ParamSpec("Options")
 Result = TypeVar("Result")
 
 
 def _attribute(name: str, doc: str) -> Any:
     """Return a property of the retriever that is an attribute of its search."""
+    inner = getattr(Searcher, name, None)
+    if isinstance(inner, property) and inner.fset is None:
+        return property(lambda self: getattr(self.searcher, name), doc=doc)
     return property(
         lambda self: getattr(self.searcher, name),
         lambda self, value: setattr(self.searcher, name, value),
@@ -161,6 +165,28 @@ class Retriever:
         retriever.origin, retriever.version_folder = stored.origin, stored.version_folder
         return retriever
 
+    def __copy__(self) -> Retriever:
+        """Return a retriever whose search and calibration can be replaced on their own."""
+        other = self._snapshot()
+        other._version = copy(self.searcher), self.calibration
+        return other
+
+    def _snapshot(self) -> Retriever:
+        """Return a retriever that keeps the present search and calibration."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def _replace(self, before: object, searcher: Searcher, calibration: Calibration | None) -> None:
+        """Replace the version, or raise `InvalidData` if it is not the one from before."""
+        with _SWAP:
+            if self._version is not before:
+                raise InvalidData(
+                    "the retriever was changed by something else meanwhile, so that this change "
+                    "had no effect: repeat it"
+                )
+            self._version = searcher, calibration
+
     @property
     def searcher(self) -> Searcher:
         """The search that finds the candidates."""
@@ -209,7 +235,7 @@ class Retriever:
 
         See `Searcher.search`; queries have the uncertainty of the calibration.
         """
-        version = copy(self)
+        version = self._snapshot()
         return version.judged(version.searcher.search(queries, embedder))
 
     def search_labelled(
@@ -220,7 +246,7 @@ class Retriever:
         cluster: str | None = None,
     ) -> LabelledResults:
         """Search queries with known matches, see `Searcher.search_labelled`."""
-        version = copy(self)
+        version = self._snapshot()
         return version.judged(version.searcher.search_labelled(queries, group, embedder, cluster))
 
     def judged(self, results: Results, uncertainty: str | None = None) -> Results:
@@ -333,8 +359,9 @@ class Retriever:
                 the tuning split too, or the same (by digests; for images that were encoded again it
                 warns, but not for those in templates, whose vectors combine several images).
         """
-        chosen = CalibrationOptions(score_function, **options)
-        self.calibration, report = calibrate(self.searcher, tuning, calibration, chosen)
+        chosen, before = CalibrationOptions(score_function, **options), self._version
+        made, report = calibrate(before[0], tuning, calibration, chosen)
+        self._replace(before, before[0], made)
         return report
 
     @overload
@@ -393,7 +420,7 @@ class Retriever:
             True
         """
         request = GuaranteeRequest(alpha, delta, **options)
-        version = copy(self)  # the same search and calibration to the end of this call
+        version = self._snapshot()  # the same search and calibration to the end of this call
         calibration = version._valid_calibration()
         guarantee = calibration.guarantee(request)
         many = isinstance(query, list | tuple | Embedding | Queries)
@@ -405,6 +432,7 @@ class Retriever:
         prepared = version.prepared(queries, None, uncertainty, model)
         require_alike(prepared, calibration.calibration_queries)
         answers = answer(version.searcher, calibration, prepared, guarantee)
+        version._valid_calibration()  # the gallery may have been changed in place meanwhile
         return answers if many else answers[0]
 
     def guarantee(
@@ -415,7 +443,11 @@ class Retriever:
         Raises:
             RcirError: as `retrieve` does, but for those of queries.
         """
-        return copy(self)._valid_calibration().guarantee(GuaranteeRequest(alpha, delta, **options))
+        return (
+            self._snapshot()
+            ._valid_calibration()
+            .guarantee(GuaranteeRequest(alpha, delta, **options))
+        )
 
     def at_levels(
         self,
@@ -446,16 +478,21 @@ class Retriever:
             >>> hard.alphas, bool((np.diff(hard.sizes) <= 0).all())
             ((0.05, 0.1, 0.2), True)
         """
-        version = copy(self)
+        version = self._snapshot()
         calibration = version._valid_calibration()
+        if not isinstance(alphas, Sequence | np.ndarray):
+            raise InvalidData(f"alphas is {alphas!r}: pass a list of levels")
+        levels = sorted(check_level("alpha", alpha) for alpha in alphas)
         requests = [
             GuaranteeRequest(alpha, delta, distinct=distinct, group=group, simultaneous=True)
-            for alpha in sorted(alphas)
+            for alpha in levels
         ]
         guarantees = calibration.attainable(requests)
         queries = version.prepared(query)
         require_alike(queries, calibration.calibration_queries)
-        return answer_at_levels(version.searcher, calibration, queries, guarantees)
+        answers = answer_at_levels(version.searcher, calibration, queries, guarantees)
+        version._valid_calibration()  # the gallery may have been changed in place meanwhile
+        return answers
 
     @contextmanager
     def update(self) -> Iterator[Retriever]:
@@ -488,19 +525,22 @@ class Retriever:
                 "the index is on a server and changes in place: call `add` or `remove`, then "
                 "`recalibrate`, on the retriever itself"
             )
-        changed, started = copy(self), self._version
-        changed.searcher = copy(self.searcher)
-        changed.index = deepcopy(self.index)
+        before, changed = self._version, self._snapshot()
+        searcher, calibration = before
+        fingerprints = searcher.fingerprints()
+        changed._version = copy(searcher), calibration
+        changed.index = deepcopy(searcher.index)
         yield changed
         if changed.calibration is not None and changed.changes():
             changed.recalibrate()
         with _SWAP:
-            if self._version is not started:
+            if searcher.fingerprints() != fingerprints:
                 raise InvalidData(
-                    "the retriever was changed by something else during this update, which "
-                    "therefore had no effect: repeat it"
+                    "the gallery was changed in place during this update, which therefore had no "
+                    "effect: repeat it"
                 )
-            self._version = changed._version
+            self._replace(before, *changed._version)
+            self.version_folder = changed.version_folder
 
     def recalibrate(self) -> CalibrationReport:
         """Calibrate anew with the same queries, after the gallery has changed.
@@ -515,12 +555,12 @@ class Retriever:
                 queries are no longer its own.
             InvalidData: it is not known which queries some gallery items match.
         """
-        before = self.require_calibration()
-        splits = before.queries_to_search(self.searcher)
-        tuning, calibration = (self.searcher.search_labelled(split) for split in splits)
-        self.calibration, report = calibrate(
-            self.searcher, tuning, calibration, before.options, like=before
-        )
+        earlier, before = self.require_calibration(), self._version
+        searcher = before[0]
+        splits = earlier.queries_to_search(searcher)
+        tuning, calibration = (searcher.search_labelled(split) for split in splits)
+        made, report = calibrate(searcher, tuning, calibration, earlier.options, like=earlier)
+        self._replace(before, searcher, made)
         return report
 
     def extend_calibration(
@@ -559,10 +599,11 @@ class Retriever:
             >>> retriever.guarantee(0.1, 0.1, anytime=True).n_calibration > 5000
             True
         """
-        calibration = self._valid_calibration()
+        calibration, before = self._valid_calibration(), self._version
         if not isinstance(queries, LabelledResults):
             queries = self.search_labelled(self.labelled(queries, labels, **options))
-        self.calibration = extend(self.searcher, calibration, queries, recurring)
+        searcher = before[0]
+        self._replace(before, searcher, extend(searcher, calibration, queries, recurring))
 
     def check(
         self, recent: LabelledResults, alpha: float = ALPHA, delta: float = DELTA

@@ -32,7 +32,7 @@ from rcir.index import (
 from rcir.inputs import as_numpy, as_vectors
 from rcir.metrics.labels import VOTERS
 from rcir.retrieval.fingerprints import Fingerprints
-from rcir.retrieval.gallery import Gallery, template_digests, templates_of
+from rcir.retrieval.gallery import MISSING_VALUES, Gallery, template_digests, templates_of
 from rcir.retrieval.queries import Metric, Queries, VectorOptions
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.risk import LabelledResults, SearchResults
@@ -102,7 +102,7 @@ class Searcher:
         self.preprocessing = preprocessing
         self.index = index
         self.gallery = gallery
-        self.max_depth = depth
+        self.max_depth = int(depth)
         self.options = options or VectorOptions()
         self.label_names: dict[int, str] = {}
         self._fingerprints = Fingerprints()
@@ -284,6 +284,8 @@ class Searcher:
     ) -> None:
         """Add items to the gallery; a calibration is then stale, see `Retriever.recalibrate`.
 
+        This changes the gallery in place. While other threads query, use `Retriever.update`.
+
         Args:
             images: n images, embeddings or vectors, as for `search`.
             ids: (n,) names that no gallery item has.
@@ -296,7 +298,7 @@ class Searcher:
             InvalidData: ids, labels, vectors or uncertainties are unsuitable; nothing was added.
             InvalidConfig, InvalidImage: see `embed`.
         """
-        if isinstance(images, str | bytes | os.PathLike):
+        if images is None or isinstance(images, str | bytes | os.PathLike):
             raise InvalidData(f"images is {images!r}: pass a list with one image per id")
         new_ids = self.gallery.new_ids(ids, len(images))
         numbered = self.encoder is not None  # the data set assigned the numbers of the labels
@@ -318,6 +320,8 @@ class Searcher:
     def remove(self, ids: Sequence[str]) -> None:
         """Remove items from the gallery; a calibration is then stale.
 
+        This changes the gallery in place. While other threads query, use `Retriever.update`.
+
         Raises:
             InvalidData: some ids are not in the gallery, or no item would remain; nothing was
                 removed.
@@ -325,8 +329,11 @@ class Searcher:
         rows = self.gallery.positions(ids)
         if len(rows) == len(self.gallery):
             raise InvalidData("cannot remove all gallery items: keep at least one")
+        remaining = self.gallery.subset(np.delete(np.arange(len(self.gallery)), rows))
+        if self.options.leave_one_out and len(remaining) <= remaining.copies:
+            raise InvalidData("no candidate would remain when an item is left out: keep others")
         self.index.remove(rows)
-        self.gallery = self.gallery.subset(np.delete(np.arange(len(self.gallery)), rows))
+        self.gallery = remaining
 
     @property
     def ids(self) -> NDArray[np.object_]:
@@ -571,7 +578,7 @@ class Searcher:
                 stacklevel=2,
             )
         groups, clusters = (
-            None if name is None else queries.attributes[name].astype(str)
+            None if name is None else _as_names(queries.attributes[name], name)
             for name in (group, cluster)
         )
         embedded = self.prepared(queries.images, embedder)
@@ -618,8 +625,8 @@ class Searcher:
         return replace(
             embedded,
             relevance=relevance,
-            groups=None if groups is None else np.asarray(as_numpy(groups)).astype(str),
-            clusters=None if clusters is None else np.asarray(as_numpy(clusters)).astype(str),
+            groups=None if groups is None else _as_names(groups, "groups"),
+            clusters=None if clusters is None else _as_names(clusters, "clusters"),
             cluster=None if clusters is None else cluster,
         )
 
@@ -693,3 +700,14 @@ def _require_same_length(index: Index, gallery: Gallery) -> None:
             f"the index has {len(index)} vectors and the gallery {len(gallery)} items: pass one "
             "vector per item"
         )
+
+
+def _as_names(values: object, what: str) -> NDArray[np.str_]:
+    """Return (n,) groups or clusters as strings, or raise `InvalidData` if some are missing."""
+    names = np.asarray(as_numpy(values))
+    if names.ndim != 1:
+        raise InvalidData(f"{what} has shape {names.shape}: pass one value per query")
+    texts: NDArray[np.str_] = names.astype(str)
+    if missing := int(np.isin(texts, MISSING_VALUES).sum()):
+        raise InvalidData(f"{missing} of {len(texts)} {what} are missing: pass one for each query")
+    return texts

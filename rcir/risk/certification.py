@@ -465,16 +465,25 @@ def any_mix(
     groups = calibration.group_names()
     if not groups:
         raise InvalidConfig("mix='any' needs groups: none of the calibration queries has a group")
-    delta = float(request.delta or 0) / len(groups)
-    with _refused(
-        f"any mix, for which each of {len(groups)} groups is certified at delta / {len(groups)}"
-    ):
-        certificates = [
-            certify(
-                replace(request, mix=None, group=group, delta=delta), calibration, tuning, bound
-            )
-            for group in groups
-        ]
+    assert request.delta is not None
+    delta = request.delta / len(groups)
+    certificates: list[Certificate] = []
+    refusals: list[RiskUnattainable] = []
+    for group in groups:
+        part = replace(request, mix=None, group=group, delta=delta)
+        try:
+            certificates.append(certify(part, calibration, tuning, bound))
+        except RiskUnattainable as error:
+            refusals.append(error)
+    if refusals:
+        smallest = [error.minimum_alpha for error in refusals]
+        required = [error.required_calibration for error in refusals]
+        raise RiskUnattainable(
+            f"any mix, for which each of {len(groups)} groups is certified at delta / "
+            f"{len(groups)}: {'; '.join(map(str, refusals))}",
+            minimum_alpha=None if None in smallest else max(filter(None, smallest)),
+            required_calibration=None if None in required else max(filter(None, required)),
+        )
     return Certificate(
         max(one.threshold for one in certificates),
         certificates[0].bound,

@@ -6,6 +6,7 @@ A risk is data. Which procedure certifies it follows from its attributes, see
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidConfig
+from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk.results import ScoredResults
 
 Losses = Callable[[ScoredResults, NDArray[Any]], NDArray[np.float64]]
@@ -34,11 +35,11 @@ class Risk:
         monotone: True if no loss rises as sets grow. Then the smallest certified sets are returned,
             otherwise the largest.
         binary: True if every loss is 0 or 1.
-        first_match: True if the rank of the first true match alone decides the loss, and the loss
-            is 1 up to it. Such a risk is certified exactly, also for all alphas at once
+        first_match: True if the loss is 1 as long as the set does not hold the first true match,
+            and 0 from then on. Such a risk is certified exactly, also for all alphas at once
             (`simultaneous`) and at every moment (`anytime`).
         abstains: True if it is the risk among the queries that are answered.
-        needs_several_matches: True if it is the miss risk for queries with one true match.
+        is_miss_for_one_match: True if it equals the miss risk for queries with one true match.
         levels: alphas at which score functions are compared; None for the usual ones.
 
     Example:
@@ -63,7 +64,7 @@ class Risk:
     binary: bool = False
     first_match: bool = False
     abstains: bool = False
-    needs_several_matches: bool = False
+    is_miss_for_one_match: bool = False
     levels: Sequence[float] | None = (0.1, 0.2, 0.3, 0.5)
 
     @property
@@ -74,11 +75,27 @@ class Risk:
     @property
     def exact(self) -> bool:
         """True if the order statistics of the match scores certify it."""
-        return self.first_match and not self.abstains
+        return self.first_match and self.monotone and not self.abstains
 
     def unit_losses(self, scored: ScoredResults, thresholds: NDArray[Any]) -> NDArray[np.float64]:
-        """(units, g) loss of each query, or mean loss of each cluster of queries."""
-        return scored.unit_means(self.losses(scored, thresholds))
+        """(units, g) loss of each query, or mean loss of each cluster of queries.
+
+        Raises:
+            InvalidData: a loss is outside [0, 1], or not 0 or 1 although the risk is binary.
+        """
+        losses = np.asarray(self.losses(scored, thresholds), np.float64)
+        if losses.shape != (len(scored), len(thresholds)):
+            raise InvalidData(
+                f"losses of the {self.name} risk have shape {losses.shape}; expected "
+                f"{(len(scored), len(thresholds))}"
+            )
+        valid = (losses == 0) | (losses == 1) if self.binary else (losses >= 0) & (losses <= 1)
+        if not valid.all():
+            allowed = "0 or 1" if self.binary else "in [0, 1]"
+            raise InvalidData(
+                f"a loss of the {self.name} risk is {losses[~valid][0]}; losses must be {allowed}"
+            )
+        return scored.unit_means(losses)
 
     def fits_own_scores(self, n_relevant: NDArray[np.int64]) -> bool:
         """Return True if a score function of its own may give smaller sets than that of misses.
@@ -89,7 +106,7 @@ class Risk:
         """
         if self.first_match:
             return False
-        return not self.needs_several_matches or bool(n_relevant.max() > 1)
+        return not self.is_miss_for_one_match or bool(n_relevant.max() > 1)
 
 
 def miss_losses(scored: ScoredResults, thresholds: NDArray[Any]) -> NDArray[np.float64]:
@@ -159,7 +176,7 @@ RECALL = Risk(
     losses=recall_losses,
     clause="at most {alpha} of a query's true {matches}, on average over queries, are missing from "
     "the {sets}",
-    needs_several_matches=True,
+    is_miss_for_one_match=True,
 )
 # Small sets satisfy it best: of the certified sets, the largest are returned.
 FALSE_DISCOVERY = Risk(
@@ -181,10 +198,22 @@ def register_risk(risk: Risk) -> None:
     before calibrating, for a score function of its own to be chosen.
 
     Raises:
-        InvalidConfig: it is not a `Risk`, or its name is taken by another one.
+        InvalidConfig: it is not a `Risk`, its name is unsuitable or taken by another one, or it
+            abstains, which only the miss risk can.
     """
     if not isinstance(risk, Risk):
         raise InvalidConfig(f"got a {type(risk).__name__}: pass an instance of rcir.risk.Risk")
+    valid = isinstance(risk.name, str) and re.fullmatch(r"[a-z][a-z0-9-]*", risk.name)
+    if not valid or risk.name == "main":
+        raise InvalidConfig(
+            f"the name of a risk is {risk.name!r}; use lower-case letters, digits and hyphens, and "
+            "not 'main'"
+        )
+    if risk.abstains or (risk.first_match and not risk.binary):
+        raise InvalidConfig(
+            f"risk {risk.name!r} abstains, or is decided by the first match without being binary: "
+            "only the miss risk abstains, and losses that a first match decides are 0 or 1"
+        )
     if _table.setdefault(risk.key, risk) is not risk:
         raise InvalidConfig(f"risk {risk.key!r} exists already: choose another name")
 

@@ -108,6 +108,8 @@ class GuaranteeRequest:
             object.__setattr__(self, "delta", check_level("delta", self.delta))
         if reason := _wrong_value(self) or conflict(self):
             raise InvalidConfig(reason)
+        if self.max_size is not None:
+            object.__setattr__(self, "max_size", int(self.max_size))
         for name in ("alpha", "mix"):
             if isinstance(getattr(self, name), Mapping):
                 object.__setattr__(self, name, dict(getattr(self, name)))

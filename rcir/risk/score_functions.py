@@ -6,6 +6,8 @@ whose score is at most the threshold, up to a tolerance (`rcir.risk.results.set_
 of 0 gives every query one candidate, a larger threshold never gives a smaller set, and the smallest
 threshold that serves a query is the score of its first match. The guarantee holds for any score
 function that was not fitted on the calibration queries; only the mean set size differs.
+
+Learned score functions are in `learned.py`; the table of names is in `selection.py`.
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ class ScoreFunction(ABC):
 
     @abstractmethod
     def state(self) -> FittedState:
-        """Return the fitted numbers, as arrays to store."""
+        """Return the fitted numbers as float64 arrays to store; only "uses" may be integers."""
 
     @classmethod
     @abstractmethod

@@ -87,7 +87,7 @@ def anytime_allowed_misses(n: int, alpha: float, delta: float) -> int:
 
     Raises:
         InvalidRiskLevel: alpha or delta is out of range.
-        InvalidData: n is no integer of at least 0.
+        InvalidData: n is not an integer of at least 0.
 
     Example:
         >>> [anytime_allowed_misses(n, 0.1, 0.1) for n in (33, 34, 1000)]
@@ -107,7 +107,7 @@ def anytime_miss_rate_bound(misses: int, n: int, delta: float) -> float:
 
     Raises:
         InvalidRiskLevel: delta is out of range.
-        InvalidData: misses or n are no integers with 0 <= misses <= n and n >= 1.
+        InvalidData: misses or n are not integers with 0 <= misses <= n and n >= 1.
 
     Example:
         >>> bound = anytime_miss_rate_bound(74, 1000, 0.1)
@@ -172,7 +172,7 @@ def local_level(n: int, delta: float) -> float:
         delta: probability, in (0, 1), that any level is certified wrongly.
 
     Raises:
-        InvalidData: n is no integer of at least 1.
+        InvalidData: n is not an integer of at least 1.
         InvalidRiskLevel: delta is out of range.
 
     Example:
@@ -202,7 +202,7 @@ def band_required_calibration(alpha: float, delta: float, unmatched: float = 0.0
         level = local_level(n, delta)
         if allowed_misses(n, alpha, level) >= math.ceil(unmatched * n):
             return n
-        # The level falls as n grows: what this one needs is no more than what is enough.
+        # The level falls as n grows: its requirement is a lower bound of the number.
         needed = required_calibration(alpha, level, unmatched=unmatched)
         n = None if needed is None else max(n + 1, needed)
     return None

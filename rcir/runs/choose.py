@@ -15,7 +15,7 @@ from rcir.retrieval import storage
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import (
     Guarantee,
-    Request,
+    GuaranteeRequest,
     SetRule,
     check_level,
     corrected,
@@ -105,7 +105,7 @@ def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> 
         among += retriever.chosen_among
     parts = [run.measured["test"].parts for run in runs]
     number = smallest_certified(parts, alpha, delta, among)
-    request = Request(alpha, delta)
+    request = GuaranteeRequest(alpha, delta)
     if number is None:
         raise min(_refusals(rules, request, among), key=lambda no: no.minimum_alpha or 1)
     found = compare_runs(references, alphas, corrected(delta, among))
@@ -140,7 +140,9 @@ def _rule(retriever: Retriever, run: Run) -> SetRule:
     return rule
 
 
-def _refusals(rules: Sequence[SetRule], request: Request, among: int) -> list[RiskUnattainable]:
+def _refusals(
+    rules: Sequence[SetRule], request: GuaranteeRequest, among: int
+) -> list[RiskUnattainable]:
     """Return why nothing is certified, for each rule."""
     refusals = []
     for rule in rules:

@@ -16,7 +16,7 @@ from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.levels import DELTA
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import RISKS, LabelledResults, Request
+from rcir.risk import RISKS, GuaranteeRequest, LabelledResults
 from rcir.risk.request import Distinct
 from rcir.serving.terms import Terms
 
@@ -246,7 +246,9 @@ class Served:
         """The miss risk at the usual levels."""
         calibration, rows = self.retriever.require_calibration(), []
         for alpha in SHOWN_ALPHAS:
-            request = Request(alpha, DELTA, distinct=distinct, anytime=calibration.sequential)
+            request = GuaranteeRequest(
+                alpha, DELTA, distinct=distinct, anytime=calibration.sequential
+            )
             row: dict[str, Any] = {"alpha": alpha, "certified": False, "mean_size": None}
             try:
                 threshold = calibration.guarantee(request).threshold

@@ -167,6 +167,12 @@ def test_a_chosen_retriever_stays_chosen_when_it_is_extended(extended):
 # Queries that cannot be added
 
 
+def test_queries_of_new_groups_are_refused_because_delta_is_divided_among_the_groups(own):
+    queries = replace(search(own, TEST), groups=np.array(["unheard of"] * 100))
+    with pytest.raises(InvalidData, match="unheard of"):
+        own.extend_calibration(queries)
+
+
 @pytest.mark.parametrize("recurring", [False, True])
 def test_gallery_items_are_never_added(own, recurring):
     queries = search(own, TEST + GALLERY[:3])

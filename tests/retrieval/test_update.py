@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import rcir
-from rcir.errors import InvalidConfig, InvalidData
+from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.index import IndexConfig, IsRemote
+from rcir.retrieval.search import Searcher
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(20, size=3000)
@@ -78,6 +79,22 @@ def test_overlapping_changes_are_not_lost():
         overlap(another_update)
     assert len(retriever.ids) == 500
     assert "added 500" in retriever.ids
+    with pytest.raises(InvalidData, match="in place"):
+        overlap(lambda: grow(retriever, 2))
+    assert "added 600" in retriever.ids
+
+
+def test_a_gallery_that_changes_in_place_during_a_query_is_noticed(monkeypatch):
+    retriever = built()
+    named_labels = Searcher.named_labels
+
+    def change_first(searcher, positions):
+        grow(retriever, 0)
+        return named_labels(searcher, positions)
+
+    monkeypatch.setattr(Searcher, "named_labels", change_first)
+    with pytest.raises(StaleCalibration, match="gallery"):
+        answers(retriever)
     with pytest.raises(InvalidData, match="repeat"):
         overlap(retriever.recalibrate)
 

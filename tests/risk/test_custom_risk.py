@@ -1,10 +1,12 @@
 """A custom risk: a loss with its words, registered, and everything else follows."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import binom
 
-from rcir.errors import InvalidConfig, RiskUnattainable
+from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.risk import (
     RISKS,
     Constant,
@@ -94,6 +96,18 @@ def test_the_table_is_read_only_and_names_are_unique(register):
         register_risk(with_fewer_matches_than(3))
     with pytest.raises(InvalidConfig, match="Risk"):
         register_risk("fewer-than-three")
+    risk = with_fewer_matches_than(3)
+    for changes in ({"name": "main"}, {"name": "a.b"}, {"name": "other", "abstains": True}):
+        with pytest.raises(InvalidConfig, match="name|abstain"):
+            register_risk(replace(risk, **changes))
+
+
+@pytest.mark.parametrize("loss", [0.5, 2.0, -1.0, np.nan])
+def test_a_loss_outside_its_range_is_refused(register, loss):
+    risk = with_fewer_matches_than(2)
+    register(replace(risk, losses=lambda *of: np.full_like(risk.losses(*of), loss)))
+    with pytest.raises(InvalidData, match="loss"):
+        certify(Request(0.5, DELTA, "fewer-than-two"), score(Constant(), draw(50, 0)))
 
 
 def test_its_score_function_can_be_chosen_automatically(register):

@@ -291,7 +291,7 @@ def test_any_mix_names_the_group_that_cannot_be_certified(calibration, tuning, g
     with pytest.raises(RiskUnattainable, match="'few'") as caught:
         certify(request, replace(calibration, groups=names), tuning)
     assert caught.value.required_calibration is not None
-    assert caught.value.minimum_alpha is not None
+    certify(replace(request, alpha=caught.value.minimum_alpha), replace(calibration, groups=names))
     with pytest.raises(InvalidConfig, match="group"):
         certify(request, calibration, tuning)
 
