@@ -151,11 +151,6 @@ def test_scores_may_come_in_any_order():
     assert order_statistic(0.1, 0.1, ScoredResults(scores, 200)).threshold == 94.0
 
 
-def test_no_set_is_larger_than_the_search_depth(score_function):
-    sizes = score_function.sizes(with_shared_keys([0.1, 2.0, 50.0], 12), threshold=1e10)
-    assert sizes.tolist() == [12, 12, 12]
-
-
 def test_no_bound_gives_smaller_thresholds_than_the_exact_one():
     results, ranks = calibration(n=2000)
     score_function = SCORE_FUNCTIONS["quantile"].fit(*calibration(200, seed=9))

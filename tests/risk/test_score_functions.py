@@ -144,15 +144,6 @@ def test_equal_uncertainties_give_equal_sizes(kind):
         assert fitted.sizes(queries[:9], 4.0).tolist() == [5] * 9
 
 
-@pytest.mark.parametrize("kind", [MinMax, Quantile])
-def test_uncertainty_beyond_the_tuning_split_counts_as_its_extreme(kind):
-    fitted = kind.fit(SearchResults(np.linspace(1, 2, 100), DEPTH), np.ones(100))
-    beyond = fitted.sizes(SearchResults(np.array([-9.0, 0.99, 2.01, 1e9]), DEPTH), 60.0)
-    extreme = fitted.sizes(SearchResults(np.array([1.0, 2.0]), DEPTH), 60.0)
-    assert beyond.tolist() == [extreme[0], extreme[0], extreme[1], extreme[1]]
-    assert extreme[1] == 61
-
-
 @pytest.mark.parametrize("name", ["auto", "match-probability", *SCORE_FUNCTIONS])
 def test_impossible_tuning_splits_are_refused(name):
     for n in (0, 1):
