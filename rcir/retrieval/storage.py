@@ -483,7 +483,8 @@ def _as_corrupt(folder: Path) -> Iterator[None]:
     except Exception as error:
         raise CorruptRetriever(
             f"{folder} cannot be read although its checksums are right ({error!r}): it was "
-            "written by something else; calibrate again"
+            "written by something else, or by an earlier release with options that are gone; "
+            "calibrate again"
         ) from error
 
 
