@@ -44,10 +44,11 @@ def prepare() -> tuple[rcir.Retriever, faiss.Index]:
         train += ["--data.options", json.dumps(DIGITS)]
         for job in (train, ["calibration", "--run", f"{folder}/run"]):
             subprocess.run([sys.executable, "-m", *job], check=True, stdout=subprocess.DEVNULL)
-        vectors = np.load(f"{folder}/run/retriever/index/vectors.npy")
+        retriever = rcir.load(f"{folder}/run/retriever")
+        vectors = np.load(retriever.version_folder / "index" / "vectors.npy")
         bare = faiss.IndexFlatL2(vectors.shape[1])
         bare.add(vectors)
-        return rcir.load(f"{folder}/run/retriever"), bare
+        return retriever, bare
 
 
 def main() -> None:
