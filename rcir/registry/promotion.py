@@ -1,10 +1,11 @@
-"""Whether a challenger has smaller certified sets than the champion, told without spending either.
+"""Whether a challenger has smaller certified sets than the champion.
 
-Whoever keeps the better of two retrievers by sizes that their calibration queries decide has chosen
-by looking, which the guarantee of neither survives (`rcir.risk.bonferroni`). So both are calibrated
-anew here, on test queries alone: half of these calibrate and the others are measured, then the
-other way round. Score functions come from the tuning split. What is compared is then independent
-of the calibration queries of both, and the guarantee of whichever is kept holds as it was.
+Comparing the two on their calibration queries and keeping the better one would be a choice made
+with the data that certifies, which the guarantee of neither survives (see `rcir.risk.corrected`).
+They are therefore compared on the test queries alone: both are calibrated anew on one half and
+measured on the other, then the other way round, with score functions fitted to the tuning split.
+The comparison is independent of the calibration queries, so whichever retriever is kept keeps its
+guarantee.
 """
 
 from __future__ import annotations
