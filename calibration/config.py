@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from rcir.errors import InvalidConfig
 from rcir.index import DEPTH, IndexConfig, check_depth
 from rcir.levels import ALPHAS, DELTA
 from rcir.retrieval.query_uncertainty import check_uncertainty
 from rcir.risk import Bound, check_level
+from rcir.risk.selection import check_score_function
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,7 @@ class CalibrationConfig:
 
     run: str
     output: str | None = None
-    score_function: Literal["auto", "constant", "minmax", "quantile", "learned", "reranked"] = (
-        "auto"
-    )
+    score_function: str = "auto"
     query_uncertainty: str = "auto"
     bound: Bound = "binomial"
     group: str | None = None
@@ -57,6 +55,7 @@ class CalibrationConfig:
 
     def __post_init__(self) -> None:
         check_levels(self.alphas, self.delta)
+        check_score_function(self.score_function)
         check_uncertainty(self.query_uncertainty)
         if self.num_workers < 0:
             raise InvalidConfig(f"num_workers is {self.num_workers}; at least 0")

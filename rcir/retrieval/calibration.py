@@ -36,14 +36,13 @@ from rcir.risk import (
     check_exchangeability,
     fit_score_function,
     score,
-    score_function_class,
     smallest_uncertainty,
 )
 from rcir.risk.bounds import check_bound, check_level
 from rcir.risk.guarantee import stated_confidence
 from rcir.risk.losses import MISS
 from rcir.risk.request import Distinct, conflict
-from rcir.risk.selection import ComparedSizes, Fits
+from rcir.risk.selection import ComparedSizes, Fits, check_score_function
 
 TUNING_SHARE = 0.3  # of labelled queries that are divided at random
 MAX_GUARANTEES = 1000  # certified requests that a calibration remembers
@@ -96,8 +95,7 @@ class CalibrationOptions:
         object.__setattr__(self, "alphas", alphas)
         object.__setattr__(self, "delta", check_level("delta", self.delta))
         object.__setattr__(self, "recurring", bool(self.recurring))
-        if self.score_function != "auto":
-            score_function_class(self.score_function)
+        check_score_function(self.score_function)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,7 @@
-"""Uncertainties of queries: stated by the encoder, or computed from the search results."""
+"""Uncertainties of queries: stated by the encoder, or computed from the search results.
+
+To add one, write a function of a search and its results, and put it in `QUERY_UNCERTAINTIES`.
+"""
 
 from __future__ import annotations
 

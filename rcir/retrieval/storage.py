@@ -7,7 +7,7 @@
         retriever.json            encoder, preprocessing, index, depth, controllers, what it was
                                   calibrated on, and how many retrievers it was chosen among
         encoder.safetensors       weights, if it has an encoder
-        controller.safetensors    score functions, and labelled results of both query splits
+        controller.safetensors    score functions, and scored results of both query splits
         index/                    the files of the index
         gallery.json              ids
         relevance.safetensors     labels of the gallery items, or what else defines matches

@@ -1,7 +1,8 @@
 """Risks: the loss of one query, and the words for its mean.
 
 A risk is data. Which procedure certifies it follows from its attributes, see
-`rcir.risk.certify`.
+`rcir.risk.certify`. To add one, define a `Risk` and put it in the table at the end of this file; a
+program that uses rcir calls `register_risk`.
 """
 
 from __future__ import annotations

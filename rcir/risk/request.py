@@ -2,7 +2,9 @@
 
 The keyword arguments of `Retriever.retrieve`, the flags of `rcir retrieve`, the fields of HTTP
 requests, the parameters of a logged MLflow model and the table in docs/guarantee.md derive from the
-fields of `GuaranteeRequest`.
+fields of `GuaranteeRequest`. To add an option, add a field to it, and to `RequestOptions` for
+editors; `conflict` says with which others it can be combined, `rcir.risk.certification` and
+`rcir.risk.guarantee` what it changes.
 """
 
 from __future__ import annotations

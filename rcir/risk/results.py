@@ -2,7 +2,7 @@
 
 Data flows in this order: a search gives `SearchResults`; with known relevance they are
 `LabelledResults`; a score function turns these into `ScoredResults`, which are all that
-certification sees and all that is stored of a calibration.
+certification sees, and the form in which a calibration keeps its queries' results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Which score function, and which uncertainty, suits the tuning split best."""
+"""Which score function, and which uncertainty, suits the tuning split best.
+
+To add a score function, write a subclass of `ScoreFunction` and put it in `SCORE_FUNCTIONS`; in
+`_OF_ALL_MATCHES` too if it suits risks that count all matches. Options check names against these.
+"""
 
 from __future__ import annotations
 
@@ -82,11 +86,17 @@ class Fits:
         return Fits(self.split.first_of_each_label(), kept)
 
 
+def check_score_function(name: str) -> None:
+    """Raise `InvalidConfig` unless the name is that of a score function or "auto"."""
+    if name != "auto":
+        score_function_class(name)
+
+
 def score_function_class(name: str) -> type[ScoreFunction]:
     """Return the score function of a name, or raise `InvalidConfig`."""
     if not isinstance(name, str) or name not in _BY_NAME:
         raise InvalidConfig(
-            f"score function {name!r} is unknown; choose one of {', '.join(SCORE_FUNCTIONS)}, auto"
+            f"score_function {name!r} is unknown; choose one of {', '.join(SCORE_FUNCTIONS)}, auto"
         )
     return _BY_NAME[name]
 
