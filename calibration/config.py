@@ -9,7 +9,7 @@ from rcir.index import DEPTH, IndexConfig, check_depth
 from rcir.levels import ALPHAS, DELTA
 from rcir.retrieval.query_uncertainty import check_uncertainty
 from rcir.risk import Bound, check_level
-from rcir.risk.selection import check_score_function
+from rcir.risk.selection import ScoreFunctionName
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class CalibrationConfig:
 
     run: str
     output: str | None = None
-    score_function: str = "auto"
+    score_function: ScoreFunctionName = "auto"
     query_uncertainty: str = "auto"
     bound: Bound = "binomial"
     group: str | None = None
@@ -55,7 +55,6 @@ class CalibrationConfig:
 
     def __post_init__(self) -> None:
         check_levels(self.alphas, self.delta)
-        check_score_function(self.score_function)
         check_uncertainty(self.query_uncertainty)
         if self.num_workers < 0:
             raise InvalidConfig(f"num_workers is {self.num_workers}; at least 0")

@@ -1,14 +1,14 @@
 """Which score function, and which uncertainty, suits the tuning split best.
 
-To add a score function, write a subclass of `ScoreFunction` and put it in `SCORE_FUNCTIONS`; in
-`_OF_ALL_MATCHES` too if it suits risks that count all matches. Options check names against these.
+To add a score function, write a subclass of `ScoreFunction`, and put it in `SCORE_FUNCTIONS` and
+its name in `ScoreFunctionName`; in `_OF_ALL_MATCHES` too if it suits risks that count all matches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from rcir.risk.score_functions import (
     score,
 )
 
+ScoreFunctionName = Literal["auto", "constant", "minmax", "quantile", "learned", "reranked"]
 SCORE_FUNCTIONS: Mapping[str, type[ScoreFunction]] = {
     score_function.name: score_function
     for score_function in (Constant, MinMax, Quantile, Learned, Reranked)

@@ -13,6 +13,7 @@ from rcir.risk import (
     fit_score_function,
     score_function_class,
 )
+from rcir.risk.selection import ScoreFunctionName
 
 KINDS = tuple(SCORE_FUNCTIONS.values())
 SCALED = (Constant, MinMax, Quantile)
@@ -179,6 +180,7 @@ def test_a_stored_state_gives_the_same_scores(score_function):
 
 
 def test_an_unknown_score_function_is_refused_with_the_choices():
+    assert ScoreFunctionName.__args__ == ("auto", *SCORE_FUNCTIONS)
     with pytest.raises(InvalidConfig, match="quantile"):
         score_function_class("min-max")
     with pytest.raises(InvalidConfig, match="quantile"):
