@@ -41,12 +41,14 @@ def on_birds() -> tuple[list[list[str]], dict[str, float]]:
         gallery, queries = gallery_and_queries(table, split)
         retriever = rcir.Retriever.from_embeddings(gallery.vectors, gallery.ids, gallery.labels)
         labelled = retriever.labelled(queries.vectors, queries.labels)
-        found = retriever.search_labelled(labelled)
+        results = retriever.search_labelled(labelled)
         rng = np.random.default_rng(split)
         for _ in range(DIVISIONS):
             calibrating, left = np.split(rng.permutation(len(labelled)), [CALIBRATION])
             tuning, test = np.split(left, [len(left) // 2])
-            own = retriever.calibrate_splits(found[tuning], found[calibrating], alphas=(ALPHA,))
+            report = retriever.calibrate_splits(
+                results[tuning], results[calibrating], alphas=(ALPHA,)
+            )
             answers = retriever.retrieve(queries.vectors[test], ALPHA, DELTA)
             truth = np.asarray(queries.labels)[test].tolist()
             missed = [
@@ -54,7 +56,7 @@ def on_birds() -> tuple[list[list[str]], dict[str, float]]:
             ]
             risks.append(np.mean(missed))
             sizes.append(np.mean([answer.size for answer in answers]))
-            constants.append(own.rows[0].constant_size)
+            constants.append(report.rows[0].constant_size)
     above = float(np.mean(np.asarray(risks) > ALPHA))
     # Of as many test queries as there are, whose own noise is added to that of the calibration.
     allowed = allowed_misses(CALIBRATION, ALPHA, DELTA)

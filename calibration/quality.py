@@ -136,11 +136,11 @@ def assess(
         numbers |= of_whole
         whole = len(rows)
     if outside is not None:
-        found = OutOfDistribution.of(test.results.uncertainty, outside)
+        detection = OutOfDistribution.of(test.results.uncertainty, outside)
         numbers |= {
-            "ood_auroc": found.auroc,
-            "ood_auprc": found.auprc,
-            "ood_auprc_trapezoid": found.auprc_trapezoid,
+            "ood_auroc": detection.auroc,
+            "ood_auprc": detection.auprc,
+            "ood_auprc_trapezoid": detection.auprc_trapezoid,
         }
     diagram = reliability(confidence(uncertainty, low, high), hit[:, 0])
     numbers = {name: value for name, value in numbers.items() if np.isfinite(value)}
@@ -183,8 +183,8 @@ def _of_labels(
     numbers = {}
     uncertainty = test.results.uncertainty
     if retriever.labels is not None and retriever.depth >= NEIGHBOURS:
-        found = retriever.labels[test.results.require("positions")[matched]]
-        right = knn_correct(found, labels[matched], NEIGHBOURS)
+        candidate_labels = retriever.labels[test.results.require("positions")[matched]]
+        right = knn_correct(candidate_labels, labels[matched], NEIGHBOURS)
         numbers["knn_accuracy_gallery"] = float(right.mean())
     if len(labels) > max(NEIGHBOURS, BINS):
         others = nearest_others(test.results.require("vectors"), NEIGHBOURS)[1]

@@ -148,12 +148,14 @@ def resample(
     score_function, n = main.score_function, len(calibration.ranks)
     splits = [np.split(rng.permutation(n + len(test.ranks)), [n]) for _ in range(SPLITS)]
     cosine = MinMax.fit(retriever.judged(tuning, "cosine").results, tuning.ranks)
-    scored: dict[str, list[ScoredResults]] = {"own": [], "constant": [], "cosine": []}
+    scored: dict[str, list[ScoredResults]] = {"adaptive": [], "constant": [], "cosine": []}
     for part in (calibration, test):
-        by_own = score(score_function, part)
-        scored["own"].append(by_own)
-        scored["constant"].append(by_own.of_constant_size())
-        scored["cosine"].append(_in_order_of(by_own, cosine, retriever.judged(part, "cosine")))
+        adaptive_scores = score(score_function, part)
+        scored["adaptive"].append(adaptive_scores)
+        scored["constant"].append(adaptive_scores.of_constant_size())
+        scored["cosine"].append(
+            _in_order_of(adaptive_scores, cosine, retriever.judged(part, "cosine"))
+        )
 
     def rule(name: str, bound: Bound | None) -> _Rule:
         parts = scored[name]
@@ -164,12 +166,12 @@ def resample(
             splits,
         )
 
-    own = rule("own", main.bound)
+    adaptive = rule("adaptive", main.bound)
     rules = {
-        score_function.name: own,
+        score_function.name: adaptive,
         "constant": rule("constant", main.bound),
         "1 - cosine": rule("cosine", main.bound),
-        "uncontrolled": rule("own", None),
+        "uncontrolled": rule("adaptive", None),
     }
     levels = np.union1d(SWEPT_ALPHAS, alphas)
     alpha = float(min(alphas, key=lambda level: abs(level - ALPHA)))
@@ -180,7 +182,7 @@ def resample(
         rules={name: one.at(sweep) for name, one in rules.items()},
         deltas=DELTAS,
         alpha=alpha,
-        by_delta=own.at([(alpha, level) for level in DELTAS.tolist()]),
+        by_delta=adaptive.at([(alpha, level) for level in DELTAS.tolist()]),
         n_calibration=n,
         n_test=len(test.ranks),
     )

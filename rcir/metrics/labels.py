@@ -1,4 +1,4 @@
-"""Which candidates of a query share a label: show the same class, place or product."""
+"""Candidates of a query that share a label: the same class, place or product."""
 
 from __future__ import annotations
 

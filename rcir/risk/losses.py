@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -160,18 +160,7 @@ MISS = Risk(
     levels=None,
 )
 # The answer is the first candidate. This risk need not fall as more queries are answered.
-ABSTENTION = Risk(
-    name="miss",
-    losses=miss_losses,
-    clause=MISS.clause,
-    sets="answers",
-    lacking=MISS.lacking,
-    monotone=False,
-    binary=True,
-    first_match=True,
-    abstains=True,
-    levels=None,
-)
+ABSTENTION = replace(MISS, sets="answers", monotone=False, abstains=True)
 RECALL = Risk(
     name="recall",
     losses=recall_losses,
