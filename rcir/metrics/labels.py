@@ -43,37 +43,45 @@ def first_of_each_label(labels: NDArray[np.int64]) -> NDArray[np.int64]:
         >>> first_of_each_label(np.array([[7, 4, 7, 2]])).tolist()
         [[0, 1, 3, -1]]
     """
-    depth = labels.shape[1]
-    small = np.min_scalar_type(depth)  # sorted several times as fast
     first = _is_first(labels) & (labels >= 0)
-    columns = np.sort(np.where(first, np.arange(depth, dtype=small), small.type(depth)), axis=1)
-    return np.where(columns < depth, columns.astype(np.int64), -1)
+    rows, columns = np.nonzero(first)
+    counts = np.count_nonzero(first, axis=1)
+    nearest = np.full(labels.shape, -1)
+    nearest[rows, np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)] = columns
+    return nearest
 
 
 def _is_first(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     """(n, depth) True where no candidate before has the same label."""
+    n, depth = labels.shape
     lowest, span = _span(labels)
-    if span > MAX_TABLE_RATIO * labels.shape[1]:
+    if span > MAX_TABLE_RATIO * depth:
         return np.asarray(earlier_of_same_label(labels) == 0)
-    # The place of each label, written from the last candidate to the first, so that the first one
+    # The column of each label, written from the last candidate to the first, so that the first one
     # stays. One-dimensional and contiguous, because NumPy may otherwise write in another order.
     numbers = cells(labels - lowest, span).ravel()
-    places = np.arange(numbers.size)
-    table = np.empty(span * len(labels), np.int64)
-    table[np.ascontiguousarray(numbers[::-1])] = np.ascontiguousarray(places[::-1])
-    return np.asarray((table[numbers] == places).reshape(labels.shape))
+    columns = np.tile(np.arange(depth, dtype=np.min_scalar_type(depth)), n)
+    table = np.empty(span * n, columns.dtype)
+    table[np.ascontiguousarray(numbers[::-1])] = np.ascontiguousarray(columns[::-1])
+    return np.asarray((table[numbers] == columns).reshape(labels.shape))
 
 
-def count_votes(labels: NDArray[np.int64], columns: int | None = None) -> NDArray[np.int64]:
-    """(n, columns) number of the first 30 candidates that share a candidate's label.
+def count_votes(
+    labels: NDArray[np.int64], counted: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
+    """(n, k) number of the first 30 candidates that have a label.
+
+    Args:
+        labels: (n, depth) of the candidates.
+        counted: (n, k) labels to count in each row; by default those of all candidates.
 
     Example:
-        >>> count_votes(np.array([[7, 4, 7, 2]]), columns=3).tolist()
-        [[2, 1, 2]]
+        >>> count_votes(np.array([[7, 4, 7, 2]]), np.array([[7, 4, 5]])).tolist()
+        [[2, 1, 0]]
     """
-    lowest, span = _span(labels)
-    shifted = labels - lowest
-    counted, voting = shifted[:, :columns], shifted[:, :VOTERS]
+    voting, counted = labels[:, :VOTERS], labels if counted is None else counted
+    lowest, span = _span(voting, counted)
+    voting, counted = voting - lowest, counted - lowest
     if span <= MAX_TABLE_RATIO * max(1, counted.shape[1]):
         counts = np.bincount(cells(voting, span).ravel(), minlength=span * len(labels))
         return counts.take(cells(counted, span))
@@ -103,9 +111,10 @@ def cells(columns: NDArray[np.int64], width: int) -> NDArray[np.int64]:
     return columns + width * np.arange(len(columns))[:, None]
 
 
-def _span(labels: NDArray[np.int64]) -> tuple[int, int]:
+def _span(*arrays: NDArray[np.int64]) -> tuple[int, int]:
     """Return the lowest label, and the number of integers from it to the highest."""
-    if not labels.size:
+    arrays = tuple(labels for labels in arrays if labels.size)
+    if not arrays:
         return 0, 1
-    lowest = int(labels.min())
-    return lowest, int(labels.max()) - lowest + 1
+    lowest = min(int(labels.min()) for labels in arrays)
+    return lowest, max(int(labels.max()) for labels in arrays) - lowest + 1

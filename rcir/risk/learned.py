@@ -23,7 +23,7 @@ from scipy.special import expit
 from rcir.errors import InvalidData
 from rcir.metrics.labels import take_columns
 from rcir.risk.features import PROFILE, Features, fit_logistic, flat, linear
-from rcir.risk.results import TOLERANCE, SearchResults
+from rcir.risk.results import TOLERANCE, SearchResults, widened
 from rcir.risk.score_functions import (
     FittedState,
     Ranking,
@@ -138,13 +138,15 @@ class ReorderingScore(ScoreFunction):
 
     @abstractmethod
     def _order(
-        self, results: SearchResults, columns: int
+        self, results: SearchResults, up_to: float
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the first (n, columns) columns in the new order, and their probabilities."""
+        """Return (n, k) columns in the new order, then -1, and their probabilities.
 
-    def _ranking(self, results: SearchResults, columns: int) -> Ranking:
-        """Return the ranking of the first columns."""
-        order, probability = self._order(results, columns)
+        Candidates whose score is above `up_to` may be left out.
+        """
+
+    def rank(self, results: SearchResults, up_to: float = np.inf) -> Ranking:
+        order, probability = self._order(results, up_to)
         scores = inverse_scores(probability)
         scores[:, 0] = 0  # the first candidate is in every set
         scores[~take_columns(results.is_candidate, order, False)] = np.inf
@@ -206,17 +208,14 @@ class MatchProbability(ReorderingScore):
         rows = flat(features.of(results, results.depth), mask)
         return cls(features, *fit_logistic(rows, matches[mask]))
 
-    def rank(self, results: SearchResults, up_to: float = np.inf) -> Ranking:
-        return self._ranking(results, results.depth)
-
     def _order(
-        self, results: SearchResults, columns: int
+        self, results: SearchResults, up_to: float
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         features = self.features.of(results, results.depth)
         shape = (len(results), results.depth)
         logits = linear(features, self.weights, self.constant, shape)
         logits[~results.is_candidate] = -np.inf
-        order = np.argsort(-logits, axis=1, kind="stable")[:, :columns]
+        order = np.argsort(-logits, axis=1, kind="stable")
         return order, expit(np.take_along_axis(logits, order, axis=1))
 
 
@@ -284,11 +283,8 @@ class Reranked(ReorderingScore):
         weights = weights / spread
         return cls(features, weights, none + float(weights @ mean))
 
-    def rank(self, results: SearchResults, up_to: float = np.inf) -> Ranking:
-        return self._ranking(results, int(min(max_set_size(up_to), results.depth)))
-
     def _order(
-        self, results: SearchResults, columns: int
+        self, results: SearchResults, up_to: float
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         nearest, exists, arrays = _labels(self.features, results)
         utility = linear(arrays, self.weights, 0.0, exists.shape)
@@ -298,9 +294,12 @@ class Reranked(ReorderingScore):
         largest = np.maximum(ordered[:, :1], self.constant)
         odds = np.exp(ordered - largest)
         probability = odds / (odds.sum(axis=1, keepdims=True) + np.exp(self.constant - largest))
+        columns = int(min(max_set_size(up_to), results.depth))
         width = min(columns, nearest.shape[1])
-        ranked = np.empty((len(results), columns), np.int64)
-        ranked[:, :width] = np.take_along_axis(nearest, order[:, :width], axis=1)
+        ranked = np.take_along_axis(nearest, order[:, :width], axis=1)
+        if widened(up_to) < 0.999 / MIN_PROBABILITY:
+            return ranked, probability[:, :width]  # no set takes a further candidate of a label
+        ranked = np.pad(ranked, ((0, 0), (0, columns - width)))
         few = np.flatnonzero(exists.sum(axis=1) < columns)
         if len(few):
             ranked[few] = _with_repeats(nearest[few], order[few], results.depth)[:, :columns]

@@ -149,7 +149,8 @@ class SearchResults:
         if self.distances is None:
             selected["distances"] = np.where(columns < 0, np.inf, 0.0)
         if self.votes is None:
-            selected["votes"] = take_columns(self.label_votes, columns, 0)
+            votes = count_votes(self._labels, selected["labels"])
+            selected["votes"] = np.where(columns < 0, 0, votes)
         return replace(self, depth=columns.shape[1], one_per_label=True, **selected)
 
     def with_uncertainty(self, uncertainty: NDArray[np.float64]) -> SearchResults:
@@ -164,7 +165,7 @@ class SearchResults:
         """
         voters = min(VOTERS, self.depth)
         if self.labels is not None:
-            votes = count_votes(self.labels, columns=1)[:, 0]
+            votes = count_votes(self.labels, self.labels[:, :1])[:, 0]
         else:
             votes = self.require("votes")[:, 0]
         share: NDArray[np.float64] = votes / voters

@@ -44,7 +44,8 @@ class Ranking:
         scores: (n, k) nonconformity scores: 0 first, non-decreasing, infinite where there is no
             candidate.
         selection_score: (n,) larger where the first candidate is less likely to be a true match.
-        columns: (n, k) columns of the search results, in this order; None if the order is theirs.
+        columns: (n, k) columns of the search results, in this order, then -1 for those that were
+            left out; None if the order is theirs.
     """
 
     scores: NDArray[np.float32]

@@ -158,9 +158,13 @@ def test_the_first_candidates_are_ordered_as_among_all(fitted, one_key, threshol
     results = one_key(40, 1)[0]
     whole, few = fitted.rank(results), fitted.rank(results, threshold)
     k = few.scores.shape[1]
-    assert (whole.scores[:, k:] > threshold * (1 + 1e-3)).all()
-    np.testing.assert_array_equal(few.columns, whole.columns[:, :k])
-    np.testing.assert_array_equal(few.scores, whole.scores[:, :k])
+    left_out = np.ones(whole.scores.shape, bool)
+    left_out[:, :k] = few.columns < 0
+    assert (whole.scores[left_out] > threshold * (1 + 1e-3)).all()
+    assert np.isposinf(few.scores[left_out[:, :k]]).all()
+    kept = ~left_out[:, :k]
+    np.testing.assert_array_equal(few.columns[kept], whole.columns[:, :k][kept])
+    np.testing.assert_array_equal(few.scores[kept], whole.scores[:, :k][kept])
 
 
 def test_scores_begin_at_zero_and_never_fall(fitted, one_key):
