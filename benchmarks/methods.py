@@ -120,7 +120,7 @@ def numbers_of(name: str, method: str, runs: Path) -> tuple[dict[str, float | No
     run = run_of(name, method, runs)
     outcome = calibrated(name, run)
     numbers, evaluation = outcome.evaluation.quality.numbers, outcome.evaluation
-    states = outcome.retriever.item_uncertainty is not None
+    states = outcome.retriever.searcher.item_uncertainty is not None
     found: dict[str, float | None] = {
         "R@1": numbers["recall_at_1"],
         "encoder": numbers.get("auroc_miss_encoder") if states else None,

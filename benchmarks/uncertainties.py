@@ -44,8 +44,8 @@ def uncertainties(
         labelled: search results of all queries.
         tuning: rows to fit on.
     """
-    for kind in retriever.uncertainties[1:]:
-        yield kind, retriever.judged(labelled, kind).results.uncertainty
+    for kind in retriever.searcher.uncertainties[1:]:
+        yield kind, retriever.searcher.judged(labelled, kind).results.uncertainty
     results = labelled.results
     distances, labels = results.require("distances"), results.require("labels")
     same = labels == labels[:, :1]

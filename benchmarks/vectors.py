@@ -99,8 +99,8 @@ def at_size() -> dict[str, float]:
     retriever = rcir.Retriever.from_embeddings(gallery[0], labels=gallery[1])
     retriever.calibrate(*queries, query_uncertainty="encoder")
     retriever.add(new[0], [f"new {row}" for row in range(GROWN)], new[1])
-    unit = retriever.options.checked(queries[0])
-    index = build_index(retriever.options.checked(np.concatenate([gallery[0], new[0]])))
+    unit = retriever.searcher.options.checked(queries[0])
+    index = build_index(retriever.searcher.options.checked(np.concatenate([gallery[0], new[0]])))
     seconds_of: tuple[list[float], list[float]] = ([], [])
     for _ in range(TIMES):
         for measured, run in zip(

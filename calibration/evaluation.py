@@ -190,8 +190,8 @@ def evaluate(
         uncertainties.pop("encoder", None)
     evaluation = Evaluation(
         dataset=dataset,
-        uncertainty=retriever.uncertainty,
-        encoder=retriever.options.model or "vectors"
+        uncertainty=retriever.require_calibration().uncertainty,
+        encoder=retriever.searcher.options.model or "vectors"
         if retriever.encoder is None
         else retriever.encoder.config.method,
         n_calibration=len(rule.calibration),
@@ -210,7 +210,7 @@ def evaluate(
         if rule.calibration.cluster
         else resample(retriever, queries.tuning, queries.calibration, test, alphas, delta),
         beyond_depth=int(np.isinf(test.ranks).sum()),
-        chosen_among=retriever.chosen_among,
+        chosen_among=retriever.require_calibration().chosen_among,
     )
     headline = evaluation.headline
     if headline is None:

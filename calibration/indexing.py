@@ -23,6 +23,7 @@ from rcir.retrieval import storage
 from rcir.retrieval.calibration import CalibrationReport
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import check_level
+from rcir.risk.bounds import check_levels
 from rcir.risk.selection import cross_fitted_sizes
 
 NO_LARGER = 1.05  # times the sets of exact search
@@ -145,7 +146,7 @@ def _reindex(
             "themselves, such as by `rcir certify --index`"
         )
     known = calibration.options
-    levels = tuple(check_level("alpha", alpha) for alpha in alphas or known.alphas)
+    levels = check_levels(alphas or known.alphas)
     delta = check_level("delta", known.delta if delta is None else delta)
     vectors = retriever.index.vectors_at(np.arange(len(retriever.index)))
     exact = build_index(vectors)
@@ -165,7 +166,7 @@ def _reindex(
         fits = _no_larger(one.sizes, measured[0].sizes)
         if named or (config is None and fits and one.seconds < best[0]):
             best, taken = (one.seconds, len(measured) - 1), index
-    retriever.index = taken
+    retriever.searcher.index = taken
     print_reason(taken)
     with dropped_on_error(taken):
         report = retriever.recalibrate()
@@ -209,14 +210,14 @@ def _measured(
     alphas: tuple[float, ...],
     delta: float,
 ) -> MeasuredIndex:
-    other, queries = copy(retriever), retriever.tuning_queries
-    assert queries is not None
-    other.index = index
+    calibration, other = retriever.require_calibration(), copy(retriever)
+    queries = calibration.tuning_queries
+    other.searcher.index = index
     started = time.perf_counter()
     found = index.search(queries.vectors, retriever.depth)[1]
     seconds = (time.perf_counter() - started) / len(queries)
     searched = other.search_labelled(replace(queries))
-    name = retriever.require_calibration().main.score_function.name
+    name = calibration.main.score_function.name
     sizes = cross_fitted_sizes(searched, name, alphas, delta)
     memory = getattr(index, "memory", None)
     return MeasuredIndex(IndexConfig.of(index), recall_of(found, truth), seconds, memory, sizes)

@@ -192,7 +192,7 @@ def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
         )
     asked = images_outside(data, config.ood)
     # At this delta its sets are those that it returns at the asked one.
-    delta = corrected(config.delta, retriever.chosen_among)
+    delta = corrected(config.delta, retriever.require_calibration().chosen_among)
     output = Path(config.output or Path(config.retriever).absolute().parent / "evaluation")
     check_output(output)
     queries = search_splits(retriever, splits, Embedder())

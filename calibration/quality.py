@@ -101,9 +101,10 @@ def assess(
     uncertainty, hit = test.results.uncertainty[matched], scores.hits[matched]
     precision = scores.average_precisions[matched]
     pair = uncertainty
-    if retriever.item_uncertainty is not None:
+    if retriever.searcher.item_uncertainty is not None:
         pair = (
-            uncertainty + retriever.item_uncertainty[test.results.require("positions")[matched, 0]]
+            uncertainty
+            + retriever.searcher.item_uncertainty[test.results.require("positions")[matched, 0]]
         )
     sparse = sparsification(pair, hit[:, 0])
     numbers = _ranking(scores)
@@ -113,9 +114,9 @@ def assess(
         "auroc_miss": _auroc(~hit[:, 0], uncertainty),
         **{
             f"auroc_miss_{kind}": _auroc(
-                ~hit[:, 0], retriever.judged(test, kind).results.uncertainty[matched]
+                ~hit[:, 0], retriever.searcher.judged(test, kind).results.uncertainty[matched]
             )
-            for kind in retriever.uncertainties
+            for kind in retriever.searcher.uncertainties
         },
         "ausc": sparse.ausc,
         "ausc_oracle": sparse.oracle,
@@ -246,9 +247,9 @@ def _whole_rankings(
         numbers["pearson_percentiles"] = pearson_over_percentiles(uncertainty, precision)
     if isinstance(relevance, SameLabel):
         numbers["map_macro"] = macro_mean(precision, relevance.labels)
-    if retriever.item_uncertainty is None:
+    if retriever.searcher.item_uncertainty is None:
         return numbers, None
-    cleaning = clean_gallery(positions, relevant, retriever.item_uncertainty, rng)
+    cleaning = clean_gallery(positions, relevant, retriever.searcher.item_uncertainty, rng)
     fifth = int(np.argmin(np.abs(cleaning.fractions - 0.2)))
     numbers["map_cleaned_20"] = float(cleaning.cleaned[fifth])
     numbers["map_cleaned_20_random"] = float(cleaning.random[fifth].mean())

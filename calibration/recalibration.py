@@ -18,7 +18,7 @@ from rcir.data.within_radius import WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 from rcir.index import IsRemote, UnbuiltIndex
 from rcir.retrieval import storage
-from rcir.retrieval.calibration import CalibrationReport
+from rcir.retrieval.calibration import CalibrationReport, known_digests
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
 
@@ -79,7 +79,7 @@ def _recalibrate(
     calibration = retriever.require_calibration()
     tuning, _ = calibration.queries_to_search(retriever.searcher)
     unbuilt: Any = UnbuiltIndex(len(retriever.index), tuning.vectors.shape[1])
-    rehearsed.index = unbuilt
+    rehearsed.searcher.index = unbuilt
     _change(rehearsed, gone, added)
     calibration.queries_to_search(rehearsed.searcher)
     for change in ((gone, None), (None, added)):
@@ -124,10 +124,12 @@ def _labelled(
 
 def _new(retriever: Retriever, queries: Queries, labels: list[Any]) -> tuple[Queries, list[Any]]:
     """The queries that are new to a retriever, each once: others calibrate nothing."""
-    if retriever.require_calibration().options.recurring:
+    calibration = retriever.require_calibration()
+    if calibration.options.recurring:
         return queries, labels
     rows = np.sort(np.unique(queries.identities, return_index=True)[1])
-    rows = rows[~np.isin(queries.identities[rows], retriever.known_digests)]
+    known = known_digests(retriever.searcher, calibration)
+    rows = rows[~np.isin(queries.identities[rows], known)]
     if not len(rows):
         raise InvalidData(
             "all labelled queries are of the gallery, or tuned or calibrated the retriever before"
@@ -139,7 +141,7 @@ def _calibrated(retriever: Retriever, queries: Queries, labels: list[Any]) -> Ca
     """Calibrate with other queries, in the way it was before."""
     calibration = retriever.require_calibration()
     options = calibration.options
-    relevance, _ = retriever.gallery.query_relevance(labels, retriever.label_names)
+    relevance, _ = retriever.searcher.gallery.query_relevance(labels, retriever.label_names)
     return retriever.calibrate_splits(
         retriever.search_labelled(calibration.tuning_queries),
         retriever.search_labelled(replace(queries, relevance=relevance)),
@@ -148,7 +150,7 @@ def _calibrated(retriever: Retriever, queries: Queries, labels: list[Any]) -> Ca
         alphas=options.alphas,
         delta=options.delta,
         recurring=options.recurring,
-        query_uncertainty=retriever.uncertainty,
+        query_uncertainty=calibration.uncertainty,
     )
 
 

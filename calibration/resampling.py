@@ -144,17 +144,17 @@ def resample(
         seed: decides the splits.
     """
     rng = np.random.default_rng(seed)
-    main = retriever.require_calibration().main
+    searcher, main = retriever.searcher, retriever.require_calibration().main
     score_function, n = main.score_function, len(calibration.ranks)
     splits = [np.split(rng.permutation(n + len(test.ranks)), [n]) for _ in range(SPLITS)]
-    cosine = MinMax.fit(retriever.judged(tuning, "cosine").results, tuning.ranks)
+    cosine = MinMax.fit(searcher.judged(tuning, "cosine").results, tuning.ranks)
     scored: dict[str, list[ScoredResults]] = {"adaptive": [], "constant": [], "cosine": []}
     for part in (calibration, test):
         adaptive_scores = score(score_function, part)
         scored["adaptive"].append(adaptive_scores)
         scored["constant"].append(adaptive_scores.of_constant_size())
         scored["cosine"].append(
-            _in_order_of(adaptive_scores, cosine, retriever.judged(part, "cosine"))
+            _in_order_of(adaptive_scores, cosine, searcher.judged(part, "cosine"))
         )
 
     def rule(name: str, bound: Bound | None) -> _Rule:

@@ -34,7 +34,8 @@ class SearchedSplits:
     def judged(self, retriever: Retriever) -> SearchedSplits:
         """Return the splits with the uncertainty that the retriever was calibrated with."""
         parts = (self.tuning, self.calibration, self.test)
-        return SearchedSplits(*map(retriever.judged, parts))
+        uncertainty = retriever.require_calibration().uncertainty
+        return SearchedSplits(*(retriever.searcher.judged(part, uncertainty) for part in parts))
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,9 @@ def signature(retriever: Retriever) -> dict[str, list[dict[str, Any]]]:
 
 def asks_uncertainty(retriever: Retriever) -> bool:
     """Whether vectors are asked with an uncertainty of their own."""
-    queries = retriever.calibration_queries
-    return queries is not None and queries.uncertainty is not None and retriever.encoder is None
+    if retriever.calibration is None or retriever.encoder is not None:
+        return False
+    return retriever.calibration.calibration_queries.uncertainty is not None
 
 
 def answers(retriever: Retriever, table: DataFrame, params: Mapping[str, Any]) -> DataFrame:

@@ -105,7 +105,7 @@ def _threshold(retriever: Retriever, row: Mapping[str, Any]) -> float | None:
 
 
 def _searched(retriever: Retriever) -> str:
-    made = f"vectors of {printable(retriever.options.model or 'unknown origin')}"
+    made = f"vectors of {printable(retriever.searcher.options.model or 'unknown origin')}"
     if retriever.encoder is not None:
         config = retriever.encoder.config
         made = f"an encoder of method {config.method} on {config.backbone}"
@@ -123,8 +123,8 @@ def _promise(retriever: Retriever, rows: list[Mapping[str, Any]]) -> list[str]:
             continue
         lines = [f"> {guarantee}"]
         break
-    if retriever.chosen_among > 1:
-        lines += ["", f"It answers at delta / {retriever.chosen_among}; measured was at delta."]
+    if (among := retriever.require_calibration().chosen_among) > 1:
+        lines += ["", f"It answers at delta / {among}; measured was at delta."]
     return lines or ["Nothing of what was asked is certified."]
 
 

@@ -88,8 +88,7 @@ def image_example(image: ImageLike) -> dict[str, Any]:
 
 def vector_example(retriever: Retriever) -> dict[str, Any]:
     """The first calibration query of a retriever of vectors, as a row of queries."""
-    queries = retriever.calibration_queries
-    assert queries is not None
+    queries = retriever.require_calibration().calibration_queries
     row: dict[str, Any] = {VECTOR: queries.vectors[0].astype(float).tolist()}
     if asks_uncertainty(retriever):
         assert queries.uncertainty is not None

@@ -200,9 +200,9 @@ def _promotion(
         return "no version had the alias"
     if force:
         return f"forced in the place of version {champion.version}, without a comparison"
-    own = found.retriever
-    bound = own.require_calibration().main.bound
-    challenger = Contender("this one", found.measured, own.chosen_among, bound)
+    own_calibration = found.retriever.require_calibration()
+    bound = own_calibration.main.bound
+    challenger = Contender("this one", found.measured, own_calibration.chosen_among, bound)
     named = f"version {champion.version}"
     place = f"{champion.uri}/{tracking.INSIDE}/retriever.json"
     try:
@@ -229,7 +229,7 @@ def _tags(found: Calibration) -> dict[str, str]:
     tags = {
         "rcir.dataset": found.results["dataset"],
         "rcir.n_calibration": found.results["n_calibration"],
-        "rcir.chosen_among": found.retriever.chosen_among,
+        "rcir.chosen_among": found.retriever.require_calibration().chosen_among,
     }
     for row in found.results["rows"]:
         if row["mean_size"] is not None:

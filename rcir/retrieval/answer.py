@@ -1,20 +1,22 @@
-"""Answers: from prepared queries and a guarantee to the sets that they get."""
+"""Answers: from queries and a request to the sets that they get."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rcir.embedding import Embedding
+from rcir.errors import StaleCalibration
+from rcir.inputs import as_vectors
 from rcir.printable import printable
 from rcir.retrieval.calibration import Calibration
-from rcir.retrieval.queries import Queries
-from rcir.retrieval.search import Searcher
-from rcir.risk import Guarantee, SearchResults
-from rcir.risk.request import Distinct
+from rcir.retrieval.queries import Queries, require_alike
+from rcir.retrieval.search import Results, Searcher
+from rcir.risk import Guarantee, GuaranteeRequest, SearchResults
 from rcir.risk.results import set_sizes
 from rcir.risk.score_functions import Ranking
 
@@ -106,53 +108,99 @@ class AtLevels:
     guarantees: tuple[Guarantee, ...]
 
 
-def answer(
-    searcher: Searcher, calibration: Calibration, queries: Queries, guarantee: Guarantee
-) -> list[Retrieval]:
-    """Answer queries with sets that satisfy a guarantee, in batches.
+@dataclass(frozen=True, eq=False)
+class Version:
+    """A search and its calibration, which answer each request from its start to its end.
 
-    Args:
+    Attributes:
         searcher: finds the candidates.
-        calibration: of this searcher, which certified the guarantee.
-        queries: n prepared queries.
-        guarantee: what is guaranteed of the sets.
+        calibration: sizes the sets; None until calibrated.
     """
-    rule = calibration.rule_for(guarantee.request)
-    answers: list[Retrieval] = []
-    for results in _search(searcher, calibration, queries, guarantee.request.distinct):
-        answers += _retrievals(searcher, results, *rule.sets(results, guarantee), guarantee)
-    return answers
 
+    searcher: Searcher
+    calibration: Calibration | None = None
 
-def answer_at_levels(
-    searcher: Searcher, calibration: Calibration, queries: Queries, guarantees: list[Guarantee]
-) -> list[AtLevels]:
-    """Answer queries at several levels from one search, in batches.
+    def require_calibration(self) -> Calibration:
+        """Return the calibration, whether it is stale or not.
 
-    Args:
-        searcher, calibration, queries: as for `answer`.
-        guarantees: with ascending alphas, all for the same kind of sets.
-    """
-    strictest, alphas = guarantees[0], tuple(each.alpha for each in guarantees)
-    rule = calibration.rule_for(strictest.request)
-    answers: list[AtLevels] = []
-    for results in _search(searcher, calibration, queries, strictest.request.distinct):
-        ranking, largest = rule.sets(results, strictest)
-        sizes = np.stack([set_sizes(ranking.scores, one.threshold) for one in guarantees], axis=1)
-        sets = _retrievals(searcher, results, ranking, largest, strictest)
-        for by_level, largest_set in zip(sizes, sets, strict=True):
-            answers.append(AtLevels(alphas, by_level, largest_set, tuple(guarantees)))
-    return answers
+        Raises:
+            StaleCalibration: not calibrated.
+        """
+        if self.calibration is None:
+            raise StaleCalibration(
+                "this retriever is not calibrated: call `calibrate` with labelled queries, or make "
+                "one with `python -m calibration`; `search` gives neighbours without a guarantee"
+            )
+        return self.calibration
 
+    def changes(self) -> list[str]:
+        """Return the names of what differs from what it was calibrated on."""
+        if self.calibration is None:
+            return [*self.searcher.fingerprints(), "uncertainty"]
+        return self.calibration.changes(self.searcher)
 
-def _search(
-    searcher: Searcher, calibration: Calibration, queries: Queries, distinct: Distinct
-) -> Iterator[SearchResults]:
-    """Yield the search results of queries, batch by batch."""
-    for start in range(0, len(queries), QUERY_BATCH_SIZE):
-        candidates = searcher.candidates(queries[start : start + QUERY_BATCH_SIZE])
-        results = searcher.judged(candidates, calibration.uncertainty)
-        yield results if distinct is None else results.first_of_each_label()
+    def valid_calibration(self) -> Calibration:
+        """Return the calibration, or raise `StaleCalibration` if anything has changed since."""
+        calibration = self.require_calibration()
+        if changed := self.changes():
+            raise StaleCalibration(
+                f"changed since calibration: {', '.join(changed)}. The guarantee does not cover "
+                "that: call `recalibrate`, or `calibrate` with labelled queries; `search` gives "
+                "neighbours without a guarantee"
+            )
+        return calibration
+
+    def judged(self, results: Results, uncertainty: str | None = None) -> Results:
+        """Return search results with an uncertainty, by default that of the calibration."""
+        if uncertainty is None:
+            uncertainty = "encoder" if self.calibration is None else self.calibration.uncertainty
+        return self.searcher.judged(results, uncertainty)
+
+    def answer(
+        self, query: Any, request: GuaranteeRequest, uncertainty: Any = None, model: Any = None
+    ) -> Retrieval | list[Retrieval]:
+        """Answer queries with sets that satisfy a request, see `Retriever.retrieve`."""
+        guarantee = self.valid_calibration().guarantee(request)
+        many = isinstance(query, list | tuple | Embedding | Queries)
+        queries: Any = query if many else [query]
+        if self.searcher.encoder is None and not isinstance(query, Embedding | Queries):
+            vectors = as_vectors(query)
+            if vectors is not None:
+                many, queries = vectors.ndim > 1, np.atleast_2d(vectors)
+        answers: list[Retrieval] = []
+        for results, ranking, sizes in self._sets(queries, guarantee, uncertainty, model):
+            answers += _retrievals(self.searcher, results, ranking, sizes, guarantee)
+        return answers if many else answers[0]
+
+    def answer_at_levels(
+        self, queries: Any, requests: Sequence[GuaranteeRequest]
+    ) -> list[AtLevels]:
+        """Answer queries at several levels from one search, see `Retriever.at_levels`."""
+        guarantees = self.valid_calibration().attainable(requests)
+        strictest, alphas = guarantees[0], tuple(each.alpha for each in guarantees)
+        answers: list[AtLevels] = []
+        for results, ranking, largest in self._sets(queries, strictest):
+            sizes = [set_sizes(ranking.scores, each.threshold) for each in guarantees]
+            sets = _retrievals(self.searcher, results, ranking, largest, strictest)
+            for by_level, largest_set in zip(np.stack(sizes, axis=1), sets, strict=True):
+                answers.append(AtLevels(alphas, by_level, largest_set, tuple(guarantees)))
+        return answers
+
+    def _sets(
+        self, queries: Any, guarantee: Guarantee, uncertainty: Any = None, model: Any = None
+    ) -> Iterator[tuple[SearchResults, Ranking, NDArray[np.int64]]]:
+        """Yield search results, ranking and set sizes of queries, batch by batch."""
+        calibration, request = self.require_calibration(), guarantee.request
+        prepared = self.searcher.prepared(queries, None, uncertainty, model)
+        require_alike(prepared, calibration.calibration_queries)
+        rule = calibration.rule_for(request)
+        for start in range(0, len(prepared), QUERY_BATCH_SIZE):
+            candidates = self.searcher.candidates(prepared[start : start + QUERY_BATCH_SIZE])
+            results = self.judged(candidates)
+            if request.distinct is not None:
+                results = results.first_of_each_label()
+            yield results, *rule.sets(results, guarantee)
+        self.valid_calibration()  # the gallery may have been changed in place meanwhile
 
 
 def _retrievals(

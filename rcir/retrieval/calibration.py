@@ -38,7 +38,7 @@ from rcir.risk import (
     score,
     smallest_uncertainty,
 )
-from rcir.risk.bounds import check_bound, check_level
+from rcir.risk.bounds import check_bound, check_level, check_levels
 from rcir.risk.guarantee import stated_confidence
 from rcir.risk.losses import MISS
 from rcir.risk.request import Distinct, conflict
@@ -76,7 +76,7 @@ class CalibrationOptions:
             `rcir.risk.smallest_uncertainty`.
 
     Raises:
-        InvalidConfig: an option has no such value.
+        InvalidConfig, InvalidRiskLevel: an option has no such value.
     """
 
     score_function: str = "auto"
@@ -89,10 +89,7 @@ class CalibrationOptions:
     def __post_init__(self) -> None:
         check_bound(self.bound)
         check_uncertainty(self.query_uncertainty)
-        if not isinstance(self.alphas, Sequence | np.ndarray) or not len(self.alphas):
-            raise InvalidConfig(f"alphas is {self.alphas!r}; give a list of at least one")
-        alphas = tuple(check_level("alpha", alpha) for alpha in np.asarray(self.alphas).tolist())
-        object.__setattr__(self, "alphas", alphas)
+        object.__setattr__(self, "alphas", check_levels(self.alphas))
         object.__setattr__(self, "delta", check_level("delta", self.delta))
         object.__setattr__(self, "recurring", bool(self.recurring))
         check_score_function(self.score_function)
@@ -410,6 +407,13 @@ def calibrate(
         sequential=like is not None and like.sequential,
     )
     return made, _report(made, comparison, uncertainties)
+
+
+def recalibrate(searcher: Searcher, earlier: Calibration) -> tuple[Calibration, CalibrationReport]:
+    """Calibrate anew with the queries of a calibration, see `Retriever.recalibrate`."""
+    splits = earlier.queries_to_search(searcher)
+    tuning, calibration = (searcher.search_labelled(split) for split in splits)
+    return calibrate(searcher, tuning, calibration, earlier.options, like=earlier)
 
 
 def fit_rules(

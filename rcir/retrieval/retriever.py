@@ -8,16 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from functools import update_wrapper
+from operator import attrgetter
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    ParamSpec,
-    TypeVar,
-    Unpack,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,12 +18,11 @@ from numpy.typing import ArrayLike, NDArray
 from rcir.data.records import ImageSet
 from rcir.data.relevance_protocol import Relevance
 from rcir.embedding import Embedding
-from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
+from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import Index, IsRemote
-from rcir.inputs import as_vectors
 from rcir.levels import ALPHA, DELTA
 from rcir.retrieval import storage
-from rcir.retrieval.answer import AtLevels, Retrieval, answer, answer_at_levels
+from rcir.retrieval.answer import AtLevels, Retrieval, Version
 from rcir.retrieval.calibration import (
     Calibration,
     CalibrationKeywords,
@@ -40,14 +32,12 @@ from rcir.retrieval.calibration import (
     check_recent,
     divide_queries,
     extend,
-    known_digests,
+    recalibrate,
 )
-from rcir.retrieval.gallery import Gallery
-from rcir.retrieval.queries import Queries, VectorOptions, require_alike
-from rcir.retrieval.search import QueryInput, Results, Searcher
-from rcir.retrieval.storage import StoredRetriever
+from rcir.retrieval.queries import Queries
+from rcir.retrieval.search import QueryInput, Searcher
 from rcir.risk import Exchangeability, Guarantee, GuaranteeRequest, LabelledResults, SearchResults
-from rcir.risk.bounds import check_level
+from rcir.risk.bounds import check_levels
 from rcir.risk.request import Alpha, Distinct, RequestOptions
 
 if TYPE_CHECKING:  # vectors need no torch
@@ -57,20 +47,14 @@ if TYPE_CHECKING:  # vectors need no torch
     from rcir.encoders.batches import Embed
 
 _SWAP = threading.RLock()  # held while a version is replaced
+Several: TypeAlias = list[Any] | tuple[Any, ...] | Embedding | Queries
 Options = ParamSpec("Options")
 Result = TypeVar("Result")
 
 
 def _attribute(name: str, doc: str) -> Any:
     """Return a property of the retriever that is an attribute of its search."""
-    inner = getattr(Searcher, name, None)
-    if isinstance(inner, property) and inner.fset is None:
-        return property(lambda self: getattr(self.searcher, name), doc=doc)
-    return property(
-        lambda self: getattr(self.searcher, name),
-        lambda self, value: setattr(self.searcher, name, value),
-        doc=doc,
-    )
+    return property(attrgetter(f"searcher.{name}"), doc=doc)
 
 
 def _method(
@@ -101,7 +85,7 @@ class Retriever:
     A search finds candidates, and a calibration decides how many of them an answer needs.
 
     Attributes:
-        searcher: finds the candidates; its attributes are those of the retriever, too.
+        searcher: finds the candidates; it has further attributes of the gallery and the encoder.
         calibration: everything that calibration made; None until calibrated. It is replaced as a
             whole, and `update` replaces both together.
         origin: where the retriever comes from, as plain values: the configuration of its data set
@@ -112,30 +96,21 @@ class Retriever:
     encoder: Encoder | None = _attribute("encoder", "The encoder; None if vectors were given.")
     preprocessing: Preprocessing | None = _attribute("preprocessing", "How images are prepared.")
     index: Index = _attribute("index", "The index of the gallery's vectors.")
-    gallery: Gallery = _attribute("gallery", "The items in the order of the index.")
-    max_depth: int = _attribute("max_depth", "Number of candidates to search for each query.")
-    options: VectorOptions = _attribute("options", "How given vectors are searched.")
     label_names: dict[int, str] = _attribute("label_names", "Names of the labels, by label.")
     ids: NDArray[np.object_] = _attribute("ids", "(n,) ids of the gallery items.")
     labels: NDArray[np.int64] | None = _attribute("labels", "(n,) labels of the gallery items.")
     relevance: Relevance | None = _attribute("relevance", "Which queries match which items.")
     depth: int = _attribute("depth", "Number of candidates of each query; no set is larger.")
-    item_uncertainty: NDArray[np.float64] | None = _attribute("item_uncertainty", "(n,) of items.")
-    digests: NDArray[np.bytes_] | None = _attribute("digests", "Digests of the gallery items.")
-    items: Embedding | None = _attribute("items", "Embeddings of the items, to re-rank by.")
-    uncertainties: tuple[str, ...] = _attribute("uncertainties", "Those of queries, see `judged`.")
 
     build = _constructor(Searcher.build)
     from_embeddings = _constructor(Searcher.from_embeddings)
     embed = _method(Searcher.embed)
-    prepared = _method(Searcher.prepared)
     labelled = _method(Searcher.labelled)
-    fingerprints = _method(Searcher.fingerprints)
     add = _method(Searcher.add)
     remove = _method(Searcher.remove)
 
     def __init__(self, searcher: Searcher, calibration: Calibration | None = None) -> None:
-        self._version = searcher, calibration
+        self._version = Version(searcher, calibration)
         self.origin: dict[str, Any] = {}
         self.version_folder: Path | None = None
 
@@ -148,8 +123,8 @@ class Retriever:
             SaveConflict: the retriever was loaded from or saved to this folder, and another version
                 has been saved to it since.
         """
-        parts = StoredRetriever(*self._version, self.origin, self.version_folder)
-        self.version_folder = storage.save(parts, folder)
+        parts = self.searcher, self.calibration, self.origin, self.version_folder
+        self.version_folder = storage.save(storage.StoredRetriever(*parts), folder)
         return Path(folder)
 
     @staticmethod
@@ -167,17 +142,11 @@ class Retriever:
 
     def __copy__(self) -> Retriever:
         """Return a retriever whose search and calibration can be replaced on their own."""
-        other = self._snapshot()
-        other._version = copy(self.searcher), self.calibration
+        other = Retriever(copy(self.searcher), self.calibration)
+        other.origin, other.version_folder = self.origin, self.version_folder
         return other
 
-    def _snapshot(self) -> Retriever:
-        """Return a retriever that keeps the present search and calibration."""
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
-        return other
-
-    def _replace(self, before: object, searcher: Searcher, calibration: Calibration | None) -> None:
+    def _replace(self, before: Version, after: Version) -> None:
         """Replace the version, or raise `InvalidData` if it is not the one from before."""
         with _SWAP:
             if self._version is not before:
@@ -185,57 +154,28 @@ class Retriever:
                     "the retriever was changed by something else meanwhile, so that this change "
                     "had no effect: repeat it"
                 )
-            self._version = searcher, calibration
+            self._version = after
 
     @property
     def searcher(self) -> Searcher:
         """The search that finds the candidates."""
-        return self._version[0]
-
-    @searcher.setter
-    def searcher(self, searcher: Searcher) -> None:
-        self._version = searcher, self._version[1]
+        return self._version.searcher
 
     @property
     def calibration(self) -> Calibration | None:
         """Everything that calibration made; None until calibrated."""
-        return self._version[1]
+        return self._version.calibration
 
     @calibration.setter
     def calibration(self, calibration: Calibration | None) -> None:
-        self._version = self._version[0], calibration
-
-    @property
-    def uncertainty(self) -> str:
-        """The uncertainty of queries that sizes depend on, see `judged`."""
-        return "encoder" if self.calibration is None else self.calibration.uncertainty
-
-    @property
-    def tuning_queries(self) -> Queries | None:
-        """The queries that fitted the score functions; None until calibrated."""
-        return None if self.calibration is None else self.calibration.tuning_queries
-
-    @property
-    def calibration_queries(self) -> Queries | None:
-        """The queries that certify; None until calibrated."""
-        return None if self.calibration is None else self.calibration.calibration_queries
-
-    @property
-    def known_digests(self) -> NDArray[np.bytes_]:
-        """(n,) digests of queries that are no evidence for further ones, ascending."""
-        return known_digests(self.searcher, self.calibration)
-
-    @property
-    def chosen_among(self) -> int:
-        """Number of retrievers that this one was chosen among, see `rcir compare --choose`."""
-        return 1 if self.calibration is None else self.calibration.chosen_among
+        self._version = Version(self.searcher, calibration)
 
     def search(self, queries: QueryInput, embedder: Embed | None = None) -> SearchResults:
         """Find the nearest gallery items of each query without a guarantee.
 
         See `Searcher.search`; queries have the uncertainty of the calibration.
         """
-        version = self._snapshot()
+        version = self._version
         return version.judged(version.searcher.search(queries, embedder))
 
     def search_labelled(
@@ -246,22 +186,12 @@ class Retriever:
         cluster: str | None = None,
     ) -> LabelledResults:
         """Search queries with known matches, see `Searcher.search_labelled`."""
-        version = self._snapshot()
+        version = self._version
         return version.judged(version.searcher.search_labelled(queries, group, embedder, cluster))
-
-    def judged(self, results: Results, uncertainty: str | None = None) -> Results:
-        """Return search results with an uncertainty, by default that of the calibration.
-
-        Raises:
-            InvalidConfig: the search has no such uncertainty, see `Searcher.judged`.
-        """
-        return self.searcher.judged(results, uncertainty or self.uncertainty)
 
     def changes(self) -> list[str]:
         """Return the names of what differs from what it was calibrated on."""
-        if self.calibration is None:
-            return [*self.fingerprints(), "uncertainty"]
-        return self.calibration.changes(self.searcher)
+        return self._version.changes()
 
     def require_calibration(self) -> Calibration:
         """Return the calibration, whether it is stale or not.
@@ -269,23 +199,7 @@ class Retriever:
         Raises:
             StaleCalibration: not calibrated.
         """
-        if self.calibration is None:
-            raise StaleCalibration(
-                "this retriever is not calibrated: call `calibrate` with labelled queries, or make "
-                "one with `python -m calibration`; `search` gives neighbours without a guarantee"
-            )
-        return self.calibration
-
-    def _valid_calibration(self) -> Calibration:
-        """Return the calibration, or raise `StaleCalibration` if anything has changed since."""
-        calibration = self.require_calibration()
-        if changed := self.changes():
-            raise StaleCalibration(
-                f"changed since calibration: {', '.join(changed)}. The guarantee does not cover "
-                "that: call `recalibrate`, or `calibrate` with labelled queries; `search` gives "
-                "neighbours without a guarantee"
-            )
-        return calibration
+        return self._version.require_calibration()
 
     def calibrate(
         self,
@@ -327,8 +241,6 @@ class Retriever:
             >>> retriever.calibrate(vectors[400:], labels[400:]).n_calibration
             350
         """
-        if isinstance(queries, LabelledResults):
-            raise InvalidConfig("these queries were searched already: call `calibrate_splits`")
         labelled = self.labelled(queries, labels, uncertainty, model, groups, clusters, cluster)
         splits = divide_queries(labelled, seed)
         tuning, calibration = (self.searcher.search_labelled(split) for split in splits)
@@ -360,8 +272,8 @@ class Retriever:
                 warns, but not for those in templates, whose vectors combine several images).
         """
         chosen, before = CalibrationOptions(score_function, **options), self._version
-        made, report = calibrate(before[0], tuning, calibration, chosen)
-        self._replace(before, before[0], made)
+        made, report = calibrate(before.searcher, tuning, calibration, chosen)
+        self._replace(before, Version(before.searcher, made))
         return report
 
     @overload
@@ -370,16 +282,12 @@ class Retriever:
     ) -> Retrieval: ...
     @overload
     def retrieve(
-        self,
-        query: list[Any] | tuple[Any, ...] | Embedding | Queries,
-        alpha: Alpha,
-        delta: float | None,
-        **options: Unpack[RequestOptions],
+        self, query: Several, alpha: Alpha, delta: float | None, **options: Unpack[RequestOptions]
     ) -> list[Retrieval]: ...
 
     def retrieve(
         self,
-        query: ImageLike | list[Any] | tuple[Any, ...] | Embedding | Queries,
+        query: ImageLike | Several,
         alpha: Alpha,
         delta: float | None,
         *,
@@ -420,20 +328,7 @@ class Retriever:
             True
         """
         request = GuaranteeRequest(alpha, delta, **options)
-        version = self._snapshot()  # the same search and calibration to the end of this call
-        calibration = version._valid_calibration()
-        guarantee = calibration.guarantee(request)
-        many = isinstance(query, list | tuple | Embedding | Queries)
-        queries: Any = query if many else [query]
-        if version.encoder is None and not isinstance(query, Embedding | Queries):
-            vectors = as_vectors(query)
-            if vectors is not None:
-                many, queries = vectors.ndim > 1, np.atleast_2d(vectors)
-        prepared = version.prepared(queries, None, uncertainty, model)
-        require_alike(prepared, calibration.calibration_queries)
-        answers = answer(version.searcher, calibration, prepared, guarantee)
-        version._valid_calibration()  # the gallery may have been changed in place meanwhile
-        return answers if many else answers[0]
+        return self._version.answer(query, request, uncertainty, model)
 
     def guarantee(
         self, alpha: Alpha, delta: float | None, **options: Unpack[RequestOptions]
@@ -443,11 +338,8 @@ class Retriever:
         Raises:
             RcirError: as `retrieve` does, but for those of queries.
         """
-        return (
-            self._snapshot()
-            ._valid_calibration()
-            .guarantee(GuaranteeRequest(alpha, delta, **options))
-        )
+        calibration = self._version.valid_calibration()
+        return calibration.guarantee(GuaranteeRequest(alpha, delta, **options))
 
     def at_levels(
         self,
@@ -478,21 +370,11 @@ class Retriever:
             >>> hard.alphas, bool((np.diff(hard.sizes) <= 0).all())
             ((0.05, 0.1, 0.2), True)
         """
-        version = self._snapshot()
-        calibration = version._valid_calibration()
-        if not isinstance(alphas, Sequence | np.ndarray):
-            raise InvalidData(f"alphas is {alphas!r}: pass a list of levels")
-        levels = sorted(check_level("alpha", alpha) for alpha in alphas)
         requests = [
             GuaranteeRequest(alpha, delta, distinct=distinct, group=group, simultaneous=True)
-            for alpha in levels
+            for alpha in sorted(check_levels(alphas))
         ]
-        guarantees = calibration.attainable(requests)
-        queries = version.prepared(query)
-        require_alike(queries, calibration.calibration_queries)
-        answers = answer_at_levels(version.searcher, calibration, queries, guarantees)
-        version._valid_calibration()  # the gallery may have been changed in place meanwhile
-        return answers
+        return self._version.answer_at_levels(query, requests)
 
     @contextmanager
     def update(self) -> Iterator[Retriever]:
@@ -525,21 +407,19 @@ class Retriever:
                 "the index is on a server and changes in place: call `add` or `remove`, then "
                 "`recalibrate`, on the retriever itself"
             )
-        before, changed = self._version, self._snapshot()
-        searcher, calibration = before
-        fingerprints = searcher.fingerprints()
-        changed._version = copy(searcher), calibration
-        changed.index = deepcopy(searcher.index)
+        before, changed = self._version, copy(self)
+        fingerprints = before.searcher.fingerprints()
+        changed.searcher.index = deepcopy(before.searcher.index)
         yield changed
         if changed.calibration is not None and changed.changes():
             changed.recalibrate()
         with _SWAP:
-            if searcher.fingerprints() != fingerprints:
+            if before.searcher.fingerprints() != fingerprints:
                 raise InvalidData(
                     "the gallery was changed in place during this update, which therefore had no "
                     "effect: repeat it"
                 )
-            self._replace(before, *changed._version)
+            self._replace(before, changed._version)
             self.version_folder = changed.version_folder
 
     def recalibrate(self) -> CalibrationReport:
@@ -555,12 +435,9 @@ class Retriever:
                 queries are no longer its own.
             InvalidData: it is not known which queries some gallery items match.
         """
-        earlier, before = self.require_calibration(), self._version
-        searcher = before[0]
-        splits = earlier.queries_to_search(searcher)
-        tuning, calibration = (searcher.search_labelled(split) for split in splits)
-        made, report = calibrate(searcher, tuning, calibration, earlier.options, like=earlier)
-        self._replace(before, searcher, made)
+        before = self._version
+        made, report = recalibrate(before.searcher, before.require_calibration())
+        self._replace(before, Version(before.searcher, made))
         return report
 
     def extend_calibration(
@@ -580,10 +457,9 @@ class Retriever:
             queries: exchangeable with the calibration queries, in the order in which their truth
                 became known, searched by this retriever; or vectors (n, d). With groups if those
                 had some.
-            labels: of the vectors.
+            labels, options: of the vectors, see `labelled`.
             recurring: allow queries that were tuned or calibrated with before, or come twice, as in
                 `calibrate`.
-            options: of vectors, see `labelled`.
 
         Raises:
             StaleCalibration: not calibrated, or changed since, or another one searched the queries.
@@ -599,11 +475,12 @@ class Retriever:
             >>> retriever.guarantee(0.1, 0.1, anytime=True).n_calibration > 5000
             True
         """
-        calibration, before = self._valid_calibration(), self._version
+        before = self._version
+        calibration = before.valid_calibration()
         if not isinstance(queries, LabelledResults):
             queries = self.search_labelled(self.labelled(queries, labels, **options))
-        searcher = before[0]
-        self._replace(before, searcher, extend(searcher, calibration, queries, recurring))
+        made = extend(before.searcher, calibration, queries, recurring)
+        self._replace(before, Version(before.searcher, made))
 
     def check(
         self, recent: LabelledResults, alpha: float = ALPHA, delta: float = DELTA
@@ -620,4 +497,4 @@ class Retriever:
             InvalidRiskLevel: alpha or delta is out of range.
             RiskUnattainable: nothing certifies alpha at delta.
         """
-        return check_recent(self.searcher, self._valid_calibration(), recent, alpha, delta)
+        return check_recent(self.searcher, self._version.valid_calibration(), recent, alpha, delta)

@@ -618,6 +618,8 @@ class Searcher:
         Raises:
             InvalidData: the vectors or labels are unsuitable, or their lengths differ.
         """
+        if isinstance(vectors, LabelledResults):
+            raise InvalidConfig("these queries were searched already: call `calibrate_splits`")
         relevance, names = self.gallery.query_relevance(labels, self.label_names)
         queries: Any = vectors
         embedded = self.prepared(queries, None, uncertainty, model)
@@ -661,7 +663,7 @@ class Searcher:
         """The names of the available uncertainties of queries, see `judged`."""
         return tuple(name for name, kind in QUERY_UNCERTAINTIES.items() if kind.available(self))
 
-    def judged(self, results: Results, uncertainty: str = "encoder") -> Results:
+    def judged(self, results: Results, uncertainty: str) -> Results:
         """Return search results with another uncertainty of the queries.
 
         Args:

@@ -7,7 +7,7 @@ throughout; sums of losses in [0, 1] need not be.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
@@ -55,6 +55,18 @@ def check_level(name: str, value: float) -> float:
             f"{name} is {value!r}; it must be a number strictly between 0 and 1, for instance 0.1"
         )
     return float(value)
+
+
+def check_levels(alphas: object) -> tuple[float, ...]:
+    """Return levels of risks, or raise `InvalidRiskLevel` unless they are a list of valid ones.
+
+    Example:
+        >>> check_levels([0.1, 0.2])
+        (0.1, 0.2)
+    """
+    if not isinstance(alphas, Sequence | np.ndarray) or isinstance(alphas, str) or not len(alphas):
+        raise InvalidRiskLevel(f"alphas is {alphas!r}; it must be a list of at least one level")
+    return tuple(check_level("alpha", alpha) for alpha in np.asarray(alphas).tolist())
 
 
 def check_bound(bound: str) -> None:

@@ -102,7 +102,7 @@ def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> 
     for run in runs:  # one encoder in memory at a time
         retriever = Retriever.load(run.folder / RETRIEVER)
         rules.append(_rule(retriever, run))
-        among += retriever.chosen_among
+        among += retriever.require_calibration().chosen_among
     parts = [run.measured["test"].parts for run in runs]
     number = smallest_certified(parts, alpha, delta, among)
     request = GuaranteeRequest(alpha, delta)

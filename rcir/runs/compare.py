@@ -15,6 +15,7 @@ from rcir.errors import InvalidData
 from rcir.levels import ALPHAS, DELTA
 from rcir.risk import check_level, is_certified
 from rcir.risk.bootstrap import Estimate, compare_sizes, why_no_interval
+from rcir.risk.bounds import check_levels
 from rcir.runs.find import CALIBRATION, Run, is_sweep, read_runs, run_folder
 from rcir.runs.folder import RESOURCES
 from rcir.runs.results import RunResults, Split
@@ -124,7 +125,7 @@ def compare_runs(
         InvalidData: there is no such run, or nothing was measured of any.
         InvalidRiskLevel: an alpha or delta is out of range.
     """
-    levels = tuple(check_level("alpha", alpha) for alpha in alphas)
+    levels = check_levels(alphas)
     check_level("delta", delta)
     folders = [run_folder(reference) for reference in references]
     runs = read_runs(folders)

@@ -14,6 +14,7 @@ from rcir.data.digests import digests
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.levels import DELTA
+from rcir.retrieval.calibration import known_digests
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import RISKS, GuaranteeRequest, LabelledResults
@@ -89,10 +90,11 @@ class Served:
         if len({len(vector) for vector in vectors}) > 1:
             raise InvalidConfig("the vectors are of different lengths: give each as many numbers")
         given = np.asarray(vectors, np.float64)
-        if known.calibration_queries is not None:
-            known.options.checked(given, known.calibration_queries.vectors.shape[1])
+        if known.calibration is not None:
+            dim = known.calibration.calibration_queries.vectors.shape[1]
+            known.searcher.options.checked(given, dim)
         stated = None if uncertainty is None else np.asarray(uncertainty, np.float64)
-        return known.prepared(given, None, stated, model).identified()
+        return known.searcher.prepared(given, None, stated, model).identified()
 
     def queries(self, prepared: Sequence[Any]) -> list[Queries]:
         """Of each request what was prepared, embedded: all pictures together."""
@@ -117,7 +119,7 @@ class Served:
             ]
         )
         known = np.concatenate([own for _, own in prepared])
-        every = replace(self.retriever.prepared(embedded), images=None, digests=known)
+        every = replace(self.retriever.searcher.prepared(embedded), images=None, digests=known)
         ends = np.cumsum([len(some) for some, _ in prepared])
         return [every[start:end] for start, end in zip([0, *ends[:-1]], ends.tolist(), strict=True)]
 
@@ -128,7 +130,7 @@ class Served:
             InvalidData: labels are not of the kind that the gallery has.
         """
         known = self.retriever
-        relevance, _ = known.gallery.query_relevance(labels, known.label_names)
+        relevance, _ = known.searcher.gallery.query_relevance(labels, known.label_names)
         return known.search_labelled(replace(queries, relevance=relevance))
 
     @cached_property
@@ -143,13 +145,13 @@ class Served:
             InvalidData: the label is not of the kind that the gallery has.
         """
         known = self.retriever
-        relevance, _ = known.gallery.query_relevance([label], known.label_names)
+        relevance, _ = known.searcher.gallery.query_relevance([label], known.label_names)
         rows = np.array([[self.positions[name] for name in items]], np.int64)
-        gallery: Any = known.gallery.relevance
+        gallery: Any = known.relevance
         return bool(relevance.of(gallery, rows).any())
 
     def new_queries(self, digests: NDArray[np.bytes_]) -> NDArray[np.bool_]:
-        """Which queries are others than those of `Retriever.known_digests`."""
+        """Which queries are others than those of `known_digests`."""
         known = self._known
         if not len(known):
             return np.ones(len(digests), np.bool_)
@@ -158,7 +160,7 @@ class Served:
 
     @cached_property
     def _known(self) -> NDArray[np.bytes_]:
-        return self.retriever.known_digests
+        return known_digests(self.retriever.searcher, self.retriever.calibration)
 
     def decide(self, terms: Terms) -> None:
         """Certify a guarantee, which takes up to a second where it is new, and is kept.
@@ -181,7 +183,8 @@ class Served:
 
     def warm_up(self) -> None:
         """Answer once, so that the first request does not wait for what is done once."""
-        queries = self.retriever.calibration_queries
+        calibration = self.retriever.calibration
+        queries = None if calibration is None else calibration.calibration_queries
         shape = self.retriever.preprocessing
         if shape is not None:
             import torch
@@ -228,9 +231,9 @@ class Served:
         return {
             "calibrated": True,
             "n_calibration": len(main.calibration),
-            "n_items": len(self.retriever.gallery),
+            "n_items": len(self.retriever.ids),
             "score_function": main.score_function.name,
-            "uncertainty": self.retriever.uncertainty,
+            "uncertainty": calibration.uncertainty,
             "depth": self.retriever.depth,
             "takes": "vector" if self.retriever.encoder is None else "picture",
             "risks": list(RISKS),

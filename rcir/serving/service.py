@@ -153,9 +153,9 @@ class Service:
         if retriever.encoder is not None:
             picture, label = live.pictures.query(rng)
             return {"picture": b64encode(picture).decode(), "label": label}
-        known = retriever.calibration_queries
-        if known is None:
+        if retriever.calibration is None:
             raise DataUnavailable("there are no calibration queries")
+        known = retriever.calibration.calibration_queries
         row = int(rng.integers(len(known)))
         stated = None if known.uncertainty is None else float(known.uncertainty[row])
         return {"vector": known.vectors[row].tolist(), "uncertainty": stated, "label": None}

@@ -43,8 +43,8 @@ def test_the_named_index_is_built_and_calibrated_through(folder, tmp_path):
     sizes = [[a.size for a in one.retrieve(asked, 0.1, 0.1)] for one in (after, fresh)]
     assert sizes[0] == sizes[1]
     exact, named = choice.measured
-    truth = before.search(before.tuning_queries).positions
-    found = after.search(before.tuning_queries).positions
+    truth = before.search(before.calibration.tuning_queries).positions
+    found = after.search(before.calibration.tuning_queries).positions
     shared = [len(set(a) & set(b) - {-1}) for a, b in zip(truth, found, strict=True)]
     assert (exact.recall, choice.number) == (1, 1)
     assert named.recall == pytest.approx(np.mean(shared) / 40)
@@ -64,9 +64,9 @@ def test_of_several_the_fastest_with_sets_as_small_is_taken(folder, tmp_path):
     ]
     assert choice.measured[choice.number] == min(fitting, key=lambda one: one.seconds)
     loaded = rcir.load(choice.folder)
-    assert loaded.chosen_among == 1  # the calibration queries had no part in it
+    assert loaded.calibration.chosen_among == 1  # the calibration queries had no part in it
     before = rcir.load(folder)
-    searched = before.search_labelled(before.tuning_queries)
+    searched = before.search_labelled(before.calibration.tuning_queries)
     assert cross_fitted_sizes(searched, "quantile", (0.1,), 0.1)[0.1] == exact.sizes[0.1]
 
 

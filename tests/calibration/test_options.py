@@ -143,7 +143,7 @@ def test_a_calibration_is_tracked_with_retriever_figures_and_numbers(
     figures = {item.path for item in client.list_artifacts(outcome.mlflow_run, "figures")}
     assert {f"figures/{name}.svg" for name in ("risk", "size", "sizes", "reliability")} <= figures
     loaded = rcir.load(f"runs:/{outcome.mlflow_run}/retriever")
-    assert loaded.fingerprints() == outcome.retriever.fingerprints()
+    assert loaded.searcher.fingerprints() == outcome.retriever.searcher.fingerprints()
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -241,7 +241,7 @@ def test_an_interrupted_calibration_embeds_what_is_missing(trained, monkeypatch,
     assert "tuning queries: 300 images embedded (300 of them before)" in shown
     assert "calibration queries: 300 images embedded (128 of them before)" in shown
     whole = calibrated(trained, "whole", alphas=(0.3,))
-    assert whole.retriever.fingerprints() == again.retriever.fingerprints()
+    assert whole.retriever.searcher.fingerprints() == again.retriever.searcher.fingerprints()
     assert whole.evaluation.rows == again.evaluation.rows
 
 

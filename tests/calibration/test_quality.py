@@ -293,13 +293,13 @@ def expected_numbers(case):
     tuning = retriever.calibration.main.tuning.uncertainty
     found |= calibration_errors(uncertainty, tuning.min(), tuning.max(), hits, precisions)
 
-    items = retriever.item_uncertainty
+    items = retriever.searcher.item_uncertainty
     first = [order[row, 0] for row in rows]
     pair = uncertainty if items is None else uncertainty + items[first]
     right = hits[1].astype(float)
     found["auroc_miss"] = roc_auc_score(1 - right, uncertainty)
-    for kind in retriever.uncertainties:  # what each of them is, tests/retrieval checks
-        judged = retriever.judged(test, kind).results.uncertainty[rows]
+    for kind in retriever.searcher.uncertainties:  # what each of them is, tests/retrieval checks
+        judged = retriever.searcher.judged(test, kind).results.uncertainty[rows]
         found[f"auroc_miss_{kind}"] = roc_auc_score(1 - right, judged)
     found["ausc"] = area(pair, right)
     found["ausc_query_only"] = area(uncertainty, right)

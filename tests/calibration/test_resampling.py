@@ -48,7 +48,8 @@ def synthetic(n_calibration, n_test, score_function=MinMax, bound="binomial"):
         nearest = results.results.distances[:, 0].astype(np.float64)
         return results.with_uncertainty(nearest**2 / 2)
 
-    return SimpleNamespace(require_calibration=lambda: calibrated, judged=judged_by), *parts
+    searcher = SimpleNamespace(judged=judged_by)
+    return SimpleNamespace(require_calibration=lambda: calibrated, searcher=searcher), *parts
 
 
 class Naive:

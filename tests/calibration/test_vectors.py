@@ -69,7 +69,7 @@ def test_the_command_builds_the_named_index_prints_and_writes(folder, capsys, mo
 def test_the_three_parts_share_no_query_and_the_risk_is_of_the_third(folder):
     outcome = certify(config(score_function="constant", alphas=(0.2,)))
     own = outcome.retriever
-    parts = [own.tuning_queries.vectors, own.calibration_queries.vectors]
+    parts = [own.calibration.tuning_queries.vectors, own.calibration.calibration_queries.vectors]
     seen = {tuple(row) for part in parts for row in part.tolist()}
     assert len(seen) == 450
     unit = ASKED / np.linalg.norm(ASKED, axis=1, keepdims=True)
@@ -87,7 +87,7 @@ def test_the_three_parts_share_no_query_and_the_risk_is_of_the_third(folder):
 def test_queries_that_are_gallery_items_are_left_out_of_their_search(folder, capsys, queries):
     outcome = certify(config(queries=queries, score_function="constant"))
     assert "each is left out of its own search" in capsys.readouterr().out
-    assert outcome.retriever.options.leave_one_out
+    assert outcome.retriever.searcher.options.leave_one_out
     assert outcome.evaluation.quality.numbers["recall_at_1"] < 1
 
 
@@ -99,7 +99,9 @@ def test_copies_of_queries_are_left_out(folder, capsys, queries):
     write(folder, name, vectors[rows], label=NAMES[labels[rows]])
     own = certify(config(queries=queries, alphas=(0.3,), score_function="constant")).retriever
     assert f"30 of {len(rows)} queries came before among them" in capsys.readouterr().out
-    asked = np.concatenate([own.tuning_queries.vectors, own.calibration_queries.vectors])
+    asked = np.concatenate(
+        [own.calibration.tuning_queries.vectors, own.calibration.calibration_queries.vectors]
+    )
     assert len(np.unique(asked, axis=0)) == len(asked) == 0.75 * len(vectors)
 
 
@@ -213,7 +215,7 @@ def test_queries_of_another_model_are_refused(folder):
         certify(config())
     change(folder, "queries", model="clip-1")
     outcome = certify(config(score_function="constant"))
-    assert outcome.retriever.options.model == outcome.evaluation.encoder == "clip-1"
+    assert outcome.retriever.searcher.options.model == outcome.evaluation.encoder == "clip-1"
 
 
 def test_seeds_files_and_outputs_that_cannot_be_used_are_refused(folder):

@@ -271,8 +271,8 @@ def test_mapped_vectors_give_the_same_retriever_as_vectors_in_memory(tmp_path):
             rcir.Retriever.from_embeddings(each, metric=metric) for each in (mapped, vectors)
         )
         assert one.index.version == other.index.version
-        np.testing.assert_array_equal(one.gallery.norms, other.gallery.norms)
-        np.testing.assert_array_equal(one.digests, other.digests)
+        np.testing.assert_array_equal(one.searcher.gallery.norms, other.searcher.gallery.norms)
+        np.testing.assert_array_equal(one.searcher.digests, other.searcher.digests)
     vectors[170] = 0
     np.save(tmp_path / "zero.npy", vectors)
     with pytest.raises(InvalidData, match="row 170"):

@@ -127,7 +127,7 @@ def test_weights_of_a_base_are_loaded_once_and_not_needed_again(splits, tmp_path
     file.unlink()
     loaded = Retriever.load(folder)
     assert torch.equal(embed(loaded.encoder, Preprocessing(), images).vectors, expected)
-    assert loaded.fingerprints() == retriever.fingerprints()
+    assert loaded.searcher.fingerprints() == retriever.searcher.fingerprints()
 
 
 def test_missing_weights_and_weights_of_another_encoder_are_refused(splits, tmp_path):

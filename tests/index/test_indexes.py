@@ -274,7 +274,7 @@ def test_an_index_class_that_cannot_be_imported_is_not_saved(tmp_path):
         pass
 
     retriever = Retriever.from_embeddings(vectors(9), metric="euclidean")
-    retriever.index = Local.build(vectors(9), BruteOptions())
+    retriever.searcher.index = Local.build(vectors(9), BruteOptions())
     with pytest.raises(InvalidConfig, match="Local"):
         retriever.save(tmp_path / "retriever")
     assert not (tmp_path / "retriever").exists()

@@ -181,7 +181,7 @@ def test_the_latest_model_of_a_run_is_loaded(certifications):
     version = current_version(one.folder / "retriever")
     tracking.log_retriever(run, version)  # as a folder, without a model
     assert tracking.find_model(run) is None
-    assert rcir.load(f"runs:/{run.id}/retriever").options.metric == "cosine"
+    assert rcir.load(f"runs:/{run.id}/retriever").searcher.options.metric == "cosine"
     example = vector_example(one.retriever)
     logged = [log_calibration(run, one.folder, one.retriever, example) for _ in range(2)]
     assert tracking.find_model(run) == logged[1] != logged[0]

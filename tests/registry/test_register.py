@@ -103,8 +103,8 @@ def test_a_retriever_that_was_marked_as_chosen_is_logged_again(pictured, client,
     assert version.source != pictured.uri
     assert "delta / 3" in version.description
     assert version.tags["rcir.chosen_among"] == "3"
-    assert rcir.load(registered.uri).chosen_among == 3
-    assert rcir.load(pictured.uri).chosen_among == 1
+    assert rcir.load(registered.uri).calibration.chosen_among == 3
+    assert rcir.load(pictured.uri).calibration.chosen_among == 1
 
 
 # Promotion

@@ -231,7 +231,7 @@ ALPHAS = (0.7, 0.5, 0.95, 0.6)
 
 @pytest.mark.parametrize("options", [{}, {"distinct": "label"}, {"group": "hard"}], ids=str)
 def test_at_levels_returns_the_sets_of_each_level(certified, options):
-    queries = certified.prepared(TEST.vectors, uncertainty=TEST.uncertainty)
+    queries = certified.searcher.prepared(TEST.vectors, uncertainty=TEST.uncertainty)
     found = certified.at_levels(queries, ALPHAS, DELTA, **options)
     assert all(one.alphas == tuple(sorted(ALPHAS)) for one in found)
     for column, alpha in enumerate(found[0].alphas):
@@ -246,7 +246,11 @@ def test_at_levels_leaves_out_unattainable_levels_and_refuses_invalid_ones(retri
     image = [splits.test.images[0]]
     (found,) = retriever.at_levels(image, [1e-6, 0.95], 0.1)
     assert found.alphas == (0.95,)
-    for alphas, error in (([1e-6], RiskUnattainable), ([], InvalidData), ([2], InvalidRiskLevel)):
+    for alphas, error in (
+        ([1e-6], RiskUnattainable),
+        ([], InvalidRiskLevel),
+        ([2], InvalidRiskLevel),
+    ):
         with pytest.raises(error):
             retriever.at_levels(image, alphas, 0.1)
 
@@ -279,7 +283,7 @@ def test_answers_name_labels_as_the_data_set_does(people, splits, tmp_path, dist
 
 
 def test_names_of_labels_change_no_fingerprint(people, retriever):
-    assert people.fingerprints()["gallery"] == retriever.fingerprints()["gallery"]
+    assert people.searcher.fingerprints()["gallery"] == retriever.searcher.fingerprints()["gallery"]
 
 
 def test_a_new_label_without_a_name_is_its_number_as_text(people, splits, tmp_path):

@@ -152,7 +152,8 @@ def test_vectors_are_divided_and_counted_by_whole_clusters():
     )
     assert "280 calibration queries by video, 56 of them" in str(report)
     tuned, calibrated = (
-        set(one.clusters.tolist()) for one in (own.tuning_queries, own.calibration_queries)
+        set(one.clusters.tolist())
+        for one in (own.calibration.tuning_queries, own.calibration.calibration_queries)
     )
     assert not tuned & calibrated
     assert own.guarantee(0.6, 0.1).n_clusters == len(calibrated) == 56

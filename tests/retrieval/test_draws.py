@@ -92,7 +92,7 @@ def test_agreement_and_overlap_are_those_by_hand(method):
     assert np.ptp(most) > 0
     found = retriever.search(asked)
     for kind, expected in (("agreement", 1 - most), ("overlap", 1 - np.array(shared))):
-        uncertainty = retriever.judged(found, kind).uncertainty
+        uncertainty = retriever.searcher.judged(found, kind).uncertainty
         # Single precision may order two candidates differently that are equally near.
         assert np.isclose(uncertainty, expected, atol=1e-9).mean() > 0.9
 
@@ -107,12 +107,12 @@ def test_draws_need_a_variance_and_an_index_that_returns_vectors_and_agreement_n
         (GALLERY, "btl", brute, ()),
     ):
         one = Retriever.build(encoder_of(method), PREPROCESSING, gallery, index=index)
-        assert one.uncertainties == ("encoder", "cosine", "gap", "vote", *more)
+        assert one.searcher.uncertainties == ("encoder", "cosine", "gap", "vote", *more)
     encoder = build_encoder(EncoderConfig("deterministic", dim=6), 1, (8, 8))
     certain = Retriever.build(encoder, PREPROCESSING, GALLERY)
-    assert certain.uncertainties == ("encoder", "cosine", "gap", "vote")
+    assert certain.searcher.uncertainties == ("encoder", "cosine", "gap", "vote")
     with pytest.raises(InvalidConfig, match="overlap"):
-        certain.judged(certain.search(GALLERY.images[:2]), "overlap")
+        certain.searcher.judged(certain.search(GALLERY.images[:2]), "overlap")
 
 
 @pytest.mark.parametrize("method", ["btl", "deep-ensemble"])
@@ -122,24 +122,24 @@ def test_answers_by_draws_are_stored_loaded_and_recalibrated(method, kind, tmp_p
     loaded = rcir.load(retriever.save(tmp_path / "kept"))
     before, after = (one.retrieve(list(new.images), 0.4, 0.1) for one in (retriever, loaded))
     assert [one.to_dict() for one in before] == [one.to_dict() for one in after]
-    expected = retriever.judged(retriever.search(new.images), kind).uncertainty
+    expected = retriever.searcher.judged(retriever.search(new.images), kind).uncertainty
     np.testing.assert_allclose([one.uncertainty for one in after], expected)
     loaded.add(list(new.images), list(new.ids), new.labels)
     assert loaded.recalibrate().n_calibration == 150
-    assert loaded.uncertainty == kind
+    assert loaded.calibration.uncertainty == kind
 
 
 def test_queries_are_kept_with_their_variance_only_if_draws_calibrate():
     retriever = calibrate(built(), "encoder")
-    kept = retriever.tuning_queries, retriever.calibration_queries
+    kept = retriever.calibration.tuning_queries, retriever.calibration.calibration_queries
     assert kept[1].embedding is None
     again = [retriever.search_labelled(queries) for queries in kept]
     with pytest.raises(InvalidData, match="draws"):
-        retriever.judged(again[0], "agreement")
+        retriever.searcher.judged(again[0], "agreement")
     report = retriever.calibrate_splits(*again, "quantile")
     assert set(report.uncertainties) == {"encoder", "cosine", "gap", "vote"}
     calibrate(retriever, "overlap")
-    assert "variance" in retriever.calibration_queries.embedding.tensors
+    assert "variance" in retriever.calibration.calibration_queries.embedding.tensors
 
 
 @pytest.mark.parametrize(
@@ -178,12 +178,12 @@ def test_draws_on_the_sphere_have_the_mean_and_the_length_of_its_distributions()
 def test_every_method_with_a_variance_draws_from_it(method):
     encoder = build_encoder(config_of(method, dim=6), 1, (8, 8))
     retriever = Retriever.build(encoder, PREPROCESSING, GALLERY)
-    assert {"agreement", "overlap"} <= set(retriever.uncertainties)
+    assert {"agreement", "overlap"} <= set(retriever.searcher.uncertainties)
     found = retriever.search(GALLERY.images[:10])
-    spread = retriever.judged(found, "overlap").uncertainty
+    spread = retriever.searcher.judged(found, "overlap").uncertainty
     sure = replace(found.queries.embedding, variance=found.queries.embedding.variance * 1e-12)
     found = replace(found, queries=replace(found.queries, embedding=sure))
-    assert retriever.judged(found, "overlap").uncertainty.mean() < 0.1 < spread.mean()
+    assert retriever.searcher.judged(found, "overlap").uncertainty.mean() < 0.1 < spread.mean()
 
 
 @pytest.mark.parametrize(
@@ -211,4 +211,4 @@ def test_an_encoder_that_cannot_draw_is_refused(kind, word):
     encoder = kind(EncoderConfig("deterministic", dim=6), 1, (8, 8))
     retriever = Retriever.build(encoder, PREPROCESSING, GALLERY)
     with pytest.raises(InvalidConfig, match=word):
-        retriever.judged(retriever.search(QUERIES.images[:3]), "overlap")
+        retriever.searcher.judged(retriever.search(QUERIES.images[:3]), "overlap")

@@ -103,7 +103,10 @@ def test_uncertainties_that_calibrated_are_required_of_every_query(built, tmp_pa
     stated = np.arange(500.0)
     options = {"uncertainty": stated, "query_uncertainty": "encoder"}
     built.calibrate(QUERIES, KINDS[QUERY_LABELS], "minmax", **options)
-    kept = (built.tuning_queries.uncertainty, built.calibration_queries.uncertainty)
+    kept = (
+        built.calibration.tuning_queries.uncertainty,
+        built.calibration.calibration_queries.uncertainty,
+    )
     assert np.sort(np.concatenate(kept)).tolist() == stated.tolist()
     for own in (built, rcir.load(built.save(tmp_path / "own"))):
         assert own.retrieve(QUERIES[0], 0.3, 0.1, uncertainty=0.5).uncertainty == 0.5
@@ -146,7 +149,7 @@ def test_items_match_that_share_a_label(tmp_path):
     own.calibrate(QUERIES, labels, "quantile")
     loaded = rcir.load(own.save(tmp_path / "own"))
     assert loaded.retrieve(QUERIES[0], 0.3, 0.1).labels is None
-    assert loaded.fingerprints() == own.fingerprints()
+    assert loaded.searcher.fingerprints() == own.searcher.fingerprints()
     assert loaded.recalibrate() == own.recalibrate()
 
 
@@ -298,7 +301,7 @@ def test_the_seed_divides_the_queries(built):
     tuned = []
     for seed in (0, 1, 0):
         built.calibrate(QUERIES, KINDS[QUERY_LABELS], "constant", seed=seed)
-        tuned.append(built.tuning_queries.vectors.tolist())
+        tuned.append(built.calibration.tuning_queries.vectors.tolist())
     assert tuned[0] == tuned[2] != tuned[1]
     for seed in (-1, "a"):
         with pytest.raises(InvalidConfig, match="seed"):

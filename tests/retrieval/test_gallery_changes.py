@@ -43,7 +43,7 @@ def grow(retriever, n=80):
 
 
 def state(retriever):
-    return retriever.fingerprints() | {
+    return retriever.searcher.fingerprints() | {
         "ids": retriever.ids.tolist(),
         "labels": retriever.labels.tolist(),
         "n": len(retriever.index),
@@ -190,7 +190,7 @@ def test_a_removed_image_is_no_longer_found(loaded, splits, tmp_path):
     rest = splits.gallery.subset(np.delete(np.arange(300), 7))
     expected = Retriever.build(loaded.encoder, loaded.preprocessing, rest, depth=150)
     assert state(loaded) | {"encoder": 0} == state(expected) | {"encoder": 0}
-    assert (loaded.digests == expected.digests).all()
+    assert (loaded.searcher.digests == expected.searcher.digests).all()
     assert state(Retriever.load(loaded.save(tmp_path / "fewer"))) == state(loaded)
     loaded.add([image], [name], [splits.gallery.labels[7]])
     assert loaded.ids[loaded.search([image]).positions[0, 0]] == name
@@ -208,11 +208,11 @@ def test_uncertainties_of_images_follow_the_gallery(loaded, splits, tmp_path):
     loaded.add(extra, list("abcde"), [1, 2, 3, 4, 5])
     images = np.concatenate([splits.gallery.images, extra])
     expected = loaded.embed(images).uncertainty.numpy()
-    np.testing.assert_allclose(loaded.item_uncertainty, expected, rtol=1e-3)
+    np.testing.assert_allclose(loaded.searcher.item_uncertainty, expected, rtol=1e-3)
     again = Retriever.load(loaded.save(tmp_path / "again"))
-    np.testing.assert_array_equal(again.item_uncertainty, loaded.item_uncertainty)
+    np.testing.assert_array_equal(again.searcher.item_uncertainty, loaded.searcher.item_uncertainty)
     found = again.search(extra)
-    expected = again.item_uncertainty[found.positions]
+    expected = again.searcher.item_uncertainty[found.positions]
     np.testing.assert_array_equal(found.candidate_uncertainty, expected)
 
 
@@ -305,10 +305,10 @@ def test_a_label_that_only_queries_had_is_matched_by_new_items():
     labels[:100] = "kind 99"  # which no item of the gallery has yet
     own = build([f"kind {label}" for label in GALLERY.labels], uncertainty=None)
     own.calibrate(CALIBRATION.vectors, labels, "constant")
-    before = own.calibration_queries.relevance.totals(own.relevance)
+    before = own.calibration.calibration_queries.relevance.totals(own.relevance)
     own.add(new_items().vectors, names(80), ["kind 98"] * 40 + ["kind 99"] * 40)
     own.recalibrate()
-    totals = own.calibration_queries.relevance.totals(own.relevance)
+    totals = own.calibration.calibration_queries.relevance.totals(own.relevance)
     assert set(totals - before) == {0, 40}
     assert (totals[before == 0] == 40).all()
 
@@ -385,6 +385,6 @@ def test_queries_searched_before_a_change_calibrate_nothing(own):
         with pytest.raises(StaleCalibration, match="again"):
             own.calibrate_splits(*queries, "constant")
     own.calibrate_splits(*after, "constant")
-    own.max_depth = 20
+    own.searcher.max_depth = 20
     with pytest.raises(StaleCalibration, match="again"):
         own.calibrate_splits(*after, "constant")

@@ -241,8 +241,8 @@ def test_an_unattainable_request_reports_the_smallest_attainable_alpha(
         ({"score_function": "best"}, InvalidConfig, "reranked"),
         ({"bound": "chernoff"}, InvalidConfig, "chernoff"),
         ({"alphas": (2.0,)}, InvalidRiskLevel, "alpha"),
-        ({"alphas": ()}, InvalidConfig, "alphas"),
-        ({"alphas": 0.1}, InvalidConfig, "alphas"),
+        ({"alphas": ()}, InvalidRiskLevel, "alphas"),
+        ({"alphas": 0.1}, InvalidRiskLevel, "alphas"),
     ],
     ids=str,
 )

@@ -45,31 +45,31 @@ def by_hand(part):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_uncertainties_are_those_by_hand(own, kind):
-    found = own.judged(own.search(TEST.vectors), kind)
+    found = own.searcher.judged(own.search(TEST.vectors), kind)
     np.testing.assert_allclose(found.uncertainty, by_hand(TEST)[kind], rtol=1e-2, atol=1e-9)
 
 
 def test_the_uncertainty_of_its_own_is_what_a_query_came_with(own):
     found = search(own, TEST)
     np.testing.assert_array_equal(found.results.uncertainty, TEST.uncertainty)
-    voted = own.judged(found, "vote")
+    voted = own.searcher.judged(found, "vote")
     np.testing.assert_allclose(voted.results.uncertainty, by_hand(TEST)["vote"])
-    again = own.judged(voted, "encoder").results
+    again = own.searcher.judged(voted, "encoder").results
     np.testing.assert_array_equal(again.uncertainty, TEST.uncertainty)
 
 
 def test_places_vote_and_spread():
     places = np.random.default_rng(1).integers(0, 10, (300, 2)).astype(float)
     own = build(WithinRadius(places, 3.5), uncertainty=None)
-    assert own.uncertainties == ("encoder", "cosine", "gap", "vote", "spread")
+    assert own.searcher.uncertainties == ("encoder", "cosine", "gap", "vote", "spread")
     found = own.search(TEST.vectors)
     near = cdist(places, places) <= 3.5
     expected = [1 - near[row[0], row[:30]].mean() for row in TEST.order]
-    np.testing.assert_allclose(own.judged(found, "vote").uncertainty, expected)
+    np.testing.assert_allclose(own.searcher.judged(found, "vote").uncertainty, expected)
     expected = np.sqrt(places[TEST.order[:, :10]].var(axis=1).sum(axis=1))
-    np.testing.assert_allclose(own.judged(found, "spread").uncertainty, expected)
+    np.testing.assert_allclose(own.searcher.judged(found, "spread").uncertainty, expected)
     few = rcir.Retriever.from_embeddings(GALLERY.vectors[1:4], labels=WithinRadius(places[:3], 3.5))
-    spread = few.judged(few.search(TEST.vectors[:2]), "spread").uncertainty
+    spread = few.searcher.judged(few.search(TEST.vectors[:2]), "spread").uncertainty
     np.testing.assert_allclose(spread, np.sqrt(places[:3].var(axis=0).sum()))
 
 
@@ -79,7 +79,7 @@ def test_the_gap_without_labels_is_to_the_second_candidate():
 
     def gap(queries, *arguments, **options):
         one = rcir.Retriever.from_embeddings(*arguments, **options)
-        return one.judged(one.search(queries), "gap").uncertainty
+        return one.searcher.judged(one.search(queries), "gap").uncertainty
 
     np.testing.assert_allclose(gap(queries, vectors[:2]), [0, np.sqrt(0.4 / 0.8)], atol=1e-5)
     assert gap(queries[:1], vectors).tolist() == [1]  # of two equal distances
@@ -95,14 +95,14 @@ def test_answers_use_the_uncertainty_that_calibrated(own, tmp_path, kind):
         np.testing.assert_allclose(found, by_hand(TEST)[kind], rtol=1e-2, atol=1e-9)
     loaded.remove(["3"])
     loaded.recalibrate()
-    assert own.uncertainty == loaded.uncertainty == kind
+    assert own.calibration.uncertainty == loaded.calibration.uncertainty == kind
 
 
 def test_auto_chooses_the_uncertainty_that_needs_the_smallest_sets(own):
     part = CALIBRATION + FURTHER
     report = own.calibrate(part.vectors, part.labels, "quantile")
     assert report.uncertainties.keys() == set(KINDS)
-    chosen = own.uncertainty
+    chosen = own.calibration.uncertainty
     # Sizes that are close count as equal.
     smallest = min(sizes[0.1] for sizes in report.uncertainties.values())
     assert report.uncertainties[chosen][0.1] <= 1.2 * smallest
@@ -123,7 +123,7 @@ def test_the_former_name_is_read_from_folders_for_one_release(own, tmp_path, sig
     loaded = rcir.load(path.parent)
     answers = [one.retrieve(TEST.vectors[0], 0.3, 0.1).to_dict() for one in (own, loaded)]
     assert answers[0] == answers[1]
-    assert own.uncertainty == loaded.uncertainty == "encoder"
+    assert own.calibration.uncertainty == loaded.calibration.uncertainty == "encoder"
 
 
 @pytest.mark.parametrize("kind", ["variance", 3, None])
@@ -137,7 +137,7 @@ def test_a_gallery_without_labels_does_not_vote(retriever, splits):
     bare = Retriever(Searcher(*parts, splits.gallery.ids, depth=50))
     found = bare.search(splits.test.images[:5])
     with pytest.raises(InvalidConfig, match="vote"):
-        bare.judged(found, "vote")
+        bare.searcher.judged(found, "vote")
 
 
 # The choice

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-import rcir
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.search import Searcher
@@ -50,11 +49,11 @@ def add_forward_pre_hook(retriever):
 
 
 def change_preprocessing(retriever):
-    retriever.preprocessing = replace(retriever.preprocessing, mean=(0.5,))
+    retriever.searcher.preprocessing = replace(retriever.preprocessing, mean=(0.5,))
 
 
 def change_depth(retriever):
-    retriever.max_depth = 10
+    retriever.searcher.max_depth = 10
 
 
 def change_uncertainty(retriever):
@@ -126,14 +125,13 @@ def test_everything_an_answer_depends_on_is_in_a_fingerprint(change, name):
         "metric": "euclidean",
     }
     before, after = (
-        rcir.Retriever.from_embeddings(**each).fingerprints()
-        for each in (arguments, arguments | change)
+        Searcher.from_embeddings(**each).fingerprints() for each in (arguments, arguments | change)
     )
     assert name in {part for part, digest in before.items() if digest != after[part]}
 
 
 def test_names_labels_and_uncertainties_cannot_be_written_to(certified):
-    for values in (certified.ids, certified.labels, certified.item_uncertainty):
+    for values in (certified.ids, certified.labels, certified.searcher.item_uncertainty):
         with pytest.raises(ValueError, match="read-only"):
             values[0] = values[1]
 
@@ -142,10 +140,10 @@ def test_names_labels_and_uncertainties_cannot_be_written_to(certified):
 def test_the_gallery_keeps_copies_of_what_it_was_built_from(argument):
     given = {"uncertainty": GALLERY.uncertainty.copy(), "labels": GALLERY.labels.copy()}
     built = build(**given)
-    before = built.fingerprints()
+    before = built.searcher.fingerprints()
     given[argument][:] = 7
-    assert built.fingerprints() == before
-    kept = built.item_uncertainty if argument == "uncertainty" else built.labels
+    assert built.searcher.fingerprints() == before
+    kept = built.searcher.item_uncertainty if argument == "uncertainty" else built.labels
     assert kept.tolist() == getattr(GALLERY, argument).tolist()
 
 

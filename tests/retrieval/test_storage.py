@@ -38,12 +38,12 @@ def answers(retriever, images):
 def test_a_loaded_retriever_answers_as_before(retriever, loaded, splits):
     images = splits.test.images
     assert answers(loaded, images) == answers(retriever, images)
-    assert loaded.fingerprints() == retriever.fingerprints()
+    assert loaded.searcher.fingerprints() == retriever.searcher.fingerprints()
     before, after = retriever.search(images), loaded.search(images)
     np.testing.assert_array_equal(after.distances, before.distances)
     np.testing.assert_array_equal(after.positions, before.positions)
     np.testing.assert_array_equal(after.uncertainty, before.uncertainty)
-    np.testing.assert_array_equal(loaded.digests, retriever.digests)
+    np.testing.assert_array_equal(loaded.searcher.digests, retriever.searcher.digests)
     np.testing.assert_array_equal(
         loaded.calibration.query_digests, retriever.calibration.query_digests
     )
@@ -109,8 +109,8 @@ def test_every_encoder_survives(splits, tmp_path, method):
     loaded = load(built.save(tmp_path / "retriever"))
     assert answers(loaded, splits.test.images[:20]) == answers(built, splits.test.images[:20])
     # LAM is fitted after training.
-    assert (loaded.item_uncertainty is None) == (method in (*CERTAIN, "lam"))
-    assert loaded.fingerprints() == built.fingerprints()
+    assert (loaded.searcher.item_uncertainty is None) == (method in (*CERTAIN, "lam"))
+    assert loaded.searcher.fingerprints() == built.searcher.fingerprints()
 
 
 def test_the_score_functions_that_auto_chose_for_each_risk_survive(tmp_path):
@@ -131,7 +131,7 @@ def test_the_origin_survives_and_changes_no_fingerprint(loaded, retriever, tmp_p
     loaded.origin = {"data": {"name": "digits", "options": {"test": 9}}, "run": "0a", "group": None}
     again = load(loaded.save(tmp_path / "copy"))
     assert again.origin == loaded.origin
-    assert again.fingerprints() == retriever.fingerprints()
+    assert again.searcher.fingerprints() == retriever.searcher.fingerprints()
 
 
 def test_a_retriever_without_calibration_survives_as_such(retriever, splits, tmp_path):
@@ -190,7 +190,7 @@ def test_a_folder_with_other_content_is_left_alone(certified, tmp_path, name):
 def test_a_version_is_complete_by_itself_and_never_replaced(pair, tmp_path):
     loaded = load(pair[0])
     copy = shutil.copytree(loaded.version_folder, tmp_path / "copy")
-    assert load(copy).fingerprints() == loaded.fingerprints()
+    assert load(copy).searcher.fingerprints() == loaded.searcher.fingerprints()
     with pytest.raises(CorruptRetriever, match="never changes"):
         loaded.save(loaded.version_folder)
     loaded.save(copy)  # the layout of earlier releases
@@ -221,11 +221,11 @@ import rcir
 from tests import kills
 
 first, second, folder = map(Path, sys.argv[1:4])
-fingerprints = {one.ids[0]: one.fingerprints() for one in map(rcir.load, (first, second))}
+fingerprints = {one.ids[0]: one.searcher.fingerprints() for one in map(rcir.load, (first, second))}
 
 def load():
     retriever = rcir.load(folder)
-    assert retriever.fingerprints() == fingerprints[retriever.ids[0]]
+    assert retriever.searcher.fingerprints() == fingerprints[retriever.ids[0]]
     return retriever.ids[0]
 
 def start(work, *arguments):

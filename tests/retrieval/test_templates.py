@@ -103,7 +103,7 @@ def test_entries_have_the_names_labels_and_fused_vectors_of_their_templates(temp
         assert found.positions[0, 0] == position
         assert found.distances[0, 0] < 1e-2
         expected = pytest.approx(1 / weights.sum().item(), rel=1e-3)
-        assert templates.item_uncertainty[position] == expected
+        assert templates.searcher.item_uncertainty[position] == expected
 
 
 def test_a_variance_that_is_not_drawn_from_weighs_no_image(splits):
@@ -127,10 +127,10 @@ def test_retrieval_over_templates_keeps_the_guarantee(things, splits):
 def test_templates_survive_storage_with_the_digests_of_all_images(things, splits, tmp_path):
     built = build(things, "pfe", distance="mls")
     loaded = Retriever.load(built.save(tmp_path / "retriever"))
-    assert loaded.fingerprints() == built.fingerprints()
+    assert loaded.searcher.fingerprints() == built.searcher.fingerprints()
     some = splits.test.images[:10]
     np.testing.assert_array_equal(loaded.search(some).positions, built.search(some).positions)
-    assert len(loaded.digests) == len(things)
+    assert len(loaded.searcher.digests) == len(things)
     rows = np.flatnonzero(np.char.endswith(things.attributes["thing"], "-0"))[1:4]
     queries = loaded.search_labelled(things.subset(rows))
     with pytest.raises(InvalidData, match="3 of 3"):
@@ -140,10 +140,12 @@ def test_templates_survive_storage_with_the_digests_of_all_images(things, splits
 def test_adding_and_removing_entries_leaves_the_other_digests(templates, things, tmp_path):
     one = Retriever.load(templates.save(tmp_path / "retriever"))
     one.add(things.images[:1] + 1, ["new"], things.labels[:1])
-    assert len(one.digests) == len(things) + 1
+    assert len(one.searcher.digests) == len(things) + 1
     one.remove([templates.ids[0]])
     gone = np.count_nonzero(things.attributes["thing"] == templates.ids[0])
-    assert len(Retriever.load(one.save(tmp_path / "again")).digests) == len(things) + 1 - gone
+    assert (
+        len(Retriever.load(one.save(tmp_path / "again")).searcher.digests) == len(things) + 1 - gone
+    )
 
 
 @pytest.mark.parametrize("kind", ["labels", "lists", "places"])

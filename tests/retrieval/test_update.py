@@ -108,7 +108,7 @@ def test_an_update_notices_its_changes_while_the_old_version_is_queried():
         changed = next_version.changes()
         answers(retriever)
         assert next_version.changes() == changed == ["gallery", "index"]
-        next_version.max_depth = 50
+        next_version.searcher.max_depth = 50
     assert retriever.changes() == []
     assert answers(retriever)
 

@@ -26,7 +26,7 @@ def choose(compare):
 
 
 def chosen_among(folders):
-    return [Retriever.load(folder / "retriever").chosen_among for folder in folders]
+    return [Retriever.load(folder / "retriever").calibration.chosen_among for folder in folders]
 
 
 def size_by_scipy(folder, among):
@@ -78,7 +78,7 @@ def test_the_copy_in_mlflow_is_marked_too(tracked_copies, choose):
     assert choose(*tracked_copies)["choice"]["marked_in_mlflow"]
     (folder,) = (folder for folder in tracked_copies if chosen_among([folder]) == [2])
     run = Retriever.load(folder / "retriever").origin["calibration"]
-    assert rcir.load(f"runs:/{run}/retriever").chosen_among == 2
+    assert rcir.load(f"runs:/{run}/retriever").calibration.chosen_among == 2
 
 
 def test_the_screen_says_that_copies_are_not_marked_where_there_is_none_in_mlflow(copies, compare):
@@ -137,7 +137,7 @@ def test_the_mark_is_saved_and_calibrating_anew_removes_it(folder, splits):
     retriever = Retriever.load(folder)
     retriever.calibration = replace(retriever.calibration, chosen_among=12)
     loaded = Retriever.load(retriever.save(folder))
-    assert loaded.chosen_among == 12
+    assert loaded.calibration.chosen_among == 12
     with pytest.raises(InvalidConfig, match="12"):
         loaded.retrieve(splits.test.images[0], 0.5, None)
     with pytest.raises(RiskUnattainable, match="12"):
@@ -147,7 +147,7 @@ def test_the_mark_is_saved_and_calibrating_anew_removes_it(folder, splits):
         loaded.search_labelled(splits.calibration),
         "constant",
     )
-    assert loaded.chosen_among == 1
+    assert loaded.calibration.chosen_among == 1
     retriever.calibration = replace(retriever.calibration, chosen_among=0)
     retriever.save(folder)
     with pytest.raises(CorruptRetriever, match="chosen among is 0"):

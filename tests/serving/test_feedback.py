@@ -41,7 +41,7 @@ def file(tmp_path):
 def keep(store, vectors, n=1, seed=5, **terms):
     """Keep answers of a retriever in a store; return their ids."""
     terms = Terms(**({"alpha": ALPHA} | terms))
-    queries = vectors.prepared(drawn(n, seed)[0])
+    queries = vectors.searcher.prepared(drawn(n, seed)[0])
     answers = vectors.retrieve(queries, terms.alpha, terms.delta, **terms.options)
     return store.add([("v1", terms, queries.identified(), answers)])
 
@@ -53,7 +53,7 @@ def test_acknowledged_feedback_is_there_after_reopening(file, vectors):
     store.feed(Feedback(answer=first, match=True))
     store.close()
     store = Store(file)
-    expected = vectors.prepared(drawn(3, 5)[0]).identified()
+    expected = vectors.searcher.prepared(drawn(3, 5)[0]).identified()
     losses = [
         Loss(1, Terms(alpha=ALPHA).key, True, expected.digests[1]),
         Loss(2, Terms(alpha=ALPHA).key, False, expected.digests[0]),
@@ -155,7 +155,7 @@ from rcir.serving.store import Store
 from rcir.serving.terms import Feedback, Terms
 
 retriever = rcir.load(sys.argv[2])
-queries = retriever.calibration_queries[:50]
+queries = retriever.calibration.calibration_queries[:50]
 answers = retriever.retrieve(queries, 0.2, 0.1)
 store = Store(Path(sys.argv[1]))
 while True:
@@ -337,7 +337,11 @@ def test_an_alarm_of_feedback_survives_a_restart(place, serving):
 
 
 def test_queries_of_the_calibration_and_the_gallery_are_no_evidence(vectors, place, serving):
-    queries = [vectors.calibration_queries.vectors[:3], drawn(500, 1)[0][:3], drawn(1, 8)[0]]
+    queries = [
+        vectors.calibration.calibration_queries.vectors[:3],
+        drawn(500, 1)[0][:3],
+        drawn(1, 8)[0],
+    ]
     with serving(place) as client:
         for vector in np.concatenate(queries):
             outcome = respond(client, vector, match=False)
@@ -397,7 +401,7 @@ def test_feedback_that_contradicts_the_answer_is_refused(place, serving):
 def keep_feedback(retriever, place, file, vectors, labels):
     """Keep labelled feedback on answers of the retriever in a folder."""
     store = Store(file)
-    queries = retriever.prepared(vectors).identified()
+    queries = retriever.searcher.prepared(vectors).identified()
     answers = retriever.retrieve(vectors, ALPHA, DELTA)
     names = store.add([(Folder(place).version(), Terms(alpha=ALPHA), queries, answers)])
     for name, answer, label in zip(names, answers, labels.tolist(), strict=True):
@@ -420,7 +424,7 @@ def test_queries_that_changed_are_certified_again(vectors, place, file):
     loaded = rcir.load(place)
     assert risk_of(loaded, noise, 2000) <= ALPHA
     assert loaded.calibration.main.score_function.name == "quantile"
-    assert len(loaded.tuning_queries) == len(vectors.tuning_queries)
+    assert len(loaded.calibration.tuning_queries) == len(vectors.calibration.tuning_queries)
     # The answers were those of the previous version; there is no feedback on this one.
     with pytest.raises(InvalidData, match="no labelled feedback"):
         recalibrate(place, feedback=file)

@@ -243,7 +243,7 @@ def test_an_unattainable_alpha_is_reported_with_the_smallest_possible(visit, few
     page = answered(visit(vector_address, refusals=[404]))
     slide(page, "alpha", 0.01)
     retriever = rcir.load(few)
-    vector = retriever.calibration_queries.vectors[0]
+    vector = retriever.calibration.calibration_queries.vectors[0]
     with pytest.raises(rcir.RiskUnattainable) as refused:
         retriever.retrieve(vector, 0.01, 0.1, simultaneous=True)
     smallest = np.ceil(refused.value.minimum_alpha * 100) / 100

@@ -125,7 +125,7 @@ def test_guarantees_and_ranks_are_those_of_the_calibration(vectors, place, servi
         found = client.get("/guarantees").json()
         response = client.post("/retrieve", json={"vector": QUERY, "alpha": 0.2}).json()
     rows = {row["alpha"]: row for row in found["levels"]["item"]}
-    results = vectors.search_labelled(vectors.calibration_queries)
+    results = vectors.search_labelled(vectors.calibration.calibration_queries)
     answers = vectors.retrieve(results.results.require("queries"), 0.2, 0.1)
     assert rows[0.2]["mean_size"] == pytest.approx(np.mean([one.size for one in answers]))
     assert sum(found["histogram"]["counts"]) == found["n_calibration"] == 630

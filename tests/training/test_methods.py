@@ -62,7 +62,7 @@ def test_a_trained_encoder_is_calibrated_stored_and_answers_as_it_was_measured(m
     (row,) = (row for row in outcome.evaluation.rows if row.alpha == 0.9)
     assert row.threshold is not None
     loaded = rcir.load(outcome.folder)
-    assert (loaded.item_uncertainty is None) == (method in CERTAIN)
+    assert (loaded.searcher.item_uncertainty is None) == (method in CERTAIN)
     answers = loaded.retrieve(list(outcome.splits.test.images[:100]), 0.9, 0.1)
     rule = loaded.calibration.main
     _, expected = rule.sets(outcome.test.results[:100], rule.guarantee(rcir.risk.Request(0.9, 0.1)))
