@@ -35,6 +35,9 @@ class Retrieval:
         guarantee: what is guaranteed of this set.
         labels: of the items, if the gallery has labels: names if its data set has them, else
             numbers.
+        covered: whether the label of the likeliest item is that of some calibration query; None if
+            items have no single label. If it is not, the guarantee for queries of the calibrated
+            labels may not speak of this query.
     """
 
     ids: tuple[str, ...]
@@ -42,6 +45,7 @@ class Retrieval:
     uncertainty: float
     guarantee: Guarantee
     labels: tuple[int, ...] | tuple[str, ...] | None = None
+    covered: bool | None = None
 
     def __post_init__(self) -> None:
         others = (len(self.distances), len(self.ids if self.labels is None else self.labels))
@@ -87,6 +91,7 @@ class Retrieval:
             "distances": [round(float(distance), 6) for distance in self.distances],
             "size": self.size,
             "abstained": self.abstained,
+            "covered": self.covered,
             "uncertainty": self.uncertainty,
         }
 
@@ -133,6 +138,11 @@ class Version:
             )
         return self.calibration
 
+    def warn_of_new_labels(self) -> None:
+        """Warn if fewer of the gallery's labels have calibration queries than when calibrated."""
+        if self.calibration is not None:
+            self.calibration.warn_of_new_labels(self.searcher)
+
     def changes(self) -> list[str]:
         """Return the names of what differs from what it was calibrated on."""
         if self.calibration is None:
@@ -169,7 +179,7 @@ class Version:
                 many, queries = vectors.ndim > 1, np.atleast_2d(vectors)
         answers: list[Retrieval] = []
         for results, ranking, sizes in self._sets(queries, guarantee, uncertainty, model):
-            answers += _retrievals(self.searcher, results, ranking, sizes, guarantee)
+            answers += self._retrievals(results, ranking, sizes, guarantee)
         return answers if many else answers[0]
 
     def answer_at_levels(
@@ -181,7 +191,7 @@ class Version:
         answers: list[AtLevels] = []
         for results, ranking, largest in self._sets(queries, strictest):
             sizes = [set_sizes(ranking.scores, each.threshold) for each in guarantees]
-            sets = _retrievals(self.searcher, results, ranking, largest, strictest)
+            sets = self._retrievals(results, ranking, largest, strictest)
             for by_level, largest_set in zip(np.stack(sizes, axis=1), sets, strict=True):
                 answers.append(AtLevels(alphas, by_level, largest_set, tuple(guarantees)))
         return answers
@@ -190,44 +200,56 @@ class Version:
         self, queries: Any, guarantee: Guarantee, uncertainty: Any = None, model: Any = None
     ) -> Iterator[tuple[SearchResults, Ranking, NDArray[np.int64]]]:
         """Yield search results, ranking and set sizes of queries, batch by batch."""
-        calibration, request = self.require_calibration(), guarantee.request
+        request = guarantee.request
+        calibration = self.require_calibration().serving(request)
         prepared = self.searcher.prepared(queries, None, uncertainty, model)
         require_alike(prepared, calibration.calibration_queries)
         rule = calibration.rule_for(request)
         for start in range(0, len(prepared), QUERY_BATCH_SIZE):
             candidates = self.searcher.candidates(prepared[start : start + QUERY_BATCH_SIZE])
-            results = self.judged(candidates)
+            results = self.searcher.judged(candidates, calibration.uncertainty)
             if request.distinct is not None:
                 results = results.first_of_each_label()
             yield results, *rule.sets(results, guarantee)
         self.valid_calibration()  # the gallery may have been changed in place meanwhile
 
-
-def _retrievals(
-    searcher: Searcher,
-    results: SearchResults,
-    ranking: Ranking,
-    sizes: NDArray[np.int64],
-    guarantee: Guarantee,
-) -> list[Retrieval]:
-    # One look-up for all items; each answer is a slice of it.
-    row = np.repeat(np.arange(len(sizes)), sizes)
-    rank = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    column = rank if ranking.columns is None else ranking.columns[row, rank]
-    positions = results.require("positions")[row, column]
-    distances = results.require("distances")[row, column]
-    ids = searcher.ids[positions].tolist()
-    labels = searcher.named_labels(positions)
-    retrievals, start = [], 0
-    for size, uncertainty in zip(sizes.tolist(), results.uncertainty.tolist(), strict=True):
-        part = slice(start, start := start + size)
-        retrievals.append(
-            Retrieval(
-                tuple(ids[part]),
-                distances[part],
-                uncertainty,
-                guarantee,
-                None if labels is None else labels[part],
+    def _retrievals(
+        self,
+        results: SearchResults,
+        ranking: Ranking,
+        sizes: NDArray[np.int64],
+        guarantee: Guarantee,
+    ) -> list[Retrieval]:
+        """Return the answers that have ranked search results and set sizes."""
+        # One look-up for all items; each answer is a slice of it.
+        row = np.repeat(np.arange(len(sizes)), sizes)
+        rank = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        column = rank if ranking.columns is None else ranking.columns[row, rank]
+        positions = results.require("positions")[row, column]
+        distances = results.require("distances")[row, column]
+        ids = self.searcher.ids[positions].tolist()
+        labels = self.searcher.named_labels(positions)
+        retrievals, start = [], 0
+        parts = (sizes.tolist(), results.uncertainty.tolist(), self._covered(results, ranking))
+        for size, uncertainty, covered in zip(*parts, strict=True):
+            part = slice(start, start := start + size)
+            retrievals.append(
+                Retrieval(
+                    tuple(ids[part]),
+                    distances[part],
+                    uncertainty,
+                    guarantee,
+                    None if labels is None else labels[part],
+                    covered,
+                )
             )
-        )
-    return retrievals
+        return retrievals
+
+    def _covered(self, results: SearchResults, ranking: Ranking) -> list[bool | None]:
+        """Return whether the label of each query's first item has calibration queries."""
+        covered = None
+        if results.labels is not None:
+            first = 0 if ranking.columns is None else ranking.columns[:, 0]
+            labels = results.labels[np.arange(len(results)), first]
+            covered = self.require_calibration().covers(labels)
+        return [None] * len(results) if covered is None else covered.tolist()

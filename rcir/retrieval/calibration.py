@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Integral
-from typing import Any, TypedDict
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.clusters import draw_by_cluster
 from rcir.data.digests import digests
 from rcir.data.repeats import (
     require_new,
@@ -21,119 +21,58 @@ from rcir.data.repeats import (
 )
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalibration
 from rcir.index import build_index
-from rcir.levels import ALPHAS, DELTA
 from rcir.retrieval.queries import Queries, require_alike
-from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES, check_uncertainty
+from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.search import Searcher
+from rcir.retrieval.tuning import (
+    CalibrationOptions,
+    RuleSet,
+    choose_uncertainty,
+    fit_rules,
+    search_items,
+    why_gallery_cannot_tune,
+)
 from rcir.risk import (
-    RISKS,
-    Bound,
     Exchangeability,
     Guarantee,
     GuaranteeRequest,
     LabelledResults,
     SetRule,
     check_exchangeability,
-    fit_score_function,
     score,
-    smallest_uncertainty,
 )
-from rcir.risk.bounds import check_bound, check_level, check_levels
 from rcir.risk.guarantee import stated_confidence
-from rcir.risk.losses import MISS
 from rcir.risk.request import Distinct, conflict
-from rcir.risk.selection import ComparedSizes, Fits, check_score_function
+from rcir.risk.selection import ComparedSizes, Fits
 
-TUNING_SHARE = 0.3  # of labelled queries that are divided at random
 MAX_GUARANTEES = 1000  # certified requests that a calibration remembers
 
 
-class CalibrationKeywords(TypedDict, total=False):
-    """The keyword arguments of `Retriever.calibrate` for editors; a test compares them."""
-
-    bound: Bound
-    alphas: Sequence[float]
-    delta: float
-    recurring: bool
-    query_uncertainty: str
-
-
 @dataclass(frozen=True)
-class CalibrationOptions:
-    """How to calibrate a retriever.
+class Coverage:
+    """How many labels of the gallery calibrated; `str` states it in a sentence.
 
     Attributes:
-        score_function: "constant", "minmax", "quantile", "learned", "reranked", or "auto", which
-            chooses for each risk the one with the smallest sets on the tuning split; see
-            `rcir.risk.fit_score_function`.
-        bound: confidence bound of the risk, see `rcir.risk.p_value`.
-        alphas, delta: levels at which "auto" compares, and to report.
-        recurring: allow calibration queries that are in the tuning split too, or come twice: for
-            images that recur in use exactly as they do here, each query drawn independently of all
-            others. Copies of one list of images are not.
-        query_uncertainty: the uncertainty of queries: one of `Retriever.uncertainties`; or "auto",
-            which chooses the one with the smallest sets on the tuning split, see
-            `rcir.risk.smallest_uncertainty`.
-
-    Raises:
-        InvalidConfig, InvalidRiskLevel: an option has no such value.
+        uncovered: number of labels of the gallery that no calibration query has.
+        labels: number of labels of the gallery.
     """
 
-    score_function: str = "auto"
-    bound: Bound = "binomial"
-    alphas: Sequence[float] = ALPHAS
-    delta: float = DELTA
-    recurring: bool = False
-    query_uncertainty: str = "auto"
+    uncovered: int
+    labels: int
 
-    def __post_init__(self) -> None:
-        check_bound(self.bound)
-        check_uncertainty(self.query_uncertainty)
-        object.__setattr__(self, "alphas", check_levels(self.alphas))
-        object.__setattr__(self, "delta", check_level("delta", self.delta))
-        object.__setattr__(self, "recurring", bool(self.recurring))
-        check_score_function(self.score_function)
+    @property
+    def share(self) -> float:
+        """The share of the labels that no calibration query has."""
+        return self.uncovered / self.labels
 
-
-@dataclass(frozen=True, eq=False)
-class RuleSet:
-    """The rules that size sets of items, or sets of labels.
-
-    Attributes:
-        main: for misses, for several risks together, and for all risks without a rule of their own.
-        by_risk: rules with another score function, by the name of the risk.
-    """
-
-    main: SetRule
-    by_risk: Mapping[str, SetRule] = field(default_factory=dict)
-
-    def rule_for(self, request: GuaranteeRequest) -> SetRule:
-        """Return the rule that answers a request."""
-        if isinstance(request.alpha, Mapping):
-            return self.main
-        return self.by_risk.get(request.risk, self.main)
-
-    def extended(self, queries: LabelledResults) -> RuleSet:
-        """Return the rules with further calibration queries.
-
-        Raises:
-            InvalidData: the queries come in clusters, or only some have groups.
-        """
-        if self.main.calibration.cluster is not None or queries.cluster is not None:
-            raise InvalidData("no queries can be added if they come in clusters: calibrate again")
-        groups = set() if queries.groups is None else set(queries.groups.tolist())
-        if new := groups.difference(self.main.calibration.group_names()):
-            raise InvalidData(
-                f"queries of new groups ({', '.join(sorted(new))}) cannot be added, because delta "
-                "is divided by the number of groups: calibrate again"
-            )
-
-        def extended(rule: SetRule) -> SetRule:
-            added = score(rule.score_function, queries)
-            return replace(rule, calibration=rule.calibration.joined(added))
-
-        by_risk = {risk: extended(rule) for risk, rule in self.by_risk.items()}
-        return RuleSet(extended(self.main), by_risk)
+    def __str__(self) -> str:
+        if not self.uncovered:
+            return f"all {self.labels} labels of the gallery have calibration queries"
+        return (
+            f"{self.uncovered} of {self.labels} labels of the gallery have no calibration query: "
+            "the guarantee does not speak of queries with these labels "
+            '(query_labels="any" does)'
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,11 +85,18 @@ class Calibration:
         fingerprints: digests of everything that it depends on, see `Searcher.fingerprints`.
         options: how it was made.
         uncertainty: of the queries, see `Searcher.judged`.
-        tuning_queries, calibration_queries: as they were searched.
+        tuning_queries, calibration_queries: as they were searched; without tuning queries the
+            gallery's items tuned.
         chosen_among: number of retrievers that this one was chosen among, by results on the
             calibration queries; every request is then certified at delta divided by it.
         sequential: True if calibration queries were added one by one; then every request has to be
             `anytime`.
+        on_gallery: the same calibration queries with rules that the gallery's items tuned. It
+            answers requests for queries of new labels, because rules that are fitted on queries of
+            the calibrating labels would know these and no others. None if items cannot tune, or
+            have tuned already.
+        coverage: which labels of the gallery had calibration queries when this was made; None if
+            items have no single label.
     """
 
     rules: Mapping[Distinct, RuleSet]
@@ -161,6 +107,8 @@ class Calibration:
     calibration_queries: Queries
     chosen_among: int = 1
     sequential: bool = False
+    on_gallery: Calibration | None = None
+    coverage: Coverage | None = None
     _guarantees: dict[GuaranteeRequest, Guarantee] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -175,6 +123,25 @@ class Calibration:
         """(n,) digests of the tuning and the calibration queries, see `rcir.data.digests`."""
         splits = (self.tuning_queries, self.calibration_queries)
         return np.concatenate([digests([]), *(queries.identities for queries in splits)])
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64] | None:
+        """The labels of the calibration queries, ascending; None if they have no single label."""
+        labels = self.calibration_queries.labels
+        return None if labels is None else np.unique(labels)
+
+    def covers(self, labels: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Return where labels are those of calibration queries; None if these have none."""
+        if self.labels is None:
+            return None
+        places = np.searchsorted(self.labels, labels).clip(max=len(self.labels) - 1)
+        return np.asarray(self.labels[places] == labels)
+
+    def warn_of_new_labels(self, searcher: Searcher) -> None:
+        """Warn if a smaller share of the gallery's labels has calibration queries than before."""
+        now = coverage(searcher, self.calibration_queries)
+        if now is not None and self.coverage is not None and now.share > self.coverage.share:
+            warnings.warn(f"{now}. Before the gallery changed: {self.coverage}", stacklevel=4)
 
     def changes(self, searcher: Searcher) -> list[str]:
         """Return the names of what has changed since: then the calibration is stale."""
@@ -206,6 +173,37 @@ class Calibration:
             )
         return splits
 
+    @property
+    def tuned_on_gallery(self) -> bool:
+        """True if the rules were tuned on the gallery's items."""
+        return not len(self.tuning_queries)
+
+    def serving(self, request: GuaranteeRequest) -> Calibration:
+        """Return the calibration whose rules answer a request: this one, or `on_gallery`.
+
+        Raises:
+            InvalidConfig: the request is for queries of new labels, and the rules were tuned on
+                queries of the labels that calibrated.
+        """
+        if request.query_labels == "calibrated" or self.tuned_on_gallery:
+            return self
+        if self.on_gallery is not None:
+            return self.on_gallery
+        tuned, calibrated = self.tuning_queries.labels, self.calibration_queries.labels
+        if calibrated is None:
+            raise InvalidConfig(
+                f"query_labels is {request.query_labels!r}, but the queries have no single label "
+                "each: calibrate by clusters, such as the cells of a grid for places"
+            )
+        if tuned is None or len(np.intersect1d(tuned, calibrated)):
+            raise InvalidConfig(
+                f"query_labels is {request.query_labels!r}, but the sizes were tuned on queries of "
+                "the labels that calibrated, and would know these labels better than new ones: "
+                'calibrate with tuning="labels", which divides queries by label, or with '
+                'tuning="gallery"'
+            )
+        return self
+
     def rule_for(self, request: GuaranteeRequest) -> SetRule:
         """Return the rule that answers a request.
 
@@ -230,6 +228,8 @@ class Calibration:
             RiskUnattainable: nothing certifies it.
         """
         guarantee = self._guarantees.get(request)
+        if guarantee is None and (serving := self.serving(request)) is not self:
+            return serving.guarantee(request)
         if guarantee is None:
             rule = self.rule_for(request)
             if reason := conflict(request, rule.calibration.cluster, self.sequential):
@@ -278,6 +278,7 @@ class Calibration:
             calibration_queries=Queries.joined([self.calibration_queries, added]),
             options=replace(self.options, recurring=True) if recurring else self.options,
             sequential=True,
+            on_gallery=None,  # its certificates are not for every moment
         )
 
 
@@ -291,12 +292,15 @@ class CertifiedSize:
         constant_size: the size that they would need if all sets had the same size, over the same
             candidates in the same order; None if no size is certified.
         minimum_alpha: if the level is not certified, the smallest that is.
+        new_labels_size: the mean size with which the level holds for queries of new labels; None if
+            it does not.
     """
 
     alpha: float
     mean_size: float | None
     constant_size: float | None
     minimum_alpha: float | None = None
+    new_labels_size: float | None = None
 
 
 @dataclass(frozen=True)
@@ -305,7 +309,8 @@ class CalibrationReport:
 
     Attributes:
         delta: the level that `rows` are certified at.
-        n_tuning, n_calibration: numbers of queries.
+        n_tuning, n_calibration: numbers of queries; n_tuning is that of gallery items if these
+            tuned.
         score_function: how set sizes depend on the query.
         rows: the miss risk at each requested alpha.
         comparison: what "auto" compared, for sets of items (None) and of labels ("label").
@@ -315,6 +320,8 @@ class CalibrationReport:
         chosen_among: number of retrievers that this one was chosen among; the rows hold
             nevertheless.
         clusters: number and kind of the clusters that the queries calibrate by, if they do.
+        tuned_on_gallery: True if items of the gallery tuned in place of queries.
+        coverage: which labels of the gallery calibrated; None if its items have no single label.
     """
 
     delta: float
@@ -327,6 +334,8 @@ class CalibrationReport:
     anytime: bool = False
     chosen_among: int = 1
     clusters: tuple[int, str] | None = None
+    tuned_on_gallery: bool = False
+    coverage: Coverage | None = None
 
     def __str__(self) -> str:
         first = f"With probability at least {stated_confidence(self.delta)}"
@@ -338,26 +347,42 @@ class CalibrationReport:
         if self.clusters is not None:
             number, kind = self.clusters
             queries += f" by {kind}, {number} of them, each counted alike"
+        others = "items of the gallery" if self.tuned_on_gallery else "others"
+        new_labels = any(row.new_labels_size is not None for row in self.rows)
         lines = [
             f"{first}, a true match is missing from at most a fraction alpha of the sets "
             f"({self.score_function} sizes, {queries}; "
-            f"{self.n_tuning} others fitted the sizes).",
-            f"{'alpha':>6}  {'mean size':>9}  {'one size':>8}",
+            f"{self.n_tuning} {others} fitted the sizes).",
+            f"{'alpha':>6}  {'mean size':>9}  {'one size':>8}" + "  new labels" * new_labels,
         ]
         for row in self.rows:
             size = "-" if row.mean_size is None else f"{row.mean_size:.2f}"
             constant = "-" if row.constant_size is None else f"{row.constant_size:.4g}"
             line = f"{row.alpha:>6g}  {size:>9}  {constant:>8}"
+            if new_labels:
+                line += (
+                    f"  {'-' if row.new_labels_size is None else f'{row.new_labels_size:.2f}':>10}"
+                )
             if row.mean_size is None:
                 least = row.minimum_alpha
                 line += "  not certified" + ("" if least is None else f"; from {least:.4g} on")
             lines.append(line)
+        if self.coverage is not None and self.coverage.uncovered:
+            lines.append(str(self.coverage))
         return "\n".join(lines)
+
+
+def coverage(searcher: Searcher, queries: Queries) -> Coverage | None:
+    """Return which labels of a gallery calibration queries have; None if they have no labels."""
+    if searcher.labels is None or queries.labels is None:
+        return None
+    labels = np.unique(searcher.labels)
+    return Coverage(int(np.count_nonzero(~np.isin(labels, queries.labels))), len(labels))
 
 
 def calibrate(
     searcher: Searcher,
-    tuning: LabelledResults,
+    tuning: LabelledResults | None,
     calibration: LabelledResults,
     options: CalibrationOptions,
     like: Calibration | None = None,
@@ -366,31 +391,67 @@ def calibrate(
 
     Args:
         searcher: that searched both, as it is now.
-        tuning, calibration: the two splits.
+        tuning, calibration: the two splits; None for tuning on the gallery's items.
         options: how to calibrate.
         like: an earlier calibration with the same queries. Its uncertainty and its kinds of score
             functions are kept, and the new one holds although it was chosen among several.
 
     Raises:
         StaleCalibration: the searcher has changed since it searched.
+        InvalidConfig: the gallery's items cannot tune.
         InvalidData: the queries are unsuitable, see `Retriever.calibrate`.
     """
-    for split in (tuning, calibration):
-        check_labelled(split)
-    if tuning is calibration or tuning.results.vectors is calibration.results.vectors:
-        raise InvalidData(
-            "tuning split and calibration queries are the same: the guarantee needs others"
-        )
-    for queries in (tuning, calibration):
-        check_searched(searcher, queries)
-    require_alike(calibration.results.require("queries"), tuning.results.require("queries"))
-    _check_clusters(tuning, calibration)
+    check_labelled(calibration)
+    check_searched(searcher, calibration)
+    if tuning is not None:
+        check_labelled(tuning)
+        check_searched(searcher, tuning)
+        if tuning is calibration or tuning.results.vectors is calibration.results.vectors:
+            raise InvalidData(
+                "tuning split and calibration queries are the same: the guarantee needs others"
+            )
+        require_alike(calibration.results.require("queries"), tuning.results.require("queries"))
+        _check_clusters(tuning, calibration)
     _check_repeats(searcher, tuning, calibration, options.recurring, like is not None)
-    uncertainty, uncertainties = _choose_uncertainty(searcher, tuning, options, like)
-    tuning, calibration = (searcher.judged(one, uncertainty) for one in (tuning, calibration))
+    reason = why_gallery_cannot_tune(searcher, calibration.results.require("queries"), options)
+    if tuning is None:
+        if reason is not None:
+            raise InvalidConfig(
+                f"the gallery's items cannot tune: {reason}. Divide the queries instead, which is "
+                'tuning="queries", or "labels" for queries of new labels'
+            )
+        made, compared = _fitted(searcher, None, calibration, options, like)
+        return made, _report(made, *compared)
+    made, compared = _fitted(searcher, tuning, calibration, options, like)
+    if reason is None and calibration.clusters is None and not made.sequential:
+        before = None if like is None else like.on_gallery
+        made = replace(made, on_gallery=_fitted(searcher, None, calibration, options, before)[0])
+    return made, _report(made, *compared)
+
+
+def _fitted(
+    searcher: Searcher,
+    tuning: LabelledResults | None,
+    calibration: LabelledResults,
+    options: CalibrationOptions,
+    like: Calibration | None,
+) -> tuple[Calibration, tuple[Mapping[Distinct, ComparedSizes], ComparedSizes]]:
+    """Return a calibration with rules fitted on tuning queries, or on the gallery, and what was
+    compared: score functions and uncertainties."""
+    tuned = search_items(searcher, calibration) if tuning is None else tuning
+    uncertainty, uncertainties = (
+        choose_uncertainty(searcher, tuned, options) if like is None else (like.uncertainty, {})
+    )
+    calibration_queries = queries_to_store(searcher, calibration, uncertainty)
+    tuning_queries = calibration_queries[:0]
+    if tuning is not None:
+        tuning_queries = queries_to_store(searcher, tuning, uncertainty)
+        tuned = replace(tuned, query_labels=tuning_queries.labels)
+    calibrated = replace(calibration, query_labels=calibration_queries.labels)
+    fits = Fits(searcher.judged(tuned, uncertainty))
+    queries = searcher.judged(calibrated, uncertainty)
     rules: dict[Distinct, RuleSet] = {}
     comparison: dict[Distinct, ComparedSizes] = {}
-    fits, queries = Fits(tuning), calibration
     for distinct in (None, "label") if searcher.labels is not None else (None,):
         if distinct is not None:
             fits, queries = fits.first_of_each_label(), queries.first_of_each_label()
@@ -401,67 +462,26 @@ def calibrate(
         fingerprints=dict(searcher.fingerprints(), uncertainty=uncertainty),
         options=options,
         uncertainty=uncertainty,
-        tuning_queries=queries_to_store(searcher, tuning, uncertainty),
-        calibration_queries=queries_to_store(searcher, calibration, uncertainty),
+        tuning_queries=tuning_queries,
+        calibration_queries=calibration_queries,
         chosen_among=like.chosen_among if like else 1,
         sequential=like is not None and like.sequential,
+        coverage=coverage(searcher, calibration_queries),
     )
-    return made, _report(made, comparison, uncertainties)
+    return made, (comparison, uncertainties)
 
 
 def recalibrate(searcher: Searcher, earlier: Calibration) -> tuple[Calibration, CalibrationReport]:
     """Calibrate anew with the queries of a calibration, see `Retriever.recalibrate`."""
-    splits = earlier.queries_to_search(searcher)
-    tuning, calibration = (searcher.search_labelled(split) for split in splits)
-    return calibrate(searcher, tuning, calibration, earlier.options, like=earlier)
-
-
-def fit_rules(
-    fits: Fits,
-    calibration: LabelledResults,
-    options: CalibrationOptions,
-    like: RuleSet | None = None,
-) -> tuple[RuleSet, ComparedSizes]:
-    """Fit a score function for every risk, and score the calibration queries with it.
-
-    Args:
-        fits: of the tuning split.
-        calibration: the calibration queries, which are only scored.
-        options: how to calibrate.
-        like: rules whose kinds of score functions are kept; else they are chosen.
-
-    Returns:
-        The rules, and what was compared for the miss risk.
-    """
-    tuning = fits.split
-    by_score_function: dict[str, SetRule] = {}
-
-    def fit(risk: str) -> tuple[SetRule, ComparedSizes]:
-        before = None if like is None else like.by_risk.get(risk, like.main).score_function.name
-        fitted, compared = fit_score_function(
-            before or options.score_function,
-            tuning.results,
-            tuning.relevant,
-            options.alphas,
-            options.delta,
-            risk,
-            tuning.n_relevant,
-            fits,
-        )
-        if fitted.name not in by_score_function:
-            by_score_function[fitted.name] = SetRule(
-                fitted, score(fitted, tuning), score(fitted, calibration), options.bound
-            )
-        return by_score_function[fitted.name], compared
-
-    main, compared = fit(MISS.name)
-    by_risk = {}
-    for name, risk in RISKS.items():
-        if risk.fits_own_scores(tuning.n_relevant):
-            rule, _ = fit(name)
-            if rule is not main:
-                by_risk[name] = rule
-    return RuleSet(main, by_risk), compared
+    tuning, calibration = earlier.queries_to_search(searcher)
+    earlier.warn_of_new_labels(searcher)
+    return calibrate(
+        searcher,
+        None if earlier.tuned_on_gallery else searcher.search_labelled(tuning),
+        searcher.search_labelled(calibration),
+        earlier.options,
+        like=earlier,
+    )
 
 
 def extend(
@@ -565,25 +585,6 @@ def queries_to_store(searcher: Searcher, results: LabelledResults, uncertainty: 
     )
 
 
-def _choose_uncertainty(
-    searcher: Searcher,
-    tuning: LabelledResults,
-    options: CalibrationOptions,
-    like: Calibration | None,
-) -> tuple[str, ComparedSizes]:
-    if like:
-        return like.uncertainty, {}
-    if options.query_uncertainty != "auto":
-        return options.query_uncertainty, {}
-    embedded = tuning.results.require("queries").embedding is not None
-    candidates = {
-        kind: searcher.judged(tuning, kind)
-        for kind in searcher.uncertainties
-        if embedded or not QUERY_UNCERTAINTIES[kind].by_draws
-    }
-    return smallest_uncertainty(candidates, options.alphas, options.delta)
-
-
 def _report(
     calibration: Calibration,
     comparison: Mapping[Distinct, ComparedSizes],
@@ -606,7 +607,9 @@ def _report(
             size = float(rule.calibration.sizes(threshold).mean())
         except RiskUnattainable as error:
             least = error.minimum_alpha
-        rows.append(CertifiedSize(alpha, size, constant, least))
+        rows.append(
+            CertifiedSize(alpha, size, constant, least, _new_labels_size(calibration, request))
+        )
     kind = rule.calibration.cluster
     return CalibrationReport(
         delta=options.delta,
@@ -619,31 +622,20 @@ def _report(
         anytime=calibration.sequential,
         chosen_among=calibration.chosen_among,
         clusters=None if kind is None else (rule.calibration.units, kind),
+        tuned_on_gallery=calibration.tuned_on_gallery,
+        coverage=calibration.coverage,
     )
 
 
-def divide_queries(
-    queries: Queries, seed: int, tuning: float = TUNING_SHARE
-) -> tuple[Queries, Queries]:
-    """Divide queries at random into tuning and calibration queries, by clusters if they have any.
-
-    Raises:
-        InvalidData: one of the two would be empty.
-        InvalidConfig: the seed is not a whole number of at least 0.
-    """
-    if not isinstance(seed, Integral) or seed < 0:
-        raise InvalidConfig(f"seed is {seed!r}; it must be a whole number, at least 0")
-    rng = np.random.default_rng(seed)
-    if queries.clusters is None:
-        first = max(1, round(tuning * len(queries)))
-        if first >= len(queries):
-            raise InvalidData(
-                f"{len(queries)} queries: some must tune and others calibrate; give more"
-            )
-        rows = np.split(rng.permutation(len(queries)), [first])
-    else:
-        rows = draw_by_cluster(rng, queries.clusters, {"tuning": tuning})
-    return queries[rows[0]], queries[rows[1]]
+def _new_labels_size(calibration: Calibration, request: GuaranteeRequest) -> float | None:
+    """Return the mean set size of the calibration queries that new labels need, None if refused."""
+    try:
+        request = replace(request, query_labels="new")
+        threshold = calibration.guarantee(request).threshold
+    except (InvalidConfig, RiskUnattainable):
+        return None
+    rule = calibration.serving(request).rule_for(request)
+    return float(rule.calibration.sizes(threshold).mean())
 
 
 def _check_clusters(tuning: LabelledResults, calibration: LabelledResults) -> None:
@@ -666,7 +658,7 @@ def _check_clusters(tuning: LabelledResults, calibration: LabelledResults) -> No
 
 def _check_repeats(
     searcher: Searcher,
-    tuning: LabelledResults,
+    tuning: LabelledResults | None,
     calibration: LabelledResults,
     recurring: bool,
     again: bool,
@@ -679,20 +671,23 @@ def _check_repeats(
         recurring: see `Retriever.calibrate`.
         again: True if the queries were compared with each other before.
     """
-    tuned, calibrated = (digests_of(part) for part in (tuning, calibration))
+    tuned = digests([]) if tuning is None else digests_of(tuning)
+    calibrated = digests_of(calibration)
     if searcher.options.leave_one_out:
         require_no_repeats(None, tuned, calibrated, recurring)
         return
     require_no_repeats(searcher.digests, tuned, calibrated, recurring)
     has_digests = searcher.digests is not None
     distances = vector_distances(searcher, calibration)
-    warn_of_copies("queries of the tuning split", vector_distances(searcher, tuning), has_digests)
+    if tuning is not None:
+        tuning_distances = vector_distances(searcher, tuning)
+        warn_of_copies("queries of the tuning split", tuning_distances, has_digests)
     warn_of_copies("calibration queries", distances, has_digests)
     if not recurring and not again:
         nearest = _nearest_other(tuning, calibration)
         warn_of_twins("calibration queries", nearest, distances)
         if calibration.cluster is None:
-            others = len(tuning) + len(calibration) - 1
+            others = len(tuned) + len(calibration) - 1
             warn_of_bursts(nearest, distances, others, len(searcher.gallery))
 
 
@@ -713,10 +708,13 @@ def digests_of(results: LabelledResults) -> NDArray[np.bytes_]:
     return identities
 
 
-def _nearest_other(tuning: LabelledResults, calibration: LabelledResults) -> NDArray[np.float32]:
+def _nearest_other(
+    tuning: LabelledResults | None, calibration: LabelledResults
+) -> NDArray[np.float32]:
     """(n,) distance of each calibration query to the nearest other query of the two splits."""
     vectors = calibration.results.require("vectors")
-    index = build_index(np.concatenate([vectors, tuning.results.require("vectors")]))
+    tuned = vectors[:0] if tuning is None else tuning.results.require("vectors")
+    index = build_index(np.concatenate([vectors, tuned]))
     distances, positions = index.search(vectors, 2)
     itself = positions[:, 0] == np.arange(len(vectors))
     return np.where(itself, distances[:, 1], distances[:, 0])

@@ -1,14 +1,17 @@
-"""The gallery: ids, relevance and digests of the items whose vectors are in the index."""
+"""The gallery: ids, relevance and digests of the items whose vectors are in the index.
+
+And digests of everything that a calibration depends on."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +23,15 @@ from rcir.data.relevance import SameLabel, SharedLabel, relevance_of
 from rcir.data.relevance_protocol import Relevance
 from rcir.embedding import Embedding
 from rcir.errors import InvalidData
+from rcir.index import Index
 from rcir.inputs import as_numpy
+from rcir.retrieval.queries import VectorOptions
+
+if TYPE_CHECKING:  # vectors need no torch
+    from torch import Tensor
+
+    from rcir.data.preprocessing import Preprocessing
+    from rcir.encoders.base import Encoder
 
 MISSING_VALUES = ("", "None", "nan", "<NA>", "NaT")  # attribute values for "no template name"
 
@@ -120,8 +131,19 @@ class Gallery:
 
     @cached_property
     def copies(self) -> int:
-        """The largest number of items with the same digest, at least 1."""
+        """The largest number of items with the same digest, at least 1; 1 for templates."""
+        if self.digests is not None and self.digests.ndim > 1:
+            return 1
         return int(np.unique(self.by_digest[0], return_counts=True)[1].max(initial=1))
+
+    def with_digests(self, digests: NDArray[np.bytes_]) -> NDArray[np.int64]:
+        """Return the positions (n, `copies`) of items with digests (n,), then -2."""
+        ascending, order = self.by_digest
+        first = np.searchsorted(ascending, digests, "left")
+        count = np.searchsorted(ascending, digests, "right") - first
+        steps = np.arange(self.copies)
+        rows = np.minimum(first[:, None] + steps, len(ascending) - 1)
+        return np.where(steps < count[:, None], order[rows], -2)
 
     def digest(self) -> str:
         """Return a SHA-256 digest of everything in the gallery that an answer may depend on."""
@@ -372,3 +394,54 @@ def _same_relevance(images: ImageSet, others: ImageSet) -> bool:
     return all(
         np.array_equal(values, arrays[name]) for name, values in images.relevance.arrays().items()
     )
+
+
+class Fingerprints:
+    """Digests of encoder, preprocessing, gallery and index, recomputed only after a change.
+
+    A change in memory is detected if a part is replaced, the version of the index changes, torch
+    writes to a weight or replaces its memory (as a change of precision does), or a forward hook is
+    added or removed. Writes to a weight that torch does not count are not detected (`.data`, NumPy
+    views).
+    """
+
+    def __init__(self) -> None:
+        # Parts, counts, tensors (which keep their addresses while they are referred to) and
+        # digests, replaced in one assignment, because several threads may request them.
+        self._last: tuple[list[object], list[object], list[Tensor], dict[str, str]] | None = None
+
+    def of(
+        self,
+        encoder: Encoder | None,
+        preprocessing: Preprocessing | None,
+        index: Index,
+        gallery: Gallery,
+        options: VectorOptions,
+    ) -> dict[str, str]:
+        """Return the digests by the name of the part.
+
+        With an encoder these are "gallery", "index", "encoder" and "preprocessing"; without one,
+        "options" replaces the last two.
+        """
+        parts: list[object] = [encoder, preprocessing, index, gallery, options]
+        weights, hooks = ([], []) if encoder is None else encoder.parts()
+        parts += hooks
+        # Torch counts its writes to a tensor in `_version`.
+        counts: list[object] = [index.version, len(parts)]
+        counts += [count for weight in weights for count in (weight._version, weight.data_ptr())]
+        last = self._last
+        if last is not None and last[1] == counts and all(map(operator.is_, last[0], parts)):
+            return last[3]
+        fingerprints = {"gallery": gallery.digest(), "index": index.version}
+        if encoder is not None and preprocessing is not None:
+            fingerprints["encoder"] = encoder.fingerprint()
+            fingerprints["preprocessing"] = _digest(preprocessing)
+        else:
+            fingerprints["options"] = _digest(options)
+        self._last = parts, counts, [weight.data for weight in weights], fingerprints
+        return fingerprints
+
+
+def _digest(options: Preprocessing | VectorOptions) -> str:
+    plain = json.dumps(asdict(options), sort_keys=True)
+    return hashlib.sha256(plain.encode()).hexdigest()

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rcir.data.digests import digests
+from rcir.data.relevance import SameLabel
 from rcir.data.relevance_protocol import Relevance
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import check_vectors
@@ -154,6 +155,11 @@ class Queries:
             else:
                 some[name] = values[rows]
         return replace(self, **some)
+
+    @property
+    def labels(self) -> NDArray[np.int64] | None:
+        """The label (n,) of each query; None unless they match items of the same label."""
+        return self.relevance.labels if isinstance(self.relevance, SameLabel) else None
 
     def identified(self) -> Queries:
         """Return the queries with digests in place of images, see `rcir.data.digests`."""

@@ -10,7 +10,16 @@ from copy import copy, deepcopy
 from functools import update_wrapper
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,17 +34,15 @@ from rcir.retrieval import storage
 from rcir.retrieval.answer import AtLevels, Retrieval, Version
 from rcir.retrieval.calibration import (
     Calibration,
-    CalibrationKeywords,
-    CalibrationOptions,
     CalibrationReport,
     calibrate,
     check_recent,
-    divide_queries,
     extend,
     recalibrate,
 )
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.search import QueryInput, Searcher
+from rcir.retrieval.tuning import CalibrationKeywords, CalibrationOptions, Tuning, divide_queries
 from rcir.risk import Exchangeability, Guarantee, GuaranteeRequest, LabelledResults, SearchResults
 from rcir.risk.bounds import check_levels
 from rcir.risk.request import Alpha, Distinct, RequestOptions
@@ -59,11 +66,14 @@ def _attribute(name: str, doc: str) -> Any:
 
 def _method(
     method: Callable[Concatenate[Searcher, Options], Result],
+    then: Callable[[Version], None] = lambda _: None,
 ) -> Callable[Concatenate[Retriever, Options], Result]:
-    """Return a method of the retriever that calls the method of its search."""
+    """Return a method of the retriever that calls the method of its search, and then another."""
 
     def call(self: Retriever, /, *args: Options.args, **options: Options.kwargs) -> Result:
-        return method(self.searcher, *args, **options)
+        result = method(self.searcher, *args, **options)
+        then(self._version)
+        return result
 
     return update_wrapper(call, method)
 
@@ -106,7 +116,7 @@ class Retriever:
     from_embeddings = _constructor(Searcher.from_embeddings)
     embed = _method(Searcher.embed)
     labelled = _method(Searcher.labelled)
-    add = _method(Searcher.add)
+    add = _method(Searcher.add, Version.warn_of_new_labels)
     remove = _method(Searcher.remove)
 
     def __init__(self, searcher: Searcher, calibration: Calibration | None = None) -> None:
@@ -207,6 +217,7 @@ class Retriever:
         labels: object,
         score_function: str = "auto",
         *,
+        tuning: Tuning = "auto",
         seed: int = 0,
         uncertainty: NDArray[np.floating[Any]] | None = None,
         model: str | None = None,
@@ -215,12 +226,16 @@ class Retriever:
         cluster: str = "cluster",
         **options: Unpack[CalibrationKeywords],
     ) -> CalibrationReport:
-        """Calibrate on labelled vectors: a random three tenths tune, and the others certify.
+        """Calibrate on labelled vectors: some tune the set sizes, and the others certify them.
 
         Args:
             queries: vectors (n, d), drawn independently of each other from the same source as
                 future queries; if they come in clusters, clusters are.
             labels: of each, of the kind that the gallery has (`Retriever.from_embeddings`).
+            tuning: "queries": a random three tenths tune. "labels": those of three tenths of the
+                labels. "gallery": the gallery's items tune, each left out of its own search, and
+                all queries calibrate. "auto": "gallery" for fewer than 200 queries without
+                clusters if its items can tune, else "queries".
             seed: decides which vectors tune and which calibrate.
             uncertainty, model, groups, clusters, cluster: of the vectors, see `labelled`.
             score_function, options: see `calibrate_splits`.
@@ -242,13 +257,15 @@ class Retriever:
             350
         """
         labelled = self.labelled(queries, labels, uncertainty, model, groups, clusters, cluster)
-        splits = divide_queries(labelled, seed)
-        tuning, calibration = (self.searcher.search_labelled(split) for split in splits)
-        return self.calibrate_splits(tuning, calibration, score_function, **options)
+        chosen = CalibrationOptions(score_function, **options)
+        tuned, calibrated = divide_queries(self.searcher, labelled, tuning, chosen, seed)
+        search = self.searcher.search_labelled
+        tuning_split = None if tuned is None else search(tuned)
+        return self.calibrate_splits(tuning_split, search(calibrated), score_function, **options)
 
     def calibrate_splits(
         self,
-        tuning: LabelledResults,
+        tuning: LabelledResults | None,
         calibration: LabelledResults,
         score_function: str = "auto",
         **options: Unpack[CalibrationKeywords],
@@ -256,7 +273,7 @@ class Retriever:
         """Calibrate on two splits that this retriever has searched, see `search_labelled`.
 
         Args:
-            tuning: queries that fit the sizes and certify nothing.
+            tuning: queries that fit the sizes and certify nothing; None for the gallery's items.
             calibration: other queries, drawn independently of each other from the same source as
                 future queries; if they come in clusters, clusters are.
             score_function, options: bound, alphas, delta, recurring and query_uncertainty, see

@@ -31,8 +31,13 @@ from rcir.index import (
 )
 from rcir.inputs import as_numpy, as_vectors
 from rcir.metrics.labels import VOTERS
-from rcir.retrieval.fingerprints import Fingerprints
-from rcir.retrieval.gallery import MISSING_VALUES, Gallery, template_digests, templates_of
+from rcir.retrieval.gallery import (
+    MISSING_VALUES,
+    Fingerprints,
+    Gallery,
+    template_digests,
+    templates_of,
+)
 from rcir.retrieval.queries import Metric, Queries, VectorOptions
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.risk import LabelledResults, SearchResults
@@ -400,37 +405,44 @@ class Searcher:
         return labels
 
     def nearest(
-        self, vectors: NDArray[np.float32], depth: int | None = None
+        self,
+        vectors: NDArray[np.float32],
+        depth: int | None = None,
+        left_out: NDArray[np.int64] | None = None,
     ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float64]]:
-        """Return the nearest gallery items of vectors; with leave_one_out, without `itself`.
+        """Return the nearest gallery items of vectors.
 
         Args:
             vectors: (n, d) vectors ready to be searched.
             depth: number of candidates; by default `self.depth`.
+            left_out: (n, c) positions of items that are left out, any number below 0 for none; by
+                default `itself` with leave_one_out, and else none.
 
         Returns:
             L2 distances and positions, each (n, depth), nearest first; and one minus the cosine to
             the first candidate, (n,).
         """
         depth = depth or self.depth
-        distances, positions = self.index.search(vectors, depth + self._max_left_out)
-        if self._max_left_out:
-            is_itself = (positions[:, :, None] == self.itself(vectors)[:, None, :]).any(axis=2)
-            columns = np.argsort(is_itself, axis=1, kind="stable")[:, :depth]
-            distances = np.take_along_axis(distances, columns, axis=1)
+        if left_out is None and self._max_left_out:
+            left_out = self.itself(vectors)
+        if left_out is None:
+            distances, positions = self.index.search(vectors, depth)
+        else:
+            distances, positions = self.index.search(vectors, depth + left_out.shape[1])
+            is_left_out = (positions[:, :, None] == left_out[:, None, :]).any(axis=2)
+            is_left_out &= positions >= 0
+            positions = np.where(is_left_out, -1, positions)
+            columns = np.argsort(is_left_out, axis=1, kind="stable")[:, :depth]
             positions = np.take_along_axis(positions, columns, axis=1)
+            distances = np.take_along_axis(
+                np.where(is_left_out, np.inf, distances), columns, axis=1
+            )
         norms = self.gallery.norms[positions[:, 0]]
         return distances, positions, one_minus_cosine(distances[:, 0], lengths(vectors), norms)
 
     def itself(self, vectors: NDArray[np.float32]) -> NDArray[np.int64]:
         """Return the positions (n, c) of gallery items with exactly the same vector, then -2."""
-        gallery_digests, order = self.gallery.by_digest
-        query_digests = digests(vectors)
-        first = np.searchsorted(gallery_digests, query_digests, "left")
-        count = np.searchsorted(gallery_digests, query_digests, "right") - first
-        steps = np.arange(self._max_left_out)
-        rows = np.minimum(first[:, None] + steps, len(gallery_digests) - 1)
-        return np.where(steps < count[:, None], order[rows], -2)
+        return self.gallery.with_digests(digests(vectors))
 
     def embed(self, images: Images, embedder: Embed | None = None) -> Embedding:
         """Return the embeddings of images, with their uncertainty if the encoder states one.
@@ -656,6 +668,7 @@ class Searcher:
             clusters=queries.clusters,
             cluster=queries.cluster,
             one_label=self.labels is not None,
+            query_labels=queries.labels,
         )
 
     @property

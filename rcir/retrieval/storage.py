@@ -59,16 +59,15 @@ from rcir.errors import (
 from rcir.extras import naming_extras
 from rcir.files import sync, write_folder
 from rcir.index import IndexConfig, find_index
-from rcir.retrieval.calibration import Calibration, CalibrationOptions, needs_embeddings
+from rcir.retrieval.calibration import Calibration
 from rcir.retrieval.queries import VectorOptions
 from rcir.retrieval.search import Searcher
-from rcir.retrieval.stored_calibration import describe_rules, rules_of
+from rcir.retrieval.stored_calibration import TUNED_ON, describe_rules, load_calibration
 from rcir.retrieval.stored_parts import (
     DESCRIPTION,
     load_encoder,
     load_gallery,
     load_index,
-    load_queries,
     require,
     require_fields,
     require_finite,
@@ -79,7 +78,7 @@ from rcir.retrieval.stored_parts import (
     save_index,
     save_queries,
 )
-from rcir.risk.bounds import check_among
+from rcir.retrieval.tuning import CalibrationOptions
 
 LAYOUT, FORMAT = 1, 7  # formats of the folder and of a version
 POINTER, LOCK, VERSIONS = "current.json", "lock", "versions"
@@ -503,6 +502,9 @@ def _read_description(folder: Path) -> dict[str, Any]:
         for name in ("uncertainty", "query_uncertainty"):
             if values.get(name) == "own":
                 values[name] = "encoder"
+    for rules in description["controllers"]:
+        rules.setdefault("tuned_on", TUNED_ON[0])
+        rules.setdefault("uncertainty", description["uncertainty"])
     return description
 
 
@@ -526,25 +528,9 @@ def _read_version(folder: Path, files: Set[str], description: Mapping[str, Any])
     )
     names = description["label_names"].items()
     searcher.label_names = {int(label): str(name) for label, name in names}
-    uncertainty, calibration = description["uncertainty"], None
-    require(uncertainty in searcher.uncertainties, "uncertainty")
-    chosen_among = check_among(description["chosen_among"])
+    require(description["uncertainty"] in searcher.uncertainties, "uncertainty")
+    calibration = None
     if description["controllers"]:
         arrays = load_arrays(folder / CONTROLLER_FILE)
-        rules, sequential = rules_of(description["controllers"], arrays, searcher.gallery)
-        main = rules[None].main
-        tuned, calibrated = load_queries(folder, (len(main.tuning), len(main.calibration)))
-        if needs_embeddings(searcher, uncertainty):
-            complete = tuned.embedding is not None and calibrated.embedding is not None
-            require(complete, "embeddings of the queries")
-        calibration = Calibration(
-            rules=rules,
-            fingerprints=description["calibrated_on"],
-            options=CalibrationOptions(**description["calibrated_with"]),
-            uncertainty=uncertainty,
-            tuning_queries=tuned,
-            calibration_queries=calibrated,
-            chosen_among=chosen_among,
-            sequential=sequential,
-        )
+        calibration = load_calibration(description, arrays, folder, searcher)
     return StoredRetriever(searcher, calibration, description["origin"], folder.resolve())

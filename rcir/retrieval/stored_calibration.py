@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.retrieval.calibration import Calibration, RuleSet
+from rcir.retrieval.calibration import Calibration, coverage, needs_embeddings
 from rcir.retrieval.gallery import Gallery
+from rcir.retrieval.queries import Queries
+from rcir.retrieval.search import Searcher
 from rcir.retrieval.stored_parts import (
     CONTROLLER,
+    load_queries,
     require,
     require_array,
     require_fields,
     require_texts,
 )
+from rcir.retrieval.tuning import CalibrationOptions, RuleSet
 from rcir.risk import (
     ScoredResults,
     ScoreFunction,
@@ -24,23 +30,31 @@ from rcir.risk import (
     SetRule,
     score_function_class,
 )
+from rcir.risk.bounds import check_among
 from rcir.risk.request import Distinct
 
 Arrays = Mapping[str, NDArray[Any]]
+TUNED_ON = ("queries", "gallery")
 
 
 def describe_rules(
     calibration: Calibration,
 ) -> tuple[list[dict[str, Any]], dict[str, NDArray[Any]]]:
     """Describe the rules of a calibration by plain values, one dictionary each, and all arrays."""
-    described = []
+    described: list[dict[str, Any]] = []
     arrays: dict[str, NDArray[Any]] = {}
+    if calibration.on_gallery is not None:
+        described, arrays = describe_rules(calibration.on_gallery)
+    tuned_on = TUNED_ON[calibration.tuned_on_gallery]
+    own: list[dict[str, Any]] = []
     for distinct, rules in calibration.rules.items():
         main = rules.main
         groups = main.calibration.groups
         by_risk = {"main": main, **rules.by_risk}
-        described.append(
+        own.append(
             {
+                "tuned_on": tuned_on,
+                "uncertainty": calibration.uncertainty,
                 "distinct": distinct,
                 "score_functions": {risk: one.score_function.name for risk, one in by_risk.items()},
                 "bound": main.bound,
@@ -50,44 +64,94 @@ def describe_rules(
             }
         )
         for risk, rule in by_risk.items():
+            if calibration.tuned_on_gallery:
+                place = _place(tuned_on, distinct, risk, "tuning")
+                arrays[f"{place}labels"] = rule.tuning.require("query_labels")
             for part, values in (
                 ("score_function", rule.score_function.state()),
                 ("tuning", rule.tuning.arrays()),
                 ("calibration", rule.calibration.arrays()),
             ):
-                place = f"{distinct}.{risk}.{part}"
-                arrays |= {f"{place}.{name}": array for name, array in values.items()}
-    return described, arrays
+                place = _place(tuned_on, distinct, risk, part)
+                arrays |= {f"{place}{name}": array for name, array in values.items()}
+    return own + described, arrays
 
 
-def rules_of(
-    described: list[Any], arrays: Arrays, gallery: Gallery
-) -> tuple[dict[Distinct, RuleSet], bool]:
-    """Return the rules that were described, and True if their calibration is sequential.
+def _place(tuned_on: str, distinct: Distinct, risk: str, part: str) -> str:
+    """Return the beginning of the names of the arrays of a rule."""
+    return f"{'gallery.' * (tuned_on == 'gallery')}{distinct}.{risk}.{part}."
+
+
+def load_calibration(
+    description: Mapping[str, Any], arrays: Arrays, folder: Path, searcher: Searcher
+) -> Calibration:
+    """Return the calibration that was described, and whose queries are in a folder.
 
     Raises:
-        ValueError, KeyError, RcirError, and other exceptions: the description is damaged.
+        ValueError, KeyError, RcirError, and other exceptions: a part is damaged.
     """
+    described = description["controllers"]
     for one in described:
         require_fields(one, CONTROLLER, "a controller")
+    queries = load_queries(folder)
+    left = dict(arrays)
+    kinds = list(dict.fromkeys(one["tuned_on"] for one in described))
+    require(kinds in (["queries"], ["gallery"], ["queries", "gallery"]), f"rules tuned on {kinds}")
+    calibrations = []
+    for kind in kinds:
+        parts = [one for one in described if one["tuned_on"] == kind]
+        alike = {(one["growing"], one["uncertainty"]) for one in parts}
+        require(len(alike) == 1, "controllers that grow and others that do not")
+        sequential, uncertainty = alike.pop()
+        require(uncertainty in searcher.uncertainties, f"uncertainty {uncertainty}")
+        tuned, calibrated = queries if kind == "queries" else (queries[0][:0], queries[1])
+        calibrations.append(
+            Calibration(
+                rules=_rules_by_distinct(parts, left, searcher.gallery, tuned, calibrated),
+                fingerprints=dict(description["calibrated_on"], uncertainty=uncertainty),
+                options=CalibrationOptions(**description["calibrated_with"]),
+                uncertainty=uncertainty,
+                tuning_queries=tuned,
+                calibration_queries=calibrated,
+                chosen_among=check_among(description["chosen_among"]),
+                sequential=sequential,
+                coverage=coverage(searcher, calibrated),
+            )
+        )
+        complete = calibrated.embedding is not None and (tuned.embedding is not None or not tuned)
+        require(
+            complete or not needs_embeddings(searcher, uncertainty), "embeddings of the queries"
+        )
+    require(not left, f"there are further arrays: {', '.join(left)}")
+    first, *others = calibrations
+    require(len(first.tuning_queries) == len(queries[0]), "queries that tuned nothing")
+    require(first.uncertainty == description["uncertainty"], "uncertainty")
+    return replace(first, on_gallery=others[0]) if others else first
+
+
+def _rules_by_distinct(
+    described: list[Any],
+    left: dict[str, NDArray[Any]],
+    gallery: Gallery,
+    tuned: Queries,
+    calibrated: Queries,
+) -> dict[Distinct, RuleSet]:
+    """Return the rules that were tuned alike; their arrays are removed from `left`."""
     kinds = [one["distinct"] for one in described]
     expected = [None] if gallery.labels is None else [None, "label"]
     require(kinds == expected, f"controllers of {kinds}, expected those of {expected}")
-    left = dict(arrays)
-    rules = {one["distinct"]: _rules(one, left) for one in described}
-    require(not left, f"there are further arrays: {', '.join(left)}")
+    rules = {one["distinct"]: _rules(one, left, tuned, calibrated) for one in described}
     for distinct, of_kind in rules.items():
         for rule in (of_kind.main, *of_kind.by_risk.values()):
             _try(rule, gallery, distinct)
-    mains = [of_kind.main for of_kind in rules.values()]
-    sizes = {(len(main.tuning), len(main.calibration)) for main in mains}
-    require(len(sizes) == 1, "controllers of different queries")
-    sequential = {one["growing"] for one in described}
-    require(len(sequential) == 1, "controllers that grow and others that do not")
-    return rules, sequential.pop()
+            require(len(rule.calibration) == len(calibrated), "controllers of other queries")
+            require(len(rule.tuning) == len(tuned) or not tuned, "controllers of other queries")
+    return rules
 
 
-def _rules(described: dict[str, Any], left: dict[str, NDArray[Any]]) -> RuleSet:
+def _rules(
+    described: dict[str, Any], left: dict[str, NDArray[Any]], tuned: Queries, calibrated: Queries
+) -> RuleSet:
     """Return one set of rules; its arrays are removed from `left`."""
     score_functions, groups = described["score_functions"], described["groups"]
     require_texts(score_functions, "score_functions")
@@ -96,15 +160,17 @@ def _rules(described: dict[str, Any], left: dict[str, NDArray[Any]]) -> RuleSet:
         groups = np.array(groups, str)
 
     def part(risk: str, name: str) -> dict[str, NDArray[Any]]:
-        prefix = f"{described['distinct']}.{risk}.{name}."
+        prefix = _place(described["tuned_on"], described["distinct"], risk, name)
         names = [key for key in left if key.startswith(prefix)]
         return {key.removeprefix(prefix): left.pop(key) for key in names}
 
     def rule(risk: str) -> SetRule:
+        tuning = part(risk, "tuning")
+        labels = tuned.labels if tuned else tuning.pop("labels")
         return SetRule(
             _score_function(score_functions[risk], part(risk, "score_function")),
-            _results(part(risk, "tuning"), None, described["cluster"]),
-            _results(part(risk, "calibration"), groups, described["cluster"]),
+            _results(tuning, None, described["cluster"], labels),
+            _results(part(risk, "calibration"), groups, described["cluster"], calibrated.labels),
             described["bound"],
         )
 
@@ -130,7 +196,12 @@ def _score_function(name: str, state: Arrays) -> ScoreFunction:
     return made
 
 
-def _results(arrays: Arrays, groups: NDArray[np.str_] | None, cluster: str | None) -> ScoredResults:
+def _results(
+    arrays: Arrays,
+    groups: NDArray[np.str_] | None,
+    cluster: str | None,
+    labels: NDArray[np.int64] | None,
+) -> ScoredResults:
     n, depth = arrays["relevant"].shape
     require(set(np.unique(arrays["relevant"])) <= {0, 1}, "relevant: others than 0 and 1")
     scores = arrays["candidate_scores"]
@@ -146,10 +217,12 @@ def _results(arrays: Arrays, groups: NDArray[np.str_] | None, cluster: str | Non
         require_array(arrays[name], dtype, (n, depth) if name == "relevant" else (n,), name)
     if "clusters" in arrays:
         require_array(arrays["clusters"], np.int64, (n,), "clusters")
+    if labels is not None:
+        require_array(labels, np.int64, (n,), "labels")
     relevant = np.count_nonzero(arrays["relevant"], axis=1)
     require((arrays["totals"] >= relevant).all(), "totals below the relevant candidates")
     require(np.isfinite(arrays["uncertainty"]).all(), "uncertainties that are not finite")
-    return ScoredResults.from_arrays(arrays, groups, cluster)
+    return ScoredResults.from_arrays(arrays, groups, cluster, labels)
 
 
 def _try(rule: SetRule, gallery: Gallery, distinct: Distinct) -> None:

@@ -58,6 +58,8 @@ CONTROLLER: dict[str, Kinds] = {
     "groups": (list, NoneType),
     "cluster": (str, NoneType),
     "growing": bool,
+    "tuned_on": str,
+    "uncertainty": str,
 }
 DIGESTS = np.dtype(f"S{2 * BYTES}")
 GALLERY_ARRAYS: dict[str, tuple[str, Any]] = {  # arrays (n,): file and type
@@ -317,16 +319,12 @@ def save_queries(calibration: Calibration, folder: Path) -> None:
     np.save(folder / "queries.npy", calibration.query_digests, allow_pickle=False)
 
 
-def load_queries(folder: Path, sizes: tuple[int, int]) -> tuple[Queries, Queries]:
-    """Read the queries of the tuning and the calibration split.
-
-    Args:
-        folder: where `save_queries` wrote them.
-        sizes: the number of queries in each split.
-    """
+def load_queries(folder: Path) -> tuple[Queries, Queries]:
+    """Read the queries of the tuning and the calibration split that `save_queries` wrote."""
     arrays = load_arrays(folder / "queries.safetensors")
     texts = json.loads((folder / "queries.json").read_text())
     require_fields(texts, dict.fromkeys(QUERY_SPLITS, dict), "queries.json")
+    sizes = [len(arrays[f"{split}.vectors"]) for split in QUERY_SPLITS]
     digests = read_array(folder / "queries.npy")
     require_array(digests, DIGESTS, (sum(sizes),), "queries.npy")
     splits = []

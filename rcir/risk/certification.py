@@ -31,7 +31,7 @@ from rcir.risk.bounds import (
 )
 from rcir.risk.losses import Risk
 from rcir.risk.request import GuaranteeRequest, conflict
-from rcir.risk.results import ScoredResults
+from rcir.risk.results import LABEL, ScoredResults
 from rcir.risk.sequential import (
     anytime_allowed_misses,
     anytime_miss_rate_bound,
@@ -86,6 +86,8 @@ def certify(
         with _refused(f"sets of at most {size} items (a larger max_size allows more)"):
             cut = None if tuning is None else tuning.cut(size)
             return certify(replace(request, max_size=None), calibration.cut(size), cut, bound)
+    if request.query_labels != "calibrated":
+        return for_labels(request, calibration, tuning, bound)
     if request.mix == "any":
         return any_mix(request, calibration, tuning, bound)
     if request.group is not None:
@@ -375,7 +377,7 @@ def mean_loss(
             alpha,
             delta,
             calibration.units,
-            unit="queries" if calibration.clusters is None else "clusters",
+            unit=_unit(calibration),
             minimum_alpha=_smallest_mean_alpha(largest, delta, bound, certifies),
             required_calibration=_required_queries(alpha, delta, bound, lost),
             deeper=deeper if lost > 0 else None,
@@ -507,6 +509,57 @@ def group_weights(calibration: ScoredResults, mix: Mapping[str, float]) -> NDArr
     return weights
 
 
+# Queries of new labels
+
+
+def for_labels(
+    request: GuaranteeRequest,
+    calibration: ScoredResults,
+    tuning: ScoredResults | None = None,
+    bound: Bound = "binomial",
+) -> Certificate:
+    """Certify a request for queries of new labels, or of both new and calibrated ones.
+
+    Queries of labels that did not calibrate are not exchangeable with those that did, but labels
+    are: if they are drawn independently of each other, the mean loss of the queries of a label is
+    one draw, and the mean over labels is certified as that over clusters. The score function must
+    not have been fitted on queries of the calibrating labels: it would know these labels and no
+    others. For any mix of new and calibrated labels, both means have to be certified: each at half
+    of delta where risks fall as sets grow, so that the larger sets satisfy both.
+
+    Raises:
+        InvalidConfig: the queries have no labels.
+        RiskUnattainable: there are too few labels, or too few queries.
+    """
+    plain = replace(request, query_labels="calibrated")
+    by_label = calibration.by_label()
+    tuned_by_label = None if tuning is None else tuning.by_label()
+    if request.query_labels == "new":
+        return certify(plain, by_label, tuned_by_label, bound)
+    if isinstance(request.alpha, Mapping) or not request.one_risk.monotone:
+        levels = (
+            request.alpha if isinstance(request.alpha, Mapping) else {request.risk: request.alpha}
+        )
+        assert request.delta is not None
+        calibration = calibration.of_group(request.group)
+        means = _bound_of_means(bound, by_label)
+        return learn_then_test(
+            levels, request.delta, calibration, _required(tuning), means, by_label=True
+        )
+    delta = None if request.delta is None else request.delta / 2
+    half = replace(plain, delta=delta)
+    with _refused(
+        "queries of any labels, of which calibrated and new ones each take half of delta"
+    ):
+        certificates = [
+            certify(half, calibration, tuning, bound),
+            certify(half, by_label, tuned_by_label, bound),
+        ]
+    larger = max(certificates, key=lambda one: one.threshold)
+    level = max(one.risk_bound or 0.0 for one in certificates)
+    return replace(larger, risk_bound=level)
+
+
 # Refusals
 
 
@@ -516,6 +569,13 @@ def _required_queries(alpha: float, delta: float | None, bound: Bound, lost: flo
         return bounds.required_calibration(alpha, delta, bound, lost)
     level = Fraction(check_level("alpha", alpha))
     return None if lost >= alpha else math.ceil((1 - level) / (level - Fraction(lost)))
+
+
+def _unit(calibration: ScoredResults) -> str:
+    """Return the word for the independent units of calibration queries."""
+    if calibration.clusters is None:
+        return "queries"
+    return "labels" if calibration.cluster == LABEL else "clusters"
 
 
 def _unattainable(
@@ -534,7 +594,11 @@ def _unattainable(
     if rounded < 1:
         advice.append(f"ask for alpha >= {rounded:.4f} (chosen after looking: on new queries)")
     if required_calibration is not None and required_calibration > n:
-        advice.append(f"calibrate on about {required_calibration} new {unit}")
+        advice.append(
+            f"calibrate on queries of about {required_calibration - n} more labels"
+            if unit == "labels"
+            else f"calibrate on about {required_calibration} new {unit}"
+        )
     if deeper:
         advice.append(deeper)
     of = "calibration" if unit == "queries" else f"{unit} of calibration"

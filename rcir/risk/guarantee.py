@@ -38,6 +38,7 @@ class Guarantee:
         n_calibration: number of calibration queries.
         cluster: what the clusters are that queries come in, such as "video"; each counts the same.
         n_clusters: number of clusters of the calibration queries.
+        n_labels: number of labels of the calibration queries; None if they have no single label.
         chosen_among: number of retrievers that the one that answered was chosen among, by results
             on the calibration queries; 1 without such a choice.
     """
@@ -49,6 +50,7 @@ class Guarantee:
     cluster: str | None = None
     n_clusters: int | None = None
     chosen_among: int = 1
+    n_labels: int | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name in _OPTIONS:
@@ -111,11 +113,19 @@ class Guarantee:
             else f"answered up to a selection score of {self.selection_threshold:.4g}"
         )
         queries = "queries" if self.group is None else f"queries of group {self.group!r}"
-        like = f"{queries} like the {self.n_calibration} calibration queries"
+        calibrated = f"the {self.n_calibration} calibration queries"
+        further = f"{queries} of any further label like the {self.n_labels} that calibrated"
+        like = f"{queries} like {calibrated}"
+        if self.query_labels == "new":
+            like = f"{further}, each label counted alike"
+        elif self.query_labels == "any":
+            like += f" and to {further}, each label counted alike, whatever the mix of both"
+        elif self.n_labels is not None:
+            like = f"{queries} of the same {self.n_labels} labels as {calibrated}"
         if self.cluster is not None:
             like = (
-                f"{queries} of any further {self.cluster} like the {self.n_clusters} of the "
-                f"{self.n_calibration} calibration queries, each {self.cluster} counted alike"
+                f"{queries} of any further {self.cluster} like the {self.n_clusters} of "
+                f"{calibrated}, each {self.cluster} counted alike"
             )
         return (
             f"{sure}, {' and '.join(clauses)} returned to {like} ({self.score_function} sizes, "
@@ -198,6 +208,7 @@ class SetRule:
             cluster=queries.cluster,
             n_clusters=None if queries.cluster is None else queries.units,
             chosen_among=chosen_among,
+            n_labels=None if queries.query_labels is None else len(np.unique(queries.query_labels)),
         )
 
     def sets(

@@ -21,10 +21,12 @@ from rcir.errors import InvalidConfig
 from rcir.levels import ALPHA, DELTA
 from rcir.risk.bounds import check_level
 from rcir.risk.losses import RISKS, Risk, find_risk, risk_names
+from rcir.risk.results import LABEL
 
 Alpha = float | Mapping[str, float]
 Distinct = Literal["label"] | None
 Mix = Literal["any"] | Mapping[str, float] | None
+QueryLabels = Literal["calibrated", "new", "any"]
 DEFAULT = "miss"
 
 
@@ -92,6 +94,12 @@ class GuaranteeRequest:
         None, "Return at most this many items; an alpha that needs more is refused."
     )
 
+    query_labels: QueryLabels = option(
+        "calibrated",
+        "Cover queries of the labels that the calibration queries have (calibrated), of new labels "
+        "drawn like these (new), or both (any).",
+    )
+
     def __post_init__(self) -> None:
         if isinstance(self.alpha, Mapping) and len(self.alpha) == 1 and self.risk == DEFAULT:
             ((risk, alpha),) = self.alpha.items()
@@ -142,6 +150,7 @@ class RequestOptions(TypedDict, total=False):
     anytime: bool
     mix: Mix
     max_size: int | None
+    query_labels: QueryLabels
 
 
 @dataclass(frozen=True)
@@ -241,6 +250,9 @@ def _wrong_value(request: GuaranteeRequest) -> str | None:
         return f"group is {request.group!r}; it must be a string or None"
     if not isinstance(request.distinct, str | None) or request.distinct not in (None, "label"):
         return f"distinct is {request.distinct!r}; it can be 'label' or None"
+    if request.query_labels not in get_args(QueryLabels):
+        choices = ", ".join(map(repr, get_args(QueryLabels)))
+        return f"query_labels is {request.query_labels!r}; it can be one of {choices}"
     size = request.max_size
     if size is not None and (isinstance(size, bool) or not isinstance(size, Integral) or size < 1):
         return f"max_size is {size!r}; it must be a whole number, at least 1, or None"
@@ -294,12 +306,24 @@ def conflict(
     shares = isinstance(request.mix, Mapping)
     if shares and of_several_levels:
         return "a mix of shares goes with neither simultaneous nor anytime"
+    if request.query_labels != "calibrated":
+        if cluster is not None:
+            return (
+                f"queries come in clusters ({cluster}): query_labels={request.query_labels!r} "
+                "needs independent ones"
+            )
+        cluster = LABEL
     if cluster is not None:
+        grouped = (
+            f"queries come in clusters ({cluster})"
+            if request.query_labels == "calibrated"
+            else f"query_labels={request.query_labels!r} counts labels"
+        )
         for name in ("simultaneous", "anytime", "abstain"):
             if getattr(request, name):
-                return f"queries come in clusters ({cluster}): {name}=True needs independent ones"
+                return f"{grouped}: {name}=True needs independent queries"
         if shares:
-            return f"queries come in clusters ({cluster}): mix can be 'any' only"
+            return f"{grouped}: mix can be 'any' only"
     if sequential and not request.anytime:
         return (
             "calibration queries were added one by one, so that a guarantee has to hold at every "

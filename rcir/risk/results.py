@@ -26,6 +26,7 @@ from rcir.metrics.labels import (
 )
 from rcir.metrics.ranking import first_match_ranks
 
+LABEL = "label"  # the kind of clusters that queries of one label are
 TOLERANCE = 1e-3  # relative difference of scores between two embeddings of the same image
 
 
@@ -221,6 +222,7 @@ class LabelledResults:
             patient, that are not independent of each other; None where all queries are.
         cluster: what a cluster is, such as "video".
         one_label: True if all true matches of a query share one label that no other item has.
+        query_labels: (n,) integers, the label of each query; None if queries have no single label.
 
     Raises:
         InvalidData: shapes or types differ from these, or `n_relevant` is below the number of
@@ -241,9 +243,10 @@ class LabelledResults:
     clusters: NDArray[Any] | None = None
     cluster: str | None = None
     one_label: bool = False
+    query_labels: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
-        require_arrays(self, "relevant", "n_relevant", "groups", "clusters")
+        require_arrays(self, "relevant", "n_relevant", "groups", "clusters", "query_labels")
         n = len(self.results)
         shape = (n, self.results.depth)
         for name, expected, kinds, kind in (
@@ -314,7 +317,7 @@ class ScoredResults:
         n_relevant: (n,) number of true matches in the whole gallery.
         uncertainty: (n,) of the queries.
         selection_score: (n,) larger where the first candidate is less likely to be a true match.
-        groups, clusters, cluster: see `LabelledResults`.
+        groups, clusters, cluster, query_labels: see `LabelledResults`.
 
     Raises:
         InvalidData: shapes differ, or there is no query.
@@ -331,6 +334,7 @@ class ScoredResults:
     groups: NDArray[np.str_] | None = None
     clusters: NDArray[Any] | None = None
     cluster: str | None = None
+    query_labels: NDArray[np.int64] | None = None
 
     # The arrays that are stored, and their names in a file.
     STORED: ClassVar[Mapping[str, str]] = {
@@ -505,6 +509,19 @@ class ScoredResults:
             )
         return self[self.groups == group]
 
+    def by_label(self) -> ScoredResults:
+        """Return the results with the queries of each label as one cluster.
+
+        Raises:
+            InvalidConfig: the queries have no labels.
+        """
+        if self.query_labels is None:
+            raise InvalidConfig(
+                "the queries have no single label each, which query_labels needs: pass their "
+                "clusters when you calibrate, such as the cells of a grid for places"
+            )
+        return replace(self, clusters=self.query_labels, cluster=LABEL)
+
     @cached_property
     def ascending_match_scores(self) -> NDArray[np.float32]:
         """(n,) `match_score` in ascending order: one sort serves every alpha and delta."""
@@ -543,12 +560,14 @@ class ScoredResults:
         arrays: Mapping[str, NDArray[Any]],
         groups: NDArray[np.str_] | None = None,
         cluster: str | None = None,
+        query_labels: NDArray[np.int64] | None = None,
     ) -> Self:
-        """Return the results of stored `arrays`, with their groups and the kind of clusters."""
+        """Return the results of stored `arrays`, with what is stored of the queries elsewhere."""
         values: dict[str, Any] = {name: arrays[stored] for name, stored in cls.STORED.items()}
         values["relevant"] = values["relevant"].astype(bool)
         clusters = arrays.get("clusters")
-        return cls.of(**values, groups=groups, clusters=clusters, cluster=cluster)
+        values |= {"clusters": clusters, "cluster": cluster, "query_labels": query_labels}
+        return cls.of(**values, groups=groups)
 
 
 def require_arrays(record: object, *names: str) -> None:

@@ -150,6 +150,7 @@ def score(score_function: ScoreFunction, labelled: LabelledResults) -> ScoredRes
         groups=labelled.groups,
         clusters=labelled.clusters,
         cluster=labelled.cluster,
+        query_labels=labelled.query_labels,
     )
 
 

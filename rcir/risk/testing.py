@@ -33,6 +33,7 @@ def learn_then_test(
     tuning: ScoredResults,
     bound: Bound = "hoeffding-bentkus",
     procedure: Procedure = "fixed-sequence",
+    by_label: bool = False,
 ) -> Certificate:
     """Certify several risks together, or one that need not fall as sets grow.
 
@@ -50,6 +51,8 @@ def learn_then_test(
         bound: of mean losses, see `rcir.risk.p_value`; losses 0 or 1 of independent queries have
             the binomial bound.
         procedure: controls the family-wise error.
+        by_label: True to certify the mean over the labels of the queries as well, each label
+            counted alike. A threshold is then rejected by the larger p-value, at the same delta.
 
     Raises:
         InvalidConfig: no risk, an unknown one, or an unknown procedure.
@@ -75,15 +78,17 @@ def learn_then_test(
     check_level("delta", delta)
     thresholds = tuning.size_thresholds(N_THRESHOLDS)
     of_means: Bound = "hoeffding-bentkus" if bound == "binomial" else bound
+    splits = [[calibration], [tuning]]  # the means that are certified, of each split
+    if by_label:
+        splits = [[*means, means[0].by_label()] for means in splits]
     bound_of: dict[str, Bound] = {
-        name: "binomial" if risk.binary and calibration.clusters is None else of_means
+        name: "binomial" if risk.binary and splits[0][-1].clusters is None else of_means
         for name, risk in risks.items()
     }
-    splits = (calibration, tuning)
     # Of the sets that these thresholds give, which have a tolerance.
     sums = [
         {
-            name: risk.unit_losses(split, widened(thresholds)).sum(axis=0)
+            name: [risk.unit_losses(part, widened(thresholds)).sum(axis=0) for part in split]
             for name, risk in risks.items()
         }
         for split in splits
@@ -93,7 +98,11 @@ def learn_then_test(
         """Return the certified thresholds."""
         largest = [
             np.max(
-                [p_values(of[name], split.units, a, bound_of[name]) for name, a in levels.items()],
+                [
+                    p_values(total, part.units, alpha, bound_of[name])
+                    for name, alpha in levels.items()
+                    for part, total in zip(split, of[name], strict=True)
+                ],
                 axis=0,
             )
             for split, of in zip(splits, sums, strict=True)

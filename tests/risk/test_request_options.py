@@ -10,7 +10,7 @@ import pytest
 
 from rcir.cli import retrieve
 from rcir.registry.answers import PARAMETERS
-from rcir.retrieval.calibration import CalibrationKeywords, CalibrationOptions
+from rcir.retrieval.tuning import CalibrationKeywords, CalibrationOptions
 from rcir.risk import GuaranteeRequest, request_options
 from rcir.risk.request import RequestOptions
 from rcir.serving.terms import ExploreTerms, Terms

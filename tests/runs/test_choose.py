@@ -11,8 +11,8 @@ import rcir
 from calibration import EvaluationConfig, evaluate_retriever
 from rcir.data import DataConfig, load_splits
 from rcir.errors import CorruptRetriever, InvalidConfig, RiskUnattainable
-from rcir.retrieval.calibration import RuleSet
 from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.tuning import RuleSet
 from rcir.runs.compare import LOOKED
 from rcir.runs.results import TEST, RunResults
 

@@ -1,0 +1,318 @@
+"""Tuning: the queries that fit the rules of a calibration, and the rules that they fit.
+
+Whatever is fitted or chosen (score functions, the uncertainty, the stake of a bet) is fitted on
+tuning queries: some of the labelled queries, or the items of the gallery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Integral
+from typing import Literal, TypedDict, get_args
+
+import numpy as np
+
+from rcir.data.clusters import draw_by_cluster
+from rcir.errors import InvalidConfig, InvalidData
+from rcir.index import HoldsVectors
+from rcir.levels import ALPHAS, DELTA
+from rcir.retrieval.queries import Queries
+from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES, check_uncertainty
+from rcir.retrieval.search import Searcher
+from rcir.risk import (
+    RISKS,
+    Bound,
+    GuaranteeRequest,
+    LabelledResults,
+    SearchResults,
+    SetRule,
+    fit_score_function,
+    score,
+    smallest_uncertainty,
+)
+from rcir.risk.bounds import check_bound, check_level, check_levels
+from rcir.risk.losses import MISS
+from rcir.risk.selection import ComparedSizes, Fits, check_score_function
+
+TUNING_SHARE = 0.3  # of labelled queries that are divided at random
+FEW_QUERIES = 200  # fewer are not divided if the gallery's items can tune
+MAX_ITEMS = 1000  # of the gallery that tune, drawn at random
+
+Tuning = Literal["auto", "queries", "labels", "gallery"]
+
+
+class CalibrationKeywords(TypedDict, total=False):
+    """The keyword arguments of `Retriever.calibrate` for editors; a test compares them."""
+
+    bound: Bound
+    alphas: Sequence[float]
+    delta: float
+    recurring: bool
+    query_uncertainty: str
+
+
+@dataclass(frozen=True)
+class CalibrationOptions:
+    """How to calibrate a retriever.
+
+    Attributes:
+        score_function: "constant", "minmax", "quantile", "learned", "reranked", or "auto", which
+            chooses for each risk the one with the smallest sets on the tuning split; see
+            `rcir.risk.fit_score_function`.
+        bound: confidence bound of the risk, see `rcir.risk.p_value`.
+        alphas, delta: levels at which "auto" compares, and to report.
+        recurring: allow calibration queries that are in the tuning split too, or come twice: for
+            images that recur in use exactly as they do here, each query drawn independently of all
+            others. Copies of one list of images are not.
+        query_uncertainty: the uncertainty of queries: one of `Retriever.uncertainties`; or "auto",
+            which chooses the one with the smallest sets on the tuning split, see
+            `rcir.risk.smallest_uncertainty`.
+
+    Raises:
+        InvalidConfig, InvalidRiskLevel: an option has no such value.
+    """
+
+    score_function: str = "auto"
+    bound: Bound = "binomial"
+    alphas: Sequence[float] = ALPHAS
+    delta: float = DELTA
+    recurring: bool = False
+    query_uncertainty: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_bound(self.bound)
+        check_uncertainty(self.query_uncertainty)
+        object.__setattr__(self, "alphas", check_levels(self.alphas))
+        object.__setattr__(self, "delta", check_level("delta", self.delta))
+        object.__setattr__(self, "recurring", bool(self.recurring))
+        check_score_function(self.score_function)
+
+
+@dataclass(frozen=True, eq=False)
+class RuleSet:
+    """The rules that size sets of items, or sets of labels.
+
+    Attributes:
+        main: for misses, for several risks together, and for all risks without a rule of their own.
+        by_risk: rules with another score function, by the name of the risk.
+    """
+
+    main: SetRule
+    by_risk: Mapping[str, SetRule] = field(default_factory=dict)
+
+    def rule_for(self, request: GuaranteeRequest) -> SetRule:
+        """Return the rule that answers a request."""
+        if isinstance(request.alpha, Mapping):
+            return self.main
+        return self.by_risk.get(request.risk, self.main)
+
+    def extended(self, queries: LabelledResults) -> RuleSet:
+        """Return the rules with further calibration queries.
+
+        Raises:
+            InvalidData: the queries come in clusters, or only some have groups.
+        """
+        if self.main.calibration.cluster is not None or queries.cluster is not None:
+            raise InvalidData("no queries can be added if they come in clusters: calibrate again")
+        groups = set() if queries.groups is None else set(queries.groups.tolist())
+        if new := groups.difference(self.main.calibration.group_names()):
+            raise InvalidData(
+                f"queries of new groups ({', '.join(sorted(new))}) cannot be added, because delta "
+                "is divided by the number of groups: calibrate again"
+            )
+
+        def extended(rule: SetRule) -> SetRule:
+            added = score(rule.score_function, queries)
+            return replace(rule, calibration=rule.calibration.joined(added))
+
+        by_risk = {risk: extended(rule) for risk, rule in self.by_risk.items()}
+        return RuleSet(extended(self.main), by_risk)
+
+
+def fit_rules(
+    fits: Fits,
+    calibration: LabelledResults,
+    options: CalibrationOptions,
+    like: RuleSet | None = None,
+) -> tuple[RuleSet, ComparedSizes]:
+    """Fit a score function for every risk, and score the calibration queries with it.
+
+    Args:
+        fits: of the tuning split.
+        calibration: the calibration queries, which are only scored.
+        options: how to calibrate.
+        like: rules whose kinds of score functions are kept; else they are chosen.
+
+    Returns:
+        The rules, and what was compared for the miss risk.
+    """
+    tuning = fits.split
+    by_score_function: dict[str, SetRule] = {}
+
+    def fit(risk: str) -> tuple[SetRule, ComparedSizes]:
+        before = None if like is None else like.by_risk.get(risk, like.main).score_function.name
+        fitted, compared = fit_score_function(
+            before or options.score_function,
+            tuning.results,
+            tuning.relevant,
+            options.alphas,
+            options.delta,
+            risk,
+            tuning.n_relevant,
+            fits,
+        )
+        if fitted.name not in by_score_function:
+            by_score_function[fitted.name] = SetRule(
+                fitted, score(fitted, tuning), score(fitted, calibration), options.bound
+            )
+        return by_score_function[fitted.name], compared
+
+    main, compared = fit(MISS.name)
+    by_risk = {}
+    for name, risk in RISKS.items():
+        if risk.fits_own_scores(tuning.n_relevant):
+            rule, _ = fit(name)
+            if rule is not main:
+                by_risk[name] = rule
+    return RuleSet(main, by_risk), compared
+
+
+def choose_uncertainty(
+    searcher: Searcher, tuning: LabelledResults, options: CalibrationOptions
+) -> tuple[str, ComparedSizes]:
+    """Return the uncertainty of queries that the options name, or that needs the smallest sets."""
+    embedded = tuning.results.require("queries").embedding is not None
+    kinds = [
+        kind
+        for kind in searcher.uncertainties
+        if embedded or not QUERY_UNCERTAINTIES[kind].by_draws
+    ]
+    if options.query_uncertainty != "auto":
+        return options.query_uncertainty, {}
+    candidates = {kind: searcher.judged(tuning, kind) for kind in kinds}
+    return smallest_uncertainty(candidates, options.alphas, options.delta)
+
+
+def why_gallery_cannot_tune(
+    searcher: Searcher, queries: Queries, options: CalibrationOptions
+) -> str | None:
+    """Return why the items of a gallery cannot tune in place of queries; None if they can."""
+    if searcher.options.leave_one_out:
+        return "with leave_one_out the gallery's items are the queries"
+    if searcher.labels is None:
+        return "the gallery's items have no single label each"
+    if searcher.items is not None:
+        return "the encoder re-ranks candidates"
+    copies = 1 if searcher.gallery.digests is None else searcher.gallery.copies
+    if len(searcher.gallery) <= copies:
+        return "all items are copies of each other"
+    if not isinstance(searcher.index, HoldsVectors):
+        return "the index gives no vectors back"
+    kind = QUERY_UNCERTAINTIES.get(options.query_uncertainty)
+    if kind is not None and kind.by_draws:
+        return f"the uncertainty {options.query_uncertainty!r} needs draws of each query"
+    if queries.uncertainty is not None and searcher.item_uncertainty is None:
+        return "the queries come with uncertainties, and the gallery's items without"
+    counts = np.unique(searcher.labels, return_counts=True)[1]
+    if np.mean(counts > 1) <= 0.5:
+        return "most labels have one item only"
+    return None
+
+
+def search_items(
+    searcher: Searcher, calibration: LabelledResults, seed: int = 0
+) -> LabelledResults:
+    """Search items of the gallery as queries, each without itself and its exact copies.
+
+    Args:
+        searcher: one whose gallery can tune, see `why_gallery_cannot_tune`.
+        calibration: the queries that calibrate; only whether they have uncertainties counts.
+        seed: decides which items, if there are more than `MAX_ITEMS` whose label others have too.
+    """
+    gallery, index, labels = searcher.gallery, searcher.index, searcher.labels
+    assert labels is not None
+    assert isinstance(index, HoldsVectors)
+    _, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    rows = np.random.default_rng(seed).permutation(np.flatnonzero(counts[number] > 1))[:MAX_ITEMS]
+    vectors = index.vectors_at(rows)
+    left_out = rows[:, None]
+    if gallery.digests is not None and gallery.digests.ndim == 1:
+        left_out = gallery.with_digests(gallery.digests[rows])
+    distances, positions, cosine = searcher.nearest(vectors, left_out=left_out)
+    stated = calibration.results.require("queries").uncertainty is not None
+    uncertainty = gallery.uncertainty[rows] if stated and gallery.uncertainty is not None else None
+    same = (labels[left_out] == labels[rows, None]) & (left_out >= 0)
+    keys = searcher.keys(positions)
+    assert keys is not None
+    results = SearchResults(
+        uncertainty=cosine if uncertainty is None else uncertainty,
+        depth=searcher.depth,
+        distances=distances,
+        labels=keys,
+        candidate_uncertainty=None
+        if gallery.uncertainty is None
+        else gallery.uncertainty.take(positions),
+        positions=positions,
+        vectors=vectors,
+        queries=Queries(vectors, uncertainty),
+        fingerprints=searcher.fingerprints(),
+    )
+    return LabelledResults(
+        results,
+        relevant=keys == labels[rows, None],
+        n_relevant=counts[number[rows]] - np.count_nonzero(same, axis=1),
+        one_label=True,
+        query_labels=labels[rows],
+    )
+
+
+def divide_queries(
+    searcher: Searcher,
+    queries: Queries,
+    tuning: Tuning,
+    options: CalibrationOptions,
+    seed: int,
+) -> tuple[Queries | None, Queries]:
+    """Divide labelled queries at random into those that tune, and those that calibrate.
+
+    Args:
+        searcher: finds their candidates.
+        queries: with their relevance; if they come in clusters, clusters are divided.
+        tuning: see `Retriever.calibrate`.
+        options: how to calibrate.
+        seed: decides which queries tune.
+
+    Returns:
+        The two parts; None and all queries if the gallery's items are to tune.
+
+    Raises:
+        InvalidData: one of the two would be empty, or queries have no labels to be divided by.
+        InvalidConfig: there is no such tuning, or the seed is not a whole number of at least 0.
+    """
+    if tuning not in get_args(Tuning):
+        choices = ", ".join(map(repr, get_args(Tuning)))
+        raise InvalidConfig(f"tuning is {tuning!r}; choose one of {choices}")
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+        raise InvalidConfig(f"seed is {seed!r}; it must be a whole number, at least 0")
+    few = tuning == "auto" and len(queries) < FEW_QUERIES and queries.clusters is None
+    if tuning == "gallery" or (few and not why_gallery_cannot_tune(searcher, queries, options)):
+        return None, queries
+    rng, clusters = np.random.default_rng(int(seed)), queries.clusters
+    if tuning == "labels":
+        if queries.labels is None or clusters is not None:
+            raise InvalidData(
+                'tuning="labels" divides queries by label, and these come in clusters or have no '
+                'single label each: choose tuning="queries", which divides by cluster'
+            )
+        clusters = queries.labels.astype(str)
+    if clusters is not None:
+        rows = draw_by_cluster(rng, clusters, {"tuning": TUNING_SHARE})
+    else:
+        first = max(1, round(TUNING_SHARE * len(queries)))
+        if first >= len(queries):
+            raise InvalidData(
+                f"{len(queries)} queries: some must tune and others calibrate; give more"
+            )
+        rows = np.split(rng.permutation(len(queries)), [first])
+    return queries[rows[0]], queries[rows[1]]
