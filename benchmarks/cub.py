@@ -46,11 +46,11 @@ def class_folders(folder: Path, kinds: Container[int]) -> Path:
     return images
 
 
-def birds() -> VectorTable:
-    """The vectors of the photographs of `KINDS`, embedded by `rcir embed`."""
+def birds(kinds: Container[int] = KINDS) -> VectorTable:
+    """The vectors of the photographs of some kinds, embedded by `rcir embed`."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "birds.parquet"
-        command = ["embed", str(class_folders(Path(folder), KINDS)), "--output", str(output)]
+        command = ["embed", str(class_folders(Path(folder), kinds)), "--output", str(output)]
         command += ["--model", MODEL, "--checkpoint", str(weights())]
         subprocess.run([sys.executable, "-m", "rcir.cli", *command], check=True)
         return read_vectors(output)
