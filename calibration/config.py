@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rcir.data.clusters import QueryLabels
 from rcir.errors import InvalidConfig
 from rcir.index import DEPTH, IndexConfig, check_depth
 from rcir.levels import ALPHAS, DELTA
@@ -28,6 +29,9 @@ class CalibrationConfig:
         group: attribute of the queries, such as a camera; the retriever then answers per group.
         cluster: attribute of the queries, such as a video or a patient, whose queries are not
             independent of each other; queries are then divided, and calibrated with, by clusters.
+        queries: "new-labels" divides the queries so that tuning, calibration and test queries have
+            different labels, "shared-labels" so that they share them; as in `data.options` of the
+            run unless given.
         index: kind and options of the index, see `rcir.index.IndexConfig`.
         depth: candidates searched per query; no set is larger.
         alphas: levels to report. The retriever answers any.
@@ -45,6 +49,7 @@ class CalibrationConfig:
     bound: Bound = "binomial"
     group: str | None = None
     cluster: str | None = None
+    queries: QueryLabels | None = None
     index: IndexConfig = field(default_factory=IndexConfig)
     depth: int = DEPTH
     alphas: tuple[float, ...] = ALPHAS

@@ -88,11 +88,19 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     storage.check_place(place)
     cluster = config.cluster or run.data.options.get("cluster")
     data = with_cluster(run.data, cluster)
+    if config.queries is not None:
+        data = replace(data, options={**data.options, "queries": config.queries})
     encoder, trained = run.encoder(), TrainedOn.read(run.path)
     splits = _without_repeats(load_splits(data, partial(console.print, soft_wrap=True)))
     trained.require_unseen(splits)
     if warning := cluster_warning(splits, cluster):
         print(f"warning: {warning}", file=sys.stderr)
+    if data.options.get("queries") == "new-labels":
+        print(
+            "warning: no test query has the label of a calibration query; guarantees for the "
+            "labels of the calibration queries are measured on queries of other labels",
+            file=sys.stderr,
+        )
     check_group(splits, config.group)
     asked = images_outside(run.data, config.ood)
     embedder = Embedder(config.num_workers, config.use_gpu, output / "embeddings")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from rcir.data.records import ImageSet, Splits
 from rcir.data.relevance import SameLabel
 from rcir.data.relevance_protocol import Relevance
 from rcir.errors import InvalidConfig, InvalidData
+
+QueryLabels = Literal["shared-labels", "new-labels"]
 
 
 def clusters_of(images: ImageSet, cluster: str) -> NDArray[Any]:
@@ -34,7 +36,10 @@ def clusters_of(images: ImageSet, cluster: str) -> NDArray[Any]:
 
 
 def draw_by_cluster(
-    rng: np.random.Generator, clusters: NDArray[Any], parts: Mapping[str, float]
+    rng: np.random.Generator,
+    clusters: NDArray[Any],
+    parts: Mapping[str, float],
+    unit: str = "clusters",
 ) -> list[NDArray[np.int64]]:
     """Rows of each part, then those that remain, in random order; no cluster is in two parts.
 
@@ -47,6 +52,7 @@ def draw_by_cluster(
         clusters: (n,) of each image.
         parts: of each a share of the clusters (below 1), or a number of images: as many clusters
             as hold it on average, rounded up.
+        unit: what the clusters are called in messages.
 
     Raises:
         InvalidData: no cluster would remain.
@@ -60,15 +66,56 @@ def draw_by_cluster(
     number, n = _numbered(clusters)
     counts = [_count(asked, n, len(clusters)) for asked in parts.values()]
     if sum(counts) >= n:
-        asked = " + ".join(f"{name} {share:g}" for name, share in parts.items())
+        sizes = " + ".join(f"{name} {share:g}" for name, share in parts.items())
+        remedy = f"at least {len(parts) + 1} {unit} are needed, better many"
+        if n > len(parts):
+            remedy = f"use smaller parts, or have more {unit}"
         raise InvalidData(
-            f"{asked} of {len(clusters)} queries in {n} clusters: that is {sum(counts)} clusters, "
-            "and some must remain to test on: ask for less, or have more clusters"
+            f"{sizes} of {len(clusters)} queries in {n} {unit}: that is {sum(counts)} {unit}, and "
+            f"some must remain to test on; {remedy}"
         )
     which = np.repeat(np.arange(len(counts) + 1), [*counts, n - sum(counts)])
     order = rng.permutation(len(clusters))
     part = rng.permutation(which)[number[order]]
     return [order[part == k] for k in range(len(counts) + 1)]
+
+
+def draw_by_label(
+    rng: np.random.Generator,
+    queries: ImageSet,
+    parts: Mapping[str, float],
+    cluster: str | None = None,
+) -> list[NDArray[np.int64]]:
+    """Rows of each part, then those that remain, in random order; no label is in two parts.
+
+    Args:
+        rng: decides which label is where.
+        queries: with one label each.
+        parts: as in `draw_by_cluster`, of labels.
+        cluster: attribute of the queries whose clusters are not to be divided.
+
+    Raises:
+        InvalidConfig: the queries have no labels, or not one each, or no attribute `cluster`, or
+            its clusters hold queries of several labels.
+        InvalidData: no label would remain.
+    """
+    relevance = queries.relevance
+    if not isinstance(relevance, SameLabel):
+        raise InvalidConfig(
+            f"queries is 'new-labels', but these queries match by {type(relevance).__name__}, not "
+            "by one label each: use 'shared-labels', and name a cluster if new queries come from "
+            "new clusters"
+        )
+    labels = relevance.labels
+    if cluster is not None:
+        number, n = _numbered(clusters_of(queries, cluster))
+        if np.unique(np.stack([number, labels]), axis=1).shape[1] > n:
+            raise InvalidConfig(
+                f"queries is 'new-labels' and cluster is {cluster!r}, but clusters hold queries of "
+                "several labels, so that labels cannot be divided without dividing clusters: use "
+                "only one of the two options"
+            )
+    return draw_by_cluster(rng, labels, parts, "labels")
 
 
 def draw_gallery(

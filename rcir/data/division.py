@@ -8,7 +8,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.clusters import clusters_of, draw_by_cluster, draw_gallery
+from rcir.data.clusters import (
+    QueryLabels,
+    clusters_of,
+    draw_by_cluster,
+    draw_by_label,
+    draw_gallery,
+)
 from rcir.data.records import ImageSet, Splits
 from rcir.data.relevance import SameLabel
 from rcir.data.within_radius import WithinRadius
@@ -47,6 +53,7 @@ def divide(
     tuning: float = 0.3,
     calibration: float = 0.3,
     cluster: str | None = None,
+    queries: QueryLabels = "shared-labels",
 ) -> Splits:
     """The splits of a data set, drawn at random.
 
@@ -77,10 +84,15 @@ def divide(
             clusters of its own, which hold every label; where that would take far more clusters
             than asked for (see `rcir.data.clusters.draw_gallery`), and in all other sets, it is
             the same as without. Training and validation images are always the same as without.
+        queries: "new-labels": tuning, calibration and test queries are of different labels, for a
+            guarantee that is for queries of new labels. A share is one of the labels of the
+            queries; a number means as many labels as hold it on average, rounded up. All other
+            images are the same as with "shared-labels", and the gallery has all labels.
 
     Raises:
         InvalidData: a part would be empty, or nothing would remain.
-        InvalidConfig: the queries have no attribute `cluster`.
+        InvalidConfig: the queries have no attribute `cluster`; or `queries` is "new-labels", and
+            they have no labels or a cluster holds several.
 
     Example:
         >>> labels = np.repeat(np.arange(10), 6)
@@ -91,7 +103,7 @@ def divide(
         {'train': 20, 'validation': 10, 'gallery': 15, 'tuning': 4, 'calibration': 4, 'test': 7}
     """
     rng = np.random.default_rng(seed)
-    train, queries = source.train, source.queries
+    train, pool = source.train, source.queries
     if source.gallery == "train":
         chosen, held, rest = _draw(rng, len(train), {"validation": validation, "gallery": gallery})
         searched = train.subset(held)
@@ -99,28 +111,30 @@ def divide(
         chosen, rest = _draw_validation(rng, source, validation)
         searched = source.gallery
     else:
-        _require_pairs(queries)
+        _require_pairs(pool)
         chosen, rest = _draw_validation(rng, source, validation)
-        held, asked = _draw_of_each_class(rng, queries, gallery)
+        held, asked = _draw_of_each_class(rng, pool, gallery)
         if cluster is not None:
-            known = clusters_of(queries, cluster)
-            apart = draw_gallery(rng, queries.relevance, known, gallery)
+            known = clusters_of(pool, cluster)
+            apart = draw_gallery(rng, pool.relevance, known, gallery)
             held, asked = apart or (held, asked)
-        searched, queries = queries.subset(held), queries.subset(asked)
+        searched, pool = pool.subset(held), pool.subset(asked)
     parts = {"tuning": tuning, "calibration": calibration}
-    if cluster is None:
-        first, second, third = _draw(rng, len(queries), parts, "queries")
+    for name, share in parts.items():
+        _number(name, share, len(pool), "queries")
+    if queries == "new-labels":
+        first, second, third = draw_by_label(rng, pool, parts, cluster)
+    elif cluster is not None:
+        first, second, third = draw_by_cluster(rng, clusters_of(pool, cluster), parts)
     else:
-        for name, share in parts.items():
-            _number(name, share, len(queries), "queries")
-        first, second, third = draw_by_cluster(rng, clusters_of(queries, cluster), parts)
+        first, second, third = _draw(rng, len(pool), parts, "queries")
     return Splits(
         train=train.subset(rest),
         validation=train.subset(chosen),
         gallery=searched,
-        tuning=queries.subset(first),
-        calibration=queries.subset(second),
-        test=queries.subset(third),
+        tuning=pool.subset(first),
+        calibration=pool.subset(second),
+        test=pool.subset(third),
     )
 
 

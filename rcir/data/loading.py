@@ -24,8 +24,9 @@ class DataConfig:
         download: fetch what is not there, if that is possible.
         seed: decides who is in which split, also which classes of a folder or table train; at
             least 0.
-        options: sizes of the parts and `cluster`, whose queries stay together (see
-            `rcir.data.division.divide`), and what else the set's reader takes.
+        options: sizes of the parts, `cluster`, whose queries stay together, and `queries`, which
+            says whether the parts share labels (see `rcir.data.division.divide`), and what else
+            the set's reader takes.
     """
 
     name: str = "digits"

@@ -9,13 +9,18 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from rcir.data.clusters import QueryLabels
 from rcir.data.division import PARTS, Source, divide
 from rcir.data.records import Splits
 from rcir.errors import InvalidConfig
 from rcir.options import require_options
 
 # Options of `divide`, and their kinds.
-DIVISION: dict[str, Any] = {**dict.fromkeys(PARTS, float), "cluster": str | None}
+DIVISION: dict[str, Any] = {
+    **dict.fromkeys(PARTS, float),
+    "cluster": str | None,
+    "queries": QueryLabels,
+}
 
 
 @dataclass(frozen=True)

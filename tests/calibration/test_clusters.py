@@ -154,6 +154,21 @@ def test_clusters_that_are_not_named_are_warned_of_and_never_extended(run, tmp_p
     assert not (tmp_path / "evaluation").exists()
 
 
+@pytest.mark.usefixtures("no_figures")
+def test_queries_of_new_labels_are_found_again_by_the_origin(run, tmp_path, capsys):
+    folder, levels = str(tmp_path / "new"), (0.6,)
+    outcome = calibrate(
+        CalibrationConfig(str(run.path), folder, "constant", queries="new-labels", alphas=levels)
+    )
+    assert "no test query has the label of a calibration query" in capsys.readouterr().err
+    splits = outcome.splits
+    labels = [set(part.labels) for part in (splits.tuning, splits.calibration, splits.test)]
+    assert sum(map(len, labels)) == len(set.union(*labels))
+    evaluated = evaluate_retriever(EvaluationConfig(str(outcome.folder), alphas=levels))
+    assert evaluated.splits.test.ids == splits.test.ids
+    assert evaluated.evaluation.rows == outcome.evaluation.rows
+
+
 @pytest.mark.usefixtures("never_embedded")
 def test_a_cluster_that_the_queries_do_not_have_is_refused(run, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -162,6 +162,22 @@ def test_no_query_comes_twice_or_is_in_another_part(occlusion):
     assert {*queries}.isdisjoint(others)
 
 
+def test_queries_of_digits_can_show_new_numbers():
+    sizes = dict(zip(PARTS, (60, 60, 90, 300, 600, 100), strict=True))
+    plain, splits = (
+        load_splits(DataConfig("digits", options=sizes | more))
+        for more in ({}, {"queries": "new-labels"})
+    )
+    assert {name: len(part) for name, part in vars(splits).items()} == sizes
+    for part in PARTS[:3]:
+        np.testing.assert_array_equal(getattr(splits, part).images, getattr(plain, part).images)
+    numbers = [set(getattr(splits, part).labels) for part in QUERIES]
+    assert [len(each) for each in numbers] == [9, 18, 3]  # of 30
+    assert set.union(*numbers) == unseen(100)
+    with pytest.raises(InvalidData, match="30 labels"):
+        load_splits(DataConfig("digits", options=sizes | {"test": 1, "queries": "new-labels"}))
+
+
 @pytest.mark.parametrize("probability", [0.0, 0.2, 1.0])
 def test_the_share_of_occluded_images_is_as_configured(probability):
     options = {"occlusion": probability, "train_occlusion": probability, "train": 1000}
@@ -515,6 +531,18 @@ def test_drawers_stay_together(tmp_path):
     assert [len(each) for each in drawn] == [80, 34, 34, 320 - 68]  # 100 queries by 3 a drawer
     assert len(set.union(*drawn)) == 400
     assert len(splits.calibration) == 34 * 3
+
+
+def test_queries_of_omniglot_can_be_of_new_characters(tmp_path):
+    write_omniglot(tmp_path, characters=3)
+    plain, splits = load_omniglot(tmp_path), load_omniglot(tmp_path, queries="new-labels")
+    for name in PARTS[:3]:
+        assert getattr(splits, name).ids == getattr(plain, name).ids
+    characters = [set(getattr(splits, name).labels) for name in QUERIES]
+    assert [len(each) for each in characters] == [7, 7, 46]  # 100 queries, 16 of each character
+    assert set.union(*characters) == set(splits.gallery.labels)
+    with pytest.raises(InvalidConfig, match="drawer"):
+        load_omniglot(tmp_path, queries="new-labels", cluster="drawer")
 
 
 def test_alphabets_stay_together_and_the_gallery_stays_the_same(tmp_path):

@@ -468,6 +468,74 @@ def test_labels_that_need_too_many_clusters_give_no_gallery():
     assert draw_gallery(rng, SameLabel(clusters), clusters, 0.5) is None
 
 
+# Queries of new labels
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("source", "options", "n_labels"),
+    [
+        # 20 labels; those of `zero_shot` with two images or more are 10 of 13.
+        *[(closed, {}, [6, 6, 8]), (published, {}, [6, 6, 8]), (zero_shot, {}, [3, 3, 4])],
+        (closed, {"tuning": 13, "calibration": 0.5}, [5, 10, 5]),  # 13 queries: 4.3 labels
+        (closed, {"tuning": 1, "calibration": 54}, [1, 18, 1]),
+    ],
+)
+def test_queries_of_new_labels_share_no_label_and_all_else_stays(source, options, n_labels, seed):
+    plain = divide(source(), seed=seed, **options)
+    splits, again = (divide(source(), seed=seed, queries="new-labels", **options) for _ in "ab")
+    for name in ("train", "validation", "gallery"):
+        assert getattr(splits, name).ids == getattr(plain, name).ids
+    labels = [set(getattr(splits, name).labels) for name in QUERIES]
+    assert list(map(len, labels)) == n_labels
+    assert len(set.union(*labels)) == sum(n_labels)
+    assert sorted(ids(splits)) == sorted(ids(plain))
+    assert ids(again) == ids(splits) != ids(divide(source(), seed=seed + 9, queries="new-labels"))
+
+
+def test_every_label_is_as_likely_in_each_split():
+    """The number of a label's queries plays no part."""
+    source = Source(part(TRAIN, "train"), part([1, 3, 9, 27, 81], "query"), "train")
+    times = Counter()
+    for seed in range(300):
+        splits = divide(source, seed=seed, queries="new-labels", tuning=0.2, calibration=0.4)
+        times.update(set(splits.calibration.labels.tolist()))
+    assert all(90 <= times[label] <= 150 for label in range(5))  # 120 expected, sd 8.5
+
+
+def test_clusters_within_labels_are_kept_whole_and_clusters_across_labels_are_refused():
+    data = clustered(closed(), np.arange(60) // 2)  # two queries each, 30 clusters
+    with pytest.raises(InvalidConfig, match="several labels"):
+        divide(data, queries="new-labels", cluster="hand")
+    nested = clustered(closed(), np.arange(60) // 3 * 10 + np.arange(60) % 3 // 2)
+    splits = divide(nested, queries="new-labels", cluster="hand")
+    for values in (lambda images: set(images.labels), hands):
+        parts = [values(getattr(splits, name)) for name in QUERIES]
+        assert sum(map(len, parts)) == len(set.union(*parts))
+
+
+@pytest.mark.parametrize(
+    ("queries", "error", "word"),
+    [
+        (random_places(60, "query"), InvalidConfig, "WithinRadius"),
+        (
+            replace(
+                part([20] * 3, "query"), relevance=SharedLabel.of_lists([[0], [0, 1], []] * 20, 2)
+            ),
+            InvalidConfig,
+            "SharedLabel",
+        ),
+        (part([30, 30], "query"), InvalidData, "at least 3 labels"),
+    ],
+    ids=["places", "several labels", "two labels"],
+)
+def test_queries_that_cannot_be_divided_by_label_are_refused(queries, error, word):
+    source = Source(part(TRAIN, "train"), queries, queries)
+    divide(source)
+    with pytest.raises(error, match=word):
+        divide(source, queries="new-labels")
+
+
 # Warnings about clusters
 
 

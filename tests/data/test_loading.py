@@ -89,6 +89,7 @@ def test_an_unknown_option_is_refused(name, option, tmp_path):
         *[("n-digit-mnist", "corrupt", "0.5"), ("n-digit-mnist", "gap", "class")],
         *[("pitts30k", "version", 30), ("omniglot", "gallery", None), ("table", "cluster", 3)],
         *[("omniglot", "cluster", ["drawer"]), ("msls", "cities", [1])],
+        *[("digits", "queries", "new"), ("folder", "queries", True)],
     ],
 )
 def test_a_value_of_another_type_is_refused_by_name(name, option, value, tmp_path):
@@ -195,6 +196,23 @@ def test_each_class_trains_for_half_of_the_seeds(tmp_path, name):
     for number in range(6):
         assert 8 <= sum(f"kind-{number}" in kinds for kinds in trained) <= 32
     assert len(set(map(frozenset, trained))) > 10  # of 20 halves
+
+
+@pytest.mark.parametrize("name", ["folder", "table"])
+def test_queries_of_a_folder_or_table_can_have_new_labels(tmp_path, name):
+    names = write_classes(tmp_path / "p", [6] * 20)
+    lines = ["path,label", *(f"p/{file},{file.split('/')[0]}" for file in names)]
+    write_lines(tmp_path / "table.csv", lines)
+    options = {"path": {"folder": "p", "table": "table.csv"}[name]}
+    plain, shared, splits = (
+        load_splits(DataConfig(name, root=str(tmp_path), options=options | more))
+        for more in ({}, {"queries": "shared-labels"}, {"queries": "new-labels"})
+    )
+    assert shared.test.ids == plain.test.ids != splits.test.ids
+    kinds = [set(part.attributes["class"]) for part in vars(splits).values()]
+    assert [len(each) for each in kinds[2:]] == [10, 3, 3, 4]
+    assert set.union(*kinds[3:]) == kinds[2]
+    assert (splits.train.ids, splits.gallery.ids) == (plain.train.ids, plain.gallery.ids)
 
 
 def test_omitted_files_are_reported_in_one_line(tmp_path):

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from rcir.data.clusters import draw_by_cluster
-from rcir.risk import Request, certify
+from rcir.data.division import Source, divide
+from rcir.data.records import ImageSet
+from rcir.risk import Request, allowed_misses, certify
 from tests.statistical.populations import first_matches_only, matched_at
 
 pytestmark = pytest.mark.statistical
@@ -159,3 +161,39 @@ def test_large_clusters_calibrate_as_often_as_small_ones(excess):
 
 def test_clusters_added_until_there_are_enough_images_prefer_large_ones(excess):
     assert excess_of_large(excess, added_until_full) > 3
+
+
+# A data set of 20 labels that differ in difficulty, with 100 queries each.
+LABELS = np.repeat(np.arange(20), 100)
+
+
+def risks_of_splits(queries):
+    """(2, DRAWS) risks that the test split measures, and true risks for queries of new labels."""
+    numbers = [str(number) for number in range(len(LABELS))]
+    train = ImageSet(np.zeros((20, 1)), np.arange(20), numbers[:20])
+    new_difficulty = np.random.default_rng(1).lognormal(size=POPULATION)
+    risks = np.empty((2, DRAWS))
+    for draw in range(DRAWS):
+        rng = np.random.default_rng(draw)
+        scores = rng.lognormal(size=20)[LABELS] * rng.exponential(size=len(LABELS))
+        source = Source(train, ImageSet(scores[:, None], LABELS, numbers), "train")
+        splits = divide(source, seed=draw, queries=queries)
+        calibration = np.sort(splits.calibration.images[:, 0])
+        threshold = calibration[-1 - allowed_misses(len(calibration), 0.1, DELTA)]
+        missed, labels = splits.test.images[:, 0] > threshold, splits.test.labels
+        risks[0, draw] = np.mean([missed[labels == label].mean() for label in np.unique(labels)])
+        risks[1, draw] = np.exp(-threshold / new_difficulty).mean()
+    return risks
+
+
+def test_splits_by_label_measure_the_risk_of_new_labels(excess):
+    measured, true = risks_of_splits("new-labels")
+    assert abs(excess(measured - true, 0)) <= 3
+    assert excess(true > 0.1, DELTA) > 3  # a bound for independent queries does not hold
+    assert excess(measured > 0.1, DELTA) > 3  # and the test split shows it
+
+
+def test_splits_that_share_labels_hide_most_violations_for_new_labels(excess):
+    measured, true = risks_of_splits("shared-labels")
+    assert excess(true > 0.1, DELTA) > 3
+    assert np.mean(measured > 0.1) < np.mean(true > 0.1) / 2

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.augmentation import occlude
+from rcir.data.clusters import QueryLabels, draw_by_cluster
 from rcir.data.datasets.n_digit_mnist import released_classes
 from rcir.data.records import ImageSet, Splits
 from rcir.errors import InvalidConfig
@@ -105,6 +106,7 @@ def load(
     tuning: int = 3000,
     calibration: int = 3000,
     test: int = 3000,
+    queries: QueryLabels = "shared-labels",
 ) -> Splits:
     """The splits of two-digit numbers.
 
@@ -124,9 +126,12 @@ def load(
         occlusion: probability in [0, 1] of a digit to be hit, in queries and validation images.
         train_occlusion: the same, in training images.
         train, validation, gallery, tuning, calibration, test: numbers of images, at least 1.
+        queries: "new-labels": score function, calibration and test queries show different numbers;
+            each part shows a share of the numbers that is its share of the queries, rounded up.
 
     Raises:
         InvalidConfig: a number is out of its range.
+        InvalidData: no numbers would remain for the test queries.
     """
     for name, p in (("occlusion", occlusion), ("train_occlusion", train_occlusion)):
         if not 0 <= p <= 1:
@@ -160,13 +165,21 @@ def load(
         compose("gallery", pools[2], evaluation_classes, gallery, 0.0),
     ]
     sizes = {"tuning": tuning, "calibration": calibration, "test": test}
-    queries = [
-        compose(name, pools[3], evaluation_classes, n, occlusion) for name, n in sizes.items()
+    classes_of = dict.fromkeys(sizes, evaluation_classes)
+    if queries == "new-labels":
+        labels = np.resize(evaluation_classes, sum(sizes.values()))
+        parts = {"tuning": tuning, "calibration": calibration}
+        rows = draw_by_cluster(rng, labels, parts, "labels")
+        classes_of = {
+            name: np.unique(labels[part]).tolist() for name, part in zip(sizes, rows, strict=True)
+        }
+    query_sets = [
+        compose(name, pools[3], classes_of[name], n, occlusion) for name, n in sizes.items()
     ]
-    queries = _redraw_repeats(
-        queries,
+    query_sets = _redraw_repeats(
+        query_sets,
         others,
         lambda labels: _compose(digits, targets, pools[3], labels, occlusion, rng),
         rng,
     )
-    return Splits(*others, *queries)
+    return Splits(*others, *query_sets)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rcir.data.clusters import clusters_of, draw_by_cluster
+from rcir.data.clusters import QueryLabels, clusters_of, draw_by_cluster, draw_by_label
 from rcir.data.division import Source
 from rcir.data.records import ImageSet, Splits
 from rcir.errors import DataUnavailable, InvalidData
@@ -53,6 +53,7 @@ def load(
     tuning: int = 2500,
     calibration: int = 2500,
     cluster: str | None = None,
+    queries: QueryLabels = "shared-labels",
 ) -> Splits:
     """The splits of Omniglot: every alphabet is in training, in validation or in evaluation.
 
@@ -69,6 +70,8 @@ def load(
             ones, as many as hold these numbers on average, rounded up. With "drawer", all drawings
             of `gallery` drawers of each alphabet are searched. Training and validation images are
             the same as without.
+        queries: "new-labels": tuning, calibration and test queries are of different characters, as
+            many as hold these numbers on average, rounded up. It cannot be combined with `cluster`.
 
     Returns:
         The attributes "alphabet" and "drawer", as in "Greek/05", which is their cluster.
@@ -76,7 +79,7 @@ def load(
     Raises:
         DataUnavailable: the archive is not there.
         InvalidData: it is not the background set, or a part asks for more than there is.
-        InvalidConfig: there is no such attribute.
+        InvalidConfig: there is no such attribute, or `queries` and `cluster` are combined.
     """
     if min(train, validation) < 1 or train + validation >= ALPHABETS:
         raise InvalidData(
@@ -93,18 +96,20 @@ def load(
     if cluster == "drawer":
         order = rng.permuted(np.tile(np.arange(DRAWINGS), (ALPHABETS, 1)), axis=1)
         drawn = np.take_along_axis(evaluation, order[alphabets[evaluation[:, 0]]], axis=1)
-    queries = rng.permutation(drawn[:, gallery:].reshape(-1))
-    if min(gallery, tuning, calibration) < 1 or tuning + calibration >= len(queries):
+    pool = rng.permutation(drawn[:, gallery:].reshape(-1))
+    if min(gallery, tuning, calibration) < 1 or tuning + calibration >= len(pool):
         raise InvalidData(
             f"gallery {gallery}, tuning {tuning}, calibration {calibration}: each must be at "
-            f"least 1, and some of the {len(queries)} queries must remain to test on"
+            f"least 1, and some of the {len(pool)} queries must remain to test on"
         )
-    if cluster is None:
-        parts = np.split(queries, [tuning, tuning + calibration])
+    sizes = {"tuning": tuning, "calibration": calibration}
+    if queries == "new-labels":
+        parts = [pool[part] for part in draw_by_label(rng, every.subset(pool), sizes, cluster)]
+    elif cluster is not None:
+        known = clusters_of(every, cluster)[pool]
+        parts = [pool[part] for part in draw_by_cluster(rng, known, sizes)]
     else:
-        known = clusters_of(every, cluster)[queries]
-        sizes = {"tuning": tuning, "calibration": calibration}
-        parts = [queries[part] for part in draw_by_cluster(rng, known, sizes)]
+        parts = np.split(pool, [tuning, tuning + calibration])
     first, second, third = parts
     return Splits(
         train=every.subset(rows[0]),
