@@ -78,7 +78,9 @@ def main() -> None:
         shown = [float(certified.mean()), float(np.nanmean(size)) if certified.any() else np.nan]
         shown.append(float(np.mean(risk > alpha)))
         rows_shown.append([case, f"{alpha:g}", *(f"{value:.3f}" for value in shown)])
-        name = case.replace(" kinds calibrate, ", "_kinds_").replace(" queries of the same", "_same")
+        name = case.replace(" kinds calibrate, ", "_kinds_").replace(
+            " queries of the same", "_same"
+        )
         for what, value in zip(("certified", "size", "violations"), shown, strict=True):
             figures[f"{name.replace(' ', '_')}_{alpha:g}_{what}"] = value
     columns = ["split", "alpha", "certified", "labels per set", "violations"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 from common import parser, report, sized
@@ -24,14 +25,17 @@ from rcir.risk import (
     MatchProbability,
     Request,
     anytime_allowed_misses,
+    certify,
     corrected,
     order_statistic,
     selective,
     smallest_certified,
 )
+from rcir.risk.request import QueryLabels
 from rcir.risk.results import set_sizes
 
 DELTA = 0.1
+QUERIES_OF_LABEL, CALIBRATED_LABELS = 10, (25, 50, 100)
 IMAGES, ERRORS = 25, np.array([-1, -0.5, 0.5, 1])  # recurring images; errors in units of the noise
 NAMES = (*SCORE_FUNCTIONS, MatchProbability.name)
 
@@ -148,6 +152,37 @@ def clusters(world: World, rng: Generator, draws: int) -> Array:
     return above(world.risk("miss", thresholds), alpha)
 
 
+def labels(query_labels: QueryLabels) -> Callable[[World, Generator, int], Array]:
+    """Labels that are as different as their queries are hard, of which some calibrate."""
+
+    def mode(world: World, rng: Generator, draws: int) -> Array:
+        hard = world.population.require("uncertainty") * rng.lognormal(size=POPULATION)
+        by_label = np.argsort(hard).reshape(-1, QUERIES_OF_LABEL)
+        tuning = replace(world.tuning, query_labels=np.arange(len(world.tuning)) // 3)
+        alpha, number = world.level("miss", rng), int(rng.choice(CALIBRATED_LABELS))
+        request = Request(alpha, DELTA, query_labels=query_labels)
+        thresholds, chosen = (
+            np.full(draws, np.nan),
+            rng.integers(len(by_label), size=(draws, number)),
+        )
+        for draw, calibrated in enumerate(chosen):
+            label = rng.integers(number, size=20 * number)
+            rows = by_label[calibrated[label], rng.integers(QUERIES_OF_LABEL, size=len(label))]
+            calibration = replace(world.population[rows], query_labels=label)
+            with suppress(RiskUnattainable):
+                thresholds[draw] = certify(request, calibration, tuning).threshold
+        risks = {"new": world.risk("miss", thresholds)}
+        of_calibrated = [
+            world.risk("miss", threshold, by_label[calibrated].ravel())[0]
+            for threshold, calibrated in zip(thresholds, chosen, strict=True)
+        ]
+        risks["calibrated"] = np.array(of_calibrated)
+        risks["any"] = np.maximum(*risks.values())
+        return above(risks[query_labels], alpha)
+
+    return mode
+
+
 def recurring(world: World, rng: Generator, draws: int) -> Array:
     """Images of a pool recur, with scores that differ in the last digits from calibration."""
     noise, wrong = 10 ** rng.uniform(-6, -4), np.full(draws, np.nan)
@@ -207,6 +242,9 @@ MODES: Mapping[str, Callable[[World, Generator, int], Array]] = {
     "misses on average": on_average("miss"),
     "recall on average": on_average("recall"),
     "clusters": clusters,
+    "calibrated labels": labels("calibrated"),
+    "new labels": labels("new"),
+    "any labels": labels("any"),
     "recurring images": recurring,
     "choice among 3": chosen(3),
     "choice among 12": chosen(12),

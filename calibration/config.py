@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rcir.data.clusters import QueryLabels
+from rcir.data.clusters import QueryDivision
 from rcir.errors import InvalidConfig
 from rcir.index import DEPTH, IndexConfig, check_depth
 from rcir.levels import ALPHAS, DELTA
@@ -49,7 +49,7 @@ class CalibrationConfig:
     bound: Bound = "binomial"
     group: str | None = None
     cluster: str | None = None
-    queries: QueryLabels | None = None
+    queries: QueryDivision | None = None
     index: IndexConfig = field(default_factory=IndexConfig)
     depth: int = DEPTH
     alphas: tuple[float, ...] = ALPHAS

@@ -19,6 +19,7 @@ from rcir.levels import ALPHA
 from rcir.retrieval.calibration import CalibrationReport
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.retriever import Retriever
+from rcir.risk import LabelledResults
 from rcir.risk.selection import ComparedSizes
 
 # Numbers of each `RiskResult` that are logged as metrics.
@@ -54,10 +55,12 @@ class Evaluation:
         cluster: what the clusters are that the queries come in, if any.
         n_clusters, n_test_clusters: numbers of clusters of calibration and test queries, if any.
         resampling: the guarantee over many random splits of calibration and test queries; None if
-            queries come in clusters.
+            queries come in clusters, or test queries have other labels.
         beyond_depth: number of test queries without a match within the search depth.
         chosen_among: number of retrievers that this one was chosen among; its rows are then
             certified at delta divided by it, and the promise holds at delta.
+        labels: which labels of the gallery calibrated, and which of them the test queries have, in
+            sentences; None if queries have no single label each.
     """
 
     dataset: str
@@ -78,6 +81,7 @@ class Evaluation:
     resampling: Resampling | None
     beyond_depth: int
     chosen_among: int = 1
+    labels: str | None = None
 
     @property
     def certified(self) -> list[RiskResult]:
@@ -185,6 +189,7 @@ def evaluate(
     quality = assess(retriever, test, images, outside)
     if baseline is not None:
         quality.numbers["recall_at_1_pixels"] = baseline
+    covered = _covered_share(retriever, test)
     uncertainties = dict(calibrated.uncertainties) if calibrated else {}
     if test.results.require("queries").uncertainty is None:  # then "encoder" is the cosine's
         uncertainties.pop("encoder", None)
@@ -207,13 +212,38 @@ def evaluate(
         n_clusters=rule.calibration.units if rule.calibration.cluster else None,
         n_test_clusters=None if test.clusters is None else len(np.unique(test.clusters)),
         resampling=None
-        if rule.calibration.cluster
+        if rule.calibration.cluster or covered == 0
         else resample(retriever, queries.tuning, queries.calibration, test, alphas, delta),
         beyond_depth=int(np.isinf(test.ranks).sum()),
         chosen_among=retriever.require_calibration().chosen_among,
+        labels=_tested_labels(retriever, covered),
     )
     headline = evaluation.headline
     if headline is None:
         return evaluation
     parts = subgroups(retriever, test, images, float(headline.threshold or 0))
     return replace(evaluation, parts=parts, parts_alpha=headline.alpha)
+
+
+def _covered_share(retriever: Retriever, test: LabelledResults) -> float | None:
+    """Return the share of test queries whose label calibrated; None without single labels."""
+    if test.query_labels is None:
+        return None
+    covered = retriever.require_calibration().covers(test.query_labels)
+    return None if covered is None else float(covered.mean())
+
+
+def _tested_labels(retriever: Retriever, covered: float | None) -> str | None:
+    """State which labels calibrated, and on which the risks were measured."""
+    coverage = retriever.require_calibration().coverage
+    if covered is None or coverage is None:
+        return None
+    share = f"{100 * covered:.4g}% of the test queries have labels of calibration queries"
+    if covered == 1:
+        share += "; the guarantee for new labels is measured on these labels too"
+    elif covered == 0:
+        share = (
+            "No test query has the label of a calibration query: the guarantee for the labels of "
+            "the calibration queries is measured on other labels"
+        )
+    return f"{str(coverage)[0].upper()}{str(coverage)[1:]}. {share}."

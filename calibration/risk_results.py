@@ -93,16 +93,23 @@ def rows(
         options[f"miss, group {group}"] = {"group": group}
     if calibrated.groups is not None:
         options["miss, any mix of groups"] = {"mix": "any"}
+    options |= {
+        f"miss, {query_labels} labels": {"query_labels": query_labels}
+        for query_labels in ("new", "any")
+        if calibration.can_cover_new_labels
+    }
     if "label" in calibration.rules:
         options = {"miss, distinct labels": {"distinct": "label"}} | options
     scored: dict[int, ScoredResults] = {}  # the test queries, by the rule that scored them
 
     def measured(guarantee: str, given: dict[str, Any]) -> list[RiskResult]:
         requests = [GuaranteeRequest(alpha, delta, **given) for alpha in alphas]
-        rule = calibration.rule_for(requests[0])
+        serving = calibration.serving(requests[0])
+        rule = serving.rule_for(requests[0])
         if id(rule) not in scored:
-            distinct = requests[0].distinct is not None
-            test = queries.test.first_of_each_label() if distinct else queries.test
+            test = retriever.searcher.judged(queries.test, serving.uncertainty)
+            if requests[0].distinct is not None:
+                test = test.first_of_each_label()
             scored[id(rule)] = score(rule.score_function, test)
         return [_measure(guarantee, request, rule, scored[id(rule)]) for request in requests]
 
@@ -141,6 +148,8 @@ def _measure(
     if len(answered) == 0:
         return replace(row, answered=0.0 if covered.any() else None)
     risk, queries = request.one_risk, test[answered]
+    if request.query_labels == "new":
+        queries = queries.by_label()
     losses = risk.unit_losses(queries, widened(np.array([certified.threshold])))[:, 0]
     binary = risk.binary and queries.clusters is None
     low, high = risk_interval(float(losses.sum()), len(losses), binary)

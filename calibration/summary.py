@@ -68,8 +68,9 @@ def limit(evaluation: Evaluation) -> str:
     """State what the guarantee does not cover."""
     return (
         "The promise covers queries drawn like the calibration queries. It does not cover queries "
-        "of labels that did not calibrate, queries from another source, or each kind of query by "
-        "itself: some kinds are missed more often than others."
+        "of labels that did not calibrate, which query_labels='new' and 'any' do; queries from "
+        "another source; or each kind of query by itself: some kinds are missed more often than "
+        "others."
     )
 
 
@@ -121,6 +122,8 @@ def remarks(evaluation: Evaluation) -> list[str]:
                 f"{level}: every set holds one image, the smallest size; the risk cannot come "
                 "closer to alpha."
             )
+    if evaluation.labels:
+        sentences.append(evaluation.labels)
     if advice := evaluation.depth_advice:
         sentences.append(f"{advice}.")
     if auroc := evaluation.quality.numbers.get("ood_auroc"):

@@ -18,7 +18,7 @@ from rcir.data.relevance import SameLabel
 from rcir.data.relevance_protocol import Relevance
 from rcir.errors import InvalidConfig, InvalidData
 
-QueryLabels = Literal["shared-labels", "new-labels"]
+QueryDivision = Literal["shared-labels", "new-labels"]
 
 
 def clusters_of(images: ImageSet, cluster: str) -> NDArray[Any]:

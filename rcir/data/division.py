@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.clusters import (
-    QueryLabels,
+    QueryDivision,
     clusters_of,
     draw_by_cluster,
     draw_by_label,
@@ -53,7 +53,7 @@ def divide(
     tuning: float = 0.3,
     calibration: float = 0.3,
     cluster: str | None = None,
-    queries: QueryLabels = "shared-labels",
+    queries: QueryDivision = "shared-labels",
 ) -> Splits:
     """The splits of a data set, drawn at random.
 

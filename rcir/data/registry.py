@@ -9,7 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from rcir.data.clusters import QueryLabels
+from rcir.data.clusters import QueryDivision
 from rcir.data.division import PARTS, Source, divide
 from rcir.data.records import Splits
 from rcir.errors import InvalidConfig
@@ -19,7 +19,7 @@ from rcir.options import require_options
 DIVISION: dict[str, Any] = {
     **dict.fromkeys(PARTS, float),
     "cluster": str | None,
-    "queries": QueryLabels,
+    "queries": QueryDivision,
 }
 
 

@@ -204,6 +204,17 @@ class Calibration:
             )
         return self
 
+    @property
+    def can_cover_new_labels(self) -> bool:
+        """True if requests for queries of new labels are possible."""
+        if self.main.calibration.cluster is not None or self.sequential or self.labels is None:
+            return False
+        try:
+            self.serving(GuaranteeRequest(query_labels="new"))
+        except InvalidConfig:
+            return False
+        return True
+
     def rule_for(self, request: GuaranteeRequest) -> SetRule:
         """Return the rule that answers a request.
 
@@ -228,12 +239,12 @@ class Calibration:
             RiskUnattainable: nothing certifies it.
         """
         guarantee = self._guarantees.get(request)
-        if guarantee is None and (serving := self.serving(request)) is not self:
-            return serving.guarantee(request)
         if guarantee is None:
-            rule = self.rule_for(request)
-            if reason := conflict(request, rule.calibration.cluster, self.sequential):
+            if reason := conflict(request, self.main.calibration.cluster, self.sequential):
                 raise InvalidConfig(reason)
+            if (serving := self.serving(request)) is not self:
+                return serving.guarantee(request)
+            rule = self.rule_for(request)
             guarantee = rule.guarantee(request, self.chosen_among)
             if len(self._guarantees) >= MAX_GUARANTEES:
                 self._guarantees.clear()

@@ -324,6 +324,11 @@ def conflict(
                 return f"{grouped}: {name}=True needs independent queries"
         if shares:
             return f"{grouped}: mix can be 'any' only"
+    if sequential and request.query_labels != "calibrated":
+        return (
+            "calibration queries were added one by one, and labels are not counted at every "
+            f"moment: calibrate again for query_labels={request.query_labels!r}"
+        )
     if sequential and not request.anytime:
         return (
             "calibration queries were added one by one, so that a guarantee has to hold at every "

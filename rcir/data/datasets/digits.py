@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.augmentation import occlude
-from rcir.data.clusters import QueryLabels, draw_by_cluster
+from rcir.data.clusters import QueryDivision, draw_by_cluster
 from rcir.data.datasets.n_digit_mnist import released_classes
 from rcir.data.records import ImageSet, Splits
 from rcir.errors import InvalidConfig
@@ -106,7 +106,7 @@ def load(
     tuning: int = 3000,
     calibration: int = 3000,
     test: int = 3000,
-    queries: QueryLabels = "shared-labels",
+    queries: QueryDivision = "shared-labels",
 ) -> Splits:
     """The splits of two-digit numbers.
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rcir.data.clusters import QueryLabels, clusters_of, draw_by_cluster, draw_by_label
+from rcir.data.clusters import QueryDivision, clusters_of, draw_by_cluster, draw_by_label
 from rcir.data.division import Source
 from rcir.data.records import ImageSet, Splits
 from rcir.errors import DataUnavailable, InvalidData
@@ -53,7 +53,7 @@ def load(
     tuning: int = 2500,
     calibration: int = 2500,
     cluster: str | None = None,
-    queries: QueryLabels = "shared-labels",
+    queries: QueryDivision = "shared-labels",
 ) -> Splits:
     """The splits of Omniglot: every alphabet is in training, in validation or in evaluation.
 
