@@ -51,6 +51,10 @@ def signature(retriever: Retriever) -> dict[str, list[dict[str, Any]]]:
         _list_column("distances", "double"),
         _column("size", "long"),
         _column("abstained", "boolean"),
+    ]
+    if retriever.labels is not None:
+        outputs.append(_column("covered", "boolean"))
+    outputs += [
         _column(UNCERTAINTY, "double"),
         _column("guarantee", "string"),
     ]
@@ -77,8 +81,8 @@ def answers(retriever: Retriever, table: DataFrame, params: Mapping[str, Any]) -
         params: some of `PARAMETERS`; the others have their values from there.
 
     Returns:
-        A row for each query: ids, labels (if items have them), distances, size, abstained,
-        uncertainty of the query, and the sentence of the guarantee.
+        A row for each query: ids, labels (if items have them), distances, size, abstained, covered
+        (if items have labels), uncertainty of the query, and the sentence of the guarantee.
 
     Raises:
         InvalidData: the vectors are not of one length.
@@ -105,6 +109,7 @@ def answers(retriever: Retriever, table: DataFrame, params: Mapping[str, Any]) -
             "distances": [float(distance) for distance in answer.distances],
             "size": answer.size,
             "abstained": answer.abstained,
+            "covered": answer.covered,
             UNCERTAINTY: float(answer.uncertainty),
             "guarantee": str(answer.guarantee),
         }

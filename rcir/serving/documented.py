@@ -35,6 +35,7 @@ class Answer(BaseModel):
     distances: list[float]
     size: int
     abstained: bool
+    covered: bool | None
     uncertainty: float
     uncertainty_rank: float
     guarantee: dict[str, Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from rcir.data.digests import digests
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.levels import DELTA
+from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.calibration import known_digests
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
@@ -202,10 +203,20 @@ class Served:
             return np.empty(0)
         return np.sort(self.retriever.calibration.main.calibration.require("uncertainty"))
 
-    def uncertainty_rank(self, uncertainty: float) -> float:
-        """The share of calibration queries that are less uncertain, in [0, 1]."""
-        known = self.calibration_uncertainty
-        return float(np.searchsorted(known, uncertainty) / max(1, len(known)))
+    def uncertainty_rank(self, answer: Retrieval) -> float:
+        """Return the share of calibration queries that are less uncertain, in [0, 1]."""
+        ascending = self.calibration_uncertainty
+        if self.retriever.calibration is not None:
+            serving = self.retriever.calibration.serving(answer.guarantee.request)
+            if serving is not self.retriever.calibration:
+                ascending = self._uncertainty_on_gallery
+        return float(np.searchsorted(ascending, answer.uncertainty) / max(1, len(ascending)))
+
+    @cached_property
+    def _uncertainty_on_gallery(self) -> NDArray[np.float64]:
+        on_gallery = self.retriever.require_calibration().on_gallery
+        assert on_gallery is not None
+        return np.sort(on_gallery.main.calibration.require("uncertainty"))
 
     @cached_property
     def mean_sizes(self) -> Callable[..., list[float]]:
@@ -232,6 +243,10 @@ class Served:
             "calibrated": True,
             "n_calibration": len(main.calibration),
             "n_items": len(self.retriever.ids),
+            "labels": None
+            if calibration.coverage is None
+            else asdict(calibration.coverage) | {"sentence": str(calibration.coverage)},
+            "new_labels": calibration.can_cover_new_labels,
             "score_function": main.score_function.name,
             "uncertainty": calibration.uncertainty,
             "depth": self.retriever.depth,

@@ -136,7 +136,7 @@ class Service:
             "sizes": levels.sizes.tolist(),
             "mean_sizes": means,
             "sentences": [str(each) for each in levels.guarantees],
-            "uncertainty_rank": served.uncertainty_rank(levels.largest.uncertainty),
+            "uncertainty_rank": served.uncertainty_rank(levels.largest),
             "sentence": str(levels.largest.guarantee),
             "largest": levels.largest.to_dict(),
         }
@@ -184,7 +184,7 @@ class Service:
                     "guarantee": guarantee.to_dict(),
                     "sentence": str(guarantee),
                 }
-            rank = served.uncertainty_rank(answer.uncertainty)
+            rank = served.uncertainty_rank(answer)
             self.metrics.size.observe(answer.size)
             self.metrics.uncertainty.observe(rank)
             named = {"answer": next(ids), "version": served.version, "uncertainty_rank": rank}

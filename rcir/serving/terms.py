@@ -73,10 +73,12 @@ class Terms(_RequestBody):
         """Whether the rate of misses among such answers can contradict their guarantee.
 
         Not where it is an average over calibrations or may often mislead, where it is of another
-        mix of groups than comes, or where alpha was chosen after looking at the very set.
+        mix of groups than comes or counts labels, or where alpha was chosen after looking at the
+        very set.
         """
         stated = self.delta is not None and self.delta <= DELTA
         of_those_who_ask = not self.simultaneous and not isinstance(self.mix, dict)
+        of_those_who_ask &= self.query_labels == "calibrated"
         of_misses = self.risk == "miss" and isinstance(self.alpha, float)
         return stated and of_those_who_ask and of_misses
 

@@ -156,6 +156,7 @@ async function learn() {
   const queries = count(known.n_calibration, "calibration query", "calibration queries");
   byId("gallery").textContent =
     `· ${count(known.n_items, "item")} · calibrated on ${queries}`;
+  byId("labels").textContent = known.labels?.uncovered ? `${known.labels.sentence}.` : "";
   byId("distinct-field").hidden = !known.distinct.includes("label");
   byId("group-field").hidden = known.groups.length === 0;
   byId("group").length = 1;
