@@ -66,6 +66,7 @@ function show(answer) {
   byId("alpha").max = Math.max(MOST, Math.min(0.99, least + 0.1)).toFixed(2);
   items.put(shown.largest, shown.given.label);
   byId("rank").textContent = rank(shown.uncertainty_rank);
+  byId("uncovered").hidden = shown.largest.covered !== false;
   feedback.ready(shown);
   choose();
   drawHistogram();
