@@ -135,6 +135,11 @@ def _reindex(
     retriever = Retriever.load(folder)
     calibration = retriever.require_calibration()
     queries = calibration.tuning_queries
+    if calibration.tuned_on_gallery:
+        raise InvalidData(
+            "indexes are compared on tuning queries, and the gallery's items tuned this retriever: "
+            'calibrate with tuning="queries"'
+        )
     if len(queries) < 5:
         raise InvalidData(f"{len(queries)} tuning queries compare nothing: calibrate with more")
     if not isinstance(retriever.index, HoldsVectors):

@@ -213,7 +213,7 @@ def _promotion(
             f"{named} of {champion.name} keeps the alias: it is no model of rcir, and cannot be "
             f"compared ({error}); --force gives it the alias all the same"
         ) from error
-    (bound,) = (one["bound"] for one in described["controllers"] if one["distinct"] is None)
+    bound = described["controllers"][0]["bound"]  # the first is of sets of items
     holder = Contender(named, there, described["chosen_among"], bound)
     verdict = judge(challenger, holder, alpha, delta)
     if not verdict.accepted:

@@ -97,6 +97,10 @@ class Calibration:
             have tuned already.
         coverage: which labels of the gallery had calibration queries when this was made; None if
             items have no single label.
+        earlier_digests: (m,) digests of the queries that calibrated this retriever before, with
+            other queries or other choices.
+        attempts: number of calibrations of this retriever, with different choices, that have
+            queries in common, this one included.
     """
 
     rules: Mapping[Distinct, RuleSet]
@@ -109,6 +113,8 @@ class Calibration:
     sequential: bool = False
     on_gallery: Calibration | None = None
     coverage: Coverage | None = None
+    earlier_digests: NDArray[np.bytes_] = field(default_factory=lambda: digests([]))
+    attempts: int = 1
     _guarantees: dict[GuaranteeRequest, Guarantee] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -136,6 +142,36 @@ class Calibration:
             return None
         places = np.searchsorted(self.labels, labels).clip(max=len(self.labels) - 1)
         return np.asarray(self.labels[places] == labels)
+
+    def after(self, earlier: Calibration) -> Calibration:
+        """Return this calibration with what an earlier one of the same retriever leaves to it.
+
+        Queries that have calibrated before keep their past: a choice among retrievers, or looking
+        at every moment, is not undone by calibrating again. A calibration of the same queries with
+        other choices is counted and warned of.
+        """
+        own, last = self.calibration_queries.identities, earlier.calibration_queries.identities
+        before = np.union1d(earlier.earlier_digests, last)
+        if not np.isin(own, before).any():
+            return replace(self, earlier_digests=before)
+        attempts = earlier.attempts
+        same = np.array_equal(np.sort(own), np.sort(last)) and self.options == earlier.options
+        if not same or self.tuned_on_gallery != earlier.tuned_on_gallery:
+            attempts += 1
+            warnings.warn(
+                f"calibration {attempts} of this retriever with some of the same queries. Whoever "
+                "keeps the one with the smallest sets keeps a lucky one, and its guarantee does "
+                "not hold: decide for one beforehand, or calibrate on other queries",
+                stacklevel=3,
+            )
+        carried: dict[str, Any] = {
+            "earlier_digests": before,
+            "attempts": attempts,
+            "chosen_among": max(self.chosen_among, earlier.chosen_among),
+            "sequential": self.sequential or earlier.sequential,
+        }
+        on_gallery = self.on_gallery and replace(self.on_gallery, **carried)
+        return replace(self, on_gallery=on_gallery, **carried)
 
     def warn_of_new_labels(self, searcher: Searcher) -> None:
         """Warn if a smaller share of the gallery's labels has calibration queries than before."""
@@ -245,7 +281,11 @@ class Calibration:
             if (serving := self.serving(request)) is not self:
                 return serving.guarantee(request)
             rule = self.rule_for(request)
-            guarantee = rule.guarantee(request, self.chosen_among)
+            guarantee = replace(
+                rule.guarantee(request, self.chosen_among),
+                attempts=self.attempts,
+                seed=self.options.seed,
+            )
             if len(self._guarantees) >= MAX_GUARANTEES:
                 self._guarantees.clear()
             self._guarantees[request] = guarantee
@@ -478,6 +518,8 @@ def _fitted(
         chosen_among=like.chosen_among if like else 1,
         sequential=like is not None and like.sequential,
         coverage=coverage(searcher, calibration_queries),
+        earlier_digests=like.earlier_digests if like else digests([]),
+        attempts=like.attempts if like else 1,
     )
     return made, (comparison, uncertainties)
 

@@ -218,7 +218,6 @@ class Retriever:
         score_function: str = "auto",
         *,
         tuning: Tuning = "auto",
-        seed: int = 0,
         uncertainty: NDArray[np.floating[Any]] | None = None,
         model: str | None = None,
         groups: Sequence[str] | NDArray[Any] | None = None,
@@ -236,7 +235,6 @@ class Retriever:
                 labels. "gallery": the gallery's items tune, each left out of its own search, and
                 all queries calibrate. "auto": "gallery" for fewer than 200 queries without
                 clusters if its items can tune, else "queries".
-            seed: decides which vectors tune and which calibrate.
             uncertainty, model, groups, clusters, cluster: of the vectors, see `labelled`.
             score_function, options: see `calibrate_splits`.
 
@@ -258,7 +256,7 @@ class Retriever:
         """
         labelled = self.labelled(queries, labels, uncertainty, model, groups, clusters, cluster)
         chosen = CalibrationOptions(score_function, **options)
-        tuned, calibrated = divide_queries(self.searcher, labelled, tuning, chosen, seed)
+        tuned, calibrated = divide_queries(self.searcher, labelled, tuning, chosen)
         search = self.searcher.search_labelled
         tuning_split = None if tuned is None else search(tuned)
         return self.calibrate_splits(tuning_split, search(calibrated), score_function, **options)
@@ -276,8 +274,8 @@ class Retriever:
             tuning: queries that fit the sizes and certify nothing; None for the gallery's items.
             calibration: other queries, drawn independently of each other from the same source as
                 future queries; if they come in clusters, clusters are.
-            score_function, options: bound, alphas, delta, recurring and query_uncertainty, see
-                `rcir.retrieval.calibration.CalibrationOptions`.
+            score_function, options: bound, alphas, delta, recurring, query_uncertainty and seed,
+                see `rcir.retrieval.tuning.CalibrationOptions`.
 
         Returns:
             What is certified; `print` it.
@@ -290,6 +288,8 @@ class Retriever:
         """
         chosen, before = CalibrationOptions(score_function, **options), self._version
         made, report = calibrate(before.searcher, tuning, calibration, chosen)
+        if before.calibration is not None:
+            made = made.after(before.calibration)
         self._replace(before, Version(before.searcher, made))
         return report
 

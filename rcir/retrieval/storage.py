@@ -432,6 +432,7 @@ def _write_version(retriever: StoredRetriever, folder: Path) -> None:
         "calibrated_on": {} if calibration is None else dict(calibration.fingerprints),
         "origin": retriever.origin,
         "chosen_among": 1 if calibration is None else calibration.chosen_among,
+        "attempts": 1 if calibration is None else calibration.attempts,
         "options": asdict(searcher.options),
         "uncertainty": "encoder" if calibration is None else calibration.uncertainty,
         "calibrated_with": asdict(options),
@@ -489,6 +490,7 @@ def _as_corrupt(folder: Path) -> Iterator[None]:
 
 def _read_description(folder: Path) -> dict[str, Any]:
     description: dict[str, Any] = json.loads((folder / DESCRIPTION_FILE).read_text())
+    description.setdefault("attempts", 1)  # which earlier releases did not count
     require_fields(description, DESCRIPTION, DESCRIPTION_FILE)
     for name in ("encoder", "preprocessing", "index"):
         require_finite(description[name], name)

@@ -93,7 +93,7 @@ def load_calibration(
     described = description["controllers"]
     for one in described:
         require_fields(one, CONTROLLER, "a controller")
-    queries = load_queries(folder)
+    *queries, earlier = load_queries(folder)
     left = dict(arrays)
     kinds = list(dict.fromkeys(one["tuned_on"] for one in described))
     require(kinds in (["queries"], ["gallery"], ["queries", "gallery"]), f"rules tuned on {kinds}")
@@ -116,6 +116,8 @@ def load_calibration(
                 chosen_among=check_among(description["chosen_among"]),
                 sequential=sequential,
                 coverage=coverage(searcher, calibrated),
+                earlier_digests=earlier,
+                attempts=check_among(description["attempts"]),
             )
         )
         complete = calibrated.embedding is not None and (tuned.embedding is not None or not tuned)

@@ -45,6 +45,7 @@ DESCRIPTION: dict[str, Kinds] = {
     "calibrated_on": dict,
     "origin": dict,
     "chosen_among": int,
+    "attempts": int,
     "options": dict,
     "uncertainty": str,
     "calibrated_with": dict,
@@ -316,19 +317,25 @@ def save_queries(calibration: Calibration, folder: Path) -> None:
     contiguous = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
     (folder / "queries.safetensors").write_bytes(save_arrays(contiguous))
     (folder / "queries.json").write_text(json.dumps(texts))
-    np.save(folder / "queries.npy", calibration.query_digests, allow_pickle=False)
+    stored = np.concatenate([calibration.query_digests, calibration.earlier_digests])
+    np.save(folder / "queries.npy", stored, allow_pickle=False)
 
 
-def load_queries(folder: Path) -> tuple[Queries, Queries]:
-    """Read the queries of the tuning and the calibration split that `save_queries` wrote."""
+def load_queries(folder: Path) -> tuple[Queries, Queries, NDArray[np.bytes_]]:
+    """Read what `save_queries` wrote.
+
+    Returns:
+        The queries of the tuning and the calibration split, and digests of earlier ones.
+    """
     arrays = load_arrays(folder / "queries.safetensors")
     texts = json.loads((folder / "queries.json").read_text())
     require_fields(texts, dict.fromkeys(QUERY_SPLITS, dict), "queries.json")
     sizes = [len(arrays[f"{split}.vectors"]) for split in QUERY_SPLITS]
     digests = read_array(folder / "queries.npy")
-    require_array(digests, DIGESTS, (sum(sizes),), "queries.npy")
+    require_array(digests, DIGESTS, (None,), "queries.npy")
+    *parts, earlier = np.split(digests, np.cumsum(sizes))
     splits = []
-    for split, part in zip(QUERY_SPLITS, np.split(digests, [sizes[0]]), strict=True):
+    for split, part in zip(QUERY_SPLITS, parts, strict=True):
         prefix = f"{split}."
         names = [name for name in arrays if name.startswith(prefix)]
         values = {name.removeprefix(prefix): arrays.pop(name) for name in names}
@@ -337,7 +344,7 @@ def load_queries(folder: Path) -> tuple[Queries, Queries]:
     tuning, calibration = splits
     same = (tuning.uncertainty is None) == (calibration.uncertainty is None)
     require(same, "only one split has uncertainties")
-    return tuning, calibration
+    return tuning, calibration, earlier
 
 
 def _queries(arrays: dict[str, Any], texts: dict[str, Any], digests: NDArray[Any]) -> Queries:

@@ -6,6 +6,7 @@ tuning queries: some of the labelled queries, or the items of the gallery.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
@@ -50,6 +51,7 @@ class CalibrationKeywords(TypedDict, total=False):
     delta: float
     recurring: bool
     query_uncertainty: str
+    seed: int | None
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class CalibrationOptions:
         query_uncertainty: the uncertainty of queries: one of `Retriever.uncertainties`; or "auto",
             which chooses the one with the smallest sets on the tuning split, see
             `rcir.risk.smallest_uncertainty`.
+        seed: of the division of the queries, which the guarantee then states, because whoever tries
+            several keeps a lucky one. By default the division depends on the queries alone.
 
     Raises:
         InvalidConfig, InvalidRiskLevel: an option has no such value.
@@ -79,9 +83,15 @@ class CalibrationOptions:
     delta: float = DELTA
     recurring: bool = False
     query_uncertainty: str = "auto"
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         check_bound(self.bound)
+        seed = self.seed
+        if seed is not None and (
+            isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0
+        ):
+            raise InvalidConfig(f"seed is {seed!r}; it must be a whole number, at least 0, or None")
         check_uncertainty(self.query_uncertainty)
         object.__setattr__(self, "alphas", check_levels(self.alphas))
         object.__setattr__(self, "delta", check_level("delta", self.delta))
@@ -272,7 +282,6 @@ def divide_queries(
     queries: Queries,
     tuning: Tuning,
     options: CalibrationOptions,
-    seed: int,
 ) -> tuple[Queries | None, Queries]:
     """Divide labelled queries at random into those that tune, and those that calibrate.
 
@@ -280,25 +289,29 @@ def divide_queries(
         searcher: finds their candidates.
         queries: with their relevance; if they come in clusters, clusters are divided.
         tuning: see `Retriever.calibrate`.
-        options: how to calibrate.
-        seed: decides which queries tune.
+        options: how to calibrate; with a seed, it decides which queries tune, together with the
+            order of the queries.
 
     Returns:
         The two parts; None and all queries if the gallery's items are to tune.
 
     Raises:
         InvalidData: one of the two would be empty, or queries have no labels to be divided by.
-        InvalidConfig: there is no such tuning, or the seed is not a whole number of at least 0.
+        InvalidConfig: there is no such tuning.
     """
     if tuning not in get_args(Tuning):
         choices = ", ".join(map(repr, get_args(Tuning)))
         raise InvalidConfig(f"tuning is {tuning!r}; choose one of {choices}")
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
-        raise InvalidConfig(f"seed is {seed!r}; it must be a whole number, at least 0")
     few = tuning == "auto" and len(queries) < FEW_QUERIES and queries.clusters is None
     if tuning == "gallery" or (few and not why_gallery_cannot_tune(searcher, queries, options)):
         return None, queries
-    rng, clusters = np.random.default_rng(int(seed)), queries.clusters
+    if options.seed is None:  # from here on in the order of the digests
+        queries = queries[np.argsort(queries.identities, kind="stable")]
+        digest = hashlib.sha256(queries.identities.tobytes()).digest()
+        rng = np.random.default_rng(list(digest))
+    else:
+        rng = np.random.default_rng(int(options.seed))
+    clusters = queries.clusters
     if tuning == "labels":
         if queries.labels is None or clusters is not None:
             raise InvalidData(

@@ -39,6 +39,8 @@ class Guarantee:
         cluster: what the clusters are that queries come in, such as "video"; each counts the same.
         n_clusters: number of clusters of the calibration queries.
         n_labels: number of labels of the calibration queries; None if they have no single label.
+        attempts: number of calibrations, with different choices, of some of the same queries.
+        seed: that divided the queries; None if it was not chosen.
         chosen_among: number of retrievers that the one that answered was chosen among, by results
             on the calibration queries; 1 without such a choice.
     """
@@ -51,6 +53,8 @@ class Guarantee:
     n_clusters: int | None = None
     chosen_among: int = 1
     n_labels: int | None = None
+    attempts: int = 1
+    seed: int | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name in _OPTIONS:
@@ -127,9 +131,12 @@ class Guarantee:
                 f"{queries} of any further {self.cluster} like the {self.n_clusters} of "
                 f"{calibrated}, each {self.cluster} counted alike"
             )
+        past = "" if self.seed is None else f", queries divided by seed {self.seed}"
+        if self.attempts > 1:
+            past += f", calibration {self.attempts} of the same queries, if not chosen by its sets"
         return (
             f"{sure}, {' and '.join(clauses)} returned to {like} ({self.score_function} sizes, "
-            f"{self.bound} bound, {parameter})."
+            f"{self.bound} bound, {parameter}{past})."
         )
 
 
