@@ -70,6 +70,10 @@ class Index(Protocol):
 
         Where the index holds or finds fewer than k, the rest has distance infinity, position -1.
 
+        A query must have the same results alone and in a batch, up to rounding far below
+        `rcir.risk.results.TOLERANCE`, because guarantees are calibrated with a batch. So compute
+        distances from differences of vectors, not as |x|^2 + |y|^2 - 2xy in float32.
+
         Raises:
             InvalidData: the queries are no such vectors.
         """

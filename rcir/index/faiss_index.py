@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, StaleCalibration
 from rcir.index.base import check_vectors
+from rcir.index.exact import by_subtraction
 from rcir.index.faiss_contents import FaissContents
 from rcir.options import require_options
 from rcir.stored_vectors import StoredVectors, batches
@@ -210,7 +211,13 @@ class FaissIndex:
             # `faiss.contrib.torch_utils` puts a method without `params` in the place of this one.
             search = getattr(self._index, "search_numpy", self._index.search)
             parameters = self._parameters(fetched, selector, widest)
-            squared, found = search(queries, fetched, params=parameters)
+            # The matrix product of a transform (PCA, OPQ) rounds differently in a batch.
+            transforms = isinstance(faiss.downcast_index(self._index), faiss.IndexPreTransform)
+            squared, found = by_subtraction(
+                lambda batch: search(batch, fetched, params=parameters),
+                queries,
+                largest=1 if transforms else None,
+            )
         except RuntimeError as error:
             raise InvalidConfig(f"FAISS cannot search this index so: {_said(error)}") from None
         if self._contents.stored is not None:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
 from rcir.files import read_array
 from rcir.index.base import check_vectors
+from rcir.index.exact import nearest
 
 VECTORS_FILE = "vectors.npy"
 
@@ -77,7 +77,7 @@ class FlatIndex:
         self, vectors: NDArray[np.float32], k: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         queries = check_vectors(vectors, self._vectors.shape[1])
-        squared, positions = faiss.knn(queries, self._vectors, k)
+        squared, positions = nearest(queries, self._vectors, k)
         if k > len(self):
             squared[positions < 0] = np.inf
         return np.sqrt(np.maximum(squared, 0, out=squared), out=squared), positions

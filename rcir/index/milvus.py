@@ -21,7 +21,8 @@ from rcir.index.milvus_server import MilvusOptions, MilvusServer
 COLLECTION_FILE, IDS_FILE = "collection.json", "ids.npy"
 VERSION_PROPERTY = "rcir.version"  # a property of the collection
 BYTES_AT_ONCE = 1 << 22  # bytes of vectors that are sent together
-LARGEST_TOP_K = 16_384  # neighbours of a query, and queries of a search
+LARGEST_TOP_K = 16_384  # neighbours of a query
+LARGEST_BATCH = 16_383  # queries of a search; of more, Milvus computes distances less accurately
 FOUND_AT_ONCE = 1 << 18  # neighbours that one request asks for
 POLL_INTERVAL = 0.05  # seconds
 
@@ -112,7 +113,7 @@ class MilvusIndex:
         if count > LARGEST_TOP_K:
             raise InvalidConfig(f"Milvus finds at most {LARGEST_TOP_K} neighbours, not {count}")
         self._take_back()
-        together = max(1, min(LARGEST_TOP_K, FOUND_AT_ONCE // max(count, 1)))
+        together = max(1, min(LARGEST_BATCH, FOUND_AT_ONCE // max(count, 1)))
         for start in range(0, len(vectors) if count else 0, together):
             rows = slice(start, start + together)
             ids, squared = self._nearest(vectors[rows], count)

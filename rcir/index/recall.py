@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.index.base import check_vectors
+from rcir.index.exact import nearest
 from rcir.stored_vectors import batches
 
 
@@ -24,7 +25,7 @@ def exact_positions(
     heap = faiss.ResultHeap(len(queries), k)
     for rows in batches(*vectors.shape):
         batch = check_vectors(vectors[rows])
-        distances, positions = faiss.knn(queries, batch, min(k, len(batch)))
+        distances, positions = nearest(queries, batch, min(k, len(batch)))
         heap.add_result(distances, positions + rows.start)
     heap.finalize()
     found: NDArray[np.int64] = heap.I

@@ -67,6 +67,45 @@ def test_distances_and_order_are_those_of_brute_force(config, dim, largest):
     assert all(len(set(row)) == 25 for row in positions.tolist())
 
 
+FAR = {
+    "flat": {},
+    "hnsw": {},
+    "ivf": {"nlist": 16, "nprobe": 2},
+    "ivf-pq": {"nlist": 16, "nprobe": 2, "m": 4, "nbits": 4},
+    "factory": {"factory": "PCA8,IVF16,Flat", "search": "nprobe=2"},
+}
+
+
+@pytest.mark.parametrize("kind", FAR)
+@pytest.mark.parametrize("offset", [30, 10_000])
+def test_a_query_far_from_the_origin_has_the_same_results_alone_and_in_a_batch(kind, offset):
+    drawn = np.random.default_rng(0).standard_normal((3200, 128)) + offset
+    gallery, queries = np.split(drawn.astype(np.float32), [2000])
+    index = build_index(gallery, IndexConfig(kind, FAR[kind]))
+    distances, positions = index.search(queries, 10)
+    for row in range(0, len(queries), 40):
+        alone, nearest = index.search(queries[row : row + 1], 10)
+        np.testing.assert_allclose(distances[row : row + 1], alone, rtol=1e-6)
+        np.testing.assert_array_equal(positions[row : row + 1], nearest)
+    if kind == "flat":
+        exact, order = brute_force(queries[:9], gallery, 10)
+        np.testing.assert_array_equal(positions[:9], order)
+        np.testing.assert_allclose(distances[:9], np.take_along_axis(exact, order, 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("k", [1, 30, 150])
+@pytest.mark.parametrize("largest", [1, 1000])
+def test_exact_search_of_a_large_batch_is_that_of_each_query_with_ties_and_near_copies(k, largest):
+    gallery = np.repeat(vectors(200, 30, 0, largest), 10, axis=0)
+    gallery[::3] += 2**-10  # squared distances of copies are small beside those to the origin
+    gallery[0] = 1e9
+    index, queries = build_index(gallery), np.tile(gallery[5::7], (20, 1))
+    batch = index.search(queries, k)
+    for row in range(0, 286, 5):
+        for found, alone in zip(batch, index.search(queries[row : row + 1], k), strict=True):
+            np.testing.assert_array_equal(found[row], alone[0])
+
+
 def test_ties_are_in_the_order_of_positions_where_search_is_exact(config):
     gallery = np.array([[0, 3], [5, 0], [3, 0], [0, -3]], np.float32)
     distances, positions = filled(config, gallery).search(np.zeros((1, 2)), 4)
