@@ -16,12 +16,14 @@ from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import check_vectors
 from rcir.inputs import as_numpy, as_vectors
 from rcir.printable import printable
+from rcir.risk.results import TOLERANCE
 from rcir.stored_vectors import StoredVectors, batches
 
 if TYPE_CHECKING:
     from rcir.embedding import Embedding
 
 Metric = Literal["cosine", "euclidean"]
+MAX_OFFSET = TOLERANCE * 2**24  # standard deviations; float32 rounds by up to 2^-24 of a number
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,36 @@ class VectorOptions:
                 f"the vectors are of {printable(str(model))}, those of the gallery of "
                 f"{printable(str(self.model))}: embed both with the same model"
             )
+
+
+def require_digits(vectors: NDArray[np.float32], metric: Metric) -> None:
+    """Raise `InvalidData` if float32 rounds distances between vectors by more than `TOLERANCE`.
+
+    Coordinates in which the vectors do not differ are left out.
+
+    Args:
+        vectors: (n, d) of the gallery, ready to be searched; they are read once, in batches.
+        metric: how they are searched.
+    """
+    n, dim = vectors.shape
+    first = vectors[0].astype(np.float64)
+    total, squares = np.zeros(dim), np.zeros(dim)
+    for rows in batches(n, dim):
+        differences = vectors[rows] - first
+        total += differences.sum(axis=0)
+        squares += np.square(differences, out=differences).sum(axis=0)
+    mean = total / n
+    variance = np.maximum(squares / n - mean**2, 0)
+    offset = float(np.linalg.norm((first + mean)[variance > 0]))
+    deviation = float(np.sqrt(variance.sum()))
+    if offset > MAX_OFFSET * deviation:
+        advice = "subtract their mean, in float64, from the vectors of gallery and queries"
+        if metric == "cosine":
+            advice = f'{advice}, and pass metric="euclidean", or check the model'
+        raise InvalidData(
+            f"the vectors are {offset / deviation:,.0f} standard deviations from the origin, where "
+            f"float32 no longer distinguishes them; at most {MAX_OFFSET:,.0f} are allowed: {advice}"
+        )
 
 
 @dataclass(frozen=True, eq=False)

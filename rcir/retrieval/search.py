@@ -38,7 +38,7 @@ from rcir.retrieval.gallery import (
     template_digests,
     templates_of,
 )
-from rcir.retrieval.queries import Metric, Queries, VectorOptions
+from rcir.retrieval.queries import Metric, Queries, VectorOptions, require_digits
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.risk import LabelledResults, SearchResults
 
@@ -249,6 +249,7 @@ class Searcher:
         checked = options.checked(vectors)
         if not len(checked):
             raise InvalidData("the gallery is empty: pass at least one vector")
+        require_digits(checked, metric)
         names = [str(row) for row in range(len(checked))] if ids is None else ids
         empty = Gallery(np.empty(0, object), np.empty(0, np.float32))
         new_ids = empty.new_ids(names, len(checked)).tolist()

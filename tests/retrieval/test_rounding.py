@@ -9,6 +9,7 @@ import torch
 
 from rcir.data import Preprocessing
 from rcir.encoders import EncoderConfig, build_encoder
+from rcir.errors import InvalidData
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import SCORE_FUNCTIONS, fit_score_function
 from rcir.risk.results import TOLERANCE
@@ -58,6 +59,38 @@ def test_queries_that_decide_who_is_answered_are_answered_when_they_are_rounded(
         edge = TUNING[np.flatnonzero(TUNING.uncertainty == largest)]
         again = retrieve(certified, alpha, part=rounded(edge, 1e-6), abstain=True)
         assert not any(answer.abstained for answer in again)
+
+
+# Vectors far from the origin
+
+
+def far(offset, n=3200, dim=128):
+    return np.random.default_rng(0).standard_normal((n, dim)) + offset
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+@pytest.mark.parametrize("offset", [10, 1000, 10_000])
+def test_scores_of_vectors_far_from_the_origin_are_those_of_each_query_alone(metric, offset):
+    gallery, queries = np.split(far(offset), [2000])
+    retriever = Retriever.from_embeddings(gallery, metric=metric, depth=20)
+    batch = retriever.search(queries)
+    for row in range(0, len(queries), 40):
+        alone = retriever.search(queries[row : row + 1])
+        np.testing.assert_array_equal(batch.positions[row], alone.positions[0])
+        np.testing.assert_allclose(batch.distances[row], alone.distances[0], rtol=TOLERANCE / 10)
+        assert batch.uncertainty[row] == pytest.approx(alone.uncertainty[0], rel=TOLERANCE / 10)
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+def test_vectors_are_refused_where_float32_has_lost_their_digits(metric, tmp_path):
+    vectors = far(100_000, 300, 16)
+    np.save(tmp_path / "vectors.npy", vectors)
+    for gallery in (vectors, np.load(tmp_path / "vectors.npy", mmap_mode="r")):
+        with pytest.raises(InvalidData, match="standard deviations"):
+            Retriever.from_embeddings(gallery, metric=metric)
+    constant = np.column_stack([far(0, 300, 16), np.full(300, 1e6)])
+    assert len(Retriever.from_embeddings(constant, metric="euclidean").ids) == 300
+    assert len(Retriever.from_embeddings(np.full((3, 2), 1e6), metric=metric).ids) == 3
 
 
 # Images
