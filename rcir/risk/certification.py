@@ -29,7 +29,7 @@ from rcir.risk.bounds import (
     miss_rate_bound,
     p_value,
 )
-from rcir.risk.losses import Risk
+from rcir.risk.losses import MISS, Risk
 from rcir.risk.request import GuaranteeRequest, conflict
 from rcir.risk.results import LABEL, ScoredResults
 from rcir.risk.sequential import (
@@ -107,6 +107,8 @@ def certify(
         levels = {request.risk: alpha}
         return learn_then_test(levels, delta, calibration, _required(tuning), bound_of_means)
     if risk.exact and calibration.clusters is None and request.mix is None:
+        if risk is not MISS:
+            risk.check_losses(calibration)
         return order_statistic(
             *(alpha, delta, calibration, bound),
             simultaneous=request.simultaneous,
@@ -334,7 +336,7 @@ def mean_loss(
             depend on losses. The bound is then "betting".
 
     Raises:
-        InvalidData: risk or bound do not fit.
+        InvalidData: risk or bound do not fit, or the losses are not those of a monotone risk.
         InvalidRiskLevel: alpha or delta is out of range.
         RiskUnattainable: not even the largest sets are certified.
     """
@@ -350,6 +352,7 @@ def mean_loss(
     elif weights is not None:
         raise InvalidRiskLevel("another mix of groups needs a delta: give one, such as 0.1")
     bound = bound if weights is None else "betting"
+    risk.check_losses(calibration)
     thresholds = calibration.match_thresholds()
 
     def losses(index: int) -> NDArray[np.float64]:

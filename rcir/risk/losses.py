@@ -21,6 +21,9 @@ from rcir.risk.results import ScoredResults
 
 Losses = Callable[[ScoredResults, NDArray[Any]], NDArray[np.float64]]
 
+N_CHECKED = 64  # thresholds at which the losses of a risk are checked
+ROUNDING = 1e-9  # by which a loss may rise
+
 
 @dataclass(frozen=True, kw_only=True)
 class Risk:
@@ -78,8 +81,8 @@ class Risk:
         """True if the order statistics of the match scores certify it."""
         return self.first_match and self.monotone and not self.abstains
 
-    def unit_losses(self, scored: ScoredResults, thresholds: NDArray[Any]) -> NDArray[np.float64]:
-        """(units, g) loss of each query, or mean loss of each cluster of queries.
+    def query_losses(self, scored: ScoredResults, thresholds: NDArray[Any]) -> NDArray[np.float64]:
+        """(n, g) loss of each query, checked.
 
         Raises:
             InvalidData: a loss is outside [0, 1], or not 0 or 1 although the risk is binary.
@@ -96,7 +99,37 @@ class Risk:
             raise InvalidData(
                 f"a loss of the {self.name} risk is {losses[~valid][0]}; losses must be {allowed}"
             )
-        return scored.unit_means(losses)
+        return losses
+
+    def unit_losses(self, scored: ScoredResults, thresholds: NDArray[Any]) -> NDArray[np.float64]:
+        """(units, g) loss of each query, or mean loss of each cluster of queries.
+
+        Raises:
+            InvalidData: see `query_losses`.
+        """
+        return scored.unit_means(self.query_losses(scored, thresholds))
+
+    def check_losses(self, scored: ScoredResults) -> None:
+        """Check, at a grid of thresholds, that the losses are what the attributes say.
+
+        A certificate evaluates few thresholds, and infers the losses at the others.
+
+        Raises:
+            InvalidData: see `query_losses`; or a loss rises as the set grows although the risk is
+                monotone; or it is not decided by the first match although the risk says so.
+        """
+        thresholds = scored.size_thresholds(N_CHECKED)
+        losses = self.query_losses(scored, thresholds)
+        if self.monotone and (np.diff(losses, axis=1) > ROUNDING).any():
+            raise InvalidData(
+                f"a loss of the {self.name} risk rises as the set grows, but the risk is declared "
+                "monotone: register it with monotone=False"
+            )
+        if self.first_match and (losses != miss_losses(scored, thresholds)).any():
+            raise InvalidData(
+                f"a loss of the {self.name} risk is not 1 up to the first true match and 0 from "
+                "then on, but the risk is declared so: register it with first_match=False"
+            )
 
     def fits_own_scores(self, n_relevant: NDArray[np.int64]) -> bool:
         """Return True if a score function of its own may give smaller sets than that of misses.

@@ -254,7 +254,7 @@ def _sizes(
                 sizes[alpha] = float(scored.sizes(float(threshold)).mean())
         return sizes
     thresholds = scored.size_thresholds(N_THRESHOLDS)
-    losses = risk.losses(scored, widened(thresholds)).mean(axis=0)
+    losses = risk.query_losses(scored, widened(thresholds)).mean(axis=0)
     for alpha in risk.levels or alphas:
         if not (losses <= alpha).any():
             continue

@@ -110,6 +110,31 @@ def test_a_loss_outside_its_range_is_refused(register, loss):
         certify(Request(0.5, DELTA, "fewer-than-two"), score(Constant(), draw(50, 0)))
 
 
+@pytest.mark.parametrize(
+    ("loss", "first_match", "word"),
+    [(2.0, False, "0 or 1"), (0.0, False, "monotone"), (1.0, True, "first true match")],
+)
+def test_losses_are_checked_beyond_the_thresholds_that_are_tested(
+    register, loss, first_match, word
+):
+    """Sets of one, which alpha is far too small for, have a loss that the risk does not allow."""
+    risk = with_fewer_matches_than(2)
+
+    def losses_of(scored, thresholds):
+        return np.where(thresholds == 0, loss, risk.losses(scored, thresholds))
+
+    register(replace(risk, losses=losses_of, first_match=first_match))
+    with pytest.raises(InvalidData, match=word):
+        certify(Request(0.3, DELTA, "fewer-than-two"), score(Constant(), draw(200, 0)))
+
+
+def test_the_choice_of_a_score_function_checks_the_losses(register):
+    risk, split = with_fewer_matches_than(2), draw(100, 0)
+    register(replace(risk, losses=lambda *of: 3 * risk.losses(*of)))
+    with pytest.raises(InvalidData, match="loss"):
+        fit_score_function("auto", split.results, split.relevant, risk="fewer-than-two")
+
+
 def test_its_score_function_can_be_chosen_automatically(register):
     split = draw(400, 3)
     chosen, compared = fit_score_function(
