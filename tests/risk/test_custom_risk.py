@@ -170,3 +170,25 @@ def test_its_risk_exceeds_alpha_in_at_most_delta_of_the_calibrations(register, n
         failures.append(np.mean(hits[:, int(threshold)] < 2) > alpha)
     excess = (np.mean(failures) - DELTA) / np.sqrt(DELTA * (1 - DELTA) / DRAWS)
     assert (excess <= 3) == holds
+
+
+@pytest.mark.statistical
+def test_a_risk_that_is_not_monotone_would_exceed_alpha_too_often(register, monkeypatch):
+    """Bisection tests several thresholds, at each of which the losses are independent."""
+    rng, alpha = np.random.default_rng(6), 0.2
+    lost = np.arange(POPULATION) < 1.005 * alpha * POPULATION
+    table = rng.permuted(np.tile(lost, (DEPTH, 1)), axis=1)
+    table[-1] = 0
+
+    def losses_of(scored, thresholds):
+        return table[thresholds.astype(int), scored.n_relevant[:, None]].astype(float)
+
+    register(replace(with_fewer_matches_than(2), losses=losses_of))
+    population = replace(score(Constant(), draw(POPULATION, 4)), n_relevant=np.arange(POPULATION))
+    request = Request(alpha, DELTA, "fewer-than-two")
+    with pytest.raises(InvalidData, match="monotone"):
+        certify(request, population[:N])
+    monkeypatch.setattr(Risk, "check_losses", lambda *_: None)
+    samples = (population[rng.integers(POPULATION, size=N)] for _ in range(DRAWS))
+    failures = [certify(request, sample).threshold < DEPTH - 1 for sample in samples]
+    assert (np.mean(failures) - DELTA) / np.sqrt(DELTA * (1 - DELTA) / DRAWS) > 3
