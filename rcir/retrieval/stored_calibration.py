@@ -171,7 +171,7 @@ def _rules(
         labels = tuned.labels if tuned else tuning.pop("labels")
         return SetRule(
             _score_function(score_functions[risk], part(risk, "score_function")),
-            _results(tuning, None, described["cluster"], labels),
+            _results(tuning, tuned.groups if tuned else None, described["cluster"], labels),
             _results(part(risk, "calibration"), groups, described["cluster"], calibrated.labels),
             described["bound"],
         )

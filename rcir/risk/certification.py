@@ -29,7 +29,7 @@ from rcir.risk.bounds import (
     miss_rate_bound,
     p_value,
 )
-from rcir.risk.losses import MISS, Risk
+from rcir.risk.losses import MISS, Risk, of_worst_group
 from rcir.risk.request import GuaranteeRequest, conflict
 from rcir.risk.results import LABEL, ScoredResults
 from rcir.risk.sequential import (
@@ -463,6 +463,15 @@ def any_mix(
 
     Each group is certified at its share of delta, and the largest threshold serves all of them.
 
+    A cluster may hold queries of several groups, in shares that depend on how hard it is. The loss
+    of a cluster is therefore that of its worst group, see `of_worst_group`. Its mean is certified
+    over the clusters that hold each group, and over all clusters, where these are not the same.
+    These means bound the risk if clusters come as in calibration, and if the group of a query comes
+    from any mix and its cluster is one with this group, whatever the shares of the groups in a
+    cluster. The union bound is conditional on which groups each cluster holds.
+
+    The groups must be fixed before the queries are drawn; for `anytime`, before the first one is.
+
     Raises:
         InvalidConfig: the calibration queries have no groups.
         RiskUnattainable: a group cannot be certified.
@@ -471,21 +480,25 @@ def any_mix(
     if not groups:
         raise InvalidConfig("mix='any' needs groups: none of the calibration queries has a group")
     assert request.delta is not None
-    delta = request.delta / len(groups)
+    if calibration.clusters is None:
+        parts = {f"group {name!r}": calibration.of_group(name) for name in groups}
+    else:
+        parts = _clusters_by_group(calibration, groups)
+    each = replace(request, mix=None, delta=request.delta / len(parts))
     certificates: list[Certificate] = []
     refusals: list[RiskUnattainable] = []
-    for group in groups:
-        part = replace(request, mix=None, group=group, delta=delta)
+    for name, queries in parts.items():
         try:
-            certificates.append(certify(part, calibration, tuning, bound))
+            with _refused(name):
+                certificates.append(_certify_part(each, queries, tuning, bound))
         except RiskUnattainable as error:
             refusals.append(error)
     if refusals:
         smallest = [error.minimum_alpha for error in refusals]
         required = [error.required_calibration for error in refusals]
         raise RiskUnattainable(
-            f"any mix, for which each of {len(groups)} groups is certified at delta / "
-            f"{len(groups)}: {'; '.join(map(str, refusals))}",
+            f"any mix of {len(groups)} groups, for which {len(parts)} certificates are needed at "
+            f"delta / {len(parts)}: {'; '.join(map(str, refusals))}",
             minimum_alpha=None if None in smallest else max(filter(None, smallest)),
             required_calibration=None if None in required else max(filter(None, required)),
         )
@@ -495,6 +508,36 @@ def any_mix(
         max(one.risk_bound or 0.0 for one in certificates),
         n_groups=len(groups),
     )
+
+
+def _certify_part(
+    request: GuaranteeRequest,
+    queries: ScoredResults,
+    tuning: ScoredResults | None,
+    bound: Bound,
+) -> Certificate:
+    """Certify a request for one group, or for the worst groups of clusters."""
+    if queries.clusters is None:
+        return certify(request, queries, tuning, bound)
+    assert not isinstance(request.alpha, Mapping)
+    worst, of_means = of_worst_group(request.one_risk), _bound_of_means(bound, queries)
+    return mean_loss(worst, request.alpha, request.delta, queries, tuning, of_means)
+
+
+def _clusters_by_group(calibration: ScoredResults, groups: list[str]) -> dict[str, ScoredResults]:
+    """Return the clusters that hold each group, and all of them if some hold several groups.
+
+    Groups that the same clusters hold are returned once.
+    """
+    clusters = np.asarray(calibration.clusters)
+    holding = {
+        f"clusters with group {name!r}": np.isin(clusters, clusters[calibration.groups == name])
+        for name in groups
+    }
+    if np.sum(list(holding.values()), axis=0).max() > 1:
+        holding["all clusters"] = np.ones(len(clusters), bool)
+    names = {rows.tobytes(): name for name, rows in holding.items()}
+    return {name: calibration[holding[name]] for name in names.values()}
 
 
 def group_weights(calibration: ScoredResults, mix: Mapping[str, float]) -> NDArray[np.float64]:

@@ -315,12 +315,13 @@ def test_a_label_that_only_queries_had_is_matched_by_new_items():
 
 def test_clusters_and_the_number_of_retrievers_chosen_among_are_kept(tmp_path):
     own = build(uncertainty=None)
-    clusters = np.repeat(np.arange(80), 5)
-    own.calibrate(
-        CALIBRATION.vectors, CALIBRATION.labels, "minmax", clusters=clusters, cluster="drive"
-    )
+    options = {"clusters": np.tile(np.arange(80), 5), "cluster": "drive"}
+    options["groups"] = CALIBRATION.groups
+    own.calibrate(CALIBRATION.vectors, CALIBRATION.labels, "minmax", **options)
     own.calibration = replace(own.calibration, chosen_among=4)
     loaded = Retriever.load(own.save(tmp_path / "own"))
+    for alpha in np.linspace(0.3, 0.7, 17):  # the groups of the tuning queries decide the stake
+        assert guarantee(loaded, alpha, 0.9, mix="any") == guarantee(own, alpha, 0.9, mix="any")
     loaded.remove(["3"])
     loaded.recalibrate()
     found = loaded.guarantee(0.7, 0.1)
