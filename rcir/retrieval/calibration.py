@@ -393,7 +393,7 @@ class CalibrationReport:
         if self.chosen_among > 1:
             first = f"Chosen among {self.chosen_among} retrievers after looking: w{first[1:]}"
         if self.anytime:
-            first += ", at every moment since calibration began"
+            first += ", at every moment since this gallery was calibrated"
         queries = f"{self.n_calibration} calibration queries"
         if self.clusters is not None:
             number, kind = self.clusters

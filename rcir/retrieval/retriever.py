@@ -444,8 +444,8 @@ class Retriever:
 
         No images are needed: the queries are kept as they were searched. The score functions are
         fitted anew, of the kinds that were chosen before, and the uncertainty is the same. Each
-        gallery's guarantee holds with its own delta, if the gallery was not changed in view of
-        these queries.
+        gallery's guarantee holds with its own delta, also at every moment (`anytime`), if the
+        gallery was not changed in view of these queries.
 
         Raises:
             StaleCalibration: not calibrated, or the encoder has changed, so that the vectors of the
@@ -467,8 +467,8 @@ class Retriever:
         """Add labelled queries to those calibrated on, in use, as often as needed.
 
         The score functions stay as they are. From then on only guarantees that hold at every moment
-        since calibration began are given (`anytime=True`), so that one may look at the sets and go
-        on or stop. With the others, stopping early would favour misleading queries.
+        since this gallery was calibrated are given (`anytime=True`), so that one may look at the
+        sets and go on or stop. With the others, stopping early would favour misleading queries.
 
         Args:
             queries: exchangeable with the calibration queries, in the order in which their truth
@@ -481,7 +481,8 @@ class Retriever:
         Raises:
             StaleCalibration: not calibrated, or changed since, or another one searched the queries.
             InvalidData: the calibration queries come in clusters, or have groups and these do not;
-                or some queries are items of the gallery, of those before, or the same.
+                or some are of new groups, because `mix="any"` divides delta by their number; or
+                some queries are items of the gallery, of those before, or the same.
 
         Example:
             >>> import rcir

@@ -100,7 +100,7 @@ class Guarantee:
         if self.simultaneous:
             sure += ", whatever alpha is chosen"
         if self.anytime:
-            sure += ", at every moment since calibration began"
+            sure += ", at every moment since this gallery was calibrated"
         if self.mix == "any":
             sure += f", whatever the mix of the {self.n_groups} groups"
         elif isinstance(self.mix, Mapping):

@@ -55,7 +55,7 @@ def test_anytime_guarantees_rest_on_all_queries_so_far(own, alpha):
     both = np.concatenate([CALIBRATION.scores, FURTHER.scores])
     assert after.threshold == pytest.approx(smallest_threshold(both, alpha), rel=1e-6)
     assert (after.n_calibration, after.risk_bound) == (900, alpha)
-    assert "every moment since calibration began" in str(after)
+    assert "every moment since this gallery was calibrated" in str(after)
 
 
 def test_more_queries_certify_what_fewer_did_not(own):
@@ -167,10 +167,17 @@ def test_a_chosen_retriever_stays_chosen_when_it_is_extended(extended):
 # Queries that cannot be added
 
 
-def test_queries_of_new_groups_are_refused_because_delta_is_divided_among_the_groups(own):
-    queries = replace(search(own, TEST), groups=np.array(["unheard of"] * 100))
-    with pytest.raises(InvalidData, match="unheard of"):
-        own.extend_calibration(queries)
+def test_queries_of_new_groups_are_refused_because_delta_is_divided_among_the_groups(extended):
+    """With each group that joins, delta would be divided by one more, but not that of before."""
+    groups = np.append(TEST.groups[:-1], "unheard of")
+    for recurring in (False, True):
+        with pytest.raises(InvalidData, match="unheard of"):
+            extended.extend_calibration(
+                replace(search(extended, TEST), groups=groups), None, recurring
+            )
+    assert guarantee(extended, 0.5, mix="any", anytime=True).n_groups == 2
+    with pytest.raises(InvalidConfig, match="unheard of"):
+        guarantee(extended, 0.5, group="unheard of", anytime=True)
 
 
 @pytest.mark.parametrize("recurring", [False, True])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from rcir.errors import RiskUnattainable
 from rcir.risk import (
@@ -74,6 +75,32 @@ def test_the_exact_bound_of_one_number_applied_at_every_number_would_be_noticed(
 ):
     wrong = ever_wrong(scores, alpha, lambda n: allowed_misses(n, alpha, 0.1))
     assert excess(wrong, 0.1) > 3
+
+
+@pytest.mark.parametrize("divided", [True, False])
+def test_groups_that_join_need_a_delta_divided_by_their_final_number(excess, divided):
+    """Each group is harder than those before, so that it decides the threshold when it arrives."""
+    wrong = np.zeros(STREAMS, bool)
+    for number in range(1, 13):
+        delta = 0.1 / (12 if divided else number)
+        allowed = [anytime_allowed_misses(n, 0.1, delta) for n in range(1, 601)]
+        misses = np.cumsum(np.random.default_rng(number).uniform(size=(STREAMS, 600)) < 0.1, axis=1)
+        wrong |= (misses <= allowed).any(axis=1)
+    assert (excess(wrong, 0.1) <= 3) == divided
+
+
+def test_the_risk_holds_at_every_moment_of_one_gallery_but_not_of_all(excess):
+    """The scores of the same queries in 60 galleries have a correlation of one half."""
+    rng, first, every, alpha = np.random.default_rng(1), 45, 2, 0.1
+    failed = np.zeros((60, STREAMS), bool)
+    of_query = rng.standard_normal((STREAMS, first + 60 * every))
+    for gallery in range(60):
+        own = (of_query + rng.standard_normal(of_query.shape)) / np.sqrt(2)
+        misses = np.cumsum(own > norm.isf(alpha), axis=1)
+        for n in first + gallery * every + np.arange(every):
+            failed[gallery] |= misses[:, n - 1] <= anytime_allowed_misses(int(n), alpha, 0.1)
+    assert all(excess(one, 0.1) <= 3 for one in failed)
+    assert excess(failed.any(axis=0), 0.1) > 3
 
 
 def ever_below(scores, rate, bound):
