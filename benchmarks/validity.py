@@ -19,7 +19,8 @@ from typing import Any
 import faiss
 import numpy as np
 from common import parser, report, sized
-from populations import POPULATION, Array, Generator, World, drawn_world, rows_of
+from populations import POPULATION, TUNING, Array, Generator, World, drawn_world, rows_of
+from scipy.stats import norm
 
 from rcir.errors import RiskUnattainable
 from rcir.index.exact import nearest
@@ -109,6 +110,30 @@ def any_mix(world: World, rng: Generator, draws: int) -> Array:
     return np.max([above(world.risk("miss", thresholds, rows), alpha) for rows in members], axis=0)
 
 
+def any_mix_of_clusters(world: World, rng: Generator, draws: int) -> Array:
+    """Every cluster holds two groups, of which either is the harder one."""
+    ranks = np.argsort(np.argsort(world.population.match_score, kind="stable"))
+    order = np.argsort(ranks + rng.uniform(0, POPULATION, size=POPULATION))
+    easy, hard = np.split(order, 2)
+    alpha, number = world.level("miss", rng, hard), int(rng.integers(60, 150))
+    thresholds, size, is_hard = np.full(draws, np.nan), 10, np.arange(10) < 7
+    of_tuning = {"clusters": np.arange(TUNING) // 3, "cluster": "video"}
+    tuning = replace(world.tuning, **of_tuning, groups=np.array(["a", "b", "b"] * (TUNING // 3)))
+    for draw in range(draws):
+        rows = np.where(is_hard, *(rng.choice(half, (number, size)) for half in (hard, easy)))
+        in_a = is_hard ^ (rng.uniform(size=(number, 1)) < 0.5)
+        calibration = replace(
+            world.population[rows.ravel()],
+            groups=np.where(in_a, "a", "b").ravel(),
+            clusters=np.repeat(np.arange(number), size),
+            cluster="video",
+        )
+        with suppress(RiskUnattainable):
+            request = Request(alpha, DELTA, mix="any")
+            thresholds[draw] = certify(request, calibration, tuning).threshold
+    return above(world.risk("miss", thresholds, hard), alpha)  # in the mix of the hard queries
+
+
 def given_mix(world: World, rng: Generator, draws: int) -> Array:
     shares = dict(zip(world.names, rng.dirichlet(np.ones(len(world.names))), strict=True))
     members = {name: world.groups == name for name in world.names}
@@ -142,6 +167,30 @@ def any_moment(world: World, rng: Generator, draws: int) -> Array:
             thresholds[np.isinf(thresholds)] = np.nan
             wrong = np.fmax(wrong, above(world.risk("miss", thresholds), alpha))
     return wrong
+
+
+def any_moment_of_one_gallery(_: World, rng: Generator, draws: int) -> Array:
+    """The gallery changes after every few queries: the share of 60 galleries that ever fail."""
+    first, every, alpha = int(rng.integers(45, 90)), int(rng.integers(1, 6)), rng.uniform(0.1, 0.3)
+    failed, of_query = np.zeros((60, draws), bool), rng.standard_normal((draws, first + 60 * every))
+    for number in range(60):
+        n = first + number * every + np.arange(every)
+        allowed = np.array([anytime_allowed_misses(int(each), alpha, DELTA) for each in n])
+        scores = (of_query + rng.standard_normal(of_query.shape)) / np.sqrt(2)
+        misses = np.cumsum(scores > norm.isf(alpha), axis=1)  # at the threshold of risk alpha
+        failed[number] = (misses[:, n - 1] <= allowed).any(axis=1)
+    return failed.mean(axis=0)
+
+
+def any_mix_at_any_moment(_: World, rng: Generator, draws: int) -> Array:
+    """One group after the other arrives, each harder than those before: it decides the threshold.
+
+    Their number is fixed before the first query.
+    """
+    groups, alpha, n = int(rng.integers(2, 13)), rng.uniform(0.1, 0.3), np.arange(1, 601)
+    allowed = [anytime_allowed_misses(int(each), alpha, DELTA / groups) for each in n]
+    misses = np.cumsum(rng.uniform(size=(draws, groups, len(n))) < alpha, axis=2)
+    return (misses <= allowed).any(axis=(1, 2)).astype(np.float64)
 
 
 def clusters(world: World, rng: Generator, draws: int) -> Array:
@@ -274,9 +323,12 @@ MODES: Mapping[str, Callable[[World, Generator, int], Array]] = {
     "abstention": abstention,
     "group": group,
     "any mix of groups": any_mix,
+    "any mix of groups in clusters": any_mix_of_clusters,
     "given mix of groups": given_mix,
     "any alpha": any_alpha,
     "any moment": any_moment,
+    "any moment of one of 60 galleries": any_moment_of_one_gallery,
+    "any mix at any moment": any_mix_at_any_moment,
     "misses on average": on_average("miss"),
     "recall on average": on_average("recall"),
     "clusters": clusters,
