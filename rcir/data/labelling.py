@@ -17,6 +17,7 @@ from rcir.inputs import as_numpy
 from rcir.printable import printable
 
 LABEL_KINDS = "whole numbers, texts, or lists of texts"
+UNMATCHED = np.iinfo(np.int64).min  # the label of a query that matches no gallery item
 
 
 def gallery_relevance(labels: object, ids: Sequence[str]) -> tuple[Relevance, dict[int, str]]:
@@ -94,6 +95,44 @@ def query_relevance(
         raise _mismatch(values, gallery)
     known = [[column[name] for name in some if name in column] for some in lists]
     return type(gallery).of_lists(known, gallery.labels.shape[1]), dict(names)
+
+
+def reported_relevance(
+    labels: Sequence[Any], gallery: Relevance, names: Mapping[int, str]
+) -> tuple[Relevance, dict[int, str]]:
+    """Return what `query_relevance` does, for queries of which some match no gallery item.
+
+    Args:
+        labels: the label of each query, as for `query_relevance`; None if it matches nothing.
+        gallery, names: the gallery's relevance, and the names of its labels.
+
+    Raises:
+        InvalidData: as `query_relevance`, or gallery items match by location.
+
+    Example:
+        >>> gallery, names = gallery_relevance(["pear", "fig"], ["a", "b"])
+        >>> relevance, _ = reported_relevance(["fig", None], gallery, names)
+        >>> relevance.totals(gallery).tolist()
+        [1, 0]
+    """
+    if isinstance(gallery, SharedLabel):
+        lists = [
+            [] if label is None else [label] if isinstance(label, str) else label
+            for label in labels
+        ]
+        return query_relevance(lists, gallery, names)
+    if not isinstance(gallery, SameLabel):
+        raise InvalidData(
+            f"the gallery's images match as {type(gallery).__name__}: feedback can report labels "
+            "or ids of true matches only"
+        )
+    codes = np.full(len(labels), UNMATCHED, np.int64)
+    rows = [row for row, label in enumerate(labels) if label is not None]
+    known = dict(names)
+    if rows:
+        labelled, known = query_relevance([labels[row] for row in rows], gallery, names)
+        codes[rows] = labelled.arrays()["labels"]
+    return SameLabel(codes), known
 
 
 def added_relevance(

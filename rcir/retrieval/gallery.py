@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.labelling import added_relevance, query_relevance, require_same_kind
+from rcir.data.labelling import (
+    added_relevance,
+    query_relevance,
+    reported_relevance,
+    require_same_kind,
+)
 from rcir.data.match_table import MatchTable
 from rcir.data.records import ImageSet
 from rcir.data.relevance import SameLabel, SharedLabel, relevance_of
@@ -113,6 +118,16 @@ class Gallery:
             InvalidData: the labels do not suit the gallery, or its relevance is unknown.
         """
         return query_relevance(labels, self._known_relevance(), names)
+
+    def reported_relevance(
+        self, labels: Sequence[Any], names: dict[int, str]
+    ) -> tuple[Relevance, dict[int, str]]:
+        """Return what `query_relevance` does, with None as the label of an unmatched query.
+
+        Raises:
+            InvalidData: the labels do not suit the gallery, or its relevance is unknown.
+        """
+        return reported_relevance(labels, self._known_relevance(), names)
 
     def _known_relevance(self) -> Relevance:
         if self.relevance is None:

@@ -9,6 +9,7 @@ import pytest
 from scipy.spatial import cKDTree
 
 from rcir.data import ImageSet, overlap
+from rcir.data.labelling import gallery_relevance, reported_relevance
 from rcir.data.relevance import SameLabel, SharedLabel, relevance_of
 from rcir.data.votes import count_matches
 from rcir.data.within_radius import WithinRadius
@@ -425,3 +426,25 @@ def test_images_without_labels_keep_their_relevance_in_a_subset(relevance, match
 def test_inconsistent_images_are_refused(changes, word):
     with pytest.raises(InvalidData, match=word):
         images(**changes)
+
+
+@pytest.mark.parametrize(
+    ("labels", "reported", "totals"),
+    [
+        ([4, 4, 7], [7, None, 4, 9], [1, 0, 2, 0]),
+        (["fig", "fig", "pear"], [None, "plum", "fig"], [0, 0, 2]),
+        ([["a", "b"], ["b"], []], [None, ["b"], "a"], [0, 2, 1]),
+        (None, [["0", "2"], None, ["1"]], [2, 0, 1]),
+        ([4, 4, 7], [None, None], [0, 0]),
+    ],
+)
+def test_a_query_without_a_reported_label_matches_nothing(labels, reported, totals):
+    gallery, names = gallery_relevance(labels, ["0", "1", "2"])
+    relevance, _ = reported_relevance(reported, gallery, names)
+    assert relevance.totals(gallery).tolist() == totals
+    assert relevance_of(relevance.arrays()).totals(gallery).tolist() == totals
+
+
+def test_places_cannot_be_reported():
+    with pytest.raises(InvalidData, match="labels"):
+        reported_relevance([None], WithinRadius(np.zeros((2, 2)), 25.0), {})
