@@ -416,7 +416,8 @@ class CalibrationReport:
                 )
             if row.mean_size is None:
                 least = row.minimum_alpha
-                line += "  not certified" + ("" if least is None else f"; from {least:.4g} on")
+                line += "  not certified"
+                line += "" if least is None else f"; on new queries from {least:.4g} on"
             lines.append(line)
         if self.coverage is not None and self.coverage.uncovered:
             lines.append(str(self.coverage))

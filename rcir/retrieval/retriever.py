@@ -471,9 +471,13 @@ class Retriever:
         sets and go on or stop. With the others, stopping early would favour misleading queries.
 
         Args:
-            queries: exchangeable with the calibration queries, in the order in which their truth
-                became known, searched by this retriever; or vectors (n, d). With groups if those
-                had some.
+            queries: exchangeable with the calibration queries, searched by this retriever; or
+                vectors (n, d). With groups if those had some. Add them in the order in which they
+                were asked, none left out before the last: if the order depends on the outcome, no
+                guarantee holds. Wait for a query whose true matches are unknown yet, up to a limit
+                that is fixed beforehand, and then add it as one that matches nothing. Queries that
+                chose this retriever among others, such as test queries in a promotion, must not be
+                added.
             labels, options: of the vectors, see `labelled`.
             recurring: allow queries that were tuned or calibrated with before, or come twice, as in
                 `calibrate`.
@@ -485,13 +489,15 @@ class Retriever:
                 some queries are items of the gallery, of those before, or the same.
 
         Example:
-            >>> import rcir
-            >>> from rcir.data import DataConfig, load_splits
-            >>> retriever = rcir.load("runs/demo/retriever")
-            >>> test = load_splits(DataConfig("digits", seed=1)).test
-            >>> retriever.extend_calibration(retriever.search_labelled(test))
-            >>> retriever.guarantee(0.1, 0.1, anytime=True).n_calibration > 5000
-            True
+            >>> import numpy as np, rcir
+            >>> rng = np.random.default_rng(0)
+            >>> labels = rng.integers(5, size=1200)
+            >>> vectors = np.eye(5)[labels] + 0.2 * rng.standard_normal((1200, 5))
+            >>> retriever = rcir.Retriever.from_embeddings(vectors[:400], labels=labels[:400])
+            >>> _ = retriever.calibrate(vectors[400:900], labels[400:900])
+            >>> retriever.extend_calibration(vectors[900:], labels[900:])
+            >>> retriever.guarantee(0.1, 0.1, anytime=True).n_calibration
+            650
         """
         before = self._version
         calibration = before.valid_calibration()

@@ -58,6 +58,12 @@ class RiskMonitor:
     alarm is raised, never the probability of a false alarm. A risk that exceeds alpha by less than
     a few percent of alpha may never be detected.
 
+    The order of the losses must not depend on them: pass them in the order in which the queries
+    were asked, none left out before the last. If misses become known sooner than hits, an order by
+    the time at which they do raises false alarms. Wait for a loss that is unknown yet, up to a
+    limit that is fixed beforehand, and then pass 1; an alarm can then also mean that too many
+    losses stay unknown.
+
     An alarm means that the risk is above alpha: the queries have changed, or the certificate was
     wrong from the start, which has probability at most delta. With `delta=None`, the risk is above
     alpha after many calibrations, although it is not on average: monitor a larger alpha then.
@@ -111,10 +117,11 @@ class RiskMonitor:
         return math.exp(min(self.peak, 700.0))
 
     def update(self, losses: ArrayLike) -> bool:
-        """Add the losses of further queries, in the order of the queries, and return `alarm`.
+        """Add the losses of further queries and return `alarm`.
 
         Args:
-            losses: a number or (m,) numbers in [0, 1]; a miss is 1 or True.
+            losses: a number or (m,) numbers in [0, 1], in the order in which the queries were
+                asked, none left out before the last; a miss is 1 or True.
 
         Raises:
             InvalidData: a loss is not a number in [0, 1]; the state is then unchanged.
@@ -233,10 +240,11 @@ class ChangeDetector:
         self.staked = [0.0] * (N_ALTERNATIVES - 1)
 
     def update(self, losses: ArrayLike) -> bool:
-        """Add the losses of further queries, in the order of the queries, and return `alarm`.
+        """Add the losses of further queries and return `alarm`.
 
         Args:
-            losses: a number or (m,) numbers in [0, 1]; a miss is 1 or True.
+            losses: a number or (m,) numbers in [0, 1], in the order in which the queries were
+                asked, none left out before the last; a miss is 1 or True.
 
         Raises:
             InvalidData: a loss is not a number in [0, 1]; the state is then unchanged.

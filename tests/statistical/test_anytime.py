@@ -103,6 +103,28 @@ def test_the_risk_holds_at_every_moment_of_one_gallery_but_not_of_all(excess):
     assert excess(failed.any(axis=0), 0.1) > 3
 
 
+def anytime_misses(n):
+    return anytime_allowed_misses(n, 0.1, 0.1)
+
+
+@pytest.mark.parametrize("lag", [20, 100])
+def test_an_order_in_which_misses_come_later_would_be_noticed(scores, excess, lag):
+    """Misses at the threshold of risk 0.1 become known `lag` queries later than hits."""
+    order = np.argsort(np.arange(LENGTH) + lag * (scores >= 0.9), axis=1, kind="stable")
+    by_truth = np.take_along_axis(scores, order, axis=1)[:, : LENGTH - lag]
+    assert excess(ever_wrong(by_truth, 0.1, anytime_misses), 0.1) > 3
+
+
+def test_queries_of_unknown_truth_as_misses_and_that_leaving_them_out_would_be_noticed(
+    scores, excess
+):
+    unknown = (scores >= 0.9) & (np.random.default_rng(1).uniform(size=scores.shape) < 0.2)
+    counted = np.where(unknown, np.inf, scores)
+    assert excess(ever_wrong(counted, 0.1, anytime_misses), 0.1) <= 3
+    known = np.stack([row[~gone][:2_500] for row, gone in zip(scores, unknown, strict=True)])
+    assert excess(ever_wrong(known, 0.1, anytime_misses), 0.1) > 3
+
+
 def ever_below(scores, rate, bound):
     """(streams,) True if the bound of a miss rate is below it at any number of queries."""
     misses = np.cumsum(scores[:, :400] < rate, axis=1)
