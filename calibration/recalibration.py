@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from rcir.retrieval import storage
 from rcir.retrieval.calibration import CalibrationReport, known_digests
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
+
+if TYPE_CHECKING:
+    from rcir.serving.store import Reported
 
 
 def recalibrate(
@@ -42,8 +45,10 @@ def recalibrate(
             retriever without an encoder.
         remove: file with the ids of those that go, one on each line.
         feedback: file of a server (`rcir serve --feedback`): the queries that it answered with this
-            retriever, and that were labelled since, calibrate in place of those before. The tuning
-            split stays. They are to be all queries of some time, or drawn among them at random.
+            retriever, and that have feedback, calibrate in place of those before. The tuning split
+            stays. They are to be all queries of some time, or drawn among them at random. A miss
+            without a label counts as a query that matches nothing; a hit without one is refused.
+            How many queries are used is printed.
         since: when those queries were asked at the earliest, such as since the camera was changed;
             in local time unless it says otherwise. Queries from before and after a change of what
             is asked together certify neither.
@@ -51,8 +56,8 @@ def recalibrate(
     Raises:
         NoRetriever, CorruptRetriever: the folder contains no retriever, or a damaged one.
         DataUnavailable: there is no such file.
-        InvalidData: of what is added or removed, or of some items it is not known which queries
-            they match. The folder, and an index on a server, stay as they were.
+        InvalidData: of what is added or removed, or of feedback, or of some items it is not known
+            which queries they match. The folder, and an index on a server, stay as they were.
         StaleCalibration: it is not calibrated, or such an index was changed by others.
         DataUnavailable: a server fails. What it had changed before is in the folder, which is to be
             recalibrated.
@@ -105,43 +110,56 @@ def save_recalibrated(retriever: Retriever, folder: Path) -> None:
 def _labelled(
     folder: Path, retriever: Retriever, file: Path, since: datetime | None
 ) -> tuple[Queries, list[Any]]:
-    """The queries that the retriever in a folder was asked, and their labels."""
+    """The queries that the retriever in a folder was asked, and their labels; None for a miss."""
     from rcir.serving.sources import Folder
     from rcir.serving.store import Store
 
     if not file.is_file():
         raise DataUnavailable(f"there is no file {file}: name that of `rcir serve --feedback`")
     start = 0.0 if since is None else since.timestamp()
-    found = Store(file).labelled(Folder(folder).version(), start)
+    store, version = Store(file), Folder(folder).version()
+    found = store.reported(version, start)
     if found is None:
         asked = "" if since is None else f" since {since}"
         raise InvalidData(
-            f"{file} holds no labelled feedback on answers{asked} of {folder} as it is now: "
-            "feedback has to name labels, and speaks of the retriever that answered"
+            f"{file} holds no feedback on answers{asked} of {folder} as it is now: feedback speaks "
+            "of the retriever that answered"
         )
-    return _new(retriever, *found)
+    used = _new(retriever, found)
+    used.require_labels_of_hits()
+    print(
+        f"feedback: {len(used.labels)} queries are used, of which {used.n_unlabelled_misses} are "
+        "misses without a label and count as queries that match nothing; "
+        f"{len(found.labels) - len(used.labels)} are left out (repeated, in the gallery, or used "
+        f"for calibration before); {store.n_unreported(version, start)} answers have no feedback"
+    )
+    return used.queries, used.labels
 
 
-def _new(retriever: Retriever, queries: Queries, labels: list[Any]) -> tuple[Queries, list[Any]]:
+def _new(retriever: Retriever, reported: Reported) -> Reported:
     """The queries that are new to a retriever, each once: others calibrate nothing."""
     calibration = retriever.require_calibration()
     if calibration.options.recurring:
-        return queries, labels
-    rows = np.sort(np.unique(queries.identities, return_index=True)[1])
+        return reported
+    rows = reported.distinct
     known = known_digests(retriever.searcher, calibration)
-    rows = rows[~np.isin(queries.identities[rows], known)]
+    rows = rows[~np.isin(reported.queries.identities[rows], known)]
     if not len(rows):
         raise InvalidData(
-            "all labelled queries are of the gallery, or tuned or calibrated the retriever before"
+            "all queries with feedback are of the gallery, or tuned or calibrated the retriever "
+            "before"
         )
-    return queries[rows], [labels[row] for row in rows]
+    return reported[rows]
 
 
 def _calibrated(retriever: Retriever, queries: Queries, labels: list[Any]) -> CalibrationReport:
     """Calibrate with other queries, in the way it was before."""
     calibration = retriever.require_calibration()
     options = calibration.options
-    relevance, _ = retriever.searcher.gallery.query_relevance(labels, retriever.label_names)
+    searcher = retriever.searcher
+    relevance, searcher.label_names = searcher.gallery.reported_relevance(
+        labels, searcher.label_names
+    )
     return retriever.calibrate_splits(
         retriever.search_labelled(calibration.tuning_queries),
         retriever.search_labelled(replace(queries, relevance=relevance)),

@@ -34,6 +34,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="queries that may wait for the model",
     )
     parser.add_argument(
+        "--feedback-days",
+        type=float,
+        default=Settings.feedback_days,
+        help="days after which a monitored query without feedback counts as a miss",
+    )
+    parser.add_argument(
         "--replicas",
         type=int,
         nargs=2,
@@ -55,6 +61,7 @@ def run(options: Namespace) -> None:
         pictures=options.pictures,
         capacity=options.capacity,
         poll=options.poll,
+        feedback_days=options.feedback_days,
     )
     if options.replicas is None:
         serve(options.retriever, settings)

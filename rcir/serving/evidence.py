@@ -5,20 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rcir.errors import InvalidData, RcirError
 from rcir.levels import ALPHA
-from rcir.retrieval.queries import Queries
 from rcir.serving.guarantee_watch import GuaranteeWatch
 from rcir.serving.served import Served
-from rcir.serving.store import Loss, NoFeedback, Store, StoreUnavailable
+from rcir.serving.store import Asked, Loss, NoFeedback, Reported, Store, StoreUnavailable
 from rcir.serving.terms import Feedback
 
-FEW, RECENT = 30, 1000  # labelled queries that are compared with those that calibrated
+FEW, RECENT = 30, 1000  # queries with feedback that are compared with those that calibrated
+Row = TypeVar("Row", Asked, Loss)
 _log = logging.getLogger("rcir.serving")
 
 
@@ -32,22 +31,25 @@ class Evidence:
     Args:
         served: the retriever.
         store: of answers and feedback; or None.
+        wait: seconds after which a query without feedback counts as a miss.
 
     Attributes:
         watch: on its guarantees.
     """
 
-    def __init__(self, served: Served, store: Store | None) -> None:
+    def __init__(self, served: Served, store: Store | None, wait: float) -> None:
         self._served, self._store = served, store
         self._compared: tuple[Any, dict[str, Any]] | None = None  # the last outcome, and of which
         retriever = served.retriever
         calibration = retriever.require_calibration()
         self._clustered = calibration.main.calibration.cluster is not None
         self._recurring = calibration.options.recurring
-        self.watch = GuaranteeWatch(self._losses, self._recurring)
+        self.watch = GuaranteeWatch(self._losses, self._asked, wait, self._recurring)
 
     def feed(self, feedback: Feedback) -> int | None:
         """Keep and watch feedback on an answer, also of an earlier version; see `Store.feed`.
+
+        If the set held a match and only one label, that is the label of the query.
 
         Raises:
             NoFeedback: none is kept.
@@ -73,6 +75,9 @@ class Evidence:
                     f"{feedback.label!r} the set {'held a' if match else 'held no'} true match: "
                     "check both"
                 )
+        elif feedback.match and answer.version == self._served.manifest:
+            label = self._served.only_label(answer.items)
+            feedback = feedback.model_copy(update={"label": label})
         number = self._store.feed(feedback)
         if number is not None:
             try:
@@ -82,47 +87,53 @@ class Evidence:
         return number
 
     def comparison(self) -> Callable[[], dict[str, Any]] | None:
-        """The work of a comparison of the latest labelled queries with those that calibrated, as
-        plain values, for the thread of the model; None where too few are known.
+        """The work of a comparison of the latest queries with feedback with those that calibrated,
+        as plain values, for the thread of the model; None where there are too few.
 
         Raises:
             StoreUnavailable: they cannot be read.
         """
         recent = self._recent()
-        return None if recent is None or len(recent[1]) < FEW else partial(self._compare, *recent)
+        return (
+            None if recent is None or len(recent.labels) < FEW else partial(self._compare, recent)
+        )
 
-    def _compare(self, queries: Queries, labels: list[Any]) -> dict[str, Any]:
+    def _compare(self, recent: Reported) -> dict[str, Any]:
         alpha = min((row.terms["alpha"] for row in self.watch.rows), default=ALPHA)
-        asked = (queries.identities.tobytes(), alpha)
+        asked = (recent.queries.identities.tobytes(), recent.n_unlabelled_hits, alpha)
         if self._compared is None or self._compared[0] != asked:  # searched once
-            self._compared = asked, self._checked(queries, labels, alpha)
+            self._compared = asked, self._checked(recent, alpha)
         return self._compared[1]
 
-    def _checked(self, queries: Queries, labels: list[Any], alpha: float) -> dict[str, Any]:
+    def _checked(self, recent: Reported, alpha: float) -> dict[str, Any]:
         try:
-            recent = self._served.labelled(queries, labels)
-            found = self._served.retriever.check(recent, alpha)
+            recent.require_labels_of_hits()
+            labelled = self._served.labelled(recent.queries, recent.labels)
+            found = self._served.retriever.check(labelled, alpha)
         except RcirError as error:
-            return {"p_value": None, "n_recent": len(labels), "sentence": str(error)}
+            return {"p_value": None, "n_recent": len(recent.labels), "sentence": str(error)}
         return {"p_value": found.p_value, "n_recent": found.n_recent, "sentence": str(found)}
 
-    def _recent(self) -> tuple[Queries, list[Any]] | None:
-        """The latest labelled queries that are new to the retriever, each once."""
+    def _recent(self) -> Reported | None:
+        """The latest queries with feedback that are new to the retriever, each once."""
         if self._store is None or self._clustered:
             return None
-        found = self._store.labelled(self._served.manifest, most=RECENT)
+        found = self._store.reported(self._served.manifest, most=RECENT)
         if found is None:
             return None
-        queries, labels = found
-        own = queries.identities
-        first = np.full(len(own), self._recurring)
-        first[np.unique(own, return_index=True)[1]] = True
-        rows: NDArray[np.int64] = np.flatnonzero(first & self._served.new_queries(own))
-        return queries[rows], [labels[row] for row in rows]
+        rows = np.arange(len(found.labels)) if self._recurring else found.distinct
+        return found[rows[self._served.new_queries(found.queries.identities[rows])]]
 
     def _losses(self, after: int) -> list[Loss]:
         if self._store is None or self._clustered:
             return []
-        found = self._store.losses(self._served.manifest, after)
-        new = self._served.new_queries(np.array([loss.digest for loss in found], "S32"))
-        return [loss for loss, counts in zip(found, new, strict=True) if counts]
+        return self._new(self._store.losses(self._served.manifest, after))
+
+    def _asked(self, terms: str, after: int, until: int) -> list[Asked]:
+        assert self._store is not None  # there was feedback
+        return self._new(self._store.asked(self._served.manifest, terms, after, until))
+
+    def _new(self, rows: list[Row]) -> list[Row]:
+        """Return the rows of queries that are new to the retriever."""
+        new = self._served.new_queries(np.array([row.digest for row in rows], "S32"))
+        return [row for row, counts in zip(rows, new, strict=True) if counts]

@@ -125,13 +125,13 @@ class Served:
         return [every[start:end] for start, end in zip([0, *ends[:-1]], ends.tolist(), strict=True)]
 
     def labelled(self, queries: Queries, labels: list[Any]) -> LabelledResults:
-        """Queries that were asked, searched with their labels.
+        """Queries that were asked, searched with their labels; None if they match nothing.
 
         Raises:
             InvalidData: labels are not of the kind that the gallery has.
         """
         known = self.retriever
-        relevance, _ = known.searcher.gallery.query_relevance(labels, known.label_names)
+        relevance, _ = known.searcher.gallery.reported_relevance(labels, known.label_names)
         return known.search_labelled(replace(queries, relevance=relevance))
 
     @cached_property
@@ -150,6 +150,14 @@ class Served:
         rows = np.array([[self.positions[name] for name in items]], np.int64)
         gallery: Any = known.relevance
         return bool(relevance.of(gallery, rows).any())
+
+    def only_label(self, items: Sequence[str]) -> int | str | None:
+        """The label of all items of a set; None if they have several, or not one each."""
+        known = self.retriever
+        if known.labels is None or not items:
+            return None
+        first, *others = set(known.labels[[self.positions[name] for name in items]].tolist())
+        return None if others else known.label_names.get(first, first)
 
     def new_queries(self, digests: NDArray[np.bytes_]) -> NDArray[np.bool_]:
         """Which queries are others than those of `known_digests`."""

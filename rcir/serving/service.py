@@ -28,6 +28,7 @@ from rcir.serving.sources import RetrieverSource, ready_to_serve
 from rcir.serving.store import Store, StoreUnavailable
 from rcir.serving.terms import ExploreTerms, Feedback, Terms
 
+DAY = 86400.0  # seconds
 AGAIN = 60.0  # seconds after which a version that was refused is tried again
 _log = logging.getLogger("rcir.serving")
 
@@ -69,7 +70,8 @@ class Service:
     def _made(self, version: str | None = None) -> Live:
         served = ready_to_serve(self.source, version)
         pictures = ItemPictures(served.retriever, self.settings.pictures)
-        return Live(served, pictures, Evidence(served, self.store))
+        wait = self.settings.feedback_days * DAY
+        return Live(served, pictures, Evidence(served, self.store, wait))
 
     def _take(self, live: Live) -> None:
         self.live = live

@@ -29,6 +29,8 @@ class Settings:
         most_pixels: of a picture, known before it is decoded; of all pictures of a request
             together, eight times as many.
         poll: seconds between two looks for a new version; 0 looks never.
+        feedback_days: days after which a monitored query without feedback counts as a miss; later
+            queries with feedback wait for it until then.
 
     Raises:
         InvalidConfig: of a value, or no token guards an address that others reach.
@@ -48,6 +50,7 @@ class Settings:
     most_bytes: int = 32 * 2**20
     most_pixels: int = 50_000_000
     poll: float = 5.0
+    feedback_days: float = 7.0
 
     def __post_init__(self) -> None:
         for name, least in (("port", 0), ("capacity", 1), ("most_bytes", 1), ("most_pixels", 1)):
@@ -56,6 +59,10 @@ class Settings:
                 raise InvalidConfig(f"{name} is {value}; it must be at least {least}")
         if not 0 <= self.poll < float("inf"):
             raise InvalidConfig(f"poll is {self.poll}; it must be a number of seconds, at least 0")
+        if not 0 < self.feedback_days < float("inf"):
+            raise InvalidConfig(
+                f"feedback_days is {self.feedback_days}; it must be a finite number of days above 0"
+            )
         if self.pictures is not None and not self.pictures.is_dir():
             raise InvalidConfig(f"pictures is {self.pictures}: there is no such folder")
         if self.token is not None and not re.fullmatch("[!-~]{16,}", self.token):

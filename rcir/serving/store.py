@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rcir.errors import InvalidData, RcirError
 from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.queries import Queries
@@ -80,13 +83,87 @@ class Loss:
         number: rises from one feedback to the next.
         terms: the guarantee that was asked for, `Terms.key`.
         miss: whether the set held no true match.
+        answer: the number of the answer.
+        time: when the feedback came, in seconds since 1970.
         digest: of the query.
     """
 
     number: int
     terms: str
     miss: bool
+    answer: int
+    time: float
     digest: bytes
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A query whose misses are watched, with or without feedback.
+
+    Attributes:
+        number: of the answer; rises in the order in which queries were asked.
+        time: when it was asked, in seconds since 1970.
+        digest: of the query.
+    """
+
+    number: int
+    time: float
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Reported:
+    """Queries with feedback.
+
+    Attributes:
+        queries: those that were asked.
+        matches: whether each answer held a true match.
+        labels: the label of each query; None where the feedback names none.
+    """
+
+    queries: Queries
+    matches: list[bool]
+    labels: list[Any]
+
+    def __getitem__(self, rows: NDArray[np.int64]) -> Reported:
+        """Return some of the queries."""
+        matches, labels = ([of[row] for row in rows] for of in (self.matches, self.labels))
+        return Reported(self.queries[rows], matches, labels)
+
+    @property
+    def distinct(self) -> NDArray[np.int64]:
+        """The rows of one occurrence of each query, with a label if any occurrence has one."""
+        labelled_first = np.argsort([label is None for label in self.labels], kind="stable")
+        _, first = np.unique(self.queries.identities[labelled_first], return_index=True)
+        return np.sort(labelled_first[first])
+
+    @property
+    def n_unlabelled_hits(self) -> int:
+        """Number of queries whose answers held a match of which the label is not known."""
+        return sum(m and label is None for m, label in zip(self.matches, self.labels, strict=True))
+
+    @property
+    def n_unlabelled_misses(self) -> int:
+        """Number of queries without a label whose answers held no match."""
+        return self.labels.count(None) - self.n_unlabelled_hits
+
+    def require_labels_of_hits(self) -> None:
+        """Raise `InvalidData` unless all queries whose answers held a match have a label.
+
+        A miss without a label counts as a query that matches nothing, which is at least as hard. A
+        hit without a label can be neither used nor left out: its rank is unknown, and in the
+        smaller sets of another alpha it may be a miss.
+        """
+        if not self.n_unlabelled_hits:
+            return
+        hits = sum(self.matches)
+        raise InvalidData(
+            f"{self.n_unlabelled_hits} of {hits} queries with feedback match: true have no label "
+            f"({self.n_unlabelled_misses} of {len(self.matches) - hits} with match: false have "
+            "none, and count as misses). The ranks of their matches are unknown, and without them "
+            "the other queries are not representative. Send that feedback again with the labels, "
+            "or use only queries that were asked since a time from which on every hit has one"
+        )
 
 
 class Store:
@@ -172,7 +249,7 @@ class Store:
         return KeptAnswer(version, json.loads(items))
 
     def feed(self, feedback: Feedback) -> int | None:
-        """Keep feedback on an answer; said again, it changes nothing.
+        """Keep feedback on an answer; said again, it changes nothing, but may add a label.
 
         Returns:
             Its number, or None where it was said before.
@@ -190,12 +267,17 @@ class Store:
                 before = self._connection.execute(
                     "SELECT match, label FROM feedback WHERE answer = ?", (feedback.answer,)
                 ).fetchone()
-                if before not in (None, (feedback.match, label)):
+                match, known = before or (feedback.match, None)
+                if match != feedback.match or (None not in (known, label) and known != label):
                     raise InvalidData(
                         f"feedback on answer {feedback.answer!r} was given before, and said "
                         "otherwise: the first is kept"
                     )
                 if before is not None:
+                    self._connection.execute(
+                        "UPDATE feedback SET label = coalesce(label, ?) WHERE answer = ?",
+                        (label, feedback.answer),
+                    )
                     return None
                 return self._connection.execute(
                     "INSERT INTO feedback (answer, time, match, label) VALUES (?, ?, ?, ?)",
@@ -203,7 +285,7 @@ class Store:
                 ).lastrowid
 
     def losses(self, version: str, after: int = 0) -> list[Loss]:
-        """Feedback on answers of a version whose misses are watched, in its order.
+        """Feedback on answers of a version whose misses are watched, in the order it came.
 
         Args:
             after: the number of the last that is known already.
@@ -213,17 +295,36 @@ class Store:
         """
         with self._lock, self._using():
             rows = self._connection.execute(
-                "SELECT feedback.number, terms, match, digest FROM feedback "
-                "JOIN answers ON answers.id = answer "
+                "SELECT feedback.number, terms, NOT match, answers.number, feedback.time, digest "
+                "FROM feedback JOIN answers ON answers.id = answer "
                 "WHERE version = ? AND watched AND feedback.number > ? ORDER BY feedback.number",
                 (version, after),
             ).fetchall()
-        return [Loss(number, terms, not match, digest) for number, terms, match, digest in rows]
+        return [Loss(number, terms, bool(miss), *rest) for number, terms, miss, *rest in rows]
 
-    def labelled(
+    def asked(self, version: str, terms: str, after: int, until: int) -> list[Asked]:
+        """Return the queries of a watched guarantee in the order in which they were asked.
+
+        Args:
+            version: of the retriever that answered.
+            terms: the guarantee, `Terms.key`.
+            after, until: numbers of answers; those above `after`, and up to `until`, are returned.
+
+        Raises:
+            StoreUnavailable: the file cannot be read.
+        """
+        with self._lock, self._using():
+            rows = self._connection.execute(
+                "SELECT number, time, digest FROM answers WHERE version = ? AND terms = ? "
+                "AND watched AND number > ? AND number <= ? ORDER BY number",
+                (version, terms, after, until),
+            ).fetchall()
+        return [Asked(*row) for row in rows]
+
+    def reported(
         self, version: str, since: float = 0.0, most: int | None = None
-    ) -> tuple[Queries, list[Any]] | None:
-        """Queries asked of a version whose labels became known, and these, the latest first.
+    ) -> Reported | None:
+        """Return the queries of a version that have feedback, those asked last first.
 
         Args:
             version: of the retriever that answered.
@@ -238,15 +339,31 @@ class Store:
         """
         with self._lock, self._using():
             rows = self._connection.execute(
-                "SELECT query, label FROM feedback JOIN answers ON answers.id = answer "
-                "WHERE version = ? AND label IS NOT NULL AND answers.time >= ? "
-                "ORDER BY feedback.number DESC LIMIT ?",
+                "SELECT query, match, label FROM feedback JOIN answers ON answers.id = answer "
+                "WHERE version = ? AND answers.time >= ? ORDER BY answers.number DESC LIMIT ?",
                 (version, since, -1 if most is None else most),
             ).fetchall()
         if not rows:
             return None
-        queries = Queries.joined([query_of(blob) for blob, _ in rows])
-        return queries, [json.loads(label) for _, label in rows]
+        return Reported(
+            Queries.joined([query_of(blob) for blob, _, _ in rows]),
+            [bool(match) for _, match, _ in rows],
+            [None if label is None else json.loads(label) for _, _, label in rows],
+        )
+
+    def n_unreported(self, version: str, since: float = 0.0) -> int:
+        """Return the number of answers of a version that are kept and have no feedback.
+
+        Raises:
+            StoreUnavailable: the file cannot be read.
+        """
+        with self._lock, self._using():
+            (count,) = self._connection.execute(
+                "SELECT count(*) FROM answers WHERE version = ? AND time >= ? "
+                "AND id NOT IN (SELECT answer FROM feedback)",
+                (version, since),
+            ).fetchone()
+        return int(count)
 
     def _found(self, name: str) -> tuple[str, str]:
         found: tuple[str, str] | None = self._connection.execute(
@@ -260,9 +377,12 @@ class Store:
         return found
 
     def _forget(self) -> None:
+        """Delete old answers without feedback, unless they may count as misses."""
         self._connection.execute(
             "DELETE FROM answers WHERE number <= (SELECT max(number) FROM answers) - ? "
-            "AND id NOT IN (SELECT answer FROM feedback)",
+            "AND id NOT IN (SELECT answer FROM feedback) "
+            "AND NOT (watched AND number < (SELECT coalesce(max(reported.number), 0) "
+            "FROM answers AS reported JOIN feedback ON reported.id = answer))",
             (MOST_ANSWERS,),
         )
 

@@ -63,10 +63,16 @@ class ExploreTerms(_ExploreBody):
 class Terms(_RequestBody):
     """The guarantee that is requested, see `Retriever.retrieve`."""
 
+    monitored: bool = Field(
+        True,
+        description="Whether feedback on the answer will follow; without it, a monitored query "
+        "counts as a miss after some days.",
+    )
+
     @cached_property
     def key(self) -> str:
         """Equal for requests of the same guarantee."""
-        return self.model_dump_json()
+        return self.model_dump_json(exclude={"monitored"})
 
     @property
     def watched(self) -> bool:
@@ -74,13 +80,13 @@ class Terms(_RequestBody):
 
         Not where it is an average over calibrations or may often mislead, where it is of another
         mix of groups than comes or counts labels, or where alpha was chosen after looking at the
-        very set.
+        very set; nor where no feedback is to be waited for.
         """
         stated = self.delta is not None and self.delta <= DELTA
         of_those_who_ask = not self.simultaneous and not isinstance(self.mix, dict)
         of_those_who_ask &= self.query_labels == "calibrated"
         of_misses = self.risk == "miss" and isinstance(self.alpha, float)
-        return stated and of_those_who_ask and of_misses
+        return self.monitored and stated and of_those_who_ask and of_misses
 
     @property
     def options(self) -> dict[str, Any]:
@@ -88,7 +94,7 @@ class Terms(_RequestBody):
         return {
             name: getattr(self, name)
             for name in Terms.model_fields
-            if name not in ("alpha", "delta")
+            if name not in ("alpha", "delta", "monitored")
         }
 
 

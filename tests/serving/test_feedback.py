@@ -16,14 +16,14 @@ import pytest
 import rcir
 from calibration import recalibrate
 from rcir.embedding import Embedding
-from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
+from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RiskUnattainable
 from rcir.retrieval.queries import Queries
 from rcir.risk import RiskMonitor
 from rcir.serving import guarantee_watch
 from rcir.serving import store as module
 from rcir.serving.guarantee_watch import GuaranteeWatch
 from rcir.serving.sources import Folder
-from rcir.serving.store import Loss, Store, StoreUnavailable, UnknownAnswer
+from rcir.serving.store import Asked, Loss, Store, StoreUnavailable, UnknownAnswer
 from rcir.serving.terms import Feedback, Terms
 from tests.serving.conftest import drawn
 
@@ -49,25 +49,32 @@ def keep(store, vectors, n=1, seed=5, **terms):
 def test_acknowledged_feedback_is_there_after_reopening(file, vectors):
     store = Store(file)
     first, second, third = keep(store, vectors, 3)
+    before = time.time()
     store.feed(Feedback(answer=second, match=False, label=7))
     store.feed(Feedback(answer=first, match=True))
     store.close()
     store = Store(file)
     expected = vectors.searcher.prepared(drawn(3, 5)[0]).identified()
-    losses = [
-        Loss(1, Terms(alpha=ALPHA).key, True, expected.digests[1]),
-        Loss(2, Terms(alpha=ALPHA).key, False, expected.digests[0]),
+    key, now = Terms(alpha=ALPHA).key, time.time()
+    losses = store.losses("v1")
+    assert [(loss.number, loss.terms, loss.miss, loss.answer, loss.digest) for loss in losses] == [
+        (1, key, True, 2, expected.digests[1]),
+        (2, key, False, 1, expected.digests[0]),
     ]
-    assert store.losses("v1") == losses
+    assert before <= losses[0].time <= losses[1].time <= now
     assert store.losses("v1", after=1) == losses[1:]
     assert store.losses("v2") == []
-    queries, labels = store.labelled("v1")
-    assert labels == [7]
-    np.testing.assert_array_equal(queries.vectors, expected.vectors[1:2])
-    np.testing.assert_array_equal(queries.digests, expected.digests[1:2])
-    now = time.time()
-    assert store.labelled("v1", since=now - 600)[1] == [7]
-    assert store.labelled("v1", since=now + 600) is None
+    asked = store.asked("v1", key, 0, 2)
+    assert [(one.number, one.digest) for one in asked] == list(enumerate(expected.digests[:2], 1))
+    assert all(one.time <= before for one in asked)
+    assert [one.number for one in store.asked("v1", key, 2, 9)] == [3]
+    reported = store.reported("v1")  # the latest first
+    assert (reported.matches, reported.labels) == ([False, True], [7, None])
+    np.testing.assert_array_equal(reported.queries.vectors, expected.vectors[1::-1])
+    np.testing.assert_array_equal(reported.queries.digests, expected.digests[1::-1])
+    assert store.reported("v1", since=now - 600).labels == [7, None]
+    assert store.reported("v1", since=now + 600) is None
+    assert store.n_unreported("v1") == 1
     assert store.feed(Feedback(answer=third, match=True)) == 3
     answer = vectors.retrieve(drawn(3, 5)[0], ALPHA, DELTA)[2]
     assert (store.answer(third).version, store.answer(third).items) == ("v1", list(answer.ids))
@@ -88,7 +95,7 @@ def test_the_whole_embedding_of_a_query_is_kept(file, retriever, splits):
     answers = retriever.retrieve(embedding, 0.6, 0.1)
     for name in store.add([("v1", Terms(alpha=0.6), queries, answers)]):
         store.feed(Feedback(answer=name, match=True, label=1))
-    kept, _ = store.labelled("v1")
+    kept = store.reported("v1").queries
     for name in ("vectors", "uncertainty", "digests"):  # the latest first
         np.testing.assert_array_equal(getattr(kept, name), getattr(queries, name)[::-1])
     for name, values in queries.embedding.tensors.items():
@@ -98,9 +105,14 @@ def test_the_whole_embedding_of_a_query_is_kept(file, retriever, splits):
 def test_repeated_feedback_changes_nothing_and_contradictions_are_refused(file, vectors):
     store = Store(file)
     (name,) = keep(store, vectors)
-    feedback = Feedback(answer=name, match=True, label=3)
-    assert [store.feed(feedback) for _ in range(3)] == [1, None, None]
-    for other in (Feedback(answer=name, match=False), Feedback(answer=name, match=True)):
+    plain, named = (Feedback(answer=name, match=True, label=label) for label in (None, 3))
+    assert [store.feed(feedback) for feedback in (plain, plain, named, named, plain)] == [
+        1,
+        *[None] * 4,
+    ]
+    assert store.reported("v1").labels == [3]
+    for other in ({"match": False}, {"match": True, "label": 4}):
+        other = Feedback(answer=name, **other)
         with pytest.raises(InvalidData, match="otherwise"):
             store.feed(other)
     assert [loss.miss for loss in store.losses("v1")] == [False]
@@ -120,6 +132,11 @@ def test_old_answers_are_deleted_unless_they_have_feedback(file, vectors, monkey
         store.feed(Feedback(answer=first[1], match=True))
     store.feed(Feedback(answer=later[-1][0], match=True))
     assert len(store.losses("v1")) == 2
+    kept = [one.number for one in store.asked("v1", Terms(alpha=ALPHA).key, 0, 21)]
+    for seed in range(6, 9):
+        keep(store, vectors, 5, seed=seed)
+    # Those before one with feedback may count as misses.
+    assert [one.number for one in store.asked("v1", Terms(alpha=ALPHA).key, 0, 21)] == kept
 
 
 def test_a_file_of_another_program_is_left_alone(file):
@@ -183,32 +200,44 @@ def test_a_killed_process_loses_nothing_that_it_acknowledged(file, place):
 
 
 class Losses:
-    """Losses as a store returns them, each of another query unless one is named."""
+    """Queries and feedback as a store returns them, each of another query unless one is named."""
 
     def __init__(self):
-        self.losses = []
+        self.losses, self.queries = [], []
+
+    def ask(self, alpha, query=None, time=0.0, **terms):
+        """Return a function that keeps feedback on a query."""
+        key, number = Terms(alpha=alpha, **terms).key, len(self.queries) + 1
+        asked = Asked(number, time, b"%d" % number if query is None else query)
+        self.queries.append((key, asked))
+
+        def feed(miss, time=0.0):
+            loss = Loss(len(self.losses) + 1, key, bool(miss), number, time, asked.digest)
+            self.losses.append(loss)
+
+        return feed
 
     def add(self, alpha, misses, query=None, **terms):
-        key = Terms(alpha=alpha, **terms).key
         for miss in misses:
-            number = len(self.losses) + 1
-            digest = b"%d" % number if query is None else query
-            self.losses.append(Loss(number, key, bool(miss), digest))
+            self.ask(alpha, query, **terms)(miss)
 
-    def __call__(self, after):
-        return self.losses[after:]
+    def watch(self, wait=60.0, recurring=False):
+        return GuaranteeWatch(lambda after: self.losses[after:], self.asked, wait, recurring)
+
+    def asked(self, terms, after, until):
+        return [asked for key, asked in self.queries[after:until] if key == terms]
 
 
 def test_each_guarantee_has_its_own_evidence_whenever_it_is_refreshed():
     losses = Losses()
-    often = GuaranteeWatch(losses)
+    often = losses.watch()
     for miss in (0, 1, 1, 0, 1):
         losses.add(0.1, [miss], delta=0.1)
         losses.add(0.1, [0], delta=0.05)
         losses.add(0.1, [1, miss], group="night")
         losses.add(0.2, [1])
         often.refresh()
-    once = GuaranteeWatch(losses)
+    once = losses.watch()
     for one, other in zip(once.rows, often.rows, strict=True):
         assert (one.terms, one.n, one.misses) == (other.terms, other.n, other.misses)
         assert one.evidence == pytest.approx(other.evidence)
@@ -218,7 +247,7 @@ def test_each_guarantee_has_its_own_evidence_whenever_it_is_refreshed():
 
 def test_a_higher_risk_raises_the_alarm_of_its_alpha_only():
     losses = Losses()
-    watch = GuaranteeWatch(losses)
+    watch = losses.watch()
     rng = np.random.default_rng(0)
     losses.add(0.1, rng.random(500) < 0.08)
     losses.add(0.3, rng.random(500) < 0.25)
@@ -231,14 +260,14 @@ def test_a_higher_risk_raises_the_alarm_of_its_alpha_only():
 
 def test_a_query_counts_once_for_a_guarantee_unless_queries_recur():
     losses = Losses()
-    watch = GuaranteeWatch(losses)
+    watch = losses.watch()
     for _ in range(3):
         losses.add(0.1, [1] * 20, query=b"again")
         losses.add(0.2, [1] * 20, query=b"again")
         watch.refresh()
     assert [(row.terms["alpha"], row.n) for row in watch.rows] == [(0.1, 1), (0.2, 1)]
     assert [watch.counts(number) for number in (1, 2, 21, 22)] == [True, False, True, False]
-    recurring = GuaranteeWatch(losses, recurring=True)
+    recurring = losses.watch(recurring=True)
     assert [(row.n, row.misses) for row in recurring.rows] == [(60, 60), (60, 60)]
 
 
@@ -246,7 +275,7 @@ def test_the_number_of_watched_guarantees_is_bounded():
     losses = Losses()
     for number in range(1, 60):
         losses.add(number / 100, [1])
-    watch = GuaranteeWatch(losses)
+    watch = losses.watch()
     assert len(watch.rows) == 32
     assert [watch.counts(number) for number in (32, 33)] == [True, False]
 
@@ -267,6 +296,66 @@ def test_the_number_of_watched_guarantees_is_bounded():
 )
 def test_misses_are_watched_where_they_can_contradict_the_guarantee(terms, watched):
     assert Terms(**({"alpha": 0.2} | terms)).watched is watched
+
+
+def test_losses_count_in_the_order_of_the_queries_not_of_the_feedback():
+    losses, expected = Losses(), RiskMonitor(0.1, guarantee_watch.LEVEL * 6 / np.pi**2)
+    misses = np.random.default_rng(0).random(300) < 0.09
+    queries = [losses.ask(0.1) for _ in misses]
+    watch = losses.watch(wait=np.inf)
+    for row in np.argsort(np.arange(300) + 100 * ~misses, kind="stable"):  # misses are known sooner
+        queries[row](misses[row])
+        watch.refresh()
+    assert not expected.update(misses)
+    (row,) = watch.rows
+    assert (row.n, row.misses, row.unreported, row.waiting) == (300, misses.sum(), 0, 0)
+    assert row.evidence == pytest.approx(expected.evidence)
+    assert not watch.alarm
+
+
+def test_a_query_without_feedback_is_waited_for_and_then_counts_as_a_miss(monkeypatch):
+    def counts():
+        watch.refresh()
+        return [(row.n, row.misses, row.unreported, row.waiting) for row in watch.rows]
+
+    now = 0.0
+    monkeypatch.setattr(guarantee_watch.time, "time", lambda: now)
+    losses = Losses()
+    queries = [losses.ask(0.1, time=float(second)) for second in range(5)]
+    losses.ask(0.1, b"2", time=5.0)  # the second one again
+    queries += [losses.ask(0.1, time=float(second)) for second in (6, 7)]
+    watch = losses.watch(wait=60)
+    assert counts() == []
+    for number in (1, 3, 5):
+        queries[number](miss=False, time=now)
+    assert counts() == [(0, 0, 0, 3)]
+    now = 60.5  # nothing known precedes the first query, which is therefore left out
+    assert counts() == [(1, 0, 0, 2)]
+    queries[2](miss=False, time=62.1)
+    now = 62.1  # too late
+    assert counts() == [(3, 1, 1, 1)]
+    queries[4](miss=True, time=now)
+    assert counts() == [(5, 2, 1, 0)]
+    now = 100.0  # no feedback follows on the last one
+    assert counts() == [(5, 2, 1, 0)]
+    before = watch.rows
+    watch = losses.watch(wait=60)
+    assert watch.rows == before
+
+
+@pytest.mark.statistical
+def test_an_order_that_depends_on_the_outcome_raises_false_alarms_and_that_of_queries_does_not():
+    rng, n, alarms, naive = np.random.default_rng(1), 400, 0, 0
+    for _ in range(100):
+        losses, misses = Losses(), rng.random(n) < 0.07
+        queries = [losses.ask(0.1) for _ in misses]
+        order = np.argsort(np.arange(n) + 200 * ~misses, kind="stable")
+        for row in order:
+            queries[row](misses[row])
+        alarms += losses.watch().alarm
+        naive += RiskMonitor(0.1, guarantee_watch.LEVEL).update(misses[order])
+    assert alarms <= 4  # P(more than this at level 0.01) < 0.5%
+    assert naive > 90
 
 
 @pytest.mark.statistical
@@ -292,7 +381,7 @@ def test_false_alarms_of_all_guarantees_together_are_at_most_the_level(request, 
             monitor = RiskMonitor(alpha, share)
             monitor.update(np.repeat(misses, times))
             repeated.append(monitor.alarm)
-        alarms["watch"] += GuaranteeWatch(losses).alarm
+        alarms["watch"] += losses.watch().alarm
         alarms["each at the whole level"] += any(alone)
         alarms["repeated queries"] += any(repeated)
     most = rounds * 0.2 + 3 * np.sqrt(rounds * 0.2 * 0.8)
@@ -350,6 +439,29 @@ def test_queries_of_the_calibration_and_the_gallery_are_no_evidence(vectors, pla
     assert (row["n"], row["misses"]) == (1, 1)
 
 
+def test_unmonitored_queries_are_not_waited_for_and_old_ones_are_misses(place, serving, tmp_path):
+    first, sampled_out, unknown, last = drawn(4, 8)[0]
+
+    def counts():
+        (row,) = client.get("/monitor").json()["guarantees"]
+        return [row[name] for name in ("n", "misses", "unreported", "waiting")]
+
+    with serving(place) as client:
+        assert respond(client, first, match=False)["watched"] is True
+        body = {"vector": sampled_out.tolist(), "alpha": ALPHA, "monitored": False}
+        assert client.post("/retrieve", json=body).status_code == 200
+        client.post("/retrieve", json={"vector": unknown.tolist(), "alpha": ALPHA})
+        assert respond(client, last, match=False)["watched"] is False
+        assert counts() == [1, 1, 0, 1]
+    with sqlite3.connect(tmp_path / "feedback.db") as connection:
+        for table in ("answers", "feedback"):
+            connection.execute(f"UPDATE {table} SET time = time - 2 * 86400")
+    with serving(place) as client:
+        assert counts() == [1, 1, 0, 1]
+    with serving(place, feedback_days=1.9) as client:
+        assert counts() == [3, 3, 1, 0]
+
+
 def test_clustered_queries_are_no_evidence(tmp_path, serving):
     gallery, labels = drawn(500, 1)
     retriever = rcir.Retriever.from_embeddings(gallery, labels=labels)
@@ -398,14 +510,19 @@ def test_feedback_that_contradicts_the_answer_is_refused(place, serving):
 # Calibration
 
 
-def keep_feedback(retriever, place, file, vectors, labels):
-    """Keep labelled feedback on answers of the retriever in a folder."""
+def keep_feedback(retriever, place, file, vectors, labels, unlabelled=None):
+    """Keep feedback on answers of the retriever in a folder, some of it without a label.
+
+    Hits have none if `unlabelled` is True, and misses if it is False.
+    """
     store = Store(file)
     queries = retriever.searcher.prepared(vectors).identified()
     answers = retriever.retrieve(vectors, ALPHA, DELTA)
     names = store.add([(Folder(place).version(), Terms(alpha=ALPHA), queries, answers)])
     for name, answer, label in zip(names, answers, labels.tolist(), strict=True):
-        store.feed(Feedback(answer=name, match=label in answer.labels, label=label))
+        match = label in answer.labels
+        label = None if match is unlabelled else label
+        store.feed(Feedback(answer=name, match=match, label=label))
     store.close()
 
 
@@ -426,10 +543,52 @@ def test_queries_that_changed_are_certified_again(vectors, place, file):
     assert loaded.calibration.main.score_function.name == "quantile"
     assert len(loaded.calibration.tuning_queries) == len(vectors.calibration.tuning_queries)
     # The answers were those of the previous version; there is no feedback on this one.
-    with pytest.raises(InvalidData, match="no labelled feedback"):
+    with pytest.raises(InvalidData, match="no feedback"):
         recalibrate(place, feedback=file)
     with pytest.raises(DataUnavailable, match="--feedback"):
         recalibrate(place, feedback=file.with_name("none.db"))
+
+
+def test_misses_without_a_label_calibrate_as_queries_that_match_nothing(
+    vectors, place, file, capsys
+):
+    noise = 1.3
+    queries, labels = drawn(400, 21, noise)
+    answers = vectors.retrieve(queries, ALPHA, DELTA)
+    pairs = zip(labels.tolist(), answers, strict=True)
+    missed = np.array([label not in answer.labels for label, answer in pairs])
+    keep_feedback(vectors, place, file, queries, labels, unlabelled=False)
+    keep_feedback(vectors, place, file, drawn(500, 1)[0][:3], drawn(500, 1)[1][:3])
+    assert recalibrate(place, feedback=file).n_calibration == 400
+    said = capsys.readouterr().out
+    assert [f"{count} " in said for count in (400, missed.sum(), 3)] == [True] * 3
+    loaded = rcir.load(place)
+    scores = loaded.calibration.main.calibration.match_score[::-1]  # the latest first
+    np.testing.assert_array_equal(np.isinf(scores), missed)
+    assert missed.mean() > 1.3 * ALPHA
+    with pytest.raises(RiskUnattainable):
+        loaded.guarantee(ALPHA, DELTA)
+
+
+def test_hits_without_a_label_are_refused(vectors, place, file):
+    keep_feedback(vectors, place, file, *drawn(50, 21), unlabelled=True)
+    with pytest.raises(InvalidData, match="43 of 43"):
+        recalibrate(place, feedback=file)
+
+
+def test_the_label_of_a_set_with_only_one_is_that_of_a_query_with_a_match(
+    vectors, place, serving, tmp_path
+):
+    queries, labels = drawn(40, 9, noise=0.3)
+    answers = vectors.retrieve(queries, ALPHA, DELTA)
+    pairs = zip(answers, labels.tolist(), strict=True)
+    one = next(row for row, (answer, label) in enumerate(pairs) if set(answer.labels) == {label})
+    several = next(row for row, answer in enumerate(answers) if len(set(answer.labels)) > 1)
+    with serving(place) as client:
+        for row in (one, several):
+            assert respond(client, queries[row], match=True)["accepted"]
+    reported = Store(tmp_path / "feedback.db").reported(Folder(place).version())
+    assert reported.labels == [None, labels[one]]
 
 
 @pytest.mark.slow
