@@ -133,15 +133,14 @@ class Calibration:
     @cached_property
     def labels(self) -> NDArray[np.int64] | None:
         """The labels of the calibration queries, ascending; None if they have no single label."""
-        labels = self.calibration_queries.labels
+        labels = self.calibration_queries.known_labels
         return None if labels is None else np.unique(labels)
 
     def covers(self, labels: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         """Return where labels are those of calibration queries; None if these have none."""
         if self.labels is None:
             return None
-        places = np.searchsorted(self.labels, labels).clip(max=len(self.labels) - 1)
-        return np.asarray(self.labels[places] == labels)
+        return np.isin(labels, self.labels)
 
     def after(self, earlier: Calibration) -> Calibration:
         """Return this calibration with what an earlier one of the same retriever leaves to it.
@@ -155,7 +154,8 @@ class Calibration:
         if not np.isin(own, before).any():
             return replace(self, earlier_digests=before)
         attempts = earlier.attempts
-        same = np.array_equal(np.sort(own), np.sort(last)) and self.options == earlier.options
+        options = replace(self.options, recurring=earlier.options.recurring)
+        same = np.array_equal(np.sort(own), np.sort(last)) and options == earlier.options
         if not same or self.tuned_on_gallery != earlier.tuned_on_gallery:
             attempts += 1
             warnings.warn(
@@ -228,8 +228,8 @@ class Calibration:
         tuned, calibrated = self.tuning_queries.labels, self.calibration_queries.labels
         if calibrated is None:
             raise InvalidConfig(
-                f"query_labels is {request.query_labels!r}, but the queries have no single label "
-                "each: calibrate by clusters, such as the cells of a grid for places"
+                f"query_labels is {request.query_labels!r}, but not each calibration query has a "
+                "known, single label: calibrate by clusters, such as the cells of a grid for places"
             )
         if tuned is None or len(np.intersect1d(tuned, calibrated)):
             raise InvalidConfig(
@@ -426,10 +426,11 @@ class CalibrationReport:
 
 def coverage(searcher: Searcher, queries: Queries) -> Coverage | None:
     """Return which labels of a gallery calibration queries have; None if they have no labels."""
-    if searcher.labels is None or queries.labels is None:
+    known = queries.known_labels
+    if searcher.labels is None or known is None:
         return None
     labels = np.unique(searcher.labels)
-    return Coverage(int(np.count_nonzero(~np.isin(labels, queries.labels))), len(labels))
+    return Coverage(int(np.count_nonzero(~np.isin(labels, known))), len(labels))
 
 
 def calibrate(

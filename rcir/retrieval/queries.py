@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rcir.data.digests import digests
+from rcir.data.labelling import UNMATCHED
 from rcir.data.relevance import SameLabel
 from rcir.data.relevance_protocol import Relevance
 from rcir.errors import InvalidConfig, InvalidData
@@ -190,8 +191,18 @@ class Queries:
 
     @property
     def labels(self) -> NDArray[np.int64] | None:
-        """The label (n,) of each query; None unless they match items of the same label."""
-        return self.relevance.labels if isinstance(self.relevance, SameLabel) else None
+        """The label (n,) of each query, if all are known; None unless items match by label."""
+        labels = self.known_labels
+        return labels if labels is not None and len(labels) == len(self) else None
+
+    @property
+    def known_labels(self) -> NDArray[np.int64] | None:
+        """The labels of the queries whose label is known; None unless items match by label."""
+        if not isinstance(self.relevance, SameLabel):
+            return None
+        labels = self.relevance.labels
+        known: NDArray[np.int64] = labels[labels != UNMATCHED]
+        return known
 
     def identified(self) -> Queries:
         """Return the queries with digests in place of images, see `rcir.data.digests`."""

@@ -433,6 +433,7 @@ def _write_version(retriever: StoredRetriever, folder: Path) -> None:
         "origin": retriever.origin,
         "chosen_among": 1 if calibration is None else calibration.chosen_among,
         "attempts": 1 if calibration is None else calibration.attempts,
+        "earlier_queries": 0 if calibration is None else len(calibration.earlier_digests),
         "options": asdict(searcher.options),
         "uncertainty": "encoder" if calibration is None else calibration.uncertainty,
         "calibrated_with": asdict(options),
@@ -490,7 +491,8 @@ def _as_corrupt(folder: Path) -> Iterator[None]:
 
 def _read_description(folder: Path) -> dict[str, Any]:
     description: dict[str, Any] = json.loads((folder / DESCRIPTION_FILE).read_text())
-    description.setdefault("attempts", 1)  # which earlier releases did not count
+    if all("tuned_on" not in rules for rules in description["controllers"]):  # an earlier release
+        description = {"attempts": 1, "earlier_queries": 0} | description
     require_fields(description, DESCRIPTION, DESCRIPTION_FILE)
     for name in ("encoder", "preprocessing", "index"):
         require_finite(description[name], name)
@@ -500,7 +502,8 @@ def _read_description(folder: Path) -> dict[str, Any]:
     options = description["calibrated_with"]
     if "uncertainty" in options:
         options["query_uncertainty"] = options.pop("uncertainty")
-    for values in (description, description["calibrated_on"], options):
+    parts = (description, description["calibrated_on"], options, *description["controllers"])
+    for values in parts:
         for name in ("uncertainty", "query_uncertainty"):
             if values.get(name) == "own":
                 values[name] = "encoder"

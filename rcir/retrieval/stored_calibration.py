@@ -93,7 +93,7 @@ def load_calibration(
     described = description["controllers"]
     for one in described:
         require_fields(one, CONTROLLER, "a controller")
-    *queries, earlier = load_queries(folder)
+    *queries, earlier = load_queries(folder, description["earlier_queries"])
     left = dict(arrays)
     kinds = list(dict.fromkeys(one["tuned_on"] for one in described))
     require(kinds in (["queries"], ["gallery"], ["queries", "gallery"]), f"rules tuned on {kinds}")

@@ -46,6 +46,7 @@ DESCRIPTION: dict[str, Kinds] = {
     "origin": dict,
     "chosen_among": int,
     "attempts": int,
+    "earlier_queries": int,
     "options": dict,
     "uncertainty": str,
     "calibrated_with": dict,
@@ -62,6 +63,7 @@ CONTROLLER: dict[str, Kinds] = {
     "tuned_on": str,
     "uncertainty": str,
 }
+EARLIER_FILE = "earlier.npy"  # digests of queries that calibrated before
 DIGESTS = np.dtype(f"S{2 * BYTES}")
 GALLERY_ARRAYS: dict[str, tuple[str, Any]] = {  # arrays (n,): file and type
     "uncertainty": ("uncertainty.npy", np.float64),
@@ -317,12 +319,17 @@ def save_queries(calibration: Calibration, folder: Path) -> None:
     contiguous = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
     (folder / "queries.safetensors").write_bytes(save_arrays(contiguous))
     (folder / "queries.json").write_text(json.dumps(texts))
-    stored = np.concatenate([calibration.query_digests, calibration.earlier_digests])
-    np.save(folder / "queries.npy", stored, allow_pickle=False)
+    np.save(folder / "queries.npy", calibration.query_digests, allow_pickle=False)
+    if len(calibration.earlier_digests):
+        np.save(folder / EARLIER_FILE, calibration.earlier_digests, allow_pickle=False)
 
 
-def load_queries(folder: Path) -> tuple[Queries, Queries, NDArray[np.bytes_]]:
+def load_queries(folder: Path, n_earlier: int) -> tuple[Queries, Queries, NDArray[np.bytes_]]:
     """Read what `save_queries` wrote.
+
+    Args:
+        folder: where it wrote.
+        n_earlier: number of queries that calibrated before.
 
     Returns:
         The queries of the tuning and the calibration split, and digests of earlier ones.
@@ -332,10 +339,11 @@ def load_queries(folder: Path) -> tuple[Queries, Queries, NDArray[np.bytes_]]:
     require_fields(texts, dict.fromkeys(QUERY_SPLITS, dict), "queries.json")
     sizes = [len(arrays[f"{split}.vectors"]) for split in QUERY_SPLITS]
     digests = read_array(folder / "queries.npy")
-    require_array(digests, DIGESTS, (None,), "queries.npy")
-    *parts, earlier = np.split(digests, np.cumsum(sizes))
+    require_array(digests, DIGESTS, (sum(sizes),), "queries.npy")
+    earlier = read_array(folder / EARLIER_FILE) if n_earlier else np.empty(0, DIGESTS)
+    require_array(earlier, DIGESTS, (n_earlier,), EARLIER_FILE)
     splits = []
-    for split, part in zip(QUERY_SPLITS, parts, strict=True):
+    for split, part in zip(QUERY_SPLITS, np.split(digests, [sizes[0]]), strict=True):
         prefix = f"{split}."
         names = [name for name in arrays if name.startswith(prefix)]
         values = {name.removeprefix(prefix): arrays.pop(name) for name in names}

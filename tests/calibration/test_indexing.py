@@ -127,7 +127,7 @@ def test_invalid_options_of_the_command_are_refused(folder, capsys, options, wor
 def test_too_few_tuning_queries_are_refused(tmp_path):
     vectors, labels = drawn(300, 1)
     retriever = rcir.Retriever.from_embeddings(vectors, labels=labels, depth=20)
-    retriever.calibrate(*drawn(12, 2), "constant")
+    retriever.calibrate(*drawn(12, 2), "constant", tuning="queries")
     retriever.save(tmp_path / "few")
     with pytest.raises(InvalidData, match="4 tuning queries"):
         reindex(tmp_path / "few", IndexConfig("ivf"))

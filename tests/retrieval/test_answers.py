@@ -286,6 +286,7 @@ def test_names_of_labels_change_no_fingerprint(people, retriever):
     assert people.searcher.fingerprints()["gallery"] == retriever.searcher.fingerprints()["gallery"]
 
 
+@pytest.mark.filterwarnings("ignore:.*labels of the gallery")
 def test_a_new_label_without_a_name_is_its_number_as_text(people, splits, tmp_path):
     larger = Retriever.load(people.save(tmp_path / "people"))
     larger.add(splits.test.images[:1], ["new"], [777])
@@ -342,6 +343,7 @@ def test_an_answer_survives_json(labels):
     assert values.pop("guarantee") == GUARANTEE.to_dict()
     assert values == {
         "ids": ["near", "far"],
+        "covered": None,
         "distances": [0.25, 1.5],
         "labels": None if labels is None else [4, 7],
         "size": 2,

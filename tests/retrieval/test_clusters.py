@@ -164,13 +164,13 @@ def test_frames_of_videos_cause_a_warning_unless_their_clusters_are_named():
     vectors = np.repeat(FURTHER.vectors[:100], 5, axis=0) + rng.integers(-1, 2, (500, 4)) / 2
     _, rows = np.unique(vectors, axis=0, return_index=True)
     frames = ImageSet(vectors[rows], np.repeat(FURTHER.labels[:100], 5)[rows], rows)
-    own = build(uncertainty=None)
     with pytest.warns(UserWarning, match="frames of one video"):
-        own.calibrate(frames.images, frames.labels, "constant")
+        build(uncertainty=None).calibrate(frames.images, frames.labels, "constant")
+    own = build(uncertainty=None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         own.calibrate(frames.images, frames.labels, "constant", clusters=rows // 5)
-        own.calibrate(FURTHER.vectors, FURTHER.labels, "constant")
+        build(uncertainty=None).calibrate(FURTHER.vectors, FURTHER.labels, "constant")
 
 
 # Clusters that must stay apart

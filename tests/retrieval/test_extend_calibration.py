@@ -141,9 +141,11 @@ def test_an_extended_calibration_survives_saving_and_can_be_extended_again(exten
     assert guarantee(loaded, 0.3, anytime=True).n_calibration == 1000
 
 
-def test_a_new_calibration_ends_the_extension(extended):
+def test_queries_that_were_watched_calibrate_again_for_every_moment_only(extended):
     calibrate(extended, groups=False)
-    assert guarantee(extended, 0.3).n_calibration == 400
+    with pytest.raises(InvalidConfig, match="anytime"):
+        guarantee(extended, 0.3)
+    assert guarantee(extended, 0.3, anytime=True).n_calibration == 400
     extended.extend_calibration(search(extended, TEST, groups=False))
     assert len(extended.calibration.query_digests) == 200 + 400 + 100
 

@@ -290,7 +290,7 @@ REPEATED = np.r_[np.arange(500), np.arange(300)]
             },
             "gallery",
         ),
-        ({"queries": QUERIES[:1], "labels": KINDS[:1]}, "more"),
+        ({"queries": QUERIES[:1], "labels": KINDS[:1], "tuning": "queries"}, "more"),
         ({"queries": QUERIES[REPEATED], "labels": KINDS[QUERY_LABELS[REPEATED]]}, "tuning"),
     ],
 )

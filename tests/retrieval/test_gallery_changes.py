@@ -203,6 +203,7 @@ def test_a_gallery_that_grows_is_searched_as_deep_as_requested():
     assert small.search(TEST.vectors[:2]).positions.shape == (2, 20)
 
 
+@pytest.mark.filterwarnings("ignore:.*labels of the gallery")
 def test_uncertainties_of_images_follow_the_gallery(loaded, splits, tmp_path):
     extra = splits.test.images[:5]
     loaded.add(extra, list("abcde"), [1, 2, 3, 4, 5])
@@ -300,6 +301,7 @@ def test_images_of_queries_are_not_needed_again(retriever, splits, tmp_path):
     assert answers(own) == answers(calibrated(own))
 
 
+@pytest.mark.filterwarnings("ignore:.*labels of the gallery")
 def test_a_label_that_only_queries_had_is_matched_by_new_items():
     labels = np.array([f"kind {label}" for label in CALIBRATION.labels])
     labels[:100] = "kind 99"  # which no item of the gallery has yet

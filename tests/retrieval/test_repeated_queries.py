@@ -12,7 +12,7 @@ from rcir.retrieval.calibration import known_digests
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.search import Searcher
 from tests.retrieval.retrievers import build, calibrate, guarantee, search
-from tests.retrieval.whole_numbers import CALIBRATION, GALLERY, TUNING
+from tests.retrieval.whole_numbers import CALIBRATION, FURTHER, GALLERY, TUNING
 
 
 @pytest.fixture
@@ -89,3 +89,38 @@ def test_gallery_items_and_calibration_queries_are_no_evidence_for_further_queri
     digests = set(known_digests(own.searcher, own.calibration).tolist())
     assert len(digests) == len(GALLERY) + len(TUNING) + len(CALIBRATION)
     assert set(own.searcher.digests.ravel().tolist()) < digests
+
+
+def divided(retriever, rows, **options):
+    """The tuning queries of a division, in no order."""
+    retriever.calibrate(
+        FURTHER.vectors[rows], FURTHER.labels[rows], "constant", tuning="queries", **options
+    )
+    return set(map(tuple, retriever.calibration.tuning_queries.vectors.tolist()))
+
+
+def test_the_queries_alone_decide_their_division_unless_a_seed_does():
+    rows = np.random.default_rng(0).permutation(len(FURTHER))
+    first, again = build(uncertainty=None), build(uncertainty=None)
+    assert divided(first, rows) == divided(again, rows[::-1])
+    assert guarantee(again, 0.5).seed is None
+    assert divided(again, rows, seed=1) != divided(first, rows)
+    assert "seed 1" in str(guarantee(again, 0.5))
+
+
+def test_queries_that_calibrate_again_keep_their_past(tmp_path):
+    own = build(uncertainty=None)
+    halves = np.split(np.random.default_rng(0).permutation(len(FURTHER)), 2)
+    divided(own, halves[0])
+    own.calibration = replace(own.calibration, chosen_among=3)
+    with pytest.warns(UserWarning, match="calibration 2 of"):
+        divided(own, halves[0], seed=5)
+    loaded = Retriever.load(own.save(tmp_path / "own"))
+    for one in (own, loaded):
+        stated = guarantee(one, 0.5)
+        assert (stated.chosen_among, stated.attempts) == (3, 2)
+        assert "calibration 2 of the same queries" in str(stated)
+    divided(loaded, halves[1])  # others
+    assert (guarantee(loaded, 0.5).chosen_among, guarantee(loaded, 0.5).attempts) == (1, 1)
+    with pytest.warns(UserWarning, match="calibration 2 of"):
+        divided(loaded, halves[0][:150])  # some of the first
