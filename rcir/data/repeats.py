@@ -18,12 +18,15 @@ from rcir.data.records import ImageSet, Splits
 from rcir.errors import InvalidData
 
 NEAR = 0.02  # of the median distance to the second nearest item
-BURST, BURSTS = 0.5, 0.2  # of the distance to the gallery; share of the queries that near
-FEWEST_TOLD = 20  # queries of which it can be told
+BURST = 0.4  # members of a burst are within this share of the distance to the gallery
+MATES = 0.2  # per query: so many make delta = 0.1 fail in 0.12 of the calibrations
+LEVEL, PERMUTATIONS = 0.01, 199  # of the tests for bursts
+GAP, GAP_SHARE, MATCHES = 2, 0.1, 20  # ratio of distances; share of queries; nearest matches
 SHOWN = 5
 RECURRING = "or give recurring=True if pictures recur in use exactly as they do here"
 
 Digests: TypeAlias = NDArray[np.bytes_]
+Neighbours: TypeAlias = tuple[NDArray[np.floating[Any]], NDArray[np.int64]]
 
 
 def without_repeats(splits: Splits) -> tuple[Splits, dict[str, int]]:
@@ -193,34 +196,104 @@ def warn_of_twins(
 
 
 def warn_of_bursts(
-    nearest: NDArray[np.floating[Any]],
-    distances: NDArray[np.floating[Any]],
-    others: int,
-    items: int,
+    queries: str, among: Neighbours, gallery: Neighbours, n_queries: int, n_items: int
 ) -> None:
-    """Warn of calibration queries that resemble each other far more than they do gallery images.
+    """Warn of queries that come in bursts, such as frames of one video.
 
-    Were queries and gallery images drawn alike, each of them would be nearest with the same
-    probability. Frames of one video have another frame nearest, and by far.
+    The mates of a query are the other queries within `BURST` of the distance to its nearest gallery
+    item. They count only if no more than as many again are nearer than that item. Otherwise the
+    queries are nearer to each other because they come from another source than the gallery. With m
+    mates per query, n queries carry about as much information as n / (1 + m) independent ones.
+
+    The test is exact. If queries and gallery items are independent draws from one population,
+    however clumpy, each neighbour of a query is equally likely to be any of the other queries and
+    items. Permuting them gives the distribution of the number of mates.
 
     Args:
-        nearest: (n,) distance of each to the nearest of `others` queries.
-        distances: (n, depth) of each to the nearest of gallery `items`, ascending.
-        others, items: how many there are.
+        queries: how they are called.
+        among: distances and numbers (0, 1, ...) of some other queries, all for each of some
+            queries, nearest first.
+        gallery: distances and positions of the nearest gallery items of the same queries.
+        n_queries, n_items: how many there are in total.
     """
-    n = len(nearest)
-    apart = np.count_nonzero(distances[:, 0] <= nearest)
-    alike = np.count_nonzero(nearest < BURST * distances[:, 0])
-    expected = n * items / (items + others)
-    if n >= FEWEST_TOLD and alike > BURSTS * n and apart < expected / 3:
+    p_value, mates = _test_of_bursts(among, gallery, n_queries, n_items)
+    if p_value <= LEVEL and mates >= MATES:
         warnings.warn(
-            f"{n - apart} of {n} calibration queries resemble another query more than any gallery "
-            f"image ({n - expected:.0f} would be expected), {alike} of them at less than half the "
-            "distance. If queries come in clusters, such as frames of one video or photographs of "
-            "one burst, they are not independent of each other, and there are fewer than it seems: "
-            "say of each which cluster it came in",
+            f"{queries} have on average {mates:.2f} other queries within {BURST:g} of the distance "
+            f"to their nearest gallery image (p = {p_value:.2g} if they were independent). If they "
+            "come in clusters, such as frames of one video or photographs of one burst, they carry "
+            f"about {1 + mates:.1f} times less information than independent ones, and the "
+            "guarantee fails more often than delta says: pass the cluster of each query, or keep "
+            "one query of each cluster",
             stacklevel=3,
         )
+
+
+def warn_of_gallery_bursts(
+    queries: str, distances: NDArray[np.floating[Any]], relevant: NDArray[np.bool_]
+) -> None:
+    """Warn of queries from the gallery that find other members of their own burst there.
+
+    If the matches of a query are spread evenly around it, in any number of dimensions, then
+    k log(d[k + 1] / d[k]), for the k-th distance, are independent and exponential with one mean. A
+    burst of k + 1 images leaves one gap that is far larger than the others, for which the test is
+    Fisher's (1929) test of the largest of several exponential values. Bursts that are all images
+    of their label leave no gap.
+
+    Args:
+        queries: how they are called.
+        distances: (n, depth) of each to its gallery items, ascending.
+        relevant: (n, depth) True for the matches.
+    """
+    nearest = np.sort(np.where(relevant, distances, np.inf), axis=1)[:, : MATCHES + 1]
+    nearest = np.maximum(nearest.astype(np.float64), np.finfo(np.float32).tiny)
+    known = np.isfinite(nearest[:, 1:])
+    ratio = np.where(known, nearest[:, 1:], 1) / np.where(known, nearest[:, :-1], 1)
+    gaps = np.arange(1, ratio.shape[1] + 1) * np.log(ratio)
+    share = gaps.max(axis=1, initial=0) / np.maximum(gaps.sum(axis=1), np.finfo(float).tiny)
+    count = known.sum(axis=1)
+    p_values = count * (1 - share) ** np.maximum(count - 1, 0)
+    wide = (ratio >= GAP).any(axis=1)
+    rows = np.flatnonzero(wide & (count > 1) & (p_values <= LEVEL))
+    if len(rows) > GAP_SHARE * len(distances):
+        warnings.warn(
+            f"{len(rows)} of {len(distances)} {queries} ({_shown(rows)}) have matches in the "
+            "gallery at less than half the distance of all others. If these are frames of one "
+            "video or photographs of one burst, each query finds its own burst, and the guarantee "
+            "is not for new pictures: keep one image of each burst, or calibrate with queries "
+            "outside the gallery",
+            stacklevel=3,
+        )
+
+
+def _test_of_bursts(
+    among: Neighbours, gallery: Neighbours, n_queries: int, n_items: int
+) -> tuple[float, float]:
+    """Return a p-value of independence and the mean number of mates, see `warn_of_bursts`."""
+    n, n_others = among[0].shape
+    numbers, items = np.unique(gallery[1], return_inverse=True)
+    # Items before queries: at equal distances, a query has no mates.
+    distances = np.concatenate([gallery[0], among[0]], axis=1)
+    neighbours = np.concatenate([n_others + items.reshape(gallery[1].shape), among[1]], axis=1)
+    order = np.argsort(distances, axis=1, kind="stable")
+    distances = np.take_along_axis(distances, order, axis=1)
+    neighbours = np.take_along_axis(neighbours, order, axis=1)
+    # If the nearest item of a query is at place p of its neighbours, it has mates[p] mates.
+    mates = np.array([np.searchsorted(row, BURST * row) for row in distances])
+    mates[np.arange(distances.shape[1]) > 2 * mates] = 0
+    rows, n_neighbours = np.arange(n), n_others + len(numbers)
+
+    def total(is_item: NDArray[np.bool_]) -> int:
+        return int(mates[rows, is_item[neighbours].argmax(axis=1)].sum())
+
+    observed = total(np.arange(n_neighbours) >= n_others)
+    rng, as_large = np.random.default_rng(0), 1
+    for _ in range(PERMUTATIONS):
+        is_item = np.ones(n_neighbours, bool)
+        drawn = rng.hypergeometric(n_others, n_items, n_neighbours)
+        is_item[rng.permutation(n_neighbours)[:drawn]] = False
+        as_large += total(is_item) >= observed
+    return as_large / (PERMUTATIONS + 1), observed / n * (n_queries - 1) / n_others
 
 
 def _near(distances: NDArray[np.floating[Any]]) -> float:

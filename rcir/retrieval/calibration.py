@@ -17,6 +17,7 @@ from rcir.data.repeats import (
     require_no_repeats,
     warn_of_bursts,
     warn_of_copies,
+    warn_of_gallery_bursts,
     warn_of_twins,
 )
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalibration
@@ -46,6 +47,8 @@ from rcir.risk.request import Distinct, conflict
 from rcir.risk.selection import ComparedSizes, Fits
 
 MAX_GUARANTEES = 1000  # certified requests that a calibration remembers
+FEWEST_TOLD = 20  # queries of which it is tested whether they come in bursts
+MAX_COMPARED, MAX_OTHERS, ITEMS = 1000, 300, 50  # in this test: drawn at random; nearest items
 
 
 @dataclass(frozen=True)
@@ -550,9 +553,13 @@ def extend(
     added = queries_to_store(searcher, queries, calibration.uncertainty)
     gallery = None if searcher.options.leave_one_out else searcher.digests
     require_new(gallery, calibration.query_digests, digests_of(queries), recurring)
-    if not searcher.options.leave_one_out:
-        distances = vector_distances(searcher, queries)
-        warn_of_copies("queries to add", distances, searcher.digests is not None)
+    _warn_of_likeness(
+        searcher,
+        "queries to add",
+        queries,
+        [calibration.tuning_queries.vectors, calibration.calibration_queries.vectors],
+        recurring,
+    )
     return calibration.extended(queries, added, recurring)
 
 
@@ -728,22 +735,57 @@ def _check_repeats(
     """
     tuned = digests([]) if tuning is None else digests_of(tuning)
     calibrated = digests_of(calibration)
-    if searcher.options.leave_one_out:
-        require_no_repeats(None, tuned, calibrated, recurring)
-        return
-    require_no_repeats(searcher.digests, tuned, calibrated, recurring)
-    has_digests = searcher.digests is not None
-    distances = vector_distances(searcher, calibration)
+    leave_one_out = searcher.options.leave_one_out
+    require_no_repeats(None if leave_one_out else searcher.digests, tuned, calibrated, recurring)
+    others = []
     if tuning is not None:
-        tuning_distances = vector_distances(searcher, tuning)
-        warn_of_copies("queries of the tuning split", tuning_distances, has_digests)
-    warn_of_copies("calibration queries", distances, has_digests)
-    if not recurring and not again:
-        nearest = _nearest_other(tuning, calibration)
-        warn_of_twins("calibration queries", nearest, distances)
-        if calibration.cluster is None:
-            others = len(tuned) + len(calibration) - 1
-            warn_of_bursts(nearest, distances, others, len(searcher.gallery))
+        others.append(tuning.results.require("vectors"))
+        if not leave_one_out:
+            tuning_distances = vector_distances(searcher, tuning)
+            known = searcher.digests is not None
+            warn_of_copies("queries of the tuning split", tuning_distances, known)
+    _warn_of_likeness(
+        searcher, "calibration queries", calibration, None if again else others, recurring
+    )
+
+
+def _warn_of_likeness(
+    searcher: Searcher,
+    name: str,
+    queries: LabelledResults,
+    others: Sequence[NDArray[np.float32]] | None,
+    recurring: bool,
+) -> None:
+    """Warn of queries that are nearly the same as gallery items, or as each other.
+
+    Args:
+        searcher: that searched them.
+        name: how the queries are called.
+        queries: the queries to check.
+        others: vectors of other queries that they are compared with, too; None if the queries were
+            compared with each other and with these before.
+        recurring: see `Retriever.calibrate`.
+    """
+    distances = vector_distances(searcher, queries)
+    if not searcher.options.leave_one_out:
+        warn_of_copies(name, distances, searcher.digests is not None)
+    elif not recurring:
+        warn_of_gallery_bursts(name, distances, queries.relevant)
+    if recurring or others is None:
+        return
+    vectors = queries.results.require("vectors")
+    everything = np.concatenate([vectors, *others])
+    nearest, positions = build_index(everything).search(vectors, 2)
+    itself = positions[:, 0] == np.arange(len(vectors))
+    warn_of_twins(name, np.where(itself, nearest[:, 1], nearest[:, 0]), distances)
+    if queries.cluster is None and len(vectors) >= FEWEST_TOLD:
+        rng = np.random.default_rng(0)
+        rows = rng.permutation(len(vectors))[: min(MAX_COMPARED, len(vectors) // 2)]
+        rest = np.delete(np.arange(len(everything)), rows)
+        rest = rng.permutation(rest)[:MAX_OTHERS]
+        among = build_index(everything[rest]).search(vectors[rows], len(rest))
+        items = searcher.nearest(vectors[rows], min(ITEMS, len(searcher.gallery)))
+        warn_of_bursts(name, among, items[:2], len(everything), len(searcher.gallery))
 
 
 def vector_distances(searcher: Searcher, results: LabelledResults) -> NDArray[np.floating[Any]]:
@@ -761,15 +803,3 @@ def digests_of(results: LabelledResults) -> NDArray[np.bytes_]:
     """(n,) digests of the queries of search results."""
     identities: NDArray[np.bytes_] = results.results.require("queries").identities
     return identities
-
-
-def _nearest_other(
-    tuning: LabelledResults | None, calibration: LabelledResults
-) -> NDArray[np.float32]:
-    """(n,) distance of each calibration query to the nearest other query of the two splits."""
-    vectors = calibration.results.require("vectors")
-    tuned = vectors[:0] if tuning is None else tuning.results.require("vectors")
-    index = build_index(np.concatenate([vectors, tuned]))
-    distances, positions = index.search(vectors, 2)
-    itself = positions[:, 0] == np.arange(len(vectors))
-    return np.where(itself, distances[:, 1], distances[:, 0])

@@ -217,6 +217,26 @@ def test_near_copies_of_gallery_items_cause_a_warning(own):
         own.extend_calibration(search(own, TEST + copies))
 
 
+@pytest.mark.parametrize(
+    "part", [TUNING, CALIBRATION, TEST], ids=["tuning", "calibration", "added"]
+)
+def test_near_copies_of_other_queries_cause_a_warning_unless_they_recur(own, part):
+    copies = replace(part[:3], vectors=part[:3].vectors + np.float32(1 / 64))
+    queries = search(own, TEST + copies)
+    with pytest.warns(UserWarning, match=r"[36] of 103 queries to add .* another query"):
+        own.extend_calibration(queries)
+    calibrate(own).extend_calibration(queries, recurring=True)
+
+
+def test_bursts_cause_a_warning_when_they_are_added(own):
+    rng = np.random.default_rng(0)
+    frames = FURTHER[np.repeat(np.arange(10), 20)]
+    frames = replace(frames, vectors=frames.vectors + rng.integers(1, 64, (200, 4)) / 128)
+    with pytest.warns() as caught:
+        own.extend_calibration(search(own, frames))
+    assert any("frames of one video" in str(one.message) for one in caught)
+
+
 def test_queries_need_groups_if_and_only_if_the_others_have_them(own):
     with pytest.raises(InvalidData, match="group"):
         own.extend_calibration(search(own, TEST, groups=False))

@@ -1,5 +1,7 @@
 """Retrievers of vectors that another model embedded."""
 
+import warnings
+
 import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
@@ -425,6 +427,21 @@ def test_gallery_items_calibrate_only_where_they_are_left_out(tmp_path):
         answers = one.retrieve(vectors[:50], 0.5, 0.1)
         assert all(str(row) not in answer.ids for row, answer in enumerate(answers))
     assert loaded.recalibrate() == own.recalibrate()
+
+
+@pytest.mark.parametrize(("bursts", "warned"), [(0.0, False), (0.1, True), (1.0, True)])
+def test_bursts_in_the_gallery_cause_a_warning_if_its_items_calibrate(bursts, warned):
+    """A new picture finds no frame of its own burst."""
+    rng = np.random.default_rng(0)
+    sizes = np.where(rng.uniform(size=400) < bursts, 5, 1)
+    labels = rng.integers(8, size=400)
+    frames = np.repeat(CENTRES[labels] + 0.9 * rng.standard_normal((400, DIM)), sizes, axis=0)
+    frames += 0.05 * rng.standard_normal(frames.shape)
+    own, labels = leaving_out(frames, np.repeat(labels, sizes)), np.repeat(labels, sizes)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        own.calibrate(frames, labels, "constant")
+    assert any("keep one image of each burst" in str(one.message) for one in caught) == warned
 
 
 @pytest.mark.statistical
