@@ -10,16 +10,7 @@ from copy import copy, deepcopy
 from functools import update_wrapper
 from operator import attrgetter
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    ParamSpec,
-    TypeAlias,
-    TypeVar,
-    Unpack,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,14 +23,8 @@ from rcir.index import Index, IsRemote
 from rcir.levels import ALPHA, DELTA
 from rcir.retrieval import storage
 from rcir.retrieval.answer import AtLevels, Retrieval, Version
-from rcir.retrieval.calibration import (
-    Calibration,
-    CalibrationReport,
-    calibrate,
-    check_recent,
-    extend,
-    recalibrate,
-)
+from rcir.retrieval.calibrate import calibrate, check_recent, extend, recalibrate
+from rcir.retrieval.calibration import Calibration, CalibrationReport
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.search import QueryInput, Searcher
 from rcir.retrieval.tuning import CalibrationKeywords, CalibrationOptions, Tuning, divide_queries
@@ -160,10 +145,7 @@ class Retriever:
         """Replace the version, or raise `InvalidData` if it is not the one from before."""
         with _SWAP:
             if self._version is not before:
-                raise InvalidData(
-                    "the retriever was changed by something else meanwhile, so that this change "
-                    "had no effect: repeat it"
-                )
+                raise InvalidData("the retriever changed meanwhile: repeat this change")
             self._version = after
 
     @property
@@ -225,7 +207,7 @@ class Retriever:
         cluster: str = "cluster",
         **options: Unpack[CalibrationKeywords],
     ) -> CalibrationReport:
-        """Calibrate on labelled vectors: some tune the set sizes, and the others certify them.
+        """Calibrate on labelled vectors, some of which tune, and return what is certified.
 
         Args:
             queries: vectors (n, d), drawn independently of each other from the same source as
@@ -237,9 +219,6 @@ class Retriever:
                 clusters if its items can tune, else "queries".
             uncertainty, model, groups, clusters, cluster: of the vectors, see `labelled`.
             score_function, options: see `calibrate_splits`.
-
-        Returns:
-            What is certified; `print` it.
 
         Raises:
             InvalidConfig: an option is wrong, or the queries were searched already.
@@ -257,9 +236,9 @@ class Retriever:
         labelled = self.labelled(queries, labels, uncertainty, model, groups, clusters, cluster)
         chosen = CalibrationOptions(score_function, **options)
         tuned, calibrated = divide_queries(self.searcher, labelled, tuning, chosen)
-        search = self.searcher.search_labelled
-        tuning_split = None if tuned is None else search(tuned)
-        return self.calibrate_splits(tuning_split, search(calibrated), score_function, **options)
+        tuning_split = None if tuned is None else self.searcher.search_labelled(tuned)
+        split = self.searcher.search_labelled(calibrated)
+        return self.calibrate_splits(tuning_split, split, score_function, **options)
 
     def calibrate_splits(
         self,
@@ -268,7 +247,7 @@ class Retriever:
         score_function: str = "auto",
         **options: Unpack[CalibrationKeywords],
     ) -> CalibrationReport:
-        """Calibrate on two splits that this retriever has searched, see `search_labelled`.
+        """Calibrate on two splits (see `search_labelled`), and return what is certified.
 
         Args:
             tuning: queries that fit the sizes and certify nothing; None for the gallery's items.
@@ -277,9 +256,6 @@ class Retriever:
             score_function, options: bound, alphas, delta, recurring, query_uncertainty and seed,
                 see `rcir.retrieval.tuning.CalibrationOptions`.
 
-        Returns:
-            What is certified; `print` it.
-
         Raises:
             StaleCalibration: the retriever has changed since it searched.
             InvalidData: the queries are unsuitable; or some of them are images of the gallery, of
@@ -287,9 +263,7 @@ class Retriever:
                 warns, but not for those in templates, whose vectors combine several images).
         """
         chosen, before = CalibrationOptions(score_function, **options), self._version
-        made, report = calibrate(before.searcher, tuning, calibration, chosen)
-        if before.calibration is not None:
-            made = made.after(before.calibration)
+        made, report = calibrate(before.searcher, tuning, calibration, chosen, before.calibration)
         self._replace(before, Version(before.searcher, made))
         return report
 
@@ -432,10 +406,7 @@ class Retriever:
             changed.recalibrate()
         with _SWAP:
             if before.searcher.fingerprints() != fingerprints:
-                raise InvalidData(
-                    "the gallery was changed in place during this update, which therefore had no "
-                    "effect: repeat it"
-                )
+                raise InvalidData("the gallery changed during this update: repeat it")
             self._replace(before, changed._version)
             self.version_folder = changed.version_folder
 
@@ -518,7 +489,6 @@ class Retriever:
         Raises:
             StaleCalibration: not calibrated, or changed since, or another one searched the queries.
             InvalidData: the queries come in clusters: the tests are of independent ones.
-            InvalidRiskLevel: alpha or delta is out of range.
-            RiskUnattainable: nothing certifies alpha at delta.
+            InvalidRiskLevel, RiskUnattainable: a level is out of range, or nothing certifies it.
         """
         return check_recent(self.searcher, self._version.valid_calibration(), recent, alpha, delta)

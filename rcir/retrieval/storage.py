@@ -62,9 +62,11 @@ from rcir.index import IndexConfig, find_index
 from rcir.retrieval.calibration import Calibration
 from rcir.retrieval.queries import VectorOptions
 from rcir.retrieval.search import Searcher
-from rcir.retrieval.stored_calibration import TUNED_ON, describe_rules, load_calibration
 from rcir.retrieval.stored_parts import (
     DESCRIPTION,
+    TUNED_ON,
+    describe_rules,
+    load_calibration,
     load_encoder,
     load_gallery,
     load_index,

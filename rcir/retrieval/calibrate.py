@@ -1,0 +1,403 @@
+"""How to calibrate: from labelled queries to a calibration, with the checks of the queries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.data.digests import digests
+from rcir.data.repeats import (
+    require_new,
+    require_no_repeats,
+    warn_of_bursts,
+    warn_of_copies,
+    warn_of_gallery_bursts,
+    warn_of_twins,
+)
+from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalibration
+from rcir.index import build_index
+from rcir.retrieval.calibration import (
+    Calibration,
+    CalibrationReport,
+    CertifiedSize,
+    coverage,
+    needs_embeddings,
+)
+from rcir.retrieval.queries import Queries, require_alike
+from rcir.retrieval.search import Searcher
+from rcir.retrieval.tuning import (
+    CalibrationOptions,
+    RuleSet,
+    choose_uncertainty,
+    fit_rules,
+    search_items,
+    why_gallery_cannot_tune,
+)
+from rcir.risk import (
+    Exchangeability,
+    GuaranteeRequest,
+    LabelledResults,
+    check_exchangeability,
+    score,
+)
+from rcir.risk.request import Distinct
+from rcir.risk.selection import ComparedSizes, Fits
+
+FEWEST_TOLD = 20  # queries of which it is tested whether they come in bursts
+MAX_COMPARED, MAX_OTHERS, ITEMS = 1000, 300, 50  # in this test: drawn at random; nearest items
+
+
+def calibrate(
+    searcher: Searcher,
+    tuning: LabelledResults | None,
+    calibration: LabelledResults,
+    options: CalibrationOptions,
+    earlier: Calibration | None = None,
+    like: Calibration | None = None,
+) -> tuple[Calibration, CalibrationReport]:
+    """Calibrate on two searched splits.
+
+    Args:
+        searcher: that searched both, as it is now.
+        tuning, calibration: the two splits; None for tuning on the gallery's items.
+        options: how to calibrate.
+        earlier: the calibration of the same retriever before, see `Calibration.after`.
+        like: an earlier calibration with the same queries. Its uncertainty and its kinds of score
+            functions are kept, and the new one holds although it was chosen among several.
+
+    Raises:
+        StaleCalibration: the searcher has changed since it searched.
+        InvalidConfig: the gallery's items cannot tune.
+        InvalidData: the queries are unsuitable, see `Retriever.calibrate`.
+    """
+    check_labelled(calibration)
+    check_searched(searcher, calibration)
+    if tuning is not None:
+        check_labelled(tuning)
+        check_searched(searcher, tuning)
+        if tuning is calibration or tuning.results.vectors is calibration.results.vectors:
+            raise InvalidData(
+                "tuning split and calibration queries are the same: the guarantee needs others"
+            )
+        require_alike(calibration.results.require("queries"), tuning.results.require("queries"))
+        _check_clusters(tuning, calibration)
+    _check_repeats(searcher, tuning, calibration, options.recurring, like is not None)
+    reason = why_gallery_cannot_tune(searcher, calibration.results.require("queries"), options)
+    if tuning is None and reason is not None:
+        raise InvalidConfig(
+            f"the gallery's items cannot tune: {reason}. Divide the queries instead, which is "
+            'tuning="queries", or "labels" for queries of new labels'
+        )
+    made, compared = _fitted(searcher, tuning, calibration, options, like)
+    both = tuning is not None and reason is None and calibration.clusters is None
+    if both and not made.sequential:
+        before = None if like is None else like.on_gallery
+        made = replace(made, on_gallery=_fitted(searcher, None, calibration, options, before)[0])
+    if earlier is not None:
+        made = made.after(earlier)
+    return made, _report(made, *compared)
+
+
+def _fitted(
+    searcher: Searcher,
+    tuning: LabelledResults | None,
+    calibration: LabelledResults,
+    options: CalibrationOptions,
+    like: Calibration | None,
+) -> tuple[Calibration, tuple[Mapping[Distinct, ComparedSizes], ComparedSizes]]:
+    """Return a calibration with rules fitted on tuning queries, or on the gallery, and what was
+    compared: score functions and uncertainties."""
+    tuned = search_items(searcher, calibration) if tuning is None else tuning
+    uncertainty, uncertainties = (
+        choose_uncertainty(searcher, tuned, options) if like is None else (like.uncertainty, {})
+    )
+    calibration_queries = queries_to_store(searcher, calibration, uncertainty)
+    tuning_queries = calibration_queries[:0]
+    if tuning is not None:
+        tuning_queries = queries_to_store(searcher, tuning, uncertainty)
+        tuned = replace(tuned, query_labels=tuning_queries.labels)
+    calibrated = replace(calibration, query_labels=calibration_queries.labels)
+    fits = Fits(searcher.judged(tuned, uncertainty))
+    queries = searcher.judged(calibrated, uncertainty)
+    rules: dict[Distinct, RuleSet] = {}
+    comparison: dict[Distinct, ComparedSizes] = {}
+    for distinct in (None, "label") if searcher.labels is not None else (None,):
+        if distinct is not None:
+            fits, queries = fits.first_of_each_label(), queries.first_of_each_label()
+        before = like.rules[distinct] if like else None
+        rules[distinct], comparison[distinct] = fit_rules(fits, queries, options, before)
+    made = Calibration(
+        rules=rules,
+        fingerprints=dict(searcher.fingerprints(), uncertainty=uncertainty),
+        options=options,
+        uncertainty=uncertainty,
+        tuning_queries=tuning_queries,
+        calibration_queries=calibration_queries,
+        chosen_among=like.chosen_among if like else 1,
+        sequential=like is not None and like.sequential,
+        coverage=coverage(searcher, calibration_queries),
+        earlier_digests=like.earlier_digests if like else digests([]),
+        attempts=like.attempts if like else 1,
+    )
+    return made, (comparison, uncertainties)
+
+
+def recalibrate(searcher: Searcher, earlier: Calibration) -> tuple[Calibration, CalibrationReport]:
+    """Calibrate anew with the queries of a calibration, see `Retriever.recalibrate`."""
+    tuning, calibration = earlier.queries_to_search(searcher)
+    earlier.warn_of_new_labels(searcher)
+    return calibrate(
+        searcher,
+        None if earlier.tuned_on_gallery else searcher.search_labelled(tuning),
+        searcher.search_labelled(calibration),
+        earlier.options,
+        like=earlier,
+    )
+
+
+def extend(
+    searcher: Searcher, calibration: Calibration, queries: LabelledResults, recurring: bool
+) -> Calibration:
+    """Return a calibration with further queries, see `Retriever.extend_calibration`."""
+    check_labelled(queries)
+    check_searched(searcher, queries)
+    require_alike(queries.results.require("queries"), calibration.calibration_queries)
+    queries = searcher.judged(queries, calibration.uncertainty)
+    added = queries_to_store(searcher, queries, calibration.uncertainty)
+    gallery = None if searcher.options.leave_one_out else searcher.digests
+    require_new(gallery, calibration.query_digests, digests_of(queries), recurring)
+    _warn_of_likeness(
+        searcher,
+        "queries to add",
+        queries,
+        [calibration.tuning_queries.vectors, calibration.calibration_queries.vectors],
+        recurring,
+    )
+    return calibration.extended(queries, added, recurring)
+
+
+def check_recent(
+    searcher: Searcher,
+    calibration: Calibration,
+    recent: LabelledResults,
+    alpha: float,
+    delta: float,
+) -> Exchangeability:
+    """Compare recent queries with those of a calibration, see `Retriever.check`."""
+    rule = calibration.main
+    check_labelled(recent)
+    check_searched(searcher, recent)
+    require_alike(recent.results.require("queries"), calibration.calibration_queries)
+    cluster = rule.calibration.cluster or recent.cluster
+    if cluster is not None:
+        raise InvalidData(
+            f"queries come in clusters ({cluster}), and are compared as independent ones: "
+            "calibrate and check with one query of each"
+        )
+    request = GuaranteeRequest(alpha, delta, anytime=calibration.sequential)
+    threshold = calibration.guarantee(request).threshold
+    scored = score(rule.score_function, searcher.judged(recent, calibration.uncertainty))
+    return check_exchangeability(rule.calibration, scored, certified=(threshold, alpha))
+
+
+def check_labelled(queries: object) -> None:
+    """Raise `InvalidData` unless queries are labelled search results."""
+    if not isinstance(queries, LabelledResults):
+        raise InvalidData(
+            f"queries are a {type(queries).__name__}: pass what `search_labelled` returns"
+        )
+
+
+def check_searched(searcher: Searcher, queries: LabelledResults) -> None:
+    """Raise `StaleCalibration` unless the searcher, as it is now, searched the queries."""
+    if queries.results.fingerprints != searcher.fingerprints() or (
+        queries.results.depth != searcher.depth
+    ):
+        raise StaleCalibration(
+            "the queries were searched by another retriever, or this one has changed since: "
+            "search them again"
+        )
+
+
+def queries_to_store(searcher: Searcher, results: LabelledResults, uncertainty: str) -> Queries:
+    """Return the queries of search results as they are stored, to be searched again.
+
+    Their relevance is stored if the relevance of the results follows from it.
+    """
+    queries: Queries = results.results.require("queries").identified()
+    relevance = queries.relevance
+    if relevance is not None and searcher.relevance is not None:
+        relevant = relevance.of(searcher.relevance, results.results.require("positions"))
+        if not np.array_equal(relevant, results.relevant):
+            relevance = None
+    clusters = results.clusters
+    return replace(
+        queries,
+        embedding=queries.embedding if needs_embeddings(searcher, uncertainty) else None,
+        relevance=relevance,
+        groups=results.groups,
+        clusters=None if clusters is None else clusters.astype(str),
+        cluster=results.cluster,
+    )
+
+
+def _report(
+    calibration: Calibration,
+    comparison: Mapping[Distinct, ComparedSizes],
+    uncertainties: ComparedSizes,
+) -> CalibrationReport:
+    """Return the report of a calibration at the levels of its options."""
+    rule, options = calibration.main, calibration.options
+    baseline = rule.of_constant_size()
+    rows = []
+    for alpha in options.alphas:
+        request = GuaranteeRequest(alpha, options.delta, anytime=calibration.sequential)
+        constant, size, least = None, None, None
+        try:
+            certified = baseline.guarantee(request, calibration.chosen_among)
+            constant = float(baseline.calibration.sizes(certified.threshold).mean())
+        except RiskUnattainable:
+            pass
+        try:
+            threshold = calibration.guarantee(request).threshold
+            size = float(rule.calibration.sizes(threshold).mean())
+        except RiskUnattainable as error:
+            least = error.minimum_alpha
+        rows.append(
+            CertifiedSize(alpha, size, constant, least, _new_labels_size(calibration, request))
+        )
+    kind = rule.calibration.cluster
+    return CalibrationReport(
+        delta=options.delta,
+        n_tuning=len(rule.tuning),
+        n_calibration=len(rule.calibration),
+        score_function=rule.score_function.name,
+        rows=tuple(rows),
+        comparison=comparison,
+        uncertainties=uncertainties,
+        anytime=calibration.sequential,
+        chosen_among=calibration.chosen_among,
+        clusters=None if kind is None else (rule.calibration.units, kind),
+        tuned_on_gallery=calibration.tuned_on_gallery,
+        coverage=calibration.coverage,
+    )
+
+
+def _new_labels_size(calibration: Calibration, request: GuaranteeRequest) -> float | None:
+    """Return the mean set size of the calibration queries that new labels need, None if refused."""
+    try:
+        request = replace(request, query_labels="new")
+        threshold = calibration.guarantee(request).threshold
+    except (InvalidConfig, RiskUnattainable):
+        return None
+    rule = calibration.serving(request).rule_for(request)
+    return float(rule.calibration.sizes(threshold).mean())
+
+
+def _check_clusters(tuning: LabelledResults, calibration: LabelledResults) -> None:
+    """Raise `InvalidData` unless both have the same kind of clusters, and no cluster in common."""
+    if tuning.cluster != calibration.cluster:
+        raise InvalidData(
+            f"the tuning split is of clusters {tuning.cluster!r}, the calibration queries of "
+            f"{calibration.cluster!r}: search both with the same"
+        )
+    if tuning.clusters is None or calibration.clusters is None:
+        return
+    shared = np.intersect1d(tuning.clusters, calibration.clusters)
+    if len(shared):
+        names = ", ".join(map(str, shared[:3].tolist()))
+        raise InvalidData(
+            f"{len(shared)} clusters ({calibration.cluster} {names}) are in the tuning split and "
+            "among the calibration queries: divide the queries by clusters"
+        )
+
+
+def _check_repeats(
+    searcher: Searcher,
+    tuning: LabelledResults | None,
+    calibration: LabelledResults,
+    recurring: bool,
+    again: bool,
+) -> None:
+    """Raise `InvalidData` for images that occur twice, and warn of those that nearly do.
+
+    Args:
+        searcher: that searched both.
+        tuning, calibration: the two splits.
+        recurring: see `Retriever.calibrate`.
+        again: True if the queries were compared with each other before.
+    """
+    tuned = digests([]) if tuning is None else digests_of(tuning)
+    calibrated = digests_of(calibration)
+    leave_one_out = searcher.options.leave_one_out
+    require_no_repeats(None if leave_one_out else searcher.digests, tuned, calibrated, recurring)
+    others = []
+    if tuning is not None:
+        others.append(tuning.results.require("vectors"))
+        if not leave_one_out:
+            tuning_distances = vector_distances(searcher, tuning)
+            known = searcher.digests is not None
+            warn_of_copies("queries of the tuning split", tuning_distances, known)
+    _warn_of_likeness(
+        searcher, "calibration queries", calibration, None if again else others, recurring
+    )
+
+
+def _warn_of_likeness(
+    searcher: Searcher,
+    name: str,
+    queries: LabelledResults,
+    others: Sequence[NDArray[np.float32]] | None,
+    recurring: bool,
+) -> None:
+    """Warn of queries that are nearly the same as gallery items, or as each other.
+
+    Args:
+        searcher: that searched them.
+        name: how the queries are called.
+        queries: the queries to check.
+        others: vectors of other queries that they are compared with, too; None if the queries were
+            compared with each other and with these before.
+        recurring: see `Retriever.calibrate`.
+    """
+    distances = vector_distances(searcher, queries)
+    if not searcher.options.leave_one_out:
+        warn_of_copies(name, distances, searcher.digests is not None)
+    elif not recurring:
+        warn_of_gallery_bursts(name, distances, queries.relevant)
+    if recurring or others is None:
+        return
+    vectors = queries.results.require("vectors")
+    everything = np.concatenate([vectors, *others])
+    nearest, positions = build_index(everything).search(vectors, 2)
+    itself = positions[:, 0] == np.arange(len(vectors))
+    warn_of_twins(name, np.where(itself, nearest[:, 1], nearest[:, 0]), distances)
+    if queries.cluster is None and len(vectors) >= FEWEST_TOLD:
+        rng = np.random.default_rng(0)
+        rows = rng.permutation(len(vectors))[: min(MAX_COMPARED, len(vectors) // 2)]
+        rest = np.delete(np.arange(len(everything)), rows)
+        rest = rng.permutation(rest)[:MAX_OTHERS]
+        among = build_index(everything[rest]).search(vectors[rows], len(rest))
+        items = searcher.nearest(vectors[rows], min(ITEMS, len(searcher.gallery)))
+        warn_of_bursts(name, among, items[:2], len(everything), len(searcher.gallery))
+
+
+def vector_distances(searcher: Searcher, results: LabelledResults) -> NDArray[np.floating[Any]]:
+    """(n, k) ascending distances of queries to the nearest vectors of gallery items, k >= 2.
+
+    Distances that an encoder re-ranks by are not comparable with those among queries.
+    """
+    distances: NDArray[np.floating[Any]] = results.results.require("distances")
+    if searcher.items is not None:
+        distances = searcher.nearest(results.results.require("vectors"), min(2, searcher.depth))[0]
+    return distances
+
+
+def digests_of(results: LabelledResults) -> NDArray[np.bytes_]:
+    """(n,) digests of the queries of search results."""
+    identities: NDArray[np.bytes_] = results.results.require("queries").identities
+    return identities
