@@ -83,6 +83,12 @@ def main() -> None:
         )
         for what, value in zip(("certified", "size", "violations"), shown, strict=True):
             figures[f"{name.replace(' ', '_')}_{alpha:g}_{what}"] = value
+    figures |= {
+        "newlabels_violation_rate": max(
+            figures[f"{CALIBRATING[0]}_kinds_new_{alpha:g}_violations"] for alpha in ALPHAS
+        ),
+        "cub50_size_60_queries": figures[f"{N_FEW}_same_kinds_0.1_size"],
+    }
     columns = ["split", "alpha", "certified", "labels per set", "violations"]
     report("Queries of new labels, CUB-200-2011", columns, rows_shown, figures, options.json)
 

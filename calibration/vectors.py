@@ -30,6 +30,7 @@ from rcir.levels import ALPHAS, DELTA
 from rcir.retrieval import storage
 from rcir.retrieval.queries import Metric, Queries
 from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.tuning import division_rng
 from rcir.risk import required_calibration
 from rcir.runs.results import TEST
 
@@ -68,12 +69,12 @@ class CertificationConfig:
     index: IndexConfig = field(default_factory=IndexConfig)
     alphas: tuple[float, ...] = ALPHAS
     delta: float = DELTA
-    seed: int = 0
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         check_levels(self.alphas, self.delta)
         check_depth(self.depth)
-        if self.seed < 0:
+        if self.seed is not None and self.seed < 0:
             raise InvalidConfig(f"seed is {self.seed}; at least 0")
 
 
@@ -128,6 +129,7 @@ def certify(config: CertificationConfig) -> Certification:
                 config.score_function,
                 alphas=config.alphas,
                 delta=config.delta,
+                seed=config.seed,
             )
         queries = SearchedSplits(tuning, calibration, test).judged(retriever)
         held = _image_set(retriever, asked, labelled, splits[2])
@@ -285,11 +287,11 @@ def _divided(queries: Queries, config: CertificationConfig) -> list[NDArray[np.i
             f"{config.delta:g} with fewer than {needed}; label "
             f"{round((needed or 0) / share)} at least"
         )
-    rng = np.random.default_rng(config.seed)
+    rng, order = division_rng(queries, config.seed)
     if clusters is not None:
-        return draw_by_cluster(rng, clusters, SHARES)
+        return [order[rows] for rows in draw_by_cluster(rng, clusters[order], SHARES)]
     numbers = [round(part * n) for part in SHARES.values()]
-    return np.split(rng.permutation(n), np.cumsum(numbers))
+    return np.split(order[rng.permutation(n)], np.cumsum(numbers))
 
 
 def _image_set(

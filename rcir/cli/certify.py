@@ -40,7 +40,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="an option of the index, such as ef_search=400; as often as needed",
     )
-    parser.add_argument("--seed", type=int, default=0, help="decides which queries do what")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        help="decides which queries do what, which the guarantee then states; by default the "
+        "queries alone decide",
+    )
 
 
 def run(options: Namespace) -> None:

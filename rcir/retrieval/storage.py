@@ -18,6 +18,7 @@
         queries.safetensors       vectors, uncertainties and relevance of the queries of both splits
         queries.json              their groups and clusters
         queries.npy               their digests
+        earlier.npy               digests of queries that calibrated before, if there are any
 
 A reader opens one version and never sees a mixture of two. A writer holds the lock, writes a new
 version, replaces `current.json`, and keeps the previous version for readers that have opened it.

@@ -13,6 +13,7 @@ from numbers import Integral
 from typing import Literal, TypedDict, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rcir.data.clusters import draw_by_cluster
 from rcir.errors import InvalidConfig, InvalidData
@@ -277,6 +278,21 @@ def search_items(
     )
 
 
+def division_rng(
+    queries: Queries, seed: int | None
+) -> tuple[np.random.Generator, NDArray[np.int64]]:
+    """Return the generator that divides queries, and (n,) rows in the order to divide them in.
+
+    Without a seed, both depend on the set of the queries alone, so that nobody can try several
+    divisions unnoticed.
+    """
+    if seed is not None:
+        return np.random.default_rng(int(seed)), np.arange(len(queries))
+    order = np.argsort(queries.identities, kind="stable")
+    digest = hashlib.sha256(queries.identities[order].tobytes()).digest()
+    return np.random.default_rng(list(digest)), order
+
+
 def divide_queries(
     searcher: Searcher,
     queries: Queries,
@@ -305,12 +321,8 @@ def divide_queries(
     few = tuning == "auto" and len(queries) < FEW_QUERIES and queries.clusters is None
     if tuning == "gallery" or (few and not why_gallery_cannot_tune(searcher, queries, options)):
         return None, queries
-    if options.seed is None:  # from here on in the order of the digests
-        queries = queries[np.argsort(queries.identities, kind="stable")]
-        digest = hashlib.sha256(queries.identities.tobytes()).digest()
-        rng = np.random.default_rng(list(digest))
-    else:
-        rng = np.random.default_rng(int(options.seed))
+    rng, order = division_rng(queries, options.seed)
+    queries = queries[order]
     clusters = queries.clusters
     if tuning == "labels":
         if queries.labels is None or clusters is not None:

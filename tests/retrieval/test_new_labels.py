@@ -150,6 +150,25 @@ def test_impossible_combinations_are_refused(both):
         clustered.guarantee(0.2, 0.1, query_labels="new")
 
 
+def test_groups_are_served_among_new_labels():
+    retriever, _ = made(groups=np.tile(["a", "b"], len(QUERY_LABELS) // 2))
+    thresholds = {
+        (query_labels, name): retriever.guarantee(
+            0.3, 0.1, risk="recall", query_labels=query_labels, **options
+        ).threshold
+        for query_labels in ("new", "any")
+        for name, options in {"all": {}, "a": {"group": "a"}, "mix": {"mix": "any"}}.items()
+    }
+    for name in ("all", "a", "mix"):
+        assert thresholds["any", name] >= thresholds["new", name]
+    assert thresholds["new", "mix"] > thresholds["new", "all"]
+    wrong = retriever.guarantee(0.7, 0.1, risk="false-discovery", query_labels="any", group="a")
+    assert (wrong.n_calibration, wrong.n_labels) == (
+        retriever.guarantee(0.3, 0.1, group="a").n_calibration,
+        KNOWN,
+    )
+
+
 def test_a_growing_gallery_warns_and_says_which_answers_are_covered():
     retriever, _ = made(tuning="gallery")
     added = np.repeat(np.arange(LABELS, LABELS + 20), ITEMS)
