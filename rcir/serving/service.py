@@ -233,9 +233,12 @@ class Service:
         if evidence is not self.live.evidence:
             return  # another version was taken meanwhile
         for row in evidence.watch.rows:
-            own = {name: value for name, value in row.terms.items() if value not in (None, False)}
+            own = dict(sorted(row.terms.items()))
             alpha, delta = own.pop("alpha"), own.pop("delta")
-            labels = (repr(alpha), repr(delta), json.dumps(own, sort_keys=True))
+            for name, field in Terms.model_fields.items():
+                if name != "risk" and own.get(name, ...) == field.default:
+                    del own[name]
+            labels = (repr(alpha), repr(delta), json.dumps(own))
             self.metrics.evidence.labels(*labels).set(row.evidence)
             self.metrics.alarm.labels(*labels).set(row.alarm)
 

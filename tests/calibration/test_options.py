@@ -106,8 +106,8 @@ def test_a_report_of_nothing_certified_is_still_a_report(trained):
     evaluation = outcome.evaluation
     assert {row.threshold for row in (*evaluation.rows, *evaluation.others)} == {None}
     page = " ".join(outcome.report.read_text().split())
-    # Two levels of the miss risk, and of five other guarantees.
-    assert page.count('class="no"') == 2 + 2 * 5
+    # Two levels of the miss risk, and of seven other guarantees.
+    assert page.count('class="no"') == 2 + 2 * 7
     assert "Nothing is certified with probability 0.9 on 300 calibration queries" in page
     assert "of 100 future queries" not in page
     with pytest.raises(rcir.RiskUnattainable):

@@ -260,6 +260,7 @@ def grown_from_scratch(**options):
     ],
     ids=str,
 )
+@pytest.mark.filterwarnings("ignore:calibration queries have on average")  # far from the gallery
 def test_a_recalibrated_retriever_is_one_calibrated_from_scratch(options, tmp_path):
     depth = options.get("depth", 150)
     own = build(depth=depth)
@@ -379,6 +380,7 @@ def test_a_changed_encoder_needs_its_queries_searched_again(loaded):
         loaded.recalibrate()
 
 
+@pytest.mark.filterwarnings("ignore:calibration queries have on average")
 def test_queries_searched_before_a_change_calibrate_nothing(own):
     before = [search(own, part) for part in (TUNING, CALIBRATION)]
     grow(own)

@@ -32,11 +32,12 @@ def test_flags_http_fields_and_model_parameters_are_the_options():
     flags = vars(parser.parse_args(["query.png"]))
     defaults = {one.name: one.default for one in request_options()}
     assert {name: flags[name] for name in NAMES} == defaults
-    assert {name: field.default for name, field in Terms.model_fields.items()} == defaults
+    fields = {name: field.default for name, field in Terms.model_fields.items()}
+    assert fields == defaults | {"monitored": True}
     for name, field in ExploreTerms.model_fields.items():
         assert field.asdict() == Terms.model_fields[name].asdict()
     assert {name: value for name, (_, value) in PARAMETERS.items()} == defaults
-    assert set(Terms.model_json_schema()["properties"]) == set(NAMES)
+    assert set(Terms.model_json_schema()["properties"]) == {*NAMES, "monitored"}
 
 
 def test_the_table_of_the_documentation_lists_the_options():

@@ -133,7 +133,7 @@ def test_an_invalid_choice_is_refused_and_marks_nothing(copies, trained, compare
     assert chosen_among(copies) == [1, 1, 1]
 
 
-def test_the_mark_is_saved_and_calibrating_anew_removes_it(folder, splits):
+def test_the_mark_is_saved_and_stays_with_the_queries(folder, splits):
     retriever = Retriever.load(folder)
     retriever.calibration = replace(retriever.calibration, chosen_among=12)
     loaded = Retriever.load(retriever.save(folder))
@@ -147,6 +147,9 @@ def test_the_mark_is_saved_and_calibrating_anew_removes_it(folder, splits):
         loaded.search_labelled(splits.calibration),
         "constant",
     )
+    assert loaded.calibration.chosen_among == 12
+    others = [splits.test.subset(np.arange(start, len(splits.test), 2)) for start in (0, 1)]
+    loaded.calibrate_splits(*map(loaded.search_labelled, others), "constant")
     assert loaded.calibration.chosen_among == 1
     retriever.calibration = replace(retriever.calibration, chosen_among=0)
     retriever.save(folder)
