@@ -221,7 +221,8 @@ def request_options() -> list[RequestOption]:
     """
     options = []
     for field in fields(GuaranteeRequest):
-        types = get_args(_hints()[field.name]) or (_hints()[field.name],)
+        hint = _hints()[field.name]
+        types = (hint,) if get_origin(hint) is Literal else get_args(hint) or (hint,)
         literals = [value for each in types for value in get_args(each) if isinstance(value, str)]
         given = field.metadata["choices"]
         choices = tuple(given()) if given else tuple(literals)
