@@ -87,6 +87,11 @@ def main() -> None:
         "newlabels_violation_rate": max(
             figures[f"{CALIBRATING[0]}_kinds_new_{alpha:g}_violations"] for alpha in ALPHAS
         ),
+        **{
+            f"newlabels_size_{number}_{alpha:g}": figures[f"{number}_kinds_new_{alpha:g}_size"]
+            for number in CALIBRATING
+            for alpha in ALPHAS
+        },
         "cub50_size_60_queries": figures[f"{N_FEW}_same_kinds_0.1_size"],
     }
     columns = ["split", "alpha", "certified", "labels per set", "violations"]

@@ -235,8 +235,8 @@ def _covered_share(retriever: Retriever, test: LabelledResults) -> float | None:
 
 def _tested_labels(retriever: Retriever, covered: float | None) -> str | None:
     """State which labels calibrated, and on which the risks were measured."""
-    coverage = retriever.require_calibration().coverage
-    if covered is None or coverage is None:
+    calibration = retriever.require_calibration()
+    if covered is None or calibration.coverage is None:
         return None
     share = f"{100 * covered:.4g}% of the test queries have labels of calibration queries"
     if covered == 1:
@@ -246,4 +246,7 @@ def _tested_labels(retriever: Retriever, covered: float | None) -> str | None:
             "No test query has the label of a calibration query: the guarantee for the labels of "
             "the calibration queries is measured on other labels"
         )
-    return f"{str(coverage)[0].upper()}{str(coverage)[1:]}. {share}."
+    sentence = str(calibration.coverage)
+    if calibration.coverage.uncovered:
+        sentence = calibration.sentence_of(calibration.coverage)
+    return f"{sentence[0].upper()}{sentence[1:]}. {share}."

@@ -120,6 +120,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
     with dropped_on_error(retriever.index):
         queries = search_splits(retriever, splits, embedder)
         with step("calibration"):
+            retriever.calibration = storage.earlier_calibration(place)
             report = retriever.calibrate_splits(
                 queries.tuning,
                 queries.calibration,

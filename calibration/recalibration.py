@@ -160,8 +160,9 @@ def _calibrated(retriever: Retriever, queries: Queries, labels: list[Any]) -> Ca
     relevance, searcher.label_names = searcher.gallery.reported_relevance(
         labels, searcher.label_names
     )
+    tuning = calibration.tuning_queries
     return retriever.calibrate_splits(
-        retriever.search_labelled(calibration.tuning_queries),
+        None if calibration.tuned_on_gallery else retriever.search_labelled(tuning),
         retriever.search_labelled(replace(queries, relevance=relevance)),
         options.score_function,
         bound=options.bound,

@@ -68,9 +68,8 @@ def limit(evaluation: Evaluation) -> str:
     """State what the guarantee does not cover."""
     return (
         "The promise covers queries drawn like the calibration queries. It does not cover queries "
-        "of labels that did not calibrate, which query_labels='new' and 'any' do; queries from "
-        "another source; or each kind of query by itself: some kinds are missed more often than "
-        "others."
+        "of labels that did not calibrate (that is what query_labels is for), queries from another "
+        "source, or each kind of query by itself: some kinds are missed more often than others."
     )
 
 

@@ -117,12 +117,15 @@ def certify(config: CertificationConfig) -> Certification:
     with dropped_on_error(retriever.index):
         labelled = _labelled(retriever, config, asked)
         different = _different(labelled)
-        splits = [different[rows] for rows in _divided(labelled[different], config)]
+        identities = np.array(_names(asked, labelled, different))
+        divided = _divided(labelled[different], identities, config)
+        splits = [different[rows] for rows in divided]
         with step("search"):
             tuning, calibration, test = (
                 retriever.search_labelled(labelled[rows]) for rows in splits
             )
         with step("calibration"):
+            retriever.calibration = storage.earlier_calibration(place)
             made = retriever.calibrate_splits(
                 tuning,
                 calibration,
@@ -272,8 +275,13 @@ def _different(queries: Queries) -> NDArray[np.int64]:
     return rows
 
 
-def _divided(queries: Queries, config: CertificationConfig) -> list[NDArray[np.int64]]:
-    """Rows that tune, calibrate and measure."""
+def _divided(
+    queries: Queries, names: NDArray[np.str_], config: CertificationConfig
+) -> list[NDArray[np.int64]]:
+    """Return the rows that tune, calibrate and measure.
+
+    Names divide the queries, so that vectors of several models are measured on the same ones.
+    """
     n = len(queries)
     clusters = queries.clusters
     units = n if clusters is None else len(np.unique(clusters))
@@ -287,7 +295,7 @@ def _divided(queries: Queries, config: CertificationConfig) -> list[NDArray[np.i
             f"{config.delta:g} with fewer than {needed}; label "
             f"{round((needed or 0) / share)} at least"
         )
-    rng, order = division_rng(queries, config.seed)
+    rng, order = division_rng(names, config.seed)
     if clusters is not None:
         return [order[rows] for rows in draw_by_cluster(rng, clusters[order], SHARES)]
     numbers = [round(part * n) for part in SHARES.values()]

@@ -24,6 +24,7 @@ from rcir.retrieval.calibration import (
     Calibration,
     CalibrationReport,
     CertifiedSize,
+    Past,
     coverage,
     needs_embeddings,
 )
@@ -92,6 +93,8 @@ def calibrate(
             f"the gallery's items cannot tune: {reason}. Divide the queries instead, which is "
             'tuning="queries", or "labels" for queries of new labels'
         )
+    if tuning is None:  # nothing was divided
+        options = replace(options, seed=None)
     made, compared = _fitted(searcher, tuning, calibration, options, like)
     both = tuning is not None and reason is None and calibration.clusters is None
     if both and not made.sequential:
@@ -140,7 +143,7 @@ def _fitted(
         chosen_among=like.chosen_among if like else 1,
         sequential=like is not None and like.sequential,
         coverage=coverage(searcher, calibration_queries),
-        earlier_digests=like.earlier_digests if like else digests([]),
+        past=like.past if like else Past(digests([])),
         attempts=like.attempts if like else 1,
     )
     return made, (comparison, uncertainties)
@@ -149,6 +152,13 @@ def _fitted(
 def recalibrate(searcher: Searcher, earlier: Calibration) -> tuple[Calibration, CalibrationReport]:
     """Calibrate anew with the queries of a calibration, see `Retriever.recalibrate`."""
     tuning, calibration = earlier.queries_to_search(searcher)
+    if earlier.tuned_on_gallery and (
+        reason := why_gallery_cannot_tune(searcher, calibration, earlier.options)
+    ):
+        raise InvalidData(
+            f"the gallery's items tuned the sizes, and cannot any more: {reason}. Give labelled "
+            "queries to `calibrate`"
+        )
     earlier.warn_of_new_labels(searcher)
     return calibrate(
         searcher,
@@ -284,6 +294,9 @@ def _report(
         clusters=None if kind is None else (rule.calibration.units, kind),
         tuned_on_gallery=calibration.tuned_on_gallery,
         coverage=calibration.coverage,
+        coverage_sentence=calibration.sentence_of(calibration.coverage)
+        if calibration.coverage is not None and calibration.coverage.uncovered
+        else None,
     )
 
 

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,8 +54,31 @@ class Coverage:
             return f"all {self.labels} labels of the gallery have calibration queries"
         return (
             f"{self.uncovered} of {self.labels} labels of the gallery have no calibration query: "
-            "the guarantee does not speak of queries with these labels "
-            '(query_labels="any" does)'
+            "the guarantee does not speak of queries with these labels"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Past:
+    """What is known of the queries that calibrated a retriever before its present calibration.
+
+    Attributes:
+        digests: (m,) of these queries, ascending.
+        chosen_among, attempts, sequential: the largest of these attributes of their calibrations.
+    """
+
+    digests: NDArray[np.bytes_]
+    chosen_among: int = 1
+    attempts: int = 1
+    sequential: bool = False
+
+    def joined(self, calibration: Calibration) -> Past:
+        """Return the past of a calibration that comes after another one."""
+        return Past(
+            np.union1d(self.digests, calibration.calibration_queries.identities),
+            max(self.chosen_among, calibration.chosen_among),
+            max(self.attempts, calibration.attempts),
+            self.sequential or calibration.sequential,
         )
 
 
@@ -82,8 +104,7 @@ class Calibration:
             have tuned already.
         coverage: which labels of the gallery had calibration queries when this was made; None if
             items have no single label.
-        earlier_digests: (m,) digests of the queries that calibrated this retriever before, with
-            other queries or other choices.
+        past: of the queries that calibrated this retriever before.
         attempts: number of calibrations of this retriever, with different choices, that have
             queries in common, this one included.
     """
@@ -98,7 +119,7 @@ class Calibration:
     sequential: bool = False
     on_gallery: Calibration | None = None
     coverage: Coverage | None = None
-    earlier_digests: NDArray[np.bytes_] = field(default_factory=lambda: digests([]))
+    past: Past = field(default_factory=lambda: Past(digests([])))
     attempts: int = 1
     _guarantees: dict[GuaranteeRequest, Guarantee] = field(
         default_factory=dict, init=False, repr=False
@@ -134,35 +155,47 @@ class Calibration:
         at every moment, is not undone by calibrating again. A calibration of the same queries with
         other choices is counted and warned of.
         """
-        own, last = self.calibration_queries.identities, earlier.calibration_queries.identities
-        before = np.union1d(earlier.earlier_digests, last)
-        if not np.isin(own, before).any():
-            return replace(self, earlier_digests=before)
-        attempts = earlier.attempts
-        options = replace(self.options, recurring=earlier.options.recurring)
-        same = np.array_equal(np.sort(own), np.sort(last)) and options == earlier.options
-        if not same or self.tuned_on_gallery != earlier.tuned_on_gallery:
+        past = earlier.past.joined(earlier)
+        if not np.isin(self.calibration_queries.identities, past.digests).any():
+            return replace(self, past=past)
+        attempts = past.attempts
+        if not self._repeats(earlier):
             attempts += 1
             warnings.warn(
-                f"calibration {attempts} of this retriever with some of the same queries. Whoever "
-                "keeps the one with the smallest sets keeps a lucky one, and its guarantee does "
-                "not hold: decide for one beforehand, or calibrate on other queries",
+                f"calibration {attempts} of this retriever with some of the same queries. Of "
+                "several, the one with the smallest sets is often a lucky one, and its guarantee "
+                "does not hold: decide for one beforehand, or calibrate on other queries",
                 stacklevel=3,
             )
-        carried: dict[str, Any] = {
-            "earlier_digests": before,
-            "attempts": attempts,
-            "chosen_among": max(self.chosen_among, earlier.chosen_among),
-            "sequential": self.sequential or earlier.sequential,
-        }
-        on_gallery = self.on_gallery and replace(self.on_gallery, **carried)
-        return replace(self, on_gallery=on_gallery, **carried)
+        return replace(
+            self,
+            past=past,
+            attempts=attempts,
+            chosen_among=max(self.chosen_among, past.chosen_among),
+            sequential=self.sequential or past.sequential,
+        )
+
+    def _repeats(self, earlier: Calibration) -> bool:
+        """Return True if an earlier calibration had the same queries and options."""
+        splits = ("tuning_queries", "calibration_queries")
+        alike = all(
+            set(getattr(self, split).identities.tolist())
+            == set(getattr(earlier, split).identities.tolist())
+            for split in splits
+        )
+        return alike and self.options == replace(earlier.options, recurring=self.options.recurring)
 
     def warn_of_new_labels(self, searcher: Searcher) -> None:
         """Warn if a smaller share of the gallery's labels has calibration queries than before."""
         now = coverage(searcher, self.calibration_queries)
         if now is not None and self.coverage is not None and now.share > self.coverage.share:
-            warnings.warn(f"{now}. Before the gallery changed: {self.coverage}", stacklevel=4)
+            before = f"{self.coverage.uncovered} of {self.coverage.labels}"
+            sentence = self.sentence_of(now)
+            warnings.warn(f"{sentence}. Before the gallery changed: {before}", stacklevel=4)
+
+    def sentence_of(self, coverage: Coverage) -> str:
+        """Return the sentence of a coverage, with the request that covers all, if possible."""
+        return f"{coverage}" + ' (query_labels="any" does)' * self.can_cover_new_labels
 
     def changes(self, searcher: Searcher) -> list[str]:
         """Return the names of what has changed since: then the calibration is stale."""
@@ -206,29 +239,31 @@ class Calibration:
             InvalidConfig: the request is for queries of new labels, and the rules were tuned on
                 queries of the labels that calibrated.
         """
-        if request.query_labels == "calibrated" or self.tuned_on_gallery:
+        if request.query_labels == "calibrated":
             return self
-        if self.on_gallery is not None:
-            return self.on_gallery
         tuned, calibrated = self.tuning_queries.labels, self.calibration_queries.labels
         if calibrated is None:
             raise InvalidConfig(
                 f"query_labels is {request.query_labels!r}, but not each calibration query has a "
                 "known, single label: calibrate by clusters, such as the cells of a grid for places"
             )
+        if self.tuned_on_gallery:
+            return self
+        if self.on_gallery is not None:
+            return self.on_gallery
         if tuned is None or len(np.intersect1d(tuned, calibrated)):
             raise InvalidConfig(
-                f"query_labels is {request.query_labels!r}, but the sizes were tuned on queries of "
-                "the labels that calibrated, and would know these labels better than new ones: "
-                'calibrate with tuning="labels", which divides queries by label, or with '
-                'tuning="gallery"'
+                f"query_labels is {request.query_labels!r}, but the sizes were tuned on queries "
+                "whose labels calibrated or are unknown; they would know these labels better than "
+                'new ones: calibrate with tuning="labels", which divides queries by label'
             )
         return self
 
     @property
     def can_cover_new_labels(self) -> bool:
         """True if requests for queries of new labels are possible."""
-        if self.main.calibration.cluster is not None or self.sequential or self.labels is None:
+        known = self.calibration_queries.labels is not None
+        if self.main.calibration.cluster is not None or self.sequential or not known:
             return False
         try:
             self.serving(GuaranteeRequest(query_labels="new"))
@@ -263,9 +298,7 @@ class Calibration:
         if guarantee is None:
             if reason := conflict(request, self.main.calibration.cluster, self.sequential):
                 raise InvalidConfig(reason)
-            if (serving := self.serving(request)) is not self:
-                return serving.guarantee(request)
-            rule = self.rule_for(request)
+            rule = self.serving(request).rule_for(request)
             guarantee = replace(
                 rule.guarantee(request, self.chosen_among),
                 attempts=self.attempts,
@@ -358,6 +391,7 @@ class CalibrationReport:
         clusters: number and kind of the clusters that the queries calibrate by, if they do.
         tuned_on_gallery: True if items of the gallery tuned in place of queries.
         coverage: which labels of the gallery calibrated; None if its items have no single label.
+        coverage_sentence: what that means for requests; None if all labels calibrated.
     """
 
     delta: float
@@ -372,6 +406,7 @@ class CalibrationReport:
     clusters: tuple[int, str] | None = None
     tuned_on_gallery: bool = False
     coverage: Coverage | None = None
+    coverage_sentence: str | None = None
 
     def __str__(self) -> str:
         first = f"With probability at least {stated_confidence(self.delta)}"
@@ -404,8 +439,8 @@ class CalibrationReport:
                 line += "  not certified"
                 line += "" if least is None else f"; on new queries from {least:.4g} on"
             lines.append(line)
-        if self.coverage is not None and self.coverage.uncovered:
-            lines.append(str(self.coverage))
+        if self.coverage_sentence is not None:
+            lines.append(self.coverage_sentence)
         return "\n".join(lines)
 
 

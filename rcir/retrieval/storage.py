@@ -51,6 +51,7 @@ from safetensors.numpy import save as save_arrays
 from rcir.errors import (
     CorruptRetriever,
     DataUnavailable,
+    InvalidData,
     MissingPackage,
     NoRetriever,
     RcirError,
@@ -66,6 +67,7 @@ from rcir.retrieval.search import Searcher
 from rcir.retrieval.stored_parts import (
     DESCRIPTION,
     TUNED_ON,
+    describe_past,
     describe_rules,
     load_calibration,
     load_encoder,
@@ -154,6 +156,26 @@ def load(folder: str | os.PathLike[str]) -> StoredRetriever:
             unavailable or was changed.
     """
     return read_current(Path(folder), _load_version)
+
+
+def earlier_calibration(folder: str | os.PathLike[str]) -> Calibration | None:
+    """Return the calibration of the retriever that a new one replaces; None if there is none.
+
+    Queries keep their past, see `Calibration.after`. A folder that cannot be read has none.
+
+    Raises:
+        InvalidData: queries were added to it one by one, and it is not to be replaced.
+    """
+    try:
+        calibration = load(folder).calibration
+    except RcirError:
+        return None
+    if calibration is not None and calibration.sequential:
+        raise InvalidData(
+            f"calibration queries were added to the retriever in {folder} one by one, so that they "
+            "certify nothing at once: keep it, and calibrate another one on other queries"
+        )
+    return calibration
 
 
 def read_current(folder: Path, read: Callable[[Path], Result]) -> Result:
@@ -436,7 +458,10 @@ def _write_version(retriever: StoredRetriever, folder: Path) -> None:
         "origin": retriever.origin,
         "chosen_among": 1 if calibration is None else calibration.chosen_among,
         "attempts": 1 if calibration is None else calibration.attempts,
-        "earlier_queries": 0 if calibration is None else len(calibration.earlier_digests),
+        "past": describe_past(calibration),
+        "coverage": None
+        if calibration is None or calibration.coverage is None
+        else [calibration.coverage.uncovered, calibration.coverage.labels],
         "options": asdict(searcher.options),
         "uncertainty": "encoder" if calibration is None else calibration.uncertainty,
         "calibrated_with": asdict(options),
@@ -495,7 +520,8 @@ def _as_corrupt(folder: Path) -> Iterator[None]:
 def _read_description(folder: Path) -> dict[str, Any]:
     description: dict[str, Any] = json.loads((folder / DESCRIPTION_FILE).read_text())
     if all("tuned_on" not in rules for rules in description["controllers"]):  # an earlier release
-        description = {"attempts": 1, "earlier_queries": 0} | description
+        unknown = {"attempts": 1, "past": describe_past(None), "coverage": None}
+        description = unknown | description
     require_fields(description, DESCRIPTION, DESCRIPTION_FILE)
     for name in ("encoder", "preprocessing", "index"):
         require_finite(description[name], name)

@@ -26,7 +26,7 @@ from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.files import read_array
 from rcir.index import Index, IndexConfig, find_index
-from rcir.retrieval.calibration import Calibration, coverage, needs_embeddings
+from rcir.retrieval.calibration import Calibration, Coverage, Past, needs_embeddings
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.search import Searcher
@@ -57,7 +57,8 @@ DESCRIPTION: dict[str, Kinds] = {
     "origin": dict,
     "chosen_among": int,
     "attempts": int,
-    "earlier_queries": int,
+    "past": dict,
+    "coverage": (list, NoneType),
     "options": dict,
     "uncertainty": str,
     "calibrated_with": dict,
@@ -74,6 +75,7 @@ CONTROLLER: dict[str, Kinds] = {
     "tuned_on": str,
     "uncertainty": str,
 }
+PAST: dict[str, Kinds] = {"chosen_among": int, "attempts": int, "sequential": bool}
 EARLIER_FILE = "earlier.npy"  # digests of queries that calibrated before
 DIGESTS = np.dtype(f"S{2 * BYTES}")
 GALLERY_ARRAYS: dict[str, tuple[str, Any]] = {  # arrays (n,): file and type
@@ -331,8 +333,8 @@ def save_queries(calibration: Calibration, folder: Path) -> None:
     (folder / "queries.safetensors").write_bytes(save_arrays(contiguous))
     (folder / "queries.json").write_text(json.dumps(texts))
     np.save(folder / "queries.npy", calibration.query_digests, allow_pickle=False)
-    if len(calibration.earlier_digests):
-        np.save(folder / EARLIER_FILE, calibration.earlier_digests, allow_pickle=False)
+    if len(calibration.past.digests):
+        np.save(folder / EARLIER_FILE, calibration.past.digests, allow_pickle=False)
 
 
 def load_queries(folder: Path, n_earlier: int) -> tuple[Queries, Queries, NDArray[np.bytes_]]:
@@ -406,6 +408,12 @@ Arrays = Mapping[str, NDArray[Any]]
 TUNED_ON = ("queries", "gallery")
 
 
+def describe_past(calibration: Calibration | None) -> dict[str, Any]:
+    """Describe the past of a calibration by plain values; the digests are in a file."""
+    past = Past(np.empty(0, DIGESTS)) if calibration is None else calibration.past
+    return {"queries": len(past.digests)} | {name: getattr(past, name) for name in PAST}
+
+
 def describe_rules(
     calibration: Calibration,
 ) -> tuple[list[dict[str, Any]], dict[str, NDArray[Any]]]:
@@ -462,7 +470,13 @@ def load_calibration(
     described = description["controllers"]
     for one in described:
         require_fields(one, CONTROLLER, "a controller")
-    *queries, earlier = load_queries(folder, description["earlier_queries"])
+    past, covered = description["past"], description["coverage"]
+    require_fields(past, PAST | {"queries": int}, "past")
+    valid = covered is None or (
+        len(covered) == 2 and all(type(n) is int for n in covered) and 0 <= covered[0] <= covered[1]
+    )
+    require(valid and (covered is None or covered[1] > 0), "coverage")
+    *queries, earlier = load_queries(folder, past["queries"])
     left = dict(arrays)
     kinds = list(dict.fromkeys(one["tuned_on"] for one in described))
     require(kinds in (["queries"], ["gallery"], ["queries", "gallery"]), f"rules tuned on {kinds}")
@@ -484,8 +498,8 @@ def load_calibration(
                 calibration_queries=calibrated,
                 chosen_among=check_among(description["chosen_among"]),
                 sequential=sequential,
-                coverage=coverage(searcher, calibrated),
-                earlier_digests=earlier,
+                coverage=None if covered is None else Coverage(*covered),
+                past=Past(earlier, *(past[name] for name in PAST)),
                 attempts=check_among(description["attempts"]),
             )
         )

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,8 +71,8 @@ class CalibrationOptions:
         query_uncertainty: the uncertainty of queries: one of `Retriever.uncertainties`; or "auto",
             which chooses the one with the smallest sets on the tuning split, see
             `rcir.risk.smallest_uncertainty`.
-        seed: of the division of the queries, which the guarantee then states, because whoever tries
-            several keeps a lucky one. By default the division depends on the queries alone.
+        seed: of the division of the queries, which the guarantee then states, because the best of
+            several seeds is a lucky one. By default the division depends on the queries alone.
 
     Raises:
         InvalidConfig, InvalidRiskLevel: an option has no such value.
@@ -231,21 +231,18 @@ def why_gallery_cannot_tune(
     return None
 
 
-def search_items(
-    searcher: Searcher, calibration: LabelledResults, seed: int = 0
-) -> LabelledResults:
+def search_items(searcher: Searcher, calibration: LabelledResults) -> LabelledResults:
     """Search items of the gallery as queries, each without itself and its exact copies.
 
     Args:
         searcher: one whose gallery can tune, see `why_gallery_cannot_tune`.
         calibration: the queries that calibrate; only whether they have uncertainties counts.
-        seed: decides which items, if there are more than `MAX_ITEMS` whose label others have too.
     """
     gallery, index, labels = searcher.gallery, searcher.index, searcher.labels
     assert labels is not None
     assert isinstance(index, HoldsVectors)
     _, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    rows = np.random.default_rng(seed).permutation(np.flatnonzero(counts[number] > 1))[:MAX_ITEMS]
+    rows = np.random.default_rng(0).permutation(np.flatnonzero(counts[number] > 1))[:MAX_ITEMS]
     vectors = index.vectors_at(rows)
     left_out = rows[:, None]
     if gallery.digests is not None and gallery.digests.ndim == 1:
@@ -279,17 +276,21 @@ def search_items(
 
 
 def division_rng(
-    queries: Queries, seed: int | None
+    names: NDArray[Any], seed: int | None
 ) -> tuple[np.random.Generator, NDArray[np.int64]]:
     """Return the generator that divides queries, and (n,) rows in the order to divide them in.
 
     Without a seed, both depend on the set of the queries alone, so that nobody can try several
     divisions unnoticed.
+
+    Args:
+        names: (n,) strings or bytes that identify the queries.
+        seed: of the generator; the order is then that of the queries.
     """
     if seed is not None:
-        return np.random.default_rng(int(seed)), np.arange(len(queries))
-    order = np.argsort(queries.identities, kind="stable")
-    digest = hashlib.sha256(queries.identities[order].tobytes()).digest()
+        return np.random.default_rng(int(seed)), np.arange(len(names))
+    order = np.argsort(names, kind="stable")
+    digest = hashlib.sha256(names[order].tobytes()).digest()
     return np.random.default_rng(list(digest)), order
 
 
@@ -321,7 +322,7 @@ def divide_queries(
     few = tuning == "auto" and len(queries) < FEW_QUERIES and queries.clusters is None
     if tuning == "gallery" or (few and not why_gallery_cannot_tune(searcher, queries, options)):
         return None, queries
-    rng, order = division_rng(queries, options.seed)
+    rng, order = division_rng(queries.identities, options.seed)
     queries = queries[order]
     clusters = queries.clusters
     if tuning == "labels":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
@@ -31,7 +31,7 @@ from rcir.risk.bounds import (
 )
 from rcir.risk.losses import MISS, Risk, of_worst_group
 from rcir.risk.request import GuaranteeRequest, conflict
-from rcir.risk.results import LABEL, ScoredResults
+from rcir.risk.results import ScoredResults
 from rcir.risk.sequential import (
     anytime_allowed_misses,
     anytime_miss_rate_bound,
@@ -380,7 +380,7 @@ def mean_loss(
             alpha,
             delta,
             calibration.units,
-            unit=_unit(calibration),
+            unit=calibration.unit,
             minimum_alpha=_smallest_mean_alpha(largest, delta, bound, certifies),
             required_calibration=_required_queries(alpha, delta, bound, lost),
             deeper=deeper if lost > 0 else None,
@@ -494,13 +494,10 @@ def any_mix(
         except RiskUnattainable as error:
             refusals.append(error)
     if refusals:
-        smallest = [error.minimum_alpha for error in refusals]
-        required = [error.required_calibration for error in refusals]
-        raise RiskUnattainable(
+        raise _all_refused(
             f"any mix of {len(groups)} groups, for which {len(parts)} certificates are needed at "
-            f"delta / {len(parts)}: {'; '.join(map(str, refusals))}",
-            minimum_alpha=None if None in smallest else max(filter(None, smallest)),
-            required_calibration=None if None in required else max(filter(None, required)),
+            f"delta / {len(parts)}",
+            refusals,
         )
     return Certificate(
         max(one.threshold for one in certificates),
@@ -594,34 +591,54 @@ def for_labels(
         )
     delta = None if request.delta is None else request.delta / 2
     half = replace(plain, delta=delta)
-    with _refused(
-        "queries of any labels, of which calibrated and new ones each take half of delta"
-    ):
-        certificates = [
-            certify(half, calibration, tuning, bound),
-            certify(half, by_label, tuned_by_label, bound),
-        ]
-    larger = max(certificates, key=lambda one: one.threshold)
-    level = max(one.risk_bound or 0.0 for one in certificates)
-    return replace(larger, risk_bound=level)
+    splits = {
+        "queries of the calibrated labels": (calibration, tuning),
+        "queries of new labels": (by_label, tuned_by_label),
+    }
+    certificates: list[Certificate] = []
+    refusals: list[RiskUnattainable] = []
+    for name, split in splits.items():
+        try:
+            with _refused(name):
+                certificates.append(certify(half, *split, bound))
+        except RiskUnattainable as error:
+            refusals.append(error)
+    if refusals:
+        raise _all_refused("queries of any labels, each kind at half of delta", refusals)
+    return replace(
+        max(certificates, key=lambda one: one.threshold),
+        bound=" and ".join(dict.fromkeys(one.bound for one in certificates)),
+        risk_bound=max(one.risk_bound or 0.0 for one in certificates),
+    )
 
 
 # Refusals
 
 
+def _all_refused(subject: str, refusals: Sequence[RiskUnattainable]) -> RiskUnattainable:
+    """Return one error for several certificates that are needed together."""
+    smallest = [error.minimum_alpha for error in refusals]
+    required = [error.required_calibration for error in refusals]
+    return RiskUnattainable(
+        f"{subject}: {'; '.join(map(str, refusals))}",
+        minimum_alpha=None if None in smallest else max(filter(None, smallest)),
+        required_calibration=None if None in required else max(filter(None, required)),
+    )
+
+
 def _required_queries(alpha: float, delta: float | None, bound: Bound, lost: float) -> int | None:
     """Return the calibration queries needed if no set prevents the share `lost` of the loss."""
+    if bound == "betting" and delta is not None:
+        if lost >= alpha:
+            return None
+        # The best bet on losses of 0 and 1 with mean `lost`, but at most 1, see `_bet`.
+        bet = min(1.0, (alpha - lost) / (alpha * (1 - alpha)))
+        gain = (1 - lost) * math.log1p(bet * alpha) + lost * math.log1p(bet * (alpha - 1))
+        return math.ceil(math.log(1 / delta) / gain)
     if delta is not None:
         return bounds.required_calibration(alpha, delta, bound, lost)
     level = Fraction(check_level("alpha", alpha))
     return None if lost >= alpha else math.ceil((1 - level) / (level - Fraction(lost)))
-
-
-def _unit(calibration: ScoredResults) -> str:
-    """Return the word for the independent units of calibration queries."""
-    if calibration.clusters is None:
-        return "queries"
-    return "labels" if calibration.cluster == LABEL else "clusters"
 
 
 def _unattainable(

@@ -131,12 +131,16 @@ class Guarantee:
                 f"{queries} of any further {self.cluster} like the {self.n_clusters} of "
                 f"{calibrated}, each {self.cluster} counted alike"
             )
-        past = "" if self.seed is None else f", queries divided by seed {self.seed}"
+        seed = "" if self.seed is None else f", queries divided by seed {self.seed}"
+        again = ""
         if self.attempts > 1:
-            past += f", calibration {self.attempts} of the same queries, if not chosen by its sets"
+            again = (
+                f" This is calibration {self.attempts} of some of these queries; the guarantee "
+                "holds only if it was not chosen for its sets."
+            )
         return (
             f"{sure}, {' and '.join(clauses)} returned to {like} ({self.score_function} sizes, "
-            f"{self.bound} bound, {parameter}{past})."
+            f"{self.bound} bound, {parameter}{seed}).{again}"
         )
 
 

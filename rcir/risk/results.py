@@ -527,6 +527,13 @@ class ScoredResults:
         """(n,) `match_score` in ascending order: one sort serves every alpha and delta."""
         return np.sort(self.match_score)
 
+    @property
+    def unit(self) -> str:
+        """The word for the independent units: "queries", "clusters" or "labels"."""
+        if self.clusters is None:
+            return "queries"
+        return "labels" if self.cluster == LABEL else "clusters"
+
     @cached_property
     def units(self) -> int:
         """Number of independent units: clusters if there are any, else queries."""

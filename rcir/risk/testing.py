@@ -118,10 +118,12 @@ def learn_then_test(
         requested = ", ".join(f"{name} {alpha:g}" for name, alpha in alphas.items())
         alone = ", ".join(f"{name} {alpha or 1:.4f}" for name, alpha in smallest.items())
         each = ", each alone" if len(alphas) > 1 else ""
+        unit, units = splits[0][-1].unit, splits[0][-1].units
+        of_units = f"{units} {'' if unit == 'queries' else f'{unit} of '}calibration queries"
         raise RiskUnattainable(
-            f"{requested} at delta = {delta:g} cannot be certified with {len(calibration)} "
-            f"calibration queries: ask for more (the smallest alpha that can be certified{each}: "
-            f"{alone}), or calibrate on more queries",
+            f"{requested} at delta = {delta:g} cannot be certified with {of_units}: ask for more "
+            f"(the smallest alpha that can be certified{each}: {alone}), or calibrate on more "
+            f"{unit}",
             minimum_alpha=next(iter(smallest.values())) if len(alphas) == 1 else None,
             required_calibration=None,
         )

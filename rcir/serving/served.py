@@ -253,7 +253,8 @@ class Served:
             "n_items": len(self.retriever.ids),
             "labels": None
             if calibration.coverage is None
-            else asdict(calibration.coverage) | {"sentence": str(calibration.coverage)},
+            else asdict(calibration.coverage)
+            | {"sentence": calibration.sentence_of(calibration.coverage)},
             "new_labels": calibration.can_cover_new_labels,
             "score_function": main.score_function.name,
             "uncertainty": calibration.uncertainty,

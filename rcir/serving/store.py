@@ -161,8 +161,7 @@ class Reported:
             f"{self.n_unlabelled_hits} of {hits} queries with feedback match: true have no label "
             f"({self.n_unlabelled_misses} of {len(self.matches) - hits} with match: false have "
             "none, and count as misses). The ranks of their matches are unknown, and without them "
-            "the other queries are not representative. Send that feedback again with the labels, "
-            "or use only queries that were asked since a time from which on every hit has one"
+            "the other queries are not representative: send that feedback again with the labels"
         )
 
 

@@ -1,6 +1,7 @@
 """Queries of labels that did not calibrate, and tuning on the items of the gallery."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 import rcir
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.retrieval.tuning import CalibrationOptions, search_items, why_gallery_cannot_tune
-from rcir.risk import GuaranteeRequest, LabelledResults
+from rcir.risk import GuaranteeRequest, LabelledResults, ScoredResults, certify
 from tests.retrieval.retrievers import build, plain
 from tests.retrieval.whole_numbers import CALIBRATION, GALLERY, TEST, TUNING
 
@@ -19,6 +20,7 @@ KNOWN = 30  # labels that have calibration queries
 def draw(labels, seed):
     """Return vectors around the centre of each label, some of which are harder than others."""
     centres = np.random.default_rng(0).standard_normal((LABELS + 20, DIM))
+    centres[LABELS:] = 4 + 0.1 * centres[LABELS:]  # further labels, near each other
     spread = SPREAD * np.exp(np.random.default_rng(1).normal(0, 0.3, LABELS + 20))
     noise = np.random.default_rng(seed).standard_normal((len(labels), DIM))
     return (centres[labels] + spread[labels, None] * noise).astype(np.float32)
@@ -170,27 +172,30 @@ def test_groups_are_served_among_new_labels():
 
 
 def test_a_growing_gallery_warns_and_says_which_answers_are_covered():
-    retriever, _ = made(tuning="gallery")
+    rows = GALLERY_LABELS < KNOWN
+    retriever = rcir.Retriever.from_embeddings(
+        draw(GALLERY_LABELS, 2)[rows], labels=GALLERY_LABELS[rows]
+    )
+    retriever.calibrate(draw(QUERY_LABELS, 3), QUERY_LABELS, tuning="gallery")
     added = np.repeat(np.arange(LABELS, LABELS + 20), ITEMS)
-    names = [f"new {n}" for n in range(len(added))]
-    with pytest.warns(UserWarning, match="50 of 80 labels"):
-        retriever.add(draw(added, 5), names, added)
-    with pytest.warns(UserWarning, match="50 of 80 labels"):
+    with pytest.warns(UserWarning, match="20 of 50 labels"):
+        retriever.add(draw(added, 5), [f"new {n}" for n in range(len(added))], added)
+    with pytest.warns(UserWarning, match="20 of 50 labels"):
         retriever.recalibrate()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         retriever.recalibrate()  # no smaller share than before
-        retriever.remove(names)
-    answers = {
-        name: retriever.retrieve(draw(labels, 6), 0.2, 0.1, distinct="label")
-        for name, labels in {"old": QUERY_LABELS, "new": NEW_LABELS}.items()
-        if retriever.recalibrate()
-    }
-    for answer in answers["old"] + answers["new"]:
-        assert answer.covered == (answer.labels[0] < KNOWN)
-    assert np.mean([one.covered for one in answers["old"]]) > 0.9
-    assert np.mean([one.covered for one in answers["new"]]) < 0.3
-    assert plain(answers["old"])[0]["covered"] in (True, False)
+    certified = {"alpha": 0.2, "delta": 0.1, "distinct": "label"}
+    old, new = (retriever.retrieve(draw(part, 6), **certified) for part in (QUERY_LABELS, added))
+    assert np.mean([answer.covered for answer in old]) >= 0.95
+    assert np.mean([not answer.covered for answer in new]) >= 0.95
+    assert all(answer.covered == (answer.labels[0] < KNOWN) for answer in old + new)
+    missed = np.mean([label not in one.labels for label, one in zip(added, new, strict=True)])
+    assert missed > 0.5  # what the default does not promise
+    with pytest.raises(RiskUnattainable):
+        retriever.guarantee(0.05, 0.1, query_labels="any")
+    any_label = retriever.retrieve(draw(added, 6), **certified, query_labels="any")
+    assert {answer.guarantee.n_labels for answer in any_label} == {KNOWN}
 
 
 def test_the_calibration_and_tuning_splits_of_whole_numbers_are_still_apart():
@@ -206,3 +211,46 @@ def test_the_calibration_and_tuning_splits_of_whole_numbers_are_still_apart():
     assert (
         calibration.on_gallery.main.calibration.query_labels.tolist() == CALIBRATION.labels.tolist()
     )
+
+
+def test_a_choice_among_retrievers_counts_for_all_requests(tmp_path):
+    retriever, _ = made()
+    retriever.calibration = replace(retriever.calibration, chosen_among=4)
+    retriever.recalibrate()
+    loaded = rcir.load(retriever.save(tmp_path / "chosen"))
+    for one in (retriever, loaded):
+        for query_labels in ("calibrated", "new", "any"):
+            guarantee = one.guarantee(0.4, 0.1, query_labels=query_labels)
+            assert guarantee.chosen_among == 4
+    new = {"alpha": 0.4, "delta": 0.1, "query_labels": "new"}
+    assert loaded.guarantee(**new) == retriever.guarantee(**new)
+    with pytest.raises(InvalidConfig, match="chosen"):
+        retriever.guarantee(0.4, None, query_labels="new")
+
+
+def test_a_saved_retriever_still_warns_when_its_gallery_has_grown(tmp_path):
+    retriever, _ = made(tuning="gallery")
+    added = np.repeat([LABELS], ITEMS)
+    with pytest.warns(UserWarning, match="31 of 61"):
+        retriever.add(draw(added, 5), [f"new {n}" for n in range(ITEMS)], added)
+    loaded = rcir.load(retriever.save(tmp_path / "grown"))
+    with pytest.warns(UserWarning, match="31 of 61.* 30 of 60"):
+        loaded.recalibrate()
+
+
+def test_as_many_labels_certify_as_the_refusal_says():
+    """With a bet of at most 1, 25 labels without a miss certify a tenth: 1.1^25 > 10."""
+    for number in (24, 25):
+        labels = np.repeat(np.arange(number), 2)
+        scored = ScoredResults.of(
+            np.zeros((len(labels), 1), np.float32),
+            np.ones((len(labels), 1), bool),
+            query_labels=labels,
+        )
+        request = GuaranteeRequest(0.1, 0.1, query_labels="new")
+        if number == 25:
+            assert certify(request, scored, scored).risk_bound == 0.1
+        else:
+            with pytest.raises(RiskUnattainable, match="1 more labels") as caught:
+                certify(request, scored, scored)
+            assert caught.value.required_calibration == 25

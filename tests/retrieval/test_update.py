@@ -81,7 +81,7 @@ def test_overlapping_changes_are_not_lost():
     assert "added 500" in retriever.ids
     with pytest.raises(InvalidData, match="repeat"):
         overlap(retriever.recalibrate)
-    with pytest.raises(InvalidData, match="in place"):
+    with pytest.raises(InvalidData, match="changed"):
         overlap(lambda: grow(retriever, 2))
     assert "added 600" in retriever.ids
 
