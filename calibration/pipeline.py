@@ -38,7 +38,7 @@ from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults, corrected
 from rcir.runs import folder as runs
 from rcir.runs.results import TEST, names_digest
-from rcir.runs.trained_on import TrainedOn
+from rcir.runs.trained_on import TrainedOn, classes_of
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,12 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
             "labels of the calibration queries are measured on queries of other labels",
             file=sys.stderr,
         )
+        if np.isin(classes_of(splits.calibration), trained.classes).any():
+            print(
+                "warning: the encoder was trained on labels of the calibration queries; guarantees "
+                "for new labels are then for labels that trained it, too",
+                file=sys.stderr,
+            )
     check_group(splits, config.group)
     asked = images_outside(run.data, config.ood)
     embedder = Embedder(config.num_workers, config.use_gpu, output / "embeddings")

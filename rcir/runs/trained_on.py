@@ -45,8 +45,8 @@ class TrainedOn:
         """The record of a training on these splits."""
         parts = (splits.train, splits.validation)
         found = np.concatenate([digests(part.images) for part in parts])
-        classes = np.unique(np.concatenate([_classes(part) for part in parts]))
-        asked = np.concatenate([_classes(getattr(splits, name)) for name in QUERIES])
+        classes = np.unique(np.concatenate([classes_of(part) for part in parts]))
+        asked = np.concatenate([classes_of(getattr(splits, name)) for name in QUERIES])
         zero_shot = len(classes) > 0 and not np.isin(asked, classes).any()
         return cls(np.unique(found), classes.tolist(), bool(zero_shot))
 
@@ -100,7 +100,7 @@ class TrainedOn:
             seen = np.isin(digests(queries.images), self.images)
             names += [queries.ids[row] for row in np.flatnonzero(seen).tolist()]
             if self.zero_shot:
-                classes.update(np.intersect1d(_classes(queries), self.classes).tolist())
+                classes.update(np.intersect1d(classes_of(queries), self.classes).tolist())
         if classes:
             raise InvalidData(
                 f"the run was trained to be asked about classes that it never saw, and "
@@ -113,7 +113,7 @@ class TrainedOn:
             )
 
 
-def _classes(images: ImageSet) -> NDArray[np.str_]:
+def classes_of(images: ImageSet) -> NDArray[np.str_]:
     """(n,) names; none where images have not one label each."""
     if "class" in images.attributes:
         return images.attributes["class"].astype(str)

@@ -18,7 +18,7 @@ from calibration import recalibrate
 from rcir.embedding import Embedding
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RiskUnattainable
 from rcir.retrieval.queries import Queries
-from rcir.risk import RiskMonitor
+from rcir.risk import GuaranteeRequest, RiskMonitor
 from rcir.serving import guarantee_watch
 from rcir.serving import store as module
 from rcir.serving.guarantee_watch import GuaranteeWatch
@@ -568,6 +568,20 @@ def test_misses_without_a_label_calibrate_as_queries_that_match_nothing(
     assert missed.mean() > 1.3 * ALPHA
     with pytest.raises(RiskUnattainable):
         loaded.guarantee(ALPHA, DELTA)
+
+
+def test_feedback_certifies_rules_that_the_gallery_tuned(tmp_path, file):
+    gallery, labels = drawn(500, 1)
+    retriever = rcir.Retriever.from_embeddings(gallery, labels=labels)
+    retriever.calibrate(*drawn(150, 2), "quantile")
+    place = retriever.save(tmp_path / "few")
+    keep_feedback(retriever, place, file, *drawn(200, 21), unlabelled=False)
+    assert recalibrate(place, feedback=file).tuned_on_gallery
+    calibration = rcir.load(place).calibration
+    assert len(calibration.calibration_queries) == 200
+    assert not calibration.can_cover_new_labels  # the labels of misses are unknown
+    with pytest.raises(InvalidConfig, match="known"):
+        calibration.guarantee(GuaranteeRequest(0.5, DELTA, query_labels="new"))
 
 
 def test_hits_without_a_label_are_refused(vectors, place, file):
