@@ -82,18 +82,18 @@ def main() -> None:
             " queries of the same", "_same"
         )
         for what, value in zip(("certified", "size", "violations"), shown, strict=True):
-            figures[f"{name.replace(' ', '_')}_{alpha:g}_{what}"] = value
-    figures |= {
-        "newlabels_violation_rate": max(
-            figures[f"{CALIBRATING[0]}_kinds_new_{alpha:g}_violations"] for alpha in ALPHAS
-        ),
-        **{
-            f"newlabels_size_{number}_{alpha:g}": figures[f"{number}_kinds_new_{alpha:g}_size"]
-            for number in CALIBRATING
-            for alpha in ALPHAS
-        },
-        "cub50_size_60_queries": figures[f"{N_FEW}_same_kinds_0.1_size"],
+            if np.isfinite(value):  # a size of nothing that is certified is none
+                figures[f"{name.replace(' ', '_')}_{alpha:g}_{what}"] = value
+    named = {
+        f"newlabels_size_{number}_{alpha:g}": f"{number}_kinds_new_{alpha:g}_size"
+        for number in CALIBRATING
+        for alpha in ALPHAS
     }
+    named["cub50_size_60_queries"] = f"{N_FEW}_same_kinds_0.1_size"
+    figures |= {short: figures[long] for short, long in named.items() if long in figures}
+    figures["newlabels_violation_rate"] = max(
+        figures[f"{CALIBRATING[0]}_kinds_new_{alpha:g}_violations"] for alpha in ALPHAS
+    )
     columns = ["split", "alpha", "certified", "labels per set", "violations"]
     report("Queries of new labels, CUB-200-2011", columns, rows_shown, figures, options.json)
 
