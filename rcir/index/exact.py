@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Found: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int64]]
-_MIN_SPARE = 16  # candidates that are preselected beyond k, at least; otherwise a quarter of k
+_SPARE = 16  # candidates that are preselected beyond k
 _TINY = float(np.finfo(np.float32).tiny)
 
 
@@ -54,16 +54,17 @@ def nearest(queries: NDArray[np.float32], vectors: NDArray[np.float32], k: int) 
         >>> squared.tolist(), positions.tolist()
         ([[0.0, 25.0]], [[0, 1]])
     """
-    spare = max(_MIN_SPARE, k // 4)
-    if len(queries) == 1 or not 0 < k <= len(vectors) - spare:
+    if len(queries) == 1 or not 0 < k <= len(vectors) - _SPARE:
         return by_subtraction(lambda batch: faiss.knn(batch, vectors, k), queries)
-    preselected, candidates = faiss.knn(queries, vectors, k + spare)
+    preselected, candidates = faiss.knn(queries, vectors, k + _SPARE)
     exact = np.empty_like(preselected)
     arrays = [faiss.swig_ptr(array) for array in (exact, queries, vectors, candidates)]
     faiss.fvec_L2sqr_by_idx(*arrays, queries.shape[1], *exact.shape)
-    order = np.lexsort((candidates, exact))[:, :k]
-    squared = np.take_along_axis(exact, order, axis=1)
-    positions = np.take_along_axis(candidates, order, axis=1)
+    # One sort by distance, then position: the bits of floats that are not negative are in order.
+    keys = (exact.view(np.int32).astype(np.int64) << 32) | candidates
+    keys = np.sort(keys, axis=1)[:, :k]
+    squared = (keys >> 32).astype(np.int32).view(np.float32)
+    positions = keys & 0xFFFFFFFF
     excluded_from = preselected[:, -1].astype(np.float64)
     unsure = ~(excluded_from > squared[:, -1] + _rounding(queries, squared[:, -1]))
     if unsure.any():
