@@ -182,6 +182,7 @@ def of_division(
     calibration, left = np.split(np.arange(len(queries)), [CALIBRATION])
     tuning, test = np.split(left, [len(left) // 2])
     for rule, (score_function, uncertainty, bound) in RULES.items():
+        retriever.calibration = None  # each rule is compared as if it were the only one
         retriever.calibrate_splits(
             results[tuning],
             results[calibration],
@@ -191,8 +192,9 @@ def of_division(
             delta=DELTA,
             query_uncertainty=uncertainty,
         )
-        main = retriever.require_calibration().main
-        measured = score(main.score_function, retriever.judged(results[test]))
+        made = retriever.require_calibration()
+        main, judged = made.main, retriever.searcher.judged(results[test], made.uncertainty)
+        measured = score(main.score_function, judged)
         yield from at_levels(rule, bound, main.calibration, measured)
         if rule == "auto":
             one_size = main.of_constant_size().calibration
