@@ -44,17 +44,17 @@ def built(items: tuple[Vectors, NDArray[np.int64]], leave_one_out: bool = False)
     )
 
 
-def searched(own: Retriever, queries: tuple[Vectors, NDArray[np.int64]]) -> LabelledResults:
-    return own.search_labelled(own.labelled(*queries))
+def searched(retriever: Retriever, queries: tuple[Vectors, NDArray[np.int64]]) -> LabelledResults:
+    return retriever.search_labelled(retriever.labelled(*queries))
 
 
-def exceeds(own: Retriever, in_use: LabelledResults, **options: Any) -> bool:
+def exceeds(retriever: Retriever, in_use: LabelledResults, **options: Any) -> bool:
     """Return True if the sets of further queries miss more than alpha."""
     try:
-        threshold = own.guarantee(ALPHA, DELTA, **options).threshold
+        threshold = retriever.guarantee(ALPHA, DELTA, **options).threshold
     except RiskUnattainable:
         return False
-    calibration = own.calibration
+    calibration = retriever.calibration
     assert calibration is not None
     sizes = calibration.main.score_function.sizes(in_use.results, threshold)
     return bool(np.mean(in_use.ranks > sizes) > ALPHA)
@@ -64,12 +64,12 @@ def calibrated(n: int, bursts: Sequence[int] = ()) -> Callable[[Generator], bool
     """A calibration with n queries."""
 
     def violated(rng: Generator) -> bool:
-        own = built(drawn(rng, ITEMS))
+        retriever = built(drawn(rng, ITEMS))
         tuning, calibration = (
-            searched(own, drawn(rng, *size)) for size in ((TUNING,), (n, bursts))
+            searched(retriever, drawn(rng, *size)) for size in ((TUNING,), (n, bursts))
         )
-        own.calibrate_splits(tuning, calibration, "minmax", alphas=(ALPHA,))
-        return exceeds(own, searched(own, drawn(rng, IN_USE)))
+        retriever.calibrate_splits(tuning, calibration, "minmax", alphas=(ALPHA,))
+        return exceeds(retriever, searched(retriever, drawn(rng, IN_USE)))
 
     return violated
 
@@ -78,14 +78,16 @@ def extended(bursts: Sequence[int] = ()) -> Callable[[Generator], bool]:
     """A calibration that is extended; it is violated if it is at any moment."""
 
     def violated(rng: Generator) -> bool:
-        own = built(drawn(rng, ITEMS))
-        own.calibrate_splits(
-            *(searched(own, drawn(rng, n)) for n in (TUNING, FIRST)), "minmax", alphas=(ALPHA,)
+        retriever = built(drawn(rng, ITEMS))
+        retriever.calibrate_splits(
+            *(searched(retriever, drawn(rng, n)) for n in (TUNING, FIRST)),
+            "minmax",
+            alphas=(ALPHA,),
         )
-        in_use, wrong = searched(own, drawn(rng, IN_USE)), False
+        in_use, wrong = searched(retriever, drawn(rng, IN_USE)), False
         for _ in range(TIMES):
-            own.extend_calibration(searched(own, drawn(rng, ADDED, bursts)))
-            wrong |= exceeds(own, in_use, anytime=True)
+            retriever.extend_calibration(searched(retriever, drawn(rng, ADDED, bursts)))
+            wrong |= exceeds(retriever, in_use, anytime=True)
         return wrong
 
     return violated
@@ -96,16 +98,16 @@ def left_out(bursts: Sequence[int] = ()) -> Callable[[Generator], bool]:
 
     def violated(rng: Generator) -> bool:
         items = drawn(rng, ITEMS, bursts)
-        own, half = built(items, leave_one_out=True), ITEMS // 3
-        own.calibrate_splits(
+        retriever, half = built(items, leave_one_out=True), ITEMS // 3
+        retriever.calibrate_splits(
             *(
-                searched(own, (items[0][rows], items[1][rows]))
+                searched(retriever, (items[0][rows], items[1][rows]))
                 for rows in (np.s_[:half], np.s_[half:])
             ),
             "minmax",
             alphas=(ALPHA,),
         )
-        return exceeds(own, searched(own, drawn(rng, IN_USE)))
+        return exceeds(retriever, searched(retriever, drawn(rng, IN_USE)))
 
     return violated
 
@@ -118,9 +120,12 @@ def independent(draw: Draw, camera: float = 0.0) -> Callable[[Generator], bool]:
 
     def violated(rng: Generator) -> bool:
         items, *splits = (draw(rng, n) for n in (ITEMS // 2, TUNING, 300))
-        own = built((items, np.zeros(len(items), np.int64)))
-        own.calibrate_splits(
-            *(searched(own, (split + camera, np.zeros(len(split), np.int64))) for split in splits),
+        retriever = built((items, np.zeros(len(items), np.int64)))
+        retriever.calibrate_splits(
+            *(
+                searched(retriever, (split + camera, np.zeros(len(split), np.int64)))
+                for split in splits
+            ),
             "constant",
             alphas=(ALPHA,),
         )
@@ -190,9 +195,9 @@ def main() -> None:
     for name, mode in {**HOLDS, **BURSTS, **INDEPENDENT}.items():
         violated, warned = outcomes(mode, options.seed, options.draws).T
         unwarned = np.mean(violated & ~warned)
-        told = "" if name in INDEPENDENT else f"{violated.mean():.3f}"
+        violations = "" if name in INDEPENDENT else f"{violated.mean():.3f}"
         missed = "" if name in INDEPENDENT else f"{unwarned:.3f}"
-        rows.append((name, told, f"{warned.mean():.3f}", missed))
+        rows.append((name, violations, f"{warned.mean():.3f}", missed))
         figures["worst_unwarned_excess"] = max(figures["worst_unwarned_excess"], unwarned - DELTA)
         if name in BURSTS:
             figures["least_power"] = min(figures["least_power"], warned.mean())

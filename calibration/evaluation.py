@@ -239,7 +239,7 @@ def _tested_labels(retriever: Retriever, covered: float | None) -> str | None:
     if covered is None or calibration.coverage is None:
         return None
     share = f"{100 * covered:.4g}% of the test queries have labels of calibration queries"
-    if covered == 1:
+    if covered == 1 and calibration.can_cover_new_labels:
         share += "; the guarantee for new labels is measured on these labels too"
     elif covered == 0:
         share = (

@@ -45,10 +45,10 @@ def recalibrate(
             retriever without an encoder.
         remove: file with the ids of those that go, one on each line.
         feedback: file of a server (`rcir serve --feedback`): the queries that it answered with this
-            retriever, and that have feedback, calibrate in place of those before. The tuning split
-            stays. They are to be all queries of some time, or drawn among them at random. A miss
-            without a label counts as a query that matches nothing; a hit without one is refused.
-            How many queries are used is printed.
+            retriever, and that have feedback, replace the calibration queries. The tuning split
+            stays. Use all queries of a period, or a random sample of them. A miss without a label
+            counts as a query that matches nothing; a hit without one is refused. The number of
+            queries that are used is printed.
         since: when those queries were asked at the earliest, such as since the camera was changed;
             in local time unless it says otherwise. Queries from before and after a change of what
             is asked together certify neither.
@@ -56,8 +56,8 @@ def recalibrate(
     Raises:
         NoRetriever, CorruptRetriever: the folder contains no retriever, or a damaged one.
         DataUnavailable: there is no such file.
-        InvalidData: of what is added or removed, or of feedback, or of some items it is not known
-            which queries they match. The folder, and an index on a server, stay as they were.
+        InvalidData: the items to add or remove, or the feedback, are unsuitable; or it is not known
+            which queries some items match. The folder, and an index on a server, stay as they were.
         StaleCalibration: it is not calibrated, or such an index was changed by others.
         DataUnavailable: a server fails. What it had changed before is in the folder, which is to be
             recalibrated.

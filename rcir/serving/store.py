@@ -331,7 +331,7 @@ class Store:
             most: their number at most; all unless given.
 
         Returns:
-            They, or None where there are none.
+            The queries; None if there are none.
 
         Raises:
             StoreUnavailable: the file cannot be read.
