@@ -39,7 +39,7 @@ from rcir.risk.selection import ComparedSizes, Fits, check_score_function
 
 TUNING_SHARE = 0.3  # of labelled queries that are divided at random
 FEW_QUERIES = 200  # fewer are not divided if the gallery's items can tune
-MAX_ITEMS = 1000  # of the gallery that tune, drawn at random
+MAX_ITEMS = 500  # of the gallery that tune, drawn at random
 
 Tuning = Literal["auto", "queries", "labels", "gallery"]
 

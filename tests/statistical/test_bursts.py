@@ -59,7 +59,15 @@ def test_queries_of_another_camera_are_not_bursts():
 
 
 @pytest.mark.parametrize(
-    ("n", "bursts"), [(420, [40] * 2), (420, [80]), (420, [19] * 4), (1400, [266])], ids=str
+    ("n", "bursts"),
+    [
+        (420, [80]),
+        *(
+            pytest.param(n, bursts, marks=pytest.mark.slow)
+            for n, bursts in ((420, [40] * 2), (420, [19] * 4), (1400, [266]))
+        ),
+    ],
+    ids=str,
 )
 def test_bursts_that_would_void_a_guarantee_are_noticed(n, bursts, excess):
     """A score is how much farther the first match is than the nearest item; frames share it."""
