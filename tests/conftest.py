@@ -29,6 +29,9 @@ from rcir.mining import MiningConfig
 from rcir.retrieval.retriever import Retriever
 from tests.kills import kill  # noqa: F401  (a fixture)
 
+# Tests send nothing to Ray's makers, and Ray Data starts no thread that looks for Prometheus.
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
 
 @pytest.fixture(autouse=True)
 def _seeded():

@@ -122,12 +122,9 @@ def test_replicas_answer_follow_versions_and_share_feedback(vectors, place, tmp_
     port, log = free_port(), tmp_path / "screen"
     options = ["--port", port, "--replicas", 2, 2, "--poll", 0.5, "--feedback", tmp_path / "f.db"]
     command = [Path(sys.executable).with_name("rcir"), "serve", place, *options]
-    environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
     with (
         log.open("w") as screen,
-        subprocess.Popen(
-            list(map(str, command)), stdout=screen, stderr=screen, env=environment
-        ) as process,
+        subprocess.Popen(list(map(str, command)), stdout=screen, stderr=screen) as process,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
     ):
 

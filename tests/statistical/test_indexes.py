@@ -36,7 +36,7 @@ KINDS = POOR | {
     "ivf-pq": IndexConfig("ivf-pq", CODES),
 }
 SERVERS = {
-    "pgvector": {"method": "hnsw", "m": 2, "ef_construction": 4, "ef_search": 1},
+    "pgvector": {"method": "hnsw", "m": 3, "ef_construction": 6, "ef_search": 1},  # finds half
     "milvus": {"index_type": "FLAT"},  # Milvus Lite's graphs answer exactly for some seconds
 }
 # How the index was built, and the score function.
