@@ -13,6 +13,8 @@ from scipy.spatial import KDTree
 from rcir.data.relevance_protocol import Pairs, Relevance, Rows, require_kind, row_pointers
 from rcir.errors import InvalidData
 
+CELL = 10.0  # side of the cells that stand for labels of places, of the radius
+
 
 @dataclass(frozen=True)
 class WithinRadius:
@@ -61,6 +63,15 @@ class WithinRadius:
     def subset(self, rows: Rows) -> WithinRadius:
         database = None if self.database is None else self.database[rows]
         return WithinRadius(self.places[rows], self.radius, self.near, database)
+
+    @property
+    def cells(self) -> NDArray[np.int64]:
+        """(n,) number of each place's cell in a grid with sides of 10 times the radius.
+
+        Places have no labels; cells are the units that new places come in.
+        """
+        steps = np.floor(self.places / (CELL * self.radius)).astype(np.int64)
+        return steps @ (1 << 20) ** np.arange(steps.shape[1], dtype=np.int64)
 
     def positives(self, anchors: Rows, others: Rows) -> NDArray[np.bool_]:
         """(m,) whether others are positives of anchors in training, pair by pair."""

@@ -122,8 +122,12 @@ def _fitted(
     tuning_queries = calibration_queries[:0]
     if tuning is not None:
         tuning_queries = queries_to_store(searcher, tuning, uncertainty)
-        tuned = replace(tuned, query_labels=tuning_queries.labels)
-    calibrated = replace(calibration, query_labels=calibration_queries.labels)
+        tuned = replace(tuned, query_labels=tuning_queries.labels, query_label=tuning_queries.label)
+    calibrated = replace(
+        calibration,
+        query_labels=calibration_queries.labels,
+        query_label=calibration_queries.label,
+    )
     fits = Fits(searcher.judged(tuned, uncertainty))
     queries = searcher.judged(calibrated, uncertainty)
     rules: dict[Distinct, RuleSet] = {}

@@ -245,7 +245,7 @@ class Calibration:
         if calibrated is None:
             raise InvalidConfig(
                 f"query_labels is {request.query_labels!r}, but not each calibration query has a "
-                "known, single label: calibrate by clusters, such as the cells of a grid for places"
+                "known, single label: calibrate by clusters"
             )
         if self.tuned_on_gallery:
             return self

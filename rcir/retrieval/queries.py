@@ -13,11 +13,12 @@ from rcir.data.digests import digests
 from rcir.data.labelling import UNMATCHED
 from rcir.data.relevance import SameLabel
 from rcir.data.relevance_protocol import Relevance
+from rcir.data.within_radius import CELL, WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import check_vectors
 from rcir.inputs import as_numpy, as_vectors
 from rcir.printable import printable
-from rcir.risk.results import TOLERANCE
+from rcir.risk.results import LABEL, TOLERANCE
 from rcir.stored_vectors import StoredVectors, batches
 
 if TYPE_CHECKING:
@@ -191,9 +192,18 @@ class Queries:
 
     @property
     def labels(self) -> NDArray[np.int64] | None:
-        """The label (n,) of each query, if all are known; None unless items match by label."""
+        """(n,) label of each query; cells of a grid for places. None unless all have one."""
+        if isinstance(self.relevance, WithinRadius):
+            return self.relevance.cells
         labels = self.known_labels
         return labels if labels is not None and len(labels) == len(self) else None
+
+    @property
+    def label(self) -> str:
+        """What a label is: "label", or for places such as "250-wide cell"."""
+        if isinstance(self.relevance, WithinRadius):
+            return f"{CELL * self.relevance.radius:g}-wide cell"
+        return LABEL
 
     @property
     def known_labels(self) -> NDArray[np.int64] | None:

@@ -670,6 +670,7 @@ class Searcher:
             cluster=queries.cluster,
             one_label=self.labels is not None,
             query_labels=queries.labels,
+            query_label=queries.label,
         )
 
     @property

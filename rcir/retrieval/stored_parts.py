@@ -40,6 +40,7 @@ from rcir.risk import (
 )
 from rcir.risk.bounds import check_among
 from rcir.risk.request import Distinct
+from rcir.risk.results import LABEL
 
 if TYPE_CHECKING:  # vectors need no torch
     from torch import Tensor
@@ -551,11 +552,17 @@ def _rules(
 
     def rule(risk: str) -> SetRule:
         tuning = part(risk, "tuning")
-        labels = tuned.labels if tuned else tuning.pop("labels")
+        own = (tuned.labels, tuned.label) if tuned else (tuning.pop("labels"), LABEL)
         return SetRule(
             _score_function(score_functions[risk], part(risk, "score_function")),
-            _results(tuning, tuned.groups if tuned else None, described["cluster"], labels),
-            _results(part(risk, "calibration"), groups, described["cluster"], calibrated.labels),
+            _results(tuning, tuned.groups if tuned else None, described["cluster"], *own),
+            _results(
+                part(risk, "calibration"),
+                groups,
+                described["cluster"],
+                calibrated.labels,
+                calibrated.label,
+            ),
             described["bound"],
         )
 
@@ -586,6 +593,7 @@ def _results(
     groups: NDArray[np.str_] | None,
     cluster: str | None,
     labels: NDArray[np.int64] | None,
+    label: str,
 ) -> ScoredResults:
     n, depth = arrays["relevant"].shape
     require(set(np.unique(arrays["relevant"])) <= {0, 1}, "relevant: others than 0 and 1")
@@ -607,7 +615,7 @@ def _results(
     relevant = np.count_nonzero(arrays["relevant"], axis=1)
     require((arrays["totals"] >= relevant).all(), "totals below the relevant candidates")
     require(np.isfinite(arrays["uncertainty"]).all(), "uncertainties that are not finite")
-    return ScoredResults.from_arrays(arrays, groups, cluster, labels)
+    return ScoredResults.from_arrays(arrays, groups, cluster, labels, label)
 
 
 def _try(rule: SetRule, gallery: Gallery, distinct: Distinct) -> None:

@@ -658,9 +658,9 @@ def _unattainable(
         advice.append(f"ask for alpha >= {rounded:.4f} (chosen after looking: on new queries)")
     if required_calibration is not None and required_calibration > n:
         advice.append(
-            f"calibrate on queries of about {required_calibration - n} more labels"
-            if unit == "labels"
-            else f"calibrate on about {required_calibration} new {unit}"
+            f"calibrate on about {required_calibration} new {unit}"
+            if unit in ("queries", "clusters")
+            else f"calibrate on queries of about {required_calibration - n} more {unit}"
         )
     if deeper:
         advice.append(deeper)

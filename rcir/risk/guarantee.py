@@ -16,7 +16,7 @@ from rcir.risk.bounds import Bound, Certificate, check_among, check_bound, corre
 from rcir.risk.certification import certify
 from rcir.risk.losses import find_risk
 from rcir.risk.request import GuaranteeRequest, conflict
-from rcir.risk.results import ScoredResults, SearchResults, set_sizes
+from rcir.risk.results import LABEL, ScoredResults, SearchResults, set_sizes
 from rcir.risk.score_functions import Ranking, ScoreFunction
 
 _OPTIONS = tuple(field.name for field in fields(GuaranteeRequest))
@@ -39,6 +39,7 @@ class Guarantee:
         cluster: what the clusters are that queries come in, such as "video"; each counts the same.
         n_clusters: number of clusters of the calibration queries.
         n_labels: number of labels of the calibration queries; None if they have no single label.
+        query_label: what a label is: "label", or such as "250-wide cell" for places.
         attempts: number of calibrations, with different choices, of some of the same queries.
         seed: that divided the queries; None if it was not chosen.
         chosen_among: number of retrievers that the one that answered was chosen among, by results
@@ -53,6 +54,7 @@ class Guarantee:
     n_clusters: int | None = None
     chosen_among: int = 1
     n_labels: int | None = None
+    query_label: str = LABEL
     attempts: int = 1
     seed: int | None = None
 
@@ -118,13 +120,15 @@ class Guarantee:
         )
         queries = "queries" if self.group is None else f"queries of group {self.group!r}"
         calibrated = f"the {self.n_calibration} calibration queries"
-        further = f"{queries} of any further label like the {self.n_labels} that calibrated"
+        label = self.query_label
+        further = f"{queries} of any further {label} like the {self.n_labels} that calibrated"
+        further += f", each {label} counted alike"
         like = f"{queries} like {calibrated}"
         if self.query_labels == "new":
-            like = f"{further}, each label counted alike"
+            like = further
         elif self.query_labels == "any":
-            like += f" and to {further}, each label counted alike, whatever the mix of both"
-        elif self.n_labels is not None:
+            like += f" and to {further}, whatever the mix of both"
+        elif self.n_labels is not None and label == LABEL:
             like = f"{queries} of the same {self.n_labels} labels as {calibrated}"
         if self.cluster is not None:
             like = (
@@ -220,6 +224,7 @@ class SetRule:
             n_clusters=None if queries.cluster is None else queries.units,
             chosen_among=chosen_among,
             n_labels=None if queries.query_labels is None else len(np.unique(queries.query_labels)),
+            query_label=queries.query_label,
         )
 
     def sets(

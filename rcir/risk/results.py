@@ -26,7 +26,7 @@ from rcir.metrics.labels import (
 )
 from rcir.metrics.ranking import first_match_ranks
 
-LABEL = "label"  # the kind of clusters that queries of one label are
+LABEL = "label"  # what the labels of queries are called
 TOLERANCE = 1e-3  # relative difference of scores between two embeddings of the same image
 
 
@@ -223,6 +223,7 @@ class LabelledResults:
         cluster: what a cluster is, such as "video".
         one_label: True if all true matches of a query share one label that no other item has.
         query_labels: (n,) integers, the label of each query; None if queries have no single label.
+        query_label: what a label is: "label", or such as "250-wide cell" for places.
 
     Raises:
         InvalidData: shapes or types differ from these, or `n_relevant` is below the number of
@@ -244,6 +245,7 @@ class LabelledResults:
     cluster: str | None = None
     one_label: bool = False
     query_labels: NDArray[np.int64] | None = None
+    query_label: str = LABEL
 
     def __post_init__(self) -> None:
         require_arrays(self, "relevant", "n_relevant", "groups", "clusters", "query_labels")
@@ -317,7 +319,7 @@ class ScoredResults:
         n_relevant: (n,) number of true matches in the whole gallery.
         uncertainty: (n,) of the queries.
         selection_score: (n,) larger where the first candidate is less likely to be a true match.
-        groups, clusters, cluster, query_labels: see `LabelledResults`.
+        groups, clusters, cluster, query_labels, query_label: see `LabelledResults`.
 
     Raises:
         InvalidData: shapes differ, or there is no query.
@@ -335,6 +337,7 @@ class ScoredResults:
     clusters: NDArray[Any] | None = None
     cluster: str | None = None
     query_labels: NDArray[np.int64] | None = None
+    query_label: str = LABEL
 
     # The arrays that are stored, and their names in a file.
     STORED: ClassVar[Mapping[str, str]] = {
@@ -518,9 +521,9 @@ class ScoredResults:
         if self.query_labels is None:
             raise InvalidConfig(
                 "the queries have no single label each, which query_labels needs: pass their "
-                "clusters when you calibrate, such as the cells of a grid for places"
+                "clusters when you calibrate"
             )
-        return replace(self, clusters=self.query_labels, cluster=LABEL)
+        return replace(self, clusters=self.query_labels, cluster=self.query_label)
 
     @cached_property
     def ascending_match_scores(self) -> NDArray[np.float32]:
@@ -529,10 +532,10 @@ class ScoredResults:
 
     @property
     def unit(self) -> str:
-        """The word for the independent units: "queries", "clusters" or "labels"."""
+        """The word for the independent units: "queries", "clusters", or what labels are called."""
         if self.clusters is None:
             return "queries"
-        return "labels" if self.cluster == LABEL else "clusters"
+        return f"{self.cluster}s" if self.cluster == self.query_label else "clusters"
 
     @cached_property
     def units(self) -> int:
@@ -589,12 +592,14 @@ class ScoredResults:
         groups: NDArray[np.str_] | None = None,
         cluster: str | None = None,
         query_labels: NDArray[np.int64] | None = None,
+        query_label: str = LABEL,
     ) -> Self:
         """Return the results of stored `arrays`, with what is stored of the queries elsewhere."""
         values: dict[str, Any] = {name: arrays[stored] for name, stored in cls.STORED.items()}
         values["relevant"] = values["relevant"].astype(bool)
         clusters = arrays.get("clusters")
-        values |= {"clusters": clusters, "cluster": cluster, "query_labels": query_labels}
+        values |= {"clusters": clusters, "cluster": cluster}
+        values |= {"query_labels": query_labels, "query_label": query_label}
         return cls.of(**values, groups=groups)
 
 

@@ -151,6 +151,7 @@ def score(score_function: ScoreFunction, labelled: LabelledResults) -> ScoredRes
         clusters=labelled.clusters,
         cluster=labelled.cluster,
         query_labels=labelled.query_labels,
+        query_label=labelled.query_label,
     )
 
 

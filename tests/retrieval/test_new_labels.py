@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import rcir
+from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.retrieval.tuning import CalibrationOptions, search_items, why_gallery_cannot_tune
 from rcir.risk import GuaranteeRequest, LabelledResults, ScoredResults, certify
@@ -254,3 +255,33 @@ def test_as_many_labels_certify_as_the_refusal_says():
             with pytest.raises(RiskUnattainable, match="1 more labels") as caught:
                 certify(request, scored, scored)
             assert caught.value.required_calibration == 25
+
+
+def test_cells_of_a_grid_stand_for_the_labels_of_places(tmp_path):
+    rng = np.random.default_rng(6)
+    gallery, asked = rng.uniform(-30, 30, (4000, 2)), rng.uniform(-30, 30, (900, 2))
+    vectors, queries = (
+        np.concatenate([where, 0.3 * rng.standard_normal((len(where), 6))], axis=1)
+        for where in (gallery, asked)
+    )
+    own = rcir.Retriever.from_embeddings(vectors, labels=WithinRadius(gallery, 1.0))
+    places = WithinRadius(asked, 1.0)
+    own.calibrate(queries, places)
+    with pytest.raises(InvalidConfig, match="labels"):
+        own.guarantee(0.4, 0.1, query_labels="new")
+    own.calibrate(queries, places, tuning="labels")
+    calibration, request = own.require_calibration(), GuaranteeRequest(0.4, 0.1)
+
+    def in_cells(scored, searched):
+        _, cells = np.unique(searched.relevance.places // 10, axis=0, return_inverse=True)
+        return replace(scored, clusters=cells, cluster="cell")
+
+    rule = calibration.main
+    calibrated = in_cells(rule.calibration, calibration.calibration_queries)
+    expected = certify(request, calibrated, in_cells(rule.tuning, calibration.tuning_queries))
+    loaded = rcir.load(own.save(tmp_path / "places"))
+    for retriever in (own, loaded):
+        guarantee = retriever.guarantee(0.4, 0.1, query_labels="new")
+        assert (guarantee.threshold, guarantee.n_labels) == (expected.threshold, calibrated.units)
+        assert "any further 10-wide cell" in str(guarantee)
+        assert "cell" not in str(retriever.guarantee(0.4, 0.1))
