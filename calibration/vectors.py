@@ -6,6 +6,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +31,19 @@ from rcir.levels import ALPHAS, DELTA
 from rcir.retrieval import storage
 from rcir.retrieval.queries import Metric, Queries
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.tuning import division_rng
+from rcir.retrieval.tuning import (
+    CalibrationOptions,
+    Tuning,
+    chosen_tuning,
+    division_rng,
+    search_items,
+)
 from rcir.risk import required_calibration
 from rcir.runs.results import TEST
 
-# Of the queries, or of their clusters; the others measure.
+# Of the queries, or of their clusters or labels; the others measure.
 SHARES = {"tuning": 0.25, "calibration": 0.5}
+SHARES_ON_GALLERY = {"calibration": 0.75}
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,9 @@ class CertificationConfig:
         radius: distance up to which places match.
         metric: "cosine" or "euclidean".
         score_function: see `CalibrationConfig`.
+        tuning: what fits the set sizes. "queries": a quarter of the queries. "labels": those of a
+            quarter of the labels; others calibrate, and others measure. "gallery": the gallery's
+            items. "auto": see `Retriever.calibrate`.
         depth: candidates searched per query; no set is larger.
         index: of the gallery, see `rcir.index.IndexConfig`.
         alphas, delta: levels to report. The retriever answers any.
@@ -65,6 +76,7 @@ class CertificationConfig:
     radius: float | None = None
     metric: Metric = "cosine"
     score_function: str = "auto"
+    tuning: Tuning = "auto"
     depth: int = DEPTH
     index: IndexConfig = field(default_factory=IndexConfig)
     alphas: tuple[float, ...] = ALPHAS
@@ -95,7 +107,7 @@ def certify(config: CertificationConfig) -> Certification:
 
     Of queries with the very same vector the first is kept. A quarter of those kept fits the set
     sizes, half of them certify these, and the others measure; where queries have a column
-    `cluster`, whole clusters are drawn.
+    `cluster`, whole clusters are drawn. If the gallery's items tune, three quarters certify.
 
     Raises:
         DataUnavailable: there is no such file.
@@ -118,24 +130,27 @@ def certify(config: CertificationConfig) -> Certification:
         labelled = _labelled(retriever, config, asked)
         different = _different(labelled)
         identities = np.array(_names(asked, labelled, different))
-        divided = _divided(labelled[different], identities, config)
+        options = CalibrationOptions(config.score_function)
+        tuning = chosen_tuning(retriever.searcher, labelled[different], config.tuning, options)
+        divided = _divided(labelled[different], identities, config, tuning)
         splits = [different[rows] for rows in divided]
         with step("search"):
-            tuning, calibration, test = (
+            *tuned, calibration, test = (
                 retriever.search_labelled(labelled[rows]) for rows in splits
             )
         with step("calibration"):
             retriever.calibration = storage.earlier_calibration(place)
             made = retriever.calibrate_splits(
-                tuning,
+                tuned[0] if tuned else None,
                 calibration,
                 config.score_function,
                 alphas=config.alphas,
                 delta=config.delta,
                 seed=config.seed,
             )
-        queries = SearchedSplits(tuning, calibration, test).judged(retriever)
-        held = _image_set(retriever, asked, labelled, splits[2])
+        tuning_split = tuned[0] if tuned else search_items(retriever.searcher, calibration)
+        queries = SearchedSplits(tuning_split, calibration, test).judged(retriever)
+        held = _image_set(retriever, asked, labelled, splits[-1])
         with step("evaluation"):
             evaluation = evaluate(
                 Path(config.gallery).stem,
@@ -152,7 +167,7 @@ def certify(config: CertificationConfig) -> Certification:
             retriever.origin["calibration"] = tracked.id
         folder = retriever.save(place)
         page = publish(output, retriever, evaluation, queries.test, held, held, tracked, started)
-        names = [_names(asked, labelled, rows) for rows in splits[1:]]
+        names = [_names(asked, labelled, rows) for rows in splits[-2:]]
         measured(retriever, evaluation, queries.test, *names).write(output / TEST)
         if tracked is not None:
             from rcir.registry.logged_model import log_calibration, vector_example  # imports torch
@@ -276,18 +291,19 @@ def _different(queries: Queries) -> NDArray[np.int64]:
 
 
 def _divided(
-    queries: Queries, names: NDArray[np.str_], config: CertificationConfig
+    queries: Queries, names: NDArray[np.str_], config: CertificationConfig, tuning: Tuning
 ) -> list[NDArray[np.int64]]:
-    """Return the rows that tune, calibrate and measure.
+    """Return the rows that tune, if any do, that calibrate, and that measure.
 
     Names divide the queries, so that vectors of several models are measured on the same ones.
     """
     n = len(queries)
-    clusters = queries.clusters
+    shares = SHARES_ON_GALLERY if tuning == "gallery" else SHARES
+    clusters: NDArray[Any] | None = queries.clusters
     units = n if clusters is None else len(np.unique(clusters))
     alpha = max(config.alphas)
     needed = required_calibration(alpha, config.delta)
-    share = SHARES["calibration"]
+    share = shares["calibration"]
     if units < 4 or (needed or 0) > share * units:
         raise InvalidData(
             f"{units} {'queries' if clusters is None else 'clusters of queries'}, of which "
@@ -296,9 +312,11 @@ def _divided(
             f"{round((needed or 0) / share)} at least"
         )
     rng, order = division_rng(names, config.seed)
+    if tuning == "labels":
+        clusters = queries.labels
     if clusters is not None:
-        return [order[rows] for rows in draw_by_cluster(rng, clusters[order], SHARES)]
-    numbers = [round(part * n) for part in SHARES.values()]
+        return [order[rows] for rows in draw_by_cluster(rng, clusters[order], shares)]
+    numbers = [round(part * n) for part in shares.values()]
     return np.split(order[rng.permutation(n)], np.cumsum(numbers))
 
 

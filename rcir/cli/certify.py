@@ -29,6 +29,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--radius", type=float, help="distance up to which places match")
     parser.add_argument("--metric", choices=["cosine", "euclidean"], default="cosine")
     parser.add_argument("--score_function", default="auto", help="how set size depends on a query")
+    parser.add_argument(
+        "--tuning",
+        choices=["auto", "queries", "labels", "gallery"],
+        default="auto",
+        help="what fits the set sizes: a quarter of the queries, those of a quarter of the labels, "
+        "or the gallery's items, so that more queries calibrate; auto: the items if they can and "
+        "there are fewer than 200 queries",
+    )
     parser.add_argument("--depth", type=int, default=200, help="candidates searched per query")
     parser.add_argument(
         "--index", default="flat", metavar="KIND", help="as `rcir index --kind`; flat is exact"

@@ -294,6 +294,38 @@ def division_rng(
     return np.random.default_rng(list(digest)), order
 
 
+def chosen_tuning(
+    searcher: Searcher, queries: Queries, tuning: Tuning, options: CalibrationOptions
+) -> Tuning:
+    """Return what tunes: "queries", "labels" or "gallery", see `Retriever.calibrate`.
+
+    Args:
+        searcher: with the gallery.
+        queries: that are to tune and to calibrate.
+        tuning: one of these, or "auto" for "gallery" where queries are few and items can tune, and
+            for "queries" elsewhere.
+        options: how to calibrate.
+
+    Raises:
+        InvalidConfig: there is no such tuning.
+        InvalidData: the queries have no labels to be divided by.
+    """
+    if tuning not in get_args(Tuning):
+        choices = ", ".join(map(repr, get_args(Tuning)))
+        raise InvalidConfig(f"tuning is {tuning!r}; choose one of {choices}")
+    if tuning == "labels" and (queries.labels is None or queries.clusters is not None):
+        raise InvalidData(
+            'tuning="labels" divides queries by label, and these come in clusters or have no '
+            'single label each: choose tuning="queries", which divides by cluster'
+        )
+    if tuning != "auto":
+        return tuning
+    few = len(queries) < FEW_QUERIES and queries.clusters is None
+    return (
+        "gallery" if few and not why_gallery_cannot_tune(searcher, queries, options) else "queries"
+    )
+
+
 def divide_queries(
     searcher: Searcher,
     queries: Queries,
@@ -316,21 +348,14 @@ def divide_queries(
         InvalidData: one of the two would be empty, or queries have no labels to be divided by.
         InvalidConfig: there is no such tuning.
     """
-    if tuning not in get_args(Tuning):
-        choices = ", ".join(map(repr, get_args(Tuning)))
-        raise InvalidConfig(f"tuning is {tuning!r}; choose one of {choices}")
-    few = tuning == "auto" and len(queries) < FEW_QUERIES and queries.clusters is None
-    if tuning == "gallery" or (few and not why_gallery_cannot_tune(searcher, queries, options)):
+    tuning = chosen_tuning(searcher, queries, tuning, options)
+    if tuning == "gallery":
         return None, queries
     rng, order = division_rng(queries.identities, options.seed)
     queries = queries[order]
     clusters = queries.clusters
     if tuning == "labels":
-        if queries.labels is None or clusters is not None:
-            raise InvalidData(
-                'tuning="labels" divides queries by label, and these come in clusters or have no '
-                'single label each: choose tuning="queries", which divides by cluster'
-            )
+        assert queries.labels is not None
         clusters = queries.labels.astype(str)
     if clusters is not None:
         rows = draw_by_cluster(rng, clusters, {"tuning": TUNING_SHARE})

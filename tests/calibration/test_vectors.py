@@ -237,3 +237,20 @@ def test_nothing_certified_ends_with_status_3(folder, capsys):
         main([*COMMAND, "--depth", "2", "--alpha", "0.2"])
     assert stop.value.code == 3
     assert "Nothing is certified with probability 0.9" in capsys.readouterr().out
+
+
+def test_items_tune_for_few_queries_and_labels_divide_on_request(folder):
+    few = np.random.default_rng(5).permutation(600)[:60]
+    write(folder, "few", ASKED[few], label=NAMES[ASKED_LABELS[few]])
+    made = certify(config(queries="few.npz"))
+    calibration = made.retriever.require_calibration()
+    assert calibration.tuned_on_gallery
+    assert (len(calibration.calibration_queries), made.evaluation.n_test) == (45, 15)
+    by_label = certify(config(tuning="labels", output="by-label"))
+    calibration = by_label.retriever.require_calibration()
+    calibrated, tuned = calibration.calibration_queries.labels, calibration.tuning_queries.labels
+    assert not set(calibrated.tolist()) & set(tuned.tolist())
+    assert "No test query has the label of a calibration query" in by_label.evaluation.labels
+    write(folder, "clusters", ASKED, label=NAMES[ASKED_LABELS], cluster=np.arange(600) // 3)
+    with pytest.raises(InvalidData, match="label"):
+        certify(config(queries="clusters.npz", tuning="labels", output="neither"))
