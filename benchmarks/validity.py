@@ -11,7 +11,8 @@ simulations detect violations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -20,9 +21,11 @@ import faiss
 import numpy as np
 from common import parser, report, sized
 from populations import POPULATION, TUNING, Array, Generator, World, drawn_world, rows_of
+from scipy.spatial.distance import cdist
 from scipy.stats import norm
 
-from rcir.errors import RiskUnattainable
+from rcir.data.repeats import warn_of_twins
+from rcir.errors import InvalidData, RiskUnattainable
 from rcir.index.exact import nearest
 from rcir.risk import (
     SCORE_FUNCTIONS,
@@ -37,6 +40,9 @@ from rcir.risk import (
     selective,
     smallest_certified,
 )
+from rcir.risk.bounds import p_value
+from rcir.risk.certification import mean_loss
+from rcir.risk.losses import Risk
 from rcir.risk.request import QueryLabels
 from rcir.risk.results import set_sizes
 
@@ -110,28 +116,40 @@ def any_mix(world: World, rng: Generator, draws: int) -> Array:
     return np.max([above(world.risk("miss", thresholds, rows), alpha) for rows in members], axis=0)
 
 
-def any_mix_of_clusters(world: World, rng: Generator, draws: int) -> Array:
-    """Every cluster holds two groups, of which either is the harder one."""
-    ranks = np.argsort(np.argsort(world.population.match_score, kind="stable"))
-    order = np.argsort(ranks + rng.uniform(0, POPULATION, size=POPULATION))
-    easy, hard = np.split(order, 2)
-    alpha, number = world.level("miss", rng, hard), int(rng.integers(60, 150))
-    thresholds, size, is_hard = np.full(draws, np.nan), 10, np.arange(10) < 7
-    of_tuning = {"clusters": np.arange(TUNING) // 3, "cluster": "video"}
-    tuning = replace(world.tuning, **of_tuning, groups=np.array(["a", "b", "b"] * (TUNING // 3)))
-    for draw in range(draws):
-        rows = np.where(is_hard, *(rng.choice(half, (number, size)) for half in (hard, easy)))
-        in_a = is_hard ^ (rng.uniform(size=(number, 1)) < 0.5)
-        calibration = replace(
-            world.population[rows.ravel()],
-            groups=np.where(in_a, "a", "b").ravel(),
-            clusters=np.repeat(np.arange(number), size),
-            cluster="video",
-        )
-        with suppress(RiskUnattainable):
-            request = Request(alpha, DELTA, mix="any")
-            thresholds[draw] = certify(request, calibration, tuning).threshold
-    return above(world.risk("miss", thresholds, hard), alpha)  # in the mix of the hard queries
+def any_mix_of_clusters(requests: Sequence[Request]) -> Callable[[World, Generator, int], Array]:
+    """Every cluster holds two groups, of which either is the harder one.
+
+    Args:
+        requests: that are certified; the largest threshold serves. Their alphas are replaced.
+    """
+
+    def mode(world: World, rng: Generator, draws: int) -> Array:
+        ranks = np.argsort(np.argsort(world.population.match_score, kind="stable"))
+        order = np.argsort(ranks + rng.uniform(0, POPULATION, size=POPULATION))
+        easy, hard = np.split(order, 2)
+        alpha, number = world.level("miss", rng, hard), int(rng.integers(60, 150))
+        thresholds, size, is_hard = np.full(draws, np.nan), 10, np.arange(10) < 7
+        of_tuning = {"clusters": np.arange(TUNING) // 3, "cluster": "video"}
+        groups = np.array(["a", "b", "b"] * (TUNING // 3))
+        tuning = replace(world.tuning, **of_tuning, groups=groups)
+        for draw in range(draws):
+            rows = np.where(is_hard, *(rng.choice(half, (number, size)) for half in (hard, easy)))
+            in_a = is_hard ^ (rng.uniform(size=(number, 1)) < 0.5)
+            calibration = replace(
+                world.population[rows.ravel()],
+                groups=np.where(in_a, "a", "b").ravel(),
+                clusters=np.repeat(np.arange(number), size),
+                cluster="video",
+            )
+            with suppress(RiskUnattainable):
+                thresholds[draw] = max(
+                    certify(replace(request, alpha=alpha), calibration, tuning).threshold
+                    for request in requests
+                )
+        # A mix of groups can be that of the hard queries alone.
+        return above(world.risk("miss", thresholds, hard), alpha)
+
+    return mode
 
 
 def given_mix(world: World, rng: Generator, draws: int) -> Array:
@@ -169,28 +187,110 @@ def any_moment(world: World, rng: Generator, draws: int) -> Array:
     return wrong
 
 
-def any_moment_of_one_gallery(_: World, rng: Generator, draws: int) -> Array:
-    """The gallery changes after every few queries: the share of 60 galleries that ever fail."""
-    first, every, alpha = int(rng.integers(45, 90)), int(rng.integers(1, 6)), rng.uniform(0.1, 0.3)
-    failed, of_query = np.zeros((60, draws), bool), rng.standard_normal((draws, first + 60 * every))
-    for number in range(60):
-        n = first + number * every + np.arange(every)
-        allowed = np.array([anytime_allowed_misses(int(each), alpha, DELTA) for each in n])
-        scores = (of_query + rng.standard_normal(of_query.shape)) / np.sqrt(2)
-        misses = np.cumsum(scores > norm.isf(alpha), axis=1)  # at the threshold of risk alpha
-        failed[number] = (misses[:, n - 1] <= allowed).any(axis=1)
-    return failed.mean(axis=0)
+def any_moment_of(galleries: str) -> Callable[[World, Generator, int], Array]:
+    """The gallery changes after every few queries.
+
+    Args:
+        galleries: "one" for the share of 60 galleries that ever fail, which is what is guaranteed;
+            "all" for whether any of them does.
+    """
+
+    def mode(_: World, rng: Generator, draws: int) -> Array:
+        first, every = int(rng.integers(45, 90)), int(rng.integers(1, 6))
+        failed, alpha = np.zeros((60, draws), bool), rng.uniform(0.1, 0.3)
+        of_query = rng.standard_normal((draws, first + 60 * every))
+        for number in range(60):
+            n = first + number * every + np.arange(every)
+            allowed = np.array([anytime_allowed_misses(int(each), alpha, DELTA) for each in n])
+            scores = (of_query + rng.standard_normal(of_query.shape)) / np.sqrt(2)
+            misses = np.cumsum(scores > norm.isf(alpha), axis=1)  # at the threshold of risk alpha
+            failed[number] = (misses[:, n - 1] <= allowed).any(axis=1)
+        return failed.mean(axis=0) if galleries == "one" else failed.any(axis=0).astype(np.float64)
+
+    return mode
 
 
-def any_mix_at_any_moment(_: World, rng: Generator, draws: int) -> Array:
+def any_mix_at_any_moment(number_is_known: bool) -> Callable[[World, Generator, int], Array]:
     """One group after the other arrives, each harder than those before: it decides the threshold.
 
-    Their number is fixed before the first query.
+    Args:
+        number_is_known: whether delta is divided by the number of all groups, fixed before the
+            first query, or by that of the groups that have arrived.
     """
-    groups, alpha, n = int(rng.integers(2, 13)), rng.uniform(0.1, 0.3), np.arange(1, 601)
-    allowed = [anytime_allowed_misses(int(each), alpha, DELTA / groups) for each in n]
-    misses = np.cumsum(rng.uniform(size=(draws, groups, len(n))) < alpha, axis=2)
-    return (misses <= allowed).any(axis=(1, 2)).astype(np.float64)
+
+    def mode(_: World, rng: Generator, draws: int) -> Array:
+        groups, alpha, n = int(rng.integers(6, 13)), rng.uniform(0.1, 0.3), np.arange(1, 601)
+        parts = [groups] * groups if number_is_known else range(1, groups + 1)
+        allowed = np.array(
+            [
+                [anytime_allowed_misses(int(each), alpha, DELTA / part) for each in n]
+                for part in parts
+            ]
+        )
+        misses = np.cumsum(rng.uniform(size=(draws, groups, len(n))) < alpha, axis=2)
+        return (misses <= allowed).any(axis=(1, 2)).astype(np.float64)
+
+    return mode
+
+
+def added_copies(heeded: bool) -> Callable[[World, Generator, int], Array]:
+    """Queries are added to a calibration that are nearly copies of some of them.
+
+    Args:
+        heeded: whether a calibration that is warned of counts as none.
+    """
+
+    def mode(_: World, rng: Generator, draws: int) -> Array:
+        alpha, n, copied, copies = rng.uniform(0.1, 0.3), 60, 12, 10
+        allowed = anytime_allowed_misses(n + copied * copies, alpha, DELTA)
+        violated = np.full(draws, np.nan)
+        for draw in range(draws):
+            vectors, items = rng.standard_normal((2, n, 8))
+            added = np.repeat(vectors[:copied], copies, axis=0)
+            added += 1e-3 * rng.standard_normal(added.shape)
+            nearest = cdist(added, vectors).min(axis=1)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                warn_of_twins("queries to add", nearest, np.sort(cdist(added, items), axis=1))
+            if not (heeded and caught):
+                scores = np.sort(np.append(vectors[:, 0], added[:, 0]))
+                violated[draw] = norm.sf(scores[-1 - allowed]) > alpha
+        return violated
+
+    return mode
+
+
+def rare_large_losses(checked: bool) -> Callable[[World, Generator, int], Array]:
+    """A risk of which few queries have losses far above 1.
+
+    Args:
+        checked: whether the losses of the calibration queries are checked; then it is certified as
+            if no loss was above 1.
+    """
+    largest = 20.0
+    rare = Risk(
+        name="rare",
+        losses=lambda scored, thresholds: largest * (scored.match_score[:, None] > thresholds),
+        clause="the mean loss is at most {alpha} over the {sets}",
+    )
+
+    def mode(_: World, rng: Generator, draws: int) -> Array:
+        alpha, n = rng.uniform(0.1, 0.3), int(rng.integers(60, 200))
+        share = 1.1 * alpha / largest
+        violated = np.full(draws, np.nan)
+        for draw in range(draws):
+            is_large = rng.uniform(size=n) < share
+            total = largest * is_large.sum()
+            if checked:
+                scores = np.zeros((n, 1), np.float32)
+                with suppress(RiskUnattainable, InvalidData):
+                    mean_loss(rare, alpha, DELTA, ScoredResults.of(scores, ~is_large[:, None]))
+                    violated[draw] = share > alpha
+            elif p_value(min(total, n), n, alpha, "hoeffding-bentkus") <= DELTA:
+                violated[draw] = largest * share > alpha
+        return violated
+
+    return mode
 
 
 def clusters(world: World, rng: Generator, draws: int) -> Array:
@@ -293,7 +393,14 @@ def batch(search: Callable[..., Any]) -> Callable[[World, Generator, int], Array
     return mode
 
 
-def chosen(among: int) -> Callable[[World, Generator, int], Array]:
+def chosen(among: int, counted: int) -> Callable[[World, Generator, int], Array]:
+    """Of several encoders, the one with the smallest sets of the calibration queries is taken.
+
+    Args:
+        among: how many there are.
+        counted: how many the guarantee takes into account.
+    """
+
     def mode(_: World, rng: Generator, draws: int) -> Array:
         hardness, scale = rng.gamma(2.0, 0.5, size=POPULATION), rng.uniform(2, 40)
         ranks = np.floor(scale * hardness * rng.exponential(size=(among, POPULATION)))
@@ -302,9 +409,9 @@ def chosen(among: int) -> Callable[[World, Generator, int], Array]:
         wrong = np.full(draws, np.nan)
         for draw, rows in enumerate(rows_of(rng, draws, 100, 400)):
             runs = [[Certified(each[rows], all_scores)] for each in scores]
-            best = smallest_certified(runs, alpha, DELTA, among)
+            best = smallest_certified(runs, alpha, DELTA, counted)
             if best is not None:
-                (size,) = runs[best][0].sizes(alpha, corrected(DELTA, among))
+                (size,) = runs[best][0].sizes(alpha, corrected(DELTA, counted))
                 wrong[draw] = np.mean(ranks[best] >= size) > alpha
         return wrong
 
@@ -331,12 +438,14 @@ MODES: Mapping[str, Callable[[World, Generator, int], Array]] = {
     "abstention": abstention,
     "group": group,
     "any mix of groups": any_mix,
-    "any mix of groups in clusters": any_mix_of_clusters,
+    "any mix of groups in clusters": any_mix_of_clusters([Request(0.1, DELTA, mix="any")]),
     "given mix of groups": given_mix,
     "any alpha": any_alpha,
     "any moment": any_moment,
-    "any moment of one of 60 galleries": any_moment_of_one_gallery,
-    "any mix at any moment": any_mix_at_any_moment,
+    "any moment of one of 60 galleries": any_moment_of("one"),
+    "any mix at any moment": any_mix_at_any_moment(number_is_known=True),
+    "copies are added": added_copies(heeded=True),
+    "rare large losses": rare_large_losses(checked=True),
     "misses on average": on_average("miss"),
     "recall on average": on_average("recall"),
     "clusters": clusters,
@@ -345,12 +454,20 @@ MODES: Mapping[str, Callable[[World, Generator, int], Array]] = {
     "any labels": labels("any"),
     "recurring images": recurring,
     "batch, then single queries": batch(nearest),
-    "choice among 3": chosen(3),
-    "choice among 12": chosen(12),
+    "choice among 3": chosen(3, counted=3),
+    "choice among 12": chosen(12, counted=12),
 }
 BROKEN = {
     "broken: matrix products in batches": batch(faiss.knn),
     "broken: new labels as if calibrated": labels("calibrated", asked="new"),
+    "broken: each group in clusters": any_mix_of_clusters(
+        [Request(0.1, DELTA / 2, group=name) for name in "ab"]
+    ),
+    "broken: any moment of all galleries": any_moment_of("all"),
+    "broken: any mix while groups join": any_mix_at_any_moment(number_is_known=False),
+    "broken: copies are added unnoticed": added_copies(heeded=False),
+    "broken: rare large losses unchecked": rare_large_losses(checked=False),
+    "broken: choice among 12, forgotten": chosen(12, counted=1),
 }
 FIGURES = {
     "misses on average": "average_excess",
