@@ -95,14 +95,16 @@ def calibrate(
         )
     if tuning is None:  # nothing was divided
         options = replace(options, seed=None)
-    made, compared = _fitted(searcher, tuning, calibration, options, like)
+    result, compared = _fitted(searcher, tuning, calibration, options, like)
     both = tuning is not None and reason is None and calibration.clusters is None
-    if both and not made.sequential:
+    if both and not result.sequential:
         before = None if like is None else like.on_gallery
-        made = replace(made, on_gallery=_fitted(searcher, None, calibration, options, before)[0])
+        result = replace(
+            result, on_gallery=_fitted(searcher, None, calibration, options, before)[0]
+        )
     if earlier is not None:
-        made = made.after(earlier)
-    return made, _report(made, *compared)
+        result = result.after(earlier)
+    return result, _report(result, *compared)
 
 
 def _fitted(
@@ -137,7 +139,7 @@ def _fitted(
             fits, queries = fits.first_of_each_label(), queries.first_of_each_label()
         before = like.rules[distinct] if like else None
         rules[distinct], comparison[distinct] = fit_rules(fits, queries, options, before)
-    made = Calibration(
+    result = Calibration(
         rules=rules,
         fingerprints=dict(searcher.fingerprints(), uncertainty=uncertainty),
         options=options,
@@ -150,7 +152,7 @@ def _fitted(
         past=like.past if like else Past(digests([])),
         attempts=like.attempts if like else 1,
     )
-    return made, (comparison, uncertainties)
+    return result, (comparison, uncertainties)
 
 
 def recalibrate(searcher: Searcher, earlier: Calibration) -> tuple[Calibration, CalibrationReport]:

@@ -349,9 +349,9 @@ def divide_queries(
         InvalidConfig: there is no such tuning.
     """
     tuning = chosen_tuning(searcher, queries, tuning, options)
-    if tuning == "gallery":
-        return None, queries
     rng, order = division_rng(queries.identities, options.seed)
+    if tuning == "gallery":
+        return None, queries[order]
     queries = queries[order]
     clusters = queries.clusters
     if tuning == "labels":

@@ -207,6 +207,7 @@ def order_statistic(
             minimum_alpha=_smallest_alpha(rule, unmatched),
             required_calibration=rule.required(alpha),
             deeper=deeper if unmatched else None,
+            unit=calibration.unit,
         )
     name: str = "conformal" if delta is None else bound
     name = "band" if simultaneous else "anytime" if anytime else name
@@ -576,9 +577,9 @@ def for_labels(
     """
     plain = replace(request, query_labels="calibrated")
     by_label = calibration.by_label()
-    tuned_by_label = None if tuning is None else tuning.by_label()
+    tuning_by_label = None if tuning is None else tuning.by_label()
     if request.query_labels == "new":
-        return certify(plain, by_label, tuned_by_label, bound)
+        return _mean_over_labels(plain, by_label, tuning_by_label, bound)
     if isinstance(request.alpha, Mapping) or not request.one_risk.monotone:
         levels = (
             request.alpha if isinstance(request.alpha, Mapping) else {request.risk: request.alpha}
@@ -591,16 +592,15 @@ def for_labels(
         )
     delta = None if request.delta is None else request.delta / 2
     half = replace(plain, delta=delta)
-    splits = {
-        "queries of the calibrated labels": (calibration, tuning),
-        "queries of new labels": (by_label, tuned_by_label),
-    }
     certificates: list[Certificate] = []
     refusals: list[RiskUnattainable] = []
-    for name, split in splits.items():
+    for name, certified, queries, tuned in (
+        ("queries of the calibrated labels", certify, calibration, tuning),
+        ("queries of new labels", _mean_over_labels, by_label, tuning_by_label),
+    ):
         try:
             with _refused(name):
-                certificates.append(certify(half, *split, bound))
+                certificates.append(certified(half, queries, tuned, bound))
         except RiskUnattainable as error:
             refusals.append(error)
     if refusals:
@@ -610,6 +610,84 @@ def for_labels(
         bound=" and ".join(dict.fromkeys(one.bound for one in certificates)),
         risk_bound=max(one.risk_bound or 0.0 for one in certificates),
     )
+
+
+def _mean_over_labels(
+    request: GuaranteeRequest,
+    calibration: ScoredResults,
+    tuning: ScoredResults | None,
+    bound: Bound,
+) -> Certificate:
+    """Certify the mean over labels, by all queries of each label or by one of each.
+
+    One query of each label, drawn at random, is an independent draw from the queries of new labels:
+    the exact certificate holds for these. It needs fewer labels than a bet on the means of labels,
+    which in turn needs smaller sets where there are many. Of the two, the one with the smaller
+    threshold on the tuning split is taken, before either sees the calibration queries.
+
+    Args:
+        request: for queries of the calibrated labels.
+        calibration, tuning: see `certify`, with labels as clusters.
+        bound: see `certify`.
+    """
+    calibration = calibration.of_group(request.group)
+    request = replace(request, group=None)
+    alpha, delta, risk = request.alpha, request.delta, request.one_risk
+    possible = risk.exact and bound == "binomial" and request.mix is None and tuning is not None
+    if not possible or delta is None or isinstance(alpha, Mapping):
+        return certify(request, calibration, tuning, bound)
+
+    def certified(one_of_each: bool) -> Certificate:
+        if not one_of_each:
+            return certify(request, calibration, tuning, bound)
+        drawn = np.random.default_rng(0).permutation(len(calibration))
+        labels = np.asarray(calibration.clusters)[drawn]
+        rows = drawn[np.unique(labels, return_index=True)[1]]
+        certificate = order_statistic(alpha, delta, calibration[rows])
+        return replace(certificate, bound=f"one-query-per-{calibration.cluster} binomial")
+
+    def better(alpha: float) -> bool:
+        return _one_of_each_is_better(risk, alpha, delta, calibration, _required(tuning))
+
+    chosen, refusals = better(alpha), {}
+    for one_of_each in (chosen, not chosen):
+        try:
+            certificate = certified(one_of_each)
+        except RiskUnattainable as error:
+            refusals[one_of_each] = error
+        else:
+            if one_of_each == chosen:
+                return certificate
+    # The smallest alpha that is certified by what is then chosen.
+    helpful = [
+        error
+        for one_of_each, error in refusals.items()
+        if error.minimum_alpha and better(error.minimum_alpha) == one_of_each
+    ]
+    raise min(helpful, key=lambda error: error.minimum_alpha or 1, default=refusals[chosen])
+
+
+def _one_of_each_is_better(
+    risk: Risk, alpha: float, delta: float, calibration: ScoredResults, tuning: ScoredResults
+) -> bool:
+    """Return whether one query of each cluster would be certified at a smaller threshold than the
+    means of clusters, if the clusters that calibrate had the losses of those that tune."""
+    n, thresholds = calibration.units, tuning.match_thresholds()
+    allowed = allowed_misses(n, alpha, delta)
+    if allowed < 0:
+        return False
+    bet = _bet(risk, alpha, delta, calibration, tuning, None)
+
+    def first(certifies: Callable[[NDArray[np.float64]], bool]) -> int:
+        return bisect_left(
+            range(len(thresholds)),
+            True,
+            key=lambda i: certifies(risk.unit_losses(tuning, thresholds[i : i + 1])),
+        )
+
+    by_one = first(lambda losses: losses.mean() <= (allowed + 1) / (n + 1))
+    wealth = math.log(1 / delta) / n
+    return by_one < first(lambda losses: np.log1p(bet * (alpha - losses)).mean() >= wealth)
 
 
 # Refusals

@@ -239,22 +239,37 @@ def test_a_saved_retriever_still_warns_when_its_gallery_has_grown(tmp_path):
         loaded.recalibrate()
 
 
+def equal_within_labels(labels, queries=3):
+    """Return queries whose match is in place 0 for the first label, 1 for the second, and so on."""
+    label = np.repeat(np.arange(labels), queries)
+    scores = np.tile(np.arange(50, dtype=np.float32), (len(label), 1))
+    return ScoredResults.of(scores, scores == label[:, None], query_labels=label)
+
+
 def test_as_many_labels_certify_as_the_refusal_says():
-    """With a bet of at most 1, 25 labels without a miss certify a tenth: 1.1^25 > 10."""
-    for number in (24, 25):
-        labels = np.repeat(np.arange(number), 2)
-        scored = ScoredResults.of(
-            np.zeros((len(labels), 1), np.float32),
-            np.ones((len(labels), 1), bool),
-            query_labels=labels,
-        )
-        request = GuaranteeRequest(0.1, 0.1, query_labels="new")
-        if number == 25:
-            assert certify(request, scored, scored).risk_bound == 0.1
-        else:
-            with pytest.raises(RiskUnattainable, match="1 more labels") as caught:
-                certify(request, scored, scored)
-            assert caught.value.required_calibration == 25
+    """A tenth needs 22 labels without a miss: 0.9^21 > 0.1 > 0.9^22."""
+    request = GuaranteeRequest(0.1, 0.1, query_labels="new")
+    tuning = equal_within_labels(50)
+    with pytest.raises(RiskUnattainable, match="1 more labels") as caught:
+        certify(request, equal_within_labels(21), tuning)
+    assert caught.value.required_calibration == 22
+    smallest = replace(request, alpha=caught.value.minimum_alpha)
+    assert certify(smallest, equal_within_labels(21), tuning).threshold == 20
+    assert certify(request, equal_within_labels(22), tuning).threshold == 21
+
+
+def test_the_tuning_split_chooses_between_one_query_and_all_of_each_label():
+    """Where labels are equally hard, all queries say more: misses average out."""
+    rng, names = np.random.default_rng(0), {}
+    label = np.repeat(np.arange(45), 20)
+    scores = np.tile(np.arange(10, dtype=np.float32), (len(label), 1))
+    relevant = scores == np.minimum(rng.geometric(0.5, len(label)) - 1, 9)[:, None]
+    alike = ScoredResults.of(scores, relevant, query_labels=label)
+    for tuning in (alike, equal_within_labels(45)):
+        calibration = tuning if tuning is not alike else alike[rng.permutation(len(label))]
+        certificate = certify(GuaranteeRequest(0.3, 0.1, query_labels="new"), calibration, tuning)
+        names[tuning is alike] = certificate.bound
+    assert names == {True: "betting", False: "one-query-per-label binomial"}
 
 
 def test_cells_of_a_grid_stand_for_the_labels_of_places(tmp_path):

@@ -60,6 +60,11 @@ def test_risks_hold_for_new_labels_and_for_any(certified, excess, labels):
     assert excess(of_new > ALPHA, DELTA) > 3  # the broken variant: labels are taken for calibrated
 
 
+def test_one_query_of_each_label_certifies_new_ones(certified, excess):
+    new, _ = certified(12, "new")  # too few for the means of labels
+    assert excess(new > ALPHA, DELTA) <= 3
+
+
 def test_rules_that_know_the_calibrating_labels_void_the_guarantee(certified, excess):
     new, _ = certified(50, "new", known=1.0)
     assert excess(new > ALPHA, DELTA) > 3
