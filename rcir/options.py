@@ -90,3 +90,24 @@ def _named(kind: Any) -> str:
     if origin is Sequence:
         return f"a list, each {_named(arguments[0])}"
     return NAMES.get(kind, str(kind))
+
+
+def require_at_least(options: object, **least: float) -> None:
+    """Raise `InvalidConfig` of the first named option of a method that is too small."""
+    for name, value in least.items():
+        if getattr(options, name) < value:
+            raise InvalidConfig(
+                f"encoder.options.{name} is {getattr(options, name)}; at least {value}"
+            )
+
+
+def require_choices(options: object, *names: str) -> None:
+    """Raise `InvalidConfig` of the first named option, a `Literal`, that is none of its values."""
+    hints = get_type_hints(type(options))
+    for name in names:
+        choices = get_args(hints[name])
+        if getattr(options, name) not in choices:
+            raise InvalidConfig(
+                f"encoder.options.{name} {getattr(options, name)!r} is unknown; choose one of "
+                f"{', '.join(choices)}"
+            )

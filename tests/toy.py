@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from rcir.embedding import Embedding
 from rcir.encoders import Encoder, EncoderConfig
-from rcir.encoders.posthoc import TrainingImages
+from rcir.encoders.base import TrainingImages
 from rcir.losses import mean_of_valid, split_tuples
 
 

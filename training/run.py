@@ -17,9 +17,9 @@ from rcir.data import ImageSet, Splits, load_splits
 from rcir.data.loading import require_enough
 from rcir.data.sufficiency import calibration_note, can_train
 from rcir.encoders import Encoder, EncoderConfig, build_encoder, find_method
+from rcir.encoders.base import TrainingImages
 from rcir.encoders.embedder import Embedder
 from rcir.encoders.features import frozen_backbone
-from rcir.encoders.posthoc import TrainingImages
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.metrics import confidence, reliability
 from rcir.runs.folder import RunFolder

@@ -3,17 +3,22 @@
 from collections.abc import Callable
 
 from rcir.embedding import Embedding
-from rcir.encoders.base import Encoder, NoOptions
+from rcir.encoders.base import (
+    METHODS,
+    Encoder,
+    EncoderConfig,
+    NoOptions,
+    find_method,
+    method_name,
+    require_encoder,
+)
 from rcir.encoders.btl import BayesianTriplet
-from rcir.encoders.config import EncoderConfig
 from rcir.encoders.deep_ensemble import DeepEnsemble
 from rcir.encoders.deterministic import Deterministic
-from rcir.encoders.features import build_features
+from rcir.encoders.features import build_features, model_preprocessing
 from rcir.encoders.hib import HedgedInstance
-from rcir.encoders.hub import model_preprocessing
 from rcir.encoders.lam import LaplacianMetric
 from rcir.encoders.mc_dropout import MCDropout
-from rcir.encoders.methods import METHODS, find_method, method_name, require_encoder
 from rcir.encoders.norm_softmax import NormSoftmax
 from rcir.encoders.pfe import ProbabilisticFaceEmbedding
 from rcir.encoders.pretrained import Pretrained

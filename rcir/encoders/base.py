@@ -1,4 +1,4 @@
-"""The encoder every method extends."""
+"""What an encoder is: its configuration, the class that every method extends, and all methods."""
 
 from __future__ import annotations
 
@@ -6,24 +6,137 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from rcir.data.images import ImageLike
+from rcir.data.preprocessing import Preprocessing
+from rcir.data.records import ImageSet
+from rcir.data.relevance_protocol import Relevance
 from rcir.embedding import Embedding
-from rcir.encoders.config import EncoderConfig
+from rcir.encoders.backbones import Weights
+from rcir.encoders.hub import model_architecture
 from rcir.errors import InvalidConfig
+from rcir.import_paths import find_class, import_path
 from rcir.losses import PointLossOptions, point_tuple_loss
 from rcir.mining import Negatives, Positive
+from rcir.options import require_options
 
-if TYPE_CHECKING:
-    from rcir.encoders.posthoc import TrainingImages
-
+Images: TypeAlias = "Sequence[ImageLike] | NDArray[np.uint8]"
+Pooling = Literal["gem", "avg", "flatten"]
 
 N_DRAWS = 20  # of a query, where its encoder states a variance
 UNDIGESTED_DEFAULT = "undigested"  # marks options younger than calibrations of their method
+AT_ONCE = 4096  # embeddings held by `TrainingImages.batches`, or one batch
+
+METHODS = {
+    "deterministic": "rcir.encoders.deterministic:Deterministic",
+    "mc-dropout": "rcir.encoders.mc_dropout:MCDropout",
+    "deep-ensemble": "rcir.encoders.deep_ensemble:DeepEnsemble",
+    "btl": "rcir.encoders.btl:BayesianTriplet",
+    "hib": "rcir.encoders.hib:HedgedInstance",
+    "vmf": "rcir.encoders.vmf:VonMisesFisher",
+    "tripreg": "rcir.encoders.tripreg:TripReg",
+    "lam": "rcir.encoders.lam:LaplacianMetric",
+    "norm-softmax": "rcir.encoders.norm_softmax:NormSoftmax",
+    "pfe": "rcir.encoders.pfe:ProbabilisticFaceEmbedding",
+    "pretrained": "rcir.encoders.pretrained:Pretrained",
+}
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """Which encoder, and its shape.
+
+    Args:
+        method: how the encoder knows its uncertainty: a name in `rcir.encoders.METHODS`, of which
+            "pretrained" does not, and has no head to train; or the import path of an encoder of
+            your own, "package.module:Class", see `rcir.encoders.Encoder`.
+        backbone: "mnist-cnn", "lenet", "cifar-cnn", "resnet10", "resnet50" or "densenet161"; or a
+            model of a hub, "timm:NAME", "open_clip:NAME/TAG" or "transformers:NAME".
+        pooling: "gem"; "avg", also of features that can be negative; or "flatten" where the place
+            of a feature matters. Models that pool by themselves take either of the latter two.
+        dim: length of the embedding; of method "pretrained" it is that of the pooled features.
+        pretrained: start from pretrained weights: true for those that the hub has of a model, or
+            for torchvision's best of resnet50 and densenet161; "IMAGENET1K_V1" for those of these
+            that the papers started from, or "IMAGENET1K_V2" (resnet50 only).
+        checkpoint_path: start from the weights of a .safetensors file instead, of the whole network
+            with its classifier (of OpenCLIP, with its text tower).
+        freeze: the backbone is not trained, and its batch statistics stay: a training embeds every
+            image once, and trains heads on the pooled features. GeM keeps its exponent of 3.
+        architecture: what builds a backbone of transformers where its hub cannot be reached; filled
+            in.
+        options: of the method, see the `Options` of its class; those that are left out are the
+            method's defaults.
+
+    Raises:
+        InvalidConfig: an argument is out of its range, or an option is another method's.
+
+    Example:
+        >>> EncoderConfig("btl", options={"members": 7})
+        Traceback (most recent call last):
+        rcir.errors.InvalidConfig: encoder.options of btl: there is no option members; there are ...
+    """
+
+    method: str = "btl"
+    backbone: str = "mnist-cnn"
+    pooling: Pooling = "flatten"
+    dim: int = 16
+    pretrained: bool | Weights = False
+    checkpoint_path: str | None = None
+    freeze: bool = False
+    architecture: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.pooling not in get_args(Pooling):
+            raise InvalidConfig(
+                f"encoder.pooling {self.pooling!r} is unknown; choose one of "
+                f"{', '.join(get_args(Pooling))}"
+            )
+        if self.dim < 2:
+            raise InvalidConfig(f"encoder.dim is {self.dim}; at least 2")
+        if not isinstance(self.pretrained, bool) and self.pretrained not in get_args(Weights):
+            raise InvalidConfig(
+                f"encoder.pretrained is {self.pretrained!r}; it is true, false or one of "
+                f"{', '.join(get_args(Weights))}"
+            )
+        if self.pretrained and self.checkpoint_path is not None:
+            raise InvalidConfig(
+                f"encoder.checkpoint_path is {self.checkpoint_path} and encoder.pretrained "
+                f"{self.pretrained}: give one of them"
+            )
+        self.method_options()
+
+    def method_options(self) -> Any:
+        """The options as the method's own type, all of them.
+
+        Example:
+            >>> EncoderConfig("mc-dropout", options={"passes": 5}).method_options()
+            MCDropoutOptions(dropout=0.1, passes=5, channels=False)
+        """
+        kind = find_method(self.method).Options
+        require_options(f"encoder.options of {self.method}", kind, self.options)
+        return kind(**self.options)
+
+    def completed(self) -> EncoderConfig:
+        """The same with the method's defaults and the backbone's architecture spelled out."""
+        known = self.architecture or model_architecture(self.backbone)
+        return replace(self, options=asdict(self.method_options()), architecture=known)
+
+    @property
+    def starts_pretrained(self) -> bool:
+        """Whether the backbone starts from pretrained weights."""
+        return bool(self.pretrained) or self.checkpoint_path is not None
+
+    def without_weights(self) -> EncoderConfig:
+        """The same without the weights that it starts from."""
+        return replace(self, pretrained=False, checkpoint_path=None)
 
 
 @dataclass(frozen=True)
@@ -261,3 +374,91 @@ def _full_precision() -> Iterator[None]:
     finally:
         for operation, precision in zip(operations, before, strict=True):
             operation.fp32_precision = precision
+
+
+@dataclass(frozen=True)
+class TrainingImages:
+    """Training images, to be embedded by all workers of a training.
+
+    Attributes:
+        images: with what makes them match.
+        preprocessing: to the encoder's input.
+        embedder: embeds, see `rcir.encoders.embedder.Embedder`.
+        seed: of the training.
+        loss: the options of the loss that the encoder was trained with.
+    """
+
+    images: ImageSet
+    preprocessing: Preprocessing
+    embedder: Callable[[Encoder, Preprocessing, Images], Embedding]
+    seed: int
+    loss: Any
+
+    def sample(self, size: int) -> TrainingImages:
+        """At most so many of them, drawn at random, in their order."""
+        rng = np.random.default_rng([self.seed])
+        rows = np.sort(rng.permutation(len(self.images))[:size])
+        return replace(self, images=self.images.subset(rows))
+
+    def embed(self, encoder: Encoder) -> Embedding:
+        """All of them embedded, without augmentation, on the CPU."""
+        return self.embedder(encoder, self.preprocessing, self.images.images)
+
+    def batches(self, encoder: Encoder, size: int) -> Iterator[tuple[Embedding, Relevance]]:
+        """All of them in random batches, without holding more than `AT_ONCE`.
+
+        Args:
+            encoder: embeds them; it need not be the one that was trained, but a part of it.
+            size: of a batch; the last may be smaller.
+        """
+        order = np.random.default_rng([self.seed]).permutation(len(self.images))
+        at_once = max(1, AT_ONCE // size) * size
+        for start in range(0, len(order), at_once):
+            rows = order[start : start + at_once]
+            embedding = self.embedder(encoder, self.preprocessing, self.images.pick(rows))
+            for first in range(0, len(rows), size):
+                batch = slice(first, first + size)
+                yield embedding[batch], self.images.relevance.subset(rows[batch])
+
+
+def find_method(name: str) -> type[Encoder]:
+    """The class of a method: one of `METHODS`, or any subclass of `Encoder` by its import path.
+
+    Args:
+        name: a name in `METHODS`, or "package.module:Class". The module is imported, also by
+            workers and by whoever loads what was trained: it must be importable there.
+
+    Raises:
+        InvalidConfig: there is no such name, module or class, or it is no `Encoder`.
+
+    Example:
+        >>> find_method("btl") is find_method("rcir.encoders.btl:BayesianTriplet")
+        True
+    """
+    found = find_class("encoder.method", name, METHODS)
+    if not issubclass(found, Encoder):
+        raise InvalidConfig(
+            f"encoder.method {name!r} is no encoder: it must be a subclass of rcir.encoders.Encoder"
+        )
+    return found
+
+
+def require_encoder(encoder: object) -> None:
+    """Raise `InvalidConfig` unless it is an `Encoder`."""
+    if not isinstance(encoder, Encoder):
+        raise InvalidConfig(
+            f"the encoder is a {type(encoder).__name__}; a retriever takes an rcir.encoders."
+            "Encoder: make a subclass whose forward returns an Embedding, in a module, and build "
+            'it with EncoderConfig("package.module:Class") (docs/encoders.md shows one)'
+        )
+
+
+def method_name(kind: type[Encoder]) -> str:
+    """By what name `find_method` finds a class.
+
+    Example:
+        >>> method_name(find_method("btl"))
+        'btl'
+    """
+    path = import_path(kind)
+    return next((name for name, known in METHODS.items() if known == path), path)

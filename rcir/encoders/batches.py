@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from rcir.data.images import ImageLike
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
-from rcir.encoders.base import Encoder
+from rcir.encoders.base import Encoder, Images
 
 BATCH = 128  # images in a forward pass
 CHUNK = 8 * BATCH  # images of a block: those that are in memory as bytes
 
-Images: TypeAlias = "Sequence[ImageLike] | NDArray[np.uint8]"
 Embed: TypeAlias = Callable[[Encoder, Preprocessing, Images], Embedding]
 
 

@@ -17,12 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.base import Encoder
-from rcir.encoders.config import EncoderConfig
+from rcir.encoders.base import Encoder, EncoderConfig, TrainingImages
 from rcir.encoders.deterministic import Deterministic
 from rcir.encoders.features import frozen_backbone
-from rcir.encoders.option_checks import require_at_least, require_choices
-from rcir.encoders.posthoc import TrainingImages
+from rcir.options import require_at_least, require_choices
 
 Combination = Literal["distance", "aligned", "reference"]
 ALIGNED = 20_000  # images are many times what a rotation takes

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.base import UNDIGESTED_DEFAULT, Encoder
-from rcir.encoders.config import EncoderConfig
+from rcir.encoders.base import UNDIGESTED_DEFAULT, Encoder, EncoderConfig
 from rcir.encoders.features import build_features
 from rcir.encoders.heads import MeanHead
 

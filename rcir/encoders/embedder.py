@@ -20,8 +20,8 @@ from safetensors.numpy import load_file, save
 from rcir.data.images import read_image
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
-from rcir.encoders.base import Encoder
-from rcir.encoders.batches import BATCH, Images, blocks_of, embed_block
+from rcir.encoders.base import Encoder, Images
+from rcir.encoders.batches import BATCH, blocks_of, embed_block
 from rcir.errors import InvalidConfig
 from rcir.files import write_file
 

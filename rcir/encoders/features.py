@@ -8,12 +8,12 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders.backbones import build_backbone, output_shape
-from rcir.encoders.base import Encoder
-from rcir.encoders.config import EncoderConfig
+from rcir.encoders.base import Encoder, EncoderConfig
 from rcir.encoders.heads import pooling
-from rcir.encoders.hub import HubBackbone, build_hub_backbone, is_of_hub
+from rcir.encoders.hub import HubBackbone, build_hub_backbone, hub_preprocessing, is_of_hub
 from rcir.errors import InvalidConfig
 
 
@@ -80,7 +80,14 @@ def build_features(
     """
     backbone: nn.Module
     if is_of_hub(config.backbone):
-        backbone = build_hub_backbone(config, channels, size)
+        backbone = build_hub_backbone(
+            config.backbone,
+            channels,
+            size,
+            config.pretrained,
+            config.checkpoint_path,
+            config.architecture,
+        )
         shape = _hub_shape(backbone, config, size)
     else:
         backbone = build_backbone(
@@ -91,6 +98,11 @@ def build_features(
         return backbone, shape, config.pooling
     frozen = FrozenBackbone(backbone, shape, config.pooling)
     return frozen, frozen.shape, "flatten"
+
+
+def model_preprocessing(config: EncoderConfig) -> Preprocessing:
+    """Return the preprocessing of a backbone's own configuration; without one, the default."""
+    return hub_preprocessing(config.backbone) if is_of_hub(config.backbone) else Preprocessing()
 
 
 def frozen_backbone(encoder: nn.Module) -> FrozenBackbone | None:

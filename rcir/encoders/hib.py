@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.base import Encoder
-from rcir.encoders.config import EncoderConfig
+from rcir.encoders.base import Encoder, EncoderConfig
 from rcir.encoders.features import build_features
 from rcir.encoders.heads import MeanHead
-from rcir.encoders.option_checks import require_at_least, require_choices
 from rcir.errors import InvalidConfig
 from rcir.losses import (
     HedgedOptions,
@@ -28,6 +26,7 @@ from rcir.losses import (
     soft_contrastive_loss,
     split_tuples,
 )
+from rcir.options import require_at_least, require_choices
 
 _Ranking = Literal["match", "mean"]
 DEVIATION = 0.1  # of every Gaussian as it starts, in each dimension

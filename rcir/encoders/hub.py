@@ -5,9 +5,10 @@ A library is imported where one of its backbones is asked for. It comes with an 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError
@@ -17,9 +18,6 @@ from torch import Tensor, nn
 from rcir.data.preprocessing import Preprocessing
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 from rcir.extras import naming_extras
-
-if TYPE_CHECKING:
-    from rcir.encoders.config import EncoderConfig
 
 HUBS = {  # before the colon of a name: module and class
     "timm": ("rcir.encoders.timm_backbone", "TimmBackbone"),
@@ -35,13 +33,22 @@ class HubBackbone(nn.Module):
 
     Args:
         name: of the model, without that of the hub.
-        config: says which weights; `architecture` is filled in.
         size: (height, width) of the images.
+        pretrained: True to start from the weights that the hub has of the model.
+        checkpoint_path: .safetensors file to start from instead.
+        architecture: what `architecture` returned for the name.
     """
 
-    library: ClassVar[str]  # as it is imported
+    library: ClassVar[str]  # as it is imported, and before the colon of a name
 
-    def __init__(self, name: str, config: EncoderConfig, size: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        size: tuple[int, int],
+        pretrained: bool,
+        checkpoint_path: str | None,
+        architecture: Mapping[str, Any],
+    ) -> None:
         super().__init__()
 
     @classmethod
@@ -85,32 +92,37 @@ def find_hub(backbone: str) -> tuple[type[HubBackbone], str]:
     return found, name
 
 
-def build_hub_backbone(config: EncoderConfig, channels: int, size: tuple[int, int]) -> HubBackbone:
-    """The backbone of a hub that a configuration names.
+def build_hub_backbone(
+    backbone: str,
+    channels: int,
+    size: tuple[int, int],
+    pretrained: bool | str,
+    checkpoint_path: str | None,
+    architecture: Mapping[str, Any],
+) -> HubBackbone:
+    """Build a backbone of a hub; the arguments are those of `rcir.encoders.EncoderConfig`.
 
     Raises:
-        InvalidConfig: there is no such model, or the weights are asked for in a way there is not.
-        DataUnavailable: the weights cannot be had.
+        InvalidConfig: there is no such model, or the weights are requested in a way that the hub
+            does not have.
+        DataUnavailable: the weights are neither cached nor can they be downloaded.
         InvalidData: the file of weights is damaged, or of another model.
     """
-    kind, name = find_hub(config.backbone)
+    kind, name = find_hub(backbone)
     if channels != 3:
         raise InvalidConfig(
-            f"{config.backbone} takes 3 channels, not {channels}: set preprocessing.channels"
+            f"{backbone} takes 3 channels, not {channels}: set preprocessing.channels"
         )
-    if not isinstance(config.pretrained, bool):
+    if not isinstance(pretrained, bool):
         raise InvalidConfig(
-            f"{config.backbone} has no weights {config.pretrained}; encoder.pretrained is true or "
-            "false"
+            f"{backbone} has no weights {pretrained}; encoder.pretrained is true or false"
         )
-    return kind(name, config, size)
+    return kind(name, size, pretrained, checkpoint_path, architecture)
 
 
-def model_preprocessing(config: EncoderConfig) -> Preprocessing:
-    """The preprocessing of a backbone's own configuration; without one, rcir's default."""
-    if not is_of_hub(config.backbone):
-        return Preprocessing()
-    kind, name = find_hub(config.backbone)
+def hub_preprocessing(backbone: str) -> Preprocessing:
+    """Return the preprocessing of the configuration of a hub's model."""
+    kind, name = find_hub(backbone)
     return kind.preprocessing(name)
 
 

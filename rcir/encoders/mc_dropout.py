@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.base import UNDIGESTED_DEFAULT, Encoder
-from rcir.encoders.config import EncoderConfig
+from rcir.encoders.base import UNDIGESTED_DEFAULT, Encoder, EncoderConfig
 from rcir.encoders.deterministic import Deterministic
 from rcir.encoders.features import frozen_backbone
-from rcir.encoders.option_checks import require_at_least
 from rcir.errors import InvalidConfig
+from rcir.options import require_at_least
 
 SIDE_BY_SIDE = 64  # images times passes in one forward pass, unless the images alone are more
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from rcir.embedding import Embedding
-from rcir.encoders.config import EncoderConfig
+from rcir.encoders.base import EncoderConfig
 from rcir.encoders.deterministic import Deterministic
-from rcir.encoders.option_checks import require_at_least
 from rcir.errors import InvalidConfig
 from rcir.losses import NormSoftmaxOptions, norm_softmax_loss
+from rcir.options import require_at_least
 
 
 @dataclass(frozen=True)

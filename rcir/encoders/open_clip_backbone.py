@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import open_clip
@@ -11,7 +12,6 @@ from open_clip.transform import PreprocessCfg
 from torch import Tensor
 
 from rcir.data.preprocessing import Preprocessing
-from rcir.encoders.config import EncoderConfig
 from rcir.encoders.hub import HubBackbone, no_weights, other_weights, read_weights
 from rcir.errors import InvalidConfig
 
@@ -26,27 +26,33 @@ class OpenClipBackbone(HubBackbone):
 
     library = "open_clip"
 
-    def __init__(self, name: str, config: EncoderConfig, size: tuple[int, int]) -> None:
-        super().__init__(name, config, size)
-        model, tag = _require_model(name, with_tag=bool(config.pretrained))
-        path = config.checkpoint_path
-        if path is not None:
-            read_weights(path)
+    def __init__(
+        self,
+        name: str,
+        size: tuple[int, int],
+        pretrained: bool,
+        checkpoint_path: str | None,
+        architecture: Mapping[str, Any],
+    ) -> None:
+        super().__init__(name, size, pretrained, checkpoint_path, architecture)
+        model, tag = _require_model(name, with_tag=pretrained)
+        if checkpoint_path is not None:
+            read_weights(checkpoint_path)
         said, level = logging.getLogger(), logging.getLogger().level
         said.setLevel(logging.ERROR)  # it warns where weights come from elsewhere
         try:
             clip = open_clip.create_model(
                 model,
-                pretrained=tag if config.pretrained else path,
+                pretrained=tag if pretrained else checkpoint_path,
                 device=torch.get_default_device(),
                 force_image_size=None if _size(model) == tuple(size) else tuple(size),
             )
         except Exception as error:  # network, cache, file: each library raises its own
-            if path is not None:
-                raise other_weights(path, error) from error
-            if config.pretrained:
-                raise no_weights(config.backbone, error) from error
-            raise InvalidConfig(f"{config.backbone} cannot be built: {error}") from error
+            if checkpoint_path is not None:
+                raise other_weights(checkpoint_path, error) from error
+            if pretrained:
+                raise no_weights(f"{self.library}:{name}", error) from error
+            raise InvalidConfig(f"{self.library}:{name} cannot be built: {error}") from error
         finally:
             said.setLevel(level)
         self.model = clip.visual

@@ -22,18 +22,14 @@ from torch.nn import functional as F
 
 from rcir.data.relevance_protocol import Relevance
 from rcir.embedding import Embedding
-from rcir.encoders.base import Encoder
-from rcir.encoders.config import EncoderConfig
+from rcir.encoders.base import Encoder, EncoderConfig, TrainingImages, find_method
 from rcir.encoders.deterministic import Deterministic
 from rcir.encoders.features import frozen_backbone
-from rcir.encoders.methods import find_method
-from rcir.encoders.option_checks import require_at_least, require_choices
-from rcir.encoders.posthoc import TrainingImages
 from rcir.encoders.pretrained import Pretrained
-from rcir.encoders.variance_branch import LEAST_VARIANCE, VarianceBranch
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.losses import PointLossOptions, mutual_likelihood_loss, mutual_likelihood_score
 from rcir.mining import genuine_batches
+from rcir.options import require_at_least, require_choices
 
 _Ranking = Literal["mean", "mls"]
 
@@ -267,3 +263,48 @@ def base_config(config: EncoderConfig) -> EncoderConfig:
     """The configuration of the base."""
     options = config.method_options()
     return replace(config, method=options.base, options=options.base_options)
+
+
+LEAST_VARIANCE = 1e-6
+LARGEST_LOG_VARIANCE = 20.0  # vectors are of unit length: more says no more, and might overflow
+
+
+class VarianceBranch(nn.Module):
+    """Two linear layers, each normalised over the batch: features (n, C) to variances (n, dim).
+
+    All dimensions share the scale and the offset of their log variances, which start at 1e-4 and -7
+    as in the authors' code: every image starts with a variance of about 9e-4.
+
+    In evaluation mode it normalises by the statistics that `settle` takes.
+    """
+
+    def __init__(self, length: int, dim: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(length, dim),
+            nn.BatchNorm1d(dim, eps=1e-3, momentum=None),
+            nn.ReLU(),
+            nn.Linear(dim, dim),
+            nn.BatchNorm1d(dim, eps=1e-3, momentum=None, affine=False),
+        )
+        self.scale = nn.Parameter(torch.tensor(1e-4))
+        self.offset = nn.Parameter(torch.tensor(-7.0))
+
+    def forward(self, features: Tensor) -> Tensor:
+        log_variance = self.scale * self.layers(features) + self.offset
+        variance: Tensor = log_variance.clamp(max=LARGEST_LOG_VARIANCE).exp()
+        return variance + LEAST_VARIANCE
+
+    @torch.no_grad()
+    def settle(self, features: Tensor, batch: int) -> None:
+        """Take the statistics of all features, in batches of at least this size if they suffice.
+
+        Those that moved along with the training would lag behind its weights.
+        """
+        for layer in self.layers:
+            if isinstance(layer, nn.BatchNorm1d):
+                layer.reset_running_stats()  # from then on the mean over the batches
+        self.train()
+        for some in features.tensor_split(max(1, len(features) // batch)):
+            self(some.to(self.offset.device))
+        self.eval()

@@ -20,8 +20,8 @@ from safetensors.numpy import load, save
 from rcir.cluster import join_cluster, quiet
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
-from rcir.encoders.base import Encoder
-from rcir.encoders.batches import BATCH, Images, embed_block
+from rcir.encoders.base import Encoder, Images
+from rcir.encoders.batches import BATCH, embed_block
 from rcir.errors import InvalidConfig, InvalidImage
 from rcir.memory import keep_freed_memory
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -45,3 +47,44 @@ def reranked(
         distances[rows] = np.where(some >= 0, found, np.inf)
     order = np.argsort(distances, axis=1, kind="stable")
     return np.take_along_axis(distances, order, 1), np.take_along_axis(positions, order, 1)
+
+
+def nearest_of_draws(
+    encoder: Encoder,
+    queries: Embedding,
+    positions: NDArray[np.int64],
+    vectors: Callable[[NDArray[np.int64]], NDArray[np.float32]],
+    nearest: int,
+) -> NDArray[np.int64]:
+    """(n, t, nearest) columns of the nearest candidates of each of t draws of n queries.
+
+    Args:
+        encoder: that has `draw_distances`.
+        queries: n of them.
+        positions: (n, k) of candidates in the gallery; -1 where there is none, which comes last.
+        vectors: of gallery images at positions.
+        nearest: at most k.
+
+    Raises:
+        InvalidConfig: the encoder has nothing to draw from, or its distances are of another shape,
+            of fewer than two draws, or not numbers.
+    """
+    n, k = positions.shape
+    if not n:
+        return np.empty((0, 1, nearest), np.int64)
+    step = max(1, ELEMENTS // max(1, k * queries.vectors.shape[1]))
+    columns = []
+    for start in range(0, n, step):
+        some = positions[start : start + step]
+        near = torch.from_numpy(vectors(np.maximum(some, 0).reshape(-1)))
+        own = queries[start : start + step].map(torch.Tensor.cpu)
+        with torch.inference_mode():
+            found = encoder.draw_distances(own, near.unflatten(0, some.shape)).numpy()
+        if found.shape != (max(2, len(found)), *some.shape) or np.isnan(found).any():
+            raise InvalidConfig(
+                f"{type(encoder).__name__}.draw_distances gave an array of shape {found.shape}; it "
+                f"must give (draws, {some.shape[0]}, {some.shape[1]}) numbers of at least 2 draws"
+            )
+        far = np.where(some >= 0, found, np.inf)
+        columns.append(np.argsort(far, axis=2, kind="stable")[:, :, :nearest].swapaxes(0, 1))
+    return np.concatenate(columns)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import timm
 from torch import Tensor
 
 from rcir.data.preprocessing import Preprocessing
-from rcir.encoders.config import EncoderConfig
 from rcir.encoders.hub import HubBackbone, no_weights, other_weights, read_weights
 from rcir.errors import InvalidConfig
 
@@ -25,26 +25,32 @@ class TimmBackbone(HubBackbone):
 
     library = "timm"
 
-    def __init__(self, name: str, config: EncoderConfig, size: tuple[int, int]) -> None:
-        super().__init__(name, config, size)
+    def __init__(
+        self,
+        name: str,
+        size: tuple[int, int],
+        pretrained: bool,
+        checkpoint_path: str | None,
+        architecture: Mapping[str, Any],
+    ) -> None:
+        super().__init__(name, size, pretrained, checkpoint_path, architecture)
         known = _require_model(name)
-        path = config.checkpoint_path
         # Of the same length as the published ones, so that weights must fit exactly.
-        overlay = None if path is None else {"state_dict": read_weights(path)}
+        overlay = None if checkpoint_path is None else {"state_dict": read_weights(checkpoint_path)}
         resized = known.fixed_input_size and known.input_size[1:] != tuple(size)
         try:
             self.model = timm.create_model(
                 name,
-                pretrained=bool(config.pretrained) or path is not None,
+                pretrained=pretrained or checkpoint_path is not None,
                 pretrained_cfg_overlay=overlay,
                 **({"img_size": size} if resized else {}),
             )
         except Exception as error:  # network, cache, file: each library raises its own
-            if path is not None:
-                raise other_weights(path, error) from error
-            if config.pretrained:
-                raise no_weights(config.backbone, error) from error
-            raise InvalidConfig(f"{config.backbone} cannot be built: {error}") from error
+            if checkpoint_path is not None:
+                raise other_weights(checkpoint_path, error) from error
+            if pretrained:
+                raise no_weights(f"{self.library}:{name}", error) from error
+            raise InvalidConfig(f"{self.library}:{name} cannot be built: {error}") from error
         self.model.reset_classifier(0)
         self.gives_maps = getattr(self.model, "output_fmt", "NCHW") == "NCHW"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,7 +10,6 @@ import transformers
 from torch import Tensor
 
 from rcir.data.preprocessing import Preprocessing
-from rcir.encoders.config import EncoderConfig
 from rcir.encoders.hub import HubBackbone, no_weights
 from rcir.errors import DataUnavailable, InvalidConfig
 
@@ -29,17 +29,24 @@ class TransformersBackbone(HubBackbone):
 
     library = "transformers"
 
-    def __init__(self, name: str, config: EncoderConfig, size: tuple[int, int]) -> None:
-        super().__init__(name, config, size)
-        if config.checkpoint_path is not None:
+    def __init__(
+        self,
+        name: str,
+        size: tuple[int, int],
+        pretrained: bool,
+        checkpoint_path: str | None,
+        architecture: Mapping[str, Any],
+    ) -> None:
+        super().__init__(name, size, pretrained, checkpoint_path, architecture)
+        if checkpoint_path is not None:
             raise InvalidConfig(
-                f"{config.backbone} takes no encoder.checkpoint_path: give the folder that holds "
-                "config.json and model.safetensors, transformers:FOLDER, with "
+                f"{self.library}:{name} takes no encoder.checkpoint_path: give the folder that "
+                "holds config.json and model.safetensors, transformers:FOLDER, with "
                 "encoder.pretrained=true"
             )
-        settings = transformers.AutoConfig.for_model(**config.architecture)
-        if config.pretrained:
-            model = _pretrained(config.backbone, name, settings)
+        settings = transformers.AutoConfig.for_model(**architecture)
+        if pretrained:
+            model = _pretrained(name, settings)
         else:
             model = transformers.AutoModel.from_config(settings, trust_remote_code=False)
         if hasattr(getattr(model, "pooler", None), "dense"):
@@ -95,7 +102,7 @@ class TransformersBackbone(HubBackbone):
         )
 
 
-def _pretrained(backbone: str, name: str, settings: Any) -> Any:
+def _pretrained(name: str, settings: Any) -> Any:
     try:
         model, report = transformers.AutoModel.from_pretrained(
             name,
@@ -106,11 +113,11 @@ def _pretrained(backbone: str, name: str, settings: Any) -> Any:
             output_loading_info=True,
         )
     except (OSError, ValueError) as error:
-        raise no_weights(backbone, error) from error
+        raise no_weights(f"transformers:{name}", error) from error
     lacking = [key for key in report["missing_keys"] if "pooler.dense" not in key]
     if lacking:
         raise DataUnavailable(
-            f"the weights of {backbone} lack {len(lacking)} that the model has, such as "
+            f"the weights of transformers:{name} lack {len(lacking)} that the model has, such as "
             f"{min(lacking)}: name a model whose image tower is published"
         )
     return model

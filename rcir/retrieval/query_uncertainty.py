@@ -130,7 +130,7 @@ def draw_columns(searcher: Search, results: SearchResults, nearest: int) -> NDAr
     Raises:
         InvalidData: the queries were stored without their embeddings.
     """
-    from rcir.encoders.draws import nearest_of_draws  # imports torch
+    from rcir.encoders.rerank import nearest_of_draws  # imports torch
 
     def vectors(positions: NDArray[np.int64]) -> NDArray[np.float32]:
         if searcher.gallery.items is not None:

@@ -44,8 +44,8 @@ from rcir.risk import LabelledResults, SearchResults
 
 if TYPE_CHECKING:  # without an encoder, torch is not needed
     from rcir.data.preprocessing import Preprocessing
-    from rcir.encoders.base import Encoder
-    from rcir.encoders.batches import Embed, Images
+    from rcir.encoders.base import Encoder, Images
+    from rcir.encoders.batches import Embed
 
 Results = TypeVar("Results", SearchResults, LabelledResults)
 QueryInput: TypeAlias = "Images | NDArray[np.floating[Any]] | Embedding | Queries"

@@ -12,7 +12,7 @@ from rcir.embedding import Embedding
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.encoders.batches import BATCH, draw_samples
 from rcir.encoders.batches import embed as embed_all
-from rcir.encoders.wood import draw_von_mises_fisher
+from rcir.encoders.vmf import draw_von_mises_fisher
 from rcir.errors import InvalidConfig
 from rcir.losses import PointLossOptions, bessel_ratio
 from rcir.retrieval.retriever import Retriever

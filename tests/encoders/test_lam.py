@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from rcir.data import Preprocessing
 from rcir.data.records import ImageSet
 from rcir.encoders import EncoderConfig, build_encoder
+from rcir.encoders.base import TrainingImages
 from rcir.encoders.batches import embed
-from rcir.encoders.laplace import PairCurvature, inverse_concentration, marginal_prior_precision
-from rcir.encoders.posthoc import TrainingImages
+from rcir.encoders.lam import PairCurvature, inverse_concentration, marginal_prior_precision
 from rcir.errors import InvalidConfig, InvalidData
 
 MARGIN = 0.15  # of an untrained network: some pairs are closer, some are not

@@ -9,9 +9,9 @@ from scipy.stats import hmean, norm, spearmanr
 from rcir.data import ImageSet, Preprocessing
 from rcir.data.relevance import SameLabel
 from rcir.encoders import EncoderConfig, build_encoder
+from rcir.encoders.base import TrainingImages
 from rcir.encoders.batches import embed
 from rcir.encoders.deterministic import Deterministic
-from rcir.encoders.posthoc import TrainingImages
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.losses import PointLossOptions
 from rcir.retrieval.retriever import Retriever
