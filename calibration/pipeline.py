@@ -37,8 +37,8 @@ from rcir.retrieval import storage
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults, corrected
 from rcir.runs import folder as runs
+from rcir.runs.folder import TrainedOn, classes_of
 from rcir.runs.results import TEST, names_digest
-from rcir.runs.trained_on import TrainedOn, classes_of
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def calibrate(config: CalibrationConfig) -> Calibrated:
 
     Raises:
         InvalidData: there is no such run, or it is not finished; or it trained on what is to
-            certify it (`rcir.runs.trained_on.TrainedOn.require_unseen`); or the output holds
+            certify it (`rcir.runs.folder.TrainedOn.require_unseen`); or the output holds
             something else.
         CorruptRetriever: what lies at the retriever's place is something else.
         InvalidImage: of an image that cannot be read.

@@ -37,8 +37,7 @@ from rcir.metrics import (
     sparsification,
     verification_ap,
 )
-from rcir.metrics.bins import equal_count_bins
-from rcir.metrics.correlation import PERCENTILES
+from rcir.metrics.uncertainty import PERCENTILES, equal_count_bins
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults
 

@@ -19,8 +19,7 @@ from rcir.data import load_splits
 from rcir.errors import TrackingUnavailable
 from rcir.files import owner
 from rcir.registry import register
-from rcir.runs.folder import RunFolder
-from rcir.runs.trained_on import TrainedOn
+from rcir.runs.folder import RunFolder, TrainedOn
 from tests.kills import DEAD, Killed
 from training import train
 from training.folder import create_run
@@ -32,7 +31,7 @@ START = """
 import sys, time
 from pathlib import Path
 from rcir import tracking
-from rcir.tracking.store import mlflow_package
+from rcir.tracking.runs import mlflow_package
 
 mlflow_package()
 mine, others = Path(sys.argv[1]), sys.argv[2:]
@@ -242,7 +241,7 @@ def test_training_killed_at_its_start_has_one_run(client, tiny, monkeypatch, tmp
 
 
 def test_waiting_for_a_locked_store_ends(tmp_path, monkeypatch, new_store):
-    monkeypatch.setattr("rcir.tracking.store.LOCK_TIMEOUT", 0.1)
+    monkeypatch.setattr("rcir.tracking.runs.LOCK_TIMEOUT", 0.1)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", new_store(tmp_path / "locked.db"))
     with FileLock(tmp_path / ".locked.db.lock"):
         assert tracking.start_run("locked", {}).status == "RUNNING"

@@ -16,8 +16,7 @@ from rcir import tracking
 from rcir.config import flatten
 from rcir.errors import InvalidConfig
 from rcir.files import write_file
-from rcir.runs.folder import FOLDER_TAG, RESOURCES, RunFolder, read_run
-from rcir.runs.trained_on import TrainedOn
+from rcir.runs.folder import FOLDER_TAG, RESOURCES, RunFolder, TrainedOn, read_run
 from training.config import TrainingConfig
 
 LOCK, START = "lock", "start"

@@ -17,9 +17,8 @@ from typing import Any
 from rcir.config import flatten
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.files import write_folder, write_json
-from rcir.runs.folder import ENCODER_FILE, RunFolder, read_run
+from rcir.runs.folder import ENCODER_FILE, RunFolder, TrainedOn, read_run
 from rcir.runs.results import VALIDATION
-from rcir.runs.trained_on import TrainedOn
 from rcir.tracking import TrackedRun
 from training import checkpoint
 from training.config import TrainingConfig

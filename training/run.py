@@ -22,9 +22,8 @@ from rcir.encoders.embedder import Embedder
 from rcir.encoders.features import frozen_backbone
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.metrics import confidence, reliability
-from rcir.runs.folder import RunFolder
+from rcir.runs.folder import TRAINED_ON_FILE, RunFolder, TrainedOn
 from rcir.runs.results import VALIDATION
-from rcir.runs.trained_on import TRAINED_ON_FILE, TrainedOn
 from training import checkpoint
 from training.batches import image_batches, numbered_labels
 from training.config import TrainingConfig

@@ -13,8 +13,7 @@ from rcir.errors import InvalidData
 from rcir.files import write_file
 from rcir.levels import ALPHAS
 from rcir.printable import printable
-from rcir.runs.compare import compare_runs
-from rcir.runs.compare_table import print_comparison
+from rcir.runs.compare import compare_runs, print_comparison
 from rcir.runs.folder import RunFolder, read_run
 from tuning.records import BEST_FILE, SWEEP_FILE, TABLE_FILE, Records
 from tuning.watch import console

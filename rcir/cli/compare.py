@@ -29,9 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     """Print the runs beside each other, or the choice among them."""
-    from rcir.runs.choose import choose
-    from rcir.runs.compare import compare_runs
-    from rcir.runs.compare_table import print_choice, print_comparison
+    from rcir.runs.compare import choose, compare_runs, print_choice, print_comparison
 
     asked = options.runs, options.alphas, options.delta
     if options.choose:

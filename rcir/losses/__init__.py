@@ -9,8 +9,6 @@ from rcir.losses.bayesian_triplet import (
     triplet_moments,
     triplet_nll,
 )
-from rcir.losses.bessel import bessel_ratio, log_bessel
-from rcir.losses.contrastive import contrastive_loss
 from rcir.losses.hedged import (
     HedgedOptions,
     match_logits,
@@ -37,11 +35,19 @@ from rcir.losses.pair_hessians import (
     pair_hessian_blocks,
     pair_hessian_diagonal,
 )
-from rcir.losses.triplet import triplet_loss
-from rcir.losses.tuples import PointLossOptions, mean_of_valid, point_tuple_loss, split_tuples
+from rcir.losses.tuples import (
+    PointLossOptions,
+    contrastive_loss,
+    mean_of_valid,
+    point_tuple_loss,
+    split_tuples,
+    triplet_loss,
+)
 from rcir.losses.von_mises_fisher import (
     VonMisesFisherOptions,
+    bessel_ratio,
     kl_to_uniform,
+    log_bessel,
     vmf_expected_squared_distance,
     vmf_triplet_moments,
     vmf_triplet_nll,

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rcir.losses.triplet import triplet_loss
-from rcir.losses.tuples import mean_of_valid, split_tuples
+from rcir.losses.tuples import mean_of_valid, split_tuples, triplet_loss
 
 BOUND = 10.0  # of a log variance, either way
 

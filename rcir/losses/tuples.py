@@ -1,4 +1,4 @@
-"""Tuples of an anchor, a positive and several negatives: their layout, and their point loss."""
+"""Tuples of an anchor, a positive and several negatives: their layout, and their point losses."""
 
 from __future__ import annotations
 
@@ -8,10 +8,107 @@ from functools import partial
 from typing import Literal, cast, get_args
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from rcir.errors import InvalidConfig
-from rcir.losses.contrastive import ContrastiveForm, contrastive_loss
-from rcir.losses.triplet import TripletForm, triplet_loss
+
+ContrastiveForm = Literal["squared-gap", "linear", "hadsell", "soft"]
+
+
+def contrastive_loss(
+    first: Tensor,
+    second: Tensor,
+    match: bool,
+    margin: float = 0.7,
+    form: ContrastiveForm = "squared-gap",
+    scale: float = 10.0,
+) -> Tensor:
+    """The loss of each pair, d being its distance: small if those that match are near each other.
+
+    Args:
+        first, second: (..., d), broadcast against each other.
+        match: whether these are pairs that match.
+        margin: m, larger than or equal to 0, in units of the distance (unit vectors are at most 2
+            apart): pairs that do not match are pushed apart up to it.
+        form: "squared-gap", ``d^2 / 2`` of pairs that match and ``max(0, m^2 - d^2) / 2`` of
+            others, plus or minus the same function wherever there is a gradient (the likelihood of
+            Warburg et al., 2023, arXiv 2302.01332); "linear", ``d`` and ``max(0, m - d)`` (what
+            their code trains); "hadsell", ``d^2 / 2`` and ``max(0, m - d)^2 / 2`` (Hadsell, Chopra
+            and LeCun, CVPR 2006, eq. 4); "soft", ``-log p`` and ``-log(1 - p)`` with
+            ``p = sigmoid(scale (m - d))`` (Oh et al., ICLR 2019, eq. 2, who learn scale and margin,
+            see `soft_contrastive_loss`).
+        scale: above 0; of "soft".
+
+    Returns:
+        (...) losses. Where a distance is 0, so is its gradient.
+
+    Raises:
+        InvalidConfig: there is no such form.
+
+    Example:
+        >>> import torch
+        >>> a, b = torch.tensor([[0., 0.], [.3, .4]])
+        >>> contrastive_loss(a, b, True), contrastive_loss(a, b, False, margin=1.0)
+        (tensor(0.1250), tensor(0.3750))
+    """
+    if form not in get_args(ContrastiveForm):
+        raise InvalidConfig(
+            f"contrastive form {form!r} is unknown; choose one of "
+            f"{', '.join(get_args(ContrastiveForm))}"
+        )
+    squared = (first - second).square().sum(-1)
+    if form == "squared-gap":
+        return (squared if match else F.relu(margin**2 - squared)) / 2
+    # The root has no gradient at 0, where two images have the same embedding.
+    distance = (squared + 1e-12).sqrt()
+    if form == "soft":
+        return F.softplus(scale * (distance - margin) * (1 if match else -1))
+    if form == "linear":
+        return distance if match else F.relu(margin - distance)
+    return (squared if match else F.relu(margin - distance).square()) / 2
+
+
+TripletForm = Literal["squared", "unsquared", "soft"]
+
+
+def triplet_loss(
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    margin: float = 0.1,
+    form: TripletForm = "squared",
+) -> Tensor:
+    """The loss of each triplet.
+
+    Args:
+        anchor, positive, negative: (..., d), broadcast against each other.
+        margin: larger than or equal to 0, in units of the distance used; unused by "soft".
+        form: "squared", ``max(0, |a-p|^2 - |a-n|^2 + m)`` (Warburg et al., ICCV 2021, eq. 2;
+            Cai et al., AAAI 2025, eq. 19); "unsquared", the same with plain distances (what the
+            code of the latter trains); "soft", ``log(1 + exp(|a-p| - |a-n|))`` (Hermans et al.,
+            2017, arXiv 1703.07737).
+
+    Returns:
+        (...) losses; reduce them as the tuples demand.
+
+    Example:
+        >>> import torch
+        >>> a, p, n = torch.tensor([[0., 0.], [3., 4.], [0., 1.]])
+        >>> triplet_loss(a, p, n, margin=0.5), triplet_loss(a, p, n, 0.5, "unsquared")
+        (tensor(24.5000), tensor(4.5000))
+    """
+    if form not in get_args(TripletForm):
+        raise InvalidConfig(
+            f"triplet form {form!r} is unknown; choose one of {', '.join(get_args(TripletForm))}"
+        )
+    near = (anchor - positive).square().sum(-1)
+    far = (anchor - negative).square().sum(-1)
+    if form == "squared":
+        return F.relu(near - far + margin)
+    # The root has no gradient at 0, where a positive equals its anchor.
+    near, far = (near + 1e-12).sqrt(), (far + 1e-12).sqrt()
+    return F.softplus(near - far) if form == "soft" else F.relu(near - far + margin)
+
 
 PointForm = Literal[
     TripletForm, "contrastive", "contrastive-linear", "contrastive-hadsell", "contrastive-soft"

@@ -1,8 +1,7 @@
 """Who is the hardest positive and who are the hardest negatives of an anchor, and among whom."""
 
 from rcir.mining.config import Cache, MiningConfig, Negatives, Positive, Scope
-from rcir.mining.genuine import genuine_batches
-from rcir.mining.sampling import label_batches, matching_pairs, sample_images
+from rcir.mining.sampling import genuine_batches, label_batches, matching_pairs, sample_images
 from rcir.mining.tuples import Tuples, mine
 
 __all__ = [

@@ -1,6 +1,6 @@
-"""Runs beside each other: how large their certified sets are, and whether they differ.
+"""Compare runs by their certified set sizes, show the comparison, and choose one of several.
 
-Where runs are found, and what is known of each, see `rcir.runs.find`.
+`rcir.runs.find` finds the runs and what is known of each.
 """
 
 from __future__ import annotations
@@ -8,15 +8,31 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from rcir.errors import InvalidData
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from rcir import tracking
+from rcir.errors import InvalidData, RiskUnattainable, TrackingUnavailable
 from rcir.levels import ALPHAS, DELTA
-from rcir.risk import check_level, is_certified
+from rcir.retrieval import storage
+from rcir.retrieval.retriever import Retriever
+from rcir.risk import (
+    Guarantee,
+    GuaranteeRequest,
+    SetRule,
+    check_level,
+    corrected,
+    is_certified,
+    smallest_certified,
+)
 from rcir.risk.bootstrap import Estimate, compare_sizes, why_no_interval
 from rcir.risk.bounds import check_levels
-from rcir.runs.find import CALIBRATION, Run, is_sweep, read_runs, run_folder
+from rcir.runs.find import CALIBRATION, RETRIEVER, Run, is_sweep, read_runs, run_folder
 from rcir.runs.folder import RESOURCES
 from rcir.runs.results import RunResults, Split
 
@@ -202,3 +218,274 @@ def _notes(runs: Sequence[Run], split: Split, groups: Sequence[Sequence[int]]) -
     if left:
         notes.append(f"no certified sizes on {split} queries: {', '.join(left)}")
     return notes
+
+
+WIDTH = 160  # at least, where there is no terminal to fit into
+
+
+def print_comparison(found: Comparison) -> None:
+    """Print the runs, their options, and which differ by more than noise."""
+    console = _console()
+    console.print(
+        f"Mean set sizes certified at delta = {found.delta:.4g}, measured on {found.split} queries "
+        "(with 95% intervals):",
+        soft_wrap=True,
+    )
+    console.print(_sizes(found))
+    if found.differing:
+        console.print("\nOptions that differ:")
+        console.print(_options(found))
+    if any(found.differences.values()) and found.first is not None:
+        known = (each.low for levels in found.differences.values() for each in levels.values())
+        rest = "of those without one nothing is known" if None in known else "all else within it"
+        console.print(
+            f"\nMean set size less that of {found.runs[found.first].name}, paired on the same "
+            "queries\n(95% intervals that hold for all runs together; * is more than noise, "
+            f"{rest}):",
+            soft_wrap=True,
+        )
+        console.print(_differences(found))
+    for note in found.notes:
+        console.print(f"\n{note}", soft_wrap=True)
+    console.print(
+        "\nNoise is that of calibration and measured queries. Of another seed of the training it "
+        "says nothing.",
+        soft_wrap=True,
+    )
+
+
+def print_choice(choice: Choice) -> None:
+    """Print what was compared, which is chosen, and what it says from now on."""
+    print_comparison(choice.comparison)
+    name, among = choice.comparison.runs[choice.number].name, choice.guarantee.chosen_among
+    copy = "its copy in MLflow, too" if choice.tracked else "copies made before are not"
+    _console().print(
+        f"\n{name} has the smallest sets. {choice.guarantee}\n"
+        f"Its mean size is {_short(choice.size)}; as the smallest of several it may be larger on "
+        f"other queries.\n{choice.folder} is marked ({copy}): it certifies every request at "
+        f"delta / {among} from now on.",
+        soft_wrap=True,
+    )
+
+
+def _console() -> Console:
+    console = Console(highlight=False, markup=False)  # names of files may look like markup
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    return console
+
+
+def _sizes(found: Comparison) -> Table:
+    heads = (f"at alpha {alpha:g}" for alpha in found.alphas)
+    table = _table("run", "state", "recall\nat 1", "ECE", *heads)
+    for number, run in enumerate(found.runs):
+        numbers = (found.metric(number, name) for name in ("recall_at_1", "ece"))
+        table.add_row(
+            run.name,
+            run.state,
+            *("-" if value is None else f"{value:.3f}" for value in numbers),
+            *(_size(found, number, alpha) for alpha in found.alphas),
+        )
+    return table
+
+
+def _size(found: Comparison, number: int, alpha: float) -> str:
+    """A size with its interval; of a trial that was stopped only what it reported."""
+    size, one = found.sizes[alpha].get(number), found.found[number]
+    if size is not None:
+        return f"{_short(size.value)} {_ends(size)}"
+    if one is not None and one.parts:
+        return "not certified"
+    reported = found.metric(number, f"certified_size_{alpha:g}") if found.delta == DELTA else None
+    return "-" if reported is None else _short(reported)
+
+
+def _options(found: Comparison) -> Table:
+    table = _table("run", *(name.replace(".", ".\n") for name in found.differing))
+    for run in found.runs:
+        table.add_row(run.name, *(_text(run.options.get(name, "-")) for name in found.differing))
+    return table
+
+
+def _differences(found: Comparison) -> Table:
+    levels = [alpha for alpha, differences in found.differences.items() if differences]
+    table = _table("run", *(f"at alpha {alpha:g}" for alpha in levels))
+    for number, run in enumerate(found.runs):
+        cells = [found.differences[alpha].get(number) for alpha in levels]
+        if any(cells):
+            table.add_row(run.name, *(_difference(cell) for cell in cells))
+    return table
+
+
+def _difference(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "-"
+    mark = " *" if estimate.beyond_noise else ""
+    return f"{_short(estimate.value, '+')} {_ends(estimate, '+')}{mark}"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0))
+    for column in table.columns:
+        column.overflow = "fold"
+        column.no_wrap = column.header == "run"
+    return table
+
+
+def _ends(estimate: Estimate, sign: str = "") -> str:
+    """The interval; where there is none, a note says why."""
+    if estimate.low is None or estimate.high is None:
+        return "(no interval)"
+    return f"[{_short(estimate.low, sign)}, {_short(estimate.high, sign)}]"
+
+
+def _short(size: float, sign: str = "") -> str:
+    """With three digits or so."""
+    return f"{size:{sign}.{2 if abs(size) < 10 else 1}f}"
+
+
+def _text(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The retriever with the smallest sets, marked as chosen.
+
+    Attributes:
+        comparison: of all, each certified at delta / `guarantee.chosen_among`.
+        number: position of the chosen run.
+        folder: the chosen retriever.
+        size: its mean set size on the test queries, at the level of the guarantee.
+        guarantee: what it guarantees in spite of the choice.
+        tracked: whether its copy in MLflow is marked, too.
+    """
+
+    comparison: Comparison
+    number: int
+    folder: Path
+    size: float
+    guarantee: Guarantee
+    tracked: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        chosen = {
+            "run": self.comparison.runs[self.number].name,
+            "retriever": str(self.folder),
+            "mean_size": self.size,
+            "guarantee": self.guarantee.to_dict(),
+            "sentence": str(self.guarantee),
+            "marked_in_mlflow": self.tracked,
+        }
+        return self.comparison.to_dict() | {"choice": chosen}
+
+
+def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> Choice:
+    """Choose the retriever of the smallest mean size at the first alpha, and mark it on disk.
+
+    Each of k retrievers is certified at delta / k, see `rcir.risk.corrected`. One that was itself
+    chosen among j counts as j.
+
+    Args:
+        references: of each calibration, its folder or the MLflow id of its run.
+        alphas, delta: levels to compare at; the guarantee holds at `delta`.
+
+    Raises:
+        InvalidData: these are no two or more calibrations on the same queries.
+        RiskUnattainable: nothing is certified of any at delta / k.
+        InvalidRiskLevel: an alpha or delta is out of range.
+        CorruptRetriever: of a retriever.
+    """
+    alpha = check_level("alpha", alphas[0])
+    check_level("delta", delta)
+    folders = [run_folder(reference) for reference in references]
+    if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
+        raise InvalidData("--choose takes two or more calibrations, each named once")
+    lacking = [str(folder) for folder in folders if not (folder / RETRIEVER).is_dir()]
+    if lacking:
+        raise InvalidData(
+            f"no calibrated retriever in {', '.join(lacking)}: --choose takes the folders that "
+            "`python -m calibration` wrote to"
+        )
+    runs = read_runs(folders)
+    for run in runs:
+        if "test" in run.measured and not run.measured["test"].parts:
+            raise InvalidData(
+                f"the calibration queries of {run.folder} come in clusters: sizes are compared of "
+                "independent queries; calibrate without --cluster, on one query of each cluster"
+            )
+    groups = same_queries(runs, "test")
+    if len(groups) != 1 or len(groups[0]) != len(runs):
+        raise InvalidData(
+            "calibration or test queries differ, so that sizes cannot be told apart from queries: "
+            "calibrate all on the same data set with the same options, then choose"
+        )
+    rules, among = [], 0
+    for run in runs:  # one encoder in memory at a time
+        retriever = Retriever.load(run.folder / RETRIEVER)
+        rules.append(_rule(retriever, run))
+        among += retriever.require_calibration().chosen_among
+    parts = [run.measured["test"].parts for run in runs]
+    number = smallest_certified(parts, alpha, delta, among)
+    request = GuaranteeRequest(alpha, delta)
+    if number is None:
+        raise min(_refusals(rules, request, among), key=lambda no: no.minimum_alpha or 1)
+    found = compare_runs(references, alphas, corrected(delta, among))
+    found.notes.remove(LOOKED)
+    folder = runs[number].folder / RETRIEVER
+    guarantee = rules[number].guarantee(request, among)
+    tracked = _mark(folder, among)
+    return Choice(found, number, folder, found.sizes[alpha][number].value, guarantee, tracked)
+
+
+def _rule(retriever: Retriever, run: Run) -> SetRule:
+    """Return the rule behind the sizes that were measured of a run."""
+    calibration = retriever.calibration
+    (part,) = run.measured["test"].parts
+    if calibration is not None and calibration.sequential:
+        raise InvalidData(
+            f"calibration queries were added to {run.folder / RETRIEVER} one by one: sizes are "
+            "compared of retrievers that were calibrated at once; calibrate again"
+        )
+    if calibration is None or not np.array_equal(
+        calibration.main.calibration.match_score, part.scores
+    ):
+        raise InvalidData(
+            f"what was measured in {run.folder} is not of the retriever there: calibrate again"
+        )
+    rule = calibration.main
+    if rule.bound != "binomial":
+        raise InvalidData(
+            f"{run.folder} was calibrated with the {rule.bound} bound, sizes are compared at "
+            "the binomial one: calibrate with --bound binomial"
+        )
+    return rule
+
+
+def _refusals(
+    rules: Sequence[SetRule], request: GuaranteeRequest, among: int
+) -> list[RiskUnattainable]:
+    """Return why nothing is certified, for each rule."""
+    refusals = []
+    for rule in rules:
+        try:
+            rule.guarantee(request, among)
+        except RiskUnattainable as error:
+            refusals.append(error)
+    return refusals
+
+
+def _mark(folder: Path, among: int) -> bool:
+    """Mark a retriever as chosen, and its copy in MLflow; return whether there it could be."""
+    with storage.locked(folder):
+        retriever = Retriever.load(folder)
+        retriever.calibration = replace(retriever.require_calibration(), chosen_among=among)
+        retriever.save(folder)
+        try:
+            tracked = tracking.find_tracked_run(retriever.origin.get("calibration", ""))
+            if tracked is not None:
+                tracking.log_retriever(tracked, storage.current_version(folder))
+        except TrackingUnavailable:
+            return False
+    return tracked is not None

@@ -14,8 +14,7 @@ from rcir.tracking.models import (
     set_alias,
     with_downloaded,
 )
-from rcir.tracking.runs import TrackedRun, find_tracked_run, run_tag, start_run
-from rcir.tracking.store import is_chosen
+from rcir.tracking.runs import TrackedRun, find_tracked_run, is_chosen, run_tag, start_run
 
 __all__ = [
     "INSIDE",

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rcir.errors import InvalidConfig, NoRetriever
-from rcir.tracking.runs import TrackedRun
-from rcir.tracking.store import (
+from rcir.tracking.runs import (
     IMPATIENT,
+    TrackedRun,
     client_of,
     mlflow_package,
     reachable,

@@ -10,7 +10,7 @@ from calibration import CalibrationConfig, EvaluationConfig, calibrate, evaluate
 from rcir.data import DataConfig
 from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidData
-from rcir.runs.trained_on import TrainedOn
+from rcir.runs.folder import TrainedOn
 from training import train
 from training.fork import fork_run, snapshot
 

@@ -21,14 +21,14 @@ import rcir
 from rcir import tracking
 from rcir.errors import CorruptRetriever, InvalidData
 from rcir.registry.answers import answers, signature
-from rcir.registry.card import card
 from rcir.registry.logged_model import (
+    card,
     image_example,
     log_calibration,
     read_results,
+    requirements,
     vector_example,
 )
-from rcir.registry.requirements import requirements
 from rcir.retrieval.storage import current_version
 
 ROOT = Path(__file__).parents[2]

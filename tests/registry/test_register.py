@@ -13,7 +13,7 @@ import rcir
 from rcir.cli import main
 from rcir.errors import InvalidConfig, InvalidData, PromotionRefused
 from rcir.registry import register
-from rcir.registry.promotion import Contender, judge
+from rcir.registry.registration import Contender, judge
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import current_version
 from rcir.runs.results import TEST, RunResults

@@ -15,9 +15,8 @@ from rcir.data.relevance import SharedLabel
 from rcir.errors import InvalidData
 from rcir.files import write_json
 from rcir.risk import Certified
-from rcir.runs.folder import FOLDER_TAG, RunFolder, find_run, read_run
+from rcir.runs.folder import FOLDER_TAG, RunFolder, TrainedOn, find_run, read_run
 from rcir.runs.results import RunResults, names_digest
-from rcir.runs.trained_on import TrainedOn
 
 # The configuration
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rcir.errors import RiskUnattainable
-from rcir.registry.promotion import halves
+from rcir.registry.registration import halves
 from rcir.risk import (
     Certified,
     Constant,

@@ -13,8 +13,7 @@ from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import EncoderConfig
 from rcir.encoders.batches import embed
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.runs.folder import read_run
-from rcir.runs.trained_on import TrainedOn
+from rcir.runs.folder import TrainedOn, read_run
 from tests.methods import CERTAIN, MADE_OF_OTHERS, TRAINED, config_of
 from tests.training.helpers import epochs, equal, trainer_of
 from training import train
