@@ -9,15 +9,13 @@ from rcir.errors import reporting_errors
 from rcir.extras import naming_extras
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = "python -m calibration") -> int:
     """Parse, calibrate, show what was measured."""
     with reporting_errors(), naming_extras():
         from calibration.config import CalibrationConfig
         from rcir.config import parse
 
-        config = parse(
-            CalibrationConfig, argv, "python -m calibration", "Give a trained encoder a guarantee."
-        )
+        config = parse(CalibrationConfig, argv, prog, "Give a trained encoder a guarantee.")
         from calibration.pipeline import calibrate
         from calibration.table import NOTHING_CERTIFIED, print_evaluation
 

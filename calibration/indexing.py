@@ -165,7 +165,7 @@ def _reindex(
             raise InvalidData(
                 f"{len(queries)} tuning queries certify none of the alphas "
                 f"{', '.join(f'{alpha:g}' for alpha in levels)} through exact search, by which "
-                "indexes are compared: give a larger one (--alpha), or name an index (--kind)"
+                "indexes are compared: give a larger one (--alpha), or name one (--index)"
             )
         named = config is not None and len(measured) > 1
         fits = _no_larger(one.sizes, measured[0].sizes)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, TypeVar
 
 from jsonargparse import ArgumentError, ArgumentParser
@@ -14,6 +16,9 @@ Config = TypeVar("Config")
 
 def parse(kind: type[Config], argv: Sequence[str] | None, prog: str, description: str) -> Config:
     """A configuration from a command line: `--config FILE` and dotted overrides.
+
+    Options are spelled with hyphens or underscores. Where the configuration has `alphas`, `--alpha`
+    takes one or several of them, as in other commands.
 
     `--help` and `--print_config` print and exit; what cannot be parsed is reported with the
     argument's name, and ends the process with status 2. A value that the configuration itself
@@ -29,9 +34,47 @@ def parse(kind: type[Config], argv: Sequence[str] | None, prog: str, description
     parser = ArgumentParser(prog=prog, description=description, usage=usage)
     parser.add_argument("--config", action="config", help="YAML file with any of these options")
     parser.add_class_arguments(kind, as_group=False)
-    filled = parser.instantiate(parser.parse_args(argv))
+    names = {each.name for each in fields(kind)}  # type: ignore[arg-type]
+    words = spelled(sys.argv[1:] if argv is None else argv, "_")
+    if "alphas" in names and "alpha" not in names:
+        words = _joined_alphas(words)
+    filled = parser.instantiate(parser.parse_args(words))
     values = {name: value for name, value in vars(filled).items() if name != "config"}
     return kind(**values)
+
+
+def spelled(words: Sequence[str], separator: str) -> list[str]:
+    """Return the words of a command line, with one separator in the names of all options.
+
+    Example:
+        >>> spelled(["--num_workers", "2", "--index-option=ef_search=4"], "-")
+        ['--num-workers', '2', '--index-option=ef_search=4']
+    """
+
+    def one(word: str) -> str:
+        name, sign, value = word.partition("=")
+        return f"--{name[2:].replace('-', '_').replace('_', separator)}{sign}{value}"
+
+    return [one(word) if word.startswith("--") and len(word) > 2 else word for word in words]
+
+
+def _joined_alphas(words: Sequence[str]) -> list[str]:
+    """Return the words with the levels that follow `--alpha` as the one value of `--alphas`."""
+    joined: list[str] = []
+    levels: list[str] | None = None
+    for word in [*words, "--"]:
+        name, _, value = word.partition("=")
+        if levels is not None and not word.startswith("--"):
+            levels.append(word)
+            continue
+        if levels is not None:
+            joined.append(f"--alphas=[{','.join(levels)}]")
+            levels = None
+        if name == "--alpha":
+            levels = [value] if value else []
+        else:
+            joined.append(word)
+    return joined[:-1]
 
 
 def from_plain(kind: type[Config], values: Mapping[str, Any]) -> Config:

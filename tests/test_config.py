@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from calibration.__main__ import main as calibration
+from rcir.cli import main as rcir_command
 from rcir.config import flatten, from_plain, parse
 from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidConfig, reporting_errors
@@ -129,6 +130,7 @@ def test_invalid_value_is_one_line_with_status_1(file, capsys, option, value):
         (calibration, ["--run", "nothing"], "nothing"),
         (calibration, ["--run", "x", "--alphas", "[0.1, 0]"], "alpha"),
         (calibration, ["--run", "x", "--alphas", "[]"], "alphas"),
+        (calibration, ["--run", "x", "--alpha", "0.1", "0", "--delta=0.2"], "alpha is 0.0"),
         (calibration, ["--run", "x", "--delta", "1"], "delta"),
         (calibration, ["--run", "x", "--depth", "0"], "depth"),
         (training, ["--config", "config.yaml", "--storage", "config.yaml"], "config.yaml"),
@@ -189,3 +191,18 @@ def test_invalid_plain_values_raise_an_error_that_names_them(kind, values, word,
     with pytest.raises(InvalidConfig, match=word):
         from_plain(kind, values)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", ["train", "calibrate", "tune"])
+def test_jobs_are_commands_of_rcir(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        rcir_command([command, "--help"])
+    assert stop.value.code == 0
+    assert f"rcir {command} [--config FILE]" in capsys.readouterr().out
+
+
+def test_options_are_spelled_with_hyphens_or_underscores(file):
+    spellings = ("--micro_batches", "--micro-batches")
+    one, other = (parsed("--config", file, option, "2") for option in spellings)
+    assert one == other
+    assert one.micro_batches == 2

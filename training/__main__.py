@@ -9,13 +9,13 @@ from rcir.errors import reporting_errors
 from rcir.extras import naming_extras
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = "python -m training") -> int:
     """Parse, train, say what comes next."""
     with reporting_errors(), naming_extras():
         from rcir.config import parse
         from training.config import TrainingConfig
 
-        config = parse(TrainingConfig, argv, "python -m training", "Train an encoder.")
+        config = parse(TrainingConfig, argv, prog, "Train an encoder.")
         # Slow to import; `--help` and a wrong option need none.
         from training.progress import console
         from training.run import train

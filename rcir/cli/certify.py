@@ -28,7 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--radius", type=float, help="distance up to which places match")
     parser.add_argument("--metric", choices=["cosine", "euclidean"], default="cosine")
-    parser.add_argument("--score_function", default="auto", help="how set size depends on a query")
+    parser.add_argument("--score-function", default="auto", help="how set size depends on a query")
     parser.add_argument(
         "--tuning",
         choices=["auto", "queries", "labels", "gallery"],
@@ -39,10 +39,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--depth", type=int, default=200, help="candidates searched per query")
     parser.add_argument(
-        "--index", default="flat", metavar="KIND", help="as `rcir index --kind`; flat is exact"
+        "--index", default="flat", metavar="KIND", help="as `rcir index --index`; flat is exact"
     )
     parser.add_argument(
-        "--index_option",
+        "--index-option",
         action="append",
         default=[],
         metavar="NAME=VALUE",

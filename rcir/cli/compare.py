@@ -16,7 +16,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="RUN",
         help="folder of a training, sweep or calibration, or MLflow id; compared with the first",
     )
-    parser.add_argument("--alphas", type=float, nargs="+", default=list(ALPHAS))
+    parser.add_argument("--alpha", type=float, nargs="+", default=list(ALPHAS))
     parser.add_argument("--delta", type=float, default=DELTA)
     parser.add_argument(
         "--choose",
@@ -31,7 +31,7 @@ def run(options: Namespace) -> None:
     """Print the runs beside each other, or the choice among them."""
     from rcir.runs.compare import choose, compare_runs, print_choice, print_comparison
 
-    asked = options.runs, options.alphas, options.delta
+    asked = options.runs, options.alpha, options.delta
     if options.choose:
         choice = choose(*asked)
         print(dumps(choice.to_dict(), indent=1)) if options.json else print_choice(choice)

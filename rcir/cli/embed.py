@@ -36,8 +36,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "are kept",
     )
     parser.add_argument("--checkpoint", help=".safetensors file with the weights of the model")
-    parser.add_argument("--num_workers", type=int, default=0, help="on Ray; 0: this process alone")
-    parser.add_argument("--use_gpu", action="store_true", help="one GPU for each")
+    parser.add_argument("--num-workers", type=int, default=0, help="on Ray; 0: this process alone")
+    parser.add_argument("--use-gpu", action="store_true", help="one GPU for each")
     parser.add_argument("--batch", type=int, default=128, help="pictures in a forward pass")
 
 

@@ -13,7 +13,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--retriever", required=True, help="folder or MLflow URI")
     parser.add_argument("--ood", help="data set whose test images are asked as well")
     parser.add_argument("--output", help="folder to write to (default: evaluation, beside it)")
-    parser.add_argument("--alphas", type=float, nargs="+", default=list(ALPHAS))
+    parser.add_argument("--alpha", type=float, nargs="+", default=list(ALPHAS))
     parser.add_argument("--delta", type=float, default=DELTA)
 
 
@@ -28,7 +28,7 @@ def run(options: Namespace) -> None:
 
     outcome = evaluate_retriever(
         EvaluationConfig(
-            options.retriever, options.output, tuple(options.alphas), options.delta, options.ood
+            options.retriever, options.output, tuple(options.alpha), options.delta, options.ood
         )
     )
     print_evaluation(outcome.evaluation)

@@ -1,4 +1,4 @@
-"""`rcir index RETRIEVER --kind KIND`"""
+"""`rcir index RETRIEVER --index KIND`"""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Which retriever, which index."""
     parser.add_argument("retriever", type=Path, help="folder of the retriever")
     parser.add_argument(
-        "--kind",
+        "--index",
+        metavar="KIND",
         help="flat, hnsw, ivf, ivf-pq, factory, cagra, auto, pgvector or milvus; without, several "
         "are compared",
     )
     parser.add_argument(
-        "--option",
+        "--index-option",
         action="append",
         default=[],
         metavar="NAME=VALUE",
@@ -41,10 +42,10 @@ def run(options: Namespace) -> None:
     from calibration import reindex
     from rcir.index import IndexConfig
 
-    given = option_values(options.option)
-    if options.kind is None and given:
-        raise InvalidConfig("--option is of an index: name it with --kind")
-    config = None if options.kind is None else IndexConfig(options.kind, given)
+    given = option_values(options.index_option)
+    if options.index is None and given:
+        raise InvalidConfig("--index-option is of an index: name it with --index")
+    config = None if options.index is None else IndexConfig(options.index, given)
     choice = reindex(options.retriever, config, options.output, options.alpha, options.delta)
     print(choice)
     print(f"retriever: {choice.folder}")
@@ -61,7 +62,7 @@ def option_values(given: Sequence[str]) -> dict[str, Any]:
     for one in given:
         name, sign, text = one.partition("=")
         if not sign or not name:
-            raise InvalidConfig(f"--option {one!r}: give NAME=VALUE, such as ef_search=400")
+            raise InvalidConfig(f"--index-option {one!r}: give NAME=VALUE, such as ef_search=400")
         try:
             values[name] = json.loads(text)
         except ValueError:

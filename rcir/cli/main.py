@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 
+from rcir.config import spelled
 from rcir.errors import reporting_errors
 from rcir.extras import naming_extras
 
@@ -25,14 +26,27 @@ COMMANDS = {
     "serve": "answer over HTTP, with a page to explore",
     "demo": "train, calibrate, measure and retrieve on handwritten two-digit numbers",
 }
+# The jobs, which `python -m PACKAGE` runs, too.
+JOBS = {
+    "train": ("training", "train an encoder"),
+    "calibrate": ("calibration", "give a trained encoder a guarantee"),
+    "tune": ("tuning", "sweep the options of a training"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `rcir` command: 0, or `SystemExit` with the status of what failed."""
     given = list(sys.argv[1:] if argv is None else argv)
+    if given[:1] and given[0] in JOBS:
+        package, _ = JOBS[given[0]]
+        status: int = import_module(f"{package}.__main__").main(given[1:], f"rcir {given[0]}")
+        return status
+    given = spelled(given, "-")
     parser = ArgumentParser(prog="rcir", description="Image retrieval with a guarantee.")
     parser.add_argument("--version", action="version", version=f"rcir {version('rcir')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    for name, (_, summary) in JOBS.items():
+        commands.add_parser(name, help=summary)
     for name, summary in COMMANDS.items():
         added = commands.add_parser(
             name,

@@ -32,8 +32,8 @@ def add_arguments(parser: ArgumentParser) -> None:
                 "nargs": "+" if one.table else 1,
                 "metavar": (value, "NAME=NUMBER") if one.table else value,
             }
-        flags = dict.fromkeys((f"--{one.name.replace('_', '-')}", f"--{one.name}"))
-        parser.add_argument(*flags, dest=one.name, default=one.default, help=one.help, **kind)
+        flag = f"--{one.name.replace('_', '-')}"
+        parser.add_argument(flag, default=one.default, help=one.help, **kind)
     parser.add_argument(
         "--json", action="store_true", help="print JSON: of several pictures, a list"
     )

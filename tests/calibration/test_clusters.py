@@ -23,7 +23,7 @@ from rcir.runs.results import TEST, RunResults
 from training import train
 
 DELTA = 0.1
-LEVELS = ["--alphas", "[0.01, 0.6, 0.8]", "--delta", "0.1"]
+LEVELS = ["--alpha", "0.01", "0.6", "0.8", "--delta", "0.1"]
 
 
 @pytest.fixture(scope="module")

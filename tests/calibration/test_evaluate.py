@@ -30,7 +30,7 @@ from rcir.errors import (
 from rcir.retrieval.storage import current_version
 from training import train
 
-LEVELS = ["--alphas", "0.001", "0.2", "0.3", "--delta", "0.05"]
+LEVELS = ["--alpha", "0.001", "0.2", "0.3", "--delta", "0.05"]
 NOISE = np.random.default_rng(0).integers(0, 256, (60, 8, 16), np.uint8)
 
 
@@ -127,7 +127,7 @@ def test_an_evaluation_is_tracked_below_the_training(evaluated, trained, trackin
 def test_without_an_output_it_is_beside_the_retriever_and_replaces_an_earlier_one(copy, capsys):
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     output = copy.parent / "evaluation"
-    for options, alphas in (([], [0.05, 0.1, 0.2]), (["--alphas", "0.4"], [0.4])):
+    for options, alphas in (([], [0.05, 0.1, 0.2]), (["--alpha", "0.4"], [0.4])):
         assert main(["evaluate", "--retriever", str(copy), *options]) == 0
         assert {path.name for path in output.iterdir()} == {"report.html", "results.json"}
         results = json.loads((output / "results.json").read_text())
@@ -211,7 +211,7 @@ def test_an_output_of_something_else_is_left_alone(copy, tmp_path, name):
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        (["--alphas", "0"], "alpha is 0.0"),
+        (["--alpha", "0"], "alpha is 0.0"),
         (["--delta", "1"], "delta is 1.0"),
         (["--retriever", "nowhere"], "nowhere"),
     ],

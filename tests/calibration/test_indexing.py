@@ -96,14 +96,14 @@ def test_codes_are_no_vectors_to_build_another_index_of(folder, tmp_path):
 
 
 def test_the_command_prints_and_replaces(folder, tmp_path, capsys):
-    given = ["index", str(folder), "--output", str(tmp_path / "other"), "--kind", "ivf-pq"]
+    given = ["index", str(folder), "--output", str(tmp_path / "other"), "--index", "ivf-pq"]
     options = ["nlist=8", "nprobe=8", "m=4", "nbits=6"]
-    main([*given, *(part for one in options for part in ("--option", one))])
+    main([*given, *(part for one in options for part in ("--index-option", one))])
     printed = capsys.readouterr().out
     assert "* ivf-pq nlist=8 nprobe=8 m=4 nbits=6" in printed
     assert "700" not in printed
     assert "210 tuning queries" in printed
-    main(["index", str(tmp_path / "other"), "--kind", "flat"])
+    main(["index", str(tmp_path / "other"), "--index", "flat"])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines if line.startswith("* flat")] == ["flat"]
     assert not [line for line in lines if line.startswith("  flat")]
@@ -113,9 +113,9 @@ def test_the_command_prints_and_replaces(folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        (["--option", "nlist=3"], "--kind"),
-        (["--kind", "ivf", "--option", "nlist"], "NAME=VALUE"),
-        (["--kind", "round"], "'round'"),
+        (["--index-option", "nlist=3"], "--index"),
+        (["--index", "ivf", "--index-option", "nlist"], "NAME=VALUE"),
+        (["--index", "round"], "'round'"),
     ],
 )
 def test_invalid_options_of_the_command_are_refused(folder, capsys, options, word):

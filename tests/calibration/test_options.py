@@ -49,7 +49,7 @@ def test_constant_sizes_are_the_same_for_all_and_larger_by_a_looser_bound(traine
 
 @pytest.mark.usefixtures("no_figures")
 def test_group_and_score_function_are_named_on_the_command_line(trained, outcome, capsys):
-    command = ["--run", str(trained.path), "--output", "grouped", "--alphas", "[0.3]"]
+    command = ["--run", str(trained.path), "--output", "grouped", "--alpha", "0.3"]
     options = ["--group", "occluded", "--score_function", "learned", "--delta", "0.2"]
     assert main([*command, *options]) == 0
     assert "(learned)" in capsys.readouterr().out
@@ -127,7 +127,7 @@ def test_a_shallow_search_certifies_nothing_explains_why_and_ends_with_status_3(
         assert advice in text
     assert results["rows"][0]["refusal"] in printed
     with pytest.raises(SystemExit) as stop:
-        rcir_command(["evaluate", "--retriever", "none/retriever", "--alphas", "0.001"])
+        rcir_command(["evaluate", "--retriever", "none/retriever", "--alpha", "0.001"])
     assert stop.value.code == 3
 
 

@@ -17,7 +17,7 @@ from rcir.runs.compare import LOOKED
 from rcir.runs.results import TEST, RunResults
 
 ALPHA, DELTA = 0.3, 0.1
-LEVELS = ("--alphas", "0.3", "0.4")
+LEVELS = ("--alpha", "0.3", "0.4")
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_an_invalid_choice_is_refused_and_marks_nothing(copies, trained, compare
     one, two, three = copies
 
     def refused(*folders, alphas=("0.3",)):
-        return compare.refused("--choose", *folders, "--alphas", *alphas)
+        return compare.refused("--choose", *folders, "--alpha", *alphas)
 
     assert "two or more" in refused(one)
     assert "each named once" in refused(one, two, one)

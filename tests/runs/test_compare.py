@@ -15,7 +15,7 @@ from rcir.runs.results import TEST, VALIDATION, RunResults
 from tests.runs.conftest import BRUTE
 
 ALPHAS = ("0.3", "0.4")
-LEVELS = ("--alphas", *ALPHAS)
+LEVELS = ("--alpha", *ALPHAS)
 
 
 def measured(rank, on="validation", queries="q", recall=0.5):
@@ -122,8 +122,8 @@ def test_the_options_of_a_calibration_from_another_machine_are_unknown(copies, c
 
 
 def test_a_training_is_found_by_its_folder_and_by_its_mlflow_run(trained, tracking_uri, compare):
-    comparison = compare.json(trained.path, "--alphas", "0.9")
-    assert compare.json(trained.mlflow_run, "--alphas", "0.9") == comparison
+    comparison = compare.json(trained.path, "--alpha", "0.9")
+    assert compare.json(trained.mlflow_run, "--alpha", "0.9") == comparison
     (run,) = comparison["runs"]
     assert (comparison["split"], run["name"], run["state"]) == ("validation", "tiny", "finished")
     metrics = MlflowClient(tracking_uri).get_run(trained.mlflow_run).data.metrics
@@ -136,12 +136,12 @@ def test_a_training_is_found_by_its_folder_and_by_its_mlflow_run(trained, tracki
 
 def test_a_clear_difference_is_beyond_noise(tmp_path, compare):
     folders = [make_run(tmp_path / f"rank{rank}", [measured(rank)]) for rank in (3, 5, 2)]
-    comparison = compare.json(*folders, "--alphas", "0.1")
+    comparison = compare.json(*folders, "--alpha", "0.1")
     assert sizes(comparison) == [3, 5, 2]
     for run, value in zip(comparison["runs"][1:], (2, -1), strict=True):
         expected = {"value": value, "low": value, "high": value, "beyond_noise": True}
         assert run["differences"]["0.1"] == expected
-    screen = compare.screen(*folders, "--alphas", "0.1")
+    screen = compare.screen(*folders, "--alpha", "0.1")
     lines = [" ".join(line.split()) for line in screen.splitlines() if ".00] *" in line]
     assert lines == ["rank5 +2.00 [+2.00, +2.00] *", "rank2 -1.00 [-1.00, -1.00] *"]
 
@@ -152,7 +152,7 @@ def test_few_queries_give_no_interval_and_the_reason_is_reported(tmp_path, compa
         results = measured(rank)
         part = Certified(results.parts[0].scores[:45], results.parts[0].candidate_scores)
         folders.append(make_run(tmp_path / f"rank{rank}", [replace(results, parts=[part])]))
-    levels = ("--alphas", "0.05", "0.2")
+    levels = ("--alpha", "0.05", "0.2")
     comparison = compare.json(*folders, *levels)
     first, second = comparison["runs"]
     assert first["sizes"] == {
@@ -177,11 +177,11 @@ def test_an_unattainable_level_has_no_size(tmp_path, compare):
         make_run(tmp_path / "b", [unserved]),
         make_run(tmp_path / "c", [replace(served, parts=[])]),
     ]
-    comparison = compare.json(*folders, "--alphas", "0.1", "0.4")
+    comparison = compare.json(*folders, "--alpha", "0.1", "0.4")
     assert (sizes(comparison), sizes(comparison, "0.4")) == ([3, None, None], [3, 3, None])
     assert differences(comparison) == [None, None, None]
     assert differences(comparison, "0.4") == [None, 0, None]
-    assert "not certified" in compare.screen(*folders, "--alphas", "0.1", "0.4")
+    assert "not certified" in compare.screen(*folders, "--alpha", "0.1", "0.4")
 
 
 # Queries
@@ -198,7 +198,7 @@ def test_runs_on_other_queries_are_shown_but_not_compared(tmp_path, compare):
     ]
     nan = replace(measured(4), metrics={"ece": float("nan")})
     folders.append(make_run(tmp_path / "e", [nan]))
-    comparison = compare.json(*folders, "--alphas", "0.1")
+    comparison = compare.json(*folders, "--alpha", "0.1")
     metrics = [(run["recall_at_1"], run["ece"]) for run in comparison["runs"]]
     assert metrics == [(0.5, 0.25)] * 4 + [(None, None)]
     assert sizes(comparison) == [3, 5, 2, 2, 4]
@@ -223,7 +223,7 @@ def test_runs_are_compared_on_test_queries_that_they_share(
         if queries is not None:
             results.append(measured(7 + number, "test", queries))
         folders.append(make_run(tmp_path / str(number), results))
-    comparison = compare.json(*folders, "--alphas", "0.1")
+    comparison = compare.json(*folders, "--alpha", "0.1")
     assert comparison["split"] == split
     assert sizes(comparison) == expected
     assert differences(comparison)[1] == expected[1] - expected[0]
@@ -238,7 +238,7 @@ def test_a_sweep_is_its_trials_the_best_first(tmp_path, compare):
     trials = list(zip(states, (4, None, 9, 2), options, strict=True))
     folder = make_sweep(tmp_path / "sweep", trials)
     plain = make_run(tmp_path / "plain", [measured(3)], loss={"margin": 0.1}, seed=1)
-    comparison = compare.json(folder, plain, "--alphas", "0.1")
+    comparison = compare.json(folder, plain, "--alpha", "0.1")
     assert names(comparison) == ["trial-003", "trial-000", "trial-002", "trial-001", "plain"]
     states = [run["state"] for run in comparison["runs"]]
     assert states == ["finished", "finished", "stopped", "failed", "finished"]
@@ -258,7 +258,7 @@ def test_the_levels_of_the_sweep_decide_which_trial_is_best(tmp_path, compare):
             results = measured(1)
             part = Certified(scores.astype(np.float32), results.parts[0].candidate_scores)
             replace(results, parts=[part]).write(folder / f"trial-00{number}" / VALIDATION)
-        assert names(compare.json(folder, "--alphas", "0.1")) == order
+        assert names(compare.json(folder, "--alpha", "0.1")) == order
 
 
 def test_the_metrics_of_the_sweep_decide_which_trial_is_best(tmp_path, compare):
@@ -268,7 +268,7 @@ def test_the_metrics_of_the_sweep_decide_which_trial_is_best(tmp_path, compare):
     for trial, size in zip(content["trials"], (4.5, 3.5, 1.5), strict=True):
         trial["metrics"] = {"certified_size": size}
     (folder / "sweep.json").write_text(json.dumps(content))
-    comparison = compare.json(folder, "--alphas", "0.1")
+    comparison = compare.json(folder, "--alpha", "0.1")
     assert names(comparison) == ["trial-001", "trial-000", "trial-002"]
     assert sizes(comparison) == [3, 2, None]
 
@@ -281,7 +281,7 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path, compare):
     assert "no run" in compare.refused(tmp_path)
     begun = make_run(tmp_path / "begun", finished=False)
     assert "nothing was measured" in compare.refused(begun)
-    assert "alpha is 2.0" in compare.refused(begun, "--alphas", "2")
+    assert "alpha is 2.0" in compare.refused(begun, "--alpha", "2")
     assert "delta is 0.0" in compare.refused(begun, "--delta", "0")
     (begun / VALIDATION).write_bytes(b"not this")
     assert "damaged" in compare.refused(begun)
