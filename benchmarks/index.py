@@ -28,7 +28,7 @@ from rcir.data import DataConfig, data_root
 from rcir.data.datasets.mnist import read_fashion_mnist
 from rcir.errors import DataUnavailable
 from rcir.index import DEPTH, IndexConfig, build_index, nearest_others
-from rcir.index.recall import recall_of
+from rcir.index.auto import recall_of
 from rcir.retrieval.search import Searcher
 
 SEED = 20_240

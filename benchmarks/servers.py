@@ -17,7 +17,7 @@ from common import parser, report, sized
 from index import DELTA, calibrated, drawn, mean_size
 
 from rcir.index import DEPTH, IndexConfig, build_index
-from rcir.index.recall import recall_of
+from rcir.index.auto import recall_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.index.servers import MilvusServer, PostgresServer

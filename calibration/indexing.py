@@ -17,8 +17,8 @@ from calibration.progress import print_reason
 from calibration.recalibration import save_recalibrated
 from rcir.errors import InvalidData
 from rcir.index import HoldsVectors, Index, IndexConfig, build_index, dropped_on_error
-from rcir.index.faiss_index import FaissIndex
-from rcir.index.recall import recall_of
+from rcir.index.auto import recall_of
+from rcir.index.faiss_indexes import FaissIndex
 from rcir.retrieval import storage
 from rcir.retrieval.calibration import CalibrationReport
 from rcir.retrieval.retriever import Retriever

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from jsonargparse import ArgumentError, ArgumentParser
 
 from rcir.errors import InvalidConfig, RcirError
+from rcir.options import spelled
 
 Config = TypeVar("Config")
 
@@ -41,21 +42,6 @@ def parse(kind: type[Config], argv: Sequence[str] | None, prog: str, description
     filled = parser.instantiate(parser.parse_args(words))
     values = {name: value for name, value in vars(filled).items() if name != "config"}
     return kind(**values)
-
-
-def spelled(words: Sequence[str], separator: str) -> list[str]:
-    """Return the words of a command line, with one separator in the names of all options.
-
-    Example:
-        >>> spelled(["--num_workers", "2", "--index-option=ef_search=4"], "-")
-        ['--num-workers', '2', '--index-option=ef_search=4']
-    """
-
-    def one(word: str) -> str:
-        name, sign, value = word.partition("=")
-        return f"--{name[2:].replace('-', '_').replace('_', separator)}{sign}{value}"
-
-    return [one(word) if word.startswith("--") and len(word) > 2 else word for word in words]
 
 
 def _joined_alphas(words: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Whether options are what a reader of a data set, or an index, takes: names and types."""
+"""Options by name: how a command line spells them, and whether a function accepts them."""
 
 from __future__ import annotations
 
@@ -111,3 +111,18 @@ def require_choices(options: object, *names: str) -> None:
                 f"encoder.options.{name} {getattr(options, name)!r} is unknown; choose one of "
                 f"{', '.join(choices)}"
             )
+
+
+def spelled(words: Sequence[str], separator: str) -> list[str]:
+    """Return the words of a command line, with one separator in the names of all options.
+
+    Example:
+        >>> spelled(["--num_workers", "2", "--index-option=ef_search=4"], "-")
+        ['--num-workers', '2', '--index-option=ef_search=4']
+    """
+
+    def one(word: str) -> str:
+        name, sign, value = word.partition("=")
+        return f"--{name[2:].replace('-', '_').replace('_', separator)}{sign}{value}"
+
+    return [one(word) if word.startswith("--") and len(word) > 2 else word for word in words]

@@ -17,7 +17,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--index",
         metavar="KIND",
-        help="flat, hnsw, ivf, ivf-pq, factory, cagra, auto, pgvector or milvus; without, several "
+        help="flat, hnsw, ivf, ivf-pq, factory, auto, pgvector or milvus; without, several "
         "are compared",
     )
     parser.add_argument(

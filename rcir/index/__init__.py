@@ -9,10 +9,10 @@ from rcir.index.base import (
     check_depth,
     check_vectors,
     dropped_on_error,
+    lengths,
+    one_minus_cosine,
 )
-from rcir.index.cosine import lengths, one_minus_cosine
-from rcir.index.leave_one_out import nearest_others
-from rcir.index.table import INDEXES, IndexConfig, build_index, find_index
+from rcir.index.table import INDEXES, IndexConfig, build_index, find_index, nearest_others
 
 __all__ = [
     "DEPTH",

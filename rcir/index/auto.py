@@ -1,4 +1,4 @@
-"""The index that suits vectors: chosen by their number, the memory, and measured recall."""
+"""The index that suits the vectors, by the share of exact neighbours that it finds."""
 
 from __future__ import annotations
 
@@ -6,18 +6,65 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig
-from rcir.index.base import DEPTH, check_vectors
-from rcir.index.faiss_index import FaissIndex
+from rcir.index.base import DEPTH, check_vectors, require_range
+from rcir.index.exact import nearest
+from rcir.index.faiss_indexes import FaissIndex, HnswIndex, HnswOptions, IvfPqIndex, IvfPqOptions
 from rcir.index.flat import FlatIndex, FlatOptions
-from rcir.index.hnsw import HnswIndex, HnswOptions
-from rcir.index.ivf_pq import IvfPqIndex, IvfPqOptions
-from rcir.index.leave_one_out import places_of
-from rcir.index.ranges import require_range
-from rcir.index.recall import exact_positions, recalls_of
+from rcir.index.table import places_of
+from rcir.stored_vectors import batches
+
+
+def exact_positions(
+    vectors: NDArray[np.floating[Any]], queries: NDArray[np.float32], k: int
+) -> NDArray[np.int64]:
+    """(q, k) positions of the nearest of vectors (n, d), n >= k, which are read once, in batches.
+
+    Example:
+        >>> exact_positions(np.eye(3), np.eye(3, dtype=np.float32)[:1], 1)
+        array([[0]])
+    """
+    heap = faiss.ResultHeap(len(queries), k)
+    for rows in batches(*vectors.shape):
+        batch = check_vectors(vectors[rows])
+        distances, positions = nearest(queries, batch, min(k, len(batch)))
+        heap.add_result(distances, positions + rows.start)
+    heap.finalize()
+    found: NDArray[np.int64] = heap.I
+    return found
+
+
+def recalls_of(found: NDArray[np.int64], exact: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(q,) shares of the exact candidates of each query that are found at any rank.
+
+    Args:
+        found, exact: (q, k) positions, each once in a row; -1 where there is none.
+
+    Example:
+        >>> recalls_of(np.array([[3, 1], [2, -1]]), np.array([[1, 3], [2, 0]]))
+        array([1. , 0.5])
+    """
+    there = exact >= 0
+    step = int(max(found.max(initial=0), exact.max(initial=0))) + 1
+    rows = step * np.arange(len(exact))[:, None]
+    shared = np.isin(exact + rows, (found + rows)[found >= 0]) & there
+    shares: NDArray[np.float64] = shared.sum(axis=1) / np.maximum(there.sum(axis=1), 1)
+    return shares
+
+
+def recall_of(found: NDArray[np.int64], exact: NDArray[np.int64]) -> float:
+    """Their mean over all queries.
+
+    Example:
+        >>> recall_of(np.array([[3, 1], [2, -1]]), np.array([[1, 3], [2, 0]]))
+        0.75
+    """
+    return float(recalls_of(found, exact).mean())
+
 
 EXACT_UP_TO = 20_000  # vectors, of which an exact search takes a millisecond or two
 _SAMPLE = 500  # vectors that ask, to measure recall

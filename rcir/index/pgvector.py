@@ -1,23 +1,475 @@
-"""Vectors in a table of PostgreSQL: pgvector's HNSW, IVFFlat or exact search."""
+"""Vectors in PostgreSQL with pgvector: the connection, the options, the table, and the index."""
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, StaleCalibration
+from rcir.extras import naming_extras
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import DataUnavailable, InvalidConfig, StaleCalibration
+if TYPE_CHECKING:
+    from psycopg import Connection
+    from psycopg.sql import Composed
+
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
 from rcir.index.base import check_vectors
-from rcir.index.pgvector_options import PgvectorOptions
-from rcir.index.pgvector_table import PgvectorTable
-from rcir.index.postgres import Postgres
 
 if TYPE_CHECKING:
     from psycopg import Connection
+
+
+Returned = TypeVar("Returned")
+OLDEST_PGVECTOR = (0, 8)  # of pgvector: the first that goes on where an index found too few
+
+
+def check_dsn(dsn: str) -> None:
+    """Raise `InvalidConfig` unless libpq takes it as a connection string, without a password.
+
+    Example:
+        >>> check_dsn("host=db.example dbname=images password=secret")
+        Traceback (most recent call last):
+        rcir.errors.InvalidConfig: dsn holds a password, which would be stored with a retriever: \
+leave it out, and give it by PGPASSWORD or ~/.pgpass, as libpq reads it
+    """
+    with naming_extras():
+        from psycopg import ProgrammingError
+        from psycopg.conninfo import conninfo_to_dict
+    try:
+        given = conninfo_to_dict(dsn)
+    except ProgrammingError:  # its message may hold the password
+        raise InvalidConfig(
+            'dsn is no connection string of libpq: give "host=... dbname=... user=..." or '
+            '"postgresql://user@host/database"'
+        ) from None
+    if {"password", "sslpassword"} & given.keys():
+        raise InvalidConfig(
+            "dsn holds a password, which would be stored with a retriever: leave it out, and give "
+            "it by PGPASSWORD or ~/.pgpass, as libpq reads it"
+        )
+
+
+class Postgres:
+    """One connection to a server, for one transaction at a time; copies have their own.
+
+    Args:
+        dsn: see `check_dsn`; what it leaves out is taken from PGHOST and the like.
+        timeout: seconds to connect, and of each search.
+    """
+
+    def __init__(self, dsn: str, timeout: float) -> None:
+        self.dsn, self.timeout = dsn, timeout
+        self._forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"dsn": self.dsn, "timeout": self.timeout}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._connection: Connection[Any] | None = None
+        self._process, self._lock = os.getpid(), threading.RLock()
+
+    def __del__(self) -> None:
+        connection = self.__dict__.get("_connection")
+        if connection is not None and self._process == os.getpid():
+            connection.close()
+
+    def read(self, work: Callable[[Connection[Any]], Returned]) -> Returned:
+        """The result of work in one snapshot; tried again, once, where the connection is lost.
+
+        Raises:
+            DataUnavailable: the server cannot be reached, fails, or takes longer than the timeout.
+        """
+        with self._lock, _in_words():
+            try:
+                return self._try(work)
+            except _Lost:
+                return self._try(work)
+
+    def write(self, work: Callable[[Connection[Any]], Returned]) -> Returned:
+        """The result of work in one transaction, of which all is done or nothing.
+
+        Raises:
+            DataUnavailable: the server cannot be reached, or fails.
+        """
+        with self._lock, _in_words():
+            connection = self._connected()
+            with connection.transaction():
+                connection.execute("SET LOCAL statement_timeout = 0")
+                connection.execute(f"SET LOCAL lock_timeout = {round(self.timeout * 1000)}")
+                return work(connection)
+
+    def alone(self, statement: Any) -> None:
+        """Execute what no transaction can hold."""
+        with self._lock, _in_words():
+            self._connected().execute(statement)
+
+    def _try(self, work: Callable[[Connection[Any]], Returned]) -> Returned:
+        import psycopg
+
+        connection, late = self._connected(), threading.Event()
+
+        def give_up() -> None:  # of a server that does not even end what takes too long
+            late.set()
+            with suppress(OSError, psycopg.Error):
+                twin = socket.socket(fileno=os.dup(connection.fileno()))
+                twin.shutdown(socket.SHUT_RDWR)
+                twin.close()
+
+        timer = threading.Timer(self.timeout + 1, give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            with connection.pipeline(), connection.transaction():
+                connection.execute(f"SET LOCAL statement_timeout = {round(self.timeout * 1000)}")
+                return work(connection)
+        except psycopg.OperationalError as error:
+            slow = late.is_set() or isinstance(error, psycopg.errors.QueryCanceled)
+            if slow:
+                raise DataUnavailable(
+                    f"PostgreSQL did not answer within {self.timeout:g} s: search again, with a "
+                    "larger timeout if its load is usual"
+                ) from error
+            if connection.closed:
+                raise _Lost(str(error)) from error
+            raise
+        finally:
+            timer.cancel()
+
+    def _connected(self) -> Connection[Any]:
+        """The connection, a new one where the last was lost or is that of a parent process."""
+        if self._process != os.getpid():
+            self._forget()
+        if self._connection is None or self._connection.closed:
+            self._connection = self._connect()
+        return self._connection
+
+    def _connect(self) -> Connection[Any]:
+        with naming_extras():
+            import psycopg
+            from pgvector.psycopg import register_vector
+        seconds = max(2, round(self.timeout))  # libpq takes no less
+        connection = psycopg.connect(
+            self.dsn, autocommit=True, prepare_threshold=None, connect_timeout=seconds
+        )
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        asked = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
+        row = connection.execute(asked).fetchone()
+        if row is None or tuple(map(int, row[0].split(".")[:2])) < OLDEST_PGVECTOR:
+            held = "has no extension vector" if row is None else f"has pgvector {row[0]}"
+            connection.close()
+            raise DataUnavailable(
+                f"the database {held}; needed is pgvector 0.8 or later: install it on the server, "
+                "then CREATE EXTENSION vector (or ALTER EXTENSION vector UPDATE)"
+            )
+        register_vector(connection)
+        return connection
+
+
+class _Lost(DataUnavailable):
+    """The connection ended."""
+
+    def __str__(self) -> str:
+        return f"PostgreSQL ended the connection ({self.args[0]}): see that it runs, and try again"
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """Errors of psycopg as those of rcir."""
+    with naming_extras():
+        import psycopg
+    try:
+        yield
+    except psycopg.errors.SerializationFailure as error:
+        raise StaleCalibration(
+            f"someone else changed the table at the same time ({_said(error)}): nothing was "
+            "changed here; load the retriever again"
+        ) from error
+    except psycopg.errors.UndefinedTable as error:
+        raise DataUnavailable(
+            f"the table of the index is gone ({_said(error)}): build the retriever anew"
+        ) from error
+    except psycopg.errors.DuplicateTable as error:
+        raise InvalidConfig(
+            f"{_said(error)}, and is left alone: drop it, or choose another one by the option table"
+        ) from error
+    except psycopg.DataError as error:
+        raise InvalidData(f"PostgreSQL refuses the vectors: {_said(error)}") from error
+    except psycopg.OperationalError as error:
+        raise DataUnavailable(
+            f"PostgreSQL cannot be reached or failed ({_said(error)}): see that it runs, that the "
+            "option dsn is right and that PGPASSWORD or ~/.pgpass holds the password if it asks "
+            "for one"
+        ) from error
+    except psycopg.Error as error:
+        raise DataUnavailable(f"PostgreSQL refuses ({_said(error)}): see its log") from error
+
+
+def _said(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).partition("\n")[0]
+
+
+PgvectorMethod = Literal["hnsw", "ivfflat", "exact"]
+PARAMETER_RANGES = {
+    **{"m": (2, 100), "ef_construction": (4, 1000), "ef_search": (1, 1000)},
+    **{"max_scan_tuples": (1, 2**31 - 1), "lists": (1, 32768), "probes": (1, 32768)},
+}
+# What decides an answer besides the vectors is never left to the server: neither to its planner,
+# which takes or leaves an index by its statistics, nor to what its configuration says.
+COMMON_SETTINGS = {"jit": "off", "work_mem": "64MB", "hnsw.scan_mem_multiplier": "1"}
+BY_INDEX = {"enable_indexscan": "on"} | dict.fromkeys(
+    ("enable_seqscan", "enable_sort", "enable_bitmapscan"), "off"
+)
+ONE_BY_ONE = {"enable_seqscan": "on", "enable_sort": "on"} | dict.fromkeys(
+    ("enable_indexscan", "enable_bitmapscan", "enable_indexonlyscan"), "off"
+)
+
+
+@dataclass(frozen=True)
+class PgvectorOptions:
+    """The options of `PgvectorIndex`.
+
+    Args:
+        dsn: libpq's connection string, without a password (PGPASSWORD, ~/.pgpass); what it leaves
+            out is taken from PGHOST and the like.
+        table: "name" or "schema.name", in small letters; it must not exist when it is built.
+        method: "hnsw", "ivfflat", or "exact", which compares all vectors.
+        m, ef_construction: of the HNSW graph: links, 2 to 100, and candidates while it is built, 4
+            to 1,000, at least 2 m.
+        ef_search, max_scan_tuples: of its search: candidates, 1 to 1,000; where they are fewer than
+            asked for, it goes on until it has seen that many.
+        lists, probes: of IVFFlat: number of lists, 1 to 32,768, and how many are searched.
+        timeout: seconds to connect, and of a search; above 0.
+
+    Raises:
+        InvalidConfig: of one that is out of range.
+        MissingPackage: psycopg is not installed.
+    """
+
+    dsn: str = ""
+    table: str = "rcir_vectors"
+    method: PgvectorMethod = "hnsw"
+    m: int = 16
+    ef_construction: int = 64
+    ef_search: int = 200
+    max_scan_tuples: int = 20_000
+    lists: int = 100
+    probes: int = 10
+    timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        check_dsn(self.dsn)
+        if not re.fullmatch(r"([a-z_][a-z0-9_]{0,49}\.)?[a-z_][a-z0-9_]{0,49}", self.table):
+            raise InvalidConfig(
+                f"table is {self.table!r}; a name, or schema.name, of small letters, digits and "
+                "underscores, at most 50"
+            )
+        if self.method not in get_args(PgvectorMethod):
+            raise InvalidConfig(
+                f"method is {self.method!r}; one of {', '.join(get_args(PgvectorMethod))}"
+            )
+        for name, (least, most) in PARAMETER_RANGES.items():
+            if not least <= getattr(self, name) <= most:
+                raise InvalidConfig(f"{name} is {getattr(self, name)}; {least} to {most}")
+        if self.ef_construction < 2 * self.m:
+            raise InvalidConfig(
+                f"ef_construction is {self.ef_construction}; at least twice m, which is {self.m}"
+            )
+        if self.probes > self.lists:
+            raise InvalidConfig(f"probes is {self.probes}; at most lists, which is {self.lists}")
+        if not 0 < self.timeout < 1e6:
+            raise InvalidConfig(f"timeout is {self.timeout}; seconds above 0")
+
+    @property
+    def built(self) -> str:
+        """The index as CREATE INDEX names it, with what it is built by."""
+        if self.method == "hnsw":
+            chosen = f"m = {self.m}, ef_construction = {self.ef_construction}"
+        else:
+            chosen = f"lists = {self.lists}"
+        return f"{self.method} (embedding vector_l2_ops) WITH ({chosen})"
+
+    @property
+    def search_settings(self) -> dict[str, str]:
+        """The settings of PostgreSQL that decide what a search finds."""
+        if self.method == "exact":
+            return COMMON_SETTINGS | ONE_BY_ONE
+        named = {"hnsw": ("ef_search", "max_scan_tuples"), "ivfflat": ("probes",)}[self.method]
+        own = {f"{self.method}.{name}": str(getattr(self, name)) for name in named}
+        order = "strict_order" if self.method == "hnsw" else "relaxed_order"
+        own[f"{self.method}.iterative_scan"] = order
+        if self.method == "ivfflat":
+            own["ivfflat.max_probes"] = str(self.lists)
+        return COMMON_SETTINGS | BY_INDEX | own
+
+
+COPIED_AT_ONCE = 1 << 23  # bytes of vectors that are sent together
+COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+COPY_TRAILER = b"\xff\xff"
+
+
+class PgvectorTable:
+    """The statements about one table, each in a transaction of whoever calls.
+
+    Its columns are id and embedding. Beside TABLE are TABLE_state, whose one row holds a UUID, and
+    TABLE_changed, a trigger that writes another one with every INSERT, UPDATE, DELETE and TRUNCATE.
+
+    Args:
+        name: "name" or "schema.name".
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def create(self, connection: Connection[Any], dim: int, autovacuum: bool) -> None:
+        """Make the table, empty, of vectors of so many dimensions."""
+        columns = f"(id bigint PRIMARY KEY, embedding vector({dim}) NOT NULL)"
+        kept = "" if autovacuum else " WITH (autovacuum_enabled = false)"
+        for statement in (
+            f"CREATE TABLE {{table}} {columns}{kept}",
+            "CREATE TABLE {state} (contents uuid NOT NULL)",
+            "INSERT INTO {state} VALUES (gen_random_uuid())",
+            # With the rights of the owner: whoever may write to the table changes its state too.
+            "CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER "
+            "SET search_path = pg_catalog, pg_temp AS $$ BEGIN "
+            "EXECUTE format('UPDATE %I.%I SET contents = gen_random_uuid()', "
+            "TG_TABLE_SCHEMA, TG_TABLE_NAME || '_state'); RETURN NULL; END $$",
+            "CREATE TRIGGER rcir_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON {table} "
+            "FOR EACH STATEMENT EXECUTE FUNCTION {function}()",
+        ):
+            connection.execute(self.sql(statement))
+
+    def drop(self, connection: Connection[Any]) -> None:
+        """Drop what `create` made."""
+        connection.execute(self.sql("DROP TABLE {table}, {state}"))
+        connection.execute(self.sql("DROP FUNCTION {function}()"))
+
+    def lock(self, connection: Connection[Any], mode: str) -> None:
+        """Keep others from what the mode conflicts with, until the transaction ends."""
+        connection.execute(self.sql(f"LOCK TABLE {{table}} IN {mode} MODE"))
+
+    def copy(self, connection: Connection[Any], vectors: NDArray[np.float32], first: int) -> None:
+        """Add vectors (n, d), with ids from the first one on."""
+        into = self.sql("COPY {table} (id, embedding) FROM STDIN (FORMAT BINARY)")
+        with connection.cursor() as cursor, cursor.copy(into) as copy:
+            copy.write(COPY_HEADER)
+            for block in _rows(vectors, first):
+                copy.write(block)
+            copy.write(COPY_TRAILER)
+
+    def delete(self, connection: Connection[Any], ids: NDArray[np.int64]) -> int:
+        """Delete some rows; returns how many of them there were."""
+        statement = self.sql("DELETE FROM {table} WHERE id = ANY(%s)")
+        return connection.execute(statement, [ids.tolist()]).rowcount
+
+    def ids(self, connection: Connection[Any]) -> NDArray[np.int64]:
+        """All ids, rising."""
+        asked = self.sql("SELECT string_agg(int8send(id), ''::bytea ORDER BY id) FROM {table}")
+        (held,) = connection.execute(asked, binary=True).fetchone() or (None,)
+        return np.frombuffer(held or b"", ">i8").astype(np.int64)
+
+    def state(self, connection: Connection[Any], graph: bool) -> tuple[str, str] | None:
+        """The mark that tells one content of the table from another; and what else decides what an
+        index of it finds. None where it is lost.
+
+        That is pgvector's version, the files of all indexes, which are others where one was built
+        anew, and, of a graph, how often, and when, the table was vacuumed, which mends it.
+        """
+        vacuumed = (
+            " || ' ' || pg_stat_get_vacuum_count({regclass}) + "
+            "pg_stat_get_autovacuum_count({regclass}) || ' ' || coalesce(extract(epoch FROM "
+            "greatest(pg_stat_get_last_vacuum_time({regclass}), "
+            "pg_stat_get_last_autovacuum_time({regclass})))::text, '') || CASE WHEN EXISTS ("
+            "SELECT 1 FROM pg_locks WHERE relation = {regclass} AND granted "
+            "AND mode = 'ShareUpdateExclusiveLock') THEN ' in work' ELSE '' END"
+        )
+        asked = (
+            "SELECT {state}.contents::text, (SELECT extversion || ' ' || "
+            "string_agg(pg_relation_filenode(indexrelid)::text, ' ' ORDER BY indexrelid) "
+            "FROM pg_extension, pg_index WHERE extname = 'vector' AND indrelid = {regclass} "
+            f"GROUP BY extversion){vacuumed if graph else ''} FROM {{state}}"
+        )
+        row = connection.execute(self.sql(asked)).fetchone()
+        return None if row is None or row[1] is None else (row[0], row[1])
+
+    def nearest(
+        self,
+        connection: Connection[Any],
+        vectors: NDArray[np.float32],
+        k: int,
+        settings: Mapping[str, str],
+    ) -> list[tuple[int, bytes, bytes]]:
+        """Of each query its number from 1, in any order; of up to k rows the ids, as big-endian
+        int64, and the L2 distances, as float64.
+        """
+        each = ", ".join(["set_config(%s, %s, true)"] * len(settings))
+        connection.execute(f"SELECT {each}", [text for pair in settings.items() for text in pair])
+        ties = ", id" if settings["enable_indexscan"] == "off" else ""  # no index has both orders
+        statement = self.sql(
+            "SELECT query.number::int, coalesce(found.ids, ''), coalesce(found.distances, '') "
+            "FROM unnest(%b::vector[]) WITH ORDINALITY AS query (vector, number) "
+            "CROSS JOIN LATERAL ("
+            "SELECT string_agg(int8send(id), ''::bytea) AS ids, "
+            "string_agg(float8send(distance), ''::bytea) AS distances FROM ("
+            "SELECT id, embedding <-> query.vector AS distance FROM {table} "
+            f"ORDER BY embedding <-> query.vector{ties} LIMIT %s) AS nearest) AS found"
+        )
+        return connection.execute(statement, [list(vectors), k], binary=True).fetchall()
+
+    def sql(self, statement: str) -> Composed:
+        """A statement with the names of the table and of what stands beside it."""
+        from psycopg.sql import SQL, Identifier, Literal
+
+        *schema, name = self.name.split(".")
+        return SQL(statement).format(
+            table=Identifier(*schema, name),
+            state=Identifier(*schema, f"{name}_state"),
+            function=Identifier(*schema, f"{name}_changed"),
+            regclass=SQL("{}::regclass").format(Literal(self.name)),
+        )
+
+
+def _rows(vectors: NDArray[np.float32], first: int) -> Iterator[bytes]:
+    """Rows of ids and vectors as PostgreSQL's binary COPY reads them, some at a time."""
+    dim = vectors.shape[1]
+    row = np.dtype(
+        [
+            *(("fields", ">i2"), ("id_bytes", ">i4"), ("id", ">i8"), ("vector_bytes", ">i4")),
+            *(("dim", ">i2"), ("unused", ">i2"), ("vector", ">f4", (dim,))),
+        ]
+    )
+    together = max(1, COPIED_AT_ONCE // row.itemsize)
+    for start in range(0, len(vectors), together):
+        some = vectors[start : start + together]
+        rows = np.zeros(len(some), row)
+        rows["fields"], rows["id_bytes"], rows["vector_bytes"] = 2, 8, 4 + 4 * dim
+        rows["dim"], rows["vector"] = dim, some
+        rows["id"] = np.arange(first + start, first + start + len(some))
+        yield rows.tobytes()
+
 
 PGVECTOR_FILE = "table.json"
 MOST_DIMENSIONS = 2000  # that pgvector indexes, at most

@@ -90,7 +90,7 @@ class MilvusServer:
     def client(self):
         from pymilvus import MilvusClient
 
-        from rcir.index.milvus_server import GRPC_OPTIONS
+        from rcir.index.milvus import GRPC_OPTIONS
 
         return MilvusClient(self.uri, grpc_options=GRPC_OPTIONS)
 

@@ -14,7 +14,7 @@ import pytest
 import rcir
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.index import IndexConfig, auto, build_index, find_index
-from rcir.index.recall import exact_positions, recall_of
+from rcir.index.auto import exact_positions, recall_of
 from tests.index.conftest import brute_force
 
 # Options of each kind, and the recall of the 20 nearest that they reach on `GALLERY`.
@@ -149,13 +149,6 @@ def test_training_on_a_gpu_finds_as_much():
     index = build_index(GALLERY, LISTS)
     assert index._index.clustering_index is not None
     assert recall(index) >= 0.9
-
-
-def test_a_cagra_graph_needs_a_gpu_but_few_vectors_do_not():
-    index = build_index(GALLERY[:300], IndexConfig("cagra"))
-    assert index.search(GALLERY[:300], 1)[1].ravel().tolist() == list(range(300))
-    with pytest.raises(InvalidConfig, match="GPU"):
-        build_index(GALLERY, IndexConfig("cagra"))
 
 
 # Versions and shared contents

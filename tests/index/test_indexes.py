@@ -11,7 +11,7 @@ import torch
 
 import rcir
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
-from rcir.index import INDEXES, IndexConfig, build_index, find_index, leave_one_out, nearest_others
+from rcir.index import INDEXES, IndexConfig, build_index, find_index, nearest_others, table
 from rcir.retrieval.retriever import Retriever
 from tests.index.brute import BruteIndex, BruteOptions
 from tests.index.conftest import REMOTE, brute_force, reload, vectors
@@ -50,7 +50,7 @@ def filled(config, *batches):
 
 
 def test_every_kind_of_index_is_tested():
-    elsewhere = {"auto", "cagra", "milvus", "pgvector"}
+    elsewhere = {"auto", "milvus", "pgvector"}
     assert INDEXES.keys() - elsewhere == LOCAL.keys() - {OWN}
 
 
@@ -331,7 +331,7 @@ def others_by_brute_force(points):
 @pytest.mark.parametrize("of", [torch.from_numpy, np.asarray], ids=["tensor", "array"])
 @pytest.mark.parametrize(("n", "k", "dim"), [(2, 1, 3), (20, 19, 1), (60, 5, 7), (300, 25, 64)])
 def test_nearest_others_are_those_of_brute_force(n, k, dim, of, monkeypatch):
-    monkeypatch.setattr(leave_one_out, "DISTANCES_AT_ONCE", 1000)  # several blocks
+    monkeypatch.setattr(table, "DISTANCES_AT_ONCE", 1000)  # several blocks
     points = vectors(n, dim)
     expected = others_by_brute_force(points)
     distances, positions = nearest_others(of(points.copy()), k)

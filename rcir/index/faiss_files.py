@@ -1,10 +1,13 @@
-"""What an index of FAISS holds: vectors, which of them were removed, those kept on disk."""
+"""What FAISS's indexes hold, and their files, which a child process reads before this one does."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import secrets
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,63 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
 from rcir.files import read_array
-from rcir.index.faiss_file import faiss_content, read_faiss, unmapped
+from rcir.index import faiss_child
 from rcir.stored_vectors import StoredVectors, WatchedFile
+
+
+def faiss_content(index: Any) -> tuple[str, int]:
+    """SHA-256 and number of bytes of the file that FAISS writes of an index; none is written.
+
+    Example:
+        >>> faiss_content(faiss.IndexFlatL2(3))[1] > 0
+        True
+    """
+    digest, size = hashlib.sha256(), 0
+
+    def take(part: bytes) -> None:
+        nonlocal size
+        digest.update(part)
+        size += len(part)
+
+    writer = faiss.PyCallbackIOWriter(take, 1 << 20)
+    faiss.write_index(index, writer)
+    return digest.hexdigest(), size
+
+
+def read_faiss(path: Path, digest: str) -> tuple[Any, WatchedFile]:
+    """The index that FAISS wrote to a file, mapped into memory, and that file.
+
+    Args:
+        path: of the file.
+        digest: SHA-256 that it must have.
+
+    Raises:
+        InvalidData: it has another one, or whatever holds it cannot be read or searched.
+    """
+    watched = WatchedFile(path)
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+            raise InvalidData(
+                f"{path.name} was changed since it was written (its checksum differs): copy it "
+                "again, or build the index again"
+            )
+    # Reading what somebody made up can end the process: FAISS checks little of what it reads.
+    command = [sys.executable, "-I", faiss_child.__file__, str(path)]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode:
+        raise InvalidData(
+            f"{path.name} is no index that FAISS {faiss.__version__} can read and search: build "
+            "the index again"
+        )
+    return faiss.read_index(str(path), faiss_child.FLAGS), watched
+
+
+def unmapped(index: Any) -> Any:
+    """The same index in memory of its own: FAISS ends the process that adds to a mapped one."""
+    with tempfile.NamedTemporaryFile(prefix="rcir-index-") as file:
+        faiss.write_index(index, file.name)
+        return faiss.read_index(file.name, faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE)
+
 
 _FILE, _STATE, _LIVE, _STORED = "index.faiss", "index.json", "live.npy", "vectors.npy"
 
