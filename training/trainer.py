@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +34,21 @@ from training.randomness import (
     torch_generator,
 )
 from training.workers import CPU, Workers
+
+
+class Objective(NamedTuple):
+    """What an epoch trains on.
+
+    Attributes:
+        batches: of each step, (n, m) rows of the training images: n tuples of m images (an anchor,
+            its positive and its negatives), or n images, with m = 1.
+        losses: returns the losses of a micro-batch, (b,); its arguments are the step, which rows of
+            the batch, and their embedding, ordered as by `rcir.losses.split_tuples`. None if tuples
+            are mined within each batch of images, once all of it is embedded.
+    """
+
+    batches: Sequence[NDArray[np.int64]]
+    losses: Callable[[int, slice, Embedding], Tensor] | None = None
 
 
 @dataclass
@@ -79,11 +95,8 @@ class Trainer:
         """
         self.options = self.config.at(epoch)
         self._loss_options = self.options.loss_options()
-        steps = self._cached if self.options.mining.scope == "epoch" else self._online
-        if self.encoder.by_label:
-            steps = self._labelled
         losses, n_tuples = [], 0
-        for loss, mined in steps(epoch, bar):
+        for loss, mined in self._steps(epoch, bar):
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
             self.encoder.after_step()
@@ -115,110 +128,91 @@ class Trainer:
             losses = self.encoder.loss(alike, valid.to(self.workers.device), self._loss_options)
         return float(losses.item())
 
-    def _cached(self, epoch: int, bar: EpochBar) -> Iterator[tuple[Tensor, int]]:
-        """Gradients of each batch of the tuples of an epoch; yields its loss and their number.
+    def _objective(self, epoch: int) -> Objective:
+        """Return the batches of an epoch: mined beforehand, of images to mine in, or of labels."""
+        options = self.options
+        if self.encoder.by_label:
+            labelled = image_batches(options, self.images, epoch)
+
+            def label_losses(step: int, part: slice, embedding: Embedding) -> Tensor:
+                labels = self._labels[labelled[step][part]].to(self.workers.device)
+                return self.encoder.label_loss(embedding, labels, self._loss_options)
+
+            return Objective([batch[:, None] for batch in labelled], label_losses)
+        if options.mining.scope == "batch":
+            batches = image_batches(options, self.images, epoch)
+            return Objective([batch[:, None] for batch in batches])
+        self.encoder.eval()
+        with torch.no_grad():
+            tuples = mined_tuples(options, self.images, self._embed, self.workers, epoch)
+        # A last batch of fewer tuples than micro-batches is left out.
+        starts = range(0, len(tuples) - self.config.n_micro_batches + 1, options.batch)
+        mined = [tuples[start : start + options.batch] for start in starts]
+
+        def tuple_losses(step: int, part: slice, embedding: Embedding) -> Tensor:
+            valid = mined[step].valid[part].to(self.workers.device)
+            return self.encoder.loss(embedding, valid, self._loss_options)
+
+        return Objective([members_of(batch).numpy() for batch in mined], tuple_losses)
+
+    def _steps(self, epoch: int, bar: EpochBar) -> Iterator[tuple[Tensor, int]]:
+        """Compute the gradients of each batch; yield its loss and its number of tuples or images.
 
         The losses of the workers are to be averaged.
         """
-        config, n_micro_batches = self.options, self.config.n_micro_batches
-        self.encoder.eval()
-        with torch.no_grad():
-            tuples = mined_tuples(config, self.images, self._embed, self.workers, epoch)
+        objective, n_micro_batches = self._objective(epoch), self.config.n_micro_batches
         self._statistics.train()
-        # A last batch of fewer tuples than micro-batches is left out.
-        starts = [
-            s for s in range(0, len(tuples), config.batch) if len(tuples) - s >= n_micro_batches
-        ]
-        bar.start(len(starts))
-        batches = [tuples[start : start + config.batch] for start in starts]
-        members = [members_of(batch) for batch in batches]
-        own = (
-            _by_role(rows[part::n_micro_batches])
-            for rows in members
-            for part in self._own_micro_batches
-        )
-        pixels = loaded(self.images, config.preprocessing, own, self.workers.device)
-        for step, batch in enumerate(batches):
-            places = torch.arange(members[step].numel()).view(members[step].shape)
-            transforms = self._transforms(epoch, step, places.numel())
-            total = torch.zeros((), device=self.workers.device)
-            for part in self._own_micro_batches:
-                with self._synchronised(part):
-                    transformed = transforms[_by_role(places[part::n_micro_batches])](next(pixels))
-                    embedding = self._forward(transformed, epoch, step, part)
-                    valid = batch.valid[part::n_micro_batches].to(self.workers.device)
+        bar.start(len(objective.batches))
+        parts = [slice(part, None, n_micro_batches) for part in self._own_micro_batches]
+        rows = (_by_role(batch[part]) for batch in objective.batches for part in parts)
+        pixels = loaded(self.images, self.config.preprocessing, rows, self.workers.device)
+        for step, batch in enumerate(objective.batches):
+            transforms = self._transforms(epoch, step, batch.size)
+            places = np.arange(batch.size).reshape(batch.shape)
+            total, n = torch.zeros((), device=self.workers.device), len(batch)
+            embeddings = []
+            for number, part in zip(self._own_micro_batches, parts, strict=True):
+                with self._synchronised(number):
+                    transformed = transforms[_by_role(places[part])](next(pixels))
+                    embedding = self._forward(transformed, epoch, step, number)
+                    if objective.losses is None:
+                        embeddings.append(embedding)
+                        continue
                     # Averaged over the workers, these sums become the mean over the batch.
-                    share = self.workers.count / len(batch)
-                    losses = self.encoder.loss(embedding, valid, self._loss_options)
-                    loss = losses.sum() * share
+                    share = self.workers.count / n
+                    loss = objective.losses(step, part, embedding).sum() * share
                     loss.backward()
-                total += loss.detach()
+                    total += loss.detach()
             self._statistics.finish()
-            yield total, len(batch)
+            if objective.losses is None:
+                total, n = self._step_within(Embedding.concatenate(embeddings), batch, epoch, step)
+            if n:
+                yield total, n
 
-    def _online(self, epoch: int, bar: EpochBar) -> Iterator[tuple[Tensor, int]]:
-        """Gradients of the tuples within each batch of images; yields as `_cached` does."""
-        config, n_micro_batches, device = (
-            self.options,
-            self.config.n_micro_batches,
-            self.workers.device,
-        )
-        batches = image_batches(config, self.images, epoch)
-        self._statistics.train()
-        bar.start(len(batches))
-        own = (
-            batch[part::n_micro_batches] for batch in batches for part in self._own_micro_batches
-        )
-        pixels = loaded(self.images, config.preprocessing, own, device)
-        for step, batch in enumerate(batches):
-            transforms = self._transforms(epoch, step, len(batch))
-            parts = []
-            for part in self._own_micro_batches:
-                with self._synchronised(part):
-                    transformed = transforms[np.arange(len(batch))[part::n_micro_batches]](
-                        next(pixels)
-                    )
-                    parts.append(self._forward(transformed, epoch, step, part))
-            self._statistics.finish()
-            embedding = self._of_all(Embedding.concatenate(parts), len(batch))
-            # By one worker for all: at a tie, different hardware might choose differently.
-            first = self.workers.rank == 0
-            rows, valid = self.workers.broadcast(
-                self._within(embedding.vectors.detach(), batch, epoch, step) if first else None
-            )
-            if len(valid) == 0:
-                continue
-            members = embedding[torch.from_numpy(rows).to(device)]
-            # What a loss draws is drawn alike by every worker, whatever it drew before.
-            torch.manual_seed(seed(config.seed, epoch, LOSS, step))
-            loss = self.encoder.loss(members, valid.to(device), self._loss_options).mean()
-            loss.backward()
-            yield loss.detach(), len(valid)
+    def _step_within(
+        self, own: Embedding, batch: NDArray[np.int64], epoch: int, step: int
+    ) -> tuple[Tensor, int]:
+        """Mine within a batch of images and compute the gradients; its loss and tuples.
 
-    def _labelled(self, epoch: int, bar: EpochBar) -> Iterator[tuple[Tensor, int]]:
-        """Gradients of the labels of each batch of images; yields as `_cached` does."""
-        batches = image_batches(self.options, self.images, epoch)
-        self._statistics.train()
-        bar.start(len(batches))
-        n_micro_batches = self.config.n_micro_batches
-        own = (
-            batch[part::n_micro_batches] for batch in batches for part in self._own_micro_batches
+        Args:
+            own: embeddings of this worker's images of the batch, with gradients.
+            batch: (n, 1) rows of the images.
+        """
+        device = self.workers.device
+        embedding = self._of_all(own, len(batch))
+        # By one worker for all: at a tie, different hardware might choose differently.
+        first = self.workers.rank == 0
+        rows, valid = self.workers.broadcast(
+            self._within(embedding.vectors.detach(), batch[:, 0], epoch, step) if first else None
         )
-        pixels = loaded(self.images, self.config.preprocessing, own, self.workers.device)
-        for step, batch in enumerate(batches):
-            transforms = self._transforms(epoch, step, len(batch))
-            total = torch.zeros((), device=self.workers.device)
-            for part in self._own_micro_batches:
-                rows = np.arange(len(batch))[part::n_micro_batches]
-                with self._synchronised(part):
-                    embedding = self._forward(transforms[rows](next(pixels)), epoch, step, part)
-                    labels = self._labels[batch[rows]].to(self.workers.device)
-                    losses = self.encoder.label_loss(embedding, labels, self._loss_options)
-                    loss = losses.sum() * (self.workers.count / len(batch))
-                    loss.backward()
-                total += loss.detach()
-            self._statistics.finish()
-            yield total, len(batch)
+        if len(valid) == 0:
+            return torch.zeros((), device=device), 0
+        members = embedding[torch.from_numpy(rows).to(device)]
+        # What a loss draws is drawn alike by every worker, whatever it drew before.
+        torch.manual_seed(seed(self.config.seed, epoch, LOSS, step))
+        loss = self.encoder.loss(members, valid.to(device), self._loss_options).mean()
+        loss.backward()
+        return loss.detach(), len(valid)
 
     def _within(
         self, vectors: Tensor, batch: NDArray[np.int64], epoch: int, step: int
@@ -231,7 +225,7 @@ class Trainer:
             self.options.mining,
             torch_generator(self.config.seed, epoch, MINING, step),
         )
-        return _by_role(members_of(tuples)), tuples.valid.cpu()
+        return _by_role(members_of(tuples).cpu().numpy()), tuples.valid.cpu()
 
     def _transforms(self, epoch: int, step: int, n: int) -> TransformParameters:
         """Random transforms of all images of a step, drawn alike on every worker."""
@@ -286,8 +280,6 @@ class Trainer:
         return contextlib.nullcontext()
 
 
-def _by_role(members: Tensor) -> NDArray[np.int64]:
-    """Members of tuples (n, 2 + count) as losses take them: anchors, positives, negatives."""
-    ordered = torch.cat([members[:, 0], members[:, 1], members[:, 2:].flatten()])
-    rows: NDArray[np.int64] = ordered.cpu().numpy()
-    return rows
+def _by_role(members: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the members (n, m) of tuples as losses take them: anchors, positives, negatives."""
+    return np.concatenate([members[:, :2].T.ravel(), members[:, 2:].ravel()])
