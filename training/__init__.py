@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from training.config import TrainingConfig, override
     from training.ensemble import member_configs
     from training.folder import as_json, run_lock, started_once
-    from training.fork import fork_run, snapshot
     from training.loop import PLACEMENT_GROUP
     from training.run import check_encoder, check_images, check_places, train
-    from training.schedule import CHANGING, Change, OptimizerConfig
+    from training.schedule import OptimizerConfig
 
 _HOMES = {
     "training.certification": ("fold_roles",),
@@ -26,16 +25,13 @@ _HOMES = {
     "training.config": ("TrainingConfig", "override"),
     "training.ensemble": ("member_configs",),
     "training.folder": ("as_json", "run_lock", "started_once"),
-    "training.fork": ("fork_run", "snapshot"),
     "training.loop": ("PLACEMENT_GROUP",),
     "training.run": ("check_encoder", "check_images", "check_places", "train"),
-    "training.schedule": ("CHANGING", "Change", "OptimizerConfig"),
+    "training.schedule": ("OptimizerConfig",),
 }
 
 __all__ = [
-    "CHANGING",
     "PLACEMENT_GROUP",
-    "Change",
     "OptimizerConfig",
     "TrainingConfig",
     "as_json",
@@ -43,13 +39,11 @@ __all__ = [
     "check_images",
     "check_places",
     "fold_roles",
-    "fork_run",
     "last_epoch",
     "member_configs",
     "override",
     "restore_validation",
     "run_lock",
-    "snapshot",
     "started_once",
     "train",
 ]

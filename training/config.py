@@ -13,7 +13,7 @@ from rcir.encoders import EncoderConfig, find_method, model_preprocessing
 from rcir.errors import InvalidConfig
 from rcir.mining import MiningConfig
 from rcir.options import require_options
-from training.schedule import Change, OptimizerConfig
+from training.schedule import OptimizerConfig
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,6 @@ class TrainingConfig:
         loss: options of the loss of encoder.method, such as margin: those of its `LossOptions`.
         mining: how tuples are chosen; what is left open becomes the best for the encoder.
         optimizer: Adam and its schedule.
-        changes: what of augmentation, loss, mining and optimizer changes at later epochs, in their
-            order; each holds until another one.
     """
 
     name: str
@@ -80,7 +78,6 @@ class TrainingConfig:
     loss: dict[str, Any] = field(default_factory=dict)
     mining: MiningConfig = field(default_factory=MiningConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    changes: tuple[Change, ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("seed", 0), ("epochs", 1), ("patience", 0), ("batch", 1)):
@@ -134,7 +131,6 @@ class TrainingConfig:
         object.__setattr__(self, "loss", asdict(self.loss_options()))
         if self.encoder.freeze:
             self._check_frozen()
-        self._check_changes()
 
     def _check_frozen(self) -> None:
         if not self.encoder.starts_pretrained:
@@ -147,33 +143,6 @@ class TrainingConfig:
                 "encoder.freeze embeds every image once, as it is, and augmentation would change "
                 "nothing: leave augmentation out, or set encoder.freeze=false"
             )
-
-    def _check_changes(self) -> None:
-        at = [change.epoch for change in self.changes]
-        if at != sorted(set(at)) or (at and at[-1] > self.epochs):
-            raise InvalidConfig(
-                f"changes name the epochs {', '.join(map(str, at))}; they must go up, to at most "
-                f"epochs, which is {self.epochs}"
-            )
-        for epoch in at:
-            try:
-                self.at(epoch)
-            except InvalidConfig as error:
-                raise InvalidConfig(f"changes at epoch {epoch}: {error}") from error
-
-    def at(self, epoch: int) -> TrainingConfig:
-        """The configuration in force in an epoch, which has no changes itself.
-
-        Example:
-            >>> config = TrainingConfig("run", changes=(Change(3, {"optimizer.lr": 0.01}),))
-            >>> [config.at(epoch).optimizer.lr for epoch in (2, 3, 4)]
-            [0.001, 0.01, 0.01]
-        """
-        options: dict[str, Any] = {}
-        for change in self.changes:
-            if change.epoch <= epoch:
-                options |= change.options
-        return override(replace(self, changes=()), options)
 
     def loss_options(self) -> Any:
         """The options of the loss, as the method's own type.

@@ -1,10 +1,10 @@
-"""Schedules: the learning rate, and option overrides from an epoch on."""
+"""The optimizer, and the learning rate of each epoch."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from rcir.errors import InvalidConfig
 
@@ -45,32 +45,3 @@ class OptimizerConfig:
         if self.schedule == "cosine":
             return self.lr * (1 + math.cos(math.pi * (epoch - 1) / epochs)) / 2
         return self.lr * self.gamma ** (epoch - 1) if self.schedule == "exponential" else self.lr
-
-
-CHANGING = ("optimizer", "loss", "mining", "augmentation")  # options that need not stay the same
-
-
-@dataclass(frozen=True)
-class Change:
-    """Options that change while a run is trained.
-
-    Args:
-        epoch: the first with these values; at least 2.
-        options: values by dotted name, of optimizer, loss, mining or augmentation.
-    """
-
-    epoch: int
-    options: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        if self.epoch < 2:
-            raise InvalidConfig(
-                f"changes name epoch {self.epoch}; at least 2: what holds from the first epoch on "
-                "belongs into the configuration itself"
-            )
-        for name in self.options:
-            group, dot, _ = name.partition(".")
-            if group not in CHANGING or not dot:
-                raise InvalidConfig(
-                    f"changes name {name}; only options of {', '.join(CHANGING)} may change"
-                )

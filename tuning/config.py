@@ -8,7 +8,7 @@ from typing import Any, Literal
 from rcir.errors import InvalidConfig
 from rcir.levels import ALPHA, DELTA
 from rcir.risk import check_level
-from training import CHANGING, TrainingConfig, member_configs
+from training import TrainingConfig, member_configs
 from tuning.space import check_space, variations
 
 
@@ -22,7 +22,7 @@ class TuningConfig:
             `{uniform: [low, high]}`, `{loguniform: [low, high]}`, `{choice: [...]}` (drawn at
             random) or `{grid: [...]}` (all of them).
         trials: number of draws: with search "random", for each point of the grid, if anything is
-            drawn at all; with scheduler "pbt", the size of the population.
+            drawn at all.
         seeds: how often each trial trains, with training.seed, training.seed + 1, ...; its
             objective is the mean.
         search: "random" draws, or "tpe" (Optuna's tree-structured Parzen estimator), which draws
@@ -30,9 +30,8 @@ class TuningConfig:
         objectives: what "tpe" is to improve; with both, it looks for all good compromises. Sizes
             decide which trial is best.
         scheduler: "none" trains every trial to the end; "asha" (asynchronous successive halving)
-            stops those that are behind; "pbt" (population-based training) lets those that are
-            behind go on from the weights of those ahead, with options changed a little.
-        interval: epochs before "asha" stops any; epochs between the exchanges of "pbt".
+            stops those that are behind.
+        interval: epochs before "asha" stops any.
         reduction: "asha" lets one in so many go on, at interval, interval * reduction, ... epochs.
         seed: of the draws.
         alpha, delta: the guarantee whose set size decides.
@@ -47,7 +46,7 @@ class TuningConfig:
     seeds: int = 1
     search: Literal["random", "tpe"] = "random"
     objectives: tuple[Literal["certified_size", "recall_at_1"], ...] = ("certified_size",)
-    scheduler: Literal["none", "asha", "pbt"] = "none"
+    scheduler: Literal["none", "asha"] = "none"
     interval: int = 1
     reduction: int = 3
     seed: int = 0
@@ -80,10 +79,10 @@ class TuningConfig:
             )
         check_space(self.training, self.space)
         grids = [name for name, sampler in self.space.items() if "grid" in sampler]
-        if grids and (self.search == "tpe" or self.scheduler == "pbt"):
+        if grids and self.search == "tpe":
             raise InvalidConfig(
-                f"space.{grids[0]} is a grid, of which all points are trained, and {self.search} "
-                f"with {self.scheduler} chooses by itself: give choice"
+                f"space.{grids[0]} is a grid, of which all points are trained, and tpe chooses by "
+                "itself: give choice"
             )
         each = [self.training, *variations(self.training, self.space)]
         if self.scheduler != "none" and any(map(member_configs, each)):
@@ -99,24 +98,4 @@ class TuningConfig:
         if self.scheduler == "asha" and "epochs" in self.space:
             raise InvalidConfig(
                 "space names epochs, and asha compares trials of equally many: set training.epochs"
-            )
-        if self.scheduler == "pbt":
-            self._check_population()
-
-    def _check_population(self) -> None:
-        if self.trials < 2 or self.seeds > 1 or self.search != "random":
-            raise InvalidConfig(
-                f"pbt with trials {self.trials}, seeds {self.seeds}, search {self.search}: it "
-                "takes 2 trials at least, one seed, and search random"
-            )
-        if self.training.most_workers:
-            raise InvalidConfig(
-                f"pbt with training.num_workers {self.training.num_workers}: members of a "
-                "population train without workers; set it to 0"
-            )
-        fixed = [name for name in self.space if name.partition(".")[0] not in CHANGING]
-        if fixed:
-            raise InvalidConfig(
-                f"pbt changes options while it trains, and {', '.join(fixed)} cannot be: it can "
-                f"change those of {', '.join(CHANGING)}"
             )

@@ -1,4 +1,4 @@
-"""A sweep in terms of Ray Tune: search algorithm, scheduler (ASHA, PBT), resources of a trial."""
+"""A sweep in terms of Ray Tune: search algorithm, scheduler (ASHA), resources of a trial."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining, TrialScheduler
+from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
@@ -79,38 +79,17 @@ def search(
 
 
 def scheduler(config: TuningConfig) -> TrialScheduler | None:
-    """The scheduler: ASHA or population based training."""
-    objective: dict[str, Any] = {"time_attr": "epoch", "metric": OBJECTIVE, "mode": "min"}
-    if config.scheduler == "asha":
-        return ASHAScheduler(
-            **objective,
-            max_t=config.training.epochs * config.seeds + 1,  # the last epoch ends by itself
-            grace_period=config.interval,
-            reduction_factor=config.reduction,
-        )
-    if config.scheduler == "pbt":
-        choices = {
-            name: list(sampler["choice"])
-            for name, sampler in config.space.items()
-            if "choice" in sampler
-        }
-        return PopulationBasedTraining(
-            **objective,
-            perturbation_interval=config.interval,
-            hyperparam_mutations={"drawn": domains(config.training, config.space) | choices},
-            custom_explore_fn=lambda given: {"drawn": _within(config.space, given["drawn"])},
-            log_config=False,
-        )
-    return None
-
-
-def _within(space: Mapping[str, Mapping[str, Sequence[Any]]], drawn: Values) -> Values:
-    """Values that were multiplied, back in their ranges."""
-    for name, sampler in space.items():
-        if "choice" not in sampler:
-            low, high = next(iter(sampler.values()))
-            drawn[name] = min(max(drawn[name], low), high)
-    return drawn
+    """Return the scheduler of trials: ASHA, or None."""
+    if config.scheduler == "none":
+        return None
+    return ASHAScheduler(
+        time_attr="epoch",
+        metric=OBJECTIVE,
+        mode="min",
+        max_t=config.training.epochs * config.seeds + 1,  # the last epoch ends by itself
+        grace_period=config.interval,
+        reduction_factor=config.reduction,
+    )
 
 
 def resources(config: TuningConfig) -> dict[str, float]:

@@ -19,7 +19,7 @@ from training import TrainingConfig, override
 METHOD = "encoder.method"
 KINDS = ("uniform", "loguniform", "choice", "grid")
 # Trials share what they are trained on, and what only says where.
-SHARED = ("name", "seed", "data", "changes", *RESOURCES)
+SHARED = ("name", "seed", "data", *RESOURCES)
 
 Values = dict[str, Any]
 Space = Mapping[str, Mapping[str, Sequence[Any]]]

@@ -97,7 +97,6 @@ def _run(config: TuningConfig, records: Records, drawn: list[Values] | None, at_
     shutil.rmtree(records.folder / "ray", ignore_errors=True)
     tuner = tune.Tuner(
         tune.with_resources(tune.with_parameters(run_trial, plan=plan), resources(config)),
-        # Of a population the options that its members have now.
         param_space=None
         if drawn is None
         else {"drawn": tune.grid_search([numbered(i, values) for i, values in enumerate(known)])},
@@ -105,8 +104,7 @@ def _run(config: TuningConfig, records: Records, drawn: list[Values] | None, at_
             num_samples=total if drawn is None else 1,
             search_alg=search(config, known, note),
             scheduler=scheduler(config),
-            # A population takes turns: all of its members are under way.
-            max_concurrent_trials=None if config.scheduler == "pbt" else at_once,
+            max_concurrent_trials=at_once,
             # The next trial takes over a process that has imported all it needs.
             reuse_actors=not config.training.most_workers,
             trial_dirname_creator=lambda trial: f"{trial.config['drawn']['number']:03d}",
@@ -150,7 +148,7 @@ def _check_trials(config: TuningConfig, drawn: list[Values] | None) -> None:
     each = [with_values(config.training, values) for values in drawn or ()]
     for training in each or variations(config.training, config.space):
         check_encoder(training)
-        check_images(training.at(1), splits.train)
+        check_images(training, splits.train)
     counts = [len(roles.calibration) for roles in fold_roles(splits.validation)]
     needed = required_calibration(config.alpha, config.delta)
     if not counts or needed is None or min(counts) < needed:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -15,30 +14,24 @@ import ray.train
 from ray import tune
 from ray.tune.integration.ray_train import TuneReportCallback
 
-from rcir.config import flatten, from_plain
 from rcir.errors import CheckpointFailed, RcirError, TrackingUnavailable, WorkersLost
 from rcir.files import write_json
 from rcir.levels import DELTA
 from rcir.risk import Certified, is_certified, mean_size
-from rcir.runs.folder import read_run
 from rcir.runs.results import VALIDATION, RunResults
 from rcir.tracking import TrackedRun
 from training import (
     PLACEMENT_GROUP,
-    Change,
     TrainingConfig,
-    fork_run,
     last_epoch,
     restore_validation,
     run_lock,
-    snapshot,
     train,
 )
 from tuning.config import TuningConfig
 from tuning.records import REPORTS_FILE, State, seeded, trial_name
 from tuning.space import with_values
 
-SNAPSHOT = "run"
 OBJECTIVE = "judged_size"  # as Ray Tune knows it, and reports that may be read again
 ORPHANED = 60  # seconds; the processes of a killed sweep live on for some
 PATIENCE = 120  # seconds
@@ -75,7 +68,6 @@ def run_trial(given: dict[str, Any], plan: Plan) -> None:
     # Before the next trial takes over this process, Ray Tune waits so long for the end of a stopped
     # one, which MLflow may hold up; if it is not over by then, the next trial is lost.
     os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = f"{PATIENCE}"
-    # A member of a population takes over the options of another, and its number with them.
     number = int(Path(tune.get_context().get_trial_dir()).name)
     values = {name: value for name, value in given["drawn"].items() if name != "number"}
     first = Path(plan.folder) / trial_name(number)
@@ -84,14 +76,9 @@ def run_trial(given: dict[str, Any], plan: Plan) -> None:
     if ended == "failed":
         raise RcirError(read_reports(first / REPORTS_FILE)["failure"]["reason"])
     try:
-        if plan.config.scheduler == "pbt":
-            # It reported what was before its end with other options.
-            config = _member(plan, first.name, values)
-            reports.repeat(last=1 if ended else 0)
-        else:
-            config = with_values(plan.config.training, values)
-            config = replace(config, name=first.name, storage=plan.folder)
-            reports.repeat()
+        config = with_values(plan.config.training, values)
+        config = replace(config, name=first.name, storage=plan.folder)
+        reports.repeat()
         if ended is None:
             _train(plan, config, reports)
     except Exception as error:
@@ -123,40 +110,6 @@ def _mean(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     if len(found) > 1 and "certified_size" in mean:
         mean["certified_size_deviation"] = stdev(each["certified_size"] for each in found)
     return mean
-
-
-def _member(plan: Plan, name: str, values: Mapping[str, Any]) -> TrainingConfig:
-    """The training of a member of a population; from another's checkpoint if it was sent on."""
-    own = Path(plan.folder) / name
-    given = tune.get_checkpoint()
-    if given is not None:
-        with given.as_directory() as folder:
-            source = Path(folder) / SNAPSHOT
-            ahead = _configuration(source)
-            run = read_run(own)
-            now = None if run is None else _configuration(own)
-            if ahead.name != name or now is None or not _has(now, values):
-                change = Change(last_epoch(source) + 1, dict(values))
-                changes = (*ahead.changes, change)
-                fork_run(source, replace(ahead, name=name, storage=plan.folder, changes=changes))
-    if read_run(own) is not None:
-        return _configuration(own)
-    config = with_values(plan.config.training, values)
-    return replace(config, name=name, storage=plan.folder)
-
-
-def _configuration(folder: Path) -> TrainingConfig:
-    run = read_run(folder)
-    assert run is not None
-    plain = {name: value for name, value in run.config.items() if name != "data"}
-    # Options of a data set are anybody's; parsed, a name such as "3" would become a number.
-    return replace(from_plain(TrainingConfig, plain), data=run.data)
-
-
-def _has(config: TrainingConfig, values: Mapping[str, Any]) -> bool:
-    """Whether options have these values at the end of a training."""
-    options = flatten(asdict(config.at(config.epochs)))
-    return all(options[name] == value for name, value in values.items())
 
 
 class Epochs(ray.train.UserCallback):
@@ -200,8 +153,6 @@ class Epochs(ray.train.UserCallback):
                 else {}
             )
             self._forward.after_report(run_context, [report | held], None)
-        elif self._config.scheduler == "pbt" and epoch % self._config.interval == 0:
-            self._reports.add(report, self._folder)
         else:
             self._reports.add(report)
 
@@ -212,21 +163,15 @@ class Reports:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def repeat(self, last: int | None = None) -> None:
-        """Report all of it again, or the last so many."""
-        known = read_reports(self._path)["reports"]
-        for report in known if last is None else known[len(known) - last :]:
+    def repeat(self) -> None:
+        """Report all of it again."""
+        for report in read_reports(self._path)["reports"]:
             tune.report(report)
 
-    def add(self, report: dict[str, float], run: Path | None = None) -> None:
-        """Write down, and report; with the state of a training run, for others to go on from."""
+    def add(self, report: dict[str, float]) -> None:
+        """Write a report down, and report it."""
         self.write(report)
-        if run is None:
-            tune.report(report)
-            return
-        with tempfile.TemporaryDirectory() as folder:
-            snapshot(run, Path(folder) / SNAPSHOT)
-            tune.report(report, checkpoint=tune.Checkpoint.from_directory(folder))
+        tune.report(report)
 
     def write(self, report: dict[str, float]) -> None:
         """Write down what is reported elsewhere; what was is not written again."""

@@ -123,7 +123,6 @@ class TrialWatch(Callback):
         tags["rcir.state"] = f"{trial.state}: {trial.reason}" if trial.reason else trial.state
         for run in self._runs(trial):
             run.tracked.log_tags(tags)
-            # As they are at last: a member of a population was begun with others.
             run.tracked.log_params({f"sweep/{name}": v for name, v in trial.values.items()})
             run.tracked.log_metrics({f"sweep/{name}": v for name, v in trial.metrics.items()})
 

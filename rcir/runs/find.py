@@ -148,11 +148,8 @@ def _calibration_options(folder: Path) -> dict[str, Any]:
 
 
 def _options(run: RunFolder) -> dict[str, Any]:
-    """The options of a training by dotted name; of those that changed, as they were at last."""
-    options = flatten(run.config)
-    for change in options.pop("changes", []):
-        options |= change["options"]
-    return options
+    """Return the options of a training by dotted name."""
+    return flatten(run.config)
 
 
 def _trials(folder: Path) -> list[Run]:

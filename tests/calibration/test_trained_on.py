@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
+from training.fork import fork_run, snapshot
 
 from calibration import CalibrationConfig, EvaluationConfig, calibrate, evaluate_retriever
 from rcir.data import DataConfig
@@ -12,7 +13,6 @@ from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidData
 from rcir.runs.folder import TrainedOn
 from training import train
-from training.fork import fork_run, snapshot
 
 CLASSES = "fghijklm"  # of which g, i, l and m train; with a, b, c and d: a, b, d, i, l and m
 

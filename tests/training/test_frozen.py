@@ -18,7 +18,6 @@ from tests.methods import CERTAIN, OPTIONS, TRAINED
 from tests.training.helpers import Stop, equal, same_weights
 from training import train
 from training.config import override
-from training.schedule import Change
 
 FEW = OPTIONS | {
     "mc-dropout": {"passes": 3, "dropout": 0.3},
@@ -192,8 +191,6 @@ def test_pfe_is_fitted_on_the_features_of_a_frozen_pretrained_base(frozen, check
 def test_what_cannot_be_frozen_is_refused(frozen, checkpoint):
     with pytest.raises(InvalidConfig, match="augmentation"):
         frozen(augmentation=Augmentation(flip=True))
-    with pytest.raises(InvalidConfig, match="epoch 2"):
-        frozen(changes=(Change(2, {"augmentation.flip": True}),))
     config = frozen()
     with pytest.raises(InvalidConfig, match="random"):
         replace(config, encoder=replace(config.encoder, checkpoint_path=None))

@@ -44,7 +44,6 @@ ASHA = {"scheduler": "asha"}
             {**ASHA, "space": {"encoder.method": {"choice": ["btl", "deep-ensemble"]}}},
             "ensemble",
         ),
-        ({}, {"scheduler": "pbt", "space": {"encoder.dim": {"choice": [4, 8]}}}, "encoder.dim"),
     ],
 )
 def test_a_sweep_that_makes_no_sense_is_refused(training, changes, message):

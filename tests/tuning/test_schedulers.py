@@ -5,11 +5,8 @@ import time
 import pytest
 import ray
 
-from rcir.config import from_plain
 from rcir.runs.folder import read_run
 from rcir.runs.results import VALIDATION, RunResults
-from tests.training.helpers import same_weights
-from training import TrainingConfig, train
 from tuning import TuningConfig, sweep
 from tuning.records import REPORTS_FILE
 from tuning.trial import OBJECTIVE, read_reports
@@ -81,19 +78,3 @@ def test_asha_stops_a_trial_that_is_behind(small, runs_in, workers):
     while ray.available_resources().get("CPU") != 3:
         assert time.monotonic() < until, "the CPUs of the stopped trial are not free"
         time.sleep(0.2)
-
-
-def test_a_member_of_a_population_ends_as_if_trained_with_its_changes_from_the_start(small):
-    space = {"optimizer.lr": {"loguniform": [1e-7, 1e-2]}}
-    pbt = {"scheduler": "pbt", "interval": 1, "alpha": 0.2}
-    records = sweep(TuningConfig(small("pbt", epochs=4), space, trials=3, **pbt))
-    runs = [read_run(records.folder / trial.name) for trial in records.trials.values()]
-    changed = [run for run in runs if run.config["changes"]]
-    assert changed  # perhaps all: the best of one epoch may copy the best of a later one
-    for run in changed:
-        assert all(
-            1e-7 <= each["options"]["optimizer.lr"] <= 1e-2 for each in run.config["changes"]
-        )
-    plain = changed[0].config | {"name": "again", "storage": str(records.folder)}
-    again = train(from_plain(TrainingConfig, plain))
-    assert same_weights(again, changed[0], "checkpoints/epoch-0004/model.safetensors")
