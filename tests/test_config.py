@@ -181,7 +181,6 @@ def test_configuration_survives_json_which_has_no_tuples():
         (TrainingConfig, {"name": "n", "epochs": 1.5}, "epochs"),
         (TrainingConfig, {"name": "n", "encoder": {"dims": 4}}, "dims"),
         (TrainingConfig, {"name": "n", "encoder": 4}, "TrainingConfig"),
-        (TrainingConfig, {"name": "n", "changes": [{"epoch": 1, "options": {}}]}, "epoch"),
     ],
 )
 def test_invalid_plain_values_raise_an_error_that_names_them(kind, values, word, capsys):

@@ -19,9 +19,9 @@ from rcir.errors import InvalidConfig
 from rcir.retrieval.retriever import Retriever
 from tests.toy import Toy
 from tests.training.helpers import equal, unfinish
-from training import Change, TrainingConfig, train
+from training import TrainingConfig, train
 from training.checkpoint import best_epoch
-from tuning.space import check_space, with_values
+from tuning.config import check_space, with_values
 
 TOY = "tests.toy:Toy"
 SIZES = {"train": 200, "validation": 100, "gallery": 120, "tuning": 60, "test": 60}
@@ -39,7 +39,6 @@ def config(tmp_path_factory):
         data=DATA,
         encoder=EncoderConfig(TOY, dim=8, options={"width": 12}),
         loss={"temperature": 0.2},
-        changes=(Change(2, {"loss.temperature": 0.05}),),
     )
 
 
@@ -59,7 +58,7 @@ def test_training_uses_its_loss_mining_and_hooks(run, config, toy_splits):
     encoder = run.encoder()
     assert isinstance(encoder, Toy)
     assert (config.mining.positive, config.mining.negatives) == ("random", "hardest")
-    assert config.at(2).loss == {"temperature": 0.05}
+    assert config.loss == {"temperature": 0.2}
     assert encoder.steps.item() == math.ceil(200 / 32) * best_epoch(run.path)
     embedding = encoder.embed(run.preprocessing(toy_splits.train.images))
     # Fitted after training: the mean concentration of the training images is 1.

@@ -22,7 +22,7 @@ from rcir.registry import register
 from rcir.runs.folder import RunFolder, TrainedOn
 from tests.kills import DEAD, Killed
 from training import train
-from training.folder import create_run
+from training.run import create_run
 from tuning import Records, TuningConfig
 from tuning.sweep import start_sweep
 

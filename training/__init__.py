@@ -10,24 +10,29 @@ from typing import TYPE_CHECKING
 from rcir.import_paths import lazily
 
 if TYPE_CHECKING:
-    from training.certification import fold_roles
     from training.checkpoint import last_epoch, restore_validation
-    from training.config import TrainingConfig, override
-    from training.ensemble import member_configs
-    from training.folder import as_json, run_lock, started_once
+    from training.config import OptimizerConfig, TrainingConfig, member_configs, override
     from training.loop import PLACEMENT_GROUP
-    from training.run import check_encoder, check_images, check_places, train
-    from training.schedule import OptimizerConfig
+    from training.run import (
+        as_json,
+        check_encoder,
+        check_images,
+        check_places,
+        run_lock,
+        started_once,
+        train,
+    )
+    from training.validation import fold_roles
 
 _HOMES = {
-    "training.certification": ("fold_roles",),
     "training.checkpoint": ("last_epoch", "restore_validation"),
-    "training.config": ("TrainingConfig", "override"),
-    "training.ensemble": ("member_configs",),
-    "training.folder": ("as_json", "run_lock", "started_once"),
+    "training.config": ("OptimizerConfig", "TrainingConfig", "member_configs", "override"),
     "training.loop": ("PLACEMENT_GROUP",),
-    "training.run": ("check_encoder", "check_images", "check_places", "train"),
-    "training.schedule": ("OptimizerConfig",),
+    "training.run": (
+        *("as_json", "check_encoder", "check_images", "check_places"),
+        *("run_lock", "started_once", "train"),
+    ),
+    "training.validation": ("fold_roles",),
 }
 
 __all__ = [

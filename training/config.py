@@ -1,19 +1,61 @@
-"""Configuration of a training run."""
+"""The configuration of a training run, and of the members of an encoder that is made of others."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import torch
+
 from rcir.config import from_plain
-from rcir.data import Augmentation, DataConfig, Preprocessing
-from rcir.encoders import EncoderConfig, find_method, model_preprocessing
+from rcir.data import Augmentation, DataConfig, Preprocessing, data_root
+from rcir.encoders import Encoder, EncoderConfig, build_encoder, find_method, model_preprocessing
 from rcir.errors import InvalidConfig
 from rcir.mining import MiningConfig
 from rcir.options import require_options
-from training.schedule import OptimizerConfig
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Adam and its schedule.
+
+    Args:
+        lr: learning rate at the start.
+        weight_decay: L2 penalty.
+        schedule: "cosine" to 0 over all epochs (Loshchilov & Hutter, ICLR 2017), "exponential" by
+            `gamma` per epoch, or "constant".
+        gamma: factor per epoch of the exponential schedule.
+    """
+
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    schedule: Literal["cosine", "exponential", "constant"] = "cosine"
+    gamma: float = 0.99
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr < math.inf:
+            raise InvalidConfig(f"optimizer.lr is {self.lr}; it must be above 0")
+        if not 0 <= self.weight_decay < math.inf:
+            raise InvalidConfig(f"optimizer.weight_decay is {self.weight_decay}; at least 0")
+        if not 0 < self.gamma <= 1:
+            raise InvalidConfig(f"optimizer.gamma is {self.gamma}; it must lie in (0, 1]")
+
+    def rate(self, epoch: int, epochs: int) -> float:
+        """The learning rate of an epoch, from 1 on, of so many.
+
+        Example:
+            >>> optimizer = OptimizerConfig(lr=0.1)
+            >>> [round(optimizer.rate(epoch, 4), 3) for epoch in (1, 2, 3, 4)]
+            [0.1, 0.085, 0.05, 0.015]
+        """
+        if self.schedule == "cosine":
+            return self.lr * (1 + math.cos(math.pi * (epoch - 1) / epochs)) / 2
+        return self.lr * self.gamma ** (epoch - 1) if self.schedule == "exponential" else self.lr
 
 
 @dataclass(frozen=True)
@@ -239,3 +281,45 @@ def _differing(options: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     """The options that are not the defaults of their dataclass."""
     defaults = {each.name: each.default for each in fields(kind)}
     return {name: value for name, value in options.items() if value != defaults.get(name)}
+
+
+MEMBERS = "members"  # folder of their runs, in that of the encoder's
+
+
+def member_configs(config: TrainingConfig, folder: Path | None = None) -> list[TrainingConfig]:
+    """The trainings of the members of an encoder; none where it is trained itself.
+
+    Args:
+        folder: of the run; those of its members lie in `members` in it.
+    """
+    return [
+        replace(
+            config,
+            name=f"member-{number}",
+            storage=config.storage if folder is None else str(folder / MEMBERS),
+            seed=_seed(config.seed, number),
+            encoder=member,
+            data=replace(config.data, root=str(data_root(config.data))),  # trained elsewhere
+        )
+        for number, member in enumerate(
+            find_method(config.encoder.method).member_configs(config.encoder)
+        )
+    ]
+
+
+def combined(config: TrainingConfig, members: Sequence[Encoder]) -> Encoder:
+    """The encoder of trained members."""
+    with torch.random.fork_rng():  # the caller's random numbers are left alone
+        encoder = build_encoder(
+            config.encoder.without_weights(),
+            config.preprocessing.channels,
+            config.preprocessing.size,
+        )
+    encoder.take_members(members)
+    encoder.config = config.encoder
+    return encoder.eval()
+
+
+def _seed(seed: int, number: int) -> int:
+    """Seeds of members, apart also between ensembles of neighbouring seeds."""
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])

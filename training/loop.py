@@ -24,14 +24,12 @@ from rcir.encoders.batches import BATCH, embed
 from rcir.memory import keep_freed_memory
 from rcir.tracking import TrackedRun
 from training import checkpoint
-from training.checkpoint import TrainState
+from training.checkpoint import History, TrainState
 from training.config import TrainingConfig
-from training.frozen import on_features
-from training.history import History
+from training.images import on_features
 from training.progress import EpochBar
 from training.trainer import Trainer
-from training.validation import validate
-from training.watch import TrainingWatch
+from training.validation import TrainingWatch, validate
 from training.workers import Workers
 
 PLACEMENT_GROUP = "placement_group"  # where its id is reported

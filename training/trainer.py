@@ -11,29 +11,179 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from rcir.data import ImageSet, TransformParameters
+from rcir.data.within_radius import asking
 from rcir.embedding import Embedding
 from rcir.encoders import Encoder
+from rcir.encoders.features import FrozenBackbone
 from rcir.errors import TrainingDiverged
-from rcir.mining import mine
-from training.batch_norm import GhostBatchStatistics
-from training.batches import image_batches, numbered_labels
-from training.cache import members_of, mined_tuples
+from rcir.mining import Tuples, mine, sample_images
 from training.config import TrainingConfig
-from training.loading import loaded
+from training.images import image_batches, loaded, numbered_labels
 from training.progress import EpochBar
 from training.randomness import (
     AUGMENTATION,
     DROPOUT,
     LOSS,
     MINING,
+    ORDER,
+    SAMPLE,
     numpy_generator,
     seed,
     torch_generator,
 )
 from training.workers import CPU, Workers
+
+
+class GhostBatchStatistics:
+    """Moves running statistics once a step, towards the mean over the micro-batches of a step.
+
+    Torch would move them with every micro-batch that a worker computes, and not tell the others.
+    Here each part writes its statistics to tensors of its own; `finish` averages them over all of
+    them, whoever computed them. Of one part it does what torch does by itself.
+
+    Args:
+        encoder: whose layers of batch normalisation are meant, if it has any; not those of a frozen
+            backbone, which keep their statistics.
+        workers: among whom the micro-batches are dealt out.
+        pretrained: the backbone starts from pretrained weights, and keeps its statistics too: a
+            few hundred steps of small batches would replace those of the millions of images that
+            the weights belong to (Roth et al., ICML 2020, train so; Cai et al. mean to).
+    """
+
+    def __init__(self, encoder: nn.Module, workers: Workers, pretrained: bool = False) -> None:
+        self._encoder = encoder
+        self._workers = workers
+        frozen = {
+            layer
+            for module in encoder.modules()
+            if isinstance(module, FrozenBackbone)
+            for layer in module.modules()
+        }
+        layers = [
+            layer
+            for layer in encoder.modules()
+            if isinstance(layer, _BatchNorm) and layer.track_running_stats and layer not in frozen
+        ]
+        self._kept, self._layers = (layers, []) if pretrained else ([], layers)
+        self._momentum = [float(layer.momentum or 0) for layer in self._layers]
+        self._running = self._current()
+        self._parts: list[list[Tensor]] = []
+
+    def train(self) -> None:
+        """Set the encoder to training mode, layers that keep their statistics left out."""
+        self._encoder.train()
+        for layer in self._kept:
+            layer.eval()
+
+    def start_part(self) -> None:
+        """Before the forward pass of a micro-batch."""
+        for layer in self._layers:
+            layer.momentum = 1.0  # what is written is of this part alone
+            layer.running_mean = torch.zeros_like(layer.running_mean)  # type: ignore[arg-type]
+            layer.running_var = torch.zeros_like(layer.running_var)  # type: ignore[arg-type]
+        self._parts.append(self._current())
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """After the forward passes of all micro-batches; on every worker."""
+        if self._layers:
+            own = torch.stack([torch.cat(part) for part in self._parts]).sum(0)
+            total = self._workers.all_reduce(torch.cat([own, own.new_tensor([len(self._parts)])]))
+            mean = (total[:-1] / total[-1]).split([len(values) for values in self._running])
+            for i, (layer, momentum) in enumerate(zip(self._layers, self._momentum, strict=True)):
+                layer.running_mean, layer.running_var = self._running[2 * i : 2 * i + 2]
+                layer.running_mean.lerp_(mean[2 * i], momentum)
+                layer.running_var.lerp_(mean[2 * i + 1], momentum)
+                layer.momentum = momentum
+                if layer.num_batches_tracked is not None:
+                    layer.num_batches_tracked -= len(self._parts) - 1
+        self._parts = []
+
+    def _current(self) -> list[Tensor]:
+        """Means and variances, two for each layer."""
+        found = [(layer.running_mean, layer.running_var) for layer in self._layers]
+        return [values for pair in found for values in pair if values is not None]
+
+
+IMAGES_AT_ONCE = 256  # images in a forward pass
+ANCHORS = 4096  # mined at a time
+
+
+def mined_tuples(
+    config: TrainingConfig,
+    images: ImageSet,
+    embed: Callable[[Tensor], Tensor],
+    workers: Workers,
+    epoch: int,
+) -> Tuples:
+    """The tuples of an epoch, in the order of training; rows are those of `images`, on the CPU.
+
+    Blocks of images, and then of anchors, are shared out among the workers; what comes of a block
+    does not depend on who computes it.
+
+    Args:
+        embed: uint8 images (n, C, H, W) to embeddings (n, d), both on the workers' device.
+    """
+    chosen = np.arange(len(images))
+    relevance = images.relevance
+    if config.mining.cache == "sampled":
+        rng = numpy_generator(config.seed, epoch, SAMPLE)
+        chosen = sample_images(images.relevance, config.mining.sample, rng)
+        relevance = relevance.subset(chosen)
+    ask = torch.from_numpy(asking(relevance))
+    sampled = config.mining.cache == "sampled"
+    n_anchors = config.mining.refresh * config.batch if sampled else len(ask)
+    cache = _cache(config, images, chosen, embed, workers)
+    order = torch_generator(config.seed, epoch, ORDER)
+    rounds = -(-n_anchors // len(ask))
+    anchors = torch.cat([ask[torch.randperm(len(ask), generator=order)] for _ in range(rounds)])
+    blocks = anchors[:n_anchors].split(ANCHORS)
+    own = [
+        mine(
+            cache,
+            relevance,
+            blocks[number],
+            config.mining,
+            torch_generator(config.seed, epoch, MINING, number),
+        )
+        for number in workers.shard(len(blocks))
+    ]
+    own = own or [mine(cache, relevance, anchors[:0], config.mining, order)]
+    return _gathered(own, torch.from_numpy(chosen), workers)
+
+
+def _cache(
+    config: TrainingConfig,
+    images: ImageSet,
+    rows: NDArray[np.int64],
+    embed: Callable[[Tensor], Tensor],
+    workers: Workers,
+) -> Tensor:
+    """Embeddings of the un-augmented images of some rows, on every worker."""
+    starts = range(0, len(rows), IMAGES_AT_ONCE)
+    blocks = [rows[starts[i] : starts[i] + IMAGES_AT_ONCE] for i in workers.shard(len(starts))]
+    n_own = sum(map(len, blocks))
+    blocks = blocks or [rows[:1]]  # of no image there would be no shape
+    pixels = loaded(images, config.preprocessing, blocks, workers.device)
+    return workers.all_gather(torch.cat([embed(batch) for batch in pixels])[:n_own])
+
+
+def _gathered(own: list[Tuples], rows: Tensor, workers: Workers) -> Tuples:
+    """The tuples of all workers, of rows of the training images."""
+    columns = [torch.cat([members_of(part), part.valid], 1) for part in own]
+    table = workers.all_gather(torch.cat(columns)).cpu()
+    count = own[0].negatives.shape[1]
+    members = rows[table[:, : 2 + count]]
+    return Tuples(members[:, 0], members[:, 1], members[:, 2:], table[:, 2 + count :].bool())
+
+
+def members_of(tuples: Tuples) -> Tensor:
+    """(n, 2 + count) rows of tuples: anchor, positive, negatives."""
+    return torch.cat([tuples.anchor[:, None], tuples.positive[:, None], tuples.negatives], 1)
 
 
 class Objective(NamedTuple):

@@ -28,9 +28,8 @@ from training import (
     run_lock,
     train,
 )
-from tuning.config import TuningConfig
+from tuning.config import TuningConfig, with_values
 from tuning.records import REPORTS_FILE, State, seeded, trial_name
-from tuning.space import with_values
 
 OBJECTIVE = "judged_size"  # as Ray Tune knows it, and reports that may be read again
 ORPHANED = 60  # seconds; the processes of a killed sweep live on for some

@@ -46,7 +46,7 @@ from rcir.metrics import OutOfDistribution, reliability_btl_width
 from rcir.risk import Bound, Request, ScoredResults, certify, score
 from rcir.runs.folder import RunFolder, find_run
 from training import TrainingConfig, train
-from training.frozen import FeaturePreprocessing
+from training.images import FeaturePreprocessing
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 EPOCHS, BATCH, TRAINED, MEMBERS = sized((3, 32, range(1, 26), 3), (1, 8, range(24, 26), 2))

@@ -11,8 +11,8 @@ from rcir.data.relevance import SharedLabel
 from rcir.data.within_radius import WithinRadius
 from rcir.risk import Constant
 from tests.training.helpers import match_rank_bounds
-from training import certification
-from training.certification import certify_folds, fold_roles
+from training import validation
+from training.validation import certify_folds, fold_roles
 
 QUERIES = ("tuning", "calibration", "measured")
 
@@ -103,7 +103,7 @@ def test_too_few_images_certify_nothing(labels, expected):
 )
 def test_scores_are_those_of_a_brute_force_search(n, kind, monkeypatch):
     """With a constant score function, a score is the rank of the first match, less one."""
-    monkeypatch.setattr(certification, "fit_score_function", lambda *_: (Constant(), {}))
+    monkeypatch.setattr(validation, "fit_score_function", lambda *_: (Constant(), {}))
     vectors, uncertainty, images = draw(n)
     images, match = alike(kind, images.labels)
     parts = certify_folds(vectors, uncertainty, images)
@@ -147,7 +147,7 @@ def test_an_image_changes_only_what_its_role_allows(role, stated):
 
 
 def test_the_score_of_an_image_that_calibrates_depends_on_no_other(monkeypatch):
-    monkeypatch.setattr(certification, "fit_score_function", lambda *_: (Constant(), {}))
+    monkeypatch.setattr(validation, "fit_score_function", lambda *_: (Constant(), {}))
     vectors, uncertainty, images = draw(80)
     before = certify_folds(vectors, uncertainty, images)[0]
     row = int(np.argmin(before.scores))

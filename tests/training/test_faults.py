@@ -17,7 +17,7 @@ from rcir.errors import CheckpointFailed, InvalidConfig, TrackingUnavailable, Tr
 from rcir.runs.folder import read_run
 from tests.training.helpers import same_weights, steps
 from training import OptimizerConfig, train
-from training.history import History
+from training.checkpoint import History
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from PIL import Image
 
 from rcir.data import ImageSet, Preprocessing
 from rcir.errors import InvalidImage
-from training.loading import loaded
+from training.images import loaded
 
 CPU = torch.device("cpu")
 SIZE = Preprocessing(size=(6, 5))

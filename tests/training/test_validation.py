@@ -18,8 +18,7 @@ from rcir.encoders.base import Encoder
 from rcir.encoders.batches import embed
 from rcir.errors import InvalidData, TrainingDiverged
 from tests.training.helpers import certified_size, match_rank_bounds
-from training.certification import certify_folds, fold_roles
-from training.validation import Validation, validate
+from training.validation import Validation, certify_folds, fold_roles, validate
 
 
 class Pixels(Encoder):

@@ -6,8 +6,7 @@ import pytest
 from rcir.encoders import EncoderConfig
 from rcir.mining import MiningConfig
 from training import OptimizerConfig, train
-from training.validation import MEAN_AVERAGE_PRECISION, Validation
-from training.watch import TrainingWatch, warn_of_chance
+from training.validation import MEAN_AVERAGE_PRECISION, TrainingWatch, Validation, warn_of_chance
 
 
 def watched(capsys, losses, precisions):

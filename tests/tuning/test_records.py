@@ -9,9 +9,9 @@ from rcir.errors import InvalidConfig, InvalidData
 from rcir.runs.folder import RunFolder
 from training import TrainingConfig
 from tuning import Records, Trial, TuningConfig
-from tuning.ray_tune import resources, trials_at_once
 from tuning.records import read_records
 from tuning.report import best_run, table_of
+from tuning.sweep import resources, trials_at_once
 
 SPACE = {"optimizer.lr": {"choice": [1e-3, 1e-4]}}
 ON_GPU = {"use_gpu": True}

@@ -12,7 +12,7 @@ from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidConfig
 from rcir.mining import MiningConfig
 from training import TrainingConfig
-from tuning.space import check_space, draw, with_values
+from tuning.config import check_space, draw, with_values
 
 BASE = TrainingConfig("base")
 SPACE = {

@@ -1,0 +1,170 @@
+"""Images on their way to the encoder: loaded in batches, or as features of a frozen backbone."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from rcir.data import ImageSet, Preprocessing, Splits
+from rcir.data.relevance import SameLabel
+from rcir.encoders import Encoder
+from rcir.encoders.embedder import Embedder
+from rcir.encoders.features import BackboneFeatures, frozen_backbone
+from rcir.errors import InvalidConfig
+from rcir.mining import label_batches
+from training.config import TrainingConfig
+from training.progress import console
+from training.randomness import ORDER, numpy_generator
+
+AHEAD = 2  # batches that are read while one is computed
+
+
+def loaded(
+    images: ImageSet,
+    preprocessing: Preprocessing,
+    batches: Iterable[NDArray[np.int64]],
+    device: torch.device,
+) -> Iterator[Tensor]:
+    """Batches of images, uint8 (n, channels, *size) on the device, in order.
+
+    A thread reads ahead; for a GPU into page-locked memory, from where they are copied while the
+    GPU computes. An image that a batch names twice is read once.
+    """
+
+    def read(rows: NDArray[np.int64]) -> Tensor:
+        distinct, places = np.unique(rows, return_inverse=True)
+        pixels = preprocessing.resized(images.pick(distinct))[torch.from_numpy(places)]
+        return pixels.pin_memory() if device.type == "cuda" else pixels
+
+    pending: deque[Future[Tensor]] = deque()
+    with ThreadPoolExecutor(1) as reader:
+        for rows in batches:
+            pending.append(reader.submit(read, rows))
+            if len(pending) > AHEAD:
+                yield pending.popleft().result().to(device, non_blocking=True)
+        while pending:
+            yield pending.popleft().result().to(device, non_blocking=True)
+
+
+def image_batches(config: TrainingConfig, images: ImageSet, epoch: int) -> list[NDArray[np.int64]]:
+    """Rows of images to embed together, in batches of one size; several of a label if asked.
+
+    Raises:
+        InvalidConfig: there are to be several of each label, but images have not one label each.
+        InvalidData: there are fewer labels than a batch needs.
+    """
+    rng = numpy_generator(config.seed, epoch, ORDER)
+    if config.mining.samples_per_class is not None:
+        if images.labels is None:
+            raise InvalidConfig(
+                f"mining.samples_per_class is {config.mining.samples_per_class}, but the images of "
+                f"{config.data.name} have not one label each: leave it out"
+            )
+        return list(
+            label_batches(images.labels, config.batch, config.mining.samples_per_class, rng)
+        )
+    order, size = rng.permutation(len(images)), min(config.batch, len(images))
+    # A smaller last batch has fewer tuples to offer.
+    return [order[start : start + size] for start in range(0, len(order) - size + 1, size)]
+
+
+def numbered_labels(images: ImageSet) -> Tensor:
+    """(n,) the label of each image, numbered from 0 on in the order of the labels.
+
+    Raises:
+        InvalidConfig: the images have not one label each.
+
+    Example:
+        >>> import numpy as np
+        >>> images = ImageSet(np.zeros((3, 8, 8), np.uint8), np.array([7, 3, 7]), ["a", "b", "c"])
+        >>> numbered_labels(images)
+        tensor([1, 0, 1])
+    """
+    if not isinstance(images.relevance, SameLabel):
+        raise InvalidConfig(
+            "encoder.method is trained by labels, but the training images have not one label each: "
+            "choose a method that is trained by tuples, such as btl"
+        )
+    return torch.from_numpy(np.unique(images.relevance.labels, return_inverse=True)[1])
+
+
+FOLDER = ".features"  # beside the runs, which share it; it may be removed when none trains
+
+
+@dataclass(frozen=True)
+class FeaturePreprocessing(Preprocessing):
+    """Takes features (n, C) in the place of images, and leaves them as they are."""
+
+    def resized(self, images: Any) -> Tensor:
+        """Features as an encoder with a frozen backbone takes them, (n, C, 1, 1)."""
+        return torch.from_numpy(np.asarray(images))[:, :, None, None]
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """The same."""
+        return images
+
+
+def on_features(
+    config: TrainingConfig, splits: Splits, encoder: Encoder, runs: Path, num_workers: int = 0
+) -> tuple[TrainingConfig, Splits]:
+    """A training with the features of a frozen backbone in the place of images.
+
+    Args:
+        config: of the run.
+        splits: of its data set; training and validation images are replaced.
+        encoder: to be trained, or trained; one whose backbone is not frozen changes nothing.
+        runs: the folder of the run's folder, where features are kept: what was embedded before is
+            not embedded again.
+        num_workers: replicas that embed, see `Embedder`.
+    """
+    frozen = frozen_backbone(encoder)
+    if frozen is None:
+        return config, splits
+    backbone = BackboneFeatures(frozen, config.encoder)
+    embedder = Embedder(num_workers, config.use_gpu, runs / FOLDER)
+    train, validation = (
+        replace(images, images=_features(images, embedder, backbone, config.preprocessing))
+        for images in (splits.train, splits.validation)
+    )
+    passed = FeaturePreprocessing(**vars(config.preprocessing))
+    return (
+        replace(config, preprocessing=passed),
+        replace(splits, train=train, validation=validation),
+    )
+
+
+def _features(
+    images: ImageSet, embedder: Embedder, backbone: Encoder, preprocessing: Preprocessing
+) -> Any:
+    """Features (n, C) of images; what takes long is shown."""
+    bar = Progress(
+        *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    task, made, started = bar.add_task("frozen backbone", total=len(images)), 0, time.monotonic()
+
+    def advance(count: int, found: bool) -> None:
+        nonlocal made
+        made += count * (not found)
+        bar.advance(task, count)
+
+    with bar:
+        found = replace(embedder, progress=advance)(backbone, preprocessing, images.images)
+    if made:
+        seconds = time.monotonic() - started
+        console.print(f"frozen backbone: {made:,} images embedded  {seconds:.1f} s", soft_wrap=True)
+    return found.vectors.numpy()
