@@ -27,7 +27,7 @@ from common import DIGITS, parser, report, sized
 from cub import KINDS, MODEL, class_folders, weights
 from photographs import OPTIONS, folder_of
 
-from calibration import Calibrated, CalibrationConfig, calibrate
+from calibration import CalibrationConfig, Outcome, calibrate
 from rcir.config import parse
 from rcir.data import DataConfig, Preprocessing
 from rcir.encoders import Encoder, EncoderConfig
@@ -94,7 +94,7 @@ def run_of(name: str, method: str, runs: Path) -> RunFolder:
     )
 
 
-def calibrated(name: str, run: RunFolder) -> Calibrated:
+def calibrated(name: str, run: RunFolder) -> Outcome:
     """The run, calibrated and measured on unseen test queries."""
     with tempfile.TemporaryDirectory() as folder:
         other = None if name == "cub50" else "mnist"

@@ -1,4 +1,4 @@
-"""Configuration of calibrations and evaluations."""
+"""What `rcir calibrate`, `rcir certify` and `rcir evaluate` can be told."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from rcir.data.clusters import QueryDivision
 from rcir.errors import InvalidConfig
 from rcir.index import DEPTH, IndexConfig, check_depth
 from rcir.levels import ALPHAS, DELTA
+from rcir.retrieval.queries import Metric
 from rcir.retrieval.query_uncertainty import check_uncertainty
+from rcir.retrieval.tuning import Tuning
 from rcir.risk import Bound, check_level
 from rcir.risk.selection import ScoreFunctionName
 
@@ -85,6 +87,50 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         check_levels(self.alphas, self.delta)
+
+
+@dataclass(frozen=True)
+class CertificationConfig:
+    """A calibration of vectors in files.
+
+    Args:
+        gallery: file of what is searched, see `rcir.data.vector_files`, or folder of shards.
+        queries: file of labelled queries; None: the gallery's own items, each of which is left out
+            of its own search.
+        output: folder for `retriever`, `report.html` and `results.json`.
+        matches: table of true matches, see `rcir.data.vector_files.read_matches`; where there are
+            neither labels nor places.
+        radius: distance up to which places match.
+        metric: "cosine" or "euclidean".
+        score_function: see `CalibrationConfig`.
+        tuning: what fits the set sizes. "queries": a quarter of the queries. "labels": those of a
+            quarter of the labels; others calibrate, and others measure. "gallery": the gallery's
+            items. "auto": see `Retriever.calibrate`.
+        depth: candidates searched per query; no set is larger.
+        index: of the gallery, see `rcir.index.IndexConfig`.
+        alphas, delta: levels to report. The retriever answers any.
+        seed: decides which queries tune, calibrate and measure.
+    """
+
+    gallery: str
+    queries: str | None = None
+    output: str = "runs/certified"
+    matches: str | None = None
+    radius: float | None = None
+    metric: Metric = "cosine"
+    score_function: str = "auto"
+    tuning: Tuning = "auto"
+    depth: int = DEPTH
+    index: IndexConfig = field(default_factory=IndexConfig)
+    alphas: tuple[float, ...] = ALPHAS
+    delta: float = DELTA
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        check_levels(self.alphas, self.delta)
+        check_depth(self.depth)
+        if self.seed is not None and self.seed < 0:
+            raise InvalidConfig(f"seed is {self.seed}; at least 0")
 
 
 def check_levels(alphas: tuple[float, ...], delta: float) -> None:

@@ -1,48 +1,38 @@
-"""From a trained run to a retriever on disk and in MLflow, and from a retriever to its numbers."""
+"""The steps of every command that calibrates or measures a retriever; `calibration.sources` says
+where the retriever and its queries come from."""
 
 from __future__ import annotations
 
-import sys
+import json
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from calibration.baseline import pixel_recall
-from calibration.config import CalibrationConfig, EvaluationConfig
+from calibration import drawing, report
+from calibration.config import CalibrationConfig, CertificationConfig, EvaluationConfig
 from calibration.evaluation import Evaluation, evaluate
-from calibration.progress import embedding, print_reason, step
-from calibration.publishing import check_output, measured, publish, start_tracking
-from calibration.searching import check_group, images_outside, search_splits, uncertainty_outside
-from calibration.table import console
-from rcir import api, tracking
-from rcir.data import (
-    DataConfig,
-    ImageSet,
-    Splits,
-    cluster_warning,
-    data_root,
-    load_splits,
-    with_cluster,
-    without_repeats,
-)
-from rcir.encoders.embedder import Embedder
-from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
+from calibration.progress import step
+from calibration.risk_results import SearchedSplits
+from calibration.sources import Source, VectorFiles
+from rcir import figures, tracking
+from rcir.data import ImageSet, Splits
+from rcir.errors import InvalidConfig, InvalidData
+from rcir.files import write_file, write_json
 from rcir.index import dropped_on_error
-from rcir.registry.logged_model import image_example, log_calibration
 from rcir.retrieval import storage
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import LabelledResults, corrected
-from rcir.runs import folder as runs
-from rcir.runs.folder import TrainedOn, classes_of
-from rcir.runs.results import TEST, names_digest
+from rcir.retrieval.tuning import search_items
+from rcir.risk import Certified, LabelledResults, corrected, score
+from rcir.runs.results import RESULTS, TEST, RunResults, names_digest
+
+PAGE = "report.html"
 
 
 @dataclass(frozen=True)
-class Calibrated:
+class Outcome:
     """The outcome of a calibration, or of an evaluation.
 
     Attributes:
@@ -51,7 +41,7 @@ class Calibrated:
         report: the report's page.
         evaluation: what was measured on the test queries.
         test: what was found for the test queries.
-        splits: the data they come from.
+        splits: the data they come from; None for files of vectors.
         mlflow_run: id of its own run in MLflow, below the training's; None if that is unknown.
     """
 
@@ -60,204 +50,218 @@ class Calibrated:
     report: Path
     evaluation: Evaluation
     test: LabelledResults
-    splits: Splits
+    splits: Splits | None
     mlflow_run: str | None
 
 
-def calibrate(config: CalibrationConfig) -> Calibrated:
-    """Index the gallery, calibrate, measure, write and track.
+def calibrate(config: CalibrationConfig) -> Outcome:
+    """Give a trained encoder a guarantee: see `run` and `TrainedRun`."""
+    from calibration.data_sets import TrainedRun  # imports torch, as the next one
+    from rcir.runs.folder import find_run
 
-    The score function is fitted on the tuning split, the calibration split certifies, and
-    what is reported is measured on the test split; no query is in two of them, and pictures that
-    stand in two places are left out (`rcir.data.without_repeats`). What was embedded is kept in the
-    folder `embeddings` of the output until the retriever is saved.
+    output = Path(config.output) if config.output else find_run(config.run).path
+    options = {
+        "score_function": config.score_function,
+        "bound": config.bound,
+        "alphas": config.alphas,
+        "delta": config.delta,
+        "query_uncertainty": config.query_uncertainty,
+    }
+    return run(TrainedRun(config, output), output, config.alphas, config.delta, options)
+
+
+def certify(config: CertificationConfig) -> Outcome:
+    """Give vectors in files a guarantee: see `run` and `VectorFiles`.
+
+    If a tracking store was chosen, a run of its own holds the outcome in MLflow.
+    """
+    options = {
+        "score_function": config.score_function,
+        "alphas": config.alphas,
+        "delta": config.delta,
+        "seed": config.seed,
+    }
+    return run(VectorFiles(config), Path(config.output), config.alphas, config.delta, options)
+
+
+def evaluate_retriever(config: EvaluationConfig) -> Outcome:
+    """Measure a calibrated retriever on its data set: see `run` and `StoredRetriever`.
 
     Raises:
-        InvalidData: there is no such run, or it is not finished; or it trained on what is to
-            certify it (`rcir.runs.folder.TrainedOn.require_unseen`); or the output holds
-            something else.
+        InvalidConfig: the retriever is not a folder, and no output is named.
+    """
+    from calibration.data_sets import StoredRetriever  # imports torch
+
+    folder = Path(config.retriever)
+    if config.output is None and not folder.is_dir():
+        raise InvalidConfig(f"nothing can be written beside {config.retriever}: name an output")
+    output = Path(config.output or folder.absolute().parent / "evaluation")
+    return run(StoredRetriever(config), output, config.alphas, config.delta, None, folder)
+
+
+def run(
+    source: Source,
+    output: Path,
+    alphas: tuple[float, ...],
+    delta: float,
+    options: Mapping[str, Any] | None,
+    folder: Path | None = None,
+) -> Outcome:
+    """Open, search, calibrate, evaluate, save, publish and track.
+
+    The score function is fitted on the tuning split, the calibration queries certify, and what is
+    reported is measured on the test queries; no query is in two of them.
+
+    Args:
+        source: where the retriever and its queries come from.
+        output: folder to write to.
+        alphas, delta: levels to report.
+        options: of `Retriever.calibrate_splits`; None measures a retriever that is calibrated.
+        folder: of that retriever.
+
+    Raises:
+        InvalidData: the output holds something else; others are those of the source. Nothing was
+            written, and a new index on a server is dropped.
         CorruptRetriever: what lies at the retriever's place is something else.
-        InvalidImage: of an image that cannot be read.
-        InvalidConfig: there is no GPU to use.
     """
     started = time.monotonic()
-    run = runs.find_run(config.run)
-    output = Path(config.output) if config.output else run.path
-    place = output / "retriever"
+    place = folder or output / "retriever"
     check_output(output)
-    storage.check_place(place)
-    cluster = config.cluster or run.data.options.get("cluster")
-    data = with_cluster(run.data, cluster)
-    if config.queries is not None:
-        data = replace(data, options={**data.options, "queries": config.queries})
-    encoder, trained = run.encoder(), TrainedOn.read(run.path)
-    splits = _without_repeats(load_splits(data, partial(console.print, soft_wrap=True)))
-    trained.require_unseen(splits)
-    if warning := cluster_warning(splits, cluster):
-        print(f"warning: {warning}", file=sys.stderr)
-    if data.options.get("queries") == "new-labels":
-        print(
-            "warning: no test query has the label of a calibration query; guarantees for the "
-            "labels of the calibration queries are measured on queries of other labels",
-            file=sys.stderr,
-        )
-        if np.isin(classes_of(splits.calibration), trained.classes).any():
-            print(
-                "warning: the encoder was trained on labels of the calibration queries; guarantees "
-                "for new labels are then for labels that trained it, too",
-                file=sys.stderr,
-            )
-    check_group(splits, config.group)
-    asked = images_outside(run.data, config.ood)
-    embedder = Embedder(config.num_workers, config.use_gpu, output / "embeddings")
-    with embedding("gallery", splits.gallery, embedder) as shown:
-        retriever = Retriever.build(
-            encoder, run.preprocessing, splits.gallery, config.depth, shown, config.index
-        )
-    print_reason(retriever.index)
-    data = replace(data, root=str(data_root(data)) if data.root else None)
-    retriever.origin = {
-        "data": asdict(data),
-        "queries": _digests(splits),
-        "run": run.mlflow_run,
-        "group": config.group,
-        "cluster": cluster,
-    }
-    with dropped_on_error(retriever.index):
-        queries = search_splits(retriever, splits, embedder)
-        with step("calibration"):
-            retriever.calibration = storage.earlier_calibration(place)
-            report = retriever.calibrate_splits(
-                queries.tuning,
-                queries.calibration,
-                config.score_function,
-                bound=config.bound,
-                alphas=config.alphas,
-                delta=config.delta,
-                query_uncertainty=config.query_uncertainty,
-            )
-        queries = queries.judged(retriever)
-        outside = uncertainty_outside(retriever, asked, embedder)
+    if options is not None:
+        storage.check_place(place)
+    retriever = source.open()
+    with nullcontext() if options is None else dropped_on_error(retriever.index):
+        opened, calibrated = source.search(retriever), None
+        if options is None:
+            # At this delta its sets are those that it returns at the requested one.
+            delta = corrected(delta, retriever.require_calibration().chosen_among)
+        else:
+            with step("calibration"):
+                retriever.calibration = storage.earlier_calibration(place)
+                calibrated = retriever.calibrate_splits(
+                    opened.tuning, opened.calibration, **options
+                )
+        tuning = opened.tuning or search_items(retriever.searcher, opened.calibration)
+        queries = SearchedSplits(tuning, opened.calibration, opened.test).judged(retriever)
+        outside = opened.outside()
         with step("evaluation"):
-            baseline = pixel_recall(splits)
             evaluation = evaluate(
-                run.data.name,
+                opened.dataset,
                 retriever,
                 queries,
-                splits.test,
-                config.alphas,
-                config.delta,
-                report,
+                opened.images,
+                alphas,
+                delta,
+                calibrated,
                 outside,
-                baseline,
+                opened.baseline(),
             )
-        tracked = start_tracking("calibration", config, output, run.tracked)
-    with tracked.active():
-        retriever.origin["calibration"] = tracked.id
-        folder = retriever.save(place)
-        page = publish(
-            *(output, retriever, evaluation, queries.test, splits.test, splits.gallery),
-            *(tracked, started),
-        )
-        names = splits.calibration.ids, splits.test.ids
-        measured(retriever, evaluation, queries.test, *names).write(output / TEST)
-        with step("model"):
-            log_calibration(tracked, output, retriever, image_example(splits.test.images[0]))
-    embedder.clear()
-    return Calibrated(retriever, folder, page, evaluation, queries.test, splits, tracked.id)
-
-
-def evaluate_retriever(config: EvaluationConfig) -> Calibrated:
-    """Measure a calibrated retriever on the test queries of its data set; write and track.
-
-    Raises:
-        InvalidConfig: the retriever is not a folder, and no output is named; or `ood` is its own
-            data set.
-        InvalidData: the retriever does not say which queries it was calibrated with, or its data
-            set now gives others, or another gallery; or the output holds something else.
-        NoRetriever, CorruptRetriever, StaleCalibration: of the retriever.
-    """
-    started = time.monotonic()
-    retriever = api.load(config.retriever)
-    if config.output is None and not Path(config.retriever).is_dir():
-        raise InvalidConfig(f"nothing can be written beside {config.retriever}: name an output")
-    if not {"data", "queries"} <= retriever.origin.keys() or retriever.calibration is None:
-        raise InvalidData(
-            f"{config.retriever} was not made by `python -m calibration`: it does not say which "
-            "queries it was calibrated with"
-        )
-    if retriever.calibration.sequential:
-        raise InvalidData(
-            f"calibration queries were added to {config.retriever}: the test queries of its data "
-            "set may be among them"
-        )
-    if retriever.changes():
-        raise StaleCalibration(f"{config.retriever} has changed since calibration: calibrate again")
-    data = DataConfig(**retriever.origin["data"])
-    splits = _without_repeats(load_splits(data, partial(console.print, soft_wrap=True)))
-    if not _is_of(retriever, splits.gallery):
-        raise InvalidData(
-            f"{data.name} gives another gallery than the one in {config.retriever}: restore the "
-            "data set's files as they were, or calibrate again"
-        )
-    if retriever.origin["queries"] != _digests(splits):
-        raise InvalidData(
-            f"{data.name} gives other queries than those {config.retriever} was calibrated with, "
-            "so that some may be both: restore the data set's files, or calibrate again"
-        )
-    asked = images_outside(data, config.ood)
-    # At this delta its sets are those that it returns at the asked one.
-    delta = corrected(config.delta, retriever.require_calibration().chosen_among)
-    output = Path(config.output or Path(config.retriever).absolute().parent / "evaluation")
-    check_output(output)
-    queries = search_splits(retriever, splits, Embedder())
-    outside = uncertainty_outside(retriever, asked, Embedder())
-    with step("evaluation"):
-        evaluation = evaluate(
-            data.name,
-            retriever,
-            queries,
-            splits.test,
-            config.alphas,
-            delta,
-            outside=outside,
-            baseline=pixel_recall(splits),
-        )
-    trained = tracking.find_tracked_run(retriever.origin.get("run", ""))
-    tracked = start_tracking("evaluation", config, output, trained) if trained else None
+        tracked = source.track(output)
     with tracked.active() if tracked else nullcontext():
+        if options is not None:
+            if tracked is not None:
+                retriever.origin["calibration"] = tracked.id
+            place = retriever.save(place)
         page = publish(
-            *(output, retriever, evaluation, queries.test, splits.test, splits.gallery),
-            *(tracked, started),
+            output,
+            retriever,
+            evaluation,
+            queries.test,
+            opened.images,
+            opened.gallery,
+            tracked,
+            started,
         )
-    place = Path(config.retriever)
-    known = None if tracked is None else tracked.id
-    return Calibrated(retriever, place, page, evaluation, queries.test, splits, known)
+        if options is not None:
+            measured(retriever, evaluation, queries.test, *opened.ids).write(output / TEST)
+            if tracked is not None:
+                from rcir.registry.logged_model import log_calibration  # imports torch
+
+                with step("model"):
+                    log_calibration(tracked, output, retriever, opened.example())
+    source.close()
+    identity = None if tracked is None else tracked.id
+    return Outcome(retriever, place, page, evaluation, queries.test, opened.splits, identity)
 
 
-def _without_repeats(splits: Splits) -> Splits:
-    """The splits without queries that stand elsewhere too; one line says how many those were."""
-    with step("pictures that stand twice"):
-        kept, left_out = without_repeats(splits)
-    if any(left_out.values()):
-        counts = ", ".join(f"{n} of the {name} queries" for name, n in left_out.items() if n)
-        said = f"left out, for the same picture stands elsewhere: {counts}"
-        console.print(said, soft_wrap=True)
-    return kept
+def check_output(output: Path) -> None:
+    """Pages and results that another evaluation did not write are left alone."""
+    if output.exists() and not output.is_dir():
+        raise InvalidData(f"{output} is a file: choose another output")
+    names = [name for name in (PAGE, RESULTS, TEST) if (output / name).exists()]
+    try:
+        ours = not names or "n_calibration" in json.loads((output / RESULTS).read_text())
+    except (OSError, ValueError, TypeError):
+        ours = False
+    if not ours:
+        raise InvalidData(
+            f"{output} holds {' and '.join(names)} of something else: choose another output"
+        )
 
 
-def _is_of(retriever: Retriever, gallery: ImageSet) -> bool:
-    """Whether a retriever's gallery has these names, and matches the same queries."""
-    known = {} if retriever.relevance is None else retriever.relevance.arrays()
-    given = gallery.relevance.arrays()
-    return retriever.ids.tolist() == list(gallery.ids) and (
-        known.keys() == given.keys()
-        and all(np.array_equal(values, given[name]) for name, values in known.items())
+def publish(
+    output: Path,
+    retriever: Retriever,
+    evaluation: Evaluation,
+    test: LabelledResults,
+    images: ImageSet,
+    gallery: ImageSet,
+    tracked: tracking.TrackedRun | None,
+    started: float,
+) -> Path:
+    """Write report and numbers, and track them with every figure; return the page.
+
+    Args:
+        output: the folder to write to.
+        retriever, evaluation: what was measured.
+        test, images: what was found for the test queries, and these.
+        gallery: what was searched.
+        tracked: a run in MLflow, if there is one.
+        started: when the work began.
+    """
+    with step("report"):
+        drawn = drawing.draw_figures(retriever, evaluation, test, images, gallery)
+        pictures = {name: figures.to_svg(figure) for name, figure in drawn.items()}
+        text = report.render(evaluation, pictures)
+    page, results = output / PAGE, output / RESULTS
+    output.mkdir(parents=True, exist_ok=True)
+    # Results first: they are what says that a page is ours.
+    write_results(results, evaluation, time.monotonic() - started)
+    write_file(page, text.encode())
+    if tracked is not None:
+        tracked.log_metrics(evaluation.metrics())
+        for name, svg in pictures.items():
+            tracked.log_figure(svg, name)
+        tracked.log_file(page)
+        tracked.log_file(results)
+    return page
+
+
+def write_results(path: Path, evaluation: Evaluation, seconds: float) -> None:
+    """Write the numbers of an evaluation as JSON."""
+    write_json(path, evaluation.to_dict() | {"seconds": round(seconds, 2)})
+
+
+def measured(
+    retriever: Retriever,
+    evaluation: Evaluation,
+    test: LabelledResults,
+    calibration_ids: Sequence[str],
+    test_ids: Sequence[str],
+) -> RunResults:
+    """The results by which `rcir compare` and `rcir register` tell which retriever is better."""
+    rule = retriever.require_calibration().main
+    numbers = {name.removeprefix("test/"): value for name, value in evaluation.metrics().items()}
+    # What queries in clusters certify is no order statistic: there is nothing to compare.
+    alone = rule.calibration.cluster is None
+    scored = score(rule.score_function, test)
+    part = Certified(rule.calibration.match_score, scored.require("scores"))
+    return RunResults(
+        "test",
+        names_digest([*calibration_ids, *test_ids]),
+        [part] if alone else [],
+        numbers | {"ece": evaluation.quality.reliability.error},
+        rule.score_function.name,
+        names_digest([*retriever.ids.tolist(), *test_ids, *map(str, test.n_relevant.tolist())]),
+        scored.match_score if alone else None,
     )
-
-
-def _digests(splits: Splits) -> dict[str, str]:
-    """Of the names of the queries of each split, in order."""
-    return {
-        name: names_digest(getattr(splits, name).ids) for name in ("tuning", "calibration", "test")
-    }

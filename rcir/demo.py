@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from calibration import (
-    Calibrated,
     CalibrationConfig,
+    Outcome,
     calibrate,
     cost,
     print_table,
@@ -72,8 +72,9 @@ def run(output: Path, method: str = "btl") -> None:
     print(f"  {sys.argv[0]} serve {outcome.folder}")
 
 
-def _limit(outcome: Calibrated) -> str:
+def _limit(outcome: Outcome) -> str:
     """State which numbers the guarantee does not cover."""
+    assert outcome.splits is not None
     unseen = len(np.unique(np.asarray(outcome.splits.test.labels)))
     return (
         f"The {unseen} numbers of the gallery and the test queries are new to the encoder, but "
@@ -103,8 +104,9 @@ def _clear(output: Path) -> None:
     (output / MARKER).touch()
 
 
-def _show_queries(outcome: Calibrated, folder: Path) -> Path:
+def _show_queries(outcome: Outcome, folder: Path) -> Path:
     """Retrieve for three test queries, easy to hard; save them as PNG; return the hardest."""
+    assert outcome.splits is not None
     test = outcome.splits.test
     order = np.argsort(outcome.test.results.uncertainty, kind="stable")
     folder.mkdir()

@@ -42,4 +42,4 @@ def never_embedded(monkeypatch):
         pytest.fail("something was embedded")
 
     monkeypatch.setattr("rcir.encoders.batches.embed", refuse)
-    monkeypatch.setattr("calibration.pipeline.Embedder.__call__", refuse)
+    monkeypatch.setattr("calibration.data_sets.Embedder.__call__", refuse)

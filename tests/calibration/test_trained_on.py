@@ -5,14 +5,15 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
-from training.fork import fork_run, snapshot
 
 from calibration import CalibrationConfig, EvaluationConfig, calibrate, evaluate_retriever
 from rcir.data import DataConfig
 from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidData
 from rcir.runs.folder import TrainedOn
+from tests.training.helpers import Stop
 from training import train
+from training.run import folder_of
 
 CLASSES = "fghijklm"  # of which g, i, l and m train; with a, b, c and d: a, b, d, i, l and m
 
@@ -108,16 +109,14 @@ def test_duplicates_of_queries_are_left_out_and_counted(grown, photos, capsys):
 def test_a_run_that_goes_on_is_trained_on_what_the_folder_held_before(
     grown, photos, tiny, monkeypatch
 ):
-    """Interrupted, then the folder grows; continued, or taken over by another run."""
     data = DataConfig("folder", root=str(photos.parent), options={"path": "photos"})
-    options = {"epochs": 2, "data": data, "encoder": EncoderConfig(dim=4)}
-    first = train(tiny("first", **options))
-    before = TrainedOn.read(first.path)
+    config = tiny("first", epochs=2, data=data, encoder=EncoderConfig(dim=4))
+    with pytest.raises(SystemExit):
+        train(config, callback=Stop(1))
+    before = TrainedOn.read(folder_of(config))
     assert (before.classes, before.zero_shot) == ([*"gilm"], True)
-    snapshot(first.path, first.path.parent / "kept")
     write(photos, "abcd", seed=1)
-    fork_run(first.path.parent / "kept", tiny("second", **options))
-    second = train(tiny("second", **options))
+    second = train(config)
     after = TrainedOn.read(second.path)
     assert (after.classes, after.zero_shot) == ([*"abdgilm"], True)
     assert np.isin(before.images, after.images).all()

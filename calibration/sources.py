@@ -1,24 +1,23 @@
-"""From files of vectors to a retriever with a guarantee, measured on held-out queries."""
+"""Where a retriever and its queries come from, such as files of vectors; without PyTorch."""
 
 from __future__ import annotations
 
-import time
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.config import check_levels
-from calibration.evaluation import Evaluation, evaluate
+from calibration.config import CalibrationConfig, CertificationConfig, EvaluationConfig
 from calibration.progress import print_reason, step
-from calibration.publishing import check_output, measured, publish, start_tracking
-from calibration.risk_results import SearchedSplits
 from calibration.table import console
 from rcir import tracking
-from rcir.data import ImageSet
+from rcir.data import (
+    ImageSet,
+    Splits,
+)
 from rcir.data.clusters import draw_by_cluster
 from rcir.data.digests import digests
 from rcir.data.relevance import SameLabel
@@ -26,20 +25,10 @@ from rcir.data.vector_files import VectorTable, read_matches
 from rcir.data.vector_shards import read_all_vectors
 from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.index import DEPTH, IndexConfig, check_depth, dropped_on_error
-from rcir.levels import ALPHAS, DELTA
-from rcir.retrieval import storage
-from rcir.retrieval.queries import Metric, Queries
+from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.tuning import (
-    CalibrationOptions,
-    Tuning,
-    chosen_tuning,
-    division_rng,
-    search_items,
-)
-from rcir.risk import required_calibration
-from rcir.runs.results import TEST
+from rcir.retrieval.tuning import CalibrationOptions, Tuning, chosen_tuning, division_rng
+from rcir.risk import LabelledResults, required_calibration
 
 # Of the queries, or of their clusters or labels; the others measure.
 SHARES = {"tuning": 0.25, "calibration": 0.5}
@@ -47,89 +36,94 @@ SHARES_ON_GALLERY = {"calibration": 0.75}
 
 
 @dataclass(frozen=True)
-class CertificationConfig:
-    """A calibration of vectors in files.
+class Opened:
+    """The queries of a source, searched.
 
-    Args:
-        gallery: file of what is searched, see `rcir.data.vector_files`, or folder of shards.
-        queries: file of labelled queries; None: the gallery's own items, each of which is left out
-            of its own search.
-        output: folder for `retriever`, `report.html` and `results.json`.
-        matches: table of true matches, see `rcir.data.vector_files.read_matches`; where there are
-            neither labels nor places.
-        radius: distance up to which places match.
-        metric: "cosine" or "euclidean".
-        score_function: see `CalibrationConfig`.
-        tuning: what fits the set sizes. "queries": a quarter of the queries. "labels": those of a
-            quarter of the labels; others calibrate, and others measure. "gallery": the gallery's
-            items. "auto": see `Retriever.calibrate`.
-        depth: candidates searched per query; no set is larger.
-        index: of the gallery, see `rcir.index.IndexConfig`.
-        alphas, delta: levels to report. The retriever answers any.
-        seed: decides which queries tune, calibrate and measure.
+    Attributes:
+        dataset: name of the data, for the report.
+        tuning, calibration, test: the three splits; without a tuning split the gallery's items
+            tune.
+        images: the test queries.
+        gallery: what is searched.
+        ids: of the calibration and the test queries.
+        example: returns a query, for the model in MLflow.
+        outside: returns (m,) uncertainties of queries of another data set, once the retriever is
+            calibrated; None without any.
+        baseline: returns the recall at 1 of pixels; None where there are none.
+        splits: the data set that they come from, if they come from one.
     """
 
-    gallery: str
-    queries: str | None = None
-    output: str = "runs/certified"
-    matches: str | None = None
-    radius: float | None = None
-    metric: Metric = "cosine"
-    score_function: str = "auto"
-    tuning: Tuning = "auto"
-    depth: int = DEPTH
-    index: IndexConfig = field(default_factory=IndexConfig)
-    alphas: tuple[float, ...] = ALPHAS
-    delta: float = DELTA
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        check_levels(self.alphas, self.delta)
-        check_depth(self.depth)
-        if self.seed is not None and self.seed < 0:
-            raise InvalidConfig(f"seed is {self.seed}; at least 0")
+    dataset: str
+    tuning: LabelledResults | None
+    calibration: LabelledResults
+    test: LabelledResults
+    images: ImageSet
+    gallery: ImageSet
+    ids: tuple[list[str], list[str]]
+    example: Callable[[], Any]
+    outside: Callable[[], NDArray[np.float64] | None] = lambda: None
+    baseline: Callable[[], float | None] = lambda: None
+    splits: Splits | None = None
 
 
-@dataclass(frozen=True)
-class Certification:
-    """The outcome: the retriever, where it and the report's page lie, and what was measured."""
+class Source(Protocol):
+    """Where a retriever and its queries come from."""
 
-    retriever: Retriever
-    folder: Path
-    report: Path
-    evaluation: Evaluation
+    def open(self) -> Retriever:
+        """Return the retriever, built or loaded."""
+        ...
+
+    def search(self, retriever: Retriever) -> Opened:
+        """Search the queries."""
+        ...
+
+    def track(self, output: Path) -> tracking.TrackedRun | None:
+        """Start a run in MLflow for the outcome; None if nothing is tracked."""
+        ...
+
+    def close(self) -> None:
+        """Remove what was kept in case of an interruption."""
+        ...
 
 
-def certify(config: CertificationConfig) -> Certification:
-    """Index a gallery of vectors, calibrate on labelled queries, measure on others, write.
-
-    Where a tracking store was chosen, a run of its own holds the outcome in MLflow.
+class VectorFiles:
+    """Vectors of any model in files: a gallery, and labelled queries that are divided.
 
     Of queries with the very same vector the first is kept. A quarter of those kept fits the set
     sizes, half of them certify these, and the others measure; where queries have a column
     `cluster`, whole clusters are drawn. If the gallery's items tune, three quarters certify.
 
-    Raises:
-        DataUnavailable: there is no such file.
-        InvalidData: of a file, or of what it holds; or there are too few queries to certify any of
-            the levels; or the output holds something else. Nothing was written, and an index on a
-            server is dropped.
-        CorruptRetriever: what lies at the retriever's place is something else.
+    Args:
+        config: of the certification.
     """
-    started = time.monotonic()
-    output = Path(config.output)
-    place = output / "retriever"
-    tracks = tracking.is_chosen()
-    check_output(output)
-    storage.check_place(place)
-    asked = read_all_vectors(Path(config.queries or config.gallery))
-    with step("index"):
-        retriever = _built(config, asked)
-    print_reason(retriever.index)
-    with dropped_on_error(retriever.index):
-        labelled = _labelled(retriever, config, asked)
+
+    def __init__(self, config: CertificationConfig) -> None:
+        self._config = config
+        self._tracks = tracking.is_chosen()
+
+    def open(self) -> Retriever:
+        """Index the gallery.
+
+        Raises:
+            DataUnavailable: there is no such file.
+            InvalidData: of a file, or of what it holds.
+        """
+        self._table = read_all_vectors(Path(self._config.queries or self._config.gallery))
+        with step("index"):
+            retriever = _built(self._config, self._table)
+        print_reason(retriever.index)
+        return retriever
+
+    def search(self, retriever: Retriever) -> Opened:
+        """Divide the queries and search them.
+
+        Raises:
+            InvalidData: there are too few queries to certify any of the levels.
+        """
+        config, table = self._config, self._table
+        labelled = _labelled(retriever, config, table)
         different = _different(labelled)
-        identities = np.array(_names(asked, labelled, different))
+        identities = np.array(_names(table, labelled, different))
         options = CalibrationOptions(config.score_function)
         tuning = chosen_tuning(retriever.searcher, labelled[different], config.tuning, options)
         divided = _divided(labelled[different], identities, config, tuning)
@@ -138,43 +132,51 @@ def certify(config: CertificationConfig) -> Certification:
             *tuned, calibration, test = (
                 retriever.search_labelled(labelled[rows]) for rows in splits
             )
-        with step("calibration"):
-            retriever.calibration = storage.earlier_calibration(place)
-            made = retriever.calibrate_splits(
-                tuned[0] if tuned else None,
-                calibration,
-                config.score_function,
-                alphas=config.alphas,
-                delta=config.delta,
-                seed=config.seed,
-            )
-        tuning_split = tuned[0] if tuned else search_items(retriever.searcher, calibration)
-        queries = SearchedSplits(tuning_split, calibration, test).judged(retriever)
-        held = _image_set(retriever, asked, labelled, splits[-1])
-        with step("evaluation"):
-            evaluation = evaluate(
-                Path(config.gallery).stem,
-                retriever,
-                queries,
-                held,
-                config.alphas,
-                config.delta,
-                made,
-            )
-        tracked = start_tracking("certification", config, output, None) if tracks else None
-    with tracked.active() if tracked else nullcontext():
-        if tracked is not None:
-            retriever.origin["calibration"] = tracked.id
-        folder = retriever.save(place)
-        page = publish(output, retriever, evaluation, queries.test, held, held, tracked, started)
-        names = [_names(asked, labelled, rows) for rows in splits[-2:]]
-        measured(retriever, evaluation, queries.test, *names).write(output / TEST)
-        if tracked is not None:
-            from rcir.registry.logged_model import log_calibration, vector_example  # imports torch
+        images = _image_set(retriever, table, labelled, splits[-1])
+        return Opened(
+            dataset=Path(config.gallery).stem,
+            tuning=tuned[0] if tuned else None,
+            calibration=calibration,
+            test=test,
+            images=images,
+            gallery=images,
+            ids=(_names(table, labelled, splits[-2]), _names(table, labelled, splits[-1])),
+            example=lambda: _vector_example(retriever),
+        )
 
-            with step("model"):
-                log_calibration(tracked, output, retriever, vector_example(retriever))
-    return Certification(retriever, folder, page, evaluation)
+    def track(self, output: Path) -> tracking.TrackedRun | None:
+        """See `Source`."""
+        if not self._tracks:
+            return None
+        return start_tracking("certification", self._config, output, None)
+
+    def close(self) -> None:
+        """See `Source`."""
+
+
+def start_tracking(
+    kind: str,
+    config: CalibrationConfig | EvaluationConfig | CertificationConfig,
+    output: Path,
+    trained: tracking.TrackedRun | None,
+) -> tracking.TrackedRun:
+    """Start a run in MLflow, below the training's: another calibration is another run."""
+    from rcir.config import flatten  # imports jsonargparse
+    from rcir.runs.folder import FOLDER_TAG  # imports torch
+
+    tags = {FOLDER_TAG: str(output.absolute()), "rcir.kind": kind}
+    tracked = tracking.start_run(f"{output.resolve().name} ({kind})", tags, trained)
+    tracked.log_params(flatten(asdict(config)))
+    return tracked
+
+
+def _vector_example(retriever: Retriever) -> Any:
+    from rcir.registry.logged_model import vector_example  # imports torch
+
+    return vector_example(retriever)
+
+
+# Files of vectors
 
 
 def _built(config: CertificationConfig, asked: VectorTable) -> Retriever:

@@ -1,0 +1,290 @@
+"""Sources with the queries of a data set: a training run, or a retriever that was calibrated."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.baseline import pixel_recall
+from calibration.config import CalibrationConfig, EvaluationConfig
+from calibration.progress import embedding, print_reason, step
+from calibration.sources import Opened, start_tracking
+from calibration.table import console
+from rcir import api, tracking
+from rcir.data import (
+    DataConfig,
+    ImageSet,
+    Splits,
+    cluster_warning,
+    data_root,
+    load_splits,
+    with_cluster,
+    without_repeats,
+)
+from rcir.data.registry import find_dataset
+from rcir.encoders.embedder import Embedder
+from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
+from rcir.registry.logged_model import image_example
+from rcir.retrieval.retriever import Retriever
+from rcir.risk import LabelledResults
+from rcir.runs import folder as runs
+from rcir.runs.folder import TrainedOn, classes_of
+from rcir.runs.results import names_digest
+
+
+class TrainedRun:
+    """The encoder of a training run, with the data set that it was trained on.
+
+    What was embedded is kept in a folder until the retriever is saved.
+
+    Args:
+        config: of the calibration.
+        output: folder of the outcome.
+    """
+
+    def __init__(self, config: CalibrationConfig, output: Path) -> None:
+        self._config = config
+        self._embedder = Embedder(config.num_workers, config.use_gpu, output / "embeddings")
+
+    def open(self) -> Retriever:
+        """Build the retriever.
+
+        Raises:
+            InvalidData: there is no such run, or it is not finished; or it trained on what is to
+                certify it (`rcir.runs.folder.TrainedOn.require_unseen`).
+            InvalidImage: of an image that cannot be read.
+            InvalidConfig: there is no GPU to use.
+        """
+        config = self._config
+        self._run = run = runs.find_run(config.run)
+        cluster = config.cluster or run.data.options.get("cluster")
+        data = with_cluster(run.data, cluster)
+        if config.queries is not None:
+            data = replace(data, options={**data.options, "queries": config.queries})
+        encoder, trained = run.encoder(), TrainedOn.read(run.path)
+        splits = _without_repeats(load_splits(data, partial(console.print, soft_wrap=True)))
+        trained.require_unseen(splits)
+        if warning := cluster_warning(splits, cluster):
+            print(f"warning: {warning}", file=sys.stderr)
+        if data.options.get("queries") == "new-labels":
+            _warn_of_new_labels(splits, trained)
+        check_group(splits, config.group)
+        self._splits, self._outside = splits, images_outside(run.data, config.ood)
+        with embedding("gallery", splits.gallery, self._embedder) as shown:
+            retriever = Retriever.build(
+                encoder, run.preprocessing, splits.gallery, config.depth, shown, config.index
+            )
+        print_reason(retriever.index)
+        data = replace(data, root=str(data_root(data)) if data.root else None)
+        retriever.origin = {
+            "data": asdict(data),
+            "queries": _digests(splits),
+            "run": run.mlflow_run,
+            "group": config.group,
+            "cluster": cluster,
+        }
+        return retriever
+
+    def search(self, retriever: Retriever) -> Opened:
+        """See `Source`."""
+        name = self._run.data.name
+        return _opened(name, retriever, self._splits, self._outside, self._embedder)
+
+    def track(self, output: Path) -> tracking.TrackedRun | None:
+        """See `Source`."""
+        return start_tracking("calibration", self._config, output, self._run.tracked)
+
+    def close(self) -> None:
+        """See `Source`."""
+        self._embedder.clear()
+
+
+class StoredRetriever:
+    """A calibrated retriever that `rcir calibrate` made, with the queries of its data set.
+
+    Args:
+        config: of the evaluation.
+    """
+
+    def __init__(self, config: EvaluationConfig) -> None:
+        self._config = config
+
+    def open(self) -> Retriever:
+        """Load the retriever and its data set.
+
+        Raises:
+            InvalidConfig: `ood` is its own data set.
+            InvalidData: the retriever does not say which queries it was calibrated with, or its
+                data set now gives others, or another gallery.
+            NoRetriever, CorruptRetriever, StaleCalibration: of the retriever.
+        """
+        config = self._config
+        self._retriever = retriever = api.load(config.retriever)
+        if not {"data", "queries"} <= retriever.origin.keys() or retriever.calibration is None:
+            raise InvalidData(
+                f"{config.retriever} was not made by `rcir calibrate`: it does not say which "
+                "queries it was calibrated with"
+            )
+        if retriever.calibration.sequential:
+            raise InvalidData(
+                f"calibration queries were added to {config.retriever}: the test queries of its "
+                "data set may be among them"
+            )
+        if retriever.changes():
+            raise StaleCalibration(
+                f"{config.retriever} has changed since calibration: calibrate again"
+            )
+        self._data = data = DataConfig(**retriever.origin["data"])
+        splits = _without_repeats(load_splits(data, partial(console.print, soft_wrap=True)))
+        if not _is_of(retriever, splits.gallery):
+            raise InvalidData(
+                f"{data.name} gives another gallery than the one in {config.retriever}: restore "
+                "the data set's files as they were, or calibrate again"
+            )
+        if retriever.origin["queries"] != _digests(splits):
+            raise InvalidData(
+                f"{data.name} gives other queries than those {config.retriever} was calibrated "
+                "with, so that some may be both: restore the data set's files, or calibrate again"
+            )
+        self._splits, self._outside = splits, images_outside(data, config.ood)
+        return retriever
+
+    def search(self, retriever: Retriever) -> Opened:
+        """See `Source`."""
+        return _opened(self._data.name, retriever, self._splits, self._outside, Embedder())
+
+    def track(self, output: Path) -> tracking.TrackedRun | None:
+        """See `Source`."""
+        trained = tracking.find_tracked_run(self._retriever.origin.get("run", ""))
+        if trained is None:
+            return None
+        return start_tracking("evaluation", self._config, output, trained)
+
+    def close(self) -> None:
+        """See `Source`."""
+
+
+def _opened(
+    dataset: str,
+    retriever: Retriever,
+    splits: Splits,
+    outside: ImageSet | None,
+    embedder: Embedder,
+) -> Opened:
+    """Search the three splits of a data set."""
+    tuning, calibration, test = search_splits(retriever, splits, embedder)
+    return Opened(
+        dataset,
+        tuning,
+        calibration,
+        test,
+        images=splits.test,
+        gallery=splits.gallery,
+        ids=(list(splits.calibration.ids), list(splits.test.ids)),
+        example=lambda: image_example(splits.test.images[0]),
+        outside=lambda: uncertainty_outside(retriever, outside, embedder),
+        baseline=lambda: pixel_recall(splits),
+        splits=splits,
+    )
+
+
+def _warn_of_new_labels(splits: Splits, trained: TrainedOn) -> None:
+    print(
+        "warning: no test query has the label of a calibration query; guarantees for the "
+        "labels of the calibration queries are measured on queries of other labels",
+        file=sys.stderr,
+    )
+    if np.isin(classes_of(splits.calibration), trained.classes).any():
+        print(
+            "warning: the encoder was trained on labels of the calibration queries; guarantees "
+            "for new labels are then for labels that trained it, too",
+            file=sys.stderr,
+        )
+
+
+def check_group(splits: Splits, group: str | None) -> None:
+    """Raise `InvalidData` unless the queries of all three splits have that attribute."""
+    for name in ("tuning", "calibration", "test") if group is not None else ():
+        attributes = getattr(splits, name).attributes
+        if group not in attributes:
+            raise InvalidData(
+                f"the {name} queries have no attribute {group!r}; they have "
+                f"{', '.join(attributes) or 'none'}"
+            )
+
+
+def search_splits(
+    retriever: Retriever, splits: Splits, embedder: Embedder
+) -> list[LabelledResults]:
+    """Search the queries of the three splits; the origin names their groups and clusters."""
+    group, cluster = (retriever.origin.get(name) for name in ("group", "cluster"))
+    found = []
+    for name in ("tuning", "calibration", "test"):
+        images = getattr(splits, name)
+        with embedding(f"{name} queries", images, embedder) as shown, warnings.catch_warnings():
+            # Said before, of all splits at once.
+            warnings.filterwarnings("ignore", "the queries come in clusters", UserWarning)
+            found.append(retriever.search_labelled(images, group, shown, cluster))
+    return found
+
+
+def images_outside(data: DataConfig, name: str | None) -> ImageSet | None:
+    """The images of the evaluation half of another data set.
+
+    Raises:
+        InvalidConfig: it is the set that the retriever searches.
+    """
+    if name is None:
+        return None
+    if name == data.name:
+        raise InvalidConfig(f"ood is {name}, the set that the retriever searches: name another")
+    found = find_dataset(name)
+    other = DataConfig(name, data.root, data.download)
+    if found.composed:
+        return load_splits(other).test
+    options = {"download": True} if data.download and found.downloads else {}
+    return found.read(data_root(other), **options).queries
+
+
+def uncertainty_outside(
+    retriever: Retriever, images: ImageSet | None, embedder: Embedder
+) -> NDArray[np.float64] | None:
+    """(n,) of images of another data set, as queries; None without any."""
+    if images is None:
+        return None
+    with embedding("out-of-distribution queries", images, embedder) as shown:
+        return retriever.search(images.images, shown).uncertainty
+
+
+def _without_repeats(splits: Splits) -> Splits:
+    """The splits without queries that stand elsewhere too; one line says how many those were."""
+    with step("pictures that stand twice"):
+        kept, left_out = without_repeats(splits)
+    if any(left_out.values()):
+        counts = ", ".join(f"{n} of the {name} queries" for name, n in left_out.items() if n)
+        said = f"left out, for the same picture stands elsewhere: {counts}"
+        console.print(said, soft_wrap=True)
+    return kept
+
+
+def _is_of(retriever: Retriever, gallery: ImageSet) -> bool:
+    """Whether a retriever's gallery has these names, and matches the same queries."""
+    known = {} if retriever.relevance is None else retriever.relevance.arrays()
+    given = gallery.relevance.arrays()
+    return retriever.ids.tolist() == list(gallery.ids) and (
+        known.keys() == given.keys()
+        and all(np.array_equal(values, given[name]) for name, values in known.items())
+    )
+
+
+def _digests(splits: Splits) -> dict[str, str]:
+    """Of the names of the queries of each split, in order."""
+    return {
+        name: names_digest(getattr(splits, name).ids) for name in ("tuning", "calibration", "test")
+    }
