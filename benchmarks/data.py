@@ -26,9 +26,7 @@ from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms.v2 import functional as F
 
 from rcir.data import DataConfig, ImageSet, Preprocessing, data_root
-from rcir.data.relevance import SameLabel, SharedLabel
-from rcir.data.relevance_protocol import Relevance
-from rcir.data.within_radius import WithinRadius
+from rcir.data.relevance import Relevance, SameLabel, SharedLabel, WithinRadius
 
 SIZE, PHOTOGRAPH = (224, 224), 1500
 FILES, PHOTOGRAPHS, REPEATS = sized((400, 60, 5), (10, 2, 1))

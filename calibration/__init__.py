@@ -6,17 +6,15 @@ from rcir.import_paths import lazily
 
 if TYPE_CHECKING:
     from calibration.config import CalibrationConfig, CertificationConfig, EvaluationConfig
-    from calibration.evaluation import Evaluation
+    from calibration.evaluation import Evaluation, RiskResult
     from calibration.indexing import IndexChoice, reindex
     from calibration.pipeline import Outcome, calibrate, certify, evaluate_retriever, write_results
     from calibration.recalibration import recalibrate
-    from calibration.risk_results import RiskResult
-    from calibration.summary import cost, promise
-    from calibration.table import NOTHING_CERTIFIED, print_evaluation, print_table
+    from calibration.table import NOTHING_CERTIFIED, cost, print_evaluation, print_table, promise
 
 _HOMES = {
     "calibration.config": ("CalibrationConfig", "CertificationConfig", "EvaluationConfig"),
-    "calibration.evaluation": ("Evaluation",),
+    "calibration.evaluation": ("Evaluation", "RiskResult"),
     "calibration.indexing": ("IndexChoice", "reindex"),
     "calibration.pipeline": (
         "Outcome",
@@ -26,9 +24,13 @@ _HOMES = {
         "write_results",
     ),
     "calibration.recalibration": ("recalibrate",),
-    "calibration.risk_results": ("RiskResult",),
-    "calibration.summary": ("cost", "promise"),
-    "calibration.table": ("NOTHING_CERTIFIED", "print_evaluation", "print_table"),
+    "calibration.table": (
+        "NOTHING_CERTIFIED",
+        "cost",
+        "print_evaluation",
+        "print_table",
+        "promise",
+    ),
 }
 
 __all__ = [

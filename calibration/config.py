@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rcir.data.clusters import QueryDivision
+from rcir.data.division import QueryDivision
 from rcir.errors import InvalidConfig
 from rcir.index import DEPTH, IndexConfig, check_depth
 from rcir.levels import ALPHAS, DELTA

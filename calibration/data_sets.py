@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.baseline import pixel_recall
 from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.progress import embedding, print_reason, step
+from calibration.quality import pixel_recall
 from calibration.sources import Opened, start_tracking
 from calibration.table import console
 from rcir import api, tracking

@@ -1,4 +1,4 @@
-"""A calibrated retriever, measured on test queries that neither tuned nor calibrated it."""
+"""Every guarantee of a calibration, measured on test queries, also for parts of them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,251 @@ from numpy.typing import NDArray
 
 from calibration.quality import Quality, assess
 from calibration.resampling import Resampling, resample
-from calibration.risk_results import RiskResult, SearchedSplits, rows
-from calibration.subgroups import Part, subgroups
 from rcir.data import ImageSet
+from rcir.errors import RiskUnattainable
 from rcir.levels import ALPHA
 from rcir.retrieval.calibration import CalibrationReport
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import LabelledResults
+from rcir.risk import (
+    RISKS,
+    GuaranteeRequest,
+    LabelledResults,
+    ScoredResults,
+    SetRule,
+    risk_interval,
+    score,
+)
+from rcir.risk.request import DEFAULT
+from rcir.risk.results import widened
 from rcir.risk.selection import ComparedSizes
+
+
+@dataclass(frozen=True)
+class SearchedSplits:
+    """The queries of the three splits with their search results."""
+
+    tuning: LabelledResults
+    calibration: LabelledResults
+    test: LabelledResults
+
+    def judged(self, retriever: Retriever) -> SearchedSplits:
+        """Return the splits with the uncertainty that the retriever was calibrated with."""
+        parts = (self.tuning, self.calibration, self.test)
+        uncertainty = retriever.require_calibration().uncertainty
+        return SearchedSplits(*(retriever.searcher.judged(part, uncertainty) for part in parts))
+
+
+@dataclass(frozen=True)
+class RiskResult:
+    """One guarantee, certified and measured; the fields after `bound` may be None.
+
+    Attributes:
+        guarantee: what is controlled, in words.
+        alpha, delta: the requested levels.
+        score_function, bound: how sizes are chosen.
+        threshold: the calibrated threshold; None if the guarantee cannot be certified.
+        test_risk: mean loss of the test queries that got an answer.
+        risk_low, risk_high: 95% confidence interval of the risk, see `rcir.risk.risk_interval`.
+        mean_size: mean set size over the test queries that got an answer.
+        constant_size: the size of all sets if every query got the same number of candidates, in
+            the same order, at the same alpha and delta.
+        answered: share of test queries that got an answer.
+        refusal: why it is not certified, and what would help.
+    """
+
+    guarantee: str
+    alpha: float
+    delta: float
+    score_function: str
+    bound: str
+    threshold: float | None = None
+    test_risk: float | None = None
+    risk_low: float | None = None
+    risk_high: float | None = None
+    mean_size: float | None = None
+    constant_size: float | None = None
+    answered: float | None = None
+    refusal: str | None = None
+
+    @property
+    def certified(self) -> bool:
+        """True if some threshold certifies the guarantee."""
+        return self.threshold is not None
+
+
+def rows(
+    retriever: Retriever, queries: SearchedSplits, alphas: Sequence[float], delta: float
+) -> tuple[list[RiskResult], list[RiskResult]]:
+    """Measure the miss risk at each alpha, and all else that the calibration queries certify."""
+    calibration = retriever.require_calibration()
+    calibrated = calibration.main.calibration
+    options: dict[str, dict[str, Any]] = {
+        key.replace("-", " "): {"risk": risk.name, "abstain": risk.abstains}
+        for key, risk in RISKS.items()
+        if key != DEFAULT and not (risk.abstains and calibrated.cluster)
+    }
+    if calibrated.cluster is None:
+        options["miss, whatever alpha"] = {"simultaneous": True}
+    for group in calibrated.group_names():
+        options[f"miss, group {group}"] = {"group": group}
+    if calibrated.groups is not None:
+        options["miss, any mix of groups"] = {"mix": "any"}
+    options |= {
+        f"miss, {query_labels} labels": {"query_labels": query_labels}
+        for query_labels in ("new", "any")
+        if calibration.can_cover_new_labels
+    }
+    if "label" in calibration.rules:
+        options = {"miss, distinct labels": {"distinct": "label"}} | options
+    scored: dict[int, ScoredResults] = {}  # the test queries, by the rule that scored them
+
+    def measured(guarantee: str, given: dict[str, Any]) -> list[RiskResult]:
+        requests = [GuaranteeRequest(alpha, delta, **given) for alpha in alphas]
+        serving = calibration.serving(requests[0])
+        rule = serving.rule_for(requests[0])
+        if id(rule) not in scored:
+            test = retriever.searcher.judged(queries.test, serving.uncertainty)
+            if requests[0].distinct is not None:
+                test = test.first_of_each_label()
+            scored[id(rule)] = score(rule.score_function, test)
+        return [_measure(guarantee, request, rule, scored[id(rule)]) for request in requests]
+
+    others = [row for name, given in options.items() for row in measured(name, given)]
+    return measured("miss", {}), others
+
+
+def _measure(
+    guarantee: str, request: GuaranteeRequest, rule: SetRule, test: ScoredResults
+) -> RiskResult:
+    """Measure one guarantee on the test queries that it covers.
+
+    Args:
+        guarantee: its name.
+        request: what to certify.
+        rule: that certifies it.
+        test: the test queries, scored by the rule.
+    """
+    alpha, delta = float(request.alpha), float(request.delta or 0)  # type: ignore[arg-type]
+    row = RiskResult(guarantee, alpha, delta, rule.score_function.name, rule.bound)
+    if not request.abstain:
+        row = replace(row, constant_size=_constant_size(rule, request, test))
+    try:
+        certified = rule.guarantee(request)
+    except RiskUnattainable as error:
+        return replace(row, refusal=str(error))
+    covered = np.ones(len(test), bool)
+    if request.group is not None and test.groups is not None:
+        covered = test.groups == request.group
+    if request.abstain:
+        sizes = (test.require("selection_score") <= certified.selection_threshold).astype(np.int64)
+    else:
+        sizes = test.sizes(certified.threshold)
+    answered = np.flatnonzero(covered & (sizes > 0))
+    row = replace(row, bound=certified.bound, threshold=certified.threshold)
+    if len(answered) == 0:
+        return replace(row, answered=0.0 if covered.any() else None)
+    risk, queries = request.one_risk, test[answered]
+    if request.query_labels == "new":
+        queries = queries.by_label()
+    losses = risk.unit_losses(queries, widened(np.array([certified.threshold])))[:, 0]
+    binary = risk.binary and queries.clusters is None
+    low, high = risk_interval(float(losses.sum()), len(losses), binary)
+    return replace(
+        row,
+        test_risk=float(losses.mean()),
+        risk_low=low,
+        risk_high=high,
+        mean_size=float(sizes[answered].mean()),
+        answered=len(answered) / int(covered.sum()),
+    )
+
+
+def _constant_size(rule: SetRule, request: GuaranteeRequest, test: ScoredResults) -> float | None:
+    """Return the mean size if every query gets the same; None if that certifies nothing."""
+    try:
+        certified = rule.of_constant_size().guarantee(request)
+    except RiskUnattainable:
+        return None
+    return float(test.of_constant_size().sizes(certified.threshold).mean())
+
+
+DECILES = 10
+SHOWN_CLASSES = 10  # classes, those that are missed most
+
+
+@dataclass(frozen=True)
+class Part:
+    """Test queries of one kind.
+
+    Attributes:
+        kind: "uncertainty", "class" or "group".
+        name: of the decile (1 is the most certain), class or group.
+        n: number of queries.
+        missed: how many got a set without a true match.
+        low, high: exact 95% interval of their miss rate (Clopper-Pearson); None of queries that
+            come in clusters, which are not independent.
+        mean_size: of their sets.
+    """
+
+    kind: str
+    name: str
+    n: int
+    missed: int
+    low: float | None
+    high: float | None
+    mean_size: float
+
+    @property
+    def risk(self) -> float:
+        """The share that was missed."""
+        return self.missed / self.n
+
+
+def subgroups(
+    retriever: Retriever, test: LabelledResults, images: ImageSet, threshold: float
+) -> list[Part]:
+    """Misses by decile of uncertainty, by class (of many those missed most) and by group.
+
+    Args:
+        retriever: that searched the queries.
+        test, images: the test queries.
+        threshold: of the guarantee for misses that they are answered with.
+    """
+    scored = score(retriever.require_calibration().main.score_function, test)
+    sizes = scored.sizes(threshold)
+    missed = scored.require("match_rank") > sizes
+    independent = test.clusters is None
+    order = np.argsort(test.results.uncertainty, kind="stable")
+    decile = np.empty(len(order), np.int64)
+    decile[order] = np.arange(len(order)) * min(DECILES, len(order)) // len(order) + 1
+    parts = _parts("uncertainty", decile, missed, sizes, independent)
+    classes = images.attributes.get("class", images.labels)
+    if classes is not None:
+        found = _parts("class", np.asarray(classes), missed, sizes, independent)
+        parts += sorted(found, key=lambda part: (-part.risk, -part.n))[:SHOWN_CLASSES]
+    if test.groups is not None:
+        parts += _parts("group", test.groups, missed, sizes, independent)
+    return parts
+
+
+def _parts(
+    kind: str,
+    names: NDArray[Any],
+    missed: NDArray[np.bool_],
+    sizes: NDArray[np.int64],
+    independent: bool,
+) -> list[Part]:
+    known, which = np.unique(names, return_inverse=True)
+    n = np.bincount(which)
+    misses = np.bincount(which, weights=missed).astype(np.int64)
+    means = np.bincount(which, weights=sizes) / n
+    parts = []
+    for name, count, lost, size in zip(known.tolist(), n, misses, means, strict=True):
+        low, high = risk_interval(int(lost), int(count)) if independent else (None, None)
+        parts.append(Part(kind, str(name), int(count), int(lost), low, high, float(size)))
+    return parts
+
 
 # Numbers of each `RiskResult` that are logged as metrics.
 TRACKED = (

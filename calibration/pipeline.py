@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calibration import drawing, report
 from calibration.config import CalibrationConfig, CertificationConfig, EvaluationConfig
-from calibration.evaluation import Evaluation, evaluate
+from calibration.evaluation import Evaluation, SearchedSplits, evaluate
 from calibration.progress import step
-from calibration.risk_results import SearchedSplits
+from calibration.report import draw_figures, render
 from calibration.sources import Source, VectorFiles
 from rcir import figures, tracking
 from rcir.data import ImageSet, Splits
@@ -220,9 +219,9 @@ def publish(
         started: when the work began.
     """
     with step("report"):
-        drawn = drawing.draw_figures(retriever, evaluation, test, images, gallery)
+        drawn = draw_figures(retriever, evaluation, test, images, gallery)
         pictures = {name: figures.to_svg(figure) for name, figure in drawn.items()}
-        text = report.render(evaluation, pictures)
+        text = render(evaluation, pictures)
     page, results = output / PAGE, output / RESULTS
     output.mkdir(parents=True, exist_ok=True)
     # Results first: they are what says that a page is ours.

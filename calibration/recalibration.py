@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rcir import tracking
-from rcir.data.vector_files import VectorTable
-from rcir.data.vector_shards import read_all_vectors
-from rcir.data.within_radius import WithinRadius
+from rcir.data.relevance import WithinRadius
+from rcir.data.vector_files import VectorTable, read_all_vectors
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 from rcir.index import IsRemote, UnbuiltIndex
 from rcir.retrieval import storage
@@ -111,7 +110,7 @@ def _labelled(
     folder: Path, retriever: Retriever, file: Path, since: datetime | None
 ) -> tuple[Queries, list[Any]]:
     """The queries that the retriever in a folder was asked, and their labels; None for a miss."""
-    from rcir.serving.sources import Folder
+    from rcir.serving.served import Folder
     from rcir.serving.store import Store
 
     if not file.is_file():

@@ -18,12 +18,10 @@ from rcir.data import (
     ImageSet,
     Splits,
 )
-from rcir.data.clusters import draw_by_cluster
 from rcir.data.digests import digests
-from rcir.data.relevance import SameLabel
-from rcir.data.vector_files import VectorTable, read_matches
-from rcir.data.vector_shards import read_all_vectors
-from rcir.data.within_radius import WithinRadius
+from rcir.data.division import draw_by_cluster
+from rcir.data.relevance import SameLabel, WithinRadius
+from rcir.data.vector_files import VectorTable, read_all_vectors, read_matches
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever

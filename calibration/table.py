@@ -1,13 +1,146 @@
-"""The outcome of a calibration on the screen."""
+"""An evaluation in sentences, and its tables on the screen."""
 
 from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
 
-from calibration import summary
-from calibration.evaluation import Evaluation
-from calibration.risk_results import RiskResult
+from calibration.evaluation import Evaluation, RiskResult
+from rcir.levels import ALPHA
+from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
+from rcir.risk.guarantee import stated_confidence
+
+UNCERTAINTY_ALONE = ("minmax", "quantile")  # score functions that use nothing but an uncertainty
+
+
+def sentences(evaluation: Evaluation) -> list[str]:
+    """Return the promise, its cost and its limit."""
+    parts = (promise(evaluation), cost(evaluation), limit(evaluation))
+    return [sentence for sentence in parts if sentence is not None]
+
+
+def promise(evaluation: Evaluation) -> str:
+    """State the guarantee in numbers, at the certified level nearest to `ALPHA`."""
+    row, n = evaluation.headline, evaluation.n_calibration
+    if row is None:
+        confidence = stated_confidence(evaluation.rows[0].delta)
+        return (
+            f"Nothing is certified with probability {confidence} on {n} calibration queries: "
+            f"{evaluation.refusal}."
+        )
+    covered, labelled = "future queries", f"{n} calibration queries"
+    if kind := evaluation.cluster:
+        covered = f"queries of further clusters ({kind}, each counted alike)"
+        labelled += f" in {evaluation.n_clusters} clusters"
+    delta = row.delta * evaluation.chosen_among
+    sentence = (
+        f"With alpha = {row.alpha:g}, on average at least {100 * (1 - row.alpha):.4g} of 100 "
+        f"{covered} get a set that holds a right image. The chance that this is wrong, because "
+        f"the {labelled} were unluckily easy, is at most {100 * delta:.4g}%"
+    )
+    if evaluation.chosen_among > 1:
+        sentence += (
+            f", also after the choice among {evaluation.chosen_among} retrievers: each is "
+            f"certified at delta = {row.delta:.4g}"
+        )
+    return f"{sentence}."
+
+
+def cost(evaluation: Evaluation) -> str | None:
+    """State set sizes and the measured risk at that level; None if it was not measured."""
+    row = evaluation.headline
+    if row is None or row.test_risk is None:
+        return None
+    alike = "no single size for all queries is certified"
+    if row.constant_size is not None:
+        alike = f"one size for all queries would be {row.constant_size:.4g}"
+    tested, average = f"{evaluation.n_test} test queries", ""
+    if evaluation.cluster:
+        tested += f" in {evaluation.n_test_clusters} clusters"
+        average = " on average over clusters"
+    return (
+        f"That takes {row.mean_size:.2f} images per query on average; {alike}. "
+        f"Of {tested}, which neither tuned nor calibrated anything, {100 * row.test_risk:.1f}% "
+        f"were missed{average} (95% interval {100 * (row.risk_low or 0):.1f}% to "
+        f"{100 * (row.risk_high or 0):.1f}%)."
+    )
+
+
+def limit(evaluation: Evaluation) -> str:
+    """State what the guarantee does not cover."""
+    return (
+        "The promise covers queries drawn like the calibration queries. It does not cover queries "
+        "of labels that did not calibrate (that is what query_labels is for), queries from another "
+        "source, or each kind of query by itself: some kinds are missed more often than others."
+    )
+
+
+def size_source(evaluation: Evaluation) -> str:
+    """State what sizes the sets, and what the encoder's uncertainty alone would have given."""
+    score_function, name = evaluation.rows[0].score_function, evaluation.uncertainty
+    if score_function == "constant":
+        return "All sets have the same size: constant sizes use no uncertainty."
+    source = f"the uncertainty {name!r} ({QUERY_UNCERTAINTIES[name].title})"
+    if score_function not in UNCERTAINTY_ALONE:
+        source = f"the candidates of each query (distances, labels, votes) and on {source}"
+    sentence = f"Set sizes ({score_function}) depend on {source}"
+    if evaluation.is_chance:
+        sentence += ", which predicts a wrong first image no better than chance"
+    levels = evaluation.uncertainties.get(name, {})
+    if not levels:
+        return f"{sentence}."
+    alpha = min(levels, key=lambda level: abs(level - ALPHA))
+    chosen = evaluation.comparison.get(score_function, {}).get(alpha)
+    sentence += f". On the tuning queries, at alpha = {alpha:g}, "
+    if chosen is not None:
+        sentence += f"these sets hold {chosen:.2f} images; "
+    sentence += f"sized by {name!r} alone they would hold {levels[alpha]:.2f}"
+    by_encoder = evaluation.uncertainties.get("encoder", {}).get(alpha)
+    if name != "encoder" and by_encoder is not None:
+        sentence += f", and by the encoder's uncertainty alone {by_encoder:.2f}"
+    return (
+        f"{sentence}. Of the uncertainties that give nearly the smallest sets, the one is taken "
+        "that best predicts a wrong first image."
+    )
+
+
+def remarks(evaluation: Evaluation) -> list[str]:
+    """Explain levels that are not certified, and other results that need an explanation."""
+    sentences = []
+    for row in evaluation.rows:
+        level = f"alpha = {row.alpha:g}"
+        if not row.certified and evaluation.certified:
+            sentences.append(f"{level} is not certified: {row.refusal}.")
+        elif row.test_risk is not None and row.test_risk > row.alpha:
+            tested = f"{evaluation.n_test} test queries"
+            if evaluation.cluster:
+                tested = f"{evaluation.n_test_clusters} clusters of test queries"
+            reason = _above_alpha(row, tested)
+            measured = f"the measured risk {row.test_risk:.4f} is above alpha"
+            sentences.append(f"{level}: {measured}, {reason}.")
+        elif row.mean_size == 1:
+            sentences.append(
+                f"{level}: every set holds one image, the smallest size; the risk cannot come "
+                "closer to alpha."
+            )
+    if evaluation.labels:
+        sentences.append(evaluation.labels)
+    if advice := evaluation.depth_advice:
+        sentences.append(f"{advice}.")
+    if auroc := evaluation.quality.numbers.get("ood_auroc"):
+        sentences.append(f"AUROC of out-of-distribution queries by their uncertainty: {auroc:.3f}.")
+    return sentences
+
+
+def _above_alpha(row: RiskResult, tested: str) -> str:
+    if row.risk_low is not None and row.risk_low <= row.alpha:
+        return f"but within the noise of the {tested}"
+    return (
+        f"by more than the noise of the {tested}: this is one of the calibrations "
+        f"that the guarantee allows to fail (probability {row.delta:g}), or the test queries "
+        "differ from the calibration queries"
+    )
+
 
 # Names may look like markup.
 console = Console(highlight=False, markup=False)
@@ -18,7 +151,7 @@ NOTHING_CERTIFIED = 3  # exit status: everything was written, but no requested a
 def print_evaluation(evaluation: Evaluation) -> None:
     """Print what was measured, then the promise, its cost and its limit."""
     print_table(evaluation)
-    for sentence in summary.sentences(evaluation):
+    for sentence in sentences(evaluation):
         console.print(sentence)
 
 
@@ -34,7 +167,7 @@ def print_table(evaluation: Evaluation) -> None:
         "Mean size: images per query. One size: what every query would need if all sets were "
         "equally large, of the same images in the same order."
     )
-    for sentence in (*summary.remarks(evaluation), summary.size_source(evaluation)):
+    for sentence in (*remarks(evaluation), size_source(evaluation)):
         console.print(sentence)
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from rcir.cli import main
-from rcir.data.vector_shards import read_all_vectors
+from rcir.data.vector_files import read_all_vectors
 from rcir.errors import InvalidData
 from rcir.runs.folder import find_run
 

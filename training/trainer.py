@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from rcir.data import ImageSet, TransformParameters
-from rcir.data.within_radius import asking
+from rcir.data.relevance import asking
 from rcir.embedding import Embedding
 from rcir.encoders import Encoder
 from rcir.encoders.features import FrozenBackbone

@@ -11,10 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rcir.data import ImageSet
-from rcir.data.relevance import SameLabel
-from rcir.data.relevance_protocol import Relevance
-from rcir.data.votes import count_matches
-from rcir.data.within_radius import asking, database_of
+from rcir.data.relevance import Relevance, SameLabel, asking, count_matches, database_of
 from rcir.embedding import Embedding
 from rcir.errors import InvalidData, TrainingDiverged
 from rcir.index import DEPTH, build_index, lengths, nearest_others, one_minus_cosine

@@ -111,7 +111,7 @@ def _embed(
     """Embed pictures into one file; returns the number of dimensions."""
     import numpy as np
 
-    from rcir.data.vector_writing import write_vectors
+    from rcir.data.vector_files import write_vectors
 
     embedding = embedder(encoder, preprocessing, pictures.paths)
     vectors = embedding.vectors.numpy()
@@ -124,7 +124,7 @@ def _embed(
 
 def _files(output: Path, shards: int | None, n: int) -> dict[Path, slice]:
     """The files to write, and which pictures go into each."""
-    from rcir.data.vector_shards import shard_name
+    from rcir.data.vector_files import shard_name
     from rcir.errors import InvalidConfig
 
     if shards is None:
@@ -170,8 +170,7 @@ def _written(file: Path, pictures: Pictures, model: str, source: str) -> int | N
     """
     from pyarrow import ArrowException, parquet
 
-    from rcir.data.vector_files import MODEL
-    from rcir.data.vector_writing import SOURCE
+    from rcir.data.vector_files import MODEL, SOURCE
     from rcir.errors import InvalidConfig
 
     if not file.exists():

@@ -85,7 +85,7 @@ def _vectors(files: list[str]) -> tuple[list[str], dict[str, Any]]:
     """Names of the vectors of one file, and what `Retriever.retrieve` is asked."""
     from pathlib import Path
 
-    from rcir.data.vector_shards import read_all_vectors
+    from rcir.data.vector_files import read_all_vectors
 
     if len(files) > 1:
         raise InvalidConfig(f"{len(files)} files: of vectors give one, with a row for each query")

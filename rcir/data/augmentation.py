@@ -1,7 +1,9 @@
 """Random transforms of training images, drawn afresh at every step.
 
-Drawing is apart from changing: the numbers for a whole batch come first, and whoever holds some of
-its images changes these alone. So the result is the same however a batch is shared out.
+Drawing is separate from transforming: the numbers for a whole batch come first, and each process
+transforms its own images of the batch, so that the result does not depend on how it is shared out.
+Colours are changed as by torchvision's `ColorJitter`, image by image; rotation, crop and mirroring
+are one affine warp. An image's result is the same to the last bit whichever others are beside it.
 """
 
 from __future__ import annotations
@@ -12,10 +14,115 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
-from rcir.data import colour
-from rcir.data.warp import draw_warps, warp
 from rcir.errors import InvalidConfig
+
+RATIOS = (3 / 4, 4 / 3)
+
+
+def draw_warps(
+    n: int,
+    size: tuple[int, int],
+    rotation: float,
+    crop: float,
+    mirrored: NDArray[np.bool_],
+    rng: np.random.Generator,
+) -> NDArray[np.float32]:
+    """Random warps: a rotation about the centre, then a crop resized to the whole, then mirroring.
+
+    Args:
+        n: number of warps.
+        size: (height, width) of the images.
+        rotation: degrees; angles are uniform in [-rotation, rotation], counterclockwise.
+        crop: area is uniform in [crop, 1] of the image's, the ratio of width to height log-uniform
+            in [3/4, 4/3] of the image's, as far as such a crop fits; its place is uniform.
+        mirrored: (n,) which are mirrored left to right.
+        rng: source of all randomness.
+
+    Returns:
+        (n, 2, 3), from places in the result to places in the image: both are (x, y, 1), where x and
+        y run from -1 to 1 between the outer borders.
+    """
+    angle = np.radians(rng.uniform(-rotation, rotation, n))
+    area = rng.uniform(crop, 1, n)
+    low, high = np.maximum(RATIOS[0], area), np.minimum(RATIOS[1], 1 / area)
+    ratio = np.exp(rng.uniform(np.log(low), np.log(high)))
+    scale = np.minimum(np.sqrt([area * ratio, area / ratio]), 1)
+    x, y = (1 - scale) * rng.uniform(-1, 1, (2, n))  # centre of the crop
+    across, down = scale * np.stack([np.where(mirrored, -1, 1), np.ones(n)])
+    aspect = size[0] / size[1]
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.array(
+        [
+            [across * cos, -down * sin * aspect, x * cos - y * sin * aspect],
+            [across * sin / aspect, down * cos, x * sin / aspect + y * cos],
+        ],
+        np.float32,
+    ).transpose(2, 0, 1)
+
+
+def warp(images: Tensor, matrices: Tensor) -> Tensor:
+    """Images (n, C, H, W), float32, warped by matrices (n, 2, 3); bilinear, black outside."""
+    height, width = images.shape[-2:]
+    x, y = (
+        (torch.arange(length, device=images.device) * 2 + (1 - length)) / length
+        for length in (width, height)
+    )
+    a, b, c = matrices[:, :, :, None, None].unbind(2)  # each (n, 2, 1, 1)
+    grid = (x * a + c) + y[:, None] * b
+    return F.grid_sample(images, grid.permute(0, 2, 3, 1), "bilinear", "zeros", align_corners=False)
+
+
+LUMA = (0.2989, 0.587, 0.114)  # ITU-R BT.601
+
+
+def adjust_brightness(images: Tensor, factor: Tensor) -> None:
+    """Scale values by factors of at least 0."""
+    images.mul_(factor).clamp_(0, 255)
+
+
+def adjust_contrast(images: Tensor, factor: Tensor) -> None:
+    """Scale differences to the mean of the grey image by factors of at least 0."""
+    # Sums of whole numbers are exact: they do not depend on how threads share the work.
+    sums = images.round_().sum(-1).sum(-1, dtype=torch.float64)
+    if images.shape[1] == 3:
+        sums = sums[:, :1] * LUMA[0] + sums[:, 1:2] * LUMA[1] + sums[:, 2:] * LUMA[2]
+    mean = (sums / images.shape[2:].numel()).float().view(-1, 1, 1, 1)
+    images.sub_(mean).mul_(factor).add_(mean).clamp_(0, 255)
+
+
+def adjust_saturation(images: Tensor, factor: Tensor) -> None:
+    """Scale differences to the grey image by factors of at least 0; grey images stay."""
+    if images.shape[1] == 1:
+        return
+    red, green, blue = (images[:, i : i + 1] * weight for i, weight in enumerate(LUMA))
+    grey = red.add_(green).add_(blue)
+    images.sub_(grey).mul_(factor).add_(grey).clamp_(0, 255)
+
+
+def shift_hue(images: Tensor, shift: Tensor) -> None:
+    """Turn hues by shifts in [-0.5, 0.5] of the colour circle; grey images stay.
+
+    Value and chroma of the HSV model stay. A channel is the largest value, less the chroma where
+    the pixel's hue is far from the channel's own (2 to 3 sixths of the circle), less a part of it
+    where it is 1 to 2 sixths away.
+    """
+    if images.shape[1] == 1:
+        return
+    red, green, blue = images.unbind(1)
+    high = torch.maximum(torch.maximum(red, green), blue)
+    chroma = high - torch.minimum(torch.minimum(red, green), blue)
+    scale = torch.where(chroma > 0, chroma, 1).mul_(6).reciprocal_()
+    hue = torch.where(
+        green == high, (blue - red).mul_(scale).add_(1 / 3), (red - green).mul_(scale).add_(2 / 3)
+    )
+    hue = torch.where(red == high, (green - blue).mul_(scale), hue).add_(shift.view(-1, 1, 1))
+    for channel, own in enumerate((0.0, 1 / 3, 2 / 3)):
+        away = hue - own
+        away.sub_(away.round()).abs_()  # of the circle, at most half
+        torch.sub(high, away.mul_(6).sub_(1).clamp_(0, 1).mul_(chroma), out=images[:, channel])
+
 
 PIXELS_AT_ONCE = (
     1 << 19
@@ -70,7 +177,7 @@ class TransformParameters:
 
     Attributes:
         mirrored: (n,) bool, whether it is flipped left to right; None if the warps do it.
-        warps: (n, 2, 3), see `rcir.data.warp`.
+        warps: (n, 2, 3), see `rcir.data.augmentation`.
         brightness, contrast, saturation: (n,) factors.
         hue: (n,) shifts, of the colour circle.
         squares: (n, tiles, 3) row, column and side of the square that hides part of each tile.
@@ -116,10 +223,10 @@ class TransformParameters:
         if self.warps is not None:
             values = warp(values, torch.from_numpy(self.warps).to(images.device))
         for adjust, parameters in (
-            (colour.adjust_brightness, self.brightness),
-            (colour.adjust_contrast, self.contrast),
-            (colour.adjust_saturation, self.saturation),
-            (colour.shift_hue, self.hue),
+            (adjust_brightness, self.brightness),
+            (adjust_contrast, self.contrast),
+            (adjust_saturation, self.saturation),
+            (shift_hue, self.hue),
         ):
             if parameters is not None:
                 adjust(values, torch.from_numpy(parameters).to(images.device).view(-1, 1, 1, 1))

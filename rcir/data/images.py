@@ -1,4 +1,4 @@
-"""Reading images, whatever they are given as, without trusting them."""
+"""Reading images without trusting them: checked arrays of pixels, JPEG files at a reduced scale."""
 
 from __future__ import annotations
 
@@ -7,18 +7,225 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import BufferedReader, BytesIO
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
+from torch import Tensor
+from torch.nn.functional import interpolate
 
-from rcir.data.jpeg import read_jpeg
-from rcir.data.pixels import MAX_PIXELS, Resizing, as_pixels, to_pixels
 from rcir.errors import InvalidImage
+
+MAX_PIXELS = 100_000_000
+SURPLUS = 1 + 1e-9
+Interpolation = Literal["bilinear", "bicubic"]
+
+
+@dataclass(frozen=True)
+class Resizing:
+    """How pictures of any size are brought to one.
+
+    Args:
+        size: (height, width) of the result.
+        interpolation: "bilinear" or "bicubic", both antialiased.
+        crop: None resizes the whole picture, whatever its proportions. A share in (0, 1] keeps
+            them: the picture is scaled until it just covers size / crop, and its centre is cut out.
+
+    Example:
+        >>> Resizing((224, 224), crop=0.875).scaled(600, 300)
+        (512, 256)
+    """
+
+    size: tuple[int, int]
+    interpolation: Interpolation = "bilinear"
+    crop: float | None = None
+
+    def scaled(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width that a picture of some height and width is resized to, before the cut.
+
+        Rounded as torchvision and timm do.
+        """
+        if self.crop is None:
+            return self.size
+        least = int(self.size[0] / self.crop), int(self.size[1] / self.crop)
+        if least[0] * width >= least[1] * height:
+            return least[0], max(least[1], int(least[0] * width / height))
+        return max(least[0], int(least[1] * height / width)), least[1]
+
+    def window(self, height: int, width: int) -> tuple[slice, slice]:
+        """Rows and columns of the centre of a scaled picture."""
+        top, left = round((height - self.size[0]) / 2), round((width - self.size[1]) / 2)
+        return slice(top, top + self.size[0]), slice(left, left + self.size[1])
+
+    def batch(self, images: NDArray[np.uint8]) -> Tensor:
+        """uint8 (n, H, W) or (n, H, W, 3) as (n, channels, *size)."""
+        height, width = images.shape[1:3]
+        scaled = self.scaled(height, width)
+        resized = resize(images, scaled, interpolation=self.interpolation)
+        return resized if scaled == self.size else resized[..., *self.window(*scaled)].contiguous()
+
+    def one(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """(H, W) or (H, W, 3) as (*size) or (*size, 3)."""
+        scaled = self.scaled(*pixels.shape[:2])
+        resized = resize_one(pixels, scaled, interpolation=self.interpolation)
+        return resized[self.window(*scaled)]
+
+
+def resize(
+    images: NDArray[np.uint8],
+    size: tuple[int, int],
+    extent: tuple[float, float] | None = None,
+    interpolation: Interpolation = "bilinear",
+) -> Tensor:
+    """uint8 (n, H, W) or (n, H, W, 3) as (n, channels, *size), antialiased.
+
+    Args:
+        extent: (height, width) of the part, from the upper left, that fills the size; None for all.
+    """
+    values = np.require(images, requirements=["C", "W"]).reshape(-1)
+    # Shaped by torch: of one image, numpy's strides may hide that it is stored channels last.
+    tensor = torch.from_numpy(values).view(images.shape)
+    tensor = tensor[:, None] if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
+    if extent is not None and extent != tuple(tensor.shape[-2:]):
+        # The output's size is rounded down, also from a hair below the wanted one.
+        scale = tuple(SURPLUS * to / of for to, of in zip(size, extent, strict=True))
+        return interpolate(tensor, scale_factor=scale, mode=interpolation, antialias=True)
+    if tuple(tensor.shape[-2:]) == tuple(size):
+        return tensor.contiguous()
+    return interpolate(tensor, size=size, mode=interpolation, antialias=True)
+
+
+def resize_one(
+    pixels: NDArray[np.uint8],
+    size: tuple[int, int] | None,
+    extent: tuple[float, float] | None = None,
+    interpolation: Interpolation = "bilinear",
+) -> NDArray[np.uint8]:
+    """(H, W) or (H, W, 3) as (*size) or (*size, 3)."""
+    if size is None:
+        return pixels
+    resized = resize(pixels[None], size, extent, interpolation)[0]
+    array: NDArray[np.uint8] = (
+        resized[0] if pixels.ndim == 2 else resized.permute(1, 2, 0)
+    ).numpy()
+    return array
+
+
+def mode_of(channels: int) -> str:
+    """Pillow's mode of grey or RGB images."""
+    return "L" if channels == 1 else "RGB"
+
+
+def to_pixels(image: Image.Image, channels: int) -> NDArray[np.uint8]:
+    """(H, W) or (H, W, 3) of a PIL image, converted."""
+    mode = mode_of(channels)
+    return np.asarray(image if image.mode == mode else image.convert(mode))
+
+
+def as_pixels(array: NDArray[Any], channels: int) -> NDArray[np.uint8]:
+    """A uint8 array (H, W), (H, W, 1) or (H, W, 3), converted; `InvalidImage` for any other."""
+    if array.dtype != np.uint8:
+        nan = array.dtype.kind == "f" and bool(np.isnan(array).any())
+        raise InvalidImage(
+            f"an image array has dtype {array.dtype}{' and holds NaN' if nan else ''}; give uint8 "
+            "values from 0 to 255"
+        )
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] != 3) or array.size == 0:
+        raise InvalidImage(
+            f"an image array has shape {array.shape}; give (height, width) or (height, width, 3)"
+        )
+    if array.shape[0] * array.shape[1] > MAX_PIXELS:
+        raise InvalidImage(
+            f"an image array has {array.shape[0] * array.shape[1]:,} pixels; at most "
+            f"{MAX_PIXELS:,} are taken: scale it down first"
+        )
+    if (array.ndim == 2) == (channels == 1):
+        return array
+    return np.asarray(Image.fromarray(array).convert(mode_of(channels)))
+
+
+MAX_BYTES = 1 << 26  # of a file that is held in memory as a whole; larger ones are streamed
+MARGIN = 2  # a JPEG decoded at a reduced scale has this many times the size that is asked for
+TURNS = {  # what makes an image upright, by its EXIF orientation
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def read_jpeg(
+    file: BinaryIO,
+    image: JpegImagePlugin.JpegImageFile,
+    channels: int,
+    resizing: Resizing | None,
+) -> NDArray[np.uint8]:
+    """(H, W) or (H, W, 3) of a JPEG file that Pillow has opened, see `rcir.data.read_image`."""
+    by_torchvision = image.mode in ("L", "RGB")  # not CMYK, of which there are two conventions
+    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    width, height = image.size
+    # Resized first and turned then: what is turned is small.
+    lying = orientation in (5, 6, 7, 8)
+    upright = (width, height) if lying else (height, width)
+    scaled = None if resizing is None else resizing.scaled(*upright)
+    stored = scaled[::-1] if scaled is not None and lying else scaled
+    wanted = None if stored is None else (MARGIN * stored[1], MARGIN * stored[0])
+    box = image.draft(mode_of(channels), wanted)
+    # A reduced picture's last row and column may be padding in part.
+    extent = None if box is None else (box[1][3], box[1][2])
+    whole = image.size == (width, height)
+    pixels = _all_pixels(file, image.size, channels) if whole and by_torchvision else None
+    if pixels is None:
+        pixels = to_pixels(image, channels)
+    if resizing is None or scaled is None:
+        return _upright(pixels, orientation)
+    resized = resize_one(pixels, stored, extent, resizing.interpolation)
+    return _upright(resized, orientation)[resizing.window(*scaled)]
+
+
+def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    if orientation not in TURNS:
+        return pixels
+    return np.asarray(Image.fromarray(pixels).transpose(TURNS[orientation]))
+
+
+def _all_pixels(file: BinaryIO, size: tuple[int, int], channels: int) -> NDArray[np.uint8] | None:
+    """By torchvision, faster at full scale; None for what it refuses, which Pillow is to judge."""
+    length = file.seek(0, os.SEEK_END)
+    if length > MAX_BYTES:
+        return None
+    file.seek(0)
+    content = bytearray(file.read(length))
+    try:
+        pixels = decode_jpeg(torch.frombuffer(content, dtype=torch.uint8), channels)
+    except RuntimeError:
+        return None
+    if pixels.shape[:0:-1] != size:
+        return None
+    array: NDArray[np.uint8] = (pixels[0] if channels == 1 else pixels.permute(1, 2, 0)).numpy()
+    return array
+
+
+def decode_jpeg(content: Tensor, channels: int) -> Tensor:
+    """uint8 (channels, H, W) of a file's bytes; `RuntimeError` for what torchvision refuses."""
+    # Slow to import; other files need none. The package, of which all threads wait for the same:
+    # they would wait for each other where one takes the package and one a module in it.
+    import torchvision
+
+    mode = "GRAY" if channels == 1 else "RGB"
+    pixels: Tensor = torchvision.io.decode_jpeg(content, torchvision.io.ImageReadMode[mode])
+    return pixels
+
 
 FORMATS = {  # by Pillow's name, with the endings of their files
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),

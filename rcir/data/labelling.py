@@ -8,10 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.match_table import MatchTable
-from rcir.data.relevance import SameLabel, SharedLabel
-from rcir.data.relevance_protocol import Relevance
-from rcir.data.within_radius import WithinRadius
+from rcir.data.relevance import MatchTable, Relevance, SameLabel, SharedLabel, WithinRadius
 from rcir.errors import InvalidData
 from rcir.inputs import as_numpy
 from rcir.printable import printable

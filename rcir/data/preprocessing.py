@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rcir.data.images import ImageLike, read_image, read_images
-from rcir.data.pixels import Interpolation, Resizing
+from rcir.data.images import ImageLike, Interpolation, Resizing, read_image, read_images
 from rcir.errors import InvalidConfig, InvalidImage
 
 

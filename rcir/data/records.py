@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.relevance import SameLabel
-from rcir.data.relevance_protocol import Relevance
+from rcir.data.relevance import Relevance, SameLabel
 from rcir.errors import InvalidData
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from rcir.data.clusters import QueryDivision
-from rcir.data.division import PARTS, Source, divide
+from rcir.data.division import PARTS, QueryDivision, Source, divide
 from rcir.data.records import Splits
 from rcir.errors import InvalidConfig
 from rcir.options import require_options

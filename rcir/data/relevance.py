@@ -1,20 +1,315 @@
-"""Relevance by labels: the same one, or one in common, stored sparse; any kind from arrays."""
+"""What makes images match: the same label, a shared label, a place nearby, or a table.
+
+Labels are sparse tables. Rare labels make few pairs of images, which a sparse product finds. A
+label that every third image has makes more pairs than can be listed: those are counted as bits, 64
+images at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, singledispatch
+from itertools import pairwise
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, vstack
+from scipy.sparse import block_diag, csr_array, eye_array, vstack
+from scipy.spatial import KDTree
 
-from rcir.data.overlap import count_overlaps, products
-from rcir.data.relevance_protocol import Pairs, Relevance, Rows, require_kind, row_pointers
-from rcir.data.within_radius import WithinRadius
 from rcir.errors import InvalidData
+
+Rows = NDArray[np.integer[Any]]
+Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+@runtime_checkable
+class Relevance(Protocol):
+    """Relevance of n images: which of them, and of others, match which.
+
+    A gallery's matches are never stored: they follow from what is known of each image, so that
+    memory grows with the number of images, not of pairs.
+    """
+
+    def __len__(self) -> int:
+        """Number of images."""
+        ...
+
+    def subset(self, rows: Rows) -> Self:
+        """The same of some images, in that order."""
+        ...
+
+    def of(self, gallery: Self, positions: Rows) -> NDArray[np.bool_]:
+        """Whether candidates match.
+
+        Args:
+            gallery: of the images that were searched.
+            positions: (n, k) positions in the gallery; -1 for none, which matches nothing.
+
+        Returns:
+            (n, k).
+        """
+        ...
+
+    def totals(self, gallery: Self) -> NDArray[np.int64]:
+        """(n,) number of true matches of each image in a gallery."""
+        ...
+
+    def pairs(self, rows: Rows) -> Pairs:
+        """True matches of some images among the images of this set.
+
+        Args:
+            rows: (m,) of this set, in any order.
+
+        Returns:
+            indptr (m + 1,) and columns (total,): `columns[indptr[i] : indptr[i + 1]]` are the
+            images that match `rows[i]`, ascending; itself is one of them, unless it has no label.
+            Memory grows with their number: ask for as many rows as that allows.
+        """
+        ...
+
+    def joined(self, others: Any) -> Self:
+        """Of these images, then others; `InvalidData` unless they are of the same kind."""
+        ...
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Its state as arrays, by name; `relevance_of` makes it again."""
+        ...
+
+
+def row_pointers(counts: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """Where what belongs to each row starts, and where the last ends."""
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+
+def require_kind(kind: type, others: object) -> None:
+    """Raise `InvalidData` unless others match as this kind does."""
+    if not isinstance(others, kind):
+        raise InvalidData(
+            f"images that match as {kind.__name__} cannot be joined with images that match as "
+            f"{type(others).__name__}: give the same kind"
+        )
+
+
+BLOCK = 2**22  # entries, or bytes, of what is held at a time, about
+WORD = 64
+
+
+def count_overlaps(own: csr_array, theirs: csr_array) -> NDArray[np.int64]:
+    """How many rows of `theirs` share a label with each row of `own`.
+
+    Args:
+        own: (n, number of labels) bool.
+        theirs: (m, number of labels) bool.
+
+    Returns:
+        (n,).
+
+    Example:
+        >>> labels = csr_array(np.array([[1, 0], [1, 1], [0, 0]], bool))
+        >>> count_overlaps(labels, labels).tolist()
+        [2, 2, 0]
+    """
+    # Rows of the same labels have the same count.
+    first, which = combinations(own)
+    own = own[first]
+    # A word of bits takes about as long as a pair.
+    words = own.nnz * (theirs.shape[0] // WORD)
+    steps = _pairs(own, np.bincount(theirs.indices, minlength=theirs.shape[1])).sum()
+    count = _count_pairs if steps <= words else _count_bits
+    return count(own, theirs)[which]
+
+
+def products(own: csr_array, by_label: csr_array) -> Iterator[tuple[slice, csr_array]]:
+    """Runs of rows of `own`, and their product with `by_label`, the other rows transposed: what
+    shares a label."""
+    block = np.cumsum(_pairs(own, np.diff(by_label.indptr))) // BLOCK
+    edges = [0, *(np.flatnonzero(np.diff(block)) + 1).tolist(), own.shape[0]]
+    for start, stop in pairwise(edges):
+        yield slice(start, stop), own[start:stop] @ by_label
+
+
+def _pairs(own: csr_array, frequency: NDArray[np.integer]) -> NDArray[np.int64]:
+    """(n,) of each row of `own`: the steps of a sparse product with rows of such frequencies."""
+    total = np.concatenate([[0], np.cumsum(frequency[own.indices])])
+    steps: NDArray[np.int64] = np.diff(total[own.indptr])
+    return steps
+
+
+def _count_pairs(own: csr_array, theirs: csr_array) -> NDArray[np.int64]:
+    found = np.zeros(own.shape[0], np.int64)
+    for rows, product in products(own, theirs.T.tocsr()):
+        found[rows] = np.diff(product.indptr)
+    return found
+
+
+def _count_bits(own: csr_array, theirs: csr_array) -> NDArray[np.int64]:
+    found = np.zeros(own.shape[0], np.int64)
+    counts = np.diff(own.indptr)
+    # Those of many labels first: what has another label is then at the start of a block.
+    rows = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+    width = max(WORD, BLOCK // own.shape[1] // WORD * WORD)
+    width = min(width, -(-theirs.shape[0] // WORD) * WORD)
+    each = max(1, BLOCK // (width // 8))
+    for start in range(0, theirs.shape[0], width):
+        having = _words(theirs[start : start + width], width)
+        for first in range(0, len(rows), each):
+            block = rows[first : first + each]
+            starts = own.indptr[block]
+            shared = having[own.indices[starts]]
+            for number in range(1, counts[block[0]]):
+                n = np.count_nonzero(counts[block] > number)
+                shared[:n] |= having[own.indices[starts[:n] + number]]
+            found[block] += np.bitwise_count(shared).sum(1, dtype=np.int64)
+    return found
+
+
+def _words(labels: csr_array, width: int) -> NDArray[np.uint64]:
+    """(number of labels, width / 64): bits that say which of at most `width` rows have a label."""
+    having = np.zeros((labels.shape[1], width), np.bool_)
+    having[labels.indices, np.repeat(np.arange(labels.shape[0]), np.diff(labels.indptr))] = True
+    return np.packbits(having, axis=1).view(np.uint64)
+
+
+def combinations(labels: csr_array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The first row of each different combination of labels, and the combination of each row.
+
+    Example:
+        >>> first, which = combinations(csr_array(np.array([[1, 0], [1, 1], [1, 0]], bool)))
+        >>> first[which].tolist()
+        [0, 1, 0]
+    """
+    ordered = labels.sorted_indices()
+    counts = np.diff(ordered.indptr).astype(np.int64)
+    which = np.zeros(len(counts), np.int64)
+    # One label after the other: rows that agreed so far and have the same next one still agree.
+    for number in range(counts.max(initial=0)):
+        rows = np.flatnonzero(counts > number)
+        following = ordered.indices[ordered.indptr[rows] + number]
+        same = which[rows] * labels.shape[1] + following
+        which[rows] = np.unique(same, return_inverse=True)[1]
+    _, first, which = np.unique(
+        which * (counts.max(initial=0) + 1) + counts, return_index=True, return_inverse=True
+    )
+    return first, which
+
+
+CELL = 10.0  # side of the cells that stand for labels of places, of the radius
+
+
+@dataclass(frozen=True)
+class WithinRadius:
+    """Images match if they were taken within a distance of each other.
+
+    Args:
+        places: (n, d) coordinates, d = 2 for easting and northing in metres.
+        radius: distance up to which images match, in the same unit; above 0.
+        near: distance up to which images are positives of each other in training, at most the
+            radius, which it is unless given. What matches but is no positive is no negative either.
+        database: (n,) bool, of images that train or validate: whether each is searched, or asks.
+            Tuples then have an anchor that asks, and a positive and negatives that are searched,
+            and validation searches likewise (Arandjelovic et al., CVPR 2016). None: all do both.
+
+    Example:
+        >>> queries = WithinRadius(np.array([[0.0, 0.0]]), 25.0)
+        >>> gallery = WithinRadius(np.array([[0.0, 25.0], [20.0, 20.0]]), 25.0)
+        >>> queries.of(gallery, np.array([[0, 1]])).tolist(), queries.totals(gallery)
+        ([[True, False]], array([1]))
+    """
+
+    places: NDArray[np.float64]
+    radius: float
+    near: float | None = None
+    database: NDArray[np.bool_] | None = None
+
+    def __post_init__(self) -> None:
+        if self.near is not None and not 0 < self.near <= self.radius:
+            raise InvalidData(
+                f"near is {self.near}; it must be above 0 and at most the radius, {self.radius}"
+            )
+        if self.database is not None and self.database.shape != (len(self.places),):
+            raise InvalidData(
+                f"{len(self.places)} places, but database has shape {self.database.shape}: say of "
+                "each whether it is searched"
+            )
+        if self.places.ndim != 2 or not np.isfinite(self.places).all() or not self.radius > 0:
+            raise InvalidData(
+                f"places have shape {self.places.shape} and radius is {self.radius}; needed are "
+                "(n, d) finite coordinates and a radius above 0"
+            )
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def subset(self, rows: Rows) -> WithinRadius:
+        database = None if self.database is None else self.database[rows]
+        return WithinRadius(self.places[rows], self.radius, self.near, database)
+
+    @property
+    def cells(self) -> NDArray[np.int64]:
+        """(n,) number of each place's cell in a grid with sides of 10 times the radius.
+
+        Places have no labels; cells are the units that new places come in.
+        """
+        steps = np.floor(self.places / (CELL * self.radius)).astype(np.int64)
+        return steps @ (1 << 20) ** np.arange(steps.shape[1], dtype=np.int64)
+
+    def positives(self, anchors: Rows, others: Rows) -> NDArray[np.bool_]:
+        """(m,) whether others are positives of anchors in training, pair by pair."""
+        steps = self.places[others] - self.places[anchors]
+        near = self.radius if self.near is None else self.near
+        found: NDArray[np.bool_] = np.square(steps).sum(-1) <= near**2
+        if self.database is not None:
+            found &= self.database[others] & ~self.database[anchors]
+        return found
+
+    def of(self, gallery: WithinRadius, positions: Rows) -> NDArray[np.bool_]:
+        if not len(gallery):
+            return np.zeros(positions.shape, np.bool_)
+        steps = gallery.places[positions] - self.places[:, None]
+        matches: NDArray[np.bool_] = (np.square(steps).sum(-1) <= self.radius**2) & (positions >= 0)
+        return matches
+
+    def totals(self, gallery: WithinRadius) -> NDArray[np.int64]:
+        counts = gallery._tree.query_ball_point(self.places, self.radius, return_length=True)
+        return np.asarray(counts, np.int64)
+
+    def pairs(self, rows: Rows) -> Pairs:
+        if not len(rows):
+            return np.zeros(1, np.int64), np.empty(0, np.int64)
+        some = KDTree(self.places[rows])
+        near = some.sparse_distance_matrix(self._tree, self.radius, output_type="ndarray")
+        order = np.lexsort((near["j"], near["i"]))
+        counts = np.bincount(near["i"], minlength=len(rows))
+        return row_pointers(counts), near["j"][order].astype(np.int64)
+
+    @cached_property
+    def _tree(self) -> KDTree:
+        return KDTree(self.places)
+
+    def joined(self, others: WithinRadius) -> WithinRadius:
+        require_kind(WithinRadius, others)
+        if others.radius != self.radius or others.places.shape[1] != self.places.shape[1]:
+            raise InvalidData(
+                f"{self.places.shape[1]} coordinates and radius {self.radius} cannot be joined "
+                f"with {others.places.shape[1]} and {others.radius}: give the same"
+            )
+        return WithinRadius(np.concatenate([self.places, others.places]), self.radius)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        return {"places": self.places, "radius": np.array([self.radius])}
+
+
+def database_of(relevance: Relevance) -> NDArray[np.bool_] | None:
+    """(n,) whether each image is searched rather than asks; None where all images do both."""
+    return relevance.database if isinstance(relevance, WithinRadius) else None
+
+
+def asking(relevance: Relevance) -> NDArray[np.int64]:
+    """Rows of the images that ask: the anchors of tuples, and the queries of a validation."""
+    database = database_of(relevance)
+    return np.arange(len(relevance)) if database is None else np.flatnonzero(~database)
 
 
 @dataclass(frozen=True)
@@ -147,8 +442,6 @@ def relevance_of(arrays: Mapping[str, NDArray[Any]]) -> Relevance:
     if "places" in arrays:
         return WithinRadius(arrays["places"], float(arrays["radius"][0]))
     if "table.shape" in arrays:
-        from rcir.data.match_table import MatchTable  # which is a kind of `SharedLabel`
-
         return MatchTable(_labels({name[6:]: values for name, values in arrays.items()}))
     return SharedLabel(_labels(arrays))
 
@@ -163,3 +456,110 @@ def _read_only(values: NDArray[Any]) -> NDArray[Any]:
     """A gallery's calibration depends on it."""
     values.setflags(write=False)
     return values
+
+
+@dataclass(frozen=True)
+class MatchTable(SharedLabel):
+    """Images match if a table says so: each gallery item is a label, which it alone has, and
+    queries have those of the items that they match.
+
+    Example:
+        >>> gallery = MatchTable.items(3)
+        >>> queries = MatchTable.of_lists([[0, 2], []], 3)
+        >>> queries.of(gallery, np.array([[0, 1], [0, 1]])).tolist(), queries.totals(gallery)
+        ([[True, False], [False, False]], array([2, 0]))
+    """
+
+    @classmethod
+    def items(cls, n: int) -> MatchTable:
+        """Of n gallery items."""
+        return cls(csr_array(eye_array(n, dtype=np.bool_, format="csr")))
+
+    @classmethod
+    def of_lists(cls, lists: Sequence[Sequence[int]], n_labels: int) -> MatchTable:
+        return cls(SharedLabel.of_lists(lists, n_labels).labels)
+
+    def subset(self, rows: NDArray[np.integer[Any]]) -> MatchTable:
+        return MatchTable(self.labels[rows])
+
+    def totals(self, gallery: SharedLabel) -> NDArray[np.int64]:
+        """(n,) numbers of true matches.
+
+        Raises:
+            InvalidData: the gallery has items that the table does not know.
+        """
+        if gallery.labels.shape[1] != self.labels.shape[1]:
+            more = gallery.labels.shape[1] - self.labels.shape[1]
+            raise InvalidData(
+                f"{more} items came into the gallery after the table of true matches was made: "
+                "which queries they match is not known; give labelled queries anew"
+            )
+        return super().totals(gallery)
+
+    def joined(self, others: SharedLabel) -> MatchTable:
+        """These gallery items, then others, each a label of its own."""
+        require_kind(MatchTable, others)
+        return MatchTable(csr_array(block_diag([self.labels, others.labels], format="csr")))
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        return {f"table.{name}": values for name, values in super().arrays().items()}
+
+
+PAIRS_TOGETHER = 2**16  # of candidates that are looked at together, to bound the memory
+
+
+@singledispatch
+def count_matches(gallery: Relevance, positions: Rows, among: int) -> NDArray[np.int64]:
+    """How many of the first candidates of a query match each of its candidates.
+
+    Args:
+        gallery: of the images that were searched.
+        positions: (n, k) positions of the candidates in the gallery; -1 for none.
+        among: number of first candidates that are counted, a candidate itself among them.
+
+    Returns:
+        (n, k), 0 for none.
+
+    Example:
+        >>> from rcir.data.relevance import WithinRadius
+        >>> gallery = WithinRadius(np.array([[0.0], [3.0], [4.0], [9.0]]), 2.0)
+        >>> count_matches(gallery, np.array([[0, 2, 1, 3, -1]]), among=3).tolist()
+        [[1, 2, 2, 0, 0]]
+    """
+    counts = np.zeros(positions.shape, np.int64)
+    for some in _blocks(positions, among):
+        part = positions[some]
+        voters = np.repeat(part[:, :among], part.shape[1], axis=0)
+        matches = gallery.subset(part.reshape(-1)).of(gallery, voters).sum(axis=1)
+        counts[some] = np.where(part >= 0, matches.reshape(part.shape), 0)
+    return counts
+
+
+@count_matches.register
+def _(gallery: SharedLabel, positions: Rows, among: int) -> NDArray[np.int64]:
+    """By one sparse product a block, thirty times as fast as pair by pair."""
+    counts = np.zeros(positions.shape, np.int64)
+    for some in _blocks(positions, among):
+        part = positions[some]
+        shared = _labels_by_query(gallery, part) @ _labels_by_query(gallery, part[:, :among]).T
+        counts[some] = np.diff(shared.tocsr().indptr).reshape(part.shape)
+    return counts
+
+
+def _labels_by_query(gallery: SharedLabel, positions: Rows) -> csr_array:
+    """The labels of each candidate, in columns that no two queries share; none of position -1."""
+    n, k = positions.shape
+    labels = gallery.labels[positions.reshape(-1)]
+    owners = np.repeat(np.arange(n * k), np.diff(labels.indptr))
+    there = positions.reshape(-1)[owners] >= 0
+    owners = owners[there]
+    columns = labels.indices[there] + owners // k * labels.shape[1]
+    entries = np.ones(len(owners), np.int32)
+    return csr_array((entries, (owners, columns)), shape=(n * k, n * labels.shape[1]))
+
+
+def _blocks(positions: Rows, among: int) -> list[slice]:
+    """Slices of the queries that have about `PAIRS_TOGETHER` pairs each."""
+    n, k = positions.shape
+    rows = max(1, PAIRS_TOGETHER // max(1, k * min(among, k)))
+    return [slice(start, start + rows) for start in range(0, n, rows)]

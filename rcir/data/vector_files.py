@@ -6,7 +6,8 @@ The columns are those of `VectorTable`; of a .npz file its arrays, of the same n
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import DataUnavailable, InvalidData
-from rcir.files import read_array
+from rcir.files import read_array, write_file
 from rcir.printable import printable
+from rcir.stored_vectors import StoredVectors
 
 MODEL = "rcir.model"  # in the metadata of a Parquet file's schema
 TEXT_COLUMNS = ("id", "group", "cluster")
@@ -292,3 +294,191 @@ def _numbers(path: Path, name: str, values: list[Any]) -> NDArray[np.float64]:
 def _absent(path: Path, column: str, there: list[str]) -> InvalidData:
     known = ", ".join(map(printable, there)) or "none"
     return InvalidData(f"{path} has no column {column}; it has {known}: rename one, or add it")
+
+
+SHARED_FIELDS = ("ids", "labels", "places", "uncertainty", "group", "cluster")
+
+
+def shard_name(number: int) -> str:
+    """The name of the file of a shard, by its number from 0.
+
+    Example:
+        >>> shard_name(3)
+        'part-00003.parquet'
+    """
+    return f"part-{number:05d}.parquet"
+
+
+def shards_of(path: Path) -> list[Path]:
+    """The files of vectors that a path names: itself, or the shards in a folder, in order.
+
+    Raises:
+        DataUnavailable: the folder holds no shards.
+        InvalidData: some shards of the row are missing.
+    """
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.glob("part-*.parquet"))
+    if not found:
+        raise DataUnavailable(
+            f"the folder {path} holds no {shard_name(0)}: give a file of vectors, or a folder that "
+            "`rcir embed --shards` wrote"
+        )
+    said = _number(found[0])
+    if said not in (None, len(found)) or found[-1].name != shard_name(len(found) - 1):
+        raise InvalidData(
+            f"{path} holds {len(found)} shards{'' if said is None else f' of {said}'}, and others "
+            "are missing: let `rcir embed` finish, with the arguments that it was begun with"
+        )
+    return found
+
+
+def _number(file: Path) -> int | None:
+    """How many shards there are, as one of them says; None where it does not."""
+    from pyarrow import ArrowException, parquet
+
+    try:
+        said = (parquet.read_schema(file).metadata or {}).get(b"rcir.shards")
+    except (ArrowException, OSError):
+        return None  # whoever reads it refuses it
+    return None if said is None else int(said)
+
+
+def read_shards(path: Path) -> Iterator[VectorTable]:
+    """The tables of a file of vectors, which is one, or of a folder of shards, one at a time.
+
+    Raises:
+        DataUnavailable, InvalidData: as `rcir.data.vector_files.read_vectors`; or the shards are
+            not alike.
+    """
+    from pyarrow import default_memory_pool
+
+    first: VectorTable | None = None
+    for file in shards_of(path):
+        table = read_vectors(file)
+        if first is None:
+            first = replace(table, vectors=table.vectors[:1].copy())
+        for name in (*SHARED_FIELDS, "model"):
+            known, other = getattr(first, name), getattr(table, name)
+            if (known is None) != (other is None) or (name == "model" and known != other):
+                raise InvalidData(
+                    f"{file}: its {name} is not as in {first.file}: shards are of one set of "
+                    "vectors, embedded by one model"
+                )
+        if table.vectors.shape[1] != first.vectors.shape[1]:
+            raise InvalidData(
+                f"{file} holds vectors of {table.vectors.shape[1]} numbers, {first.file} of "
+                f"{first.vectors.shape[1]}"
+            )
+        yield table
+        del table
+        default_memory_pool().release_unused()  # keeps what was freed, shard by shard, otherwise
+
+
+def read_all_vectors(path: Path) -> VectorTable:
+    """The vectors of a file, or of all shards in a folder, as one table.
+
+    Those of shards are mapped from a temporary file: one shard at a time is in memory.
+
+    Raises:
+        DataUnavailable, InvalidData: as `read_shards`; or an id comes twice.
+    """
+    tables: list[VectorTable] = []
+    stored: StoredVectors | None = None
+    for table in read_shards(path):
+        if not path.is_dir():
+            return table
+        stored = stored or StoredVectors(table.vectors.shape[1])
+        with np.errstate(over="ignore"):  # too large a number becomes infinite
+            stored.append(table.vectors)
+        tables.append(replace(table, vectors=table.vectors[:0].copy()))
+    assert stored is not None
+    joined: dict[str, Any] = {"vectors": stored.vectors}
+    for name in SHARED_FIELDS:
+        parts = [getattr(one, name) for one in tables]
+        if parts[0] is not None:
+            lists = isinstance(parts[0], list)
+            joined[name] = [each for part in parts for each in part] if lists else None
+            if not lists:
+                joined[name] = np.concatenate(parts)
+    ids = joined.get("ids")
+    if ids is not None and len(set(ids)) < len(ids):
+        raise InvalidData(f"{path}: an id comes in two shards: name each vector once")
+    return VectorTable(path.name, model=tables[0].model, **joined)
+
+
+SOURCE = "rcir.source"  # in the metadata: a digest of what the vectors were made of
+
+
+def write_vectors(
+    path: Path,
+    vectors: NDArray[np.float32],
+    ids: Sequence[str],
+    columns: Mapping[str, Sequence[Any]],
+    uncertainty: NDArray[np.float64] | None,
+    model: str,
+    shards: int = 1,
+    source: str | None = None,
+) -> None:
+    """Write vectors of pictures, with what is known of each, as one Parquet file or not at all.
+
+    Columns: ``id`` (string), ``vector`` (fixed_size_list of d float32), ``uncertainty`` (float64)
+    if there is one, then the others: ``label`` (string), ``labels`` (list of string), ``x`` and
+    ``y`` (float64), any other as its values are. The schema's metadata names the model as
+    ``rcir.model``, and the number of files as ``rcir.shards`` where there are several.
+
+    Args:
+        path: of the file; one that is there is replaced.
+        vectors: (n, d), of unit length.
+        ids: n names.
+        columns: further columns by name, n values each; None where a value is not known.
+        uncertainty: (n,), larger is less certain; None from an encoder that states none.
+        model: what made the vectors; those of another model are not compared with these.
+        shards: number of files that these vectors and others are written to, see
+            `rcir.data.vector_files`.
+        source: a digest of what they were made of, which goes into the metadata as
+            ``rcir.source``.
+
+    Raises:
+        InvalidData: columns differ in length, or one has the name of those above.
+
+    Example:
+        >>> import tempfile
+        >>> import pyarrow.parquet
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "vectors.parquet")
+        ...     one = np.array([[0.6, 0.8]], np.float32)
+        ...     write_vectors(path, one, ["1.jpg"], {"label": ["pear"]}, None, "timm:resnet18@1f")
+        ...     pyarrow.parquet.read_table(path).to_pylist()
+        [{'id': '1.jpg', 'vector': [0.6000000238418579, 0.800000011920929], 'label': 'pear'}]
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    n, d = vectors.shape
+    lengths = {"ids": len(ids)} | {name: len(values) for name, values in columns.items()}
+    if uncertainty is not None:
+        lengths["uncertainty"] = len(uncertainty)
+    for name, length in lengths.items():
+        if length != n:
+            raise InvalidData(f"{n} vectors but {length} values of {name}: give one each")
+    if taken := sorted({"id", "vector", "uncertainty"} & columns.keys()):
+        raise InvalidData(f"column {taken[0]!r} is written by itself: rename it")
+    flat = pyarrow.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
+    arrays = {
+        "id": pyarrow.array(list(ids), pyarrow.string()),
+        "vector": pyarrow.FixedSizeListArray.from_arrays(flat, d),
+    }
+    if uncertainty is not None:
+        arrays["uncertainty"] = pyarrow.array(np.asarray(uncertainty, np.float64))
+    text, number = pyarrow.string(), pyarrow.float64()
+    types = {"label": text, "labels": pyarrow.list_(text), "x": number, "y": number}
+    arrays |= {
+        name: pyarrow.array(list(values), types.get(name)) for name, values in columns.items()
+    }
+    said = {"rcir.model": model} | ({"rcir.shards": str(shards)} if shards > 1 else {})
+    said |= {} if source is None else {SOURCE: source}
+    table = pyarrow.table(arrays).replace_schema_metadata(said)
+    buffer = pyarrow.BufferOutputStream()
+    parquet.write_table(table, buffer)
+    write_file(path, buffer.getvalue().to_pybytes())

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rcir.data.images import ImageLike
 from rcir.data.preprocessing import Preprocessing
 from rcir.data.records import ImageSet
-from rcir.data.relevance_protocol import Relevance
+from rcir.data.relevance import Relevance
 from rcir.embedding import Embedding
 from rcir.encoders.backbones import Weights
 from rcir.encoders.hub import model_architecture

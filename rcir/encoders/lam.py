@@ -17,7 +17,7 @@ from scipy.optimize import brentq
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rcir.data.relevance_protocol import Relevance
+from rcir.data.relevance import Relevance
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, EncoderConfig, TrainingImages
 from rcir.encoders.features import BackboneFeatures, build_features

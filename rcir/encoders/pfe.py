@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rcir.data.relevance_protocol import Relevance
+from rcir.data.relevance import Relevance
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, EncoderConfig, TrainingImages, find_method
 from rcir.encoders.deterministic import Deterministic

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.relevance import SameLabel
-from rcir.data.relevance_protocol import Relevance
-from rcir.data.within_radius import WithinRadius, asking
+from rcir.data.relevance import Relevance, SameLabel, WithinRadius, asking
 from rcir.errors import InvalidConfig, InvalidData
 
 PAIRS_AT_ONCE = 1 << 22  # matching pairs held at a time, about

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rcir.data.relevance_protocol import Relevance
-from rcir.data.within_radius import WithinRadius, database_of
+from rcir.data.relevance import Relevance, WithinRadius, database_of
 from rcir.mining.config import MiningConfig
 
 BLOCK_ELEMENTS = 1 << 25  # distances held at a time: 128 MiB of float32

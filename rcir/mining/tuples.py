@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rcir.data.relevance_protocol import Relevance
-from rcir.data.within_radius import database_of
+from rcir.data.relevance import Relevance, database_of
 from rcir.errors import InvalidConfig
 from rcir.mining.config import MiningConfig
 from rcir.mining.search import Search

@@ -22,10 +22,8 @@ from rcir.data.labelling import (
     reported_relevance,
     require_same_kind,
 )
-from rcir.data.match_table import MatchTable
 from rcir.data.records import ImageSet
-from rcir.data.relevance import SameLabel, SharedLabel, relevance_of
-from rcir.data.relevance_protocol import Relevance
+from rcir.data.relevance import MatchTable, Relevance, SameLabel, SharedLabel, relevance_of
 from rcir.embedding import Embedding
 from rcir.errors import InvalidData
 from rcir.index import Index

@@ -11,9 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rcir.data.digests import digests
 from rcir.data.labelling import UNMATCHED
-from rcir.data.relevance import SameLabel
-from rcir.data.relevance_protocol import Relevance
-from rcir.data.within_radius import CELL, WithinRadius
+from rcir.data.relevance import CELL, Relevance, SameLabel, WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import check_vectors
 from rcir.inputs import as_numpy, as_vectors

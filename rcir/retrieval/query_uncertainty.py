@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.within_radius import WithinRadius
+from rcir.data.relevance import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import HoldsVectors, Index, lengths, one_minus_cosine
 from rcir.metrics.labels import VOTERS

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rcir.data.records import ImageSet
-from rcir.data.relevance_protocol import Relevance
+from rcir.data.relevance import Relevance
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import Index, IsRemote

@@ -14,9 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from rcir.data.digests import digests
 from rcir.data.labelling import gallery_relevance
 from rcir.data.records import ImageSet
-from rcir.data.relevance import SameLabel
-from rcir.data.relevance_protocol import Relevance
-from rcir.data.votes import count_matches
+from rcir.data.relevance import Relevance, SameLabel, count_matches
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import (

@@ -20,8 +20,7 @@ from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from rcir.data.digests import BYTES
-from rcir.data.relevance import relevance_of
-from rcir.data.relevance_protocol import Relevance
+from rcir.data.relevance import Relevance, relevance_of
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.files import read_array

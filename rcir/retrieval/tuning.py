@@ -15,7 +15,7 @@ from typing import Any, Literal, TypedDict, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.clusters import draw_by_cluster
+from rcir.data.division import draw_by_cluster
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import HoldsVectors
 from rcir.levels import ALPHAS, DELTA

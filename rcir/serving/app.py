@@ -1,27 +1,189 @@
-"""The HTTP application of a service."""
+"""The application: routes, errors as HTTP reports them, and everything put together."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from fastapi import FastAPI, Request
+import numpy as np
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
-from rcir.errors import RcirError
-from rcir.serving.documented import errors
-from rcir.serving.guards import Bearer, Bounded, SameSite
+from rcir.errors import (
+    DataUnavailable,
+    InvalidConfig,
+    InvalidData,
+    InvalidImage,
+    InvalidRiskLevel,
+    RcirError,
+    RiskUnattainable,
+    StaleCalibration,
+)
+from rcir.printable import printable
+from rcir.serving.batching import Busy, Stopping
+from rcir.serving.bodies import UnsupportedBody, exploration, many_queries, one_query, read_json
+from rcir.serving.guards import Bearer, Bounded, Overloaded, SameSite, TooLarge
 from rcir.serving.metrics import Timed
-from rcir.serving.refusals import refusal
-from rcir.serving.routes import routes_of
+from rcir.serving.schemas import EXPLORED, MANY, ONE, Answer, Answers, Feedback, errors
+from rcir.serving.served import RetrieverSource
 from rcir.serving.service import Service
 from rcir.serving.settings import Settings
-from rcir.serving.sources import RetrieverSource
+from rcir.serving.store import NoFeedback, StoreUnavailable, UnknownAnswer
+
+# The first that an error is an instance of.
+STATUSES: tuple[tuple[type[RcirError], int, str], ...] = (
+    (RiskUnattainable, 409, "risk-unattainable"),
+    (StaleCalibration, 409, "stale-calibration"),
+    (NoFeedback, 409, "no-feedback"),
+    (TooLarge, 413, "too-large"),
+    (UnsupportedBody, 415, "unsupported-body"),
+    (InvalidImage, 400, "invalid-image"),
+    (InvalidRiskLevel, 400, "invalid-level"),
+    (InvalidConfig, 400, "invalid-request"),
+    (InvalidData, 400, "invalid-data"),
+    (UnknownAnswer, 404, "unknown-answer"),
+    (DataUnavailable, 404, "not-found"),
+    (Busy, 429, "busy"),
+    (Overloaded, 429, "busy"),
+    (Stopping, 503, "stopping"),
+    (StoreUnavailable, 507, "store-unavailable"),
+)
+
+
+def refusal(error: RcirError) -> tuple[int, dict[str, Any]]:
+    """The status of an error, and the body that says it.
+
+    Example:
+        >>> status, body = refusal(InvalidImage("the picture of 0 bytes is not an image"))
+        >>> status, body["error"]
+        (400, 'invalid-image')
+    """
+    known = (row[1:] for row in STATUSES if isinstance(error, row[0]))
+    status, name = next(known, (500, "failed"))
+    body: dict[str, Any] = {"error": name, "message": printable(str(error))}
+    if isinstance(error, RiskUnattainable):
+        body["minimum_alpha"] = error.minimum_alpha
+        body["required_calibration"] = error.required_calibration
+    return status, body
+
+
+EXPLORED_ALPHAS = tuple(hundredth / 100 for hundredth in range(1, 100))  # alphas of an exploration
+
+
+def routes_of(service: Service) -> APIRouter:
+    """The routes of a service."""
+    router = APIRouter()
+    settings = service.settings
+
+    @router.post(
+        "/retrieve",
+        response_model=Answer,
+        responses=errors(400, 409, 413, 415, 429, 503),
+        openapi_extra=ONE,
+    )
+    async def retrieve(request: Request) -> Response:
+        """The set of one query, with its guarantee."""
+        service.batcher.require_room(1)  # before the body is read
+        query = await one_query(request, settings.most_pixels)
+        (answer,) = await service.answer(query)
+        return JSONResponse(answer)
+
+    @router.post(
+        "/retrieve/batch",
+        response_model=Answers,
+        responses=errors(400, 409, 413, 415, 429, 503),
+        openapi_extra=MANY,
+    )
+    async def retrieve_batch(request: Request) -> Response:
+        """A set for each of several queries."""
+        service.batcher.require_room(1)
+        query = await many_queries(request, settings.most_pixels)
+        return JSONResponse({"answers": await service.answer(query)})
+
+    @router.post("/explore", responses=errors(400, 409, 413, 415, 429, 503), openapi_extra=EXPLORED)
+    async def explore(request: Request) -> Response:
+        """The sets of one query at all alphas, from one search."""
+        service.batcher.require_room(1)
+        query = await exploration(request, settings.most_pixels)
+        return JSONResponse(await service.explore(query, EXPLORED_ALPHAS))
+
+    @router.get("/guarantees")
+    async def guarantees() -> Response:
+        """The levels that can be certified, with the sizes of the sets that takes."""
+        served = service.served
+        return JSONResponse({"version": served.version} | served.guarantees)
+
+    @router.get(
+        "/items/{item:path}/image",
+        responses=errors(400, 404) | {200: {"content": {"image/png": {}}}},
+        response_class=Response,
+    )
+    async def image(item: str, version: str | None = None) -> Response:
+        """A thumbnail of a gallery item; with the version that is served, it may be kept."""
+        live = service.live
+        if item not in live.served.positions:
+            raise DataUnavailable(f"{item!r} is no item of the gallery")
+        picture = await asyncio.to_thread(live.pictures.thumbnail, item)
+        kept = "private, max-age=600" if version == live.served.version else "no-cache"
+        return Response(picture, media_type="image/png", headers={"cache-control": kept})
+
+    @router.get("/sample", responses=errors(404))
+    async def sample() -> Response:
+        """A query to try: a test picture where there are any, else a calibration query."""
+        return JSONResponse(await asyncio.to_thread(service.sample, np.random.default_rng()))
+
+    @router.post(
+        "/feedback", responses=errors(400, 404, 409, 413, 415, 429, 507), openapi_extra=_feedback()
+    )
+    async def feedback(request: Request) -> Response:
+        """Feedback on an answer; it is on disk when this is acknowledged."""
+        given = await read_json(request, Feedback)
+        return JSONResponse(await service.feed(given))
+
+    @router.get("/monitor", responses=errors(429, 503, 507))
+    async def monitor() -> Response:
+        """The evidence of feedback: bets against each guarantee, and one look at whether the
+        labelled queries are like those that calibrated.
+        """
+        return JSONResponse(await service.monitor())
+
+    @router.get("/health")
+    async def health() -> dict[str, str]:
+        """Whether the process answers."""
+        return {"status": "ok"}
+
+    @router.get("/ready", responses=errors(503))
+    async def ready() -> Response:
+        """Whether requests are answered, and whether all is well."""
+        live, ready = service.live, not service.batcher.stopping
+        body = {
+            "ready": ready,
+            "source": service.source.name,
+            "version": live.served.version,
+            "trouble": service.trouble,
+            "alarm": live.evidence.watch.alarm,
+        }
+        return JSONResponse(body, 200 if ready else 503)
+
+    @router.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """For Prometheus."""
+        return Response(service.metrics.exposition(), media_type="text/plain; version=0.0.4")
+
+    return router
+
+
+def _feedback() -> dict[str, Any]:
+    schema = Feedback.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
 
 PAGE_FOLDER = Path(__file__).with_name("page")
 OTHERS = {
@@ -44,7 +206,7 @@ def create_app(source: RetrieverSource, settings: Settings | None = None) -> Fas
     """The application that serves what a source has; its model is loaded here.
 
     Raises:
-        RcirError: as `rcir.serving.sources.ready_to_serve` does.
+        RcirError: as `rcir.serving.served.ready_to_serve` does.
     """
     settings = settings or Settings()
     service = Service(source, settings)

@@ -13,8 +13,7 @@ from starlette.requests import Request
 
 from rcir.errors import InvalidConfig, RcirError
 from rcir.serving.guards import TooLarge
-from rcir.serving.served import Served
-from rcir.serving.terms import (
+from rcir.serving.schemas import (
     Body,
     ExploreTerms,
     Kind,
@@ -26,6 +25,7 @@ from rcir.serving.terms import (
     checked,
     terms_of,
 )
+from rcir.serving.served import Served
 
 MOST_FIELDS = 32
 FEW_PIXELS = 2**16  # that are decoded sooner than another thread begins to

@@ -10,9 +10,9 @@ from fastapi import FastAPI
 
 from rcir.cluster import join_cluster
 from rcir.serving.app import create_app
+from rcir.serving.served import source_of
 from rcir.serving.server import address_of, listen
 from rcir.serving.settings import Settings
-from rcir.serving.sources import source_of
 
 NAME = "rcir"
 ONGOING = 32  # requests that a replica answers at once before another one is started

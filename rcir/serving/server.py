@@ -9,8 +9,8 @@ import uvicorn
 
 from rcir.errors import InvalidConfig
 from rcir.serving.app import create_app
+from rcir.serving.served import source_of
 from rcir.serving.settings import Settings
-from rcir.serving.sources import source_of
 
 GRACE = 30  # seconds that requests under way are given when the server stops
 

@@ -16,17 +16,15 @@ import numpy as np
 
 from rcir.errors import DataUnavailable
 from rcir.retrieval.answer import AtLevels, Retrieval
-from rcir.serving.answering import PreparedRequest, answered
-from rcir.serving.batcher import Batcher
+from rcir.serving.batching import Batcher, PreparedRequest, answered
 from rcir.serving.bodies import Query
-from rcir.serving.evidence import Evidence
 from rcir.serving.item_pictures import ItemPictures
 from rcir.serving.metrics import Metrics
-from rcir.serving.served import Served
+from rcir.serving.monitoring import Evidence
+from rcir.serving.schemas import ExploreTerms, Feedback, Terms
+from rcir.serving.served import RetrieverSource, Served, ready_to_serve
 from rcir.serving.settings import Settings
-from rcir.serving.sources import RetrieverSource, ready_to_serve
 from rcir.serving.store import Store, StoreUnavailable
-from rcir.serving.terms import ExploreTerms, Feedback, Terms
 
 DAY = 86400.0  # seconds
 AGAIN = 60.0  # seconds after which a version that was refused is tried again

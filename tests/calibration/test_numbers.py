@@ -9,8 +9,7 @@ from scipy.stats import binom, binomtest
 from sklearn.metrics import roc_auc_score
 
 import rcir
-from calibration.baseline import pixel_recall
-from calibration.quality import assess
+from calibration.quality import assess, pixel_recall
 from rcir.runs.results import RunResults
 
 DEPTH, DELTA = 150, 0.05

@@ -22,11 +22,9 @@ from sklearn.metrics import (
 )
 from sklearn.metrics.pairwise import cosine_distances
 
-from calibration.baseline import pixel_recall
-from calibration.quality import Quality, assess
+from calibration.quality import Quality, assess, pixel_recall
 from rcir.data import ImageSet, Preprocessing
-from rcir.data.relevance import SharedLabel
-from rcir.data.within_radius import WithinRadius
+from rcir.data.relevance import SharedLabel, WithinRadius
 from rcir.embedding import Embedding
 from rcir.encoders import EncoderConfig
 from rcir.encoders.base import Encoder

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binomtest
 
 import rcir
-from calibration.subgroups import subgroups
+from calibration.evaluation import subgroups
 
 DELTA = 0.05
 

@@ -8,7 +8,7 @@ import pytest
 import rcir
 from calibration import CertificationConfig, certify, progress
 from rcir.cli import main
-from rcir.data.vector_writing import write_vectors
+from rcir.data.vector_files import write_vectors
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 from rcir.index import IndexConfig
 

@@ -11,7 +11,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as reference
 
 from rcir.data import Augmentation, TransformParameters
-from rcir.data.warp import draw_warps, warp
+from rcir.data.augmentation import draw_warps, warp
 from rcir.errors import InvalidConfig
 
 RECIPE = {"flip": True, "rotation": 10.0, "crop": 0.4, "jitter": (0.2, 0.2, 0.2, 0.1)}

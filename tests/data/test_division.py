@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from rcir.data import cluster_warning
-from rcir.data.clusters import draw_by_cluster, draw_gallery
-from rcir.data.division import Source, divide
+from rcir.data.division import Source, divide, draw_by_cluster, draw_gallery
 from rcir.data.records import ImageSet, Splits
-from rcir.data.relevance import SameLabel, SharedLabel
-from rcir.data.within_radius import WithinRadius
+from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
 
 QUERIES = ("tuning", "calibration", "test")

@@ -6,7 +6,7 @@ import pytest
 from scipy.io import savemat
 
 from rcir.data.datasets.pittsburgh import read_index
-from rcir.data.within_radius import WithinRadius
+from rcir.data.relevance import WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 from tests.data.small_sets import cells, read, touch
 

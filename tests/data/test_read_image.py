@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import EpsImagePlugin, Image, ImageFile
 
-from rcir.data import Preprocessing, jpeg, read_image
+from rcir.data import Preprocessing, images, read_image
 from rcir.errors import InvalidImage
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
@@ -58,8 +58,8 @@ def test_a_jpeg_has_the_pixels_that_pillow_decodes(colours, tmp_path, channels, 
 def test_jpeg_files_too_large_for_memory_are_streamed(colours, tmp_path, monkeypatch):
     Image.fromarray(colours).save(tmp_path / "a.jpg")
     expected = read_image(tmp_path / "a.jpg", 3)
-    monkeypatch.setattr(jpeg, "MAX_BYTES", 100)
-    monkeypatch.setattr(jpeg, "decode_jpeg", None)
+    monkeypatch.setattr(images, "MAX_BYTES", 100)
+    monkeypatch.setattr(images, "decode_jpeg", None)
     assert difference(read_image(tmp_path / "a.jpg", 3), expected).max() <= 2
 
 
@@ -281,7 +281,7 @@ def test_a_jpeg_that_declares_a_huge_image_is_refused_before_decoding(tmp_path, 
     def decode(*_):
         raise AssertionError
 
-    monkeypatch.setattr(jpeg, "decode_jpeg", decode)
+    monkeypatch.setattr(images, "decode_jpeg", decode)
     monkeypatch.setattr(Image.Image, "load", decode)
     monkeypatch.setattr(ImageFile.ImageFile, "load", decode)
     for requested in (None, (8, 16)):

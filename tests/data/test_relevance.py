@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 
-from rcir.data import ImageSet, overlap
+from rcir.data import ImageSet, relevance
 from rcir.data.labelling import gallery_relevance, reported_relevance
-from rcir.data.relevance import SameLabel, SharedLabel, relevance_of
-from rcir.data.votes import count_matches
-from rcir.data.within_radius import WithinRadius
+from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius, count_matches, relevance_of
 from rcir.errors import InvalidData
 from rcir.metrics.labels import VOTERS
 from rcir.risk import (
@@ -248,7 +246,7 @@ def random_labels(rng, n, n_labels, each, skew=0.0):
 @pytest.mark.parametrize("n_labels", [70, 600])  # counted as bits, and as pairs
 @pytest.mark.parametrize("block", [2**8, 2**22])
 def test_labels_in_common_are_counted_as_in_a_dense_product(block, n_labels, skew, monkeypatch):
-    monkeypatch.setattr(overlap, "BLOCK", block)
+    monkeypatch.setattr(relevance, "BLOCK", block)
     rng = np.random.default_rng(5)
     queries, gallery = (random_labels(rng, n, n_labels, 4, skew) for n in (211, 333))
     expected = (queries.labels.toarray().astype(int) @ gallery.labels.toarray().T) > 0

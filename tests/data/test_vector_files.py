@@ -9,9 +9,14 @@ import pytest
 from pyarrow import parquet
 
 import rcir
-from rcir.data.vector_files import read_matches, read_vectors
-from rcir.data.vector_shards import read_all_vectors, read_shards, shard_name
-from rcir.data.vector_writing import write_vectors
+from rcir.data.vector_files import (
+    read_all_vectors,
+    read_matches,
+    read_shards,
+    read_vectors,
+    shard_name,
+    write_vectors,
+)
 from rcir.errors import DataUnavailable, InvalidData
 
 VECTORS = np.arange(12, dtype=np.float32).reshape(4, 3)

@@ -28,7 +28,7 @@ from calibration import (
     reindex,
 )
 from rcir import Retriever
-from rcir.data.vector_writing import write_vectors
+from rcir.data.vector_files import write_vectors
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, StaleCalibration
 from rcir.index import IndexConfig, build_index, find_index
 from tests.index.conftest import REMOTE, brute_force, reload, vectors

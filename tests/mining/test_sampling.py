@@ -7,8 +7,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from rcir.data.relevance import SameLabel, SharedLabel
-from rcir.data.within_radius import WithinRadius
+from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.mining import MiningConfig, genuine_batches, label_batches, sample_images
 

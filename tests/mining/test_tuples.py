@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from rcir.data.relevance import SameLabel, SharedLabel
-from rcir.data.within_radius import WithinRadius, asking
+from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius, asking
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.mining import MiningConfig, mine
 

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 import rcir
 from rcir.data import ImageSet, Preprocessing
-from rcir.data.within_radius import WithinRadius
+from rcir.data.relevance import WithinRadius
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.encoders.deterministic import Deterministic
 from rcir.errors import CorruptRetriever, InvalidConfig, InvalidData

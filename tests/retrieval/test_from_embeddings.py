@@ -7,7 +7,7 @@ import pytest
 from scipy.spatial.distance import cdist
 
 import rcir
-from rcir.data.within_radius import WithinRadius
+from rcir.data.relevance import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalibration
 from rcir.index import find_index, one_minus_cosine
 

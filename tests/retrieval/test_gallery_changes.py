@@ -8,8 +8,7 @@ import torch
 from scipy.spatial.distance import cdist
 
 import rcir
-from rcir.data.relevance import SameLabel, SharedLabel
-from rcir.data.within_radius import WithinRadius
+from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius
 from rcir.errors import InvalidConfig, InvalidData, InvalidImage, StaleCalibration
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults

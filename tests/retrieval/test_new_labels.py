@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import rcir
-from rcir.data.within_radius import WithinRadius
+from rcir.data.relevance import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.retrieval.tuning import CalibrationOptions, search_items, why_gallery_cannot_tune
 from rcir.risk import GuaranteeRequest, LabelledResults, ScoredResults, certify

@@ -5,7 +5,7 @@ import pytest
 from scipy.spatial.distance import cdist
 
 import rcir
-from rcir.data.within_radius import WithinRadius
+from rcir.data.relevance import WithinRadius
 from rcir.errors import InvalidConfig
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.search import Searcher

@@ -7,8 +7,7 @@ import pytest
 from scipy.stats import binomtest, ks_2samp
 
 from rcir.data import ImageSet
-from rcir.data.relevance import SameLabel, SharedLabel
-from rcir.data.within_radius import WithinRadius
+from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius
 from rcir.errors import (
     InvalidConfig,
     InvalidData,

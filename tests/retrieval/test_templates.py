@@ -6,8 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from rcir.data import ImageSet, Preprocessing
-from rcir.data.relevance import SharedLabel
-from rcir.data.within_radius import WithinRadius
+from rcir.data.relevance import SharedLabel, WithinRadius
 from rcir.embedding import Embedding
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.encoders.fusion import fuse

@@ -13,7 +13,7 @@ from rcir.registry.answers import PARAMETERS
 from rcir.retrieval.tuning import CalibrationKeywords, CalibrationOptions
 from rcir.risk import GuaranteeRequest, request_options
 from rcir.risk.request import RequestOptions
-from rcir.serving.terms import ExploreTerms, Terms
+from rcir.serving.schemas import ExploreTerms, Terms
 
 NAMES = [field.name for field in fields(GuaranteeRequest)]
 DOCUMENT = Path(__file__).parents[2] / "docs" / "guarantee.md"

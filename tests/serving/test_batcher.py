@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from rcir.serving.batcher import Batcher, Busy, Stopping
+from rcir.serving.batching import Batcher, Busy, Stopping
 from rcir.serving.guards import TooLarge
 
 

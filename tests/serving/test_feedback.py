@@ -19,12 +19,12 @@ from rcir.embedding import Embedding
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RiskUnattainable
 from rcir.retrieval.queries import Queries
 from rcir.risk import GuaranteeRequest, RiskMonitor
-from rcir.serving import guarantee_watch
+from rcir.serving import monitoring
 from rcir.serving import store as module
-from rcir.serving.guarantee_watch import GuaranteeWatch
-from rcir.serving.sources import Folder
+from rcir.serving.monitoring import GuaranteeWatch
+from rcir.serving.schemas import Feedback, Terms
+from rcir.serving.served import Folder
 from rcir.serving.store import Asked, Loss, Store, StoreUnavailable, UnknownAnswer
-from rcir.serving.terms import Feedback, Terms
 from tests.serving.conftest import drawn
 
 ALPHA, DELTA = 0.2, 0.1
@@ -169,7 +169,7 @@ import sys
 from pathlib import Path
 import rcir
 from rcir.serving.store import Store
-from rcir.serving.terms import Feedback, Terms
+from rcir.serving.schemas import Feedback, Terms
 
 retriever = rcir.load(sys.argv[2])
 queries = retriever.calibration.calibration_queries[:50]
@@ -299,7 +299,7 @@ def test_misses_are_watched_where_they_can_contradict_the_guarantee(terms, watch
 
 
 def test_losses_count_in_the_order_of_the_queries_not_of_the_feedback():
-    losses, expected = Losses(), RiskMonitor(0.1, guarantee_watch.LEVEL * 6 / np.pi**2)
+    losses, expected = Losses(), RiskMonitor(0.1, monitoring.LEVEL * 6 / np.pi**2)
     misses = np.random.default_rng(0).random(300) < 0.09
     queries = [losses.ask(0.1) for _ in misses]
     watch = losses.watch(wait=np.inf)
@@ -319,7 +319,7 @@ def test_a_query_without_feedback_is_waited_for_and_then_counts_as_a_miss(monkey
         return [(row.n, row.misses, row.unreported, row.waiting) for row in watch.rows]
 
     now = 0.0
-    monkeypatch.setattr(guarantee_watch.time, "time", lambda: now)
+    monkeypatch.setattr(monitoring.time, "time", lambda: now)
     losses = Losses()
     queries = [losses.ask(0.1, time=float(second)) for second in range(5)]
     losses.ask(0.1, b"2", time=5.0)  # the second one again
@@ -353,7 +353,7 @@ def test_an_order_that_depends_on_the_outcome_raises_false_alarms_and_that_of_qu
         for row in order:
             queries[row](misses[row])
         alarms += losses.watch().alarm
-        naive += RiskMonitor(0.1, guarantee_watch.LEVEL).update(misses[order])
+        naive += RiskMonitor(0.1, monitoring.LEVEL).update(misses[order])
     assert alarms <= 4  # P(more than this at level 0.01) < 0.5%
     assert naive > 90
 
@@ -362,7 +362,7 @@ def test_an_order_that_depends_on_the_outcome_raises_false_alarms_and_that_of_qu
 def test_false_alarms_of_all_guarantees_together_are_at_most_the_level(request, monkeypatch):
     # At a larger level, where alarms can be counted. The risks are as large as is guaranteed; some
     # queries are repeated many times, those that miss more often than others.
-    monkeypatch.setattr(guarantee_watch, "LEVEL", 0.2)
+    monkeypatch.setattr(monitoring, "LEVEL", 0.2)
     rounds, queries = (400 if request.config.getoption("full") else 80), 250
     guarantees = [(alpha, delta) for alpha in (0.1, 0.2, 0.3) for delta in (0.05, 0.1)]
     rng = np.random.default_rng(0)

@@ -28,7 +28,7 @@ from schemathesis.specs.openapi.checks import (
 import rcir
 from rcir.cli import main, serve
 from rcir.serving import Settings, create_app
-from rcir.serving.sources import source_of
+from rcir.serving.served import source_of
 from rcir.serving.store import Store
 from tests.serving.conftest import drawn
 from tests.serving.test_requests import assert_same

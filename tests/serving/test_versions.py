@@ -15,7 +15,7 @@ from rcir.registry import register
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import current_version
 from rcir.serving import service
-from rcir.serving.sources import ready_to_serve, source_of
+from rcir.serving.served import ready_to_serve, source_of
 from rcir.serving.store import StoreUnavailable
 from tests.serving.conftest import drawn
 

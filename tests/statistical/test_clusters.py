@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rcir.data.clusters import draw_by_cluster
-from rcir.data.division import Source, divide
+from rcir.data.division import Source, divide, draw_by_cluster
 from rcir.data.records import ImageSet
 from rcir.risk import Request, allowed_misses, certify
 from tests.statistical.populations import first_matches_only, matched_at

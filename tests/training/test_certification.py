@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from rcir.data import ImageSet
-from rcir.data.relevance import SharedLabel
-from rcir.data.within_radius import WithinRadius
+from rcir.data.relevance import SharedLabel, WithinRadius
 from rcir.risk import Constant
 from tests.training.helpers import match_rank_bounds
 from training import validation

@@ -11,7 +11,7 @@ from safetensors.numpy import load, save
 from sklearn.metrics import roc_auc_score
 
 from rcir.data import ImageSet, Preprocessing
-from rcir.data.within_radius import WithinRadius
+from rcir.data.relevance import WithinRadius
 from rcir.embedding import Embedding
 from rcir.encoders import EncoderConfig
 from rcir.encoders.base import Encoder

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.division import Source
-from rcir.data.listing import Listing, require_images, require_unique
-from rcir.data.mat import read_mat
+from rcir.data.listing import Listing, read_mat, require_images, require_unique
 from rcir.errors import DataUnavailable, InvalidData
 
 FOLDER = "stanford_cars"

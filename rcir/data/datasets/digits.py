@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.augmentation import occlude
-from rcir.data.clusters import QueryDivision, draw_by_cluster
 from rcir.data.datasets.n_digit_mnist import released_classes
+from rcir.data.division import QueryDivision, draw_by_cluster
 from rcir.data.records import ImageSet, Splits
 from rcir.errors import InvalidConfig
 

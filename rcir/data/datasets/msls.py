@@ -17,7 +17,7 @@ import pandas as pd
 from rcir.data.division import Source
 from rcir.data.listing import require_images
 from rcir.data.records import ImageSet
-from rcir.data.within_radius import WithinRadius
+from rcir.data.relevance import WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
 HELD_OUT = ("cph", "sf")

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rcir.data.clusters import QueryDivision, clusters_of, draw_by_cluster, draw_by_label
-from rcir.data.division import Source
+from rcir.data.division import QueryDivision, Source, clusters_of, draw_by_cluster, draw_by_label
 from rcir.data.records import ImageSet, Splits
 from rcir.errors import DataUnavailable, InvalidData
 

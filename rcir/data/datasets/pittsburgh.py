@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.division import Source
-from rcir.data.listing import require_images
-from rcir.data.mat import read_mat
+from rcir.data.listing import read_mat, require_images
 from rcir.data.records import ImageSet
-from rcir.data.within_radius import WithinRadius
+from rcir.data.relevance import WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
 Version = Literal["30k", "250k"]

@@ -37,8 +37,7 @@ from rcir.data.datasets.folder import (
 from rcir.data.division import Source
 from rcir.data.listing import require_images
 from rcir.data.records import ImageSet
-from rcir.data.relevance import SharedLabel
-from rcir.data.within_radius import WithinRadius
+from rcir.data.relevance import SharedLabel, WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
 COLUMNS = ("path", "label", "labels", "x", "y", "key", "group", "cluster", "split")
