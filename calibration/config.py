@@ -1,4 +1,4 @@
-"""What `rcir calibrate`, `rcir certify` and `rcir evaluate` can be told."""
+"""Configuration of `rcir calibrate`, `rcir certify` and `rcir evaluate`."""
 
 from __future__ import annotations
 

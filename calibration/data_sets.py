@@ -274,7 +274,7 @@ def _without_repeats(splits: Splits) -> Splits:
 
 
 def _is_of(retriever: Retriever, gallery: ImageSet) -> bool:
-    """Whether a retriever's gallery has these names, and matches the same queries."""
+    """Return whether a retriever's gallery has these names and matches the same queries."""
     known = {} if retriever.relevance is None else retriever.relevance.arrays()
     given = gallery.relevance.arrays()
     return retriever.ids.tolist() == list(gallery.ids) and (
@@ -284,7 +284,7 @@ def _is_of(retriever: Retriever, gallery: ImageSet) -> bool:
 
 
 def _digests(splits: Splits) -> dict[str, str]:
-    """Of the names of the queries of each split, in order."""
+    """Return a digest of the names of the queries of each split, in order."""
     return {
         name: names_digest(getattr(splits, name).ids) for name in ("tuning", "calibration", "test")
     }

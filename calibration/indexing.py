@@ -180,7 +180,7 @@ def _reindex(
 
 
 def _no_larger(sizes: Mapping[float, float], exact: Mapping[float, float]) -> bool:
-    """Whether sizes are about as small as those of exact search, at all levels that these have."""
+    """Return whether sizes are about as small as those of exact search, at all its levels."""
     return all(sizes.get(alpha, np.inf) <= NO_LARGER * size for alpha, size in exact.items())
 
 

@@ -33,7 +33,7 @@ def draw_figures(
     images: ImageSet,
     gallery: ImageSet,
 ) -> dict[str, Figure]:
-    """All figures by name, in the order in which the page shows them.
+    """Draw all figures, by name, in the order in which the page shows them.
 
     Args:
         retriever, evaluation: what was measured.

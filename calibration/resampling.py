@@ -39,7 +39,7 @@ class ResampledRule:
 
 @dataclass(frozen=True)
 class Resampling:
-    """All rules for set sizes over the same random splits.
+    """Results of all rules for set sizes over the same random splits.
 
     Attributes:
         alphas: (m,) levels, ascending, at `delta`.

@@ -1,4 +1,4 @@
-"""Where a retriever and its queries come from, such as files of vectors; without PyTorch."""
+"""Sources of a retriever and its queries, such as files of vectors; without PyTorch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Opened:
 
 
 class Source(Protocol):
-    """Where a retriever and its queries come from."""
+    """A source of a retriever and its queries."""
 
     def open(self) -> Retriever:
         """Return the retriever, built or loaded."""
@@ -201,7 +201,7 @@ def _built(config: CertificationConfig, asked: VectorTable) -> Retriever:
 
 
 def _gallery_labels(config: CertificationConfig, gallery: VectorTable) -> object:
-    """What matches gallery items, as their file says."""
+    """Return what matches gallery items, as their file states."""
     labels: object = gallery.labels
     if config.matches is not None:
         labels = None
@@ -220,7 +220,7 @@ def _gallery_labels(config: CertificationConfig, gallery: VectorTable) -> object
 
 
 def _overlap(gallery: VectorTable, asked: VectorTable) -> bool:
-    """Whether some queries are gallery items: the same id, and the very same vector."""
+    """Return whether some queries are gallery items: the same id and exactly the same vector."""
     if (
         gallery.ids is None
         or asked.ids is None
@@ -323,7 +323,7 @@ def _divided(
 def _image_set(
     retriever: Retriever, asked: VectorTable, queries: Queries, rows: NDArray[np.int64]
 ) -> ImageSet:
-    """Some of the queries, as what is measured on them takes them."""
+    """Return some of the queries as a set of images, for the evaluation."""
     relevance = queries.relevance
     assert relevance is not None
     labels = relevance.labels if isinstance(relevance, SameLabel) else None
@@ -335,7 +335,7 @@ def _image_set(
 
 
 def _names(asked: VectorTable, queries: Queries, rows: NDArray[np.int64]) -> list[str]:
-    """By what some of the queries are known: their ids, or else digests of their vectors."""
+    """Return names of some of the queries: their ids, or else digests of their vectors."""
     if asked.ids is not None:
         return [asked.ids[row] for row in rows]
     return [digest.hex() for digest in digests(queries.vectors[rows]).tolist()]

@@ -39,13 +39,13 @@ def free(group: str) -> None:
 
 
 def in_submitted_job() -> bool:
-    """Whether this process was started by `ray job submit`."""
+    """Return whether this process was started by `ray job submit`."""
     return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
 
 
 @contextmanager
 def quiet(*names: str, level: int = logging.WARNING) -> Iterator[None]:
-    """Some of Ray's loggers say less: their notes are for Ray's log, not for the screen."""
+    """Quieten some of Ray's loggers: their notes are for Ray's log, not for the screen."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

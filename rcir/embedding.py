@@ -67,7 +67,7 @@ class Embedding:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All that it holds, by name."""
+        """Return all parts by name."""
         known = {
             "vectors": self.vectors,
             "variance": self.variance,
@@ -87,7 +87,7 @@ class Embedding:
         )
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """All that it holds, by name, as arrays in the memory of this process."""
+        """Return all parts by name, as arrays in the memory of this process."""
         return {name: values.cpu().numpy() for name, values in self.tensors.items()}
 
     @staticmethod

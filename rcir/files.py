@@ -115,7 +115,7 @@ def owner() -> str:
 
 
 def is_dead(other: str) -> bool:
-    """Whether a process, as `owner` calls it, is one of this host that has ended.
+    """Return whether a process, as `owner` calls it, is one of this host that has ended.
 
     Example:
         >>> is_dead(owner())

@@ -67,7 +67,7 @@ class StoredVectors:
 
     @property
     def changed(self) -> bool:
-        """Whether somebody wrote to the file that they were loaded from."""
+        """Return whether somebody wrote to the file that they were loaded from."""
         return self._watched is not None and self._watched.changed
 
     def append(self, vectors: NDArray[np.floating[Any]]) -> None:
@@ -145,5 +145,5 @@ class WatchedFile:
 
     @property
     def changed(self) -> bool:
-        """Whether it was written to, or cut; replaced by another file it stays as it was."""
+        """Return whether it was written to or truncated; replacing the file does not count."""
         return self._written() != self._known

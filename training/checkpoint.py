@@ -126,7 +126,7 @@ class TrainState:
 
 
 def checkpoint_folder(run: Path, epoch: int) -> Path:
-    """Where the checkpoint of an epoch lies."""
+    """Return the folder of an epoch's checkpoint."""
     return run / "checkpoints" / f"epoch-{epoch:04d}"
 
 

@@ -76,7 +76,7 @@ def train_here(job: Job, callback: ray.train.UserCallback | None) -> None:
 
 @contextmanager
 def _threads(number: int | None) -> Iterator[None]:
-    """So many threads inside the block, of those that torch adds up with."""
+    """Let torch use a number of threads inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:
@@ -154,7 +154,7 @@ def _set(optimizer: torch.optim.Optimizer, config: TrainingConfig, epoch: int) -
 
 
 def _done(state: TrainState, config: TrainingConfig) -> bool:
-    """Whether all epochs are trained, or none was better for too long."""
+    """Return whether all epochs are trained, or none was better for too long."""
     waited = state.epoch - state.improved_epoch
     return state.epoch >= config.epochs or 0 < config.patience <= waited
 

@@ -1,4 +1,4 @@
-"""All randomness of a training, by what it is for.
+"""The random generators of a training, by their purpose.
 
 Every draw comes from a generator seeded by (seed of the run, epoch, purpose, ...), never by who
 draws: so any number of workers draws the same, and a checkpoint needs no random states.

@@ -41,7 +41,7 @@ LOCK, START = "lock", "start"
 
 
 def folder_of(config: TrainingConfig) -> Path:
-    """Where a run lies, absolute."""
+    """Return the absolute folder of a run."""
     return Path(config.storage).absolute() / config.name
 
 
@@ -237,7 +237,7 @@ def _finished(
 
 
 def _trained_on(config: TrainingConfig, splits: Splits) -> TrainedOn:
-    """What the encoder will have been trained on: also in the run whose weights it takes over."""
+    """Return the images that the encoder will have seen, also in the run whose weights it takes."""
     trained = TrainedOn.of(splits)
     weights = config.encoder.options.get("base_weights")
     if weights is None:
@@ -295,7 +295,7 @@ def check_encoder(config: TrainingConfig) -> None:
 
 
 def _trains(encoder: Encoder) -> bool:
-    """Whether there is anything of an encoder for the epochs to train."""
+    """Return whether an encoder has anything that epochs train."""
     return any(weights.requires_grad for weights in encoder.parameters())
 
 
@@ -351,7 +351,7 @@ def _train_members(
 
 
 def _log(config: TrainingConfig, run: RunFolder, found: Validation) -> None:
-    """All that MLflow is to have of a training that is done."""
+    """Log everything of a finished training to MLflow."""
     if checkpoint.last_epoch(run.path):
         History(run.path, run.tracked).log()
         best = checkpoint.best_epoch(run.path)

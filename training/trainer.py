@@ -187,7 +187,7 @@ def members_of(tuples: Tuples) -> Tensor:
 
 
 class Objective(NamedTuple):
-    """What an epoch trains on.
+    """The batches of an epoch, and their losses.
 
     Attributes:
         batches: of each step, (n, m) rows of the training images: n tuples of m images (an anchor,

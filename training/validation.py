@@ -1,4 +1,4 @@
-"""How good an epoch is on validation images, and warnings of trainings that go wrong."""
+"""Validation of an epoch on images, and warnings of trainings that go wrong."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def certify_folds(
 
 
 def _asking_folds(database: NDArray[np.bool_]) -> list[NDArray[np.int64]]:
-    """Those that ask, in three folds."""
+    """Return the rows of images that query, in three folds."""
     order = np.random.default_rng(0).permutation(np.flatnonzero(~database))
     return np.array_split(order, N_FOLDS - 1)
 

@@ -33,7 +33,7 @@ class Workers:
 
     @classmethod
     def joined(cls, use_gpu: bool) -> Workers:
-        """Those of the Ray training that calls this; `InvalidConfig` if there is no GPU to use."""
+        """Join the workers of the Ray training; `InvalidConfig` if there is no GPU to use."""
         _check_gpu(use_gpu)
         device = ray.train.torch.get_device() if use_gpu else CPU
         context = ray.train.get_context()

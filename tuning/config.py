@@ -114,7 +114,7 @@ def domains(training: TrainingConfig, space: Space) -> dict[str, Any]:
 
 
 def _is_whole(training: TrainingConfig, name: str) -> bool:
-    """Whether an option takes whole numbers only."""
+    """Return whether an option takes whole numbers only."""
     group, _, option = name.rpartition(".")
     method = find_method(training.encoder.method)
     own = {"": TrainingConfig, "encoder.options": method.Options, "loss": method.LossOptions}

@@ -55,7 +55,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Of its (first) training run and of its folder."""
+        """The name of its (first) training run and of its folder."""
         return trial_name(self.number)
 
     @property
@@ -65,7 +65,7 @@ class Trial:
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing left to train."""
+        """Return whether there is nothing left to train."""
         return self.state in ("finished", "stopped") or (self.state == "failed" and self.final)
 
 

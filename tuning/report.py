@@ -1,4 +1,4 @@
-"""What becomes of trials: in the folder of the sweep, in MLflow, on the screen and in figures."""
+"""Reports on trials: in the folder of the sweep, in MLflow, on the screen and in figures."""
 
 from __future__ import annotations
 

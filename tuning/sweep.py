@@ -51,7 +51,7 @@ class Numbered(OptunaSearch):
         self._suggested = 0
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: a sweep goes on from its own records."""
+        """Save nothing: a sweep goes on from its own records."""
         Path(checkpoint_path).touch()
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
@@ -128,7 +128,7 @@ def resources(config: TuningConfig) -> dict[str, float]:
 
 
 def trials_at_once(config: TuningConfig) -> int:
-    """How many trials the cluster holds at a time.
+    """Return the number of trials that the cluster holds at a time.
 
     Raises:
         InvalidConfig: not one.
@@ -157,7 +157,7 @@ def _nodes() -> list[dict[str, float]]:
 
 
 def _held_by(node: Mapping[str, float], held: Mapping[str, float]) -> int:
-    """How many trials a node has room for; shares of a GPU lie on one each."""
+    """Return the number of trials that fit on a node; a trial's share of a GPU is on one GPU."""
     return min(
         int(node.get(name, 0)) * int(1 / number) if number < 1 else int(node.get(name, 0) // number)
         for name, number in held.items()
@@ -265,14 +265,14 @@ def _settings() -> Iterator[None]:
 
 
 def _drawn(config: TuningConfig) -> list[Values] | None:
-    """All trials, if they can be drawn before any is trained."""
+    """Return all trials, if they can be drawn before any is trained."""
     if config.search == "tpe":
         return None
     return draw(config.training, config.space, config.trials, config.seed)
 
 
 def _check_trials(config: TuningConfig, drawn: list[Values] | None) -> None:
-    """Whether trials can be trained and compared, as far as that is known beforehand."""
+    """Check that trials can be trained and compared, before any is."""
     splits = load_splits(config.training.data)
     each = [with_values(config.training, values) for values in drawn or ()]
     for training in each or variations(config.training, config.space):

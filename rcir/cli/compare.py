@@ -9,7 +9,7 @@ from rcir.levels import ALPHAS, DELTA
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Which runs, and at which levels."""
+    """Add the arguments: runs and levels."""
     parser.add_argument(
         "runs",
         nargs="+",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Which encoder, and where to write to."""
+    """Add the arguments: encoder and output."""
     parser.add_argument("--encoder", default="btl", help="method, see docs/methods.md")
     parser.add_argument(
         "--output",

@@ -157,7 +157,7 @@ def _source(encoder: Encoder, preprocessing: Preprocessing, pictures: Pictures) 
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold of an array, all of it, or of a date and the like."""
+    """Return an array, a date and the like as JSON can hold them."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 

@@ -9,7 +9,7 @@ from rcir.levels import ALPHAS, DELTA
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Which retriever, and at which levels."""
+    """Add the arguments: retriever and levels."""
     parser.add_argument("--retriever", required=True, help="folder or MLflow URI")
     parser.add_argument("--ood", help="data set whose test images are asked as well")
     parser.add_argument("--output", help="folder to write to (default: evaluation, beside it)")

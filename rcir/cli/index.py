@@ -12,7 +12,7 @@ from rcir.errors import InvalidConfig
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Which retriever, which index."""
+    """Add the arguments: retriever and index."""
     parser.add_argument("retriever", type=Path, help="folder of the retriever")
     parser.add_argument(
         "--index",

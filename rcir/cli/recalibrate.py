@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Which retriever, and how its gallery changes."""
+    """Add the arguments: retriever, and changes of its gallery."""
     parser.add_argument("retriever", type=Path, help="folder, which gets a new version")
     parser.add_argument("--add", type=Path, help="vectors that come into the gallery: see certify")
     parser.add_argument("--remove", type=Path, help="ids of what goes, one on each line of a file")

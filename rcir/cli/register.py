@@ -8,7 +8,7 @@ from rcir.levels import ALPHA, DELTA
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """What is registered as what, and what decides on the alias."""
+    """Add the arguments: what is registered, its name, and the levels that decide on the alias."""
     parser.add_argument("run", metavar="RUN", help="folder of a calibration, or its MLflow id")
     parser.add_argument("--name", required=True, help="of the registered model")
     parser.add_argument(

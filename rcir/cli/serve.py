@@ -9,7 +9,7 @@ from rcir.serving.settings import Settings
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Which retriever, and how it is served."""
+    """Add the arguments: retriever and settings of the server."""
     parser.add_argument("retriever", help="folder, or models:/NAME@ALIAS of MLflow's registry")
     parser.add_argument(
         "--host",

@@ -164,7 +164,7 @@ def _draw_squares(
 
 
 def _hidden(squares: NDArray[np.int64], side: int) -> NDArray[np.bool_]:
-    """Which pixels squares hide, (n, side, tiles * side)."""
+    """(n, side, tiles * side) True for pixels that squares hide."""
     first, end = squares[..., :2, None], squares[..., :2, None] + squares[..., 2:, None]
     inside = (np.arange(side) >= first) & (np.arange(side) < end)  # (n, tiles, 2, side)
     hidden = inside[:, :, 0, :, None] & inside[:, :, 1, None, :]
@@ -192,7 +192,7 @@ class TransformParameters:
     squares: NDArray[np.int64] | None = None
 
     def __getitem__(self, rows: slice | NDArray[np.int64]) -> TransformParameters:
-        """Those of some of the images."""
+        """Return the parameters of some of the images."""
         values = (getattr(self, field.name) for field in fields(self))
         return TransformParameters(*(None if value is None else value[rows] for value in values))
 

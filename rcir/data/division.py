@@ -1,4 +1,4 @@
-"""How a data set is divided into the splits that training and calibration need.
+"""Division of a data set into the splits that training and calibration need.
 
 Images of one cluster, such as all that one person drew or that one panorama was cut into, resemble
 each other. If queries to come will be of new clusters, those that calibrate and those that test
@@ -394,7 +394,7 @@ def _draw_classes(
 def _shuffled(
     rng: np.random.Generator, which: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """All rows in random order, and the place of each among those of its class, from 0."""
+    """Return all rows in random order, and the place of each among those of its class, from 0."""
     order = rng.permutation(len(which))
     by_class = np.argsort(which[order], kind="stable")
     place = np.empty(len(which), np.int64)

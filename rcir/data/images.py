@@ -28,7 +28,7 @@ Interpolation = Literal["bilinear", "bicubic"]
 
 @dataclass(frozen=True)
 class Resizing:
-    """How pictures of any size are brought to one.
+    """The ways to bring pictures to one size.
 
     Args:
         size: (height, width) of the result.
@@ -200,7 +200,7 @@ def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 
 
 def _all_pixels(file: BinaryIO, size: tuple[int, int], channels: int) -> NDArray[np.uint8] | None:
-    """By torchvision, faster at full scale; None for what it refuses, which Pillow is to judge."""
+    """Decode by torchvision, faster at full scale; None for what it refuses (Pillow judges)."""
     length = file.seek(0, os.SEEK_END)
     if length > MAX_BYTES:
         return None
@@ -328,7 +328,7 @@ def read_images(
 
 
 def faults(sources: Sequence[ImageLike]) -> Iterator[str | None]:
-    """Of each image, in order, what `read_image` says is wrong with it, or None; in threads."""
+    """Yield for each image, in order, the error of `read_image`, or None; in threads."""
 
     def fault(source: ImageLike) -> str | None:
         try:

@@ -1,4 +1,4 @@
-"""From labels as people have them to the relevance of a gallery and of its queries."""
+"""Relevance of a gallery and of its queries from labels as people have them."""
 
 from __future__ import annotations
 

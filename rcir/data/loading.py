@@ -72,7 +72,7 @@ def calibration_note(splits: Splits) -> str | None:
 
 
 def can_train(images: ImageSet, sampled: bool = False) -> bool:
-    """Whether some image that asks has a positive, and a negative beside it.
+    """Return whether some image that is an anchor has a positive and a negative.
 
     Args:
         sampled: whether a sample is mined, which images without a positive are never drawn into.
@@ -117,7 +117,7 @@ def _matches(relevance: Relevance) -> tuple[NDArray[np.int64], int]:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which data set, and how it is split.
+    """A data set, and how it is split.
 
     Args:
         name: of the data set; `rcir data list` shows all.
@@ -209,7 +209,7 @@ def require_enough(config: DataConfig, splits: Splits) -> None:
 
 
 def _hint(config: DataConfig) -> str:
-    """How all classes may be asked about, where that makes enough of too few; else empty."""
+    """Return advice to query all classes, if that makes enough of too few; else an empty text."""
     asked = config.options | {"open_set": False}
     takes = {"open_set", "path"} <= find_dataset(config.name).options_of_reader()
     if not takes or asked == config.options or "train" in config.options:

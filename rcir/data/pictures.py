@@ -33,7 +33,7 @@ class Pictures:
         return len(self.paths)
 
     def __getitem__(self, rows: slice) -> Pictures:
-        """Some of them."""
+        """Return some of them."""
         columns = {name: values[rows] for name, values in self.columns.items()}
         return Pictures(self.paths[rows], self.ids[rows], columns)
 

@@ -1,4 +1,4 @@
-"""From images to the tensor an encoder takes; the same for training, gallery and queries."""
+"""Preprocessing of images for an encoder; the same for training, gallery and queries."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
-        """Of plain values, as `to_dict`, `dataclasses.asdict` and JSON give them."""
+        """Make one from plain values, as `to_dict`, `dataclasses.asdict` and JSON give them."""
         height, width = values["size"]
         further = {name: values[name] for name in ("interpolation", "crop") if name in values}
         mean, std = tuple(values["mean"]), tuple(values["std"])
@@ -115,7 +115,7 @@ class Preprocessing:
         return images.float().div_(255).sub_(mean).div_(std)
 
     def _is_batch(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> bool:
-        """Whether this is one array of images that need no conversion one by one."""
+        """Return whether this is one array of images that need no conversion one by one."""
         if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.size == 0:
             return False
         return images.ndim == 3 if self.channels == 1 else images.ndim == 4 and images.shape[3] == 3

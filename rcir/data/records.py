@@ -62,7 +62,7 @@ class ImageSet:
 
     @property
     def pictures(self) -> bool:
-        """Whether the images are pictures, not vectors in their place."""
+        """True if the images are pictures, not vectors in their place."""
         return not (isinstance(self.images, np.ndarray) and self.images.dtype.kind == "f")
 
     @property

@@ -1,4 +1,4 @@
-"""Which data sets there are."""
+"""The table of data sets."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class DataSet:
     counts: tuple[tuple[Mapping[str, Any], int], ...] = ()
 
     def there(self, root: Path) -> bool:
-        """Whether its files, or some of them, are in the folder of all data sets."""
+        """Return whether its files, or some of them, are in the folder of all data sets."""
         return not self.places or any((root / place).exists() for place in self.places)
 
     def read(self, root: Path, **options: Any) -> Source:

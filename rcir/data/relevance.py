@@ -1,4 +1,4 @@
-"""What makes images match: the same label, a shared label, a place nearby, or a table.
+"""Relevance of images: by the same label, a shared label, a place nearby, or a table.
 
 Labels are sparse tables. Rare labels make few pairs of images, which a sparse product finds. A
 label that every third image has makes more pairs than can be listed: those are counted as bits, 64
@@ -41,7 +41,7 @@ class Relevance(Protocol):
         ...
 
     def of(self, gallery: Self, positions: Rows) -> NDArray[np.bool_]:
-        """Whether candidates match.
+        """Return whether candidates match.
 
         Args:
             gallery: of the images that were searched.
@@ -79,7 +79,7 @@ class Relevance(Protocol):
 
 
 def row_pointers(counts: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-    """Where what belongs to each row starts, and where the last ends."""
+    """Return the start of each row's entries, and the end of the last."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
@@ -97,7 +97,7 @@ WORD = 64
 
 
 def count_overlaps(own: csr_array, theirs: csr_array) -> NDArray[np.int64]:
-    """How many rows of `theirs` share a label with each row of `own`.
+    """Count the rows of `theirs` that share a label with each row of `own`.
 
     Args:
         own: (n, number of labels) bool.
@@ -385,7 +385,7 @@ class SharedLabel:
 
     @classmethod
     def of_lists(cls, lists: Sequence[Sequence[int]], n_labels: int) -> SharedLabel:
-        """Of the numbers of the labels of each image, from 0 to `n_labels` - 1."""
+        """Make one from the numbers of the labels of each image, from 0 to `n_labels` - 1."""
         rows = np.repeat(np.arange(len(lists)), [len(numbers) for numbers in lists])
         columns = np.array([number for numbers in lists for number in numbers], np.int64)
         entries = np.ones(len(rows), np.bool_)
@@ -472,7 +472,7 @@ class MatchTable(SharedLabel):
 
     @classmethod
     def items(cls, n: int) -> MatchTable:
-        """Of n gallery items."""
+        """Return the relevance of n gallery items."""
         return cls(csr_array(eye_array(n, dtype=np.bool_, format="csr")))
 
     @classmethod
@@ -510,7 +510,7 @@ PAIRS_TOGETHER = 2**16  # of candidates that are looked at together, to bound th
 
 @singledispatch
 def count_matches(gallery: Relevance, positions: Rows, among: int) -> NDArray[np.int64]:
-    """How many of the first candidates of a query match each of its candidates.
+    """Count the first candidates of a query that match each of its candidates.
 
     Args:
         gallery: of the images that were searched.
@@ -537,7 +537,7 @@ def count_matches(gallery: Relevance, positions: Rows, among: int) -> NDArray[np
 
 @count_matches.register
 def _(gallery: SharedLabel, positions: Rows, among: int) -> NDArray[np.int64]:
-    """By one sparse product a block, thirty times as fast as pair by pair."""
+    """Count by one sparse product per block, thirty times as fast as pair by pair."""
     counts = np.zeros(positions.shape, np.int64)
     for some in _blocks(positions, among):
         part = positions[some]

@@ -302,13 +302,13 @@ def _near(distances: NDArray[np.floating[Any]]) -> float:
 
 
 def _among(found: Digests, others: Digests) -> NDArray[np.bool_]:
-    """Whether each is one of others, of which there are more: these are looked up, not sorted."""
+    """Return whether each is one of others, which are more numerous and looked up, not sorted."""
     shared = set(found.tolist()).intersection(others.tolist())
     return np.array([digest in shared for digest in found.tolist()], bool)
 
 
 def _repeated(found: Digests) -> NDArray[np.bool_]:
-    """Whether each came before."""
+    """Return whether each came before."""
     again = np.ones(len(found), bool)
     again[np.unique(found, return_index=True)[1]] = False
     return again

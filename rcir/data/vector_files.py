@@ -144,7 +144,7 @@ def _read_parquet(path: Path) -> Any:
 
 
 def _read_csv(path: Path) -> Any:
-    """All columns as texts: "007" is another label than "7"."""
+    """Read all columns as texts: "007" is another label than "7"."""
     import pyarrow as pa
     from pyarrow import csv
 
@@ -261,7 +261,7 @@ def _texts(path: Path, name: str, values: list[Any]) -> NDArray[np.str_]:
 
 
 def _lists(path: Path, values: list[Any]) -> list[list[str]]:
-    """Of lists, or of texts with separators."""
+    """Read lists, or texts with separators."""
     lists = []
     for value in values:
         if value is None:

@@ -1,4 +1,4 @@
-"""Whether a copy of a data set is what was published: counts, pictures, labels, checksums."""
+"""Verify that a copy of a data set is what was published: counts, pictures, labels, checksums."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Findings:
 
     @property
     def complete(self) -> bool:
-        """Whether every picture can be read, and as many are there as are published, if known."""
+        """True if every picture can be read, and none is missing if their number is known."""
         whole = self.published is None or sum(self.parts.values()) == self.published
         return whole and not self.unreadable
 

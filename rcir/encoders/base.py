@@ -1,4 +1,4 @@
-"""What an encoder is: its configuration, the class that every method extends, and all methods."""
+"""The configuration of an encoder, the class that every method extends, and all methods."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ METHODS = {
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """Which encoder, and its shape.
+    """The method, backbone and options of an encoder.
 
     Args:
         method: how the encoder knows its uncertainty: a name in `rcir.encoders.METHODS`, of which
@@ -131,7 +131,7 @@ class EncoderConfig:
 
     @property
     def starts_pretrained(self) -> bool:
-        """Whether the backbone starts from pretrained weights."""
+        """True if the backbone starts from pretrained weights."""
         return bool(self.pretrained) or self.checkpoint_path is not None
 
     def without_weights(self) -> EncoderConfig:
@@ -219,7 +219,7 @@ class Encoder(nn.Module):
 
     @property
     def reranks(self) -> bool:
-        """Whether candidates are ranked by `rerank` instead of by the distance of vectors."""
+        """True if candidates are ranked by `rerank` instead of by the distance of vectors."""
         return False
 
     def rerank(self, queries: Embedding, candidates: Embedding) -> Tensor:
@@ -233,7 +233,7 @@ class Encoder(nn.Module):
 
     @property
     def draws(self) -> bool:
-        """Whether several draws of a query can rank candidates, see `draw_distances`."""
+        """True if several draws of a query can rank candidates, see `draw_distances`."""
         return False
 
     def draw_distances(self, queries: Embedding, candidates: Tensor) -> Tensor:
@@ -401,11 +401,11 @@ class TrainingImages:
         return replace(self, images=self.images.subset(rows))
 
     def embed(self, encoder: Encoder) -> Embedding:
-        """All of them embedded, without augmentation, on the CPU."""
+        """Embed all images, without augmentation; the result is on the CPU."""
         return self.embedder(encoder, self.preprocessing, self.images.images)
 
     def batches(self, encoder: Encoder, size: int) -> Iterator[tuple[Embedding, Relevance]]:
-        """All of them in random batches, without holding more than `AT_ONCE`.
+        """Yield all images in random batches, without holding more than `AT_ONCE`.
 
         Args:
             encoder: embeds them; it need not be the one that was trained, but a part of it.
@@ -454,7 +454,7 @@ def require_encoder(encoder: object) -> None:
 
 
 def method_name(kind: type[Encoder]) -> str:
-    """By what name `find_method` finds a class.
+    """Return the name by which `find_method` finds a class.
 
     Example:
         >>> method_name(find_method("btl"))

@@ -74,12 +74,12 @@ class BayesianTriplet(Encoder):
 
     @property
     def draws(self) -> bool:
-        """Whether draws of the Gaussians rank candidates."""
+        """True if draws of the Gaussians rank candidates."""
         return True
 
     @property
     def reranks(self) -> bool:
-        """Whether candidates are ranked by expected distances."""
+        """True if candidates are ranked by expected distances."""
         return bool(self.options.distance == "expected")
 
     def rerank(self, queries: Embedding, candidates: Embedding) -> Tensor:

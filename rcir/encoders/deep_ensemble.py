@@ -105,7 +105,7 @@ class DeepEnsemble(Encoder):
 
     @property
     def draws(self) -> bool:
-        """Whether its members rank candidates."""
+        """True if its members rank candidates."""
         return True
 
     def draw_distances(self, queries: Embedding, candidates: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ class Embedder:
     def _parts(
         self, encoder: Encoder, preprocessing: Preprocessing, blocks: Sequence[Images]
     ) -> dict[int, Path]:
-        """Where each block is kept, if there is a folder."""
+        """Return the file of each block, if there is a folder."""
         if self.folder is None:
             return {}
         return {

@@ -1,4 +1,4 @@
-"""From images to the features that heads take: a backbone, trained or frozen."""
+"""Features that heads take: a backbone, trained or frozen."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class HedgedInstance(Encoder):
 
     @property
     def scale(self) -> Tensor:
-        """By how much the logit of a match falls with a unit of distance; above 0."""
+        """The fall of the logit of a match with a unit of distance; above 0."""
         return F.softplus(self.scale_parameter)
 
     def forward(self, images: Tensor) -> Embedding:
@@ -158,12 +158,12 @@ class HedgedInstance(Encoder):
 
     @property
     def draws(self) -> bool:
-        """Whether draws from the variance rank candidates."""
+        """True if draws from the variance rank candidates."""
         return bool(self.options.components)
 
     @property
     def reranks(self) -> bool:
-        """Whether candidates are ranked by the probability of a match."""
+        """True if candidates are ranked by the probability of a match."""
         return bool(self.options.components and self.options.distance == "match")
 
     def rerank(self, queries: Embedding, candidates: Embedding) -> Tensor:

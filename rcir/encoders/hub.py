@@ -53,17 +53,17 @@ class HubBackbone(nn.Module):
 
     @classmethod
     def architecture(cls, name: str) -> dict[str, Any]:
-        """What builds the network where the hub cannot be reached; empty if the name does."""
+        """Return what builds the network without the hub; empty if the name does."""
         return {}
 
     @classmethod
     def preprocessing(cls, name: str) -> Preprocessing:
-        """That of the model's own configuration."""
+        """Return the preprocessing of the model's own configuration."""
         raise NotImplementedError
 
 
 def is_of_hub(backbone: str) -> bool:
-    """Whether the name of a backbone is one of a model hub.
+    """Return whether the name of a backbone is one of a model hub.
 
     Example:
         >>> is_of_hub("timm:resnet18"), is_of_hub("resnet50")
@@ -127,7 +127,7 @@ def hub_preprocessing(backbone: str) -> Preprocessing:
 
 
 def model_architecture(backbone: str) -> dict[str, Any]:
-    """What builds a backbone where its hub cannot be reached; empty if the name does."""
+    """Return what builds a backbone without its hub; empty if the name does."""
     if not is_of_hub(backbone):
         return {}
     kind, name = find_hub(backbone)

@@ -221,7 +221,7 @@ class LaplacianMetric(Encoder):
 
     @property
     def draws(self) -> bool:
-        """Whether draws from the variance over the passes rank candidates."""
+        """True if draws from the variance over the passes rank candidates."""
         return bool(self.prior_precision > 0)
 
     def _embed(self, images: Tensor) -> Embedding:
@@ -269,7 +269,7 @@ def _extended(features: Tensor) -> Tensor:
 
 
 def _matches(relevance: Relevance) -> NDArray[np.bool_]:
-    """Which of n images match which, (n, n)."""
+    """(n, n) True where images match."""
     everyone = np.arange(len(relevance))
     return relevance.of(relevance, np.broadcast_to(everyone, (len(everyone),) * 2))
 
@@ -334,7 +334,7 @@ class PairCurvature:
         self.unmined = self.unmined + counts.double()
 
     def _inside(self, outputs: Tensor, pairs: Tensor) -> Tensor:
-        """Whether pairs are closer than the margin."""
+        """Return whether pairs are closer than the margin."""
         units = F.normalize(outputs)
         distances: Tensor = (units[pairs[:, 0]] - units[pairs[:, 1]]).norm(dim=1)
         return distances < self.margin

@@ -169,7 +169,7 @@ class MCDropout(Encoder):
 
     @property
     def draws(self) -> bool:
-        """Whether draws from the variance over the passes rank candidates."""
+        """True if draws from the variance over the passes rank candidates."""
         return True
 
     def _embed(self, images: Tensor) -> Embedding:

@@ -63,7 +63,7 @@ class OpenClipBackbone(HubBackbone):
 
     @classmethod
     def preprocessing(cls, name: str) -> Preprocessing:
-        """That of the weights: OpenCLIP's ``PreprocessCfg``."""
+        """Return the preprocessing of the weights: OpenCLIP's ``PreprocessCfg``."""
         model, tag = _require_model(name)
         found: dict[str, Any] = vars(PreprocessCfg())
         found = found | (open_clip.get_pretrained_cfg(model, tag) or {} if tag else {})

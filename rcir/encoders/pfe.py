@@ -98,7 +98,7 @@ class ProbabilisticFaceEmbeddingOptions:
 
     @property
     def ready(self) -> bool:
-        """Whether nothing of the base is to be trained."""
+        """True if nothing of the base is to be trained."""
         return self.base_weights is not None or issubclass(find_method(self.base), Pretrained)
 
 
@@ -212,12 +212,12 @@ class ProbabilisticFaceEmbedding(Encoder):
 
     @property
     def draws(self) -> bool:
-        """Whether draws of the Gaussians rank candidates."""
+        """True if draws of the Gaussians rank candidates."""
         return True
 
     @property
     def reranks(self) -> bool:
-        """Whether candidates are ranked by mutual likelihood."""
+        """True if candidates are ranked by mutual likelihood."""
         return bool(self.options.distance == "mls")
 
     def rerank(self, queries: Embedding, candidates: Embedding) -> Tensor:

@@ -63,7 +63,7 @@ class TimmBackbone(HubBackbone):
 
     @classmethod
     def preprocessing(cls, name: str) -> Preprocessing:
-        """That of the model's pretrained configuration (timm's ``data_config``)."""
+        """Return that of the model's pretrained configuration (timm's ``data_config``)."""
         found = timm.data.resolve_data_config(pretrained_cfg=_require_model(name).to_dict())
         channels, height, width = found["input_size"]
         return Preprocessing(
@@ -77,7 +77,7 @@ class TimmBackbone(HubBackbone):
 
 
 def _require_model(name: str) -> Any:
-    """What timm knows of a model; `InvalidConfig` if there is no such model."""
+    """Return timm's configuration of a model; raise `InvalidConfig` if there is none."""
     try:
         known = timm.get_pretrained_cfg(name)
     except RuntimeError as error:

@@ -76,7 +76,7 @@ class TransformersBackbone(HubBackbone):
 
     @classmethod
     def preprocessing(cls, name: str) -> Preprocessing:
-        """That of the model's image processor."""
+        """Return the preprocessing of the model's image processor."""
         try:
             processor = transformers.AutoImageProcessor.from_pretrained(
                 name, trust_remote_code=False

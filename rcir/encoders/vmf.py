@@ -85,7 +85,7 @@ class VonMisesFisher(Encoder):
 
     @property
     def draws(self) -> bool:
-        """Whether draws from the moments of the distributions rank candidates."""
+        """True if draws from the moments of the distributions rank candidates."""
         return True
 
     def draw_distances(self, queries: Embedding, candidates: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class VonMisesFisher(Encoder):
 
     @property
     def reranks(self) -> bool:
-        """Whether candidates are ranked by expected distances."""
+        """True if candidates are ranked by expected distances."""
         return bool(self.options.distance == "expected")
 
     def rerank(self, queries: Embedding, candidates: Embedding) -> Tensor:

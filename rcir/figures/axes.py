@@ -101,5 +101,5 @@ def draw_curves(axes: Axes, x: Floats, curves: Mapping[str, Floats]) -> None:
 
 
 def spaced(x: Floats) -> int:
-    """Of how many points one gets a marker."""
+    """Return the number of points per marker."""
     return max(1, len(x) // 20)

@@ -42,7 +42,7 @@ class ParallelAxis:
     labels: list[str]
 
     def lines(self) -> int:
-        """How many lines of text fill the axis."""
+        """Return the number of lines of text that fill the axis."""
         return max((label.count("\n") + 1 for label in self.labels), default=0) * len(self.labels)
 
 
@@ -297,7 +297,7 @@ def _number(figure: Figure, axes: Axes, x: Floats, y: Floats, numbers: Sequence[
 
 
 def _spread(size: Floats) -> bool:
-    """Whether sizes are worth a logarithmic scale."""
+    """Return whether sizes span enough for a logarithmic scale."""
     return len(size) > 0 and size.min() > 0 and size.max() > 10 * size.min()
 
 

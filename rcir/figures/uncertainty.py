@@ -1,4 +1,4 @@
-"""Whether an uncertainty means what it says: is calibrated, ranks errors, knows the unknown."""
+"""Figures of an uncertainty: its calibration, how it ranks errors, and unknown images."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def _chosen(vectors: NDArray[Any], options: AutoOptions) -> tuple[Any, str]:
 
 
 def _codes(n: int, dim: int, limit: float) -> IvfPqOptions:
-    """As many codes of each vector as the memory allows, at most one for two numbers."""
+    """Return the number of codes per vector that memory allows, at most one for two numbers."""
     nlist = int(2 ** np.clip(np.round(np.log2(4 * np.sqrt(n))), 4, 16))
     bytes_each = (limit - 4 * dim * (nlist + 256)) / max(n, 1) - 8
     divisors = [m for m in range(1, max(dim // 2, 1) + 1) if dim % m == 0 and m <= bytes_each]

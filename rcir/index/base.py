@@ -157,16 +157,16 @@ class UnbuiltIndex:
         return self._n
 
     def add(self, vectors: NDArray[np.float32]) -> None:
-        """As `Index.add`."""
+        """See `Index.add`."""
         self._n += len(check_vectors(vectors, self._dim))
 
     def remove(self, positions: NDArray[np.int64]) -> None:
-        """As `Index.remove`."""
+        """See `Index.remove`."""
         self._n -= len(positions)
 
     @property
     def version(self) -> str:
-        """As `Index.version`."""
+        """See `Index.version`."""
         return f"unbuilt {self._n}"
 
 

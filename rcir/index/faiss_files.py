@@ -1,4 +1,4 @@
-"""What FAISS's indexes hold, and their files, which a child process reads before this one does."""
+"""Contents of FAISS's indexes, and their files, which a child process reads first."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class FaissContents:
         return np.arange(self.index.ntotal) if self._live is None else self._live
 
     def positions(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of numbers that were not removed; -1 stays."""
+        """Return positions of numbers that were not removed; -1 stays."""
         if self._live is None:
             return numbers
         return np.where(numbers < 0, -1, np.searchsorted(self._live, numbers))
@@ -169,7 +169,7 @@ class FaissContents:
 
     @property
     def changed(self) -> bool:
-        """Whether somebody wrote to the files that it was loaded from."""
+        """Return whether somebody wrote to the files that it was loaded from."""
         stored = self.stored is not None and self.stored.changed
         return stored or (self._watched is not None and self._watched.changed)
 

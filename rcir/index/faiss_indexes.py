@@ -258,7 +258,7 @@ class FaissIndex:
 
     @property
     def lossy(self) -> bool:
-        """Whether the vectors that it gives back have less than half precision."""
+        """True if the vectors that it gives back have less than half precision."""
         if self._contents.stored is not None:
             return False
         index = faiss.downcast_index(self._index)
@@ -539,7 +539,7 @@ class FactoryOptions:
         self.search_parameters()
 
     def search_parameters(self) -> dict[str, float]:
-        """Those that `search` names, by name.
+        """Return the parameters that `search` names, by name.
 
         Example:
             >>> FactoryOptions("IVF64,SQ8", search="nprobe=4").search_parameters()

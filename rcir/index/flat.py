@@ -24,7 +24,7 @@ class FlatOptions:
 
 
 class FlatIndex:
-    """All vectors, compared one by one.
+    """Exact search: all vectors are compared one by one.
 
     Example:
         >>> import numpy as np

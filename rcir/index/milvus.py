@@ -101,7 +101,7 @@ class MilvusOptions:
 
     @property
     def is_lite(self) -> bool:
-        """Whether it is a path, of Milvus Lite."""
+        """Return whether it is a path, of Milvus Lite."""
         return not urlsplit(self.uri).scheme
 
 
@@ -271,7 +271,7 @@ class MilvusIndex:
     def search(
         self, vectors: NDArray[np.float32], k: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """As `Index.search`; of as many rows as were asked for, or as the collection holds.
+        """See `Index.search`; returns the requested number of rows, or all of the collection.
 
         Raises:
             DataUnavailable: the server cannot be reached, refuses, or takes too long.
@@ -301,7 +301,7 @@ class MilvusIndex:
         return distances, positions
 
     def drop(self) -> None:
-        """As `IsRemote.drop`: the collection."""
+        """Drop the collection, see `IsRemote.drop`."""
         self._require_unchanged()
         self._call("drop_collection")
 
@@ -322,7 +322,7 @@ class MilvusIndex:
 
     @classmethod
     def load(cls, folder: Path, options: MilvusOptions) -> Self:
-        """As `Index.load`.
+        """See `Index.load`.
 
         Raises:
             DataUnavailable: the server cannot be reached, or the collection is gone.
@@ -402,7 +402,7 @@ class MilvusIndex:
         self._call("alter_collection_properties", {VERSION_PROPERTY: version})
 
     def _description(self) -> dict[str, str]:
-        """What the server says of the index, of what it was built by."""
+        """Return what the server reports of the index and its parameters."""
         said = self._call("describe_index", "vector")
         named = ("index_type", "metric_type", *self.options.params)
         return {name: str(said[name]) for name in named if name in said}

@@ -386,7 +386,7 @@ class PgvectorTable:
         return connection.execute(statement, [ids.tolist()]).rowcount
 
     def ids(self, connection: Connection[Any]) -> NDArray[np.int64]:
-        """All ids, rising."""
+        """Return all ids, ascending."""
         asked = self.sql("SELECT string_agg(int8send(id), ''::bytea ORDER BY id) FROM {table}")
         (held,) = connection.execute(asked, binary=True).fetchone() or (None,)
         return np.frombuffer(held or b"", ">i8").astype(np.int64)
@@ -568,7 +568,7 @@ class PgvectorIndex:
     def search(
         self, vectors: NDArray[np.float32], k: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """As `Index.search`; of as many rows as were asked for, or as the table holds.
+        """See `Index.search`; returns the requested number of rows, or all of the table.
 
         Raises:
             DataUnavailable: the server cannot be reached, fails, or takes too long.
@@ -612,7 +612,7 @@ class PgvectorIndex:
         return distances, positions
 
     def drop(self) -> None:
-        """As `IsRemote.drop`: the table, and what tells of its changes."""
+        """Drop the table and what records its changes, see `IsRemote.drop`."""
 
         def drop(connection: Connection[Any]) -> None:
             self._table.lock(connection, "ACCESS EXCLUSIVE")
@@ -637,7 +637,7 @@ class PgvectorIndex:
 
     @classmethod
     def load(cls, folder: Path, options: PgvectorOptions) -> Self:
-        """As `Index.load`.
+        """See `Index.load`.
 
         Raises:
             DataUnavailable: the server cannot be reached, or the table is gone.

@@ -55,7 +55,7 @@ def find_index(kind: str) -> type[Index]:
 
 @dataclass(frozen=True)
 class IndexConfig:
-    """Which index, and its options.
+    """The kind of an index, and its options.
 
     Args:
         kind: a name in `INDEXES`: "flat" (exact), "hnsw", "ivf", "ivf-pq", "factory",

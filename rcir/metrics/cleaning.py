@@ -1,4 +1,4 @@
-"""Whether a gallery gets better without its uncertain items."""
+"""Cleaning of a gallery: does it get better without its uncertain items?"""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def clean_gallery(
 
 
 def _all_ranked(positions: Integers) -> bool:
-    """Whether each row holds each position once."""
+    """Return whether each row holds each position once."""
     n, g = positions.shape
     if positions.max() >= g:
         return False

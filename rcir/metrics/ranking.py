@@ -208,7 +208,7 @@ def per_match(sums: NDArray[np.float64], matches: Integers) -> NDArray[np.float6
 
 
 def knn_correct(neighbour_labels: Integers, labels: Integers, k: int = 5) -> NDArray[np.bool_]:
-    """Whether the k nearest neighbours of each item vote for its class.
+    """Return whether the k nearest neighbours of each item vote for its class.
 
     The most frequent class wins; of several, that of the nearest neighbour among them (Oh et al.,
     ICLR 2019, with k = 5). The mean is the accuracy.
@@ -244,7 +244,7 @@ def knn_correct(neighbour_labels: Integers, labels: Integers, k: int = 5) -> NDA
 
 @dataclass(frozen=True)
 class RankingScores:
-    """How good n rankings are, query by query and on average.
+    """The quality of n rankings, query by query and on average.
 
     Means are over the queries that have a match in the gallery.
 

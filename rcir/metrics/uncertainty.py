@@ -1,4 +1,4 @@
-"""How well an uncertainty separates right from wrong results.
+"""Measures of how well an uncertainty separates right from wrong results.
 
 Expected calibration error, correlation with performance, sparsification, and detection of other
 data sets. The papers that report a calibration error for image retrieval differ in how they group
@@ -477,7 +477,7 @@ def _means_of_rest(ordered: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class OutOfDistribution:
-    """How well uncertainty finds the out-of-distribution images, which are the positives.
+    """Detection of out-of-distribution images, which are the positives, by uncertainty.
 
     Attributes:
         auroc: area under the ROC curve: how often one of them is more uncertain than an image

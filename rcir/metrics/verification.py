@@ -1,4 +1,4 @@
-"""Whether two images show the same: pairs to ask about, and how well a score answers."""
+"""Verification of pairs: which pairs to compare, and how well a score separates matches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is the hardest positive and who are the hardest negatives of an anchor, and among whom."""
+"""Mining of the hardest positive and the hardest negatives of an anchor."""
 
 from rcir.mining.config import Cache, MiningConfig, Negatives, Positive, Scope
 from rcir.mining.sampling import genuine_batches, label_batches, matching_pairs, sample_images

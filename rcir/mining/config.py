@@ -1,4 +1,4 @@
-"""How tuples are chosen: the part `mining` of a training's configuration."""
+"""The choice of tuples: the part `mining` of a training's configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Cache = Literal["full", "sampled"]
 
 @dataclass(frozen=True)
 class MiningConfig:
-    """How tuples of one anchor, one positive and several negatives are chosen.
+    """The choice of tuples of one anchor, one positive and several negatives.
 
     Args:
         positive: which of the images that match the anchor. "farthest" is the text of Cai et al.

@@ -15,7 +15,7 @@ TRIES = 1 << 20  # images tried at a time
 
 
 def sample_images(relevance: Relevance, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Some images of a large set, most of which have a match among them.
+    """Draw some images of a large set, most of which have a match among them.
 
     Anchors are drawn at random, each with one of its matches at random, until there are enough: of
     5,000 images drawn singly from a million, hardly any would match another. An image that matches
@@ -232,7 +232,7 @@ def _label_pairs(
     samples_per_class: int,
     rng: np.random.Generator,
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """All pairs of each label in batches of some labels; an image makes no pair with itself."""
+    """Yield all pairs of each label in batches of some labels; no image is paired with itself."""
     first = np.arange(0, batch, samples_per_class)[:, None]
     pairs = np.stack([(first + each).ravel() for each in np.triu_indices(samples_per_class, 1)])
     while True:

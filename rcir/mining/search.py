@@ -83,7 +83,7 @@ class Search:
     def _positives(
         self, values: Tensor, rows: Tensor, config: MiningConfig, draws: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Whether there is a positive, and which; the values of all matches become infinite."""
+        """Return if and which is the positive; the values of all matches become infinite."""
         columns, counts = self._pairs(rows)
         place = torch.arange(len(rows), device=rows.device).repeat_interleave(counts)
         every = flat = place * values.shape[1] + columns

@@ -66,7 +66,7 @@ def signature(retriever: Retriever) -> dict[str, list[dict[str, Any]]]:
 
 
 def asks_uncertainty(retriever: Retriever) -> bool:
-    """Whether vectors are asked with an uncertainty of their own."""
+    """Return whether vectors are queried with an uncertainty of their own."""
     if retriever.calibration is None or retriever.encoder is not None:
         return False
     return retriever.calibration.calibration_queries.uncertainty is not None

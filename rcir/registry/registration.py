@@ -172,7 +172,7 @@ class Registered:
 
     @property
     def uri(self) -> str:
-        """As `rcir.load` and MLflow take it: by its alias, if it has one."""
+        """Return the URI for `rcir.load` and MLflow: by alias, if there is one."""
         return (
             self.version.uri if self.alias is None else f"models:/{self.version.name}@{self.alias}"
         )

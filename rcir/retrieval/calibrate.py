@@ -1,4 +1,4 @@
-"""How to calibrate: from labelled queries to a calibration, with the checks of the queries."""
+"""Calibrate: from labelled queries to a calibration, with the checks of the queries."""
 
 from __future__ import annotations
 

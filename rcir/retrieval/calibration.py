@@ -34,7 +34,7 @@ MAX_GUARANTEES = 1000  # certified requests that a calibration remembers
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many labels of the gallery calibrated; `str` states it in a sentence.
+    """The number of labels of the gallery that calibrated; `str` states it in a sentence.
 
     Attributes:
         uncovered: number of labels of the gallery that no calibration query has.
@@ -60,7 +60,7 @@ class Coverage:
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """What is known of the queries that calibrated a retriever before its present calibration.
+    """The past of queries: those that calibrated a retriever before its present calibration.
 
     Attributes:
         digests: (m,) of these queries, ascending.

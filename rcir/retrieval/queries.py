@@ -28,7 +28,7 @@ MAX_OFFSET = TOLERANCE * 2**24  # standard deviations; float32 rounds by up to 2
 
 @dataclass(frozen=True)
 class VectorOptions:
-    """How vectors of another model are searched.
+    """Options of the search of vectors of another model.
 
     Args:
         metric: "cosine" scales all vectors to unit length, so that the nearest by angle is the
@@ -198,7 +198,7 @@ class Queries:
 
     @property
     def label(self) -> str:
-        """What a label is: "label", or for places such as "250-wide cell"."""
+        """The word for a label: "label", or for places such as "250-wide cell"."""
         if isinstance(self.relevance, WithinRadius):
             return f"{CELL * self.relevance.radius:g}-wide cell"
         return LABEL

@@ -57,7 +57,7 @@ class CalibrationKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class CalibrationOptions:
-    """How to calibrate a retriever.
+    """Options of a calibration.
 
     Attributes:
         score_function: "constant", "minmax", "quantile", "learned", "reranked", or "auto", which

@@ -150,7 +150,7 @@ def _refused(subject: str) -> Iterator[None]:
 
 
 class _CountingRule(NamedTuple):
-    """How numbers of misses among the calibration queries certify a risk."""
+    """A rule by which numbers of misses among the calibration queries certify a risk."""
 
     allowed: Callable[[float], int]  # the most misses that certify an alpha
     smallest: Callable[[int], float]  # the smallest alpha that misses certify

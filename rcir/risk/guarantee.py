@@ -150,7 +150,7 @@ class Guarantee:
 
 @dataclass(frozen=True, eq=False)
 class SetRule:
-    """How large sets are: a score function, and the queries that certify its thresholds.
+    """A rule that sizes sets: a score function, and the queries that certify its thresholds.
 
     Attributes:
         score_function: fitted on the tuning split.

@@ -1,4 +1,4 @@
-"""Which score function, and which uncertainty, suits the tuning split best.
+"""The choice of the score function and the uncertainty that suit the tuning split best.
 
 To add a score function, write a subclass of `ScoreFunction`, and put it in `SCORE_FUNCTIONS` and
 its name in `ScoreFunctionName`; in `_OF_ALL_MATCHES` too if it suits risks that count all matches.

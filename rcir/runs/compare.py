@@ -98,7 +98,7 @@ class Comparison:
         return value if math.isfinite(value) else None
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
+        """Return plain values, for JSON."""
         rows = []
         for number, (run, one) in enumerate(zip(self.runs, self.found, strict=True)):
             row: dict[str, Any] = {"name": run.name, "folder": str(run.folder), "state": run.state}
@@ -186,7 +186,7 @@ def compare_runs(
 
 
 def _split(runs: Sequence[Run]) -> Split:
-    """Where to compare: on the test queries if these are the same for all that was measured."""
+    """Return what to compare on: the test queries, if they are the same for all runs."""
     known = [run for run in runs if run.measured]
     tested = all("test" in run.measured for run in known)
     if tested and len(same_queries(known, "test")) == 1:
@@ -369,7 +369,7 @@ class Choice:
     tracked: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
+        """Return plain values, for JSON."""
         chosen = {
             "run": self.comparison.runs[self.number].name,
             "retriever": str(self.folder),

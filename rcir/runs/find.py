@@ -61,7 +61,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether a folder is that of a sweep, which stands for its trials."""
+    """Return whether a folder is that of a sweep, which represents its trials."""
     return (folder / SWEEP).is_file()
 
 

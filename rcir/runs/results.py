@@ -40,7 +40,7 @@ def names_digest(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class RunResults:
-    """How good an encoder is on some queries, and what sets it gives them.
+    """Measurements of an encoder on some queries, and the sets that it gives them.
 
     Attributes:
         on: the split the queries are of.

@@ -156,12 +156,12 @@ def routes_of(service: Service) -> APIRouter:
 
     @router.get("/health")
     async def health() -> dict[str, str]:
-        """Whether the process answers."""
+        """Report that the process answers."""
         return {"status": "ok"}
 
     @router.get("/ready", responses=errors(503))
     async def ready() -> Response:
-        """Whether requests are answered, and whether all is well."""
+        """Report whether requests are answered, and whether anything is wrong."""
         live, ready = service.live, not service.batcher.stopping
         body = {
             "ready": ready,

@@ -91,7 +91,7 @@ class Batcher(Generic[Taken, Outcome]):
 
     @property
     def stopping(self) -> bool:
-        """Whether no more are taken."""
+        """True if no more requests are accepted."""
         return self._stopping
 
     def require_room(self, n: int) -> None:

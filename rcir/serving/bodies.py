@@ -140,7 +140,7 @@ async def _of_pictures(
 
 
 def _pixels(pictures: list[bytes], most: int) -> list[int]:
-    """Of each picture, as its header declares."""
+    """Return the size of each picture that its header declares."""
     from rcir.data.images import image_size  # with Pillow, which vectors do without
 
     sizes = [image_size(picture) for picture in pictures]

@@ -1,4 +1,4 @@
-"""Whom a server answers, and how much it takes at a time."""
+"""Limits of a server: which hosts it answers, and how much it accepts at a time."""
 
 from __future__ import annotations
 

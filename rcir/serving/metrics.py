@@ -53,7 +53,7 @@ class Metrics:
         self.swaps = Counter("rcir_swaps", "New versions.", ["outcome"], registry=own)
 
     def exposition(self) -> bytes:
-        """As Prometheus reads it."""
+        """Return the metrics in the format of Prometheus."""
         return generate_latest(self.registry)
 
 

@@ -158,7 +158,7 @@ class GuaranteeWatch:
         return loss is None and time.time() <= asked.time + self._wait
 
     def counts(self, number: int) -> bool:
-        """Whether the feedback of a number was taken as evidence."""
+        """Return whether the feedback with a number was used as evidence."""
         with self._lock:
             return number in self._counted
 
@@ -182,7 +182,7 @@ class GuaranteeWatch:
 
     @property
     def alarm(self) -> bool:
-        """Whether any guarantee is contradicted."""
+        """True if any guarantee is contradicted."""
         with self._lock:
             return any(each.monitor.alarm for each in self._streams.values())
 

@@ -76,7 +76,7 @@ class Terms(_RequestBody):
 
     @property
     def watched(self) -> bool:
-        """Whether the rate of misses among such answers can contradict their guarantee.
+        """True if the rate of misses among such answers can contradict their guarantee.
 
         Not where it is an average over calibrations or may often mislead, where it is of another
         mix of groups than comes or counts labels, or where alpha was chosen after looking at the

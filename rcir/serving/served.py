@@ -108,7 +108,7 @@ class Served:
         return known.searcher.prepared(given, None, stated, model).identified()
 
     def queries(self, prepared: Sequence[Any]) -> list[Queries]:
-        """Of each request what was prepared, embedded: all pictures together."""
+        """Embed what was prepared of each request: all pictures together."""
         encoder, preprocessing = self.retriever.encoder, self.retriever.preprocessing
         if encoder is None or preprocessing is None:
             return list(prepared)
@@ -150,7 +150,7 @@ class Served:
         return {name: row for row, name in enumerate(self.retriever.ids.tolist())}
 
     def holds_match(self, items: Sequence[str], label: Any) -> bool:
-        """Whether a set of items holds a true match of a query with a label.
+        """Return whether a set of items holds a true match of a query with a label.
 
         Raises:
             InvalidData: the label is not of the kind that the gallery has.
@@ -170,7 +170,7 @@ class Served:
         return None if others else known.label_names.get(first, first)
 
     def new_queries(self, digests: NDArray[np.bytes_]) -> NDArray[np.bool_]:
-        """Which queries are others than those of `known_digests`."""
+        """Return the queries that are not among `known_digests`."""
         known = self._known
         if not len(known):
             return np.ones(len(digests), np.bool_)
@@ -193,7 +193,7 @@ class Served:
         self._decided.add(terms.key)
 
     def knows(self, terms: Terms) -> bool:
-        """Whether that was asked before."""
+        """Return whether this query was seen before."""
         return terms.key in self._decided
 
     @cached_property

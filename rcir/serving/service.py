@@ -161,7 +161,7 @@ class Service:
         return {"vector": known.vectors[row].tolist(), "uncertainty": stated, "label": None}
 
     def _work(self, batch: Sequence[PreparedRequest]) -> list[list[dict[str, Any]] | Exception]:
-        """Of each request its answers, as plain values, with the ids that feedback names."""
+        """Return each request's answers as plain values, with the ids that feedback names."""
         found = answered(batch)
         good = [(one, out) for one, out in zip(batch, found, strict=True) if type(out) is tuple]
         n = sum(len(answers) for _, (_, answers) in good)

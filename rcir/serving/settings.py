@@ -1,4 +1,4 @@
-"""How a retriever is served."""
+"""Settings of a server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Settings:
-    """How a retriever is served.
+    """Settings of a server.
 
     Args:
         host, port: where it listens; port 0 takes a free one.
@@ -79,7 +79,7 @@ class Settings:
 
     @property
     def local(self) -> bool:
-        """Whether only this machine reaches it."""
+        """True if only this machine reaches the server."""
         if self.host == "localhost":
             return True
         try:

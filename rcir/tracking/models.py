@@ -40,7 +40,7 @@ Loaded = TypeVar("Loaded")
 
 @dataclass(frozen=True)
 class ModelParts:
-    """Of what a model is made.
+    """The parts of a model.
 
     Attributes:
         code: the script that makes it, with `mlflow.models.set_model`.
@@ -75,7 +75,7 @@ class RegisteredVersion:
 
     @property
     def uri(self) -> str:
-        """As `rcir.load` and MLflow take it."""
+        """The URI for `rcir.load` and MLflow."""
         return f"models:/{self.name}/{self.version}"
 
 

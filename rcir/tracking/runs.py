@@ -70,7 +70,7 @@ def client_of(uri: str) -> MlflowClient:
 
 
 def is_chosen() -> bool:
-    """Whether a tracking store was named, by the environment or in code.
+    """Return whether a tracking store was named, by the environment or in code.
 
     Raises:
         MissingPackage: one was, and MLflow is not installed.
@@ -216,7 +216,7 @@ class TrackedRun:
 
     @property
     def status(self) -> str:
-        """As MLflow has it: "RUNNING", or what it ended as."""
+        """The state in MLflow: "RUNNING", or how it ended."""
         with reachable(self.uri):
             status: str = self._client.get_run(self.id).info.status
         return status

@@ -25,7 +25,7 @@ ALPHABETS, DRAWINGS, SIDE = 30, 20, 105
 
 
 def read(root: Path) -> Source:
-    """All drawings, the first half of the alphabets by name to train, the others to evaluate.
+    """Read all drawings: the first half of the alphabets by name trains, the others evaluate.
 
     Published is one set, without halves; `load` draws alphabets instead.
 
@@ -126,7 +126,7 @@ def _alphabets(images: ImageSet) -> NDArray[np.int64]:
 
 
 def _read(archive: Path) -> ImageSet:
-    """All images, (n, 105, 105), strokes white; sorted by alphabet, character and drawer."""
+    """Return images (n, 105, 105), strokes white; sorted by alphabet, character and drawer."""
     if not archive.is_file():
         raise DataUnavailable(
             f"{archive} is not there: put Omniglot's images_background.zip there, and name the "

@@ -193,7 +193,7 @@ def _table(file: Path) -> pd.DataFrame:
 
 
 def _kind(file: Path, table: pd.DataFrame) -> str:
-    """Which columns decide what matches."""
+    """Return the columns that decide what matches."""
     there = [name for name in ("label", "labels", "x", "y") if name in table]
     kinds = {("label",): "label", ("labels",): "labels", ("x", "y"): "places"}
     if "path" not in table or tuple(there) not in kinds:
@@ -232,7 +232,7 @@ def _numbers(file: Path, values: pd.DataFrame) -> NDArray[np.float64]:
 
 
 def _several(file: Path, values: pd.Series) -> SharedLabel:
-    """Of text with separators or of lists; labels are numbered in the order of their names."""
+    """Read text with separators, or lists; labels are numbered in the order of their names."""
     lists = values.str.split(r"[;|]", regex=True) if _is_text(values) else values
     entries = lists.explode().dropna().astype(str).str.strip()
     entries = entries[entries != ""]
