@@ -72,7 +72,7 @@ class IndexChoice:
     def __str__(self) -> str:
         levels = (f"size, {alpha:g}" for alpha in self.alphas)
         columns = ("recall", "ms/query", "MiB", *levels)
-        named = [_named(each.config) for each in self.measured]
+        named = [_index_name(each.config) for each in self.measured]
         width = max(map(len, named)) + 2
         lines = [
             f"Measured on {self.report.n_tuning} tuning queries: mean sizes at each alpha, delta "
@@ -228,7 +228,7 @@ def _measured(
     return MeasuredIndex(IndexConfig.of(index), recall_of(found, truth), seconds, memory, sizes)
 
 
-def _named(config: IndexConfig) -> str:
+def _index_name(config: IndexConfig) -> str:
     """The kind, and the options that are not its defaults."""
     defaults: Mapping[str, Any] = vars(type(config.index_options())())
     given = [f"{name}={v}" for name, v in config.options.items() if v != defaults[name]]

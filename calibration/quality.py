@@ -61,8 +61,8 @@ def pixel_recall(splits: Splits, seed: int = 0) -> float | None:
         where none has, where the gallery holds more than 20,000, or fewer than two train.
     """
     rng = np.random.default_rng(seed)
-    train = _some(rng, splits.train, FITTED)
-    test = _some(rng, splits.test, ASKED)
+    train = _sample(rng, splits.train, FITTED)
+    test = _sample(rng, splits.test, ASKED)
     matched = np.flatnonzero(test.relevance.totals(splits.gallery.relevance) > 0)
     if len(train) < 2 or not len(matched) or len(splits.gallery) > SEARCHED:
         return None
@@ -77,7 +77,7 @@ def pixel_recall(splits: Splits, seed: int = 0) -> float | None:
     return float(right.mean())
 
 
-def _some(rng: np.random.Generator, images: ImageSet, most: int) -> ImageSet:
+def _sample(rng: np.random.Generator, images: ImageSet, most: int) -> ImageSet:
     if len(images) <= most:
         return images
     return images.subset(np.sort(rng.permutation(len(images))[:most]))

@@ -59,7 +59,9 @@ def require_options(
     kinds = get_type_hints(reader) | dict(further)
     for name, value in options.items():
         if name in kinds and not _fits(value, kinds[name]):
-            raise InvalidConfig(f"{where}: {name} is {value!r}; it must be {_named(kinds[name])}")
+            raise InvalidConfig(
+                f"{where}: {name} is {value!r}; it must be {_kind_name(kinds[name])}"
+            )
 
 
 def _fits(value: object, kind: Any) -> bool:
@@ -79,16 +81,16 @@ def _fits(value: object, kind: Any) -> bool:
     return kind is Any or isinstance(value, kind)
 
 
-def _named(kind: Any) -> str:
+def _kind_name(kind: Any) -> str:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return " or ".join(_named(each) for each in arguments)
+        return " or ".join(_kind_name(each) for each in arguments)
     if origin is Literal:
         return f"one of {', '.join(map(repr, arguments))}"
     if origin is dict:
         return "values by name"
     if origin is Sequence:
-        return f"a list, each {_named(arguments[0])}"
+        return f"a list, each {_kind_name(arguments[0])}"
     return NAMES.get(kind, str(kind))
 
 

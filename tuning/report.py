@@ -48,7 +48,7 @@ class TrialWatch(Callback):
     def on_trial_start(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
     ) -> None:
-        known = self._known(trial)
+        known = self._trial_of(trial)
         if known.number not in self._ended:
             known = replace(known, state="running", reason="", final=False)
         self._started.setdefault(known.number, time.monotonic())
@@ -62,10 +62,12 @@ class TrialWatch(Callback):
         result: dict[str, Any],
         **info: Any,
     ) -> None:
-        known = self._known(trial)
+        known = self._trial_of(trial)
         if known.number not in self._ended:
             epochs = max(known.epochs, int(result["epoch"]))
-            self._note(replace(known, values=_values(trial), epochs=epochs, metrics=_kept(result)))
+            self._note(
+                replace(known, values=_values(trial), epochs=epochs, metrics=_shown_metrics(result))
+            )
 
     def on_trial_complete(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
@@ -73,13 +75,13 @@ class TrialWatch(Callback):
         finished = bool((trial.last_result or {}).get("finished"))
         if not finished:
             _free(trial)
-        self._end(self._known(trial), state="finished" if finished else "stopped")
+        self._end(self._trial_of(trial), state="finished" if finished else "stopped")
 
     def on_trial_error(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
     ) -> None:
         _free(trial)
-        known = self._known(trial)  # Ray may not have come to start it
+        known = self._trial_of(trial)  # Ray may not have come to start it
         path = self._records.folder / known.name / REPORTS_FILE
         died = {"reason": f"its process died, see {trial.error_file}", "final": False}
         failure = read_reports(path)["failure"] or died
@@ -96,7 +98,7 @@ class TrialWatch(Callback):
         for trial in self._records.trials.values():
             self._log(trial)
 
-    def _known(self, trial: TuneTrial) -> Trial:
+    def _trial_of(self, trial: TuneTrial) -> Trial:
         number = int(str(trial.custom_dirname))
         return self._records.trials.get(number, Trial(number, _values(trial)))
 
@@ -137,7 +139,7 @@ class TrialWatch(Callback):
 
 def line(trial: Trial) -> str:
     """A trial in one line."""
-    values = ", ".join(f"{name} {shown(value)}" for name, value in trial.values.items())
+    values = ", ".join(f"{name} {short_text(value)}" for name, value in trial.values.items())
     state = trial.state if trial.state == "finished" else f"{trial.state} at epoch {trial.epochs}"
     size = trial.metrics.get("certified_size")
     found = "" if size is None else f"certified size {size:.2f}, "
@@ -145,7 +147,7 @@ def line(trial: Trial) -> str:
     return f"{trial.name} {state}: {found}{values}  {trial.seconds:.0f} s{reason}"
 
 
-def shown(value: Any) -> str:
+def short_text(value: Any) -> str:
     """An option's value, short."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
@@ -161,7 +163,7 @@ def _values(trial: TuneTrial) -> dict[str, Any]:
     return {name: value for name, value in trial.config["drawn"].items() if name != "number"}
 
 
-def _kept(result: Mapping[str, Any]) -> dict[str, float]:
+def _shown_metrics(result: Mapping[str, Any]) -> dict[str, float]:
     names = [name for name in result if name.startswith("certified_size")]
     names += ["recall_at_1", "ece", "auroc_miss"]
     return {name: float(result[name]) for name in names if name in result}

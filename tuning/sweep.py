@@ -186,16 +186,16 @@ def sweep(config: TuningConfig) -> Records:
     """
     check_places(config.training)
     folder = Path(config.training.storage).absolute() / config.training.name
-    found = _found(config, folder)
+    found = _earlier_sweep(config, folder)
     if found is not None and found.finished:
         return found
-    drawn = _drawn(config)
+    drawn = _all_trials(config)
     _check_trials(config, drawn)
     join_cluster()
     at_once = trials_at_once(config)
     with run_lock(folder):
         # Another process may have begun it meanwhile.
-        records = _found(config, folder) or start_sweep(config, folder)
+        records = _earlier_sweep(config, folder) or start_sweep(config, folder)
         with records.tracked.active():
             done = _run(config, records, drawn, at_once)
             publish_sweep(records)
@@ -264,7 +264,7 @@ def _settings() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _drawn(config: TuningConfig) -> list[Values] | None:
+def _all_trials(config: TuningConfig) -> list[Values] | None:
     """Return all trials, if they can be drawn before any is trained."""
     if config.search == "tpe":
         return None
@@ -289,7 +289,7 @@ def _check_trials(config: TuningConfig, drawn: list[Values] | None) -> None:
         )
 
 
-def _found(config: TuningConfig, folder: Path) -> Records | None:
+def _earlier_sweep(config: TuningConfig, folder: Path) -> Records | None:
     """The sweep that the folder holds, if any; it must be of the same configuration."""
     found = read_records(folder)
     if found is None:

@@ -166,7 +166,7 @@ def warn_of_copies(queries: str, distances: NDArray[np.floating[Any]], known: bo
     if len(rows):
         other = "though the picture is another one" if known else "which may be the same picture"
         warnings.warn(
-            f"{len(rows)} of {len(distances)} {queries} ({_shown(rows)}) lie within {NEAR:g} of "
+            f"{len(rows)} of {len(distances)} {queries} ({_row_list(rows)}) lie within {NEAR:g} of "
             f"the usual distance of their nearest gallery image, {other}. If they are copies of "
             "it, encoded anew, each finds itself, and the guarantee is not for new pictures: leave "
             "them out",
@@ -187,9 +187,9 @@ def warn_of_twins(
     rows = np.flatnonzero(nearest <= _near(distances))
     if len(rows):
         warnings.warn(
-            f"{len(rows)} of {len(nearest)} {queries} ({_shown(rows)}) lie within {NEAR:g} of the "
-            "usual distance of another query, or of one of the tuning split, though the files or "
-            "pixels differ. If they are copies, encoded anew, there are fewer queries than it "
+            f"{len(rows)} of {len(nearest)} {queries} ({_row_list(rows)}) lie within {NEAR:g} of "
+            "the usual distance of another query, or of one of the tuning split, though the files "
+            "or pixels differ. If they are copies, encoded anew, there are fewer queries than it "
             "seems: leave them out",
             stacklevel=3,
         )
@@ -257,7 +257,7 @@ def warn_of_gallery_bursts(
     rows = np.flatnonzero(wide & (count > 1) & (p_values <= LEVEL))
     if len(rows) > GAP_SHARE * len(distances):
         warnings.warn(
-            f"{len(rows)} of {len(distances)} {queries} ({_shown(rows)}) have matches in the "
+            f"{len(rows)} of {len(distances)} {queries} ({_row_list(rows)}) have matches in the "
             "gallery at less than half the distance of all others. If these are frames of one "
             "video or photographs of one burst, each query finds its own burst, and the guarantee "
             "is not for new pictures: keep one image of each burst, or calibrate with queries "
@@ -317,9 +317,9 @@ def _repeated(found: Digests) -> NDArray[np.bool_]:
 def _refuse(wrong: NDArray[np.bool_], what: str, therefore: str) -> None:
     rows = np.flatnonzero(wrong)
     if len(rows):
-        raise InvalidData(f"{len(rows)} of {len(wrong)} {what} ({_shown(rows)}), {therefore}")
+        raise InvalidData(f"{len(rows)} of {len(wrong)} {what} ({_row_list(rows)}), {therefore}")
 
 
-def _shown(rows: NDArray[np.int64]) -> str:
+def _row_list(rows: NDArray[np.int64]) -> str:
     listed = ", ".join(map(str, rows[:SHOWN].tolist())) + ", ..." * (len(rows) > SHOWN)
     return f"row{'s' * (len(rows) > 1)} {listed}"

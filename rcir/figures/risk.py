@@ -153,7 +153,7 @@ def _draw_band(axes: Axes, x: Floats, values: Floats) -> None:
     axes.plot(x, middle, color=BLUE, marker="o", markersize=4, markevery=spaced(x), label="median")
 
 
-def _kept(values: Floats) -> NDArray[np.bool_]:
+def _mostly_certified(values: Floats) -> NDArray[np.bool_]:
     """(m,) whether at least half of the splits certified something."""
     kept: NDArray[np.bool_] = 2 * np.isfinite(values).sum(axis=0) >= len(values)
     return kept
@@ -161,7 +161,7 @@ def _kept(values: Floats) -> NDArray[np.bool_]:
 
 def _quantiles(values: Floats) -> Floats:
     """(3, m) quantiles `BAND` of the certified splits."""
-    kept = _kept(values)
+    kept = _mostly_certified(values)
     found = np.full((len(BAND), values.shape[1]), np.nan)
     found[:, kept] = np.nanquantile(values[:, kept], BAND, axis=0)
     return found
@@ -173,4 +173,4 @@ def _exceeded_by(risk: Floats, share: Floats | float) -> Floats:
     above = np.floor(len(risk) * np.asarray(share) + 1e-9).astype(np.int64)  # 0.29 * 100 < 29
     place = np.broadcast_to(len(risk) - 1 - above, risk.shape[1:])
     found = np.take_along_axis(ordered, place[None], axis=0)[0]
-    return np.where(_kept(risk), found, np.nan)
+    return np.where(_mostly_certified(risk), found, np.nan)

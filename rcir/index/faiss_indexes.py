@@ -32,7 +32,7 @@ _HELD = 1 << 24  # numbers of candidates that are ranked exactly at a time: 64 M
 class FaissIndex:
     """An index that FAISS holds, trained on a sample of its first vectors.
 
-    A kind says how the index is made (`_made`) and with which parameters it is searched
+    A kind says how the index is made (`_new_faiss_index`) and with which parameters it is searched
     (`_parameters`). What is removed takes memory until the index is built again. An index that was
     loaded is mapped into memory: processes on one machine share it. The logger of this module says
     how far adding is.
@@ -51,11 +51,11 @@ class FaissIndex:
         exact = getattr(options, "exact", False)
         stored = StoredVectors(dim, np.float16) if exact else None
         try:
-            self._contents = FaissContents(self._made(dim), stored)
+            self._contents = FaissContents(self._new_faiss_index(dim), stored)
         except RuntimeError as error:
-            raise InvalidConfig(f"FAISS makes no such index: {_said(error)}") from None
+            raise InvalidConfig(f"FAISS makes no such index: {_faiss_message(error)}") from None
 
-    def _made(self, dim: int) -> Any:
+    def _new_faiss_index(self, dim: int) -> Any:
         """An empty index of FAISS for vectors of d numbers."""
         raise NotImplementedError
 
@@ -127,7 +127,7 @@ class FaissIndex:
         except BaseException as error:
             contents.grown(first, kept=False)
             if isinstance(error, RuntimeError):
-                said = f"FAISS adds nothing to this index: {_said(error)}"
+                said = f"FAISS adds nothing to this index: {_faiss_message(error)}"
                 raise InvalidConfig(said) from None
             raise
         contents.grown(first)
@@ -151,7 +151,7 @@ class FaissIndex:
             self._index.train(check_vectors(vectors[np.sort(rows)], self.dim))
         except RuntimeError as error:
             raise InvalidConfig(
-                f"FAISS cannot train such an index on {size} vectors: {_said(error)}"
+                f"FAISS cannot train such an index on {size} vectors: {_faiss_message(error)}"
             ) from None
 
     def remove(self, positions: NDArray[np.int64]) -> None:
@@ -219,7 +219,9 @@ class FaissIndex:
                 largest=1 if transforms else None,
             )
         except RuntimeError as error:
-            raise InvalidConfig(f"FAISS cannot search this index so: {_said(error)}") from None
+            raise InvalidConfig(
+                f"FAISS cannot search this index so: {_faiss_message(error)}"
+            ) from None
         if self._contents.stored is not None:
             return self._ranked(self._contents.stored, queries, found, k)
         return squared, found
@@ -254,7 +256,9 @@ class FaissIndex:
         try:
             return self._contents.vectors_at(positions)
         except RuntimeError as error:
-            raise InvalidConfig(f"this index gives no vectors back: {_said(error)}") from None
+            raise InvalidConfig(
+                f"this index gives no vectors back: {_faiss_message(error)}"
+            ) from None
 
     @property
     def lossy(self) -> bool:
@@ -292,7 +296,7 @@ class FaissIndex:
         return made
 
 
-def _said(error: RuntimeError) -> str:
+def _faiss_message(error: RuntimeError) -> str:
     """The words of FAISS on an error, without the place in its source."""
     said = str(error)
     return (_PLACE.sub("", said) or said)[:200]
@@ -373,7 +377,7 @@ class HnswIndex(FaissIndex):
     Options = HnswOptions
     SEARCHED = ("ef_search",)
 
-    def _made(self, dim: int) -> Any:
+    def _new_faiss_index(self, dim: int) -> Any:
         index = faiss.IndexHNSWFlat(dim, self.options.M)
         index.hnsw.efConstruction = self.options.ef_construction
         index.is_trained = True  # there is nothing to train
@@ -425,7 +429,7 @@ class IvfIndex(InvertedLists):
     Options = IvfOptions
     SEARCHED = ("nprobe",)
 
-    def _made(self, dim: int) -> Any:
+    def _new_faiss_index(self, dim: int) -> Any:
         quantizer = faiss.IndexFlatL2(dim)
         index = faiss.IndexIVFFlat(quantizer, dim, self.options.nlist)
         index.set_direct_map_type(faiss.DirectMap.Array)  # by which vectors are given back
@@ -482,7 +486,7 @@ class IvfPqIndex(InvertedLists):
     Options = IvfPqOptions
     SEARCHED = ("nprobe", "k_factor")
 
-    def _made(self, dim: int) -> Any:
+    def _new_faiss_index(self, dim: int) -> Any:
         options = self.options
         if dim % options.m:
             divisors = [str(m) for m in range(1, min(dim, 256) + 1) if dim % m == 0]
@@ -574,9 +578,9 @@ class FactoryIndex(FaissIndex):
     Options = FactoryOptions
     SEARCHED = ("search",)
 
-    def _made(self, dim: int) -> Any:
+    def _new_faiss_index(self, dim: int) -> Any:
         index = faiss.index_factory(dim, self.options.factory, faiss.METRIC_L2)
-        taken = _taken(index)
+        taken = _search_parameter_names(index)
         if other := [name for name in self.options.search_parameters() if name not in taken]:
             raise InvalidConfig(
                 f"an index {self.options.factory!r} has no search parameter {', '.join(other)}; it "
@@ -597,10 +601,10 @@ class FactoryIndex(FaissIndex):
 
     def _parameters(self, k: int, selector: Any, widest: bool) -> Any:
         given = {} if widest else self.options.search_parameters()
-        return _own(self._index, k, selector, given, widest)
+        return _faiss_parameters(self._index, k, selector, given, widest)
 
 
-def _taken(index: Any) -> set[str]:
+def _search_parameter_names(index: Any) -> set[str]:
     """Names of the search parameters that an index has."""
     index = faiss.downcast_index(index)
     if isinstance(index, faiss.IndexPreTransform):
@@ -611,24 +615,26 @@ def _taken(index: Any) -> set[str]:
                     "L2norm makes distances those of other vectors: bring the vectors to unit "
                     'length before, or take metric="cosine"'
                 )
-        return _taken(index.index)
+        return _search_parameter_names(index.index)
     if isinstance(index, faiss.IndexRefine):
-        return {"k_factor"} | _taken(index.base_index)
+        return {"k_factor"} | _search_parameter_names(index.base_index)
     if isinstance(index, faiss.IndexIVF):
         graph = isinstance(faiss.downcast_index(index.quantizer), faiss.IndexHNSW)
         return {"nprobe", "max_codes"} | ({"quantizer_efSearch"} if graph else set())
     return {"efSearch"} if isinstance(index, faiss.IndexHNSW) else set()
 
 
-def _own(index: Any, k: int, selector: Any, given: dict[str, float], widest: bool) -> Any:
+def _faiss_parameters(
+    index: Any, k: int, selector: Any, given: dict[str, float], widest: bool
+) -> Any:
     """FAISS's search parameters for an index: it has a type for each kind."""
     index = faiss.downcast_index(index)
     if isinstance(index, faiss.IndexPreTransform):
-        inner = _own(index.index, k, selector, given, widest)
+        inner = _faiss_parameters(index.index, k, selector, given, widest)
         return None if inner is None else faiss.SearchParametersPreTransform(index_params=inner)
     if isinstance(index, faiss.IndexRefine):
         factor = given.get("k_factor", index.k_factor)
-        inner = _own(index.base_index, round(k * factor), selector, given, widest)
+        inner = _faiss_parameters(index.base_index, round(k * factor), selector, given, widest)
         return faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=inner)
     if isinstance(index, faiss.IndexIVF):
         found = {

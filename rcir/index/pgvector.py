@@ -205,30 +205,31 @@ def _in_words() -> Iterator[None]:
         yield
     except psycopg.errors.SerializationFailure as error:
         raise StaleCalibration(
-            f"someone else changed the table at the same time ({_said(error)}): nothing was "
+            f"someone else changed the table at the same time ({_first_line(error)}): nothing was "
             "changed here; load the retriever again"
         ) from error
     except psycopg.errors.UndefinedTable as error:
         raise DataUnavailable(
-            f"the table of the index is gone ({_said(error)}): build the retriever anew"
+            f"the table of the index is gone ({_first_line(error)}): build the retriever anew"
         ) from error
     except psycopg.errors.DuplicateTable as error:
         raise InvalidConfig(
-            f"{_said(error)}, and is left alone: drop it, or choose another one by the option table"
+            f"{_first_line(error)}, and is left alone: drop it, or choose another one by the "
+            "option table"
         ) from error
     except psycopg.DataError as error:
-        raise InvalidData(f"PostgreSQL refuses the vectors: {_said(error)}") from error
+        raise InvalidData(f"PostgreSQL refuses the vectors: {_first_line(error)}") from error
     except psycopg.OperationalError as error:
         raise DataUnavailable(
-            f"PostgreSQL cannot be reached or failed ({_said(error)}): see that it runs, that the "
-            "option dsn is right and that PGPASSWORD or ~/.pgpass holds the password if it asks "
-            "for one"
+            f"PostgreSQL cannot be reached or failed ({_first_line(error)}): see that it runs, "
+            "that the option dsn is right and that PGPASSWORD or ~/.pgpass holds the password if it "
+            "asks for one"
         ) from error
     except psycopg.Error as error:
-        raise DataUnavailable(f"PostgreSQL refuses ({_said(error)}): see its log") from error
+        raise DataUnavailable(f"PostgreSQL refuses ({_first_line(error)}): see its log") from error
 
 
-def _said(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
 

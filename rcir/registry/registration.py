@@ -230,7 +230,7 @@ def register(
     """
     check_level("alpha", alpha)
     check_level("delta", delta)
-    with _found(reference) as found:
+    with _opened_calibration(reference) as found:
         require_measured(found.retriever, found.measured, found.results)
         text = card(found.retriever, found.results)
         champion = tracking.find_version(name, alias) if alias else None
@@ -259,7 +259,7 @@ def register(
 
 
 @contextmanager
-def _found(reference: str) -> Iterator[Calibration]:
+def _opened_calibration(reference: str) -> Iterator[Calibration]:
     """The calibration of a folder or, where that is not on this machine, of an MLflow run."""
     if Path(reference).is_dir():
         folder = Path(reference)

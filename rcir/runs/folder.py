@@ -117,12 +117,13 @@ class TrainedOn:
         if classes:
             raise InvalidData(
                 f"the run was trained to be asked about classes that it never saw, and "
-                f"{len(classes)} classes of the queries trained it ({_some(sorted(classes))}): "
-                f"{REMEDY}"
+                f"{len(classes)} classes of the queries trained it "
+                f"({_first_names(sorted(classes))}): {REMEDY}"
             )
         if names:
             raise InvalidData(
-                f"the run was trained on {len(names)} of the queries ({_some(names)}): {REMEDY}"
+                f"the run was trained on {len(names)} of the queries ({_first_names(names)}): "
+                f"{REMEDY}"
             )
 
 
@@ -133,7 +134,7 @@ def classes_of(images: ImageSet) -> NDArray[np.str_]:
     return np.array([] if images.labels is None else images.labels, str)
 
 
-def _some(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     return ", ".join(names[:NAMED]) + ", ..." * (len(names) > NAMED)
 
 

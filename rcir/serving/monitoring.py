@@ -99,7 +99,12 @@ class GuaranteeWatch:
         wait: float,
         recurring: bool = False,
     ) -> None:
-        self._read, self._asked, self._wait, self._recurring = read, asked, wait, recurring
+        self._read, self._watched_queries, self._wait, self._recurring = (
+            read,
+            asked,
+            wait,
+            recurring,
+        )
         self._last = 0
         self._lock = threading.Lock()
         self._streams: dict[str, _Stream] = {}
@@ -133,7 +138,7 @@ class GuaranteeWatch:
         gap = stream.gap
         if stream.last >= stream.newest or (gap and self._waits(gap, self._in_time(stream, gap))):
             return losses
-        for asked in self._asked(terms, stream.last, stream.newest):
+        for asked in self._watched_queries(terms, stream.last, stream.newest):
             query = self._query(asked.number, asked.digest)
             if query not in stream.counted:
                 loss = self._in_time(stream, asked)
@@ -215,7 +220,7 @@ class Evidence:
         calibration = retriever.require_calibration()
         self._clustered = calibration.main.calibration.cluster is not None
         self._recurring = calibration.options.recurring
-        self.watch = GuaranteeWatch(self._losses, self._asked, wait, self._recurring)
+        self.watch = GuaranteeWatch(self._losses, self._watched_queries, wait, self._recurring)
 
     def feed(self, feedback: Feedback) -> int | None:
         """Keep and watch feedback on an answer, also of an earlier version; see `Store.feed`.
@@ -300,7 +305,7 @@ class Evidence:
             return []
         return self._new(self._store.losses(self._served.manifest, after))
 
-    def _asked(self, terms: str, after: int, until: int) -> list[Asked]:
+    def _watched_queries(self, terms: str, after: int, until: int) -> list[Asked]:
         assert self._store is not None  # there was feedback
         return self._new(self._store.asked(self._served.manifest, terms, after, until))
 

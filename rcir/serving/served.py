@@ -171,14 +171,14 @@ class Served:
 
     def new_queries(self, digests: NDArray[np.bytes_]) -> NDArray[np.bool_]:
         """Return the queries that are not among `known_digests`."""
-        known = self._known
+        known = self._calibration_digests
         if not len(known):
             return np.ones(len(digests), np.bool_)
         places = np.searchsorted(known, digests).clip(max=len(known) - 1)
         return np.asarray(known[places] != digests, np.bool_)
 
     @cached_property
-    def _known(self) -> NDArray[np.bytes_]:
+    def _calibration_digests(self) -> NDArray[np.bytes_]:
         return known_digests(self.retriever.searcher, self.retriever.calibration)
 
     def decide(self, terms: Terms) -> None:
@@ -212,7 +212,7 @@ class Served:
             (queries,) = self.queries([(pixels, np.zeros(1, "S32"))])
         if queries is not None:
             self.retriever.search(queries[:1])
-        _ = self.guarantees, self.positions, self._known
+        _ = self.guarantees, self.positions, self._calibration_digests
 
     @cached_property
     def calibration_uncertainty(self) -> NDArray[np.float64]:

@@ -63,9 +63,9 @@ class Service:
         self.trouble: str | None = None
         self._refused: dict[str, float] = {}  # versions, and when each is tried again
         self._polling: asyncio.Task[None] | None = None
-        self._take(self._made())
+        self._take(self._new_live())
 
-    def _made(self, version: str | None = None) -> Live:
+    def _new_live(self, version: str | None = None) -> Live:
         served = ready_to_serve(self.source, version)
         pictures = ItemPictures(served.retriever, self.settings.pictures)
         wait = self.settings.feedback_days * DAY
@@ -267,7 +267,7 @@ class Service:
         if time.monotonic() < self._refused.get(version, 0):
             return False
         try:
-            live = await asyncio.to_thread(self._made, version)
+            live = await asyncio.to_thread(self._new_live, version)
         except Exception as error:  # a folder of anybody's may raise anything
             self._refuse(version, error)
             return False

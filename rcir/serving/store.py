@@ -278,7 +278,7 @@ class Store:
             StoreUnavailable: the file cannot be read.
         """
         with self._lock, self._using():
-            version, items = self._found(name)
+            version, items = self._version_and_items(name)
         return KeptAnswer(version, json.loads(items))
 
     def feed(self, feedback: Feedback) -> int | None:
@@ -296,7 +296,7 @@ class Store:
         with self._lock, self._using():
             self._connection.execute("PRAGMA synchronous = FULL")
             with self._transaction():
-                self._found(feedback.answer)
+                self._version_and_items(feedback.answer)
                 before = self._connection.execute(
                     "SELECT match, label FROM feedback WHERE answer = ?", (feedback.answer,)
                 ).fetchone()
@@ -398,7 +398,7 @@ class Store:
             ).fetchone()
         return int(count)
 
-    def _found(self, name: str) -> tuple[str, str]:
+    def _version_and_items(self, name: str) -> tuple[str, str]:
         found: tuple[str, str] | None = self._connection.execute(
             "SELECT version, items FROM answers WHERE id = ?", (name,)
         ).fetchone()
