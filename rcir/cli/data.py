@@ -46,7 +46,7 @@ def _list(options: Namespace, root: Path) -> None:
     table.columns[1].justify = "right"
     for name, found in DATASETS.items():
         images = "" if found.images is None else f"{found.images:,}"
-        there = found.there(root)
+        there = found.is_on_disk(root)
         title = found.title if there and found.places else f"{found.title}\n  {found.get}"
         table.add_row(name, images, "yes" if there else "no", title)
     console.print(f"in {root}:", soft_wrap=True)

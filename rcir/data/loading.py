@@ -182,7 +182,7 @@ def load_splits(config: DataConfig, tell: Callable[[str], object] | None = None)
     options = dict(config.options)
     if config.download and found.downloads:
         options["download"] = True
-    elif config.download and not found.there(root):
+    elif config.download and not found.is_on_disk(root):
         raise DataUnavailable(
             f"{root / found.places[0]} is not there, and {config.name} cannot be fetched "
             f"({found.get}): put it there, and name the folder above it with data.root or the "

@@ -53,7 +53,7 @@ class DataSet:
     whole: str = ""
     counts: tuple[tuple[Mapping[str, Any], int], ...] = ()
 
-    def there(self, root: Path) -> bool:
+    def is_on_disk(self, root: Path) -> bool:
         """Return whether its files, or some of them, are in the folder of all data sets."""
         return not self.places or any((root / place).exists() for place in self.places)
 

@@ -157,7 +157,7 @@ class FaissContents:
         found: NDArray[np.float32] = self.index.reconstruct_batch(numbers.ravel())
         return found.reshape(*numbers.shape, self.index.d)
 
-    def own(self) -> None:
+    def unmap(self) -> None:
         """Take FAISS's index into memory of its own: FAISS ends a process that changes others'."""
         if self._watched is not None:
             self.index, self._watched, self._known = unmapped(self.index), None, None

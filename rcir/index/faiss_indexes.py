@@ -112,7 +112,7 @@ class FaissIndex:
                 contents.stored.check(batch)
         if not len(vectors):
             return
-        contents.own()
+        contents.unmap()
         if not self._index.is_trained:
             self._train(vectors)
         first = int(self._index.ntotal)

@@ -222,8 +222,8 @@ def _in_words() -> Iterator[None]:
     except psycopg.OperationalError as error:
         raise DataUnavailable(
             f"PostgreSQL cannot be reached or failed ({_first_line(error)}): see that it runs, "
-            "that the option dsn is right and that PGPASSWORD or ~/.pgpass holds the password if it "
-            "asks for one"
+            "that the option dsn is right and that PGPASSWORD or ~/.pgpass holds the password if "
+            "it asks for one"
         ) from error
     except psycopg.Error as error:
         raise DataUnavailable(f"PostgreSQL refuses ({_first_line(error)}): see its log") from error

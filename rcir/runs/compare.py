@@ -70,7 +70,7 @@ class Comparison:
     notes: list[str]
 
     @property
-    def found(self) -> list[RunResults | None]:
+    def results(self) -> list[RunResults | None]:
         """Results of each run on the split where they are compared."""
         return [run.measured.get(self.split) for run in self.runs]
 
@@ -92,7 +92,7 @@ class Comparison:
 
     def metric(self, number: int, name: str) -> float | None:
         """A metric of a run; of a trial without weights the last it reported; None if unknown."""
-        run, one = self.runs[number], self.found[number]
+        run, one = self.runs[number], self.results[number]
         known = one.metrics if one else run.reported if self.split == "validation" else {}
         value = known.get(name, math.nan)
         return value if math.isfinite(value) else None
@@ -100,7 +100,7 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         rows = []
-        for number, (run, one) in enumerate(zip(self.runs, self.found, strict=True)):
+        for number, (run, one) in enumerate(zip(self.runs, self.results, strict=True)):
             row: dict[str, Any] = {"name": run.name, "folder": str(run.folder), "state": run.state}
             row["options"] = {name: run.options.get(name) for name in self.differing}
             for name in ("recall_at_1", "ece"):
@@ -291,7 +291,7 @@ def _sizes(found: Comparison) -> Table:
 
 def _size(found: Comparison, number: int, alpha: float) -> str:
     """A size with its interval; of a trial that was stopped only what it reported."""
-    size, one = found.sizes[alpha].get(number), found.found[number]
+    size, one = found.sizes[alpha].get(number), found.results[number]
     if size is not None:
         return f"{_short(size.value)} {_ends(size)}"
     if one is not None and one.parts:

@@ -307,7 +307,7 @@ class Evidence:
 
     def _watched_queries(self, terms: str, after: int, until: int) -> list[Asked]:
         assert self._store is not None  # there was feedback
-        return self._new(self._store.asked(self._served.manifest, terms, after, until))
+        return self._new(self._store.watched_queries(self._served.manifest, terms, after, until))
 
     def _new(self, rows: list[Row]) -> list[Row]:
         """Return the rows of queries that are new to the retriever."""

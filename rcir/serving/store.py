@@ -335,7 +335,7 @@ class Store:
             ).fetchall()
         return [Loss(number, terms, bool(miss), *rest) for number, terms, miss, *rest in rows]
 
-    def asked(self, version: str, terms: str, after: int, until: int) -> list[Asked]:
+    def watched_queries(self, version: str, terms: str, after: int, until: int) -> list[Asked]:
         """Return the queries of a watched guarantee in the order in which they were asked.
 
         Args:

@@ -108,7 +108,7 @@ def test_files_are_read_where_torchvision_puts_them(small_mnist, tmp_path):
     name, folder, _ = small_mnist
     (tmp_path / CLASSES[name].__name__).mkdir()
     folder.rename(tmp_path / CLASSES[name].__name__ / "raw")
-    assert DATASETS[name].there(tmp_path)
+    assert DATASETS[name].is_on_disk(tmp_path)
     assert len(read(name, tmp_path).train) == 60
 
 

@@ -64,10 +64,10 @@ def test_acknowledged_feedback_is_there_after_reopening(file, vectors):
     assert before <= losses[0].time <= losses[1].time <= now
     assert store.losses("v1", after=1) == losses[1:]
     assert store.losses("v2") == []
-    asked = store.asked("v1", key, 0, 2)
+    asked = store.watched_queries("v1", key, 0, 2)
     assert [(one.number, one.digest) for one in asked] == list(enumerate(expected.digests[:2], 1))
     assert all(one.time <= before for one in asked)
-    assert [one.number for one in store.asked("v1", key, 2, 9)] == [3]
+    assert [one.number for one in store.watched_queries("v1", key, 2, 9)] == [3]
     reported = store.reported("v1")  # the latest first
     assert (reported.matches, reported.labels) == ([False, True], [7, None])
     np.testing.assert_array_equal(reported.queries.vectors, expected.vectors[1::-1])
@@ -132,11 +132,13 @@ def test_old_answers_are_deleted_unless_they_have_feedback(file, vectors, monkey
         store.feed(Feedback(answer=first[1], match=True))
     store.feed(Feedback(answer=later[-1][0], match=True))
     assert len(store.losses("v1")) == 2
-    kept = [one.number for one in store.asked("v1", Terms(alpha=ALPHA).key, 0, 21)]
+    kept = [one.number for one in store.watched_queries("v1", Terms(alpha=ALPHA).key, 0, 21)]
     for seed in range(6, 9):
         keep(store, vectors, 5, seed=seed)
     # Those before one with feedback may count as misses.
-    assert [one.number for one in store.asked("v1", Terms(alpha=ALPHA).key, 0, 21)] == kept
+    assert [
+        one.number for one in store.watched_queries("v1", Terms(alpha=ALPHA).key, 0, 21)
+    ] == kept
 
 
 def test_a_file_of_another_program_is_left_alone(file):
