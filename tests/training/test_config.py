@@ -1,4 +1,4 @@
-"""Training configurations: what they refuse, and options that change from an epoch on."""
+"""Training configurations: their checks, defaults and overrides."""
 
 import math
 from dataclasses import replace
