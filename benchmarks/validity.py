@@ -202,7 +202,7 @@ def any_moment_of(galleries: str) -> Callable[[World, Generator, int], Array]:
         for number in range(60):
             n = first + number * every + np.arange(every)
             allowed = np.array([anytime_allowed_misses(int(each), alpha, DELTA) for each in n])
-            scores = (of_query + rng.standard_normal(of_query.shape)) / np.sqrt(2)
+            scores = (of_query + 2 * rng.standard_normal(of_query.shape)) / np.sqrt(5)
             misses = np.cumsum(scores > norm.isf(alpha), axis=1)  # at the threshold of risk alpha
             failed[number] = (misses[:, n - 1] <= allowed).any(axis=1)
         return failed.mean(axis=0) if galleries == "one" else failed.any(axis=0).astype(np.float64)
@@ -219,7 +219,7 @@ def any_mix_at_any_moment(number_is_known: bool) -> Callable[[World, Generator, 
     """
 
     def mode(_: World, rng: Generator, draws: int) -> Array:
-        groups, alpha, n = int(rng.integers(6, 13)), rng.uniform(0.1, 0.3), np.arange(1, 601)
+        groups, alpha, n = int(rng.integers(100, 200)), rng.uniform(0.1, 0.3), np.arange(1, 601)
         parts = [groups] * groups if number_is_known else range(1, groups + 1)
         allowed = np.array(
             [
@@ -241,7 +241,7 @@ def added_copies(heeded: bool) -> Callable[[World, Generator, int], Array]:
     """
 
     def mode(_: World, rng: Generator, draws: int) -> Array:
-        alpha, n, copied, copies = rng.uniform(0.1, 0.3), 60, 12, 10
+        alpha, n, copied, copies = rng.uniform(0.1, 0.3), 60, 6, 30
         allowed = anytime_allowed_misses(n + copied * copies, alpha, DELTA)
         violated = np.full(draws, np.nan)
         for draw in range(draws):

@@ -12,7 +12,7 @@ from rcir.cli import main as rcir_command
 from rcir.config import flatten, from_plain, parse
 from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidConfig, reporting_errors
-from training import OptimizerConfig, TrainingConfig
+from training import Change, OptimizerConfig, TrainingConfig
 from training.__main__ import main as training
 
 FILE = """
@@ -159,13 +159,16 @@ def test_flattened_names_are_dotted_and_empty_groups_remain():
 
 
 def test_configuration_survives_json_which_has_no_tuples():
+    changes = ({"optimizer.lr": 0.1}, {"mining.negatives": "margin-violating"})
     config = TrainingConfig(
         "run",
         num_workers=(1, 2),
         encoder=EncoderConfig("btl", dim=4),
+        changes=tuple(Change(epoch, options) for epoch, options in enumerate(changes, start=2)),
     )
     again = from_plain(TrainingConfig, json.loads(json.dumps(asdict(config))))
     assert again == config
+    assert isinstance(again.changes[0], Change)
     assert type(from_plain(OptimizerConfig, {"lr": 1}).lr) is float
     assert from_plain(TrainingConfig, {"name": "n", "encoder": {"dim": 4}}).encoder.dim == 4
 
@@ -181,6 +184,7 @@ def test_configuration_survives_json_which_has_no_tuples():
         (TrainingConfig, {"name": "n", "epochs": 1.5}, "epochs"),
         (TrainingConfig, {"name": "n", "encoder": {"dims": 4}}, "dims"),
         (TrainingConfig, {"name": "n", "encoder": 4}, "TrainingConfig"),
+        (TrainingConfig, {"name": "n", "changes": [{"epoch": 1, "options": {}}]}, "epoch"),
     ],
 )
 def test_invalid_plain_values_raise_an_error_that_names_them(kind, values, word, capsys):

@@ -19,7 +19,7 @@ from rcir.errors import InvalidConfig
 from rcir.retrieval.retriever import Retriever
 from tests.toy import Toy
 from tests.training.helpers import equal, unfinish
-from training import TrainingConfig, train
+from training import Change, TrainingConfig, train
 from training.checkpoint import best_epoch
 from tuning.config import check_space, with_values
 
@@ -39,6 +39,7 @@ def config(tmp_path_factory):
         data=DATA,
         encoder=EncoderConfig(TOY, dim=8, options={"width": 12}),
         loss={"temperature": 0.2},
+        changes=(Change(2, {"loss.temperature": 0.05}),),
     )
 
 
@@ -58,7 +59,7 @@ def test_training_uses_its_loss_mining_and_hooks(run, config, toy_splits):
     encoder = run.encoder()
     assert isinstance(encoder, Toy)
     assert (config.mining.positive, config.mining.negatives) == ("random", "hardest")
-    assert config.loss == {"temperature": 0.2}
+    assert config.at(2).loss == {"temperature": 0.05}
     assert encoder.steps.item() == math.ceil(200 / 32) * best_epoch(run.path)
     embedding = encoder.embed(run.preprocessing(toy_splits.train.images))
     # Fitted after training: the mean concentration of the training images is 1.

@@ -11,7 +11,7 @@ from rcir.import_paths import lazily
 
 if TYPE_CHECKING:
     from training.checkpoint import last_epoch, restore_validation
-    from training.config import OptimizerConfig, TrainingConfig, member_configs, override
+    from training.config import Change, OptimizerConfig, TrainingConfig, member_configs, override
     from training.loop import PLACEMENT_GROUP
     from training.run import (
         as_json,
@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "training.checkpoint": ("last_epoch", "restore_validation"),
-    "training.config": ("OptimizerConfig", "TrainingConfig", "member_configs", "override"),
+    "training.config": (
+        "Change",
+        "OptimizerConfig",
+        "TrainingConfig",
+        "member_configs",
+        "override",
+    ),
     "training.loop": ("PLACEMENT_GROUP",),
     "training.run": (
         *("as_json", "check_encoder", "check_images", "check_places"),
@@ -37,6 +43,7 @@ _HOMES = {
 
 __all__ = [
     "PLACEMENT_GROUP",
+    "Change",
     "OptimizerConfig",
     "TrainingConfig",
     "as_json",

@@ -58,6 +58,35 @@ class OptimizerConfig:
         return self.lr * self.gamma ** (epoch - 1) if self.schedule == "exponential" else self.lr
 
 
+CHANGING = ("optimizer", "loss", "mining", "augmentation")  # options that need not stay the same
+
+
+@dataclass(frozen=True)
+class Change:
+    """Options that change while a run is trained.
+
+    Args:
+        epoch: the first with these values; at least 2.
+        options: values by dotted name, of optimizer, loss, mining or augmentation.
+    """
+
+    epoch: int
+    options: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.epoch < 2:
+            raise InvalidConfig(
+                f"changes name epoch {self.epoch}; at least 2: what holds from the first epoch on "
+                "belongs into the configuration itself"
+            )
+        for name in self.options:
+            group, dot, _ = name.partition(".")
+            if group not in CHANGING or not dot:
+                raise InvalidConfig(
+                    f"changes name {name}; only options of {', '.join(CHANGING)} may change"
+                )
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     """A training run.
@@ -97,6 +126,8 @@ class TrainingConfig:
         loss: options of the loss of encoder.method, such as margin: those of its `LossOptions`.
         mining: how tuples are chosen; what is left open becomes the best for the encoder.
         optimizer: Adam and its schedule.
+        changes: what of augmentation, loss, mining and optimizer changes at later epochs, in their
+            order; each holds until another one.
     """
 
     name: str
@@ -120,6 +151,7 @@ class TrainingConfig:
     loss: dict[str, Any] = field(default_factory=dict)
     mining: MiningConfig = field(default_factory=MiningConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    changes: tuple[Change, ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("seed", 0), ("epochs", 1), ("patience", 0), ("batch", 1)):
@@ -173,6 +205,7 @@ class TrainingConfig:
         object.__setattr__(self, "loss", asdict(self.loss_options()))
         if self.encoder.freeze:
             self._check_frozen()
+        self._check_changes()
 
     def _check_frozen(self) -> None:
         if not self.encoder.starts_pretrained:
@@ -185,6 +218,33 @@ class TrainingConfig:
                 "encoder.freeze embeds every image once, as it is, and augmentation would change "
                 "nothing: leave augmentation out, or set encoder.freeze=false"
             )
+
+    def _check_changes(self) -> None:
+        epochs = [change.epoch for change in self.changes]
+        if epochs != sorted(set(epochs)) or (epochs and epochs[-1] > self.epochs):
+            raise InvalidConfig(
+                f"changes name the epochs {', '.join(map(str, epochs))}; they must go up, to at "
+                f"most epochs, which is {self.epochs}"
+            )
+        for epoch in epochs:
+            try:
+                self.at(epoch)
+            except InvalidConfig as error:
+                raise InvalidConfig(f"changes at epoch {epoch}: {error}") from error
+
+    def at(self, epoch: int) -> TrainingConfig:
+        """Return the configuration in force in an epoch, which has no changes itself.
+
+        Example:
+            >>> config = TrainingConfig("run", changes=(Change(3, {"optimizer.lr": 0.01}),))
+            >>> [config.at(epoch).optimizer.lr for epoch in (2, 3, 4)]
+            [0.001, 0.01, 0.01]
+        """
+        options: dict[str, Any] = {}
+        for change in self.changes:
+            if change.epoch <= epoch:
+                options |= change.options
+        return override(replace(self, changes=()), options)
 
     def loss_options(self) -> Any:
         """The options of the loss, as the method's own type.

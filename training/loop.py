@@ -146,10 +146,11 @@ def _train(
 
 
 def _set(optimizer: torch.optim.Optimizer, config: TrainingConfig, epoch: int) -> float:
-    """Set the learning rate of an epoch, and return it."""
-    rate = config.optimizer.rate(epoch, config.epochs)
+    """Give the optimizer the options of an epoch, and return its learning rate."""
+    now = config.at(epoch).optimizer
+    rate = now.rate(epoch, config.epochs)
     for group in optimizer.param_groups:
-        group.update(lr=rate, weight_decay=config.optimizer.weight_decay)
+        group.update(lr=rate, weight_decay=now.weight_decay)
     return rate
 
 

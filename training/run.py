@@ -179,7 +179,8 @@ def train(
     if tell and (note := calibration_note(splits)):
         tell(note)
     check_encoder(config)
-    check_images(config, splits.train)
+    for epoch in (1, *(change.epoch for change in config.changes)):
+        check_images(config.at(epoch), splits.train)
     with run_lock(folder_of(config)):
         # It may have been begun meanwhile.
         trained, run = _trained_on(config, splits), existing_run(config)
@@ -219,7 +220,7 @@ def _finished(
             encoder.fit_posthoc(
                 TrainingImages(
                     *(splits.train, config.preprocessing, embedder, config.seed),
-                    config.loss_options(),
+                    config.at(config.epochs).loss_options(),
                 )
             )
             found = None

@@ -210,7 +210,7 @@ class Trainer:
     batch normalisation is of it alone. So the steps are the same whatever the number of workers.
 
     Attributes:
-        config: of the run.
+        config: of the run; `options` is what of it is in force in the epoch being trained.
         encoder: what is trained.
         model: the encoder, wrapped so that gradients are averaged over the workers.
         optimizer: of the encoder's weights.
@@ -232,6 +232,7 @@ class Trainer:
         self._statistics = GhostBatchStatistics(
             self.encoder, self.workers, self.config.encoder.starts_pretrained
         )
+        self.options = self.config
         self._loss_options = self.config.loss_options()
         if self.encoder.by_label:
             self._labels = numbered_labels(self.images)
@@ -242,6 +243,8 @@ class Trainer:
         Raises:
             TrainingDiverged: the loss became NaN or infinite.
         """
+        self.options = self.config.at(epoch)
+        self._loss_options = self.options.loss_options()
         losses, n_tuples = [], 0
         for loss, mined in self._steps(epoch, bar):
             self.optimizer.step()
@@ -269,7 +272,7 @@ class Trainer:
         with torch.no_grad():
             one = self._embedding(self.encoder, pixels.to(self.workers.device))
             valid = torch.ones(
-                1, self.config.mining.num_negatives, dtype=torch.bool, device=pixels.device
+                1, self.options.mining.num_negatives, dtype=torch.bool, device=pixels.device
             )
             alike = one[torch.zeros(2 + valid.numel(), dtype=torch.int64)]
             losses = self.encoder.loss(alike, valid.to(self.workers.device), self._loss_options)
@@ -277,24 +280,24 @@ class Trainer:
 
     def _objective(self, epoch: int) -> Objective:
         """Return the batches of an epoch: mined beforehand, of images to mine in, or of labels."""
-        config = self.config
+        options = self.options
         if self.encoder.by_label:
-            labelled = image_batches(config, self.images, epoch)
+            labelled = image_batches(options, self.images, epoch)
 
             def label_losses(step: int, part: slice, embedding: Embedding) -> Tensor:
                 labels = self._labels[labelled[step][part]].to(self.workers.device)
                 return self.encoder.label_loss(embedding, labels, self._loss_options)
 
             return Objective([batch[:, None] for batch in labelled], label_losses)
-        if config.mining.scope == "batch":
-            batches = image_batches(config, self.images, epoch)
+        if options.mining.scope == "batch":
+            batches = image_batches(options, self.images, epoch)
             return Objective([batch[:, None] for batch in batches])
         self.encoder.eval()
         with torch.no_grad():
-            tuples = mined_tuples(config, self.images, self._embed, self.workers, epoch)
+            tuples = mined_tuples(options, self.images, self._embed, self.workers, epoch)
         # A last batch of fewer tuples than micro-batches is left out.
-        starts = range(0, len(tuples) - self.config.n_micro_batches + 1, config.batch)
-        mined = [tuples[start : start + config.batch] for start in starts]
+        starts = range(0, len(tuples) - self.config.n_micro_batches + 1, options.batch)
+        mined = [tuples[start : start + options.batch] for start in starts]
 
         def tuple_losses(step: int, part: slice, embedding: Embedding) -> Tensor:
             valid = mined[step].valid[part].to(self.workers.device)
@@ -369,7 +372,7 @@ class Trainer:
             vectors,
             self.images.relevance.subset(batch),
             torch.arange(len(batch)),
-            self.config.mining,
+            self.options.mining,
             torch_generator(self.config.seed, epoch, MINING, step),
         )
         return _by_role(members_of(tuples).cpu().numpy()), tuples.valid.cpu()
@@ -377,7 +380,7 @@ class Trainer:
     def _transforms(self, epoch: int, step: int, n: int) -> TransformParameters:
         """Random transforms of all images of a step, drawn alike on every worker."""
         rng = numpy_generator(self.config.seed, epoch, AUGMENTATION, step)
-        return self.config.augmentation.draw(n, self.config.preprocessing.size, rng)
+        return self.options.augmentation.draw(n, self.config.preprocessing.size, rng)
 
     def _forward(self, pixels: Tensor, epoch: int, step: int, part: int) -> Embedding:
         """Embed a micro-batch, with gradients."""

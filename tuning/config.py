@@ -21,7 +21,7 @@ from training import TrainingConfig, member_configs, override
 METHOD = "encoder.method"
 KINDS = ("uniform", "loguniform", "choice", "grid")
 # Trials share what they are trained on, and what only says where.
-SHARED = ("name", "seed", "data", *RESOURCES)
+SHARED = ("name", "seed", "data", "changes", *RESOURCES)
 
 Values = dict[str, Any]
 Space = Mapping[str, Mapping[str, Sequence[Any]]]

@@ -277,7 +277,7 @@ def _check_trials(config: TuningConfig, drawn: list[Values] | None) -> None:
     each = [with_values(config.training, values) for values in drawn or ()]
     for training in each or variations(config.training, config.space):
         check_encoder(training)
-        check_images(training, splits.train)
+        check_images(training.at(1), splits.train)
     counts = [len(roles.calibration) for roles in fold_roles(splits.validation)]
     needed = required_calibration(config.alpha, config.delta)
     if not counts or needed is None or min(counts) < needed:

@@ -148,8 +148,11 @@ def _calibration_options(folder: Path) -> dict[str, Any]:
 
 
 def _options(run: RunFolder) -> dict[str, Any]:
-    """Return the options of a training by dotted name."""
-    return flatten(run.config)
+    """Return the options of a training by dotted name, as they were in its last epoch."""
+    options = flatten(run.config)
+    for change in options.pop("changes", []):
+        options |= change["options"]
+    return options
 
 
 def _trials(folder: Path) -> list[Run]:

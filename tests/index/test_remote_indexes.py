@@ -22,8 +22,8 @@ from calibration import (
     CertificationConfig,
     calibrate,
     certify,
+    data_sets,
     indexing,
-    pipeline,
     recalibrate,
     reindex,
 )
@@ -152,7 +152,7 @@ def fail_to_reindex(index, trained):
 def fail_to_calibrate(index, trained):
     """It is interrupted when the queries are searched."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "search_splits", interrupt)
+        patch.setattr(data_sets, "search_splits", interrupt)
         with pytest.raises(KeyboardInterrupt):
             calibrate(CalibrationConfig(str(trained.path), "output", depth=20, index=index))
 

@@ -1,4 +1,4 @@
-"""Training configurations: their checks, defaults and overrides."""
+"""Training configurations: checks, defaults, overrides, and changes from an epoch on."""
 
 import math
 from dataclasses import replace
@@ -9,7 +9,7 @@ import torch
 from rcir.data import Augmentation, DataConfig, Preprocessing
 from rcir.errors import InvalidConfig
 from rcir.mining import MiningConfig
-from training import OptimizerConfig, TrainingConfig
+from training import Change, OptimizerConfig, TrainingConfig
 from training.config import override
 
 PER_CLASS = MiningConfig("farthest", "hardest", scope="batch", samples_per_class=4)
@@ -92,6 +92,46 @@ def test_learning_rates_are_those_of_torch(schedule, gamma):
         optimizer.step()
         scheduler.step()
     assert replace(config, schedule="constant").rate(epochs, epochs) == config.lr
+
+
+def test_changes_add_up_over_the_epochs():
+    config = TrainingConfig(
+        "run",
+        seed=3,
+        changes=(
+            Change(2, {"loss.margin": 0.2, "mining.num_negatives": 30, "mining.pool": 40}),
+            Change(5, {"loss.margin": 0.5, "augmentation.flip": True}),
+        ),
+    )
+    assert config.at(1) == replace(config, changes=())
+    assert config.at(2) == config.at(4)
+    assert (config.at(4).loss["margin"], config.at(4).augmentation.flip) == (0.2, False)
+    assert config.at(8).loss == {"margin": 0.5, "kl_scale": 1e-6}
+    last = config.at(8)
+    assert (last.mining.num_negatives, last.mining.pool, last.seed) == (30, 40, 3)
+    assert last.augmentation == Augmentation(flip=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([(1, {"loss.margin": 0.1})], "epoch 1"),
+        ([(2, {"encoder.dim": 4})], "encoder.dim"),
+        ([(2, {"epochs": 4})], "epochs"),
+        ([(3, {}), (3, {})], "3, 3"),
+        ([(9, {})], "9"),  # of 8 epochs
+        ([(2, {"loss.margins": 0.1})], "margins"),
+        ([(2, {"loss": 0.1})], "loss"),
+        ([(2, {"loss.margin": -1})], "margin"),
+        ([(2, {"loss.margin": "x"})], "margin"),
+        ([(2, {"optimizer.schedule": "cosin"})], "schedule"),
+        ([(2, {"mining.num_negatives": 9}), (3, {"mining.pool": 8})], "epoch 3"),
+        ([(2, {"mining.scope": "batch", "mining.samples_per_class": 5})], "batch"),
+    ],
+)
+def test_changes_that_cannot_be_made_are_refused(changes, message):
+    with pytest.raises(InvalidConfig, match=message):
+        TrainingConfig("run", changes=tuple(Change(*change) for change in changes))
 
 
 def test_override_replaces_only_the_named_options():

@@ -9,22 +9,34 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
+import yaml
 from mlflow import MlflowClient
 from safetensors.torch import load_file
 
+from rcir.config import parse
+from rcir.data import Augmentation
 from rcir.encoders import EncoderConfig
-from rcir.errors import InvalidData
+from rcir.errors import InvalidConfig, InvalidData
+from rcir.mining import MiningConfig
 from rcir.runs.folder import find_run, read_run
 from tests.kills import DEAD
 from tests.methods import MADE_OF_OTHERS, TRAINED, config_of
 from tests.training.helpers import Stop, equal, logged, same_weights, steps, unfinish
-from training import train
+from training import Change, OptimizerConfig, TrainingConfig, train
 from training.checkpoint import last_epoch
 
+LATER = {
+    "optimizer.lr": 0.004,
+    "optimizer.weight_decay": 0.01,
+    "loss.margin": 0.3,
+    "loss.kl_scale": 1e-3,
+    "mining.negatives": "margin-violating",
+    "augmentation.jitter": [0.2, 0.2, 0.0, 0.0],
+}
 ENSEMBLE = EncoderConfig("deep-ensemble", dim=8, options={"members": 2})
 
 
@@ -110,6 +122,36 @@ def test_an_ensemble_keeps_its_trained_members_and_reports_no_epochs(tiny):
     assert again.mlflow_run == run.mlflow_run
     assert (first / "encoder.safetensors").stat().st_mtime_ns == before
     assert equal(load_file(run.path / "encoder.safetensors"), weights)
+
+
+def test_changed_options_are_those_of_a_run_that_was_stopped_and_edited(tiny, tmp_path):
+    constant = {"epochs": 2, "optimizer": OptimizerConfig(schedule="constant")}
+    config = tiny("changed", changes=(Change(2, LATER),), **constant)
+    changed = train(config)
+
+    edited = tiny("edited", micro_batches=1, **constant)
+    with pytest.raises(SystemExit):
+        train(edited, callback=Stop(1))
+    edited = replace(
+        edited,
+        optimizer=replace(edited.optimizer, lr=0.004, weight_decay=0.01),
+        loss={"margin": 0.3, "kl_scale": 1e-3},
+        mining=MiningConfig("nearest", "margin-violating"),
+        augmentation=Augmentation(jitter=(0.2, 0.2, 0.0, 0.0)),
+    )
+    file = tmp_path / "runs" / "edited" / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"config": asdict(edited)}))
+    last = "checkpoints/epoch-0002/model.safetensors"
+    assert same_weights(changed, train(edited), last)
+    assert logged(changed, "lr") == {1: 0.001, 2: 0.004}
+
+    # Changes survive YAML and JSON, and are part of the run's configuration.
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(asdict(config)))
+    read = parse(TrainingConfig, ["--config", str(tmp_path / "config.yaml")], "training", "")
+    assert read == config
+    assert train(read).mlflow_run == changed.mlflow_run
+    with pytest.raises(InvalidConfig, match="changes"):
+        train(replace(config, changes=(Change(2, {"optimizer.lr": 1e-5}),)))
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from rcir.mining import MiningConfig
 from rcir.retrieval.retriever import Retriever
 from tests.methods import CERTAIN, OPTIONS, TRAINED
 from tests.training.helpers import Stop, equal, same_weights
-from training import train
+from training import Change, train
 from training.config import override
 
 FEW = OPTIONS | {
@@ -191,6 +191,8 @@ def test_pfe_is_fitted_on_the_features_of_a_frozen_pretrained_base(frozen, check
 def test_what_cannot_be_frozen_is_refused(frozen, checkpoint):
     with pytest.raises(InvalidConfig, match="augmentation"):
         frozen(augmentation=Augmentation(flip=True))
+    with pytest.raises(InvalidConfig, match="epoch 2"):
+        frozen(changes=(Change(2, {"augmentation.flip": True}),))
     config = frozen()
     with pytest.raises(InvalidConfig, match="random"):
         replace(config, encoder=replace(config.encoder, checkpoint_path=None))

@@ -15,7 +15,7 @@ from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.mining import MiningConfig
 from tests.training.helpers import equal, logged
-from training import OptimizerConfig, train
+from training import Change, OptimizerConfig, train
 from training.checkpoint import best_epoch, checkpoint_folder
 
 PER_CLASS = MiningConfig("farthest", "hardest", scope="batch", samples_per_class=2)
@@ -137,6 +137,14 @@ def test_an_unfinished_run_has_no_encoder_and_keeps_its_micro_batches(trained, t
         ({"options": {"train": 1}}, InvalidData, "anchor"),
         ({"micro_batches": 310, "batch": 320}, InvalidData, "310"),
         ({"batch": 280, "mining": PER_CLASS}, InvalidData, "60 labels"),
+        (
+            {
+                "batch": 280,
+                "changes": (Change(2, {"mining.scope": "batch", "mining.samples_per_class": 2}),),
+            },
+            InvalidData,
+            "60 labels",
+        ),
         ({"preprocessing": Preprocessing(size=(2, 2))}, InvalidConfig, "size"),
         ({"encoder": EncoderConfig(backbone="resnet50")}, InvalidConfig, "channels"),
     ],
