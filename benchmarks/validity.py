@@ -196,13 +196,13 @@ def any_moment_of(galleries: str) -> Callable[[World, Generator, int], Array]:
     """
 
     def mode(_: World, rng: Generator, draws: int) -> Array:
-        first, every = int(rng.integers(45, 90)), int(rng.integers(1, 6))
+        first, every = int(rng.integers(25, 50)), int(rng.integers(8, 16))
         failed, alpha = np.zeros((60, draws), bool), rng.uniform(0.1, 0.3)
         of_query = rng.standard_normal((draws, first + 60 * every))
         for number in range(60):
             n = first + number * every + np.arange(every)
             allowed = np.array([anytime_allowed_misses(int(each), alpha, DELTA) for each in n])
-            scores = (of_query + 2 * rng.standard_normal(of_query.shape)) / np.sqrt(5)
+            scores = (of_query + 3 * rng.standard_normal(of_query.shape)) / np.sqrt(10)
             misses = np.cumsum(scores > norm.isf(alpha), axis=1)  # at the threshold of risk alpha
             failed[number] = (misses[:, n - 1] <= allowed).any(axis=1)
         return failed.mean(axis=0) if galleries == "one" else failed.any(axis=0).astype(np.float64)

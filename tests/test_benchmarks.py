@@ -53,7 +53,7 @@ def test_benchmark_reports_finite_figures_in_its_short_form(name, tmp_path, requ
 
 @pytest.mark.statistical
 def test_simulated_guarantees_are_violated_no_more_often_than_delta(tmp_path):
-    path, draws = tmp_path / "figures.json", 60
+    path, draws = tmp_path / "figures.json", 120
     command = [sys.executable, FOLDER / "validity.py", "--seed", "4", "--draws", str(draws)]
     subprocess.run([*command, "--json", path], check=True, capture_output=True)
     figures = json.loads(path.read_text())["figures"]
