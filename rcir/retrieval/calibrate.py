@@ -93,8 +93,6 @@ def calibrate(
             f"the gallery's items cannot tune: {reason}. Divide the queries instead, which is "
             'tuning="queries", or "labels" for queries of new labels'
         )
-    if tuning is None:  # nothing was divided
-        options = replace(options, seed=None)
     result, compared = _fitted(searcher, tuning, calibration, options, like)
     both = tuning is not None and reason is None and calibration.clusters is None
     if both and not result.sequential:
@@ -129,6 +127,7 @@ def _fitted(
         calibration,
         query_labels=calibration_queries.labels,
         query_label=calibration_queries.label,
+        query_keys=calibration_queries.keys,
     )
     fits = Fits(searcher.judged(tuned, uncertainty))
     queries = searcher.judged(calibrated, uncertainty)

@@ -226,6 +226,12 @@ class Queries:
         assert identities is not None
         return identities
 
+    @property
+    def keys(self) -> NDArray[np.int64]:
+        """(n,) integers of the digests: the same for the same query, whatever the order."""
+        digits = np.ascontiguousarray(self.identities).view(np.uint8).reshape(len(self), -1)
+        return np.ascontiguousarray(digits[:, :8]).view(np.int64)[:, 0]
+
     @staticmethod
     def joined(parts: Sequence[Queries]) -> Queries:
         """Return the queries of several parts, one after the other."""

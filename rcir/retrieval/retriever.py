@@ -238,6 +238,8 @@ class Retriever:
         tuned, calibrated = divide_queries(self.searcher, labelled, tuning, chosen)
         tuning_split = None if tuned is None else self.searcher.search_labelled(tuned)
         split = self.searcher.search_labelled(calibrated)
+        if tuned is None:  # nothing was divided
+            options["seed"] = None
         return self.calibrate_splits(tuning_split, split, score_function, **options)
 
     def calibrate_splits(

@@ -561,6 +561,7 @@ def _rules(
                 described["cluster"],
                 calibrated.labels,
                 calibrated.label,
+                calibrated.keys,
             ),
             described["bound"],
         )
@@ -593,6 +594,7 @@ def _results(
     cluster: str | None,
     labels: NDArray[np.int64] | None,
     label: str,
+    keys: NDArray[np.int64] | None = None,
 ) -> ScoredResults:
     n, depth = arrays["relevant"].shape
     require(set(np.unique(arrays["relevant"])) <= {0, 1}, "relevant: others than 0 and 1")
@@ -614,7 +616,7 @@ def _results(
     relevant = np.count_nonzero(arrays["relevant"], axis=1)
     require((arrays["totals"] >= relevant).all(), "totals below the relevant candidates")
     require(np.isfinite(arrays["uncertainty"]).all(), "uncertainties that are not finite")
-    return ScoredResults.from_arrays(arrays, groups, cluster, labels, label)
+    return ScoredResults.from_arrays(arrays, groups, cluster, labels, label, keys)
 
 
 def _try(rule: SetRule, gallery: Gallery, distinct: Distinct) -> None:

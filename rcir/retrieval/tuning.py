@@ -135,7 +135,8 @@ class RuleSet:
 
         def extended(rule: SetRule) -> SetRule:
             added = score(rule.score_function, queries)
-            return replace(rule, calibration=rule.calibration.joined(added))
+            before = replace(rule.calibration, query_keys=None)  # labels are counted no more
+            return replace(rule, calibration=before.joined(added))
 
         by_risk = {risk: extended(rule) for risk, rule in self.by_risk.items()}
         return RuleSet(extended(self.main), by_risk)

@@ -621,7 +621,8 @@ def _mean_over_labels(
     """Certify the mean over labels, by all queries of each label or by one of each.
 
     One query of each label, drawn at random, is an independent draw from the queries of new labels:
-    the exact certificate holds for these. It needs fewer labels than a bet on the means of labels,
+    the exact certificate holds for these. Digests of the queries decide, so that another order of
+    the queries draws the same ones. It needs fewer labels than a bet on the means of labels,
     which in turn needs smaller sets where there are many. Of the two, the one with the smaller
     threshold on the tuning split is taken, before either sees the calibration queries.
 
@@ -632,6 +633,8 @@ def _mean_over_labels(
     """
     calibration = calibration.of_group(request.group)
     request = replace(request, group=None)
+    if request.one_risk is not MISS and request.one_risk.exact:
+        request.one_risk.check_losses(calibration)
     alpha, delta, risk = request.alpha, request.delta, request.one_risk
     possible = risk.exact and bound == "binomial" and request.mix is None and tuning is not None
     if not possible or delta is None or isinstance(alpha, Mapping):
@@ -640,7 +643,9 @@ def _mean_over_labels(
     def certified(one_of_each: bool) -> Certificate:
         if not one_of_each:
             return certify(request, calibration, tuning, bound)
-        drawn = np.random.default_rng(0).permutation(len(calibration))
+        keys = calibration.query_keys
+        n = len(calibration)
+        drawn = np.random.default_rng(0).permutation(n) if keys is None else np.argsort(keys)
         labels = np.asarray(calibration.clusters)[drawn]
         rows = drawn[np.unique(labels, return_index=True)[1]]
         certificate = order_statistic(alpha, delta, calibration[rows])

@@ -224,6 +224,8 @@ class LabelledResults:
         one_label: True if all true matches of a query share one label that no other item has.
         query_labels: (n,) integers, the label of each query; None if queries have no single label.
         query_label: what a label is: "label", or such as "250-wide cell" for places.
+        query_keys: (n,) integers, of digests of the queries: they choose among queries whatever
+            their order.
 
     Raises:
         InvalidData: shapes or types differ from these, or `n_relevant` is below the number of
@@ -246,9 +248,12 @@ class LabelledResults:
     one_label: bool = False
     query_labels: NDArray[np.int64] | None = None
     query_label: str = LABEL
+    query_keys: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
-        require_arrays(self, "relevant", "n_relevant", "groups", "clusters", "query_labels")
+        require_arrays(
+            self, "relevant", "n_relevant", "groups", "clusters", "query_labels", "query_keys"
+        )
         n = len(self.results)
         shape = (n, self.results.depth)
         for name, expected, kinds, kind in (
@@ -319,7 +324,7 @@ class ScoredResults:
         n_relevant: (n,) number of true matches in the whole gallery.
         uncertainty: (n,) of the queries.
         selection_score: (n,) larger where the first candidate is less likely to be a true match.
-        groups, clusters, cluster, query_labels, query_label: see `LabelledResults`.
+        groups, clusters, cluster, query_labels, query_label, query_keys: see `LabelledResults`.
 
     Raises:
         InvalidData: shapes differ, or there is no query.
@@ -338,6 +343,7 @@ class ScoredResults:
     cluster: str | None = None
     query_labels: NDArray[np.int64] | None = None
     query_label: str = LABEL
+    query_keys: NDArray[np.int64] | None = None
 
     # The arrays that are stored, and their names in a file.
     STORED: ClassVar[Mapping[str, str]] = {
@@ -593,6 +599,7 @@ class ScoredResults:
         cluster: str | None = None,
         query_labels: NDArray[np.int64] | None = None,
         query_label: str = LABEL,
+        query_keys: NDArray[np.int64] | None = None,
     ) -> Self:
         """Return the results of stored `arrays`, with what is stored of the queries elsewhere."""
         values: dict[str, Any] = {name: arrays[stored] for name, stored in cls.STORED.items()}
@@ -600,6 +607,7 @@ class ScoredResults:
         clusters = arrays.get("clusters")
         values |= {"clusters": clusters, "cluster": cluster}
         values |= {"query_labels": query_labels, "query_label": query_label}
+        values["query_keys"] = query_keys
         return cls.of(**values, groups=groups)
 
 

@@ -152,6 +152,7 @@ def score(score_function: ScoreFunction, labelled: LabelledResults) -> ScoredRes
         cluster=labelled.cluster,
         query_labels=labelled.query_labels,
         query_label=labelled.query_label,
+        query_keys=labelled.query_keys,
     )
 
 

@@ -10,7 +10,14 @@ import rcir
 from rcir.data.relevance import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.retrieval.tuning import CalibrationOptions, search_items, why_gallery_cannot_tune
-from rcir.risk import GuaranteeRequest, LabelledResults, ScoredResults, certify
+from rcir.risk import (
+    GuaranteeRequest,
+    LabelledResults,
+    Risk,
+    ScoredResults,
+    certify,
+    losses,
+)
 from tests.retrieval.retrievers import build, plain
 from tests.retrieval.whole_numbers import CALIBRATION, GALLERY, TEST, TUNING
 
@@ -300,3 +307,31 @@ def test_cells_of_a_grid_stand_for_the_labels_of_places(tmp_path):
         assert (guarantee.threshold, guarantee.n_labels) == (expected.threshold, calibrated.units)
         assert "any further 10-wide cell" in str(guarantee)
         assert "cell" not in str(retriever.guarantee(0.4, 0.1))
+
+
+def test_the_order_of_the_queries_draws_no_others_of_each_label():
+    names = set()
+    for seed in range(4):
+        rows = np.random.default_rng(seed).permutation(len(QUERY_LABELS))
+        retriever, _ = made(rows, tuning="gallery")
+        guarantee = retriever.guarantee(0.15, 0.1, query_labels="new", distinct="label")
+        names.add((guarantee.bound, guarantee.threshold))
+    ((bound, _),) = names
+    assert bound == "one-query-per-label binomial"
+
+
+def test_losses_of_a_custom_risk_are_checked_for_new_labels(monkeypatch):
+    risk = Risk(
+        name="not-decided-by-the-first",
+        losses=lambda scored, at: (scored.n_within(at, scored.relevant) < 2).astype(float),
+        clause="fewer than two {matches} are in at most {alpha} of the {sets}",
+        binary=True,
+        first_match=True,
+    )
+    monkeypatch.setitem(losses._table, risk.key, risk)
+    labels = np.repeat(np.arange(22), 3)
+    scores = np.tile(np.arange(12, dtype=np.float32), (len(labels), 1))
+    queries = ScoredResults.of(scores, np.isin(scores, [0, 10]), query_labels=labels)
+    request = GuaranteeRequest(0.1, 0.1, risk=risk.name, query_labels="new")
+    with pytest.raises(InvalidData, match="first"):
+        certify(request, queries, queries)
