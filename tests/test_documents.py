@@ -23,8 +23,8 @@ from training import TrainingConfig
 ROOT = Path(__file__).parents[1]
 # Options that let a command of the README finish within seconds.
 SHORTER = {
-    "-m training": """--epochs 1 --data.options '{"train": 500, "validation": 300}'""",
-    "-m tuning": "--trials 1 --training.epochs 2 --interval 1",
+    "rcir train": """--epochs 1 --data.options '{"train": 500, "validation": 300}'""",
+    "rcir tune": "--trials 1 --training.epochs 2 --interval 1",
 }
 
 
@@ -59,6 +59,7 @@ def shell(tmp_path, ray_settings):
 
 @pytest.mark.slow
 @pytest.mark.distributed
+@pytest.mark.timeout(1200)
 def test_commands_of_the_readme_run_in_order(demo, tmp_path, shell):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "runs").mkdir()
@@ -72,6 +73,7 @@ def test_commands_of_the_readme_run_in_order(demo, tmp_path, shell):
     else:  # the command would download them
         lines = [line for line in lines if not re.search("photos|new", line)]
     assert len(lines) >= 7
+    assert all(part in " ".join(lines) for part in SHORTER)
     for line in lines:
         if line.startswith("curl"):
             line = f"{line} --fail --retry 60 --retry-connrefused --retry-delay 1"
