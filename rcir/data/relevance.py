@@ -196,6 +196,7 @@ def combinations(labels: csr_array) -> tuple[NDArray[np.int64], NDArray[np.int64
 
 
 CELL = 10.0  # side of the cells that stand for labels of places, of the radius
+CELL_FACTOR = np.int64(6364136223846793005)  # odd and large: numbers of near cells differ
 
 
 @dataclass(frozen=True)
@@ -253,7 +254,7 @@ class WithinRadius:
         Places have no labels; cells are the units that new places come in.
         """
         steps = np.floor(self.places / (CELL * self.radius)).astype(np.int64)
-        return steps @ (1 << 20) ** np.arange(steps.shape[1], dtype=np.int64)
+        return steps @ CELL_FACTOR ** np.arange(steps.shape[1], dtype=np.int64)  # modulo 2^64
 
     def positives(self, anchors: Rows, others: Rows) -> NDArray[np.bool_]:
         """(m,) whether others are positives of anchors in training, pair by pair."""

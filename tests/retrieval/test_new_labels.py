@@ -335,3 +335,12 @@ def test_losses_of_a_custom_risk_are_checked_for_new_labels(monkeypatch):
     request = GuaranteeRequest(0.1, 0.1, risk=risk.name, query_labels="new")
     with pytest.raises(InvalidData, match="first"):
         certify(request, queries, queries)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 5])
+def test_distant_places_are_in_different_cells(dim):
+    places = np.zeros((dim + 1, dim))
+    places[0, 0] = 10 * 2.0**20
+    for axis in range(dim):
+        places[axis + 1, axis] = 15
+    assert len(set(WithinRadius(places, 1.0).cells.tolist())) == dim + 1
