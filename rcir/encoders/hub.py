@@ -6,6 +6,7 @@ A library is imported where one of its backbones is asked for. It comes with an 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,29 +27,37 @@ HUBS = {  # before the colon of a name: module and class
 }
 
 
+@dataclass(frozen=True)
+class HubModel:
+    """A model of a hub, and what it starts from.
+
+    Attributes:
+        name: of the model, without that of the hub.
+        size: (height, width) of the images.
+        pretrained: True to start from the weights that the hub has of the model.
+        checkpoint_path: .safetensors file to start from instead.
+        architecture: what `HubBackbone.architecture` returned for the name.
+    """
+
+    name: str
+    size: tuple[int, int]
+    pretrained: bool = False
+    checkpoint_path: str | None = None
+    architecture: Mapping[str, Any] = field(default_factory=dict)
+
+
 class HubBackbone(nn.Module):
     """A network of a model hub: images (n, 3, H, W) to feature maps (n, C, h, w).
 
     A network that pools by itself gives (n, C, 1, 1).
 
     Args:
-        name: of the model, without that of the hub.
-        size: (height, width) of the images.
-        pretrained: True to start from the weights that the hub has of the model.
-        checkpoint_path: .safetensors file to start from instead.
-        architecture: what `architecture` returned for the name.
+        source: the model, and its weights.
     """
 
     library: ClassVar[str]  # as it is imported, and before the colon of a name
 
-    def __init__(
-        self,
-        name: str,
-        size: tuple[int, int],
-        pretrained: bool,
-        checkpoint_path: str | None,
-        architecture: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, source: HubModel) -> None:
         super().__init__()
 
     @classmethod
@@ -117,7 +126,7 @@ def build_hub_backbone(
         raise InvalidConfig(
             f"{backbone} has no weights {pretrained}; encoder.pretrained is true or false"
         )
-    return kind(name, size, pretrained, checkpoint_path, architecture)
+    return kind(HubModel(name, size, pretrained, checkpoint_path, architecture))
 
 
 def hub_preprocessing(backbone: str) -> Preprocessing:

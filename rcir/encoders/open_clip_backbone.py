@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 import open_clip
@@ -12,7 +11,7 @@ from open_clip.transform import PreprocessCfg
 from torch import Tensor
 
 from rcir.data.preprocessing import Preprocessing
-from rcir.encoders.hub import HubBackbone, no_weights, other_weights, read_weights
+from rcir.encoders.hub import HubBackbone, HubModel, no_weights, other_weights, read_weights
 from rcir.errors import InvalidConfig
 
 
@@ -26,35 +25,28 @@ class OpenClipBackbone(HubBackbone):
 
     library = "open_clip"
 
-    def __init__(
-        self,
-        name: str,
-        size: tuple[int, int],
-        pretrained: bool,
-        checkpoint_path: str | None,
-        architecture: Mapping[str, Any],
-    ) -> None:
-        super().__init__(name, size, pretrained, checkpoint_path, architecture)
-        model, tag = _require_model(name, with_tag=pretrained)
-        if checkpoint_path is not None:
-            read_weights(checkpoint_path)
-        said, level = logging.getLogger(), logging.getLogger().level
-        said.setLevel(logging.ERROR)  # it warns where weights come from elsewhere
+    def __init__(self, source: HubModel) -> None:
+        super().__init__(source)
+        model, tag = _require_model(source.name, with_tag=source.pretrained)
+        if source.checkpoint_path is not None:
+            read_weights(source.checkpoint_path)
+        logger, level = logging.getLogger(), logging.getLogger().level
+        logger.setLevel(logging.ERROR)  # it warns where weights come from elsewhere
         try:
             clip = open_clip.create_model(
                 model,
-                pretrained=tag if pretrained else checkpoint_path,
+                pretrained=tag if source.pretrained else source.checkpoint_path,
                 device=torch.get_default_device(),
-                force_image_size=None if _size(model) == tuple(size) else tuple(size),
+                force_image_size=None if _size(model) == tuple(source.size) else tuple(source.size),
             )
         except Exception as error:  # network, cache, file: each library raises its own
-            if checkpoint_path is not None:
-                raise other_weights(checkpoint_path, error) from error
-            if pretrained:
-                raise no_weights(f"{self.library}:{name}", error) from error
-            raise InvalidConfig(f"{self.library}:{name} cannot be built: {error}") from error
+            if source.checkpoint_path is not None:
+                raise other_weights(source.checkpoint_path, error) from error
+            if source.pretrained:
+                raise no_weights(f"{self.library}:{source.name}", error) from error
+            raise InvalidConfig(f"{self.library}:{source.name} cannot be built: {error}") from error
         finally:
-            said.setLevel(level)
+            logger.setLevel(level)
         self.model = clip.visual
 
     def forward(self, images: Tensor) -> Tensor:
@@ -65,15 +57,15 @@ class OpenClipBackbone(HubBackbone):
     def preprocessing(cls, name: str) -> Preprocessing:
         """Return the preprocessing of the weights: OpenCLIP's ``PreprocessCfg``."""
         model, tag = _require_model(name)
-        found: dict[str, Any] = vars(PreprocessCfg())
-        found = found | (open_clip.get_pretrained_cfg(model, tag) or {} if tag else {})
+        settings: dict[str, Any] = vars(PreprocessCfg())
+        settings = settings | (open_clip.get_pretrained_cfg(model, tag) or {} if tag else {})
         return Preprocessing(
             _size(model),
             3,
-            tuple(found["mean"]),
-            tuple(found["std"]),
-            found["interpolation"],
-            None if found["resize_mode"] == "squash" else 1.0,
+            tuple(settings["mean"]),
+            tuple(settings["std"]),
+            settings["interpolation"],
+            None if settings["resize_mode"] == "squash" else 1.0,
         )
 
 

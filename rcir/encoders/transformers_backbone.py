@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ import transformers
 from torch import Tensor
 
 from rcir.data.preprocessing import Preprocessing
-from rcir.encoders.hub import HubBackbone, no_weights
+from rcir.encoders.hub import HubBackbone, HubModel, no_weights
 from rcir.errors import DataUnavailable, InvalidConfig
 
 BILINEAR = 2  # Pillow's number
@@ -29,31 +28,24 @@ class TransformersBackbone(HubBackbone):
 
     library = "transformers"
 
-    def __init__(
-        self,
-        name: str,
-        size: tuple[int, int],
-        pretrained: bool,
-        checkpoint_path: str | None,
-        architecture: Mapping[str, Any],
-    ) -> None:
-        super().__init__(name, size, pretrained, checkpoint_path, architecture)
-        if checkpoint_path is not None:
+    def __init__(self, source: HubModel) -> None:
+        super().__init__(source)
+        if source.checkpoint_path is not None:
             raise InvalidConfig(
-                f"{self.library}:{name} takes no encoder.checkpoint_path: give the folder that "
-                "holds config.json and model.safetensors, transformers:FOLDER, with "
+                f"{self.library}:{source.name} takes no encoder.checkpoint_path: give the folder "
+                "that holds config.json and model.safetensors, transformers:FOLDER, with "
                 "encoder.pretrained=true"
             )
-        settings = transformers.AutoConfig.for_model(**architecture)
-        if pretrained:
-            model = _pretrained(name, settings)
+        settings = transformers.AutoConfig.for_model(**source.architecture)
+        if source.pretrained:
+            model = _pretrained(source.name, settings)
         else:
             model = transformers.AutoModel.from_config(settings, trust_remote_code=False)
         if hasattr(getattr(model, "pooler", None), "dense"):
             model.pooler = None
         self.model = model
         side = getattr(settings, "image_size", None)
-        other = side is not None and tuple(size) not in ((side, side), side)
+        other = side is not None and tuple(source.size) not in ((side, side), side)
         self.options = {"interpolate_pos_encoding": True} if other else {}
 
     def forward(self, images: Tensor) -> Tensor:
