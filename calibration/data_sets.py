@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.progress import embedding, print_reason, step
 from calibration.quality import pixel_recall
-from calibration.sources import Opened, start_tracking
+from calibration.sources import Opened, start_tracking, warn_of_other_labels
 from calibration.table import console
 from rcir import api, tracking
 from rcir.data import (
@@ -195,11 +195,7 @@ def _opened(
 
 
 def _warn_of_new_labels(splits: Splits, trained: TrainedOn) -> None:
-    print(
-        "warning: no test query has the label of a calibration query; guarantees for the "
-        "labels of the calibration queries are measured on queries of other labels",
-        file=sys.stderr,
-    )
+    warn_of_other_labels()
     if np.isin(classes_of(splits.calibration), trained.classes).any():
         print(
             "warning: the encoder was trained on labels of the calibration queries; guarantees "
@@ -224,14 +220,14 @@ def search_splits(
 ) -> list[LabelledResults]:
     """Search the queries of the three splits; the origin names their groups and clusters."""
     group, cluster = (retriever.origin.get(name) for name in ("group", "cluster"))
-    found = []
+    results = []
     for name in ("tuning", "calibration", "test"):
         images = getattr(splits, name)
         with embedding(f"{name} queries", images, embedder) as shown, warnings.catch_warnings():
             # Said before, of all splits at once.
             warnings.filterwarnings("ignore", "the queries come in clusters", UserWarning)
-            found.append(retriever.search_labelled(images, group, shown, cluster))
-    return found
+            results.append(retriever.search_labelled(images, group, shown, cluster))
+    return results
 
 
 def images_outside(data: DataConfig, name: str | None) -> ImageSet | None:
@@ -244,12 +240,12 @@ def images_outside(data: DataConfig, name: str | None) -> ImageSet | None:
         return None
     if name == data.name:
         raise InvalidConfig(f"ood is {name}, the set that the retriever searches: name another")
-    found = find_dataset(name)
+    dataset = find_dataset(name)
     other = DataConfig(name, data.root, data.download)
-    if found.composed:
+    if dataset.composed:
         return load_splits(other).test
-    options = {"download": True} if data.download and found.downloads else {}
-    return found.read(data_root(other), **options).queries
+    options = {"download": True} if data.download and dataset.downloads else {}
+    return dataset.read(data_root(other), **options).queries
 
 
 def uncertainty_outside(
@@ -268,18 +264,18 @@ def _without_repeats(splits: Splits) -> Splits:
         kept, left_out = without_repeats(splits)
     if any(left_out.values()):
         counts = ", ".join(f"{n} of the {name} queries" for name, n in left_out.items() if n)
-        said = f"left out, for the same picture stands elsewhere: {counts}"
-        console.print(said, soft_wrap=True)
+        message = f"left out, for the same picture stands elsewhere: {counts}"
+        console.print(message, soft_wrap=True)
     return kept
 
 
 def _is_of(retriever: Retriever, gallery: ImageSet) -> bool:
     """Return whether a retriever's gallery has these names and matches the same queries."""
-    known = {} if retriever.relevance is None else retriever.relevance.arrays()
+    stored = {} if retriever.relevance is None else retriever.relevance.arrays()
     given = gallery.relevance.arrays()
     return retriever.ids.tolist() == list(gallery.ids) and (
-        known.keys() == given.keys()
-        and all(np.array_equal(values, given[name]) for name, values in known.items())
+        stored.keys() == given.keys()
+        and all(np.array_equal(values, given[name]) for name, values in stored.items())
     )
 
 

@@ -16,7 +16,7 @@ from calibration.evaluation import Evaluation, SearchedSplits, evaluate
 from calibration.progress import step
 from calibration.report import draw_figures, render
 from calibration.sources import Source, VectorFiles
-from rcir import figures, tracking
+from rcir import api, figures, tracking
 from rcir.data import ImageSet, Splits
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.files import write_file, write_json
@@ -88,11 +88,13 @@ def evaluate_retriever(config: EvaluationConfig) -> Outcome:
 
     Raises:
         InvalidConfig: the retriever is not a folder, and no output is named.
+        NoRetriever: there is no such retriever.
     """
     from calibration.data_sets import StoredRetriever  # imports torch
 
     folder = Path(config.retriever)
     if config.output is None and not folder.is_dir():
+        api.load(config.retriever)  # if there is none, that is what to report
         raise InvalidConfig(f"nothing can be written beside {config.retriever}: name an output")
     output = Path(config.output or folder.absolute().parent / "evaluation")
     return run(StoredRetriever(config), output, config.alphas, config.delta, None, folder)
@@ -140,7 +142,9 @@ def run(
                 calibrated = retriever.calibrate_splits(
                     opened.tuning, opened.calibration, **options
                 )
-        tuning = opened.tuning or search_items(retriever.searcher, opened.calibration)
+        tuning = opened.tuning
+        if tuning is None:
+            tuning = search_items(retriever.searcher, opened.calibration)
         queries = SearchedSplits(tuning, opened.calibration, opened.test).judged(retriever)
         outside = opened.outside()
         with step("evaluation"):

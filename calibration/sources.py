@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,10 +15,7 @@ from calibration.config import CalibrationConfig, CertificationConfig, Evaluatio
 from calibration.progress import print_reason, step
 from calibration.table import console
 from rcir import tracking
-from rcir.data import (
-    ImageSet,
-    Splits,
-)
+from rcir.data import ImageSet, Splits
 from rcir.data.digests import digests
 from rcir.data.division import draw_by_cluster
 from rcir.data.relevance import SameLabel, WithinRadius
@@ -124,6 +122,8 @@ class VectorFiles:
         identities = np.array(_names(table, labelled, different))
         options = CalibrationOptions(config.score_function)
         tuning = chosen_tuning(retriever.searcher, labelled[different], config.tuning, options)
+        if tuning == "labels":
+            warn_of_other_labels()
         divided = _divided(labelled[different], identities, config, tuning)
         splits = [different[rows] for rows in divided]
         with step("search"):
@@ -150,6 +150,15 @@ class VectorFiles:
 
     def close(self) -> None:
         """See `Source`."""
+
+
+def warn_of_other_labels() -> None:
+    """Warn that test queries have other labels than calibration queries."""
+    print(
+        "warning: no test query has the label of a calibration query; guarantees for the "
+        "labels of the calibration queries are measured on queries of other labels",
+        file=sys.stderr,
+    )
 
 
 def start_tracking(
@@ -312,10 +321,11 @@ def _divided(
             f"{round((needed or 0) / share)} at least"
         )
     rng, order = division_rng(names, config.seed)
+    unit = "clusters"
     if tuning == "labels":
-        clusters = queries.labels
+        clusters, unit = queries.labels, f"{queries.label}s"
     if clusters is not None:
-        return [order[rows] for rows in draw_by_cluster(rng, clusters[order], shares)]
+        return [order[rows] for rows in draw_by_cluster(rng, clusters[order], shares, unit)]
     numbers = [round(part * n) for part in shares.values()]
     return np.split(order[rng.permutation(n)], np.cumsum(numbers))
 

@@ -25,6 +25,7 @@ from rcir.errors import (
     CorruptRetriever,
     InvalidConfig,
     InvalidData,
+    NoRetriever,
     StaleCalibration,
 )
 from rcir.retrieval.storage import current_version
@@ -320,3 +321,8 @@ def test_a_table_that_says_something_else_now_gives_another_gallery(table, tmp_p
     changed.to_csv(copy / "table.csv", index=False)
     load_splits(DataConfig(**retriever.origin["data"]))
     refused(copy / "retriever", InvalidData, "another gallery")
+
+
+def test_a_retriever_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(NoRetriever, match="missing"):
+        evaluate_retriever(EvaluationConfig(str(tmp_path / "missing")))
