@@ -320,7 +320,8 @@ def labels(
     def mode(world: World, rng: Generator, draws: int) -> Array:
         # Labels of queries whose match scores are alike: as different as labels can be.
         by_label = np.argsort(world.population.match_score).reshape(-1, QUERIES_OF_LABEL)
-        tuning = replace(world.tuning, query_labels=np.arange(len(world.tuning)) // 3)
+        hardness = np.argsort(np.argsort(world.tuning.match_score, kind="stable"))
+        tuning = replace(world.tuning, query_labels=hardness // QUERIES_OF_LABEL)
         alpha = world.level("miss", rng)
         number = CALIBRATED_LABELS[0] if asked else int(rng.choice(CALIBRATED_LABELS))
         request = Request(alpha, DELTA, query_labels=query_labels)

@@ -124,9 +124,8 @@ def shift_hue(images: Tensor, shift: Tensor) -> None:
         torch.sub(high, away.mul_(6).sub_(1).clamp_(0, 1).mul_(chroma), out=images[:, channel])
 
 
-PIXELS_AT_ONCE = (
-    1 << 19
-)  # values changed at a time: what a processor's cache holds, 2 MiB of float32
+# Values that are changed at a time: 2 MiB of float32, which fit into a processor's cache.
+PIXELS_AT_ONCE = 1 << 19
 
 
 def occlude(
