@@ -4,10 +4,13 @@ Half of the photographs of each kind are the gallery. Of the others, those of so
 drawn anew for each split, and those of the other kinds are queries of new labels; the risk is the
 mean over these kinds of the share of queries without a match in their set of distinct labels. The
 rules are tuned on the gallery's items. The broken variant is the guarantee for the calibrated
-labels, asked of new ones. Violations include the noise of the kinds that query.
+labels, asked of new ones. Violations include the noise of the kinds that query. The digests of
+queries, which draw one of each kind, are those of other queries in every split.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 from common import parser, report, sized
@@ -55,9 +58,11 @@ def main() -> None:
     for gallery in range(GALLERIES):
         rule = rules_on_gallery(table, gallery)
         everyone: ScoredResults = rule.calibration
+        keys = everyone.require("query_keys")
         labels = everyone.require("query_labels")
         kinds, rng = np.unique(labels), np.random.default_rng(gallery)
         for _ in range(SPLITS):
+            rule = replace(rule, calibration=replace(everyone, query_keys=rng.permutation(keys)))
             for number in CALIBRATING:
                 rows = np.flatnonzero(np.isin(labels, rng.permutation(kinds)[:number]))
                 for query_labels in ("calibrated", "new", "any"):

@@ -555,6 +555,9 @@ def group_weights(calibration: ScoredResults, mix: Mapping[str, float]) -> NDArr
 
 # Queries of new labels
 
+# Alphas at which the two bounds of means over labels are compared.
+COMPARED_LEVELS = [number / 1000 for number in range(1, 1000)]
+
 
 def for_labels(
     request: GuaranteeRequest,
@@ -618,13 +621,12 @@ def _mean_over_labels(
     tuning: ScoredResults | None,
     bound: Bound,
 ) -> Certificate:
-    """Certify the mean over labels, by all queries of each label or by one of each.
+    """Certify the mean over labels, by one query of each label or by all of them.
 
     One query of each label, drawn at random, is an independent draw from the queries of new labels:
-    the exact certificate holds for these. Digests of the queries decide, so that another order of
-    the queries draws the same ones. It needs fewer labels than a bet on the means of labels,
-    which in turn needs smaller sets where there are many. Of the two, the one with the smaller
-    threshold on the tuning split is taken, before either sees the calibration queries.
+    the exact certificate holds for these. It needs fewer labels than a bet on the means of labels,
+    which in turn needs smaller sets where there are many, or where alpha is large. The tuning split
+    says from which alpha on the bet is better, before either sees the calibration queries.
 
     Args:
         request: for queries of the calibrated labels.
@@ -633,55 +635,59 @@ def _mean_over_labels(
     """
     calibration = calibration.of_group(request.group)
     request = replace(request, group=None)
-    if request.one_risk is not MISS and request.one_risk.exact:
-        request.one_risk.check_losses(calibration)
     alpha, delta, risk = request.alpha, request.delta, request.one_risk
-    possible = risk.exact and bound == "binomial" and request.mix is None and tuning is not None
-    if not possible or delta is None or isinstance(alpha, Mapping):
+    if risk is not MISS and risk.exact:
+        risk.check_losses(calibration)
+    exact = risk.exact and bound == "binomial" and request.mix is None
+    if not exact or tuning is None or delta is None or isinstance(alpha, Mapping):
         return certify(request, calibration, tuning, bound)
-
-    def certified(one_of_each: bool) -> Certificate:
-        if not one_of_each:
-            return certify(request, calibration, tuning, bound)
-        keys = calibration.query_keys
-        n = len(calibration)
-        drawn = np.random.default_rng(0).permutation(n) if keys is None else np.argsort(keys)
-        labels = np.asarray(calibration.clusters)[drawn]
-        rows = drawn[np.unique(labels, return_index=True)[1]]
-        certificate = order_statistic(alpha, delta, calibration[rows])
-        return replace(certificate, bound=f"one-query-per-{calibration.cluster} binomial")
-
-    def better(alpha: float) -> bool:
-        return _one_of_each_is_better(risk, alpha, delta, calibration, _required(tuning))
-
-    chosen, refusals = better(alpha), {}
-    for one_of_each in (chosen, not chosen):
-        try:
-            certificate = certified(one_of_each)
-        except RiskUnattainable as error:
-            refusals[one_of_each] = error
-        else:
-            if one_of_each == chosen:
-                return certificate
-    # The smallest alpha that is certified by what is then chosen.
-    helpful = [
-        error
-        for one_of_each, error in refusals.items()
-        if error.minimum_alpha and better(error.minimum_alpha) == one_of_each
-    ]
-    raise min(helpful, key=lambda error: error.minimum_alpha or 1, default=refusals[chosen])
+    bet_from = _least_alpha_to_bet(risk, delta, calibration, tuning)
+    if alpha >= bet_from:
+        return certify(request, calibration, tuning, bound)
+    try:
+        certificate = order_statistic(alpha, delta, _one_of_each(calibration))
+    except RiskUnattainable as refusal:
+        least = refusal.minimum_alpha
+        if bet_from < 1:
+            try:
+                certify(replace(request, alpha=bet_from), calibration, tuning, bound)
+                least = min(least or 1.0, bet_from)
+            except RiskUnattainable as larger:
+                least = larger.minimum_alpha
+        if least == refusal.minimum_alpha:
+            raise
+        raise _unattainable(
+            alpha,
+            delta,
+            calibration.units,
+            unit=calibration.unit,
+            minimum_alpha=least,
+            required_calibration=refusal.required_calibration,
+            deeper=None,
+        ) from None
+    return replace(certificate, bound="one-per-label binomial")
 
 
-def _one_of_each_is_better(
-    risk: Risk, alpha: float, delta: float, calibration: ScoredResults, tuning: ScoredResults
-) -> bool:
-    """Return whether one query of each cluster would be certified at a smaller threshold than the
-    means of clusters, if the clusters that calibrate had the losses of those that tune."""
+def _one_of_each(calibration: ScoredResults) -> ScoredResults:
+    """Return one query of each cluster: that with the least digest, whatever the order."""
+    keys = calibration.query_keys
+    n = len(calibration)
+    drawn = np.random.default_rng(0).permutation(n) if keys is None else np.argsort(keys)
+    clusters = np.asarray(calibration.clusters)[drawn]
+    return calibration[drawn[np.unique(clusters, return_index=True)[1]]]
+
+
+def _least_alpha_to_bet(
+    risk: Risk, delta: float, calibration: ScoredResults, tuning: ScoredResults
+) -> float:
+    """Return the alpha from which on a bet on the means of clusters needs no larger sets than one
+    query of each cluster; 1 if it always does.
+
+    Both are compared on the tuning split, as if the clusters that calibrate had its losses. Below
+    the alpha that one query of each certifies without a miss, the bet certifies nothing either.
+    """
     n, thresholds = calibration.units, tuning.match_thresholds()
-    allowed = allowed_misses(n, alpha, delta)
-    if allowed < 0:
-        return False
-    bet = _bet(risk, alpha, delta, calibration, tuning, None)
+    wealth = math.log(1 / delta) / n
 
     def first(certifies: Callable[[NDArray[np.float64]], bool]) -> int:
         return bisect_left(
@@ -690,9 +696,18 @@ def _one_of_each_is_better(
             key=lambda i: certifies(risk.unit_losses(tuning, thresholds[i : i + 1])),
         )
 
-    by_one = first(lambda losses: losses.mean() <= (allowed + 1) / (n + 1))
-    wealth = math.log(1 / delta) / n
-    return by_one < first(lambda losses: np.log1p(bet * (alpha - losses)).mean() >= wealth)
+    def bet_is_better(alpha: float) -> bool:
+        allowed = allowed_misses(n, alpha, delta)
+        if allowed < 0:
+            return False
+        bet = _bet(risk, alpha, delta, calibration, tuning, None)
+        by_bet = first(lambda losses: bool(np.log1p(bet * (alpha - losses)).mean() >= wealth))
+        return by_bet <= first(lambda losses: bool(losses.mean() <= (allowed + 1) / (n + 1)))
+
+    level = bisect_left(
+        range(len(COMPARED_LEVELS)), True, key=lambda i: bet_is_better(COMPARED_LEVELS[i])
+    )
+    return [*COMPARED_LEVELS, 1.0][level]
 
 
 # Refusals

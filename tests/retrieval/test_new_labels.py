@@ -265,6 +265,29 @@ def test_as_many_labels_certify_as_the_refusal_says():
     assert certify(request, equal_within_labels(22), tuning).threshold == 21
 
 
+@pytest.mark.parametrize("query_labels", ["new", "any"])
+@pytest.mark.parametrize("seed", range(6))
+def test_every_alpha_from_the_one_that_a_refusal_states_on_is_certified(query_labels, seed):
+    """One query of each label certifies the smaller of these alphas, all queries the larger."""
+    rng = np.random.default_rng(seed)
+
+    def drawn(labels):
+        label = rng.integers(labels, size=6 * labels)
+        difficulty = rng.normal(0, 0.6, labels)[label]
+        first = np.floor(np.exp(difficulty + rng.standard_normal(len(label))))
+        scores = np.tile(np.arange(30, dtype=np.float32), (len(label), 1))
+        return ScoredResults.of(scores, scores == first[:, None], query_labels=label)
+
+    tuning, calibration = drawn(60), drawn(12 + 8 * seed)
+    request = GuaranteeRequest(0.02, 0.1, query_labels=query_labels)
+    with pytest.raises(RiskUnattainable) as caught:
+        certify(request, calibration, tuning)
+    least, bounds = caught.value.minimum_alpha, set()
+    for alpha in np.linspace(least, 0.7, 30):
+        bounds.add(certify(replace(request, alpha=float(alpha)), calibration, tuning).bound)
+    assert len(bounds) == 2
+
+
 def test_the_tuning_split_chooses_between_one_query_and_all_of_each_label():
     """Where labels are equally hard, all queries say more: misses average out."""
     rng, names = np.random.default_rng(0), {}
@@ -276,7 +299,7 @@ def test_the_tuning_split_chooses_between_one_query_and_all_of_each_label():
         calibration = tuning if tuning is not alike else alike[rng.permutation(len(label))]
         certificate = certify(GuaranteeRequest(0.3, 0.1, query_labels="new"), calibration, tuning)
         names[tuning is alike] = certificate.bound
-    assert names == {True: "betting", False: "one-query-per-label binomial"}
+    assert names == {True: "betting", False: "one-per-label binomial"}
 
 
 def test_cells_of_a_grid_stand_for_the_labels_of_places(tmp_path):
@@ -317,7 +340,7 @@ def test_the_order_of_the_queries_draws_no_others_of_each_label():
         guarantee = retriever.guarantee(0.15, 0.1, query_labels="new", distinct="label")
         names.add((guarantee.bound, guarantee.threshold))
     ((bound, _),) = names
-    assert bound == "one-query-per-label binomial"
+    assert bound == "one-per-label binomial"
 
 
 def test_losses_of_a_custom_risk_are_checked_for_new_labels(monkeypatch):
