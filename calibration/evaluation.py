@@ -297,6 +297,8 @@ class Evaluation:
             certified at delta divided by it, and the promise holds at delta.
         labels: which labels of the gallery calibrated, and which of them the test queries have, in
             sentences; None if queries have no single label each.
+        other_labels: the plural of what the labels are called, if no test query has the label of a
+            calibration query.
     """
 
     dataset: str
@@ -318,6 +320,7 @@ class Evaluation:
     beyond_depth: int
     chosen_among: int = 1
     labels: str | None = None
+    other_labels: str | None = None
 
     @property
     def certified(self) -> list[RiskResult]:
@@ -453,6 +456,7 @@ def evaluate(
         beyond_depth=int(np.isinf(test.ranks).sum()),
         chosen_among=retriever.require_calibration().chosen_among,
         labels=_tested_labels(retriever, covered),
+        other_labels=f"{test.query_label}s" if covered == 0 else None,
     )
     headline = evaluation.headline
     if headline is None:
@@ -463,10 +467,11 @@ def evaluate(
 
 def _covered_share(retriever: Retriever, test: LabelledResults) -> float | None:
     """Return the share of test queries whose label calibrated; None without single labels."""
-    if test.query_labels is None:
+    queries = retriever.require_calibration().calibration_queries
+    labels = queries.known_labels if queries.labels is None else queries.labels
+    if test.query_labels is None or labels is None:
         return None
-    covered = retriever.require_calibration().covers(test.query_labels)
-    return None if covered is None else float(covered.mean())
+    return float(np.isin(test.query_labels, labels).mean())
 
 
 def _tested_labels(retriever: Retriever, covered: float | None) -> str | None:

@@ -25,6 +25,7 @@ from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.tuning import CalibrationOptions, Tuning, chosen_tuning, division_rng
 from rcir.risk import LabelledResults, required_calibration
+from rcir.risk.results import LABEL
 
 # Of the queries, or of their clusters or labels; the others measure.
 SHARES = {"tuning": 0.25, "calibration": 0.5}
@@ -123,7 +124,7 @@ class VectorFiles:
         options = CalibrationOptions(config.score_function)
         tuning = chosen_tuning(retriever.searcher, labelled[different], config.tuning, options)
         if tuning == "labels":
-            warn_of_other_labels()
+            warn_of_other_labels(labelled.label)
         divided = _divided(labelled[different], identities, config, tuning)
         splits = [different[rows] for rows in divided]
         with step("search"):
@@ -152,11 +153,11 @@ class VectorFiles:
         """See `Source`."""
 
 
-def warn_of_other_labels() -> None:
-    """Warn that test queries have other labels than calibration queries."""
+def warn_of_other_labels(label: str = LABEL) -> None:
+    """Warn that test queries have other labels, or what else they are called, than calibration."""
     print(
-        "warning: no test query has the label of a calibration query; guarantees for the "
-        "labels of the calibration queries are measured on queries of other labels",
+        f"warning: no test query has the {label} of a calibration query; guarantees for the "
+        f"{label}s of the calibration queries are measured on queries of other {label}s",
         file=sys.stderr,
     )
 

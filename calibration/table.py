@@ -32,6 +32,8 @@ def promise(evaluation: Evaluation) -> str:
     if kind := evaluation.cluster:
         covered = f"queries of further clusters ({kind}, each counted alike)"
         labelled += f" in {evaluation.n_clusters} clusters"
+    elif evaluation.other_labels:
+        covered = f"future queries with the {evaluation.other_labels} of the calibration queries"
     delta = row.delta * evaluation.chosen_among
     sentence = (
         f"With alpha = {row.alpha:g}, on average at least {100 * (1 - row.alpha):.4g} of 100 "
@@ -55,6 +57,8 @@ def cost(evaluation: Evaluation) -> str | None:
     if row.constant_size is not None:
         alike = f"one size for all queries would be {row.constant_size:.4g}"
     tested, average = f"{evaluation.n_test} test queries", ""
+    if evaluation.other_labels:
+        tested += f" with other {evaluation.other_labels}"
     if evaluation.cluster:
         tested += f" in {evaluation.n_test_clusters} clusters"
         average = " on average over clusters"

@@ -7,6 +7,7 @@ import pytest
 
 import rcir
 from calibration import CertificationConfig, certify, progress
+from calibration.table import cost, promise
 from rcir.cli import main
 from rcir.data.vector_files import write_vectors
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
@@ -159,12 +160,18 @@ def test_places_need_a_radius_and_a_radius_needs_places(folder):
         certify(config(radius=3.0))
     rng = np.random.default_rng(0)
     for name, vectors in (("gallery", GALLERY), ("queries", ASKED)):
-        x, y = rng.uniform(0, 9, (2, len(vectors)))
+        x, y = rng.uniform(0, 9, (2, len(vectors))) + 30 * rng.integers(3, size=(2, len(vectors)))
         write(folder, name, np.column_stack([x, y, vectors]), x=x, y=y)
     with pytest.raises(InvalidConfig, match="--radius"):
         certify(config(metric="euclidean"))
     outcome = certify(config(metric="euclidean", radius=3.0, score_function="constant"))
     assert outcome.retriever.relevance.radius == 3
+    assert outcome.evaluation.other_labels is None
+    options = {"metric": "euclidean", "radius": 3.0, "score_function": "constant"}
+    apart = certify(config(**options, tuning="labels", output="cells")).evaluation
+    assert apart.other_labels == "30-wide cells"
+    assert "the 30-wide cells of the calibration queries" in promise(apart)
+    assert "with other 30-wide cells" in cost(apart)
 
 
 def test_a_table_of_matches_defines_relevance(folder):
