@@ -7,7 +7,7 @@ from rcir.import_paths import lazily
 if TYPE_CHECKING:
     from calibration.config import CalibrationConfig, CertificationConfig, EvaluationConfig
     from calibration.evaluation import Evaluation, RiskResult
-    from calibration.indexing import IndexChoice, reindex
+    from calibration.indexing import Reindexed, reindex
     from calibration.pipeline import Outcome, calibrate, certify, evaluate_retriever, write_results
     from calibration.recalibration import recalibrate
     from calibration.table import NOTHING_CERTIFIED, cost, print_evaluation, print_table, promise
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "calibration.config": ("CalibrationConfig", "CertificationConfig", "EvaluationConfig"),
     "calibration.evaluation": ("Evaluation", "RiskResult"),
-    "calibration.indexing": ("IndexChoice", "reindex"),
+    "calibration.indexing": ("Reindexed", "reindex"),
     "calibration.pipeline": (
         "Outcome",
         "calibrate",
@@ -39,8 +39,8 @@ __all__ = [
     "CertificationConfig",
     "Evaluation",
     "EvaluationConfig",
-    "IndexChoice",
     "Outcome",
+    "Reindexed",
     "RiskResult",
     "calibrate",
     "certify",

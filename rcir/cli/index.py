@@ -17,8 +17,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--index",
         metavar="KIND",
-        help="flat, hnsw, ivf, ivf-pq, factory, auto, pgvector or milvus; without, several "
-        "are compared",
+        default="auto",
+        help="flat, hnsw, ivf, ivf-pq, factory, auto, pgvector or milvus",
     )
     parser.add_argument(
         "--index-option",
@@ -42,13 +42,10 @@ def run(options: Namespace) -> None:
     from calibration import reindex
     from rcir.index import IndexConfig
 
-    given = option_values(options.index_option)
-    if options.index is None and given:
-        raise InvalidConfig("--index-option is of an index: name it with --index")
-    config = None if options.index is None else IndexConfig(options.index, given)
-    choice = reindex(options.retriever, config, options.output, options.alpha, options.delta)
-    print(choice)
-    print(f"retriever: {choice.folder}")
+    config = IndexConfig(options.index, option_values(options.index_option))
+    made = reindex(options.retriever, config, options.output, options.alpha, options.delta)
+    print(made)
+    print(f"retriever: {made.folder}")
 
 
 def option_values(given: Sequence[str]) -> dict[str, Any]:
